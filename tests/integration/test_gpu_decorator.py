@@ -111,6 +111,23 @@ def test_the_time_to_live_may_depend_on_the_arguments(fabric: sublet.Fabric) -> 
     assert asked == [(1, 2), (50, 0)]
 
 
+def test_the_next_call_goes_on_with_the_worker_that_was_parked(fabric: sublet.Fabric) -> None:
+    """Another request takes the idle lease; the process and the state of its modules come back."""
+    pid, _, count = decorated.where()
+    with fabric.gpu(min_vram="64MiB", ttl="20s", wait=PATIENCE_S):
+        assert [view.id for view in fabric.leases() if view.parks is not None]
+    assert decorated.where()[::2] == (pid, count + 1)
+    assert decorated.where()[::2] == (pid, count + 2)
+
+
+def test_a_parked_worker_that_is_gone_is_replaced(fabric: sublet.Fabric) -> None:
+    pid, _, _ = decorated.where()
+    with fabric.gpu(min_vram="64MiB", ttl="20s", wait=PATIENCE_S):
+        [parking] = [view.id for view in fabric.leases() if view.parks is not None]
+        fabric.request("POST", f"/v1/leases/{parking}/release", {"request_id": "give-up"}, shape=dict)
+    assert decorated.where()[0] != pid
+
+
 def test_an_idle_lease_is_given_back_rather_than_waited_for(fabric: sublet.Fabric) -> None:
     """There is one device, and the second function wants more of it than the first one's lease has."""
     decorated.where()

@@ -4,9 +4,9 @@
    for them there and then: a lease of memory of the same tenant, in its quota and on its bill, on the same node.
 2. The notice is due. If the parking lease is there the device is taken by ``End`` with ``park``; if none was to be had
    the lease ends like any other, and the record of its end says that nothing was saved, and why. A notice of an idle
-   holder (``when_safe``) is due as soon as the agent holds the parking lease, or says that there are no guests; if they
-   cannot be parked they have the time to save that the notice leaves. The same notice is given to an idle holder whose
-   time runs out, when its agent asks for it.
+   holder (``when_safe``) is due as soon as the agent holds the parking lease, or says that there are no guests, or none
+   that has anything left to save; those that cannot be parked have the time that the notice leaves to say so. The same
+   notice is given to an idle holder whose time runs out, when its agent asks for it.
 3. The agent reports ``TornDown`` and whether the guests live. If they do not, the parking lease goes, too.
 4. A request names the parking lease (and its epoch) as what it wants to go on with. It waits in line like any other,
    and while it does the parking lease is kept. Its grant names both; the agent hands over in one step.
@@ -81,7 +81,7 @@ def parkable(step: Step, schedule: Schedule, report: Parkable) -> None:
     if lease.notice is None and not runs_out:
         return
     if _under(step.state, lease) is not None:
-        _give_way(step, lease, is_idle=runs_out)
+        _give_way(step, lease, is_idle=runs_out, is_safe=report.safe)
         return
     ability = _ability(step.state, lease)
     if report.amount < 1 and not report.why:
@@ -90,7 +90,7 @@ def parkable(step: Step, schedule: Schedule, report: Parkable) -> None:
     if ability is Suspend.NONE or report.why:
         if report.why or (lease.notice is not None and lease.notice.when_safe):
             _deny(step, lease, report.why or "a lease like this one is never parked")
-        _without_parking(step, lease)
+        _without_parking(step, lease, is_safe=report.safe)
         return
     parking = _record(step, lease, report, ability)
     over = admission.over_quota(parking.wants, step.state.quota_of(lease.tenant), step.state.held_by(lease.tenant))
@@ -99,7 +99,7 @@ def parkable(step: Step, schedule: Schedule, report: Parkable) -> None:
     if parts is None:
         needed = format_size(report.amount)
         _deny(step, lease, over or f"{needed} of memory would be needed for it on its machine, and are not free")
-        _without_parking(step, lease)
+        _without_parking(step, lease, is_safe=report.safe)
         return
     assert lease.node is not None
     holds = step.holds
@@ -154,19 +154,19 @@ def bound_ns(step: Step, lease: LeaseRecord) -> int:
     return lead_ns(step.policy.grace_ns(lease.ttl_ns), step.state.saves.get(lease.id, 0))
 
 
-def _give_way(step: Step, lease: LeaseRecord, *, is_idle: bool = False) -> None:
+def _give_way(step: Step, lease: LeaseRecord, *, is_idle: bool = False, is_safe: bool = False) -> None:
     """Take a lease whose parking lease is held by its agent, if it is one that ends as soon as that is so."""
     notice, under = lease.notice, _under(step.state, lease)
     if notice is None or under is None or under.status is not LeaseStatus.ACTIVE or not step.is_held(under.id):
         return
-    is_whole = under.parks is None or not under.parks.partial
+    is_whole = is_safe or under.parks is None or not under.parks.partial
     if is_whole and (is_idle or notice.when_safe):
         take(step, lease, notice)
 
 
-def _without_parking(step: Step, lease: LeaseRecord, *, nothing_there: bool = False) -> None:
-    """Nobody of an idle lease will be parked. Without guests it ends now; else they have until the bound to save. If
-    something runs again meanwhile, that would be lost, and the lease stays."""
+def _without_parking(step: Step, lease: LeaseRecord, *, nothing_there: bool = False, is_safe: bool = False) -> None:
+    """The guests of an idle lease will not be parked. Without guests, or with nothing left to save, it ends now; else
+    they have until the bound to save. If something runs again meanwhile, that would be lost, and the lease stays."""
     notice = lease.notice
     if notice is None or not notice.when_safe:
         return
@@ -174,6 +174,8 @@ def _without_parking(step: Step, lease: LeaseRecord, *, nothing_there: bool = Fa
         _stays(step, lease, notice)
     elif nothing_there:
         step.end(lease, notice.reason, notice.detail)
+    elif is_safe:
+        take(step, lease, notice)
 
 
 def _stays(step: Step, lease: LeaseRecord, notice: NoticeRecord) -> None:

@@ -3,7 +3,8 @@
 Between calls the lease is not renewed: it stays to the end of its time to live, for the next call of any decorated
 function with the same terms, and is then gone. So a loop pays for acquiring once, and nobody holds a card by mistake.
 Calls that share a lease are executed one after the other. Where another set of terms finds no room, leases of ours that
-lie idle are given back first, rather than waited for.
+lie idle are given back first, rather than waited for. Where another request has taken an idle one and its worker is
+parked, the next call goes on with that worker.
 
 Inside a worker a decorated function is the plain function: it has the device already.
 """
@@ -17,6 +18,7 @@ import functools
 import inspect
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
 
@@ -24,7 +26,7 @@ from sublet.background import start_thread
 from sublet.client.asking import Duration, ExclusivityText, Size, TierText
 from sublet.compute.options import Calls, options_of
 from sublet.compute.workers import Options
-from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded
+from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, NotFound, StaleEpoch
 from sublet.guest.desk import is_worker
 from sublet.values import NS_PER_S, parse_duration_ns, shown
 
@@ -42,6 +44,10 @@ LEFT_S: Final = 1.0
 """An idle lease with less than this left is not used again."""
 FIXED: Final = ("min_vram", "count", "exclusivity", "model", "or_smaller", "tier", "spot", "selector")
 """Terms that must be the same for two functions to share a lease."""
+RESUMED: Final = ("ttl", "expect", "wait", "name", "labels", "tier", "spot")
+"""Terms of a request to go on with what is parked, which knows itself what it needs."""
+HEARD_S: Final = 1.0
+"""So long it may take until a holder hears how a lease has ended."""
 TERMS: Final = frozenset((*FIXED, "ttl", "expect", "wait", "name", "labels", "timeout", "fabric"))
 
 
@@ -301,9 +307,10 @@ class _Pool:
             with acquiring:
                 lease = self._held.get(key)
                 if lease is None or not self._is_good(lease, terms.get("ttl")):
+                    resumed = None if lease is None else self._resumed(fabric, lease, terms)
                     if lease is not None:
                         _give_back(lease)
-                    lease = self._held[key] = self._acquire(fabric, terms)
+                    lease = self._held[key] = resumed or self._acquire(fabric, terms)
                     lease._held.quiet = True
             yield lease
         finally:
@@ -311,7 +318,12 @@ class _Pool:
                 self._users[key] -= 1
 
     def drop(self, lease: Lease) -> None:
-        """It is of no use any more."""
+        """It is of no use any more, unless its worker is parked: then the next call goes on with that."""
+        until_s = time.monotonic() + HEARD_S
+        while lease.end is None and time.monotonic() < until_s:
+            time.sleep(0.02)
+        if lease.end is not None and lease.end.parked:
+            return
         _give_back(lease)  # first: an interrupt must not leave it to nothing but a trace
         with self._lock:
             for key in [key for key, held in self._held.items() if held is lease]:
@@ -320,6 +332,15 @@ class _Pool:
     def clear(self) -> None:
         """A fork begins without any; what its parent holds stays its parent's."""
         self.__init__()  # type: ignore[misc]
+
+    def _resumed(self, fabric: Fabric, lease: Lease, terms: dict[str, Any]) -> Lease | None:
+        """A lease under which the worker of this one goes on, if it is parked: with the state of its modules."""
+        if lease.end is None or not lease.end.parked:
+            return None
+        asked = {name: terms[name] for name in RESUMED if terms.get(name) is not None}
+        with contextlib.suppress(NotFound, StaleEpoch, InvalidRequest, LeaseEnded):  # it is gone
+            return fabric.gpu(resume=lease, **asked)
+        return None
 
     def _acquire(self, fabric: Fabric, terms: dict[str, Any]) -> Lease:
         asked = {name: term for name, term in terms.items() if term is not None}

@@ -3,6 +3,9 @@
 By hand (``sublet.current().checkpoint()``), or when the page says that the lease will be taken: then once for each
 notice, on a thread of its own, because the main thread is busy with just what is worth saving. A program that ends when
 that is said, in whichever way, is held until it is saved; the grace bounds that, as it bounds everything.
+
+A lock in the tally of the lease says whether there is anything left to save: an idle lease whose guests cannot be
+parked ends as soon as there is not.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from typing import Final
 
 from sublet.background import start_thread
 from sublet.errors import Unsupported
+from sublet.guest.tally import TALLY_VARIABLE
 from sublet.values import EndReason, LeaseId
 from sublet.wire.page import PageReader, PageState
+from sublet.wire.tally import TallyFile
 
 __all__ = ["Checkpoints", "checkpoints_of", "is_save_due", "wait_for_save"]
 
@@ -37,6 +42,7 @@ class Checkpoints:
         self._saving = threading.RLock()
         self._watcher: threading.Thread | None = None
         self._pid = os.getpid()
+        self._tally: TallyFile | None = None
         self._answered: LeaseId | None = None
         """The lease whose end was announced, and for which it was saved since."""
         self.is_by_hand = False
@@ -47,7 +53,10 @@ class Checkpoints:
         self._save = save
         if self._watcher is None or self._pid != os.getpid():
             self._pid, self._saving = os.getpid(), threading.RLock()
+            path = os.environ.get(TALLY_VARIABLE, "")
+            self._tally = TallyFile.open(path) if path else None
             self._watcher = start_thread("notice", self._watch, again=True)
+        self._say(unsaved=True)
 
     def save(self, *, by_hand: bool = False) -> object:
         """Once, whoever asks; a second one waits for the first."""
@@ -94,14 +103,22 @@ class Checkpoints:
         """Save, if it is time to and nobody has since it was announced."""
         lease = self._ending()
         if lease is None:
-            self._answered = None
+            if self._answered is not None:
+                self._answered = None
+                self._say(unsaved=True)
         elif lease != self._answered:
             self._answered = lease
             try:
-                self.save()
+                is_whole = self.save() is not False
             except Exception:  # noqa: BLE001 - on a thread of ours there is nobody else to tell
                 sys.stderr.write("sublet: what was registered with on_checkpoint() failed:\n")
                 traceback.print_exc()
+                is_whole = False
+            self._say(unsaved=not is_whole or self._answered is None)
+
+    def _say(self, *, unsaved: bool) -> None:
+        if self._tally is not None:
+            self._tally.unsaved(begins=unsaved)
 
     def _ending(self) -> LeaseId | None:
         """The lease before whose end it is to be saved, if it is time to. One that was noticed, and whose guest was

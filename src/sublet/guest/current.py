@@ -130,8 +130,9 @@ class Current:
     def on_checkpoint(self, save: F) -> F:
         """Call this to save: when ``checkpoint()`` is called, and when it is announced that the lease will be taken or
         runs out. In the second case it runs on a thread of its own, within the time that the notice leaves, so it must
-        be able to save at any moment; a lease's end waits for it no longer than its grace. One is remembered; the
-        newest counts."""
+        be able to save at any moment; a lease's end waits for it no longer than its grace. An idle lease that another
+        request waits for ends when it has returned, or at the end of its notice if it raises or returns False: then
+        something is not saved. One is remembered; the newest counts."""
         from sublet.guest.checkpoints import checkpoints_of
 
         checkpoints_of(self._path).register(save)

@@ -66,6 +66,8 @@ class Need:
     """Whether parking keeps all that they have."""
     outlives: bool = True
     """Whether they are to outlive the time of their lease. Workers live as long as it lasts, and no longer."""
+    is_safe: bool = False
+    """Whether all of them say that they have nothing left to save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,6 +170,7 @@ class Node:
     def saved(self, lease: LeaseId, save_ns: int) -> None:
         """The last save of this lease took so long: from its next extension on it is warned that much earlier."""
         self._expiring.saved(lease, save_ns)
+        self._parking.saved(lease)
 
     def inventory_changed(self, inventory: Inventory) -> None:
         """The same node has other devices now, or more or less of one. Leases that are live stay; that one of their

@@ -26,11 +26,13 @@ from sublet.lease.hardware import Hardware
 from sublet.lease.policy import lead_ns
 from sublet.lease.repeats import Repeats
 from sublet.lease.teardowns import Teardowns
-from sublet.values import EndReason, Epoch, LeaseId, NodeId
+from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, NodeId
 from sublet.wire.orders import Grant, Notify, Parkable, Parking, Report
 
 __all__ = ["NOT_PARKED_FOR", "ParkingLot"]
 
+LOOK_NS: Final = NS_PER_S // 5
+"""Between two looks at whether the guests of a lease that has notice are saved."""
 NOT_PARKED_FOR: Final = frozenset({EndReason.OPERATOR})
 """Who is taken by an operator's word, or because he may no longer be here, is not kept."""
 
@@ -44,6 +46,8 @@ class ParkingLot:
         self._fence = fence
         self._teardowns = teardowns
         self._parkable: Repeats[LeaseId] = Repeats()
+        self._unsafe: dict[LeaseId, int] = {}
+        """Leases that have notice and something left to save; when that is looked at again."""
         self._under: dict[LeaseId, bool] = {}
         """Leases under which somebody is, or may soon be parked; whether somebody was seen there."""
         self._runs_out: set[LeaseId] = set()
@@ -58,7 +62,10 @@ class ParkingLot:
         live = self._fence.get(order.lease)
         if live is not None and order.reason not in NOT_PARKED_FOR:
             self._runs_out.discard(order.lease)
-            self._parkable.say(order.lease, self._need(live), now_ns)
+            need = self._need(live)
+            self._parkable.say(order.lease, need, now_ns)
+            if not need.safe and (need.amount or need.why):
+                self._unsafe[order.lease] = now_ns + LOOK_NS
 
     def runs_out(self, lease: LeaseId, now_ns: int) -> None:
         """Its deadline is near and nobody has moved it: the office may have its guests parked, if its holder is idle.
@@ -78,6 +85,12 @@ class ParkingLot:
         """It will not, or it was; harmless if nothing was said."""
         self._parkable.stop(lease)
         self._runs_out.discard(lease)
+        self._unsafe.pop(lease, None)
+
+    def saved(self, lease: LeaseId) -> None:
+        """Its guests have saved something."""
+        if lease in self._unsafe:
+            self._unsafe[lease] = 0
 
     def say_again(self, now_ns: int) -> None:
         """To an office that may not have heard."""
@@ -85,6 +98,14 @@ class ParkingLot:
 
     def due(self, now_ns: int) -> Iterable[Report]:
         """What to say now: what is needed as of now, not as of the notice."""
+        for lease in [lease for lease, look_ns in self._unsafe.items() if now_ns >= look_ns]:
+            live = self._fence.get(lease)
+            if live is None or self._need(live).safe:
+                del self._unsafe[lease]
+            else:
+                self._unsafe[lease] = now_ns + LOOK_NS
+            if live is not None and lease not in self._unsafe:
+                self._parkable.say(lease, self._need(live), now_ns)
         for lease in self._parkable.about_to_say(now_ns):
             live = self._fence.get(lease)
             if live is not None:
@@ -97,7 +118,8 @@ class ParkingLot:
 
     def next_ns(self) -> int | None:
         """When there is something to say."""
-        return self._parkable.next_ns()
+        every = [*self._unsafe.values(), *filter(None, (self._parkable.next_ns(),))]
+        return min(every, default=None)
 
     def _need(self, live: Live) -> Parkable:
         need = self._hardware.need(live.lease, live.epoch)
@@ -109,6 +131,7 @@ class ParkingLot:
             why=need.why_not,
             expiring=live.lease in self._runs_out,
             whole=need.is_whole,
+            safe=need.is_safe,
         )
 
     # ---- 2: suspend ----

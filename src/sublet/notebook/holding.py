@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from sublet.durable.away import devices_are_away
 from sublet.durable.durable import store_of
@@ -265,13 +265,13 @@ def drop(names: Iterable[str]) -> None:
         _state.moved.add(name)
 
 
-def checkpoint() -> News:
+def checkpoint() -> News | Literal[False]:
     """``sublet.current().checkpoint()``: save as well what the running cell has made so far.
 
     Between cells it saves what is not saved; but not while the notebook takes the results of the last one, which then
     has not finished. While a cell runs and somebody else asks (a notice), nothing is saved: what finished cells left
     is, and half of a cell is not for a later one to find. It may finish within the time that the notice leaves, and so
-    it is asked again.
+    it is asked again. False: at a notice, something stays that is not saved.
     """
     import sublet
 
@@ -285,7 +285,8 @@ def checkpoint() -> News:
             news = _save(_names(), everything=False, note=f"{NOTICE}after cell {_state.cell}")
             if news.failed:  # nobody waits for it; so it stands in the log of the guest
                 print(f"sublet: not saved when the lease was taken: {news.failed}", file=sys.stderr)  # noqa: T201
-            return news
+            is_whole = not news.failed and all(one.wall_ns for one in news.held.values())
+            return news if is_cells_own or is_whole else False  # False: an idle lease lasts as long as its notice
         if not is_cells_own:
             here.ask_again()
             return look()
@@ -302,6 +303,8 @@ def checkpoint() -> News:
 
 
 def _note(space: Space, name: str, one: Probe, why: str, made: int) -> None:
+    if _state.place is None:  # no notice saves it, and an idle lease keeps it for as long as its notice lasts
+        _listen()
     _state.lost.pop(name, None)
     _state.elsewhere[name] = one.is_elsewhere
     _state.held[name] = About(

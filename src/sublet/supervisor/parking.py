@@ -31,6 +31,7 @@ from sublet.supervisor.tree import Trees
 from sublet.values import MIB, NS_PER_S, LeaseId
 from sublet.wire.cards import CardUse
 from sublet.wire.guests import GuestNews
+from sublet.wire.jupyter import KERNEL_ENTRY
 from sublet.wire.orders import card_uuid
 
 __all__ = ["Parker"]
@@ -46,6 +47,9 @@ SESSIONS: Final = "sublet.guest.device_service:main"
 """The guest of a holder's sessions on a device, which end with the lease."""
 SERVES_CALLS: Final = frozenset({"sublet.guest.worker:main", SESSIONS})
 """Guests that hold a lock on the tally of their lease while they answer a call (``wire.tally``)."""
+
+SAYS_WHAT_IS_SAVED: Final = SERVES_CALLS | {KERNEL_ENTRY}
+"""Guests that do nothing between two calls or cells, and hold a lock on the tally while they have something to save."""
 
 
 @dataclass(slots=True)
@@ -79,10 +83,12 @@ class Parker:
         if not used:
             return Need()
         entries = {guest.spec.entry for guest in tenancy.running()}
+        has_no_session = SESSIONS not in entries or not tenancy.uses_devices()
         return Need(
             amount=used + used // 8 + SPARE_BYTES,
-            is_whole=SESSIONS not in entries,
+            is_whole=has_no_session,
             outlives=not entries <= SERVES_CALLS,
+            is_safe=has_no_session and entries <= SAYS_WHAT_IS_SAVED and not tenancy.is_unsaved(),
         )
 
     def park(

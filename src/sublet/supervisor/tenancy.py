@@ -198,6 +198,14 @@ class Tenancy:
         """Whether none of its guests is answering a call, as far as they say."""
         return self._tally is not None and not self._tally.is_at_work()
 
+    def is_unsaved(self) -> bool:
+        """Whether a guest has something left to save, as far as they say."""
+        return self._tally is None or self._tally.is_unsaved()
+
+    def uses_devices(self) -> bool:
+        """Whether a guest has memory of a device that Sublet gave it."""
+        return self._tally is None or self._tally.is_any_used()
+
     def move_to(self, other: Tenancy, *, is_parked: bool) -> None:
         """Guests, page, folder and groups are the other's from now on. What was counted up to here is this lease's."""
         if self._tally is not None:

@@ -384,7 +384,10 @@ class Parkable:
     expiring: bool = later(False)
     """The lease has had no notice; its deadline is near and nobody has moved it."""
     whole: bool = later(True)
-    """Whether everything they have is kept by parking them. It is not where a holder has a session on the device."""
+    """Whether everything they have is kept by parking them. It is not where a holder has a session on the device, with
+    memory there."""
+    safe: bool = later(False)
+    """Whether they have nothing left to save, so that nothing is lost if they end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

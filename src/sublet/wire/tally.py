@@ -31,6 +31,8 @@ _FLOCK: Final = struct.Struct("hhqqi4x")
 TALLY_BYTES: Final = _HEAD.size + ROWS_MAX * _ROW.size
 _AT_WORK: Final = 4096
 """The byte that is locked by those who answer a call; no row has it."""
+_UNSAVED: Final = 4097
+"""The byte that is locked by those who have something to save."""
 _U64: Final = (1 << 64) - 1
 
 
@@ -208,8 +210,7 @@ class TallyFile:
 
     def is_held(self, index: int) -> bool:
         """Whether the process of this row lives."""
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 1 + index, 1, 0)
-        return bool(_FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
+        return self._is_locked(1 + index)
 
     def at_work(self, *, begins: bool) -> None:
         """This process answers a call, or does not any more. Several of a lease may at once."""
@@ -217,8 +218,25 @@ class TallyFile:
 
     def is_at_work(self) -> bool:
         """Whether another process that has it open says so. One that died does not."""
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _AT_WORK, 1, 0)
-        return bool(_FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
+        return self._is_locked(_AT_WORK)
+
+    def unsaved(self, *, begins: bool) -> None:
+        """This process has something to save, or has saved it."""
+        self._locked(fcntl.F_OFD_SETLK, fcntl.F_RDLCK if begins else fcntl.F_UNLCK, _UNSAVED)
+
+    def is_unsaved(self) -> bool:
+        """Whether another process that has it open says so."""
+        return self._is_locked(_UNSAVED)
+
+    def is_any_used(self) -> bool:
+        """Whether a living process has memory of a device."""
+        for index in range(1, ROWS_MAX):
+            row = self.read(index)
+            if row.is_free:
+                break
+            if row.used_bytes and self.is_held(index):
+                return True
+        return False
 
     def lock(self) -> None:
         """Keep others out while a decision is made. It waits."""
@@ -226,6 +244,10 @@ class TallyFile:
 
     def unlock(self) -> None:
         self._locked(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 0)
+
+    def _is_locked(self, at: int) -> bool:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+        return bool(_FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
 
     def _locked(self, how: int, kind: int, at: int) -> bool:
         try:

@@ -13,6 +13,7 @@ from sublet.errors import Unsupported
 from sublet.guest.checkpoints import Checkpoints
 from sublet.values import EndReason, Epoch, LeaseId
 from sublet.wire.page import PageReader, PageState, PageView, PageWriter
+from sublet.wire.tally import TallyFile
 from tests.traces import until
 
 LIVE = PageView(lease=LeaseId("l-a"), epoch=Epoch(1, 5), deadline_ns=1 << 60, now_ns=0)
@@ -66,6 +67,43 @@ def test_a_notice_that_was_taken_back_and_made_again_is_another(
     until("that it was seen", lambda: saves._answered is None)
     page(NOTICED)
     until("another", lambda: len(count) == 2)
+
+
+@pytest.mark.parametrize("how", ["saved", "partly", "failed", "later"])
+def test_the_tally_says_whether_there_is_anything_left_to_save(
+    saves: Checkpoints,
+    page: Callable[[PageView], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    """From the registration on, but for as long as a notice is answered with a save of everything."""
+    path = str(tmp_path / "tally")
+    tally = TallyFile.create(path)
+    monkeypatch.setenv("SUBLET_TALLY", path)
+    count: list[int] = []
+
+    def save() -> object:
+        count.append(1)
+        if how == "failed":
+            raise OSError("the disk is full")
+        if how == "later":
+            saves.ask_again()
+        return how != "partly"
+
+    assert not tally.is_unsaved()
+    saves.register(save)
+    assert tally.is_unsaved()
+    page(NOTICED)
+    until("a save", lambda: len(count) > (how == "later"))
+    saves.wait(5)
+    assert tally.is_unsaved() == (how != "saved")
+    page(LIVE)
+    until("that it was seen", lambda: saves._answered is None)
+    saves.wait(5)
+    assert tally.is_unsaved()
+    page(replace(LIVE, state=PageState.OVER, reason=EndReason.RELEASED))
+    tally.close()
 
 
 def test_what_is_parked_is_saved_when_that_ends_whatever_was_saved_before(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sublet.broker import commands as cmd
@@ -105,6 +107,26 @@ def test_what_cannot_be_parked_has_the_time_to_save(bench: Bench, ttl_s: float, 
     assert lease.end is not None
     assert lease.end.way is Way.NOT_SAVED
     assert "not parked: its driver cannot copy" in lease.end.detail
+
+
+@pytest.mark.parametrize("more", [{"why": "its driver cannot copy what it has"}, {"whole": False}, {"gib": 100}])
+def test_what_cannot_be_parked_and_has_nothing_left_to_save_ends_at_once(bench: Bench, more: dict[str, Any]) -> None:
+    lease = idle_lease(bench)
+    ann = ann_asks(bench)
+    say_need(bench, lease, **more)
+    assert status(lease) is LeaseStatus.NOTICED
+    say_need(bench, lease, **more, safe=True)
+    assert lease.end is not None
+    assert ann.status is LeaseStatus.GRANTED
+
+
+def test_what_has_nothing_left_to_save_stays_when_it_works_again(bench: Bench) -> None:
+    lease = idle_lease(bench)
+    ann_asks(bench)
+    say_need(bench, lease, why="its driver cannot copy what it has")
+    back_to_work(bench, lease)
+    say_need(bench, lease, why="its driver cannot copy what it has", safe=True)
+    assert status(lease) is LeaseStatus.ACTIVE
 
 
 def test_what_would_be_lost_stays_when_it_works_again(bench: Bench) -> None:

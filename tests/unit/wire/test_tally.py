@@ -114,6 +114,26 @@ def test_a_file_that_somebody_spoilt_harms_nobody(path: str, damage: str) -> Non
         again.close()
 
 
+def test_who_has_something_to_save_and_who_has_memory_is_seen_by_others(path: str) -> None:
+    """And not of a process that has ended."""
+    mine, other = opened(path), opened(path)
+    assert not mine.is_unsaved()
+    other.unsaved(begins=True)
+    assert mine.is_unsaved()
+    assert not mine.is_at_work()
+    other.unsaved(begins=False)
+    assert not mine.is_unsaved()
+    row = other.claim(5, 0, 1)
+    assert not mine.is_any_used()
+    other.write(row, other.read(row).used(100, 2))
+    assert mine.is_any_used()
+    other.unsaved(begins=True)
+    other.close()
+    assert not mine.is_any_used()
+    assert not mine.is_unsaved()
+    mine.close()
+
+
 def test_without_a_tally_each_process_counts_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBLET_VRAM", "100,200")
     monkeypatch.setenv("SUBLET_TALLY", "/nonexistent")

@@ -1,0 +1,86 @@
+"""An idle lease that cannot be parked ends as soon as its guests are saved: a real office, real guests."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sublet
+from sublet.client.home import runtime_dir
+from sublet.client.office import ensure_office
+from tests.integration import parked_functions
+
+PATIENCE_S = 30.0
+TERMS: dict[str, Any] = {"min_vram": "64MiB", "ttl": "300s", "exclusivity": "device"}
+"""A lease of this exclusivity is never parked. Without guests that are saved its notice lasts five seconds."""
+
+
+def until(what: Callable[[], object], text: str) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < end_s, f"{text} did not come to be"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
+    home = tmp_path_factory.mktemp("home")
+    ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
+    with sublet.connect(home=home) as made:
+        yield made
+        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
+
+
+class Waits:
+    """A second request for the device of a lease."""
+
+    def __init__(self, fabric: sublet.Fabric, lease: sublet.Lease) -> None:
+        self._fabric, self._lease = fabric, lease
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        self._fabric.gpu(**TERMS, wait=PATIENCE_S).release()
+
+    def left_s(self) -> float:
+        """How much of the notice was left when the lease ended."""
+        until(lambda: self._lease.end is not None, "the end of the idle lease")
+        self._thread.join(PATIENCE_S)
+        notice, end = self._lease.notice, self._lease.end
+        assert notice is not None
+        assert end is not None
+        ends_by = datetime.fromisoformat(notice.at).timestamp()
+        return ends_by - datetime.fromisoformat(end.at).timestamp()
+
+
+def test_one_with_nothing_to_save_ends_at_once(fabric: sublet.Fabric) -> None:
+    lease = fabric.gpu(**TERMS)
+    lease.run(parked_functions.pid)
+    assert Waits(fabric, lease).left_s() > 1
+
+
+def test_a_session_without_memory_has_nothing_to_save(fabric: sublet.Fabric) -> None:
+    lease = fabric.gpu(**TERMS)
+    with sublet.GpuSession(lease) as session:
+        session.mem_free(session.mem_alloc(1000))
+        session.sync()
+        assert Waits(fabric, lease).left_s() > 1
+
+
+def test_a_save_that_is_under_way_is_waited_for_and_no_longer(fabric: sublet.Fabric, tmp_path: Path) -> None:
+    lease = fabric.gpu(**TERMS)
+    lease.run(parked_functions.save_slowly, str(tmp_path))
+    waits = Waits(fabric, lease)
+    until((tmp_path / "begun").exists, "a save")
+    time.sleep(0.5)  # longer than between two looks at whether it is saved
+    assert lease.end is None
+    (tmp_path / "go").touch()
+    assert waits.left_s() > 1
