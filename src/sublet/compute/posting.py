@@ -82,11 +82,25 @@ def submit_call(
     return _submit(lease, worker, job, options)
 
 
-def submit_many(
-    lease: Lease, options: Options, function: Callable[..., Any], items: Sequence[tuple[Any, ...]]
-) -> CallFuture:
-    """Call it for each of these argument tuples, in one message; the future brings a ``Many``."""
-    return _submit(lease, _ready(lease, options), Job(checked_callable(function), items, {}, is_many=True), options)
+def submit_many(lease: Lease, options: Options, function: Callable[..., Any], items: Sequence[Any]) -> CallFuture:
+    """Call it with each of these, in one message; the future brings a ``Many``."""
+    job = Job(checked_callable(function), _Singles(items), {}, is_many=True)
+    return _submit(lease, _ready(lease, options), job, options)
+
+
+class _Singles:
+    """Argument tuples of one, made where they are used: here they would be garbage, and their pickles work."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return zip, (self._items,)
 
 
 def prepare_worker(lease: Lease, options: Options) -> None:

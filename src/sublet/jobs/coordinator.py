@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from sublet.errors import InvalidRequest
 from sublet.jobs.chunks import Chunk, Needs, is_work_chunk, needs_of
-from sublet.jobs.core import SavedChunk, Work
+from sublet.jobs.core import SavedChunk, Works
 from sublet.jobs.identity import ChunkId, content_digest, valid_id
 from sublet.jobs.inside import Task
 from sublet.jobs.mapping import CoordinatorTerms
@@ -132,21 +132,17 @@ class JobCoordinator:
 
         return Session(self._terms, deliver, store=store, saved=saved, phase=phase.name, make_pool=self._make_pool)
 
-    def _phase(self, session: Session, works: Iterator[tuple[Work, bytes]], store: JobOutputStore) -> list[ChunkId]:
+    def _phase(
+        self, session: Session, works: Iterator[tuple[Works, list[bytes]]], store: JobOutputStore
+    ) -> list[ChunkId]:
         """Feed one phase, and wait for its end. The chunks that have results, in order, each once."""
         running = session.running
         keys: dict[ChunkId, None] = {}
-        part: list[tuple[Work, bytes]] = []
-        for work, content in works:
-            keys[work.key] = None
-            part.append((work, content))
-            if len(part) >= FEED:
-                _feed(session, part)
-                part = []
-                if running.error is not None or running.core.stopped is not None:
-                    break
-        if part:
-            _feed(session, part)
+        for some, contents in works:
+            keys |= dict.fromkeys(some.keys)
+            running.feed(some, contents)
+            if running.error is not None or running.core.stopped is not None:
+                break
         running.complete()
         while not running.wait_over(1.0):
             pass
@@ -158,20 +154,23 @@ class JobCoordinator:
             raise_failure(failures)
         return [key for key in keys if key in store]
 
-    def _works(self, phase: Phase, chunks: Iterable[Any]) -> Iterator[tuple[Work, bytes]]:
+    def _works(self, phase: Phase, chunks: Iterable[Any]) -> Iterator[tuple[Works, list[bytes]]]:
+        """The chunks, those together that one call executes on leases of one size; and what their ids stand for."""
         task = None if phase.exec_fn is None else Task(_callable(phase.exec_fn), raw=True)
         tasks: dict[int, Task] = {}
         """By function; a task keeps its function, so the address stays its own."""
+        works: Works | None = None
+        contents: list[bytes] = []
         for index, chunk in enumerate(_iterated(chunks)):
             needs: Needs = needs_of(chunk, self._terms.needs)
             if isinstance(chunk, Chunk) and task is None:
                 made = tasks.get(id(chunk.function))
                 if chunk.kwargs:
-                    made = Task(functools.partial(chunk.function, **chunk.kwargs))
+                    made = Task(functools.partial(chunk.function, **chunk.kwargs), spread=True)
                 elif made is None:
-                    made = tasks[id(chunk.function)] = Task(chunk.function)
+                    made = tasks[id(chunk.function)] = Task(chunk.function, spread=True)
                 key = chunk.chunk_id()
-                args: tuple[Any, ...] = chunk.args
+                item: Any = chunk.args
                 content = bytes(key)  # derived from all of its content here
                 needs = chunk.needs if chunk.needs != Needs() else self._terms.needs
             elif is_work_chunk(chunk):
@@ -183,29 +182,36 @@ class JobCoordinator:
                 data = chunk.to_bytes()
                 if not isinstance(data, bytes):
                     raise InvalidRequest(f"to_bytes() of chunk {index} returned {shown(data)}", do="Return bytes.")
-                args, content = (data,), content_digest(data)
+                item, content = data, content_digest(data)
             else:
                 raise InvalidRequest(
                     f"item {index} is {shown(chunk)}, which is no chunk",
                     do="Give Chunk(function, args), or objects with chunk_id(), to_bytes() and from_bytes().",
                 )
-            yield Work(key, index, made, args, needs), content
+            if works is not None and (works.call is not made or works.needs != needs or len(works) >= FEED):
+                yield works, contents
+                works = None
+            if works is None:
+                works, contents = Works([], [], [], made, needs), []
+            works.keys.append(key)
+            works.indexes.append(index)
+            works.items.append(item)
+            contents.append(content)
+        if works is not None:
+            yield works, contents
 
 
-def _feed(session: Session, part: list[tuple[Work, bytes]]) -> None:
-    session.running.feed([work for work, _ in part], [content for _, content in part])
-
-
-def _checked(works: Iterator[tuple[Work, bytes]]) -> Iterator[tuple[Work, bytes]]:
+def _checked(works: Iterator[tuple[Works, list[bytes]]]) -> Iterator[tuple[Works, list[bytes]]]:
     """All of them, read now. Raises where one id has two contents."""
     found = list(works)
-    contents: dict[ChunkId, bytes] = {}
-    for work, content in found:
-        if contents.setdefault(work.key, content) != content:
-            raise InvalidRequest(
-                f"chunk {work.index} has the id {work.key.hex()} of another chunk, with another content",
-                do="Derive chunk_id() from everything that changes the result. Nothing was begun.",
-            )
+    known: dict[ChunkId, bytes] = {}
+    for some, contents in found:
+        for key, index, content in zip(some.keys, some.indexes, contents, strict=True):
+            if known.setdefault(key, content) != content:
+                raise InvalidRequest(
+                    f"chunk {index} has the id {key.hex()} of another chunk, with another content",
+                    do="Derive chunk_id() from everything that changes the result. Nothing was begun.",
+                )
     return iter(found)
 
 

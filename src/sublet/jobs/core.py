@@ -9,14 +9,18 @@ last, so when it dies there is one chunk that was executing: that one is charged
 those behind it go back to the front of the queue as they are. A batch is closed by its last result or by its loss, and
 what comes for a closed batch is late: it changes nothing. A chunk counts as finished only when the store has published
 its result.
+
+Nothing is kept for a chunk by itself until a run of it fails. Chunks in one state lie side by side in lists (`Works`),
+and the table is asked once for all of them; one that fails is cut out and goes on as `Works` of one.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Final, NamedTuple
 
 from sublet.errors import InvalidRequest
@@ -24,12 +28,10 @@ from sublet.jobs.chunks import Needs
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.policy import RetryPolicy
 from sublet.jobs.states import (
-    CHUNK_TABLE,
     Cause,
     ChunkEvent,
     ChunkState,
     FailReason,
-    TransitionError,
     Verdict,
     When,
     next_chunk,
@@ -45,7 +47,7 @@ __all__ = [
     "Failed",
     "JobEvent",
     "SavedChunk",
-    "Work",
+    "Works",
 ]
 
 SAME_END: Final = 3
@@ -67,31 +69,60 @@ class Failed(NamedTuple):
 
 @dataclass(slots=True)
 class _Past:
-    """What is known of the failed runs of a chunk."""
+    """What is known of a chunk of which a run failed."""
 
     first_memory: int
     """What it asked for at first."""
+    memory: int
+    """What it asks for now."""
+    charges: int = 0
+    """Retries it was charged."""
     runs_ns: tuple[int, ...] = ()
     """How long it ran under the leases that ended under it, the last ones in a row."""
     error: BaseException | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Work:
-    """One chunk in the coordinator."""
+class Works:
+    """Chunks of the coordinator that are in one state, in order: a list for each thing that is known of them."""
 
-    key: ChunkId
-    index: int
-    """Its position in the input."""
+    keys: list[ChunkId]
+    indexes: list[int]
+    """Their positions in the input."""
+    items: list[Any]
+    """What each is about: the argument of ``call``."""
     call: Any
-    """What executes it; chunks of one batch share it."""
-    args: tuple[Any, ...]
+    """What executes them."""
     needs: Needs
     state: ChunkState = ChunkState.WAITING
-    charges: int = 0
-    """Retries it was charged."""
-    past: _Past | None = None
-    """What its failed runs left; None for nearly every chunk."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def part(self, start: int, end: int | None = None) -> Works:
+        """Those at these places."""
+        return Works(
+            self.keys[start:end], self.indexes[start:end], self.items[start:end], self.call, self.needs, self.state
+        )
+
+    def where(self, flags: Sequence[bool]) -> Works:
+        """Those whose flag is set."""
+        return Works(
+            list(compress(self.keys, flags)),
+            list(compress(self.indexes, flags)),
+            list(compress(self.items, flags)),
+            self.call,
+            self.needs,
+            self.state,
+        )
+
+    def singles(self) -> Iterator[Works]:
+        """Each by itself."""
+        return (self.part(place, place + 1) for place in range(len(self)))
+
+    def move(self, event: ChunkEvent) -> None:
+        """The same transition for all of them."""
+        self.state = next_chunk(self.state, event, f"chunk {self.indexes[0]}" if self.indexes else "no chunk")
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +131,7 @@ class Batch:
 
     number: int
     lease: str
-    works: list[Work]
+    works: Works
     taken_ns: int
     done: int = 0
     """Of so many there is a result or a failure."""
@@ -109,8 +140,8 @@ class Batch:
     is_open: bool = True
 
     @property
-    def rest(self) -> list[Work]:
-        return self.works[self.done :]
+    def rest(self) -> Works:
+        return self.works.part(self.done)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,17 +198,67 @@ class SavedChunk:
     runs_ns: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
 class _Queue:
     """Chunks of the same needs: those share leases."""
 
-    waiting: deque[Work] = field(default_factory=deque)
-    delayed: int = 0
-    executing: int = 0
+    def __init__(self) -> None:
+        self.waiting: deque[Works] = deque()
+        self.ready = 0
+        """Chunks in ``waiting``."""
+        self.delayed = 0
+        self.executing = 0
+        self._taken = 0
+        """So many of the first ``Works`` went out already: cutting them off each time would copy the rest."""
 
     @property
     def wanted(self) -> int:
-        return len(self.waiting) + self.delayed + self.executing
+        return self.ready + self.delayed + self.executing
+
+    def put(self, works: Works) -> None:
+        self.waiting.append(works)
+        self.ready += len(works)
+
+    def put_back(self, works: Works) -> None:
+        """They are the next to go out."""
+        self._cut()
+        self.waiting.appendleft(works)
+        self.ready += len(works)
+
+    def take(self, most: int) -> Works:
+        """The next ones that one call executes, at most so many."""
+        found = self._next(most)
+        while len(found) < most and self.waiting and self.waiting[0].call is found.call:
+            more = self._next(most - len(found))
+            found.keys += more.keys
+            found.indexes += more.indexes
+            found.items += more.items
+        self.ready -= len(found)
+        return found
+
+    def clear(self) -> list[Works]:
+        """All that wait, and none waits any more."""
+        found = self.waiting_works()
+        self.waiting.clear()
+        self.ready = 0
+        return found
+
+    def waiting_works(self) -> list[Works]:
+        """All that wait."""
+        self._cut()
+        return list(self.waiting)
+
+    def _next(self, most: int) -> Works:
+        first, start = self.waiting[0], self._taken
+        self._taken += most
+        if self._taken >= len(first):
+            self.waiting.popleft()
+            self._taken = 0
+        return first.part(start, start + most)
+
+    def _cut(self) -> None:
+        if self._taken:
+            self.waiting[0] = self.waiting[0].part(self._taken)
+            self._taken = 0
 
 
 class Coordinator:
@@ -209,11 +290,11 @@ class Coordinator:
         self._saved = dict(saved or {})
         self._ids: dict[ChunkId, bytes] | None = {} if keeps_ids else None
         self._queues: dict[Needs, _Queue] = {}
-        self._delayed: list[tuple[int, int, Work]] = []
+        self._delayed: list[tuple[int, int, Works]] = []
         self._open: dict[int, Batch] = {}
-        self._unpublished: dict[ChunkId, Work] = {}
-        self._charged: dict[ChunkId, Work] = {}
-        """Unfinished chunks that were charged: few, so what is saved of them costs nothing."""
+        self._unpublished: set[Works] = set()
+        self._past: dict[ChunkId, _Past] = {}
+        """Of unfinished chunks of which a run failed: few, so what is saved of them costs nothing."""
         self._batches = 0
         self._now_ns = 0
         """When something was told last."""
@@ -226,66 +307,65 @@ class Coordinator:
 
     # ---- chunks come in
 
-    def add(self, works: Iterable[Work], contents: Iterable[bytes] | None = None, stored: object = ()) -> list[Work]:
+    def add(self, works: Works, contents: Sequence[bytes] | None = None, stored: object = ()) -> Works:
         """Take chunks in. Returns those whose result ``stored`` (a container of ids) has already.
 
         A chunk that is here already is dropped; one whose id is here with another of ``contents`` is refused, with
         nothing of this call taken in.
         """
-        new = list(works)
         if self._ids is not None:
-            new = self._without_copies(new, list(contents) if contents is not None else [w.key for w in new])
-        found: list[Work] = []
+            works = self._without_copies(works, works.keys if contents is None else contents)
+        self._added += len(works)
         has: Any = stored
-        has_any = len(has) > 0
-        queue: _Queue | None = None
-        needs: Needs | None = None
-        for work in new:
-            if has_any and work.key in has:
-                work.state = next_chunk(work.state, ChunkEvent.FOUND)
-                found.append(work)
-                continue
-            if self._saved and (known := self._saved.get(work.key)) is not None:
-                work.charges, work.past = known.charges, _Past(work.needs.memory, known.runs_ns)
-                self._charged[work.key] = work
-                if known.memory:
-                    work.needs = work.needs._replace(memory=known.memory)
-            if queue is None or work.needs is not needs:
-                needs = work.needs
-                queue = self._queue(needs)
-            queue.waiting.append(work)
-        self._added += len(new)
-        self._skipped += len(found)
+        found = works.part(0, 0)
+        if len(has) > 0 and True in (is_stored := [key in has for key in works.keys]):
+            found, works = works.where(is_stored), works.where([not one for one in is_stored])
+            found.move(ChunkEvent.FOUND)
+            self._skipped += len(found)
+        if not self._saved.keys().isdisjoint(works.keys):
+            is_known = [key in self._saved for key in works.keys]
+            for work in works.where(is_known).singles():
+                self._resume(work, self._saved[work.keys[0]])
+            works = works.where([not one for one in is_known])
+        if works:
+            self._queue(works.needs).put(works)
         if self.stopped is not None:
             self._fail_waiting(self.stopped)
         return found
 
-    def drop(self, batch: Batch, works: Sequence[Work], now_ns: int) -> None:
-        """These of a batch that was just taken are not wanted any more."""
-        gone = set(map(id, works))
-        batch.works = [work for work in batch.works if id(work) not in gone]
+    def _resume(self, work: Works, known: SavedChunk) -> None:
+        """A chunk that an earlier run has charged goes on from there."""
+        memory = known.memory or work.needs.memory
+        self._past[work.keys[0]] = _Past(work.needs.memory, memory, known.charges, known.runs_ns)
+        work.needs = work.needs._replace(memory=memory)
+        self._queue(work.needs).put(work)
+
+    def drop(self, batch: Batch, is_wanted: Sequence[bool], now_ns: int) -> None:
+        """Of a batch that was just taken only these are still wanted."""
+        gone = batch.works.where([not one for one in is_wanted])
+        batch.works = batch.works.where(is_wanted)
         if not batch.works:
             self._close(batch)
-        for work in works:
+        for work in gone.singles():
             self._give_up(work, FailReason.CANCELLED, now_ns)
 
-    def _without_copies(self, works: list[Work], contents: list[bytes]) -> list[Work]:
+    def _without_copies(self, works: Works, contents: Sequence[bytes]) -> Works:
         assert self._ids is not None
-        kept: list[Work] = []
         fresh: dict[ChunkId, bytes] = {}
-        for work, content in zip(works, contents, strict=True):
-            known = self._ids.get(work.key) or fresh.get(work.key)
-            if known is None:
-                fresh[work.key] = content
-                kept.append(work)
-            elif known != content:
+        is_new: list[bool] = []
+        for index, key, content in zip(works.indexes, works.keys, contents, strict=True):
+            known = self._ids.get(key) or fresh.get(key)
+            if known is not None and known != content:
                 raise InvalidRequest(
-                    f"chunk {work.index} has the id {work.key.hex()} of another chunk, with another content",
+                    f"chunk {index} has the id {key.hex()} of another chunk, with another content",
                     do="Derive chunk_id() from everything that changes the result. Nothing of these chunks was begun.",
                 )
+            is_new.append(known is None)
+            fresh.setdefault(key, content)
         self._ids.update(fresh)
-        self._duplicates += len(works) - len(kept)
-        return kept
+        copies = is_new.count(False)
+        self._duplicates += copies
+        return works.where(is_new) if copies else works
 
     def complete(self) -> None:
         """No more chunks will come."""
@@ -297,14 +377,10 @@ class Coordinator:
         """At most so many chunks for a lease of this size; None if there is nothing for it now."""
         self.tick(now_ns)
         queue = self._queues.get(needs)
-        if queue is None or self.stopped is not None or not queue.waiting:
+        if queue is None or self.stopped is not None or not queue.ready:
             return None
-        waiting = queue.waiting
-        call = waiting[0].call
-        works: list[Work] = []
-        while waiting and len(works) < most and waiting[0].call is call:
-            works.append(waiting.popleft())
-        _move(works, ChunkEvent.TAKE)
+        works = queue.take(most)
+        works.move(ChunkEvent.TAKE)
         queue.executing += len(works)
         self._batches += 1
         batch = self._open[self._batches] = Batch(self._batches, lease, works, now_ns, since_ns=now_ns)
@@ -312,25 +388,28 @@ class Coordinator:
 
     # ---- what came of it
 
-    def results(self, batch: Batch, outcomes: Sequence[Any], now_ns: int) -> list[tuple[Work, Any]]:
+    def results(self, batch: Batch, outcomes: Sequence[Any], now_ns: int) -> list[tuple[Works, Sequence[Any]]]:
         """The next chunks of a batch have these outcomes, in order: a result, or a `Failed`. Returns what is to be
-        stored; of a batch that is closed nothing."""
+        stored, chunks with their results; of a batch that is closed nothing."""
         if not batch.is_open:
             return []
-        works = batch.works[batch.done : batch.done + len(outcomes)]
-        fresh: list[tuple[Work, Any]] = []
-        unpublished = self._unpublished
+        works = batch.works.part(batch.done, batch.done + len(outcomes))
         ran_ns = now_ns - batch.since_ns
-        for work, outcome in zip(works, outcomes, strict=False):
-            if type(outcome) is Failed:
-                self._run_failed(work, outcome, When.EXECUTING, now_ns, ran_ns)
-            else:
-                unpublished[work.key] = work
-                fresh.append((work, outcome))
         batch.done += len(works)
         batch.since_ns = now_ns
+        fresh: list[tuple[Works, Sequence[Any]]] = []
+        start = 0
+        failed = [place for place, kind in enumerate(map(type, outcomes)) if kind is Failed and place < len(works)]
+        for place in (*failed, len(works)):
+            if place > start:
+                made = works.part(start, place)
+                self._unpublished.add(made)
+                fresh.append((made, outcomes[start:place]))
+            start = place + 1
         if batch.done == len(batch.works):
             self._close(batch)
+        for place in failed:
+            self._run_failed(works.part(place, place + 1), outcomes[place], When.EXECUTING, now_ns, ran_ns)
         return fresh
 
     def lost(self, batch: Batch, failed: Failed, *, begun: bool, now_ns: int) -> None:
@@ -341,61 +420,53 @@ class Coordinator:
         rest = batch.rest
         self._close(batch)
         if begun and rest:
-            self._run_failed(rest[0], failed, When.EXECUTING, now_ns, now_ns - batch.since_ns)
-            rest = rest[1:]
+            self._run_failed(rest.part(0, 1), failed, When.EXECUTING, now_ns, now_ns - batch.since_ns)
+            rest = rest.part(1)
         if verdict_of(failed.cause, When.NOT_BEGUN) is Verdict.RETURN:
             self._return(rest, now_ns)
         else:
-            for work in rest:
+            for work in rest.singles():
                 self._run_failed(work, failed, When.NOT_BEGUN, now_ns, 0)
 
-    def published(self, works: Sequence[Work], now_ns: int) -> None:
+    def published(self, made: Iterable[Works], now_ns: int) -> None:
         """The store has the results of these, durably."""
-        unpublished = self._unpublished
-        fresh = [work for work in works if unpublished.pop(work.key, None) is work]
-        _move(fresh, ChunkEvent.STORE)
-        needs: Needs | None = None
-        queue = _Queue()
-        for work in fresh:
-            if work.needs is not needs:  # mostly they are one object
-                needs = work.needs
-                queue = self._queues[needs]
-            queue.executing -= 1
-        if self._charged:
-            for work in fresh:
-                self._charged.pop(work.key, None)
-        self._succeeded += len(fresh)
-        if fresh:
-            self._say(now_ns, "done", len(fresh))
+        for works in made:
+            if works not in self._unpublished:
+                continue
+            self._unpublished.remove(works)
+            works.move(ChunkEvent.STORE)
+            self._queues[works.needs].executing -= len(works)
+            self._succeeded += len(works)
+            if self._past:
+                for key in works.keys:
+                    self._past.pop(key, None)
+            self._say(now_ns, "done", len(works))
 
     def _close(self, batch: Batch) -> None:
         batch.is_open = False
         self._open.pop(batch.number, None)
 
-    def _return(self, works: list[Work], now_ns: int) -> None:
-        _move(works, ChunkEvent.RETURN)
-        for work in reversed(works):
-            queue = self._queues[work.needs]
-            queue.executing -= 1
-            queue.waiting.appendleft(work)
+    def _return(self, works: Works, now_ns: int) -> None:
         if works:
+            works.move(ChunkEvent.RETURN)
+            queue = self._queues[works.needs]
+            queue.executing -= len(works)
+            queue.put_back(works)
             self._say(now_ns, "returned", len(works))
         if self.stopped is not None:
             self._fail_waiting(self.stopped)
 
-    def _run_failed(self, work: Work, failed: Failed, when: When, now_ns: int, ran_ns: int) -> None:
+    def _run_failed(self, work: Works, failed: Failed, when: When, now_ns: int, ran_ns: int) -> None:
         """One run of one chunk failed: retry it, or give it up."""
         verdict = verdict_of(failed.cause, when)
-        past = work.past
-        if past is None:
-            past = work.past = _Past(work.needs.memory)
+        memory = work.needs.memory
+        past = self._past.setdefault(work.keys[0], _Past(memory, memory))
         past.error = failed.error
         if verdict is Verdict.FAIL:
             raised = failed.cause in (Cause.RAISED, Cause.RAISED_TRANSIENT)
             self._give_up(work, FailReason.RAISED if raised else FailReason.REFUSED, now_ns)
             return
-        work.charges += 1
-        self._charged[work.key] = work
+        past.charges += 1
         if failed.cause is Cause.LEASE_LOST:
             past.runs_ns = (*past.runs_ns[1 - SAME_END :], ran_ns)
             if _needs_longer(past.runs_ns):
@@ -403,34 +474,32 @@ class Coordinator:
                 return
         else:
             past.runs_ns = ()
-        memory = work.needs.memory
         if verdict is Verdict.RETRY_LARGER:
             larger = self.policy.larger(memory, past.first_memory)
             if larger is None:
                 self._give_up(work, FailReason.OUT_OF_MEMORY, now_ns)
                 return
-            memory = larger
-        if work.charges > self.policy.max_retries:
+            past.memory = larger
+        if past.charges > self.policy.max_retries:
             out_of_memory = verdict is Verdict.RETRY_LARGER
             self._give_up(work, FailReason.OUT_OF_MEMORY if out_of_memory else FailReason.RETRIES, now_ns)
             return
         self._queues[work.needs].executing -= 1
-        work.needs = work.needs._replace(memory=memory)
-        work.state = next_chunk(work.state, ChunkEvent.RETRY)
+        work.needs = work.needs._replace(memory=past.memory)
+        work.move(ChunkEvent.RETRY)
         self._retries += 1
-        self._say(now_ns, "retry", 1, f"chunk {work.index}: {_told(failed)}")
-        at_ns = now_ns + self.policy.backoff_ns(work.charges, self._chance())
+        self._say(now_ns, "retry", 1, f"chunk {work.indexes[0]}: {_told(failed)}")
+        at_ns = now_ns + self.policy.backoff_ns(past.charges, self._chance())
         self._queue(work.needs).delayed += 1
-        heapq.heappush(self._delayed, (at_ns, work.index, work))
+        heapq.heappush(self._delayed, (at_ns, work.indexes[0], work))
         if self.stopped is not None:
             self._fail_waiting(self.stopped)
 
-    def _give_up(self, work: Work, reason: FailReason, now_ns: int) -> None:
-        queue = self._queues[work.needs]
+    def _give_up(self, work: Works, reason: FailReason, now_ns: int) -> None:
         if work.state is ChunkState.EXECUTING:
-            queue.executing -= 1
-        work.state = next_chunk(work.state, ChunkEvent.FAIL, f"chunk {work.index}")
-        failure = self._note_failure(work, reason)
+            self._queues[work.needs].executing -= 1
+        work.move(ChunkEvent.FAIL)
+        failure = self._note_failure(work.keys[0], work.indexes[0], work.needs, reason)
         self._say(now_ns, "failed", 1, str(failure))
         if not self._collect and reason not in (FailReason.CANCELLED, FailReason.DEADLINE):
             self.stop(FailReason.CANCELLED)
@@ -445,7 +514,7 @@ class Coordinator:
             work = heapq.heappop(delayed)[2]
             queue = self._queues[work.needs]
             queue.delayed -= 1
-            queue.waiting.append(work)
+            queue.put(work)
         if self._deadline_ns is not None and now_ns >= self._deadline_ns and self.stopped is None:
             self.stop(FailReason.DEADLINE)
 
@@ -466,32 +535,32 @@ class Coordinator:
         """After ``stop``: what executes is not waited for."""
         for batch in list(self._open.values()):
             self._close(batch)
-            for work in batch.rest:
+            for work in batch.rest.singles():
                 self._give_up(work, self.stopped or FailReason.CANCELLED, now_ns)
 
     def _fail_waiting(self, reason: FailReason) -> None:
-        left = [work for queue in self._queues.values() for work in queue.waiting]
+        left = [works for queue in self._queues.values() for works in queue.clear()]
         left += [work for _, _, work in self._delayed]
-        for queue in self._queues.values():
-            queue.waiting.clear()
-            queue.delayed = 0
         self._delayed.clear()
-        if left:
-            self._say(self._now_ns, "failed", len(left), f"{len(left)} chunks were not begun: {reason}")
-        for work in left:
-            work.state = next_chunk(work.state, ChunkEvent.FAIL, f"chunk {work.index}")
-            self._note_failure(work, reason)
+        for queue in self._queues.values():
+            queue.delayed = 0
+        if count := sum(map(len, left)):
+            self._say(self._now_ns, "failed", count, f"{count} chunks were not begun: {reason}")
+        for works in left:
+            works.move(ChunkEvent.FAIL)
+            for key, index in zip(works.keys, works.indexes, strict=True):
+                self._note_failure(key, index, works.needs, reason)
 
-    def _note_failure(self, work: Work, reason: FailReason) -> ChunkFailed:
-        self._charged.pop(work.key, None)
+    def _note_failure(self, key: ChunkId, index: int, needs: Needs, reason: FailReason) -> ChunkFailed:
+        past = self._past.pop(key, None) or _Past(0, 0)
         self._failed += 1
         failure = ChunkFailed(
-            chunk=work.key,
-            index=work.index,
+            chunk=key,
+            index=index,
             reason=reason,
-            error=None if work.past is None else work.past.error,
-            retries=min(work.charges, self.policy.max_retries),
-            detail=_explained(work, reason, self.policy),
+            error=past.error,
+            retries=min(past.charges, self.policy.max_retries),
+            detail=_explained(past, needs, reason, self.policy),
         )
         self.failures.append(failure)
         return failure
@@ -500,7 +569,7 @@ class Coordinator:
     def is_over(self) -> bool:
         """Nothing is left to run, to publish or to come."""
         return (self.is_complete or self.stopped is not None) and not (
-            self._open or self._unpublished or self._delayed or any(queue.waiting for queue in self._queues.values())
+            self._open or self._unpublished or self._delayed or any(queue.ready for queue in self._queues.values())
         )
 
     # ---- looking
@@ -512,12 +581,12 @@ class Coordinator:
     @property
     def wanted_more(self) -> bool:
         """Whether more results may come soon: something waits or executes beside what is to be published."""
-        return bool(self._open) or any(queue.waiting for queue in self._queues.values())
+        return bool(self._open) or any(queue.ready for queue in self._queues.values())
 
     def ready(self, needs: Needs) -> int:
         """Chunks of this size that could begin now."""
         queue = self._queues.get(needs)
-        return 0 if queue is None or self.stopped is not None else len(queue.waiting)
+        return 0 if queue is None or self.stopped is not None else queue.ready
 
     @property
     def outstanding(self) -> int:
@@ -526,7 +595,7 @@ class Coordinator:
 
     @property
     def counts(self) -> Counts:
-        waiting = sum(len(queue.waiting) + queue.delayed for queue in self._queues.values())
+        waiting = sum(queue.ready + queue.delayed for queue in self._queues.values())
         return Counts(
             total=self._added,
             waiting=waiting,
@@ -537,49 +606,50 @@ class Coordinator:
             retries=self._retries,
         )
 
+    def charges(self, key: ChunkId) -> int:
+        """Retries that a chunk was charged, which is not finished."""
+        past = self._past.get(key)
+        return 0 if past is None else past.charges
+
     def snapshot(self) -> dict[ChunkId, SavedChunk]:
         """What the next run must know of unfinished chunks: those that were charged."""
         return {
-            key: SavedChunk(
-                charges=work.charges,
-                memory=work.needs.memory,
-                runs_ns=() if work.past is None else work.past.runs_ns,
-            )
-            for key, work in self._charged.items()
+            key: SavedChunk(charges=past.charges, memory=past.memory, runs_ns=past.runs_ns)
+            for key, past in self._past.items()
         }
 
     def check(self) -> None:
         """Raise AssertionError if the books contradict themselves."""
-        seen: dict[int, str] = {}
+        seen: dict[ChunkId, str] = {}
 
-        def note(work: Work, where: str, state: ChunkState) -> None:
-            assert id(work) not in seen, f"chunk {work.index} is in {seen[id(work)]} and {where}"
-            assert work.state is state, f"chunk {work.index} is {work.state} in {where}"
-            seen[id(work)] = where
+        def note(works: Works, where: str, state: ChunkState) -> int:
+            assert works.state is state, f"chunks {works.indexes} are {works.state} in {where}"
+            assert len(works.keys) == len(works.indexes) == len(works.items)
+            for key, index in zip(works.keys, works.indexes, strict=True):
+                assert key not in seen, f"chunk {index} is in {seen[key]} and {where}"
+                seen[key] = where
+            return len(works)
 
         executing: dict[Needs, int] = {}
         for needs, queue in self._queues.items():
-            for work in queue.waiting:
-                note(work, "the queue", ChunkState.WAITING)
-                assert work.needs == needs
+            waiting = queue.waiting_works()
+            assert queue.ready == sum(note(works, "the queue", ChunkState.WAITING) for works in waiting)
+            assert all(works.needs == needs for works in waiting)
         for _, _, work in self._delayed:
             note(work, "the delayed", ChunkState.WAITING)
-        for batch in self._open.values():
-            assert batch.is_open
-            for work in batch.rest:
-                note(work, f"batch {batch.number}", ChunkState.EXECUTING)
-                executing[work.needs] = executing.get(work.needs, 0) + 1
-        for work in self._unpublished.values():
-            note(work, "the unpublished", ChunkState.EXECUTING)
-            executing[work.needs] = executing.get(work.needs, 0) + 1
+        for works in (*(batch.rest for batch in self._open.values()), *self._unpublished):
+            note(works, "a batch or the unpublished", ChunkState.EXECUTING)
+            executing[works.needs] = executing.get(works.needs, 0) + len(works)
+        assert all(batch.is_open for batch in self._open.values())
         for needs, queue in self._queues.items():
             assert queue.executing == executing.get(needs, 0), f"{needs}: {queue.executing} are said to execute"
             assert queue.delayed == sum(work.needs == needs for _, _, work in self._delayed)
         assert len(seen) == self.outstanding, f"{self.outstanding} outstanding, {len(seen)} found"
+        assert self._past.keys() <= seen.keys(), "something is kept of a chunk that is finished"
         assert self._failed == len(self.failures)
         if self.stopped is not None:
             assert not self._delayed
-            assert not any(queue.waiting for queue in self._queues.values())
+            assert not any(queue.ready for queue in self._queues.values())
 
     # ---- inside
 
@@ -593,18 +663,6 @@ class Coordinator:
         self.events.append(JobEvent(at_ns, what, count, detail))
 
 
-def _move(works: Sequence[Work], event: ChunkEvent) -> None:
-    """The same transition for many; the table is asked once for each state."""
-    state, then = None, None
-    for work in works:
-        if work.state is not state:
-            state = work.state
-            then = CHUNK_TABLE.get((state, event))
-            if then is None:
-                raise TransitionError(f"chunk {work.index} is {state}: {event} is not possible")
-        work.state = then  # type: ignore[assignment]  # looked up above
-
-
 def _needs_longer(runs_ns: Sequence[int]) -> bool:
     """Whether the last leases all ended after about the same time."""
     longest = max(runs_ns)
@@ -615,8 +673,7 @@ def _told(failed: Failed) -> str:
     return failed.cause if failed.error is None else f"{failed.cause} ({type(failed.error).__name__}: {failed.error})"
 
 
-def _explained(work: Work, reason: FailReason, policy: RetryPolicy) -> str:
-    past = work.past or _Past(0)
+def _explained(past: _Past, needs: Needs, reason: FailReason, policy: RetryPolicy) -> str:
     last = "" if past.error is None else f" ({type(past.error).__name__}: {past.error})"
     match reason:
         case FailReason.TOO_LONG:
@@ -628,7 +685,7 @@ def _explained(work: Work, reason: FailReason, policy: RetryPolicy) -> str:
             return f"it failed {policy.max_retries + 1} times, the last time{last or ' without an error'}"
         case FailReason.OUT_OF_MEMORY:
             return (
-                f"it ran out of memory with {work.needs.memory} bytes, and may have no more. "
+                f"it ran out of memory with {needs.memory} bytes, and may have no more. "
                 f"Raise memory_max of the RetryPolicy, or make the chunk smaller{last}"
             )
         case FailReason.DEADLINE:

@@ -12,14 +12,15 @@ from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack
 
-from sublet.jobs.core import Work
-from sublet.jobs.identity import ChunkId
+from sublet.jobs.core import Works
+from sublet.jobs.identity import ID_BYTES, ChunkId
 from sublet.jobs.inside import Task, call_chunk, load_result
 from sublet.jobs.mapping import ExecutorTerms
 from sublet.jobs.running import Delivered
 from sublet.jobs.session import JobResult, Session, raise_failure, terms_of
 
 if TYPE_CHECKING:
+    from sublet.jobs.core import ChunkFailed
     from sublet.jobs.policy import RetryPolicy
     from sublet.jobs.running import PoolMaker
 
@@ -55,7 +56,7 @@ class Executor(concurrent.futures.Executor):
         self._session: Session | None = None
         self._futures: dict[int, Future[Any]] = {}
         self._tasks: dict[int, Task] = {}
-        self._any = Task(call_chunk)
+        self._any = Task(call_chunk, spread=True)
         self._submitted = 0
         self._is_shut = False
         self._is_idle = threading.Event()
@@ -83,7 +84,8 @@ class Executor(concurrent.futures.Executor):
             self._futures[index] = future
             self._is_idle.clear()
             task, given = self._task(fn, args, kwargs)
-            session.running.feed([Work(ChunkId(index.to_bytes(16, "big")), index, task, given, self._terms.needs)])
+            key = ChunkId(index.to_bytes(ID_BYTES, "big"))
+            session.running.feed(Works([key], [index], [given], task, self._terms.needs))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -127,39 +129,39 @@ class Executor(concurrent.futures.Executor):
         if task is None:
             if len(self._tasks) >= TASKS_MAX:
                 self._tasks.pop(next(iter(self._tasks)))
-            task = self._tasks[id(fn)] = Task(fn)
+            task = self._tasks[id(fn)] = Task(fn, spread=True)
         return task, args
 
-    def _admit(self, work: Work) -> bool:
+    def _admit(self, index: int) -> bool:
         """On the job's thread: the chunk is about to go to a worker. From then on its future cannot be cancelled."""
-        future = self._futures.get(work.index)
+        future = self._futures.get(index)
         return future is not None and future.set_running_or_notify_cancel()
 
     def _deliver(self, finished: list[Delivered]) -> None:
         for one in finished:
-            future = self._futures.pop(one.place, None)
-            if future is None or future.cancelled():
-                continue
-            if one.failure is not None:
-                self._set_error(future, one)
-                continue
-            assert one.result is not None
-            try:
-                value = load_result(one.result)
-            except BaseException as error:  # noqa: BLE001 - the caller asked for it
-                future.set_exception(error)
-            else:
-                future.set_result(value)
+            for index, result in zip(one.indexes, one.results or (None,), strict=True):
+                future = self._futures.pop(index, None)
+                if future is None or future.cancelled():
+                    continue
+                if one.failure is not None:
+                    self._set_error(future, one.failure)
+                    continue
+                assert result is not None
+                try:
+                    value = load_result(result)
+                except BaseException as error:  # noqa: BLE001 - the caller asked for it
+                    future.set_exception(error)
+                else:
+                    future.set_result(value)
         session = self._session
         if session is not None and session.running.error is not None:
             self._break(session.running.error)
         if not self._futures:
             self._is_idle.set()
 
-    def _set_error(self, future: Future[Any], one: Delivered) -> None:
+    def _set_error(self, future: Future[Any], failure: ChunkFailed) -> None:
         try:
-            assert one.failure is not None
-            raise_failure([one.failure], as_itself=True)
+            raise_failure([failure], as_itself=True)
         except BaseException as error:  # noqa: BLE001 - the caller's
             if not future.running():
                 future.set_running_or_notify_cancel()

@@ -18,7 +18,7 @@ import pickle
 import struct
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, NewType
 
@@ -36,7 +36,7 @@ __all__ = [
     "chunk_id_of",
     "content_digest",
     "function_digest",
-    "positioned_id",
+    "positioned_ids",
     "valid_id",
 ]
 
@@ -115,17 +115,21 @@ def chunk_id_of(work: bytes, content: bytes) -> ChunkId:
     return ChunkId(blake3(b"".join((_VERSION, work, content))).digest(ID_BYTES))
 
 
-def positioned_id(work: bytes, item: Any, position: int) -> ChunkId:
-    """The id of one item of ``map``: digest of the function, position, content of the item.
+def positioned_ids(work: bytes, items: Sequence[Any], first: int) -> list[ChunkId]:
+    """The ids of items of ``map`` that stand side by side: digest of the function, position, content of the item.
 
     A hash made for speed (XXH3, 128 bits) is enough here: two items can only be mistaken for one another at the same
     position of the same function, and large or nested items enter with their BLAKE3 digest.
     """
-    simple = _SIMPLE.get(type(item))
-    if simple is None:
-        return ChunkId(xxh3_128_digest(work + _POSITION.pack(position) + b"#" + content_digest(item, "the item")))
-    tag, data = simple(item)
-    return ChunkId(xxh3_128_digest(work + _POSITION.pack(position) + tag + data))
+    found: list[bytes] = []
+    for position, item in enumerate(items, first):
+        simple = _SIMPLE.get(type(item))
+        if simple is None:
+            found.append(xxh3_128_digest(work + _POSITION.pack(position) + b"#" + content_digest(item, "the item")))
+        else:
+            tag, data = simple(item)
+            found.append(xxh3_128_digest(work + _POSITION.pack(position) + tag + data))
+    return found  # type: ignore[return-value]
 
 
 def function_digest(function: object) -> bytes:

@@ -41,22 +41,24 @@ class Raised(NamedTuple):
 class Task:
     """A function as workers execute it; the outcome is bytes, or `Raised`.
 
-    ``raw``: the function returns bytes, which are the result as they are.
+    ``raw``: the function returns bytes, which are the result as they are. ``spread``: an item is a tuple of arguments.
     """
 
-    __slots__ = ("function", "raw")
+    __slots__ = ("function", "pid", "raw", "spread")
 
-    def __init__(self, function: Callable[..., Any], *, raw: bool = False) -> None:
+    def __init__(self, function: Callable[..., Any], *, raw: bool = False, spread: bool = False) -> None:
         self.function = function
         self.raw = raw
+        self.spread = spread
+        self.pid = os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _task, (self.function, self.raw)
+        return _task, (self.function, self.raw, self.spread)
 
-    def __call__(self, *args: Any) -> bytes | Raised:
-        here = os.getpid()
+    def __call__(self, item: Any) -> bytes | Raised:
+        here = self.pid
         try:
-            found = self.function(*args)
+            found = self.function(*item) if self.spread else self.function(item)
             if type(found) is types.CoroutineType:
                 found = asyncio.run(found)
         except (KeyboardInterrupt, LeaseInterrupt):
@@ -129,10 +131,10 @@ def error_of(raised: Raised) -> BaseException:
     return error
 
 
-def _task(function: Callable[..., Any], raw: bool) -> Task:
+def _task(function: Callable[..., Any], raw: bool, spread: bool) -> Task:
     """Of a worker: from its first chunk on it comes back to its working folder after each."""
     _keep_folder()
-    return Task(function, raw=raw)
+    return Task(function, raw=raw, spread=spread)
 
 
 def _only_in(pid: int) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypedDict, TypeVar, Unpack
 
 from sublet.errors import InvalidRequest
-from sublet.jobs.core import ChunkFailed, Work
-from sublet.jobs.identity import ChunkId, check_stable, function_digest, positioned_id
+from sublet.jobs.core import ChunkFailed, Works
+from sublet.jobs.identity import ID_BYTES, ChunkId, check_stable, function_digest, positioned_ids
 from sublet.jobs.inside import Task, load_result
+from sublet.jobs.metrics import Metrics
 from sublet.jobs.running import Delivered, load_state
 from sublet.jobs.session import Errors, JobResult, Session, Terms, raise_failure, terms_of
 from sublet.jobs.states import FailReason
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["CoordinatorTerms", "ExecutorTerms", "JobTerms", "MapIterator", "map_items"]
 
 R = TypeVar("R")
-TOP_UP_EVERY: Final = 64
+_BYTES: Final = {bytes}
+TOP_UP_EVERY: Final = 256
 """Results between two looks whether more items are to be read."""
 
 
@@ -151,9 +155,10 @@ class _Feeder:
         """The job knows that all is read."""
         self._changed = threading.Condition()
         self._delivered: deque[list[Delivered]] = deque()
-        self._early: dict[int, Delivered] = {}
-        """Results that came before their turn."""
-        self._failed: ChunkFailed | None = None
+        self._early: dict[int, Sequence[Any]] = {}
+        """What came before its turn, by the position of the first: results as bytes, an id (in a tuple) of one that
+        the store has, or a failure."""
+        self._metrics = Metrics()
 
     def results(self) -> Generator[Any, None, None]:
         first = self._read(1)
@@ -165,19 +170,19 @@ class _Feeder:
             session = Session(
                 self._terms, self._deliver, store=self._store, saved=saved, keeps_ids=False, make_pool=self._make_pool
             )
-            running = session.running
-            running.feed(first)
+            self._metrics = session.running.metrics
+            session.running.feed(first)
             while not (self._is_read and self._given >= self._fed) and not self._is_stopped:
                 self._top_up(session)
-                for one in self._next_ones(session):
-                    data = one.result
-                    value = self._value(one) if data is None else load_result(data)
-                    if self._counts_fuel and data is not None:
-                        running.metrics.fuel += getattr(value, "fuel", 0)
-                    self._given = given = self._given + 1
-                    yield value
-                    if not given % TOP_UP_EVERY:
-                        self._top_up(session)
+                found = self._next_ones(session)
+                for start in range(0, len(found), TOP_UP_EVERY):
+                    some = found[start : start + TOP_UP_EVERY]
+                    self._given += len(some)
+                    self._top_up(session)
+                    if self._counts_fuel or set(map(type, some)) != _BYTES:
+                        yield from map(self._value, some)
+                    else:
+                        yield from map(pickle.loads, some)
         finally:
             if session is not None:
                 if not (self._is_read and self._given >= self._fed):
@@ -193,8 +198,9 @@ class _Feeder:
     def _top_up(self, session: Session) -> None:
         if self._is_complete:
             return
-        room = session.running.window - (self._fed - self._given)
-        if room < session.running.window // 4 and self._fed > self._given:
+        window = session.running.window
+        room = window - (self._fed - self._given)
+        if room < window // 4 and self._fed > self._given:
             return
         if works := self._read(room):
             session.running.feed(works)
@@ -202,24 +208,18 @@ class _Feeder:
             self._is_complete = True
             session.running.complete()
 
-    def _read(self, most: int) -> list[Work]:
+    def _read(self, most: int) -> Works:
         """The next items, as chunks."""
-        works: list[Work] = []
-        task, needs, store, digest = self._task, self._terms.needs, self._store, self._digest
-        index = self._fed
-        for item in self._items:
-            if store is None:
-                key = ChunkId(index.to_bytes(16, "big"))
-            else:
-                key = positioned_id(digest, item, index)
-            works.append(Work(key, index, task, (item,), needs))
-            index += 1
-            if len(works) >= most:
-                break
+        first = self._fed
+        items = list(islice(self._items, most))
+        self._is_read = len(items) < most
+        self._fed = first + len(items)
+        indexes = list(range(first, self._fed))
+        if self._store is None:
+            keys = [ChunkId(index.to_bytes(ID_BYTES, "big")) for index in indexes]
         else:
-            self._is_read = True
-        self._fed = index
-        return works
+            keys = positioned_ids(self._digest, items, first)
+        return Works(keys, indexes, items, self._task, self._terms.needs)
 
     def _deliver(self, finished: list[Delivered]) -> None:
         """On the job's thread."""
@@ -232,32 +232,39 @@ class _Feeder:
             self._is_stopped = True
             self._changed.notify()
 
-    def _next_ones(self, session: Session) -> list[Delivered]:
+    def _next_ones(self, session: Session) -> Sequence[Any]:
         """What may be given now; waits until there is something."""
         while True:
             with self._changed:
                 while not self._delivered and not self._is_stopped:
                     self._changed.wait()
                 if self._is_stopped:
-                    return []
-                found = self._delivered.popleft()
+                    return ()
+                delivered = self._delivered.popleft()
             if session.running.error is not None:
                 raise session.running.error
             if not self._terms.collect:
-                self._raise_failed(session, found)
-            if not self._ordered:
-                if found:
-                    return found
-                continue
-            early, place = self._early, self._given
-            for one in found:
-                early[one.place] = one
-            ready: list[Delivered] = []
-            while (next_one := early.pop(place, None)) is not None:
-                ready.append(next_one)
-                place += 1
+                self._raise_failed(session, delivered)
+            ready: list[Any] = []
+            for one in delivered:
+                if self._ordered:
+                    self._put_early(one)
+                else:
+                    ready += _outcomes(one)
+            place = self._given
+            while (next_ones := self._early.pop(place, None)) is not None:
+                ready += next_ones
+                place += len(next_ones)
             if ready:
                 return ready
+
+    def _put_early(self, one: Delivered) -> None:
+        indexes, outcomes = one.indexes, _outcomes(one)
+        first = indexes[0]
+        if indexes == list(range(first, first + len(indexes))):  # as they were read, nearly always
+            self._early[first] = outcomes
+        else:
+            self._early.update((index, (outcome,)) for index, outcome in zip(indexes, outcomes, strict=True))
 
     def _raise_failed(self, session: Session, found: list[Delivered]) -> None:
         for one in found:
@@ -266,11 +273,23 @@ class _Feeder:
         if session.running.core.stopped is not None and any(one.failure is not None for one in found):
             raise_failure(list(session.running.core.failures), as_itself=True)
 
-    def _value(self, one: Delivered) -> Any:
-        if one.failure is not None:
-            return one.failure
+    def _value(self, outcome: Any) -> Any:
+        kind = type(outcome)
+        if kind is bytes:
+            value = load_result(outcome)
+            if self._counts_fuel:
+                self._metrics.fuel += getattr(value, "fuel", 0)
+            return value
+        if kind is ChunkFailed:
+            return outcome
         assert self._store is not None
-        return load_result(self._store.get(one.key))
+        return load_result(self._store.get(*outcome))
+
+
+def _outcomes(one: Delivered) -> Sequence[Any]:
+    if one.failure is not None:
+        return (one.failure,)
+    return [(key,) for key in one.keys] if one.results is None else one.results
 
 
 def map_items(

@@ -12,7 +12,7 @@ import functools
 import json
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -23,7 +23,7 @@ from sublet.compute.posting import prepare_worker, submit_many
 from sublet.compute.workers import Options
 from sublet.errors import InvalidRequest, SubletError, WorkerLost
 from sublet.jobs.chunks import Needs
-from sublet.jobs.core import Batch, ChunkFailed, Coordinator, Failed, JobEvent, SavedChunk, Work
+from sublet.jobs.core import Batch, ChunkFailed, Coordinator, Failed, JobEvent, SavedChunk, Works
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.inside import Raised, error_of
 from sublet.jobs.metrics import Metrics
@@ -57,14 +57,15 @@ _STATE_VERSION: Final = 1
 
 
 class Delivered(NamedTuple):
-    """One finished chunk, for who runs the job."""
+    """Finished chunks, for who runs the job."""
 
-    place: int
-    """The chunk's position in the input."""
-    key: ChunkId
-    result: bytes | None
-    """None where the store had it already, or where it failed."""
+    indexes: Sequence[int]
+    """Their positions in the input."""
+    keys: Sequence[ChunkId]
+    results: Sequence[bytes] | None
+    """None where the store had them already, or where one failed."""
     failure: ChunkFailed | None = None
+    """Of one chunk, which has no result."""
 
 
 class Pool(Protocol):
@@ -128,10 +129,11 @@ class Running:
         linger_s: float = LINGER_S,
         clock: Clock | None = None,
         phase: str = "",
-        admit: Callable[[Work], bool] | None = None,
+        admit: Callable[[int], bool] | None = None,
         on_events: Callable[[Sequence[JobEvent]], object] | None = None,
     ) -> None:
-        """``admit`` is asked when a chunk is about to go to a worker, and may say that it is not wanted any more."""
+        """``admit`` is asked when the chunk at a position is about to go to a worker, and may say that it is not wanted
+        any more."""
         self.core = core
         self.phase = phase
         self._admit = admit
@@ -155,7 +157,7 @@ class Running:
         self._paces: dict[Needs, _Pace] = {}
         self._told = 0
         """Failures that were delivered."""
-        self._held_back: list[tuple[Work, bytes]] = []
+        self._held_back: list[tuple[Works, Sequence[bytes]]] = []
         """Results that are put, and not published."""
         self._held_back_bytes = 0
         self._publish_at_ns: int | None = None
@@ -175,15 +177,14 @@ class Running:
 
     # ---- from any thread
 
-    def feed(self, works: list[Work], contents: Iterable[bytes] | None = None) -> None:
+    def feed(self, works: Works, contents: Sequence[bytes] | None = None) -> None:
         """More chunks. ``InvalidRequest`` of theirs ends the job, as it would if they were refused here."""
         self._asked += 1
         self._over.clear()
-        given = None if contents is None else list(contents)
 
         def add() -> None:
             self._answered += 1
-            self._add(works, given)
+            self._add(works, contents)
 
         self._post(add)
 
@@ -329,11 +330,11 @@ class Running:
         self._over.set()
         self._deliver([])
 
-    def _add(self, works: list[Work], contents: list[bytes] | None) -> None:
+    def _add(self, works: Works, contents: Sequence[bytes] | None) -> None:
         found = self.core.add(works, contents, self._store if self._store is not None else ())
-        self._note_if("skipped", len(found))
         if found:
-            self._deliver([Delivered(work.index, work.key, None) for work in found])
+            self._note("skipped", len(found))
+            self._deliver([Delivered(found.indexes, found.keys, None)])
 
     # ---- leases
 
@@ -424,14 +425,14 @@ class Running:
             batch = core.take(slot.key, slot.needs, self._batch_size(slot.needs, ready), now_ns)
             if batch is None:
                 return
-            if self._admit is not None and (gone := [work for work in batch.works if not self._admit(work)]):
-                core.drop(batch, gone, now_ns)
+            if self._admit is not None:
+                is_wanted = [self._admit(index) for index in batch.works.indexes]
+                if False in is_wanted:
+                    core.drop(batch, is_wanted, now_ns)
                 if not batch.is_open:
                     continue
             try:
-                future = submit_many(
-                    slot.lease, self._options, batch.works[0].call, [work.args for work in batch.works]
-                )
+                future = submit_many(slot.lease, self._options, batch.works.call, batch.works.items)
             except Exception as error:  # noqa: BLE001 - told to the core
                 self._batch_lost(slot, batch, error, begun=False)
                 if cause_of(error) is Cause.LEASE_LOST:
@@ -481,7 +482,7 @@ class Running:
             self._drop(slot)
 
     def _take_outcomes(self, batch: Batch, outcomes: list[Any], now_ns: int) -> None:
-        if any(type(outcome) is Raised for outcome in outcomes):
+        if Raised in map(type, outcomes):
             outcomes = [self._judged(outcome) if type(outcome) is Raised else outcome for outcome in outcomes]
         fresh = self.core.results(batch, outcomes, now_ns)
         if not fresh:
@@ -489,13 +490,14 @@ class Running:
         if self._store is None:
             self._published(fresh)
             return
-        self._store.put([(work.key, data) for work, data in fresh])
+        for works, results in fresh:
+            self._store.put(list(zip(works.keys, results, strict=True)))
         if self._store.publish_after <= 0:
             self._store.publish(self._state())
             self._published(fresh)
             return
         self._held_back += fresh
-        self._held_back_bytes += sum(len(data) for _, data in fresh)
+        self._held_back_bytes += sum(sum(map(len, results)) for _, results in fresh)
         if self._publish_at_ns is None:
             self._publish_at_ns = now_ns + round(self._store.publish_after * NS_PER_S)
 
@@ -522,9 +524,9 @@ class Running:
 
     # ---- results
 
-    def _published(self, fresh: list[tuple[Work, bytes]]) -> None:
-        self.core.published([work for work, _ in fresh], self._now())
-        self._deliver([Delivered(work.index, work.key, data) for work, data in fresh])
+    def _published(self, fresh: list[tuple[Works, Sequence[bytes]]]) -> None:
+        self.core.published((works for works, _ in fresh), self._now())
+        self._deliver([Delivered(works.indexes, works.keys, results) for works, results in fresh])
 
     def _publish_if_due(self, now_ns: int) -> None:
         if not self._held_back or self._is_publishing or self._publish_at_ns is None:
@@ -537,7 +539,7 @@ class Running:
             state = self._state()
             self._publisher = start_thread("burst_store", lambda: self._publish_beside(held, state))
 
-    def _publish_beside(self, held: list[tuple[Work, bytes]], state: bytes) -> None:
+    def _publish_beside(self, held: list[tuple[Works, Sequence[bytes]]], state: bytes) -> None:
         try:
             assert self._store is not None
             self._store.publish(state)
@@ -546,16 +548,16 @@ class Running:
         else:
             self._post(functools.partial(self._publication_done, held))
 
-    def _publication_done(self, held: list[tuple[Work, bytes]]) -> None:
+    def _publication_done(self, held: list[tuple[Works, Sequence[bytes]]]) -> None:
         self._is_publishing = False
-        self._note("saved", len(held))
+        self._note("saved", sum(len(works) for works, _ in held))
         self._published(held)
 
     def _not_published(self, error: BaseException) -> None:
         self._is_publishing = False
         self._failed(error)
 
-    def _publish(self, held: list[tuple[Work, bytes]]) -> None:
+    def _publish(self, held: list[tuple[Works, Sequence[bytes]]]) -> None:
         assert self._store is not None
         self._store.publish(self._state())
         self._published(held)
@@ -571,7 +573,7 @@ class Running:
         if self._told < len(failures):
             new = failures[self._told :]
             self._told = len(failures)
-            self._deliver([Delivered(one.index, one.chunk, None, one) for one in new])
+            self._deliver([Delivered((one.index,), (one.chunk,), None, one) for one in new])
 
     def _tell_events(self) -> None:
         events = self.core.events
@@ -591,10 +593,6 @@ class Running:
 
     def _note(self, what: str, count: int = 1, detail: str = "") -> None:
         self.core.events.append(JobEvent(self._now(), what, count, detail))
-
-    def _note_if(self, what: str, count: int) -> None:
-        if count:
-            self._note(what, count)
 
 
 def save_state(phase: str, chunks: Mapping[ChunkId, SavedChunk]) -> bytes:

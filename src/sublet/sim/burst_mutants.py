@@ -28,7 +28,7 @@ def _whole_batch(original: Any) -> Any:
             return
         rest = batch.rest
         self._close(batch)
-        for work in rest:
+        for work in rest.singles():
             self._run_failed(work, failed, When.EXECUTING, now_ns, 0)
 
     return lost
@@ -57,7 +57,9 @@ def _late_taken(original: Any) -> Any:
         if batch.is_open:
             found: list[tuple[Any, Any]] = original(self, batch, outcomes, now_ns)
             return found
-        return [(work, one) for work, one in zip(batch.works, outcomes, strict=False) if type(one) is not Failed]
+        works = batch.works.part(0, len(outcomes))
+        made = [type(one) is not Failed for one in outcomes[: len(works)]]
+        return [(works.where(made), [one for one in outcomes[: len(works)] if type(one) is not Failed])]
 
     return results
 

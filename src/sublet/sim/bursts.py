@@ -19,7 +19,7 @@ from typing import Any, Final
 from sublet.errors import CheckpointDamaged, LeaseRevoked, NotFound, WorkerLost
 from sublet.jobs import index as index_file
 from sublet.jobs.chunks import Needs
-from sublet.jobs.core import Batch, Coordinator, Failed, Work
+from sublet.jobs.core import Batch, Coordinator, Failed, Works
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.leases import Holdings
 from sublet.jobs.policy import RetryPolicy
@@ -167,7 +167,8 @@ class BurstWorld:
         self.mine: dict[str, Lease] = {}
         self.raised.clear()
         self.losses = Counter({int.from_bytes(key, "big"): one.charges for key, one in saved.items()})
-        works = [Work(key_of(n), n, None, (n,), Needs()) for n in range(self.count)]
+        every = list(range(self.count))
+        works = Works([key_of(n) for n in every], every, list(every), None, Needs())
         self.core.add(works, stored=self.store)
         self.core.complete()
 
@@ -245,24 +246,24 @@ class BurstWorld:
             return
         batch = self.core.take(lease.key, Needs(), self.random.choice((1, 2, 8)), self.now_ns)
         if batch is not None:
-            for work in batch.works:
-                if work.key in self.published:
-                    raise Broken("first", f"chunk {work.index} is begun again after its result was published")
-                if work.index in self.raised:
-                    raise Broken("retries", f"chunk {work.index} is begun again after a permanent error")
+            for key, index in zip(batch.works.keys, batch.works.indexes, strict=True):
+                if key in self.published:
+                    raise Broken("first", f"chunk {index} is begun again after its result was published")
+                if index in self.raised:
+                    raise Broken("retries", f"chunk {index} is begun again after a permanent error")
             lease.batches.append(batch)
 
     def _execute(self) -> None:
         lease = self._any()
         if lease is None or not lease.batches or lease.done >= len(lease.batches[0].works):
             return
-        work = lease.batches[0].works[lease.done]
-        self.begun[work.index] += 1
+        index = lease.batches[0].works.indexes[lease.done]
+        self.begun[index] += 1
         lease.done += 1
-        if work.index in self.permanent:
+        if index in self.permanent:
             lease.unsent.append(Failed(Cause.RAISED, ValueError("permanent")))
         else:
-            lease.unsent.append(b"%d attempt %d" % (value_of(work.index), self.begun[work.index]))
+            lease.unsent.append(b"%d attempt %d" % (value_of(index), self.begun[index]))
 
     def _send(self) -> None:
         """What its worker has made reaches the coordinator."""
@@ -281,20 +282,22 @@ class BurstWorld:
     def _take_results(self, batch: Batch, outcomes: list[Any]) -> None:
         before, is_news = batch.done, batch.is_open
         fresh = self.core.results(batch, outcomes, self.now_ns)
-        for work, outcome in zip(batch.works[before:], outcomes, strict=False):
+        for index, outcome in zip(batch.works.indexes[before:], outcomes, strict=False):
             if is_news and type(outcome) is Failed:
-                self.raised.add(work.index)
-        self.store.put([(work.key, data) for work, data in fresh])
+                self.raised.add(index)
+        for works, results in fresh:
+            self.store.put(list(zip(works.keys, results, strict=True)))
         if self.random.random() < self.faults / 4 and self.steps < self.heals_at:
             self.seen["publication failed"] += 1
             self._crash()
             return
         self.store.publish(save_state("", self.core.snapshot()))
-        self.core.published([work for work, _ in fresh], self.now_ns)
-        for work, _ in fresh:
-            found = self.store.get(work.key)
-            if self.published.setdefault(work.key, found) != found:
-                raise Broken("first", f"chunk {work.index} had {self.published[work.key]!r} and has {found!r}")
+        self.core.published((works for works, _ in fresh), self.now_ns)
+        for key in (key for works, _ in fresh for key in works.keys):
+            found = self.store.get(key)
+            if self.published.setdefault(key, found) != found:
+                index = int.from_bytes(key, "big")
+                raise Broken("first", f"chunk {index} had {self.published[key]!r} and has {found!r}")
 
     def _late_result(self) -> None:
         """A message comes again, or for a batch that was given up."""
@@ -328,25 +331,25 @@ class BurstWorld:
             if made and self.random.random() < 0.5:  # what it had made is there, or on its way
                 self.late.append((batch, list(made)))
                 executing = False
-                rest = batch.works[batch.done :]
+                rest = batch.rest
                 lost_results = len(made)
             else:
                 self._take_results(batch, list(made))
                 if lease.key not in self.live:
                     return  # the coordinator died over it
                 rest, lost_results = batch.rest, 0
-            charged = {work.index: work.charges for work in rest}
+            charged = {key: self.core.charges(key) for key in rest.keys}
             if lost_results:
                 executing = True  # nothing tells which of them had ended
             if executing and rest:
-                self.losses[rest[0].index] += 1
-                self.begun[rest[0].index] += 1
+                self.losses[rest.indexes[0]] += 1
+                self.begun[rest.indexes[0]] += 1
             self.core.lost(batch, failed, begun=executing, now_ns=self.now_ns)
-            for k, work in enumerate(rest):
-                if work.charges > charged[work.index] and not (executing and k == 0):
-                    raise Broken("blame", f"chunk {work.index} was charged, and had not begun")
-                if work.charges > RETRIES + 1:
-                    raise Broken("retries", f"chunk {work.index} was charged {work.charges} times")
+            for k, (key, index) in enumerate(zip(rest.keys, rest.indexes, strict=True)):
+                if self.core.charges(key) > charged[key] and not (executing and k == 0):
+                    raise Broken("blame", f"chunk {index} was charged, and had not begun")
+                if self.core.charges(key) > RETRIES:
+                    raise Broken("retries", f"chunk {index} goes on after {self.core.charges(key)} charges")
         lease.batches.clear()
         lease.unsent.clear()
         lease.done = 0

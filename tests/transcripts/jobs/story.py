@@ -12,7 +12,7 @@ from typing import Any, Final
 from sublet.errors import LeaseRevoked, OutOfMemory, WorkerLost
 from sublet.jobs import RetryPolicy
 from sublet.jobs.chunks import Needs
-from sublet.jobs.core import Batch, Coordinator, Failed, Work
+from sublet.jobs.core import Batch, Coordinator, Failed, Works
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.states import Cause
 from sublet.values import format_duration, format_size, parse_duration_ns
@@ -35,7 +35,7 @@ class _Story:
     def __init__(self) -> None:
         self.core = Coordinator(RetryPolicy(3, "1s", "16s", 0.0), collect=True)
         self.batches: dict[str, list[Batch]] = {}
-        self.put: list[Work] = []
+        self.put: list[Works] = []
         self.failures = 0
 
     def line(self, text: str) -> list[str]:
@@ -44,8 +44,9 @@ class _Story:
         match words:
             case ["chunks", count, *size]:
                 memory = int(size[0].removesuffix("MiB")) << 20 if size else 0
-                works = [Work(ChunkId(n.to_bytes(16, "big")), n, None, (), Needs(1, memory)) for n in range(int(count))]
-                self.core.add(works)
+                every = list(range(int(count)))
+                keys = [ChunkId(n.to_bytes(16, "big")) for n in every]
+                self.core.add(Works(keys, every, [()] * len(every), None, Needs(1, memory)))
                 self.core.complete()
                 return [f"{count} wait"]
             case ["job", "stops", "at", "the", "first", "failure"]:
@@ -57,23 +58,27 @@ class _Story:
                 if batch is None:
                     return self._nothing(now_ns)
                 self.batches.setdefault(lease, []).append(batch)
-                return [f"{lease} has {', '.join(str(work.index) for work in batch.works)}"]
+                return [f"{lease} has {', '.join(map(str, batch.works.indexes))}"]
             case [lease, "made", *outcomes]:
                 batch = self.batches[lease][0]
                 fresh = self.core.results(batch, [OUTCOMES[one] for one in outcomes], now_ns)
-                self.put += [work for work, _ in fresh]
+                self.put += [works for works, _ in fresh]
                 if not batch.is_open and not lease.endswith("-last"):
                     self.batches.setdefault(f"{lease}-last", []).insert(0, self.batches[lease].pop(0))
-                return [f"{', '.join(str(work.index) for work, _ in fresh)} to be stored"] if fresh else ["nothing new"]
+                indexes = [str(index) for works, _ in fresh for index in works.indexes]
+                return [f"{', '.join(indexes)} to be stored"] if fresh else ["nothing new"]
             case [lease, "lost", cause, "begun" | "queued" as how]:
                 batch = self.batches[lease].pop(0)
-                charged = {work.index: work.charges for work in batch.rest}
+                rest = batch.rest
+                charged = {key: self.core.charges(key) for key in rest.keys}
+                failed = len(self.core.failures)
                 self.core.lost(batch, CAUSES[cause], begun=how == "begun", now_ns=now_ns)
                 self.batches.setdefault(f"{lease}-last", []).insert(0, batch)
+                given_up = {one.chunk for one in self.core.failures[failed:]}
                 return [
-                    f"{index}: {'charged' if work.charges > charged[index] else 'back in the queue'}"
-                    for work in batch.works
-                    if (index := work.index) in charged
+                    f"{index}: {'charged' if is_charged else 'back in the queue'}"
+                    for key, index in zip(rest.keys, rest.indexes, strict=True)
+                    for is_charged in [key in given_up or self.core.charges(key) > charged[key]]
                 ]
             case ["publish"]:
                 self.core.published(self.put, now_ns)

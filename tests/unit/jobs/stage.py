@@ -64,7 +64,7 @@ class FakeLease:
             for item in items:
                 if self.lose_at is not None and self.lose_at <= 0:
                     break
-                results.append(task(*item))
+                results.append(task(item))
                 if self.lose_at is not None:
                     self.lose_at -= 1
             if len(results) == len(items):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sublet.errors import InvalidRequest, LeaseRevoked, WorkerLost
 from sublet.jobs import RetryPolicy
 from sublet.jobs.chunks import Needs
-from sublet.jobs.core import Batch, Coordinator, Failed, Work
+from sublet.jobs.core import Batch, Coordinator, Failed, Works
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.states import Cause, ChunkState, FailReason
 
@@ -23,8 +23,9 @@ def call() -> None:
     """Stands for the task that all chunks share."""
 
 
-def works(count: int, needs: Needs = ONE) -> list[Work]:
-    return [Work(ChunkId(n.to_bytes(16, "big")), n, call, (n,), needs) for n in range(count)]
+def works(count: int, needs: Needs = ONE, first: int = 0) -> Works:
+    every = list(range(first, first + count))
+    return Works([ChunkId(n.to_bytes(16, "big")) for n in every], every, list(every), call, needs)
 
 
 def coordinator(count: int = 0, policy: RetryPolicy | None = None, *, collect: bool = True) -> Coordinator:
@@ -41,13 +42,17 @@ def take(core: Coordinator, most: int = 1, now_ns: int = 0, lease: str = "lease"
 
 
 def indexes(batch: Batch) -> list[int]:
-    return [work.index for work in batch.works]
+    return batch.works.indexes
 
 
 def finish(core: Coordinator, batch: Batch, now_ns: int = 0) -> None:
     fresh = core.results(batch, [b"done"] * len(batch.rest), now_ns)
-    core.published([work for work, _ in fresh], now_ns)
+    core.published([made for made, _ in fresh], now_ns)
     core.check()
+
+
+def charges(core: Coordinator, batch: Batch) -> list[int]:
+    return [core.charges(key) for key in batch.works.keys]
 
 
 def test_chunks_go_out_in_order_and_are_finished_when_they_are_published() -> None:
@@ -55,11 +60,12 @@ def test_chunks_go_out_in_order_and_are_finished_when_they_are_published() -> No
     first, second = take(core, 2), take(core, 9)
     assert (indexes(first), indexes(second)) == ([0, 1], [2, 3, 4])
     fresh = core.results(first, [b"a", b"b"], 1)
-    assert [(work.index, data) for work, data in fresh] == [(0, b"a"), (1, b"b")]
+    ((made, results),) = fresh
+    assert (made.indexes, results) == ([0, 1], [b"a", b"b"])
     assert core.counts.succeeded == 0
-    core.published([work for work, _ in fresh], 2)
+    core.published([made], 2)
     assert core.counts.succeeded == 2
-    assert first.works[0].state is ChunkState.STORED
+    assert made.state is ChunkState.STORED
     core.complete()
     assert not core.is_over
     finish(core, second)
@@ -73,7 +79,7 @@ def test_only_the_chunk_that_was_executing_is_charged_for_a_lost_worker() -> Non
     core.results(batch, [b"a"], 0)
     core.lost(batch, KILLED, begun=True, now_ns=0)
     core.check()
-    assert [work.charges for work in batch.works] == [0, 1, 0, 0]
+    assert charges(core, batch) == [0, 1, 0, 0]
     assert indexes(take(core, 9)) == [2, 3, 4, 5]
     assert indexes(take(core, 9, now_ns=2 * S)) == [1]
     assert core.counts.retries == 1
@@ -84,7 +90,7 @@ def test_a_batch_that_had_not_begun_returns_as_it_is() -> None:
     core.lost(take(core, 2), TAKEN, begun=False, now_ns=0)
     batch = take(core, 9)
     assert indexes(batch) == [0, 1, 2]
-    assert not any(work.charges for work in batch.works)
+    assert not any(charges(core, batch))
 
 
 def test_a_late_result_changes_nothing() -> None:
@@ -94,10 +100,10 @@ def test_a_late_result_changes_nothing() -> None:
     second = take(core)
     assert core.results(first, [b"late"], 1) == []
     fresh = core.results(second, [b"first"], 2)
-    assert [data for _, data in fresh] == [b"first"]
-    core.published([work for work, _ in fresh], 2)
+    assert [results for _, results in fresh] == [[b"first"]]
+    core.published([made for made, _ in fresh], 2)
     assert core.results(second, [b"again"], 3) == []
-    core.published([work for work, _ in fresh], 3)
+    core.published([made for made, _ in fresh], 3)
     core.check()
     assert core.counts.succeeded == 1
 
@@ -106,7 +112,7 @@ def test_a_permanent_error_is_not_retried_and_does_not_stop_a_collecting_job() -
     core = coordinator(3)
     batch = take(core, 3)
     fresh = core.results(batch, [Failed(Cause.RAISED, ValueError("no")), b"b", b"c"], 0)
-    core.published([work for work, _ in fresh], 0)
+    core.published([made for made, _ in fresh], 0)
     core.complete()
     assert core.is_over
     assert core.counts.retries == 0
@@ -118,7 +124,7 @@ def test_the_first_failure_stops_a_raising_job() -> None:
     batch = take(core, 2)
     fresh = core.results(batch, [Failed(Cause.RAISED, ValueError("no")), b"b"], 0)
     assert core.take("other", ONE, 9, 0) is None
-    core.published([work for work, _ in fresh], 0)
+    core.published([made for made, _ in fresh], 0)
     core.check()
     assert core.is_over
     assert [one.reason for one in core.failures] == [*[FailReason.CANCELLED] * 3, FailReason.RAISED] or (
@@ -202,15 +208,16 @@ def test_what_the_store_has_is_skipped_and_saved_charges_go_on() -> None:
     core.lost(take(core), KILLED, begun=True, now_ns=0)
     saved = core.snapshot()
     again = Coordinator(RetryPolicy(2, 0, 0, 0.0), collect=True, saved=saved)
-    found = again.add(works(3), stored={works(3)[2].key})
-    assert [work.index for work in found] == [2]
+    found = again.add(works(3), stored={works(3).keys[2]})
+    assert found.indexes == [2]
     assert again.counts.skipped == 1
-    assert take(again).works[0].charges == 1
+    assert charges(again, take(again)) == [1]
 
 
 def test_chunks_of_different_needs_never_share_a_lease() -> None:
     core = Coordinator(RetryPolicy())
-    core.add([*works(2), Work(ChunkId(b"x" * 16), 2, call, (), Needs(4))])
+    core.add(works(2))
+    core.add(works(1, Needs(4), first=2))
     assert core.wanted() == {ONE: 2, Needs(4): 1}
     large = core.take("large", Needs(4), 9, 0)
     assert large is not None
@@ -221,7 +228,7 @@ def test_chunks_of_different_needs_never_share_a_lease() -> None:
 def test_a_chunk_that_its_caller_cancelled_stops_nothing() -> None:
     core = coordinator(3, collect=False)
     batch = take(core, 3)
-    core.drop(batch, [batch.works[1]], 0)
+    core.drop(batch, [True, False, True], 0)
     core.check()
     assert indexes(batch) == [0, 2]
     finish(core, batch)
@@ -247,7 +254,7 @@ def test_the_books_hold_after_every_step_and_every_chunk_ends_once(
     core.complete()
     open_: list[Batch] = []
     closed: list[Batch] = []
-    put: list[Work] = []
+    put: list[Works] = []
     now_ns = 0
     for what, n in steps:
         if what == "take" and (batch := core.take(f"lease {n}", ONE, 1 + n, now_ns)):
@@ -264,7 +271,7 @@ def test_the_books_hold_after_every_step_and_every_chunk_ends_once(
             batch = open_[n % len(open_)]
             if what in ("done", "raise"):
                 outcome = b"x" if what == "done" else Failed(Cause.RAISED, ValueError())
-                put += [work for work, _ in core.results(batch, [outcome], now_ns)]
+                put += [made for made, _ in core.results(batch, [outcome], now_ns)]
             else:
                 core.lost(batch, KILLED, begun=what == "lose", now_ns=now_ns)
             if not batch.is_open:
@@ -273,7 +280,7 @@ def test_the_books_hold_after_every_step_and_every_chunk_ends_once(
         core.check()
     while not core.is_over:
         for batch in open_:
-            put += [work for work, _ in core.results(batch, [b"x"] * len(batch.rest), now_ns)]
+            put += [made for made, _ in core.results(batch, [b"x"] * len(batch.rest), now_ns)]
         open_.clear()
         core.published(put, now_ns)
         put.clear()

@@ -21,7 +21,7 @@ from sublet.jobs.identity import (
     check_stable,
     content_digest,
     function_digest,
-    positioned_id,
+    positioned_ids,
     valid_id,
 )
 
@@ -121,7 +121,7 @@ def test_all_of_these_are_different_work() -> None:
 )
 def test_values_that_may_give_other_results_have_other_digests(one: object, other: object) -> None:
     assert content_digest(one) != content_digest(other)
-    assert positioned_id(b"", one, 0) != positioned_id(b"", other, 0)
+    assert positioned_ids(b"", [one], 0) != positioned_ids(b"", [other], 0)
 
 
 def test_equal_values_have_equal_digests_however_they_share_objects() -> None:
@@ -146,10 +146,10 @@ def test_code_defaults_and_closure_of_a_function_count_and_its_name_does_not() -
 
 def test_the_position_is_part_of_an_id_where_it_is_given() -> None:
     work, other = function_digest(double), function_digest(membership)
-    ids = {positioned_id(one, item, at) for one in (work, other) for item in (7, "7", (7,)) for at in (0, 1)}
-    assert len(ids) == 12
+    ids = {key for one in (work, other) for at in (0, 10) for key in positioned_ids(one, [7, "7", (7,), 7], at)}
+    assert len(ids) == 16
     assert {len(one) for one in ids} == {ID_BYTES}
-    assert positioned_id(work, [1, 2], 3) == positioned_id(work, [1, 2], 3)
+    assert positioned_ids(work, [[1, 2], 8], 3) == positioned_ids(work, [[1, 2]], 3) + positioned_ids(work, [8], 4)
 
 
 def test_a_file_counts_by_its_content_and_a_path_as_text(tmp_path: Path) -> None:
