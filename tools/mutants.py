@@ -602,7 +602,7 @@ def run(
     todo: queue.SimpleQueue[tuple[str, Mutant]] = queue.SimpleQueue()
     for one in wanted:
         todo.put(one)
-    paths = {path for paths in ROOMS.values() for path in paths}
+    paths = {path for room in {mutant.file.partition("/")[0] for _, mutant in wanted} for path in ROOMS[room]}
     reach = record(tests_in(sorted(paths, key=lambda path: (price(path), path))))
     lock, stop, times, began = threading.Lock(), threading.Event(), [], time.monotonic()
 

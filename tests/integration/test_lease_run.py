@@ -27,6 +27,7 @@ import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.compute import signs_of_life
+from sublet.compute.posting import AHEAD
 from sublet.compute.workers import Options
 from sublet.errors import CallTimeout, RemoteError, Unpicklable, WorkerLost
 from sublet.wire.shared import write_shared
@@ -565,6 +566,16 @@ def test_map_raises_where_it_happens_and_takes_items_as_needed(held: sublet.Leas
         found.extend(held.map(check, items()))
     assert found == list(range(30))
     assert len(taken) < 5000
+
+
+def test_map_gives_what_was_finished_and_then_says_that_its_lease_has_ended(lease: sublet.Lease) -> None:
+    found = lease.map(abs, range(0, -5000, -1))
+    got = [next(found)]
+    until(lambda: not lease.busy)  # what was sent ahead is answered
+    lease.release()
+    with pytest.raises(sublet.LeaseEnded):
+        got.extend(found)
+    assert got == list(range(AHEAD))
 
 
 # ---- generators

@@ -180,8 +180,9 @@ class Book:
             if owed.done or (owed.is_empty and owed.left) or (owed.until_ns is not None and now_ns >= owed.until_ns):
                 self.owed.discard(owed)
             elif not owed.is_empty:
-                owed.under_way = True
                 found.append(owed)
+        for owed in found:  # at last: what is marked and not handed out would be waited for without end
+            owed.under_way = True
         return found
 
     def _split(self, whole: Owed) -> None:

@@ -21,25 +21,34 @@ def run_program(
 ) -> T:
     """The program's result. Whatever goes wrong with a step, an interrupt included, is thrown into the program, so
     that it can still put things right (leave the queue, give back what was granted) before it ends. That holds for an
-    interrupt between two steps as well, when an answer was brought and the program has not seen it yet."""
+    interrupt between two steps as well, when an answer was brought and the program has not seen it yet.
+
+    No variable keeps an error: this frame is in its trace, so the two would keep each other, and all that the frames of
+    the callers have. A lease among that would not be noticed as dropped."""
     reply: Reply | None = None
     wrong: BaseException | None = None
-    while True:
-        try:
-            while True:  # within, for an interrupt comes where a loop turns back
-                if wrong is None:
-                    step = program.send(reply)
-                else:
-                    told, wrong = wrong, None
-                    step = program.throw(told)
-                reply = _carry_out(step, exchange, revive, sleep)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        except BaseException as error:
-            if getattr(program, "gi_frame", None) is None:  # it has ended, and by this
-                raise
-            wrong = error
+    try:
+        while True:
+            try:
+                while True:  # within, for an interrupt comes where a loop turns back
+                    if wrong is None:
+                        step = program.send(reply)
+                    else:
+                        told, wrong = wrong, None
+                        try:
+                            step = program.throw(told)
+                        finally:
+                            del told
+                    reply = _carry_out(step, exchange, revive, sleep)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            except BaseException as error:
+                if getattr(program, "gi_frame", None) is None:  # it has ended, and by this
+                    raise
+                wrong = error
+    finally:
+        wrong = None
 
 
 def _carry_out(

@@ -16,7 +16,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -192,22 +192,23 @@ class Keeper:
     # ---- what is due
 
     def _begin_what_is_due(self) -> None:
-        programs: list[Program[None]] = []
         with self._lock:
-            programs += errands.give_back_what_is_owed(self._core, self._book, self._book.to_give_back())
+            begun = self._note(errands.give_back_what_is_owed(self._core, self._book, self._book.to_give_back()))
             while (batch := self._book.collect()).attempts:
-                programs.append(errands.renew(self._core, self._book, batch))
-            programs += errands.say_all(self._core, self._book, self._book.words())
+                begun += self._note([errands.renew(self._core, self._book, batch)])
+            begun += self._note(errands.say_all(self._core, self._book, self._book.words()))
             self._mind_the_stream(bool(self._book.live))
-        for program in programs:
-            self._begin(program)
+        for errand in begun:
+            self._advance(errand, None)
         if self._listen_now():
             self._listen()
 
-    def _begin(self, program: Program[None]) -> None:
-        errand = _Errand(program)
-        self._errands.append(errand)
-        self._advance(errand, None)
+    def _note(self, programs: Sequence[Program[None]]) -> list[_Errand]:
+        """At once: nobody else has them, and what fails before they have begun must not lose them. They begin in the
+        next turn then."""
+        noted = [_Errand(program) for program in programs]
+        self._errands += noted
+        return noted
 
     def _advance(self, errand: _Errand, reply: Reply | BaseException | None) -> None:
         """Take a program to its next step that takes time."""
@@ -235,8 +236,10 @@ class Keeper:
                 case Call():
                     try:
                         errand.flight = self._transport.launch(replace(step, timeout_s=_CONNECT_S))
-                    except (Disconnected, OSError, MemoryError) as error:
-                        reply = error if isinstance(error, Disconnected) else _not_sent(error)
+                    except (OSError, MemoryError) as error:
+                        reply = _not_sent(error)
+                    except Exception as error:  # noqa: BLE001 - the program is told, whatever it is, and ends by a mistake
+                        reply = error
                     else:
                         errand.raw = b""
                         errand.until_ns = errand.flight.sent_ns + round(step.timeout_s * NS_PER_S)
@@ -306,7 +309,7 @@ class Keeper:
             self._advance(errand, Reply(flight.status, errand.raw, flight.sent_ns))
 
     def _give_up_waiting(self, errand: _Errand) -> None:
-        if errand.flight is None:  # a pause is over
+        if errand.flight is None:  # a pause is over, or it has not begun
             self._advance(errand, None)
             return
         errand.flight.close()
@@ -367,7 +370,7 @@ class Keeper:
             for event in self._events.feed(raw):
                 missed = self._book.heard(event) or missed
         if missed:
-            self._begin(errands.catch_up(self._core, self._book))
+            self._note([errands.catch_up(self._core, self._book)])  # and ``_wait`` begins it
 
     def _lost_the_stream(self) -> None:
         self._stop_listening()

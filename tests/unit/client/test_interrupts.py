@@ -1,10 +1,11 @@
 """An interrupt anywhere in a program that holds leases leaves none at the office: the real client, over a real socket,
 against a real ledger.
 
-Two ways to interrupt it. *Every place*: a trace function raises at the n-th place in the client's bytecode where the
+Three ways to interrupt it. *Every place*: a trace function raises at the n-th place in the client's bytecode where the
 interpreter would run the handler of a signal (at the start of a function, after a call, after a jump back), for sampled
-n. *Real signals*: a timer, once, twice, or as a storm. A failure prints the seed and the place. SUBLET_INTERRUPTS is
-the number of rounds of each kind.
+n. *Twice*: then a profile function raises a few places further on, amid what the first interrupt had the client do;
+where a function of the client begins, or one in C has returned to it. *Real signals*: a timer, once, twice, or as a
+storm. A failure prints the seed and the place. SUBLET_INTERRUPTS is the number of rounds of each kind.
 """
 
 from __future__ import annotations
@@ -205,12 +206,15 @@ AFTER: Final = frozenset(
 
 
 class Tracer:
-    """Counts the places of this thread at which a signal's handler would run in the client, and raises at one."""
+    """Counts the places of this thread at which a signal's handler would run in the client, and raises at one, and so
+    many places later once more, if they are met before the block ends."""
 
-    def __init__(self, at: int = -1) -> None:
+    def __init__(self, at: int = -1, then: int = 0) -> None:
         self.count = 0
         self.place = ""
+        self.second = ""
         self._at = at
+        self._then = then
         self._last: dict[FrameType, int] = {}
 
     def __enter__(self) -> Tracer:
@@ -219,6 +223,7 @@ class Tracer:
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
+        sys.setprofile(None)
 
     def _begin(self, frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(SOURCE):
@@ -241,8 +246,18 @@ class Tracer:
                 self.place = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
                 if code[frame.f_lasti] in AT:
                     self.place += BEGINS
+                if self._then:  # a trace function that has raised is no more
+                    sys.setprofile(self._again)
                 raise KeyboardInterrupt
         return self._step
+
+    def _again(self, frame: FrameType, event: str, _: Any) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(SOURCE):
+            self._then -= 1
+            if self._then == 0:
+                sys.setprofile(None)
+                self.second = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name} {event}"
+                raise KeyboardInterrupt
 
 
 def look(office: OfficeThread, helper: Helper) -> list[str]:
@@ -294,6 +309,44 @@ def test_an_interrupt_anywhere_leaves_no_lease(office: OfficeThread, program: Ca
             assert look(office, helper) == [], told
     finally:
         helper.done()
+        helper.fabric.close()
+        gc.collect()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_two_interrupts_leave_no_lease(
+    office: OfficeThread, program: Callable[[Fabric, Helper], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the second one leaves undone is found by the keeper, which looks every few seconds. It does not wait for
+    the garbage collector."""
+    for module in (book, keeper):
+        monkeypatch.setattr(module, "SWEEP_NS", NS_PER_S // 20)
+    chance = random.Random(f"two {SEED} {program.__name__}")
+    helper, fabric = Helper(office), fabric_of(office)
+    gc.disable()
+    try:
+        helper.leave()
+        with Tracer() as counted:
+            program(fabric, helper)
+        fabric.close()
+        for _ in range(ROUNDS // 2):
+            at, then = chance.randrange(counted.count) + 1, 1 + int(40 * chance.random() ** 2)
+            fabric = fabric_of(office)
+            if program is attaches:
+                helper.leave()
+            tracer = Tracer(at, then)
+            with contextlib.suppress(BaseException), tracer:
+                program(fabric, helper)
+            helper.done()
+            if program is attaches:  # the keeper gives the attach 5 s to arrive
+                fabric.close()
+            told = f"seed {SEED}, {program.__name__}, place {at} ({tracer.place}), {then} further ({tracer.second})"
+            assert look(office, helper) == [], told
+            fabric.close()
+    finally:
+        gc.enable()
+        helper.done()
+        fabric.close()
         helper.fabric.close()
         gc.collect()
 

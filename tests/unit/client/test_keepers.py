@@ -205,7 +205,7 @@ class Blocking(Side):
         return held
 
     def begin(self, program: Program[None]) -> None:
-        self.keeper._begin(program)
+        self.keeper._note([program])
         self.keeper.start()
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""The threads and tasks of a fabric, sync and asyncio: no failure of a turn ends the renewing."""
+"""The threads and tasks of a fabric, sync and asyncio: no failure of a turn ends the renewing, or loses what is to
+be given back."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 from sublet import background
-from sublet.client import errands
+from sublet.client import book, errands
 from sublet.client.aio_keeper import AioKeeper
 from sublet.client.book import Book
 from sublet.client.core import Core, Grant
@@ -26,9 +27,9 @@ from sublet.clock import SystemClock
 from sublet.errors import Disconnected, SubletError
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
-from sublet.values import Epoch, RenewMode
-from sublet.wire.http import RenewalsAnswer, RenewAnswer
-from tests.unit.client.script import reply, view
+from sublet.values import NS_PER_S, Epoch, RenewMode
+from sublet.wire.http import GrantAnswer, RenewalsAnswer, RenewAnswer
+from tests.unit.client.script import ended, reply, view
 
 TTL_S: Final = 60.0
 ERRORS: Final = [
@@ -62,12 +63,18 @@ class Flight:
 
 
 class Office:
-    """Renews whatever it is asked to; the far side of both transports."""
+    """Renews and takes back whatever it is asked to; the far side of both transports."""
 
     def __init__(self) -> None:
         self.renewals = 0
+        self.released: set[str] = set()
 
     def answer(self, call: Call) -> Reply:
+        if call.path.endswith("/release"):
+            self.released.add(call.path.split("/")[-2])
+            return reply(ended("released", id=call.path.split("/")[-2]))
+        if call.path == "/v1/leases/l-2":
+            return reply(GrantAnswer(lease=view(id="l-2")))
         if "renew" not in call.path:
             raise Disconnected("this office only renews", sent=True)
         self.renewals += 1
@@ -117,7 +124,7 @@ class Failed:
 
 
 class Desk:
-    """One lease that is due for renewal at every moment."""
+    """One lease that is due for renewal at every moment, and one that was dropped, and is to be given back."""
 
     def __init__(self) -> None:
         self.clock = SystemClock()
@@ -126,6 +133,8 @@ class Desk:
         grant = Grant(view=view(ttl=TTL_S, remaining=TTL_S), sent_ns=self.clock.now_ns())
         policy = RenewalPolicy(mode=RenewMode.ALWAYS, every=0.02, backoff_first=0.01, backoff_max=0.02)
         self.held = self.book.open(grant, policy)
+        grant = Grant(view=view(id="l-2", ttl=TTL_S, remaining=TTL_S), sent_ns=self.clock.now_ns())
+        self.book.dropped.append(self.book.open(grant, RenewalPolicy(mode=RenewMode.NEVER)))
 
     def fail_at(self, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException) -> Failing:
         where, name = {
@@ -156,6 +165,7 @@ class Desk:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "PAUSES_S", (0.001,))
+    monkeypatch.setattr(book, "RETURN_AGAIN_NS", NS_PER_S // 100)
 
 
 @pytest.mark.parametrize("place", ["collect", "words", "settle", "next_wake", "poll", "launch", "program"])
@@ -171,7 +181,8 @@ def test_a_failed_turn_of_the_thread_ends_no_renewing(
         until(lambda: failing.left == 0)
         seen = desk.office.renewals
         until(lambda: desk.office.renewals >= seen + 2)
-        assert desk.held.holder.status is LeaseStatus.ACTIVE
+        until(lambda: desk.held.holder.status is LeaseStatus.ACTIVE)
+        until(lambda: desk.office.released == {"l-2"})
     finally:
         keeper.stop(20)
 
@@ -196,7 +207,8 @@ def test_a_failed_turn_of_the_task_ends_no_renewing(
                 seen = desk.office.renewals
                 while desk.office.renewals < seen + 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.002)
-            assert desk.held.holder.status is LeaseStatus.ACTIVE
+                while desk.office.released != {"l-2"} or desk.held.holder.status is not LeaseStatus.ACTIVE:  # noqa: ASYNC110
+                    await asyncio.sleep(0.002)
         finally:
             await keeper.stop()
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -422,3 +424,37 @@ def test_an_interrupt_between_any_two_steps_reaches_the_program() -> None:
         if lines <= at:
             assert at > 6
             return
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["ends by it", "goes on"])
+def test_what_the_callers_of_an_interrupted_program_had_is_gone_with_them(ends: bool) -> None:
+    """At once, and not when garbage is collected: a lease among it is given back when its object goes."""
+
+    class Lease:
+        pass
+
+    seen: list[weakref.ref[Lease]] = []
+
+    def program() -> Program[str]:
+        try:
+            yield from ask(CALL)
+        except KeyboardInterrupt:
+            if ends:
+                raise
+        return "done"
+
+    def interrupted(_: Call) -> Reply:
+        raise KeyboardInterrupt
+
+    def caller() -> None:
+        lease = Lease()
+        seen.append(weakref.ref(lease))
+        driver.run_program(program(), interrupted, lambda: None, lambda _: None)
+
+    gc.disable()
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            caller()
+        assert seen[0]() is None
+    finally:
+        gc.enable()
