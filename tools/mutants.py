@@ -470,7 +470,7 @@ class Judge:
             self.doubtful.add(by)
 
     def _is_sure(self, mutant: Mutant, by: str) -> bool:
-        """Whether it passes without the mistake and, where processes and clocks play a part, fails twice with it."""
+        """Whether it passes without the mistake, and fails twice with it: threads and clocks may fail a test as well."""
         if not by.startswith("tests/"):
             return True  # pytest itself came to its end
         if by not in self.good:
@@ -480,7 +480,7 @@ class Judge:
             if status != 0:
                 return False
             self.good.add(by)
-        if "::" not in by or by.startswith(("tests/unit/", "tests/transcripts/")):
+        if "::" not in by:
             return True
         status, _ = self.place.run([by], 300)
         return status != 0

@@ -7,16 +7,18 @@ busy each of them may wait. What is not managed before this process ends, the ne
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
+from sublet.background import is_shortage
 from sublet.supervisor.errands import Errands
 from sublet.supervisor.group import Group
 from sublet.supervisor.isolation import remove_tree
 from sublet.supervisor.isolation.cleaning import Left
-from sublet.supervisor.loop import Loop, Timer
+from sublet.supervisor.loop import Loop, Timer, confess
 
 __all__ = ["Aside"]
 
@@ -25,10 +27,9 @@ WAIT_S: Final = 0.05
 WAITING_MAX: Final = 512
 """With more than this there is no waiting for the last: where somebody ends at every moment there is none."""
 FOLDERS_AT_ONCE: Final = 8
-GROUP_AGAIN_S: Final = 0.1
-GROUP_AGAIN_MAX_S: Final = 60.0
-FOLDER_AGAIN_S: Final = 1.0
-FOLDER_AGAIN_MAX_S: Final = 300.0
+AGAIN_S: Final = 0.1
+AGAIN_MAX_S: Final = 60.0
+"""What could not be done is tried again after so long: twice as long each time, up to the second of them."""
 NAMES_AT_ONCE: Final = 2000
 """Names that are removed while everybody waits: some 20 ms."""
 
@@ -56,7 +57,8 @@ class Aside:
         is still there; where there is no group only that."""
         if group is not None:
             self._groups[group.name] = group
-        self.later(lambda: self._leave(group, first))
+        todo = deque(first)
+        self.later(lambda: self._leave(group, todo))
 
     def make_way(self, group: Group | None) -> None:
         """This one is about to be made: if there is another of its name on its way out, that goes now, or stays."""
@@ -65,7 +67,7 @@ class Aside:
             self._groups.pop(group.name, None)
 
     def later(self, act: Callable[[], object]) -> None:
-        """Nobody waits for this."""
+        """Nobody waits for this. What raises ``OSError`` or ``MemoryError`` is tried again, until it does not."""
         self._acts.append(act)
         if self._timer is not None:
             if len(self._acts) > WAITING_MAX:
@@ -76,59 +78,60 @@ class Aside:
     def finish(self) -> None:
         """All of it, now: this process ends."""
         while self._acts:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, MemoryError):
                 self._acts.popleft()()
 
     def _clear(self) -> None:
         self._timer = None
         for _ in range(min(FOLDERS_AT_ONCE, len(self._acts))):
-            self._acts.popleft()()
+            self._try(self._acts.popleft(), AGAIN_S)
         self._again()
+
+    def _try(self, act: Callable[[], object], wait_s: float) -> None:
+        """Whatever is short now, memory included, is there again some time. Nobody else has it on a list."""
+        try:
+            act()
+        except (OSError, MemoryError):
+            self._loop.after(wait_s, lambda: self._try(act, min(2 * wait_s, AGAIN_MAX_S)))
 
     def _again(self) -> None:
         if self._acts and self._timer is None:
             self._timer = self._loop.after(0, self._clear)
 
-    def _leave(self, group: Group | None, first: Iterable[Callable[[], object]]) -> None:
-        try:
-            for act in first:
-                act()
-        finally:
-            if group is not None:
-                self._remove_group(group, GROUP_AGAIN_S)
+    def _leave(self, group: Group | None, first: deque[Callable[[], object]]) -> None:
+        while first:
+            try:
+                first[0]()
+            except Exception as error:
+                if is_shortage(error):
+                    raise
+                confess(error)
+            first.popleft()
+        if group is not None:
+            self._remove_group(group)
 
-    def _remove_group(self, group: Group, wait_s: float) -> None:
+    def _remove_group(self, group: Group) -> None:
         """Our guests are gone, so whoever is in it now was put there by somebody else. What is in a guest's is ended,
         as it always was."""
         if self._groups.get(group.name) is not group:
             return
-        with contextlib.suppress(OSError):  # descriptors may be short just now
-            if not group.remove():
-                del self._groups[group.name]
-                return
+        if left := group.remove():
             if group.guest is not None:
                 group.kill()
-        self._loop.after(wait_s, lambda: self._remove_group(group, min(2 * wait_s, GROUP_AGAIN_MAX_S)))
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), left[0])
+        del self._groups[group.name]
 
-    def _remove(self, folder: str, wait_s: float = FOLDER_AGAIN_S) -> None:
+    def _remove(self, folder: str) -> None:
         """Until it is gone: while descriptors or processes are short it cannot be."""
-
-        def again() -> None:
-            self._loop.after(wait_s, lambda: self._remove(folder, min(2 * wait_s, FOLDER_AGAIN_MAX_S)))
-
-        def removed(said: str | None) -> None:
-            if said != "":
-                again()
-
-        try:
-            left = remove_tree(folder, count_max=NAMES_AT_ONCE)
-        except OSError:
-            again()
-            return
+        left = remove_tree(folder, count_max=NAMES_AT_ONCE)
         if left.is_cut_short:
-            self._errands.run(lambda: _said(remove_tree(folder)), removed)
+            self._errands.run(lambda: _said(remove_tree(folder)), lambda said: self._removed(folder, said))
         elif not left.is_clean:
-            again()
+            raise OSError(errno.EBUSY, str(left), folder)
+
+    def _removed(self, folder: str, said: str | None) -> None:
+        if said != "":
+            self._loop.after(AGAIN_MAX_S, lambda: self._try(lambda: self._remove(folder), AGAIN_S))
 
 
 def _said(left: Left) -> str:

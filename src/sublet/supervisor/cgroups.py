@@ -84,18 +84,19 @@ class Groups:
             Group(self._hierarchies, f"sublet-{self.office}", LeaseId(""), None).set_limits(limits)
 
     def found(self) -> list[Group]:
-        """The groups of guests that are there, whoever made them."""
+        """The groups of guests that are there, whoever made them. ``OSError`` where that cannot be seen."""
         names = set[tuple[str, str]]()
         for base in self.bases():
-            for lease in self.files.folders(f"{base}/sublet-{self.office}"):
-                guests = self.files.folders(lease)
+            for lease in self.files.folders(f"{base}/sublet-{self.office}", sure=True):
+                guests = self.files.folders(lease, sure=True)
                 names.update((os.path.basename(lease), os.path.basename(guest)) for guest in guests)
         made = (self.group(LeaseId(lease), GuestId(guest)) for lease, guest in sorted(names))
         return [group for group in made if group is not None]
 
     def leases(self) -> list[Group]:
-        """The groups of leases that are there."""
-        folders = (folder for base in self.bases() for folder in self.files.folders(f"{base}/sublet-{self.office}"))
+        """The groups of leases that are there. ``OSError`` where that cannot be seen."""
+        offices = (f"{base}/sublet-{self.office}" for base in self.bases())
+        folders = (folder for office in offices for folder in self.files.folders(office, sure=True))
         made = (self.group(LeaseId(name)) for name in sorted({os.path.basename(folder) for folder in folders}))
         return [group for group in made if group is not None]
 

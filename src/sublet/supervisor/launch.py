@@ -48,8 +48,6 @@ SESSIONS_ENTRY: Final = "sublet.guest.device_service:main"
 """The program that is the far end of sessions and nothing else."""
 WINDOW_MAX: Final = 4096
 """Rows or columns of a terminal."""
-UNDO_AGAIN_S: Final = 0.5
-UNDO_TRIES: Final = 20
 """After that it goes with the group of its lease."""
 
 
@@ -278,12 +276,7 @@ class Launch:
         prepared.stdio.close()
         self.remove(prepared.log.folder)
         if prepared.group is not None:
-            self._remove_group(prepared.group, UNDO_TRIES)
-
-    def _remove_group(self, group: Group, tries: int) -> None:
-        """A child that came from a warm interpreter may be in it, and takes a moment to end."""
-        if group.remove() and tries:
-            self._loop.after(UNDO_AGAIN_S, lambda: self._remove_group(group, tries - 1))
+            self.aside.leave(prepared.group)  # a child that came from a warm interpreter may be in it
 
     def _cores(self, count: int) -> tuple[int, ...]:
         return choose(count, os.sched_getaffinity(0), self.pinned())

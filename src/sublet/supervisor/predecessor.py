@@ -7,6 +7,7 @@ about, and until then its hardware is nobody's.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -42,9 +43,11 @@ class Predecessor:
         leases: str,
         clock: Clock,
         put_away: Callable[[str], object] = remove_tree,
+        later: Callable[[Callable[[], object]], object] = lambda _: None,
     ) -> None:
         """``leases`` is the folder of what leases have here. ``put_away`` removes a folder, some time: very much may be
-        in it, and nobody may have to wait for that."""
+        in it, and nobody may have to wait for that. ``later`` calls what it is given in a while, and again until it
+        does not raise ``OSError``."""
         self._store = notes
         self._put_away = put_away
         self._notes, damaged = notes.read_all()
@@ -52,10 +55,11 @@ class Predecessor:
         self._sweep = Sweep(procs, groups, noted=noted, spare={os.getppid()})
         self._folders = _folders(leases)
         until_ns = clock.now_ns() + PATIENCE_NS
-        while not self._sweep.again() and clock.now_ns() < until_ns:
+        while not (is_done := self._sweep.again()) and clock.now_ns() < until_ns:
             time.sleep(PAUSE_S)
-        for lease in {note.lease for note in self._notes} | self._folders.keys():
-            self._clear(lease)
+        self._clear_all()
+        if not is_done:
+            later(self._go_on)
         for name in damaged:
             notes.discard(name)
 
@@ -66,6 +70,18 @@ class Predecessor:
         self._sweep.again()
         self._clear(lease)
         return (self._sweep.why_left(lease) or "something of it still runs") if lease in self._sweep.left else ""
+
+    def _go_on(self) -> None:
+        """Nobody asks for what has no device, or is nothing but a group. Where no process is left none is looked for:
+        by now a stranger may have the number of a session that was theirs."""
+        is_done = self._sweep.again() if self._sweep.left else self._sweep.remove_groups()
+        self._clear_all()
+        if not is_done:
+            raise OSError(errno.EBUSY, "something of an earlier supervisor is left")
+
+    def _clear_all(self) -> None:
+        for lease in {note.lease for note in self._notes} | self._folders.keys():
+            self._clear(lease)
 
     def leftovers(self, devices: tuple[Device, ...]) -> list[Leftover]:
         """What it had on which hardware: each lease and resource once, under the newest epoch.

@@ -138,6 +138,7 @@ class Supervisor:
             leases=self._launch.leases,
             clock=clock,
             put_away=self._launch.aside.put,
+            later=self._launch.aside.later,
         )
         self._suspending = Suspending(self.loop, self._launch.helper_lives)
         self._parker = Parker(self.loop, self._trees, self._notes, self._suspending)

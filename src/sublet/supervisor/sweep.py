@@ -80,6 +80,13 @@ class Sweep:
         self.groups_left = self._remove_groups() if not self.left else []
         return not self.left and not self.groups_left
 
+    def remove_groups(self) -> bool:
+        """Where nothing else was left, and the groups would not go: whether they are gone now."""
+        for group in self._all_groups():
+            group.kill()  # who was put there meanwhile
+        self.groups_left = self._remove_groups()
+        return not self.groups_left
+
     def why_left(self, lease: LeaseId) -> str:
         """What keeps those that could not be ended."""
         return "; ".join(filter(None, (why_alive(self._procs, identity) for identity in self.left.get(lease, []))))
@@ -89,8 +96,8 @@ class Sweep:
     def _all_groups(self) -> list[Group]:
         """Those that were there at the first look: what is made later is of guests of our own, and is spared."""
         if self._found_groups is None:
-            self._found_groups = [group for groups in self._groups for group in groups.found()]
             self._found_leases = [group for groups in self._groups for group in groups.leases()]
+            self._found_groups = [group for groups in self._groups for group in groups.found()]
         return self._found_groups
 
     def _look(self) -> list[Stat]:

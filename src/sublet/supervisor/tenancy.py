@@ -153,8 +153,8 @@ class Tenancy:
             return
         self.limits = limits
         self.folder = self.folder or os.path.join(base, f"{self.lease}.{self.epoch}")
+        group = self._group = self._group or groups.group(self.lease)  # at once: one of its name may be there
         os.makedirs(os.path.join(self.folder, "tmp"), mode=0o700, exist_ok=True)
-        group = self._group = self._group or groups.group(self.lease)
         if group is not None:
             group.create()
             self.unlimited = group.set_limits(limits)

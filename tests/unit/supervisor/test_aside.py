@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from sublet.supervisor.aside import FOLDER_AGAIN_MAX_S, GROUP_AGAIN_MAX_S, GROUP_AGAIN_S, WAIT_S, WAITING_MAX, Aside
+from sublet.supervisor.aside import AGAIN_MAX_S, AGAIN_S, WAIT_S, WAITING_MAX, Aside
 from sublet.supervisor.group import Group
 from sublet.supervisor.isolation.cleaning import Left
 from sublet.supervisor.loop import Loop
@@ -100,7 +100,7 @@ def test_a_folder_that_cannot_be_removed_now_is_removed_later(
             loop.turn(0)
     assert len(tries) > 1
     assert [path.name for path in (tmp_path / "leases").iterdir()] == ["~l-1"]
-    clock.advance_ns(round(FOLDER_AGAIN_MAX_S * 1e9))
+    clock.advance_ns(round(AGAIN_MAX_S * 1e9))
     loop.turn(0)
     assert list((tmp_path / "leases").iterdir()) == []
 
@@ -138,7 +138,7 @@ def test_a_group_goes_when_nobody_waits_and_what_is_asked_of_it_comes_first(loop
     assert box.did == []
     pass_time(loop, clock, 2 * WAIT_S)
     assert box.did == ["count", "remove", "another"]
-    pass_time(loop, clock, 2 * GROUP_AGAIN_MAX_S)
+    pass_time(loop, clock, 2 * AGAIN_MAX_S)
     assert box.did == ["count", "remove", "another"]
 
 
@@ -149,10 +149,30 @@ def test_a_group_goes_even_if_what_is_asked_of_it_fails(loop: Loop, clock: HeldC
     assert box.did == ["remove"]
 
 
-def test_a_group_that_cannot_be_looked_at_now_goes_later(loop: Loop, clock: HeldClock) -> None:
-    """As while there are no descriptors left."""
+def test_what_is_asked_of_a_group_waits_for_descriptors_and_the_group_for_it(loop: Loop, clock: HeldClock) -> None:
+    """Without its count the bill would say that the guest did nothing; without its note the next supervisor would
+    look for it."""
     aside, box = Aside(loop, no_errands()), Box()
-    failures = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+    failures = [OSError(errno.EMFILE, os.strerror(errno.EMFILE)), MemoryError()]
+
+    def count() -> None:
+        if failures:
+            raise failures.pop()
+        box.did.append("count")
+
+    aside.leave(box.as_group(), count, lambda: box.did.append("note"))
+    pass_time(loop, clock, 2 * WAIT_S)
+    pass_time(loop, clock, 2 * AGAIN_S)
+    assert box.did == []
+    pass_time(loop, clock, 4 * AGAIN_S)
+    assert box.did == ["count", "note", "remove"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, os.strerror(errno.EMFILE)), MemoryError()], ids=repr)
+def test_a_group_that_cannot_be_looked_at_now_goes_later(loop: Loop, clock: HeldClock, error: BaseException) -> None:
+    """As while there are no descriptors left, or no memory."""
+    aside, box = Aside(loop, no_errands()), Box()
+    failures = [error]
     remove = box.remove
 
     def once() -> list[str]:
@@ -164,7 +184,7 @@ def test_a_group_that_cannot_be_looked_at_now_goes_later(loop: Loop, clock: Held
     aside.leave(box.as_group())
     pass_time(loop, clock, 2 * WAIT_S)
     assert box.did == []
-    pass_time(loop, clock, 2 * GROUP_AGAIN_S)
+    pass_time(loop, clock, 2 * AGAIN_S)
     assert box.did == ["remove"]
 
 
@@ -173,11 +193,11 @@ def test_who_was_put_into_the_group_of_a_guest_that_is_gone_is_ended(loop: Loop,
     aside.leave(box.as_group())
     pass_time(loop, clock, 2 * WAIT_S)
     assert box.did == ["remove", "kill"]
-    pass_time(loop, clock, 2 * GROUP_AGAIN_S)
+    pass_time(loop, clock, 2 * AGAIN_S)
     assert box.did == ["remove", "kill"] * 2
     box.people = 0
     for _ in range(3):
-        pass_time(loop, clock, 2 * GROUP_AGAIN_MAX_S)
+        pass_time(loop, clock, 2 * AGAIN_MAX_S)
     assert box.did == ["remove", "kill", "remove", "kill", "remove"]
 
 
@@ -186,11 +206,11 @@ def test_of_a_lease_it_is_only_tried_again_and_never_once_another_has_its_name(l
     aside, box = Aside(loop, no_errands()), Box(None, people=1)
     aside.leave(box.as_group())
     pass_time(loop, clock, 2 * WAIT_S)
-    pass_time(loop, clock, 2 * GROUP_AGAIN_S)
+    pass_time(loop, clock, 2 * AGAIN_S)
     assert box.did == ["remove", "remove"]
     aside.make_way(Box(None).as_group())
     for _ in range(3):
-        pass_time(loop, clock, 2 * GROUP_AGAIN_MAX_S)
+        pass_time(loop, clock, 2 * AGAIN_MAX_S)
     assert box.did == ["remove", "remove"]
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.cgroups_places import Files, Place
 from sublet.supervisor.notes import GuestNote, Notes
 from sublet.supervisor.predecessor import Predecessor
 from sublet.supervisor.procs import Identity, Procs
@@ -153,3 +155,69 @@ def test_a_file_that_is_no_note_is_removed(tmp_path: Path, left: int) -> None:
     (notes / "g-3.note").write_bytes(b"not a note")
     successor(tmp_path, Kernel(), note(left, Epoch(1, 5)))
     assert [path.name for path in notes.iterdir()] == ["g-1.note"]
+
+
+class Slow(Files):
+    """Groups that do not go at once, as where a process has just left them; or that cannot be looked at."""
+
+    def __init__(self, times: int = 0) -> None:
+        self.times = times
+        self.is_short = False
+
+    def remove(self, folder: str) -> None:
+        if self.times:
+            self.times -= 1
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        if os.path.isdir(folder):
+            for name in os.listdir(folder):
+                if os.path.isfile(os.path.join(folder, name)):  # the kernel's own files are in nobody's way
+                    os.unlink(os.path.join(folder, name))
+        super().remove(folder)
+
+    def folders(self, folder: str, *, sure: bool = False) -> list[str]:
+        if self.is_short and sure:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().folders(folder, sure=sure)
+
+
+def groups_of_dead(place: Path, files: Files) -> Groups:
+    """Of a lease and a guest of which nothing else is there."""
+    (place / f"sublet-{OFFICE}" / A / "g-1").mkdir(parents=True)
+    return Groups(OFFICE, (Place(True, str(place), frozenset(), str(place)),), files)
+
+
+def test_a_group_that_does_not_go_at_once_goes_later_though_nobody_asks(tmp_path: Path) -> None:
+    """Its processes are gone, and its lease is forgotten: no question of an office would have it tried again."""
+    (tmp_path / "leases").mkdir()
+    files, acts = Slow(10**6), list[Callable[[], object]]()
+    groups = groups_of_dead(tmp_path / "cg", files)
+    Predecessor(
+        procs=Procs(),
+        groups=groups,
+        notes=Notes(str(tmp_path / "notes")),
+        leases=str(tmp_path / "leases"),
+        clock=HeldClock(),
+        later=acts.append,
+    )
+    (act,) = acts
+    with pytest.raises(OSError, match="left"):  # so it is called again
+        act()
+    files.times = 0
+    act()
+    assert list((tmp_path / "cg" / f"sublet-{OFFICE}").iterdir()) == []
+
+
+def test_groups_that_cannot_be_looked_for_are_not_taken_for_gone(tmp_path: Path) -> None:
+    """A supervisor that starts while descriptors are short ends with the error, and the next one looks again."""
+    (tmp_path / "leases").mkdir()
+    files = Slow()
+    groups = groups_of_dead(tmp_path / "cg", files)
+    files.is_short = True
+    with pytest.raises(OSError, match="Too many open files"):
+        Predecessor(
+            procs=Procs(),
+            groups=groups,
+            notes=Notes(str(tmp_path / "notes")),
+            leases=str(tmp_path / "leases"),
+            clock=HeldClock(),
+        )

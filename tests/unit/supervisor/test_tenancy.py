@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,3 +155,23 @@ def test_its_group_is_left_once_nobody_is_in_it_and_only_once(tmp_path: Path) ->
     for _ in range(2):
         assert tenancy.close(remove_tree, groups.left.append) == []
         assert len(groups.left) == 1
+
+
+def test_its_group_is_left_although_its_folder_could_not_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be one of its name: of the lease before it was attached to, which made way for this one."""
+    groups = Boxed()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    tenancy = Tenancy(
+        lease=LeaseId("l-1"), tenant=TenantId("t"), epoch=Epoch(1, 2), parts=(), deadline_ns=9, office="o", name=""
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "makedirs", full)
+        with pytest.raises(OSError, match="no space"):
+            tenancy.open(str(tmp_path), groups, 1, lambda _: (), Limits())
+    assert tenancy.close(remove_tree, groups.left.append) == []
+    assert len(groups.left) == 1
