@@ -470,7 +470,7 @@ class Judge:
             self.doubtful.add(by)
 
     def _is_sure(self, mutant: Mutant, by: str) -> bool:
-        """Whether it passes without the mistake, and fails twice with it: threads and clocks may fail a test as well."""
+        """Whether it passes without the mistake, and fails twice with it: clocks may fail a test as well."""
         if not by.startswith("tests/"):
             return True  # pytest itself came to its end
         if by not in self.good:
