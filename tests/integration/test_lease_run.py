@@ -891,6 +891,26 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(place / "bin" / "python")
 
 
+def test_a_lease_is_busy_while_the_worker_of_its_first_call_starts(lease: sublet.Lease, tmp_path: Path) -> None:
+    """One that was idle meanwhile would be the first to be taken: the holder could never begin."""
+    slow, started, go_on = tmp_path / "python", tmp_path / "started", tmp_path / "go-on"
+    slow.write_text(
+        f'#!/bin/sh\ntouch {started}\nwhile [ ! -e {go_on} ]; do sleep 0.01; done\nexec {sys.executable} "$@"\n'
+    )
+    slow.chmod(0o755)
+    found: list[int] = []
+    caller = threading.Thread(target=lambda: found.append(lease.options(python=str(slow)).run(len, "abc")))
+    caller.start()
+    try:
+        until(started.exists)
+        assert lease.busy
+    finally:
+        go_on.touch()
+        caller.join()
+    assert found == [3]
+    assert not lease.busy
+
+
 def test_another_interpreter_runs_what_it_can_import(held: sublet.Lease, bare_python: str) -> None:
     calls = held.options(python=bare_python)
     assert calls.run(run_functions.where)[1] == bare_python

@@ -212,7 +212,8 @@ class Workers:
         with starting:
             worker = self._found.get(place)
             if worker is None or worker.is_lost:
-                worker = self._found[place] = _started(lease, options)
+                with lease.activity():  # else a lease is idle, and may be taken, while its first call comes up
+                    worker = self._found[place] = _started(lease, options)
             return worker
 
     def now_under(self, lease: Lease) -> None:
