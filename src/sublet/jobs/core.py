@@ -158,6 +158,9 @@ class ChunkFailed:
     def __str__(self) -> str:
         return f"chunk {self.index} ({self.chunk.hex()[:12]}): {self.detail}"
 
+    def __repr__(self) -> str:
+        return f"<ChunkFailed {self}>"
+
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
@@ -207,12 +210,14 @@ class _Queue:
         """Chunks in ``waiting``."""
         self.delayed = 0
         self.executing = 0
+        self.unpublished = 0
+        """Of those so many have a result, which the store has not published yet: they need no lease any more."""
         self._taken = 0
         """So many of the first ``Works`` went out already: cutting them off each time would copy the rest."""
 
     @property
     def wanted(self) -> int:
-        return self.ready + self.delayed + self.executing
+        return self.ready + self.delayed + self.executing - self.unpublished
 
     def put(self, works: Works) -> None:
         self.waiting.append(works)
@@ -404,6 +409,7 @@ class Coordinator:
             if place > start:
                 made = works.part(start, place)
                 self._unpublished.add(made)
+                self._queues[made.needs].unpublished += len(made)
                 fresh.append((made, outcomes[start:place]))
             start = place + 1
         if batch.done == len(batch.works):
@@ -435,7 +441,9 @@ class Coordinator:
                 continue
             self._unpublished.remove(works)
             works.move(ChunkEvent.STORE)
-            self._queues[works.needs].executing -= len(works)
+            queue = self._queues[works.needs]
+            queue.executing -= len(works)
+            queue.unpublished -= len(works)
             self._succeeded += len(works)
             if self._past:
                 for key in works.keys:
@@ -575,7 +583,7 @@ class Coordinator:
     # ---- looking
 
     def wanted(self) -> dict[Needs, int]:
-        """Chunks of each size that are not finished: more leases than that have nothing to do."""
+        """Chunks of each size that are to be run or run: more leases than that have nothing to do."""
         return {needs: queue.wanted for needs, queue in self._queues.items() if queue.wanted}
 
     @property
@@ -631,7 +639,11 @@ class Coordinator:
             return len(works)
 
         executing: dict[Needs, int] = {}
+        unpublished = dict.fromkeys(self._queues, 0)
+        for works in self._unpublished:
+            unpublished[works.needs] += len(works)
         for needs, queue in self._queues.items():
+            assert queue.unpublished == unpublished[needs], f"{needs}: {queue.unpublished} are said to be unpublished"
             waiting = queue.waiting_works()
             assert queue.ready == sum(note(works, "the queue", ChunkState.WAITING) for works in waiting)
             assert all(works.needs == needs for works in waiting)

@@ -219,6 +219,10 @@ class _Encoder:
             self._by_name(value, path, depth)
         elif isinstance(value, types.ModuleType):
             self._bytes(b"M", value.__name__.encode())
+        elif kind is types.MappingProxyType:
+            self._pairs(b"v", value, path, depth)
+        elif (parts_of := _PARTS_OF.get(kind)) is not None:  # what classes are made of, and pickle has no form for
+            self._many(b"w", (kind, *parts_of(value)), lambda n: path, depth)
         elif isinstance(value, Enum):
             self._many(b"E", (kind, value.name), lambda n: path, depth)
         else:
@@ -311,8 +315,20 @@ def _name_of(made: Any) -> Any:
 
 
 _NOT_CONTENT: Final = frozenset(
-    ("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__", "__qualname__")
+    {
+        *("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__"),
+        *("__qualname__", "__slotnames__", "_abc_impl"),
+    }
 )
+"""Of a class: what Python keeps there for itself, some of it only once an instance was pickled."""
+_PARTS_OF: Final[dict[type, Callable[[Any], tuple[Any, ...]]]] = {
+    staticmethod: lambda value: (value.__func__,),
+    classmethod: lambda value: (value.__func__,),
+    property: lambda value: (value.fget, value.fset, value.fdel),
+    functools.cached_property: lambda value: (value.func, value.attrname),
+    types.MemberDescriptorType: lambda value: (value.__name__,),
+    types.GetSetDescriptorType: lambda value: (value.__name__,),
+}
 _SIMPLE: Final[dict[type, Callable[[Any], tuple[bytes, bytes]]]] = {
     type(None): lambda value: (b"n", b""),
     bool: lambda value: (b"1" if value else b"0", b"!"),

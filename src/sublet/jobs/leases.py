@@ -192,9 +192,13 @@ class LeasePool:
             return ()
         asking = self._holding.many(min(missing, MANY_MAX))
         if needs.vram:
-            return list(asking.gpu(min_vram=needs.vram, wait=wait, on_place=_ignore, **self._terms))
-        memory = needs.memory or None
-        return list(asking.cpu(needs.cores, memory=memory, wait=wait, on_place=_ignore, **self._terms))
+            found = list(asking.gpu(min_vram=needs.vram, wait=wait, on_place=_ignore, **self._terms))
+        else:
+            memory = needs.memory or None
+            found = list(asking.cpu(needs.cores, memory=memory, wait=wait, on_place=_ignore, **self._terms))
+        for lease in found:  # one that is taken while it has nothing to do is no news
+            lease._held.quiet = True
+        return found
 
 
 def job_leases(office: Fabric, job: str) -> list[LeaseView]:

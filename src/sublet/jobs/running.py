@@ -41,6 +41,9 @@ __all__ = ["Delivered", "Pool", "Running", "load_state", "save_state"]
 
 AHEAD: Final = 2
 """Batches that a worker has at once: the next is there when one is done."""
+LONG_NS: Final = 50_000_000
+"""Chunks that take as long are given out one by one, and so is the first: what stood in line behind one on its worker
+would wait while other leases have nothing to do."""
 BATCH_FOR_NS: Final = 5_000_000
 """A batch has as many chunks as take about so long."""
 BATCH_MAX: Final = 2048
@@ -107,11 +110,13 @@ class _Pace:
 
     def __init__(self) -> None:
         self.size = 1
+        self.ahead = 1
         self.singles = 0
         """So many chunks go one by one: among them is one that cannot be sent."""
 
     def took(self, each_ns: int) -> None:
         self.size = max(1, min(2 * self.size, BATCH_MAX, BATCH_FOR_NS // max(1, each_ns)))
+        self.ahead = AHEAD if each_ns < LONG_NS else 1
 
 
 class Running:
@@ -418,7 +423,8 @@ class Running:
 
     def _hand_out(self, slot: _Slot, now_ns: int) -> None:
         core = self.core
-        while slot.is_ready and not slot.is_leaving and len(slot.under_way) < AHEAD:
+        pace = self._pace(slot.needs)
+        while slot.is_ready and not slot.is_leaving and len(slot.under_way) < pace.ahead:
             ready = core.ready(slot.needs)
             if not ready:
                 return
@@ -443,10 +449,14 @@ class Running:
             slot.under_way[batch.number] = (batch, future)
             future.add_done_callback(functools.partial(self._batch_done, slot, batch))
 
-    def _batch_size(self, needs: Needs, ready: int) -> int:
+    def _pace(self, needs: Needs) -> _Pace:
         pace = self._paces.get(needs)
         if pace is None:
             pace = self._paces[needs] = _Pace()
+        return pace
+
+    def _batch_size(self, needs: Needs, ready: int) -> int:
+        pace = self._pace(needs)
         if pace.singles:
             pace.singles -= 1
             return 1

@@ -72,6 +72,19 @@ def test_chunks_go_out_in_order_and_are_finished_when_they_are_published() -> No
     assert core.is_over
 
 
+def test_a_chunk_whose_result_waits_for_its_publication_needs_no_lease() -> None:
+    """Else leases without work are kept, and as many more are asked for, until a slow store has published."""
+    core = coordinator(3)
+    batch, other = take(core, 2), take(core, 1)
+    fresh = core.results(batch, [b"a", b"b"], 0)
+    core.check()
+    assert core.wanted() == {ONE: 1}
+    core.lost(other, KILLED, begun=True, now_ns=0)
+    core.published([works for works, _ in fresh], 0)
+    core.check()
+    assert core.wanted() == {ONE: 1}
+
+
 def test_only_the_chunk_that_was_executing_is_charged_for_a_lost_worker() -> None:
     """distributed#5234: chunks that stood behind it are innocent."""
     core = coordinator(6)

@@ -97,6 +97,56 @@ def test_another_process_computes_the_same_ids() -> None:
     assert told == [mine, mine]
 
 
+OWN_CLASSES = """
+import abc, collections, copyreg, dataclasses, enum, functools, pickle, typing
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    lr: float = 0.1
+    tags: tuple = dataclasses.field(default=(), metadata={"unit": 1})
+class Base(abc.ABC):
+    @abc.abstractmethod
+    def run(self): ...
+class Model(Base):
+    __slots__ = ("x",)
+    def run(self): return self.size()
+    @property
+    def area(self): return self.x * NUMBER
+    @staticmethod
+    def size(): return NUMBER
+    @classmethod
+    def make(cls): return cls()
+    @functools.cached_property
+    def late(self): return NUMBER
+class Kind(enum.Enum):
+    A = 1
+class Pair(typing.NamedTuple):
+    a: int
+    b: int = 2
+from sublet.jobs.identity import content_digest
+made = [Settings(), Model, Model(), Kind.A, Pair(1)]
+before = [content_digest(one) for one in made]
+copyreg._slotnames(Model), copyreg._slotnames(Settings)  # as pickle leaves it at the class
+assert before == [content_digest(one) for one in made]
+print(*(one.hex() for one in before))
+"""
+
+
+def test_classes_of_the_program_itself_count_by_what_they_are_made_of() -> None:
+    """Dataclasses, abstract classes, properties and slots of ``__main__``, as a notebook or a script has them."""
+
+    def told(number: str, seed: str) -> list[str]:
+        words = [sys.executable, "-c", OWN_CLASSES.replace("NUMBER", number)]
+        env = {"PYTHONHASHSEED": seed, "PATH": "", "PYTHONPATH": ":".join(sys.path)}
+        found = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+        assert found.returncode == 0, found.stderr
+        return found.stdout.split()
+
+    first, again, other = told("3", "1"), told("3", "2"), told("4", "1")
+    assert first == again
+    assert len(set(first)) == 5
+    assert [a == b for a, b in zip(first, other, strict=True)] == [True, False, False, True, True]
+
+
 def test_all_of_these_are_different_work() -> None:
     ids = [chunk.chunk_id() for chunk in samples().values()]
     assert len(set(ids)) == len(ids)

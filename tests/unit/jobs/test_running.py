@@ -172,6 +172,17 @@ def test_a_worker_that_dies_costs_the_chunk_it_executed_and_no_other(pool: FakeP
     assert results.result.retries == 1
 
 
+def test_as_many_long_chunks_as_leases_run_at_once(pool: FakePool) -> None:
+    """None stands in line behind another one while a lease has nothing to do."""
+    together = threading.Barrier(2)
+
+    def meets(x: int) -> int:
+        together.wait(LONG_S)
+        return x
+
+    assert list(job_map(meets, range(2), want=2, make_pool=pool.make)) == [0, 1]
+
+
 def test_leases_that_are_taken_are_replaced_and_the_job_goes_on(pool: FakePool) -> None:
     def ends_soon(lease: FakeLease) -> None:
         if pool.made <= 6:
