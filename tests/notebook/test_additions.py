@@ -146,3 +146,9 @@ def test_another_printer_for_the_same_type_is_named_again(rig: Rig) -> None:
 
 def test_a_shell_without_a_display_is_no_difficulty() -> None:
     assert isinstance(Additions(types.SimpleNamespace()).news("pass"), list)
+
+
+def test_the_notebooks_own_module_under_the_name_that_multiprocessing_gives_it_is_none(rig: Rig) -> None:
+    rig.here(POINT)
+    sys.modules["__mp_main__"] = rig.main
+    assert rig.news() == []

@@ -98,6 +98,18 @@ EXEMPT: Final = (
         reason="sublet.aio.jobs is the twin of sublet.jobs, loaded on use",
     ),
     Exemption(
+        importer="notebook.mapped",
+        imported="jobs",
+        type_only=False,
+        reason="`%%gpu --map` is a burst, through the public sublet.jobs as any program's",
+    ),
+    Exemption(
+        importer="notebook.cells",
+        imported="jobs",
+        type_only=True,
+        reason="what a mapped cell has finished is a public MemoryOutputStore",
+    ),
+    Exemption(
         importer="client.lease",
         imported="compute.options",
         type_only=False,

@@ -16,6 +16,8 @@ from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
+from sublet.durable.rules import MAINS
+
 __all__ = ["Addition", "Additions"]
 
 MAIN: Final = "__main__"
@@ -115,7 +117,7 @@ def _modules() -> Iterator[Addition]:
     """Modules that no import has made, and that the notebook has under a name, or that have something of its own."""
     bound = {id(value) for value in list(vars(sys.modules[MAIN]).values()) if isinstance(value, ModuleType)}
     for name, module in list(sys.modules.items()):
-        if type(module) is not ModuleType or name == MAIN or getattr(module, "__spec__", None) is not None:
+        if type(module) is not ModuleType or name in MAINS or getattr(module, "__spec__", None) is not None:
             continue
         names = vars(module)
         is_imported = "__file__" in names or names.get("__loader__") is not None

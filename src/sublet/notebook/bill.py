@@ -51,6 +51,13 @@ class NotebookBill:
         del self.rows[:-ROWS_MAX]
         self.total += bill
 
+    def add_burst(self, cell: int, burst: str, bill: CellBill) -> None:
+        """A cell that ran on leases of its own is done: one row for all of them."""
+        key = f"{burst} [{cell}]"
+        self.currency = bill.currency or self.currency
+        self._prices[key] = bill.cost / bill.held_s if bill.held_s else 0.0
+        self.add(cell, key, bill)
+
     def price(self, lease: str, fabric: Fabric) -> float:
         """Of a second of this lease, from what the office has billed for it so far. It is asked after the first cell,
         beside it, for no cell is held up for this: so 0 at first, and where nobody answers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sublet.errors import CapacityExceeded, CheckpointFailed, InvalidRequest, SubletError
@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
 
-__all__ = ["Ran", "as_numbered", "check_names", "fits", "look_in", "moving", "quiet", "running", "with_what_is_free"]
+__all__ = [
+    "Ran",
+    "as_numbered",
+    "check_names",
+    "fits",
+    "look_in",
+    "moving",
+    "nearest_name",
+    "quiet",
+    "running",
+    "with_what_is_free",
+]
 
 DEVICES_MAX: Final = 4
 """In one sentence."""
@@ -48,9 +59,16 @@ def check_names(options: CellOptions, names: Mapping[str, object]) -> None:
     """Of what is said to travel in, before anything is asked for."""
     missing = [name for name in options.takes or () if name not in names]
     if missing:
-        close = difflib.get_close_matches(missing[0], [name for name in names if not name.startswith("_")], n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise InvalidRequest(f"there is no variable {missing[0]}{hint}", do="--in takes names of notebook variables.")
+        raise InvalidRequest(
+            f"there is no variable {missing[0]}{nearest_name(missing[0], names)}",
+            do="--in takes names of notebook variables.",
+        )
+
+
+def nearest_name(name: str, names: Iterable[str]) -> str:
+    """What was probably meant, as the end of a sentence."""
+    close = difflib.get_close_matches(name, [one for one in names if not one.startswith("_")], n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def quiet(lease: Lease) -> Lease:

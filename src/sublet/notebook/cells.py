@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
     from sublet.client.model import Place
+    from sublet.jobs import MemoryOutputStore
     from sublet.lease.value import LeaseEnd
     from sublet.notebook.parcels import Outgoing
 
@@ -99,11 +100,13 @@ class Cells:
     """Those of one shell."""
 
     def __init__(self, shell: Any, connect: Callable[[], Fabric]) -> None:
+        self.shell = shell
         self.bills = NotebookBill()
         self.labels = {"program": "notebook"}
         """Of every lease that is taken here."""
         self.lease: Lease | None = None
-        self._shell = shell
+        self.finished: MemoryOutputStore | None = None
+        """Results of ``--map``, of a notebook that has no volume for them."""
         self.connect = connect
         """How the office is reached. A job has its own way, from before its first cell on."""
         self._fabric: Fabric | None = None
@@ -151,12 +154,12 @@ class Cells:
 
     def _run_one(self, source: str, options: CellOptions, is_whole: bool) -> None:
         self._knock()
-        python = self._shell.transform_cell(source)
+        python = self.shell.transform_cell(source)
         self.reading(python)
         check_names(options, self._space.names)
         KernelGuest.check(options.python)
         self._ahead.look(python, gives=options.gives is None)
-        status = StatusLine(self._shell, late_s=LATE_S if is_whole else 0.0)
+        status = StatusLine(self.shell, late_s=LATE_S if is_whole else 0.0)
         self._front.on_cleared = status.cleared
         began_s, began_wall_ns = time.monotonic(), time.time_ns()
         self._stood_s = 0.0
@@ -193,7 +196,7 @@ class Cells:
         cost, currency = price * ran.bill.held_s, self.bills.currency
         bill = replace(ran.bill, waited_s=waited_s if waited_s >= 0.1 else 0.0, cost=cost, currency=currency)
         device = lease.devices[0]
-        self.bills.add(number_of(self._shell), lease.id, bill)
+        self.bills.add(number_of(self.shell), lease.id, bill)
         status.show(Finished(device=device.id, host=device.host, bill=bill, moved=ran.said))
         if self.reports:
             print(fates_text(self.traffic.report()))  # noqa: T201
@@ -221,7 +224,7 @@ class Cells:
         self._billed_s = time.monotonic() if end is None else 0.0
         amount = sum(one.amount for one in lease.devices)
         bill = bill_in_the_end(since_s, began_s, self._stood_s, amount, end)
-        self.bills.add(number_of(self._shell), lease.id, bill)
+        self.bills.add(number_of(self.shell), lease.id, bill)
         return bill
 
     @property
@@ -248,7 +251,7 @@ class Cells:
 
     def python(self, source: str) -> str:
         """A cell as Python, with what IPython makes of magics."""
-        return str(self._shell.transform_cell(source))
+        return str(self.shell.transform_cell(source))
 
     def reading(self, python: str) -> Reading:
         """What a cell reads, of names that are there. Raises ``SyntaxError`` before anything is asked for."""
@@ -379,7 +382,7 @@ class Cells:
         if self._front.is_terminal:
             kernel.call(be_plain)
         if volume is not None and volume.said:
-            say(self._shell, volume.said)
+            say(self.shell, volume.said)
             volume.said = ""
         behind, self._behind = self._behind, ""
         if volume is not None and behind not in ("", lease.id):
@@ -393,7 +396,7 @@ class Cells:
             return self._begun(lease, options, status)  # what was in it went while the guest started: with another
         self.handles.meet(kernel, volume)
         if news := self.handles.first_sight():
-            say(self._shell, news)
+            say(self.shell, news)
         return kernel, line
 
     def _knock(self) -> None:
@@ -429,7 +432,7 @@ class Cells:
             return None
 
     def _run(self, lease: Lease, source: str, python: str, options: CellOptions, status: StatusLine) -> Ran:
-        number = number_of(self._shell)
+        number = number_of(self.shell)
         kernel, line = self._ready(lease, options, status)
         kernel.when_parked = lambda: self._stand_still(options, status)
         progress = self.traffic.progress
@@ -437,10 +440,10 @@ class Cells:
         progress.show = lambda what, is_first: status.show(moving(self.lease or lease, what), quiet=not is_first)
         try:
             self._tell(self.handles.go_on())
-            for one in self._replaced.news(self._shell.history_manager.input_hist_parsed, python):
-                say(self._shell, str(one))
+            for one in self._replaced.news(self.shell.history_manager.input_hist_parsed, python):
+                say(self.shell, str(one))
             for said in self._additions.news(python):
-                say(self._shell, said)
+                say(self.shell, said)
             sending_s, reading = time.monotonic(), self.reading(python)
             sent, restored = self.traffic.send(kernel, reading, options, number)
             self._tell(restored)
@@ -481,7 +484,7 @@ class Cells:
             stood_s=self._stood_s,
         )
         if came.out.stays and self.owner.volume is None and self.owner.trouble:
-            say(self._shell, f"what stays on the device is not saved: {self.owner.trouble}")
+            say(self.shell, f"what stays on the device is not saved: {self.owner.trouble}")
         failed = CheckpointFailed(came.news.failed, do=came.news.do) if came.news.failed else None
         said = came.text if failed is None else f"{came.text}; NOT SAVED: {failed.message}".lstrip("; ")
         if came.let_go:
@@ -500,19 +503,19 @@ class Cells:
     def _tell(self, restored: Restored) -> None:
         """One line for what came back."""
         if restored.names:
-            say(self._shell, str(restored))
+            say(self.shell, str(restored))
 
     def _tell_problems(self) -> None:
         """One line for each setting that could not be carried."""
         problems = self.traffic.problems
         for what, why in problems.items():
-            say(self._shell, f"{what} is not the same in the notebook and on the device ({why}); set it on both")
+            say(self.shell, f"{what} is not the same in the notebook and on the device ({why}); set it on both")
         problems.clear()
         if unsent := self.traffic.unsent:
             each = ", ".join(f"{name} ({why})" for name, why in sorted(unsent.items())[:UNSENT_MAX])
             more = len(unsent) - UNSENT_MAX
             said = f"{each} and {more} more" if more > 0 else each
-            say(self._shell, f"this cell can use any name, and these cannot be sent to the device: {said}")
+            say(self.shell, f"this cell can use any name, and these cannot be sent to the device: {said}")
         unsent.clear()
 
     def _why_lost(self, lease: Lease, kernel: KernelGuest) -> SubletError:

@@ -46,6 +46,11 @@ class GpuMagics(Magics):
             options = self.options(line)
             if not cell.strip():
                 raise InvalidRequest("there is no code below %%gpu", do=EMPTY_DO)
+            if options.over:
+                from sublet.notebook.mapped import map_cell
+
+                map_cell(self.cells, cell, options, parse_line(line))
+                return
             self.cells.run(cell, options)
 
     def options(self, line: str) -> CellOptions:

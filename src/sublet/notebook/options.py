@@ -35,6 +35,8 @@ class CellOptions:
     """Names to send; None: those that the cell reads."""
     gives: tuple[str, ...] | None = None
     """Names to fetch; None: those that changed."""
+    over: str = ""
+    """A list of dicts: the cell is run once for each, on leases of its own."""
     tier: Tier | None = None
     wait_ns: int | None = None
     """None: as long as it takes; 0: not at all."""
@@ -92,6 +94,12 @@ def _names(text: str, what: str) -> tuple[str, ...]:
     return names
 
 
+def _one_name(text: str) -> str:
+    if not text.isidentifier():
+        raise InvalidRequest(f"{text!r} is no name of a variable", do="Write --map params.")
+    return text
+
+
 def _room(text: str) -> int:
     size = parse_size(text, "--stay-over")
     if size < MIB:
@@ -115,6 +123,7 @@ OPTIONS: Final = (
     _Option("--gpus", "N", _gpus, "number of GPUs, all on one machine (default: 1)"),
     _Option("--in", "a,b", lambda v: {"takes": _names(v, "in")}, "variables to send (default: what the cell reads)"),
     _Option("--out", "a,b", lambda v: {"gives": _names(v, "out")}, "variables to fetch (default: what changed)"),
+    _Option("--map", "NAME", lambda v: {"over": _one_name(v)}, "list of dicts: run the cell for each; needs --out"),
     _Option("--tier", "TIER", _tier, "interactive, batch or spot (default: interactive)"),
     _Option("--spot", "", lambda _: {"tier": Tier.SPOT}, "short for --tier spot"),
     _Option(

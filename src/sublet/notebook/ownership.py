@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.notebook.shelf import Shelf
 
-__all__ = ["FOLDER_VARIABLE", "Owner", "Volume", "notebook_path", "volume_name"]
+__all__ = ["FOLDER_VARIABLE", "SIZES", "Owner", "Volume", "notebook_path", "volume_name"]
 
 FOLDER_VARIABLE: Final = "SUBLET_NOTEBOOK_STATE"
 """A folder to save in instead of a volume: where the office lends no disk."""
@@ -120,7 +120,8 @@ class Owner:
         self._environ = environ
         self._labels = {"program": "notebook", **(labels or {})}
         self._name = ""
-        self._size = 0
+        self.size = 0
+        """Of its volume, where a person has said one."""
         self.volume: Volume | None = None
         self.trouble = ""
         """Why there is none, where there is none."""
@@ -138,7 +139,7 @@ class Owner:
     def rename(self, name: str, size: str = "") -> None:
         """Say whose state it is from now on."""
         self._name = valid_name(name, "name")
-        self._size = parse_size(size) if size else 0
+        self.size = parse_size(size) if size else 0
         self.leave()
 
     def leave(self) -> None:
@@ -196,7 +197,7 @@ class Owner:
     def _beside(self, fabric: Fabric, name: str) -> Volume:
         """Of a second kernel: with room for what the first has, if there is any."""
         with contextlib.suppress(CapacityExceeded, NotFound):
-            if (size := fabric.volume(name).size) > SIZES[0] and not self._size:
+            if (size := fabric.volume(name).size) > SIZES[0] and not self.size:
                 return self._told(fabric, self._made(fabric, "", size=size), name)
         return self._told(fabric, self._made(fabric, ""), name)
 
@@ -268,7 +269,7 @@ class Owner:
         return {"ttl": TTL, "wait": 0, "renew": "always", "labels": self._labels}
 
     def _made(self, fabric: Fabric, name: str, *, size: int = 0) -> Volume:
-        sizes = (size or self._size,) if size or self._size else SIZES
+        sizes = (size or self.size,) if size or self.size else SIZES
         for size in sizes:
             try:
                 lease = _there(fabric.block(size, name=name or None, **self._terms()))

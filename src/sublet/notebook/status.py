@@ -17,6 +17,7 @@ __all__ = [
     "CellStatus",
     "Ended",
     "Finished",
+    "Mapped",
     "Moving",
     "Running",
     "Starting",
@@ -165,7 +166,23 @@ class Ended:
     bill: CellBill | None = None
 
 
-CellStatus = Waiting | Starting | Moving | Running | Suspended | Finished | Ended
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mapped:
+    """A cell is run for each of many items, or was."""
+
+    done: int
+    total: int
+    failed: int
+    skipped: int
+    """Finished by an earlier run."""
+    leases: int
+    """Held now; of a run that is over the most at once."""
+    took_s: float = 0.0
+    bill: CellBill | None = None
+    """None while it runs."""
+
+
+CellStatus = Waiting | Starting | Moving | Running | Suspended | Finished | Ended | Mapped
 
 
 _COLOURS: Final[dict[type[CellStatus], str]] = {
@@ -176,6 +193,7 @@ _COLOURS: Final[dict[type[CellStatus], str]] = {
     Suspended: _AMBER,
     Finished: _GREEN,
     Ended: _AMBER,
+    Mapped: _BLUE,
 }
 
 
@@ -188,8 +206,10 @@ def as_html(status: CellStatus) -> str:
     """The same for a notebook."""
     first, *rest = map(html.escape, _parts(status))
     colour = _COLOURS[type(status)]
-    if isinstance(status, Running) and status.notice:
+    if (isinstance(status, Running) and status.notice) or (isinstance(status, Mapped) and status.failed):
         colour = _AMBER
+    elif isinstance(status, Mapped) and status.bill is not None:
+        colour = _GREEN
     rest_shown = "".join(f'<span style="{_DIM}"> · {_whole(part)}</span>' for part in rest)
     return line_of_html(f"<b>{first}</b>{rest_shown}", colour)
 
@@ -234,9 +254,24 @@ def _parts(status: CellStatus) -> list[str]:
         case Finished():
             moved = [status.moved] if status.moved else []
             return [_device(status.device, status.host), *status.bill.parts(), *moved]
+        case Mapped():
+            return _mapped(status)
         case Ended():
             bill = [] if status.bill is None else status.bill.parts()
             return [typeable(_first_line(status.message)), *bill, typeable(status.do)]
+
+
+def _mapped(status: Mapped) -> list[str]:
+    items = "item" if status.total == 1 else "items"
+    leases = f"{status.leases} lease" if status.leases == 1 else f"{status.leases} leases"
+    said = [f"{status.failed} failed"] if status.failed else []
+    if status.bill is None:
+        held = leases if status.leases else "waiting for a device"
+        return [f"{status.done} of {status.total} {items}", *said, held, "an interrupt keeps what is finished"]
+    said += [f"{status.skipped} finished by an earlier run"] if status.skipped else []
+    said += [f"up to {leases}"] if status.leases else []
+    cost = [format_cost(status.bill.cost, status.bill.currency)] if status.bill.cost > COST_MIN else []
+    return [f"{status.total} {items} in {_seconds(status.took_s)}", *said, *cost]
 
 
 def _first_line(text: str) -> str:
