@@ -346,6 +346,7 @@ EXPECTED: Final = {
     ("/v1/tenants", 400),  # a tenant without a name
     ("/v1/fences/clear", 404),  # no resource was named
     ("/v1/down", 400),  # leases live
+    ("/v1/policy/apply", 501),  # this office has no file
     ("/v1/backup", 401),  # allowed in one folder only, which this office has not: see test_office_http
 }
 """Well-formed, allowed, and refused for another reason than rights."""

@@ -1,4 +1,4 @@
-"""An office of root's with two tenants, for the tests of one file."""
+"""One office with two tenants, for all tests of this folder: root's, or an ordinary user's where that user runs them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.supervisor.mounts import mounts_below
-from tests.traces import until
+from tests.traces import supervisor_of, until
 
 
 @dataclass
@@ -31,18 +32,23 @@ class Place:
         """A connection as the tenant of this token."""
         return sublet.connect(home=self.home, token=token, as_tenant=True)
 
+    def apply(self, policy: str) -> list[Any]:
+        """These are the operator's limits from now on; what has changed."""
+        (self.home / "policy.toml").write_text(policy)
+        found: list[Any] = self.owner.request("POST", "/v1/policy/apply", {}, shape=list)
+        return found
+
 
 @contextlib.contextmanager
-def office(policy: str = "") -> Iterator[Place]:
-    """An office of its own, with this ``policy.toml``."""
+def office() -> Iterator[Place]:
+    """An office of its own."""
     with tempfile.TemporaryDirectory(prefix="sublet-security-") as folder, contextlib.ExitStack() as stack:
         home = Path(folder) / "office"
-        if policy:
-            home.mkdir(mode=0o700)
-            (home / "policy.toml").write_text(policy)
         ensure_office(home, words=("up", "--host-gpus", "2x1GiB", "--foreground"))
         owner = stack.enter_context(sublet.connect(home=home))
-        stack.callback(shutil.rmtree, runtime_dir(home.resolve()), ignore_errors=True)
+        runtime = runtime_dir(home.resolve())
+        stack.callback(shutil.rmtree, runtime, ignore_errors=True)
+        stack.callback(until, "the end of the supervisor", lambda: supervisor_of(runtime) is None)
         stack.callback(until, "volumes that are put away", lambda: not mounts_below(str(home / "blocks")))
         stack.callback(owner.request, "POST", "/v1/down", {"how": "now"}, shape=dict)
         made = Place(home, owner)
@@ -52,7 +58,25 @@ def office(policy: str = "") -> Iterator[Place]:
         yield made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def place() -> Iterator[Place]:
     with office() as made:
         yield made
+
+
+@contextlib.contextmanager
+def going_by(place: Place, policy: str) -> Iterator[Place]:
+    """These limits for a while."""
+    place.apply(policy)
+    try:
+        yield place
+    finally:
+        place.apply("")
+
+
+@pytest.hookimpl(tryfirst=True)  # before files with something of their own get groups of their own
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever uses the office runs in one process: it is started once."""
+    for item in items:
+        if "place" in getattr(item, "fixturenames", ()) and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group("security_office"))

@@ -13,16 +13,16 @@ import sublet
 from sublet.client.home import runtime_dir
 from sublet.values import MIB
 from sublet.wire.tally import TALLY_BYTES
-from tests.security.conftest import Place, office
+from tests.security.conftest import Place, going_by
 from tests.traces import until
 
 POLICY = '[lease]\nhome = "8MiB"\n'
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[Place]:
-    with office(POLICY) as made:
-        yield made
+def small(place: Place) -> Iterator[Place]:
+    with going_by(place, POLICY):
+        yield place
 
 
 def on_host(place: Place) -> int:

@@ -15,7 +15,8 @@ import pytest
 
 import sublet
 from sublet.errors import InvalidRequest, QuotaExceeded, SubletError
-from tests.security.conftest import Place, office
+from sublet.values import MIB
+from tests.security.conftest import Place, going_by
 
 POLICY: Final = """\
 [tenant]
@@ -27,9 +28,9 @@ requests_per_minute = 60   # and as many at once
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[Place]:
-    with office(POLICY) as made:
-        yield made
+def small(place: Place) -> Iterator[Place]:
+    with going_by(place, POLICY):
+        yield place
 
 
 def tenant(place: Place, name: str, **quota: int) -> sublet.Fabric:
@@ -142,6 +143,61 @@ def test_a_file_with_a_mistake_is_said_with_its_line_and_keeps_an_office_from_st
     )
     assert started.returncode != 0
     assert "did you mean leases?" in started.stderr
+
+
+def test_a_changed_file_holds_without_a_restart(place: Place) -> None:
+    """Checked as a whole: with a mistake in it nothing changes. Who is bounded, what is lent and the caps of guests go
+    by it; what is leased stays."""
+    place.apply("")
+    pid, file = place.owner.status().pid, place.home / "policy.toml"
+
+    def home_kib() -> int:
+        """Of a guest under a lease that begins now."""
+        with place.ben.block("1B") as lease:
+            guest = lease.start(["sh", "-c", "cd; df -k --output=size . | tail -1"], cwd="/")
+            assert guest.wait(timeout=60) == 0
+            return int(b"".join(piece.data for piece in guest.output()))
+
+    def memory() -> int:
+        return next(one.capacity for one in place.owner.status().devices if one.kind == "memory")
+
+    with tenant(place, "changing") as one, place.owner.memory("600MiB"):
+        kept, before, all_of_it = one.block("1B"), home_kib(), memory()
+        file.write_text('[tenant]\nleases = 1\n[lease]\nhome = "8MiB"\n[office]\nmemory = "512MiB"\n')
+        told = command(place, "policy", "apply", "--json")
+        assert told.returncode == 0, told.stderr
+        assert {row["key"]: (row["before"], row["now"]) for row in json.loads(told.stdout)} == {
+            "tenant.leases": ("1000", "1"),
+            "lease.home": ("256MiB", "8MiB"),
+            "office.memory": ("15/16 of the machine's", "512MiB"),
+        }
+        with pytest.raises(QuotaExceeded, match="the quota of leases is 1"):
+            one.block("1B", wait=0)
+        assert (before, home_kib()) == (256 << 10, 8 << 10)
+        assert memory() == 600 * MIB < all_of_it, "what is leased stays"
+        assert "policy.toml line 2" in command(place, "policy", "show").stdout
+        assert "Nothing has changed" in command(place, "policy", "apply").stdout
+
+        file.write_text("[tenant]\nleases = 7\nqueu = 3\n")
+        refused = command(place, "policy", "apply")
+        assert refused.returncode == 2, refused
+        assert f"{file}:3: [tenant] has no key 'queu'; did you mean queue?" in refused.stderr
+        file.chmod(0o666)
+        assert "other users can write" in command(place, "policy", "apply").stderr
+        file.chmod(0o644)
+        with pytest.raises(QuotaExceeded, match="the quota of leases is 1"):
+            one.block("1B", wait=0)
+        with pytest.raises(SubletError, match="operator"):
+            one.request("POST", "/v1/policy/apply", {}, shape=list)
+
+        place.apply("")
+        kept.release()
+        assert memory() == all_of_it
+        one.block("1B", wait=0).release()
+    audited = [one for one in place.owner.request("GET", "/v1/audit", shape=list) if one["kind"] == "policy_applied"]
+    assert [one["by"] for one in audited[-3:]] == ["operator:local"] * 3
+    assert audited[-3]["event"]["changed"]["lease.home"] == "8MiB"
+    assert place.owner.status().pid == pid
 
 
 def test_a_policy_that_others_could_write_is_refused(tmp_path: Path) -> None:

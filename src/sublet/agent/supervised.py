@@ -278,6 +278,25 @@ class SupervisedAgent:
         copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # what is handed to a link is the link's to close
         await self.ask(Admit(front=front, oldest=hello.oldest, newest=hello.newest), (copy,))
 
+    async def set_caps(self, caps: LeaseCaps) -> None:
+        """Leases that begin from now on have these caps, and all guests together have theirs. The supervisor is told as
+        when an office takes over, which every version of it understands. Returns when it knows."""
+        if caps == self._caps:
+            return
+        self._caps = caps
+        if not self._is_joined:  # the next one is told when it is joined
+            return
+        self._drop()
+        self._is_joined = False
+        self._is_told.clear()
+        self._again = start_task("supervisor_link", self._join_again, failed=self._ended)
+        done, _ = await asyncio.wait((self._again,), timeout=CONFIGURE_S)
+        if not done:
+            raise Disconnected(
+                "the supervisor of this machine does not answer; it is told of the caps as soon as it does",
+                do="Look whether its process stands still (`sublet status` names it).",
+            )
+
     def cut_off(self, tenant: TenantId, generation: int) -> None:
         """The rights of a tenant have changed: nobody who was checked before is let in, and open connections of older
         generations are cut. While the supervisor does not answer this is asked again, until one does; an office that

@@ -16,6 +16,7 @@ __all__ = [
     "AcquireMany",
     "AddTenant",
     "AgentReport",
+    "ApplyPolicy",
     "Attach",
     "Claim",
     "ClearFence",
@@ -280,6 +281,12 @@ class Drain(_Operators, frozen=True, kw_only=True):
     """None gives each lease the notice of its tier."""
 
 
+class ApplyPolicy(_Operators, frozen=True, kw_only=True):
+    """The operator's limits were read again, and are about to hold."""
+
+    changed: dict[str, str]
+
+
 class NodeUp(_Command, frozen=True, kw_only=True):
     """An agent reported in, for the first time or again."""
 
@@ -333,6 +340,7 @@ Command = (
     | RemoveTenant
     | ClearFence
     | Drain
+    | ApplyPolicy
     | NodeUp
     | NodeGone
     | HolderGone

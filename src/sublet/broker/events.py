@@ -40,6 +40,7 @@ __all__ = [
     "OfficeOpened",
     "Parked",
     "ParkingDenied",
+    "PolicyApplied",
     "PromiseDropped",
     "Promised",
     "Quarantined",
@@ -151,6 +152,13 @@ class TenantRemoved(_Audited, frozen=True, kw_only=True, tag="tenant_removed"):
 
     tenant: TenantId
     generation: int
+
+
+class PolicyApplied(_Audited, frozen=True, kw_only=True, tag="policy_applied"):
+    """The operator's limits were read again. They are in their file and not in the books: this says who changed what."""
+
+    changed: dict[str, str]
+    """Key → what holds from now on, as a person writes it."""
 
 
 class Queued(_Audited, frozen=True, kw_only=True, tag="queued"):
@@ -433,6 +441,7 @@ Event = (
     | ForeignSeen
     | TenantSet
     | TenantRemoved
+    | PolicyApplied
     | Queued
     | Granted
     | Ungranted

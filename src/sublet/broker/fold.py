@@ -177,6 +177,10 @@ def _tenant_removed(state: State, event: ev.TenantRemoved, now: Now) -> None:
     state.books.removed[event.tenant] = event.generation
 
 
+def _policy_applied(state: State, event: ev.PolicyApplied, now: Now) -> None:
+    """The limits are in their file, not in the books."""
+
+
 def _queued(state: State, event: ev.Queued, now: Now) -> None:
     lease = copy(event.lease)
     state.leases[lease.id] = lease
@@ -465,6 +469,7 @@ FOLD: Final[dict[type, Callable[[State, Any, Now], None]]] = {
     ev.ForeignSeen: _foreign_seen,
     ev.TenantSet: _tenant_set,
     ev.TenantRemoved: _tenant_removed,
+    ev.PolicyApplied: _policy_applied,
     ev.Queued: _queued,
     ev.Granted: _granted,
     ev.Ungranted: _ungranted,

@@ -105,6 +105,10 @@ class HttpServer:
         """Requests in progress, event streams included."""
         return len(self._state.tasks) + len(self._short)
 
+    def bound_users(self, of_user: int | None) -> None:
+        """So many connections for each other user from now on (None: a quarter of all); those that are open stay."""
+        self._limits.bound_users(self._limits.most // USER_SHARE if of_user is None else of_user)
+
     async def start(self, listening: socket.socket) -> None:
         """Serve until ``close``. Connections are accepted here: uvloop's own server hangs up, without a log line, on
         those for which there is no descriptor, and its callers would take the office for gone."""

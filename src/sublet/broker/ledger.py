@@ -33,11 +33,15 @@ class Ledger:
     """Books, scheduler and unconfirmed orders of one office."""
 
     def __init__(self, policy: Policy, state: State | None = None) -> None:
-        self.policy = policy
         self.state = state or State(Books(usage_window_ns=policy.usage_window_ns, cool_down_ns=policy.cool_down_ns))
-        self.state.quota_default = policy.quota_default
         self._schedule = Schedule(policy)
+        self.go_by(policy)
         self._unconfirmed = Unconfirmed(self.state, policy.resend_every_ns)
+
+    def go_by(self, policy: Policy) -> None:
+        """Decide by this policy from the next command on. What was granted stays."""
+        self.policy = self._schedule.policy = policy
+        self.state.quota_default = policy.quota_default
 
     def handle(self, command: cmd.Command, now: Now) -> Outcome:
         """Carry out one command."""
@@ -143,6 +147,7 @@ _HANDLERS: Final[dict[type, Callable[[Step, Schedule, Any], Answer]]] = {
     cmd.Revoke: _plain(operators.revoke),
     cmd.Drain: _plain(operators.drain),
     cmd.ClearFence: _plain(operators.clear_fence),
+    cmd.ApplyPolicy: _plain(operators.apply_policy),
     cmd.NodeUp: _plain(reports.node_up),
     cmd.NodeGone: _plain(reports.node_gone),
     cmd.HolderGone: _plain(bound.holder_gone),

@@ -19,6 +19,7 @@ from sublet.wire import orders
 
 __all__ = [
     "add_tenant",
+    "apply_policy",
     "clear_fence",
     "disable_tenant",
     "drain",
@@ -180,6 +181,12 @@ def revoke(step: Step, command: cmd.Revoke) -> Answer:
     elif lease.status not in (LeaseStatus.ENDING, LeaseStatus.ENDED):
         step.end(lease, command.reason, command.detail)
     return Done(lease=lease)
+
+
+def apply_policy(step: Step, command: cmd.ApplyPolicy) -> Answer:
+    """For the audit chain: the limits themselves are no part of the books, which a file may change at any start."""
+    step.emit(ev.PolicyApplied(changed=command.changed))
+    return Done()
 
 
 def drain(step: Step, command: cmd.Drain) -> Answer:

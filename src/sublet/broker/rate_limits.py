@@ -82,6 +82,14 @@ class RateLimits:
         self._requests: dict[TenantId, Bucket] = {}
         self._leases: dict[TenantId, Bucket] = {}
 
+    def go_by(self, rates: RequestRates) -> None:
+        """Other rates hold from now on; what one of them counts is counted anew where it has changed."""
+        if rates.requests_per_minute != self.rates.requests_per_minute:
+            self._requests.clear()
+        if rates.leases_per_hour != self.rates.leases_per_hour:
+            self._leases.clear()
+        self.rates = rates
+
     def request(self, tenant: TenantId, now_ns: int, *, keeps: bool = False) -> None:
         """One more request; raises ``TooMany``. ``keeps``: it keeps or gives back what the tenant has."""
         if tenant == LOCAL_TENANT:

@@ -328,6 +328,14 @@ def _table() -> tuple[Route, ...]:
             query={"tenant": "what holds for this tenant (operators)"},
         ),
         route(
+            "POST",
+            "/v1/policy/apply",
+            Right.OPERATOR,
+            limits.apply,
+            "Read policy.toml again and go by it; answers what has changed",
+            answers={200: list[wire.LimitChange]},
+        ),
+        route(
             "GET",
             "/v1/fences",
             Right.OPERATOR,

@@ -43,7 +43,7 @@ class Schedule:
     """What the scheduler remembers between steps. None of it needs to survive: it is found again by looking."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+        self.policy = policy
         self._settled_at_version = -1
         self._replan_at_ns = 0
         self._yields: list[tuple[int, LeaseId]] = []
@@ -62,7 +62,7 @@ class Schedule:
             if self._yields:
                 wake_ns = _sooner(wake_ns, max(self._yields[0][0], self._planned_at_ns + PLAN_AGAIN_NS))
         if state.ended:
-            wake_ns = _sooner(wake_ns, _ended_at(state.leases[state.ended[0]]) + self._policy.ended_keep_ns)
+            wake_ns = _sooner(wake_ns, _ended_at(state.leases[state.ended[0]]) + self.policy.ended_keep_ns)
         return wake_ns
 
     def rooms_for(self, state: State, lease: LeaseRecord) -> RoomsByNode:
@@ -141,14 +141,14 @@ class Schedule:
                 self._make_room(step, lease)
             self._planned_at_ns = now_ns
             if due:
-                self._replan_at_ns = now_ns + self._policy.replan_every_ns
+                self._replan_at_ns = now_ns + self.policy.replan_every_ns
         self._settled_at_version = state.capacity_version
 
     def will_yield(self, state: State, lease: LeaseRecord) -> None:
         """Its holder is idle. If it still is when it has been for long enough, a waiting request may have the lease."""
         if lease.idle_since_ns is not None:
             save_ns = state.saves.get(lease.id, 0)
-            rest_ns = self._policy.idle_before_yielding_ns(lease.moving_ns, save_ns)
+            rest_ns = self.policy.idle_before_yielding_ns(lease.moving_ns, save_ns)
             heappush(self._yields, (lease.idle_since_ns + rest_ns, lease.id))
 
     def _holders_yield(self, step: Step) -> bool:
@@ -161,19 +161,19 @@ class Schedule:
             return False
         while self._yields and self._yields[0][0] <= now_ns:
             lease = state.leases.get(heappop(self._yields)[1])
-            if lease is not None and preemption.is_at_rest(lease, state, now_ns, self._policy):
+            if lease is not None and preemption.is_at_rest(lease, state, now_ns, self.policy):
                 parking.give_way_early(step, lease)
         return state.queued_count > 0
 
     def make_room_if_next(self, step: Step, lease: LeaseRecord) -> None:
         """Look for victims at once for a newcomer; behind others it has to wait until they have had their look."""
-        waiting = (other for other in InOrder(step.state, step.now.ns, self._policy) if not other.promise)
+        waiting = (other for other in InOrder(step.state, step.now.ns, self.policy) if not other.promise)
         if next(waiting, None) is lease:
             step.as_office()
             self._make_room(step, lease)
 
     def _to_plan_for(self, state: State, now_ns: int) -> list[LeaseRecord]:
-        waiting = [lease for lease in InOrder(state, now_ns, self._policy) if not lease.promise]
+        waiting = [lease for lease in InOrder(state, now_ns, self.policy) if not lease.promise]
         first, rest = waiting[: PLANS_PER_SETTLE // 2], waiting[PLANS_PER_SETTLE // 2 :]
         if rest:
             start = self._turn % len(rest)
@@ -183,7 +183,7 @@ class Schedule:
 
     def _make_room(self, step: Step, lease: LeaseRecord) -> None:
         """Evict and admit in one step: notice the victims and promise their parts to the request."""
-        state, policy = step.state, self._policy
+        state, policy = step.state, self.policy
         if _own_limit(step, lease, with_promises=True) is not None:
             return
         rooms = self.rooms_for(state, lease)
@@ -231,7 +231,7 @@ class Schedule:
         state, now_ns = step.state, step.now.ns
         hopeless: set[tuple[object, ...]] = set()
         self._guarded = {}
-        for lease in islice(InOrder(state, now_ns, self._policy), most):
+        for lease in islice(InOrder(state, now_ns, self.policy), most):
             if lease.promise:
                 continue
             volume = lease.name if state.volume_of(lease) is not None else None
@@ -255,22 +255,22 @@ class Schedule:
                     step.replace(lease, *found)
                     continue
                 hopeless.add(shape)
-            if now_ns - lease.asked_at_ns >= self._policy.gang_patience_ns:
+            if now_ns - lease.asked_at_ns >= self.policy.gang_patience_ns:
                 self._guard(state, lease)
 
     def _fit(self, state: State, lease: LeaseRecord) -> tuple[NodeId, list[Part]] | None:
-        return fit(lease.wants, lease.tenant, self.rooms_for(state, lease), mix=self._policy.share_across_tenants)
+        return fit(lease.wants, lease.tenant, self.rooms_for(state, lease), mix=self.policy.share_across_tenants)
 
     def _fit_in_its_place(self, step: Step, lease: LeaseRecord) -> tuple[NodeId, list[Part]] | None:
         """Where it fits if its holder's present lease ends."""
-        state, policy = step.state, self._policy
+        state, policy = step.state, self.policy
         rooms = self.rooms_for(state, lease)
         freed = replacing.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
         return None if freed is None else fit(lease.wants, lease.tenant, freed, mix=policy.share_across_tenants)
 
     def _forget(self, step: Step) -> None:
         """Ended leases are remembered for a while; the audit log remembers them for good."""
-        state, policy = step.state, self._policy
+        state, policy = step.state, self.policy
         old_ns = step.now.ns - policy.ended_keep_ns
         too_many = len(state.ended) - policy.ended_keep_max
         oldest = islice(state.ended, ENDS_PER_TICK)

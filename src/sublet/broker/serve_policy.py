@@ -10,9 +10,9 @@ from sublet.broker.records import LOCAL_TENANT, Quota
 from sublet.broker.service import Call, Reply, Service, json_reply
 from sublet.errors import NotFound, Unauthorized
 from sublet.values import TenantId, shown
-from sublet.wire.http import LimitView
+from sublet.wire.http import LimitChange, LimitView
 
-__all__ = ["limit_views", "policy"]
+__all__ = ["apply", "limit_views", "policy"]
 
 OF_QUOTA: Final = {
     "tenant.gpus": "gpus",
@@ -43,6 +43,19 @@ def policy(service: Service, call: Call) -> Reply:
         quota = record.quota
     found = limit_views(service.limits, quota, tenant=name)
     return json_reply([view for view in found if caller.operator or view.key.startswith(NOT_OWNER)])
+
+
+async def apply(service: Service, call: Call) -> Reply:
+    """The file as it is now, from now on. With a mistake in it nothing changes."""
+    before = service.limits
+    limits = await service.apply_limits(call.caller)
+    return json_reply(
+        [
+            LimitChange(key=path, before=key.shown(before.value(path)), now=key.shown(limits.value(path)))
+            for path, key in KEYS.items()
+            if before.value(path) != limits.value(path)
+        ]
+    )
 
 
 def limit_views(limits: Limits, quota: Quota | None = None, *, tenant: str = "") -> Iterator[LimitView]:

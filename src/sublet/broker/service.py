@@ -26,7 +26,7 @@ from sublet.broker.shared_socket import SharedSocket
 from sublet.broker.signing import Signer
 from sublet.broker.sse import STREAMS_MAX, STREAMS_TENANT_MAX, Hub, Stream
 from sublet.broker.views import lease_view
-from sublet.errors import CapacityExceeded, NotFound, SubletError, Unauthorized
+from sublet.errors import CapacityExceeded, NotFound, SubletError, Unauthorized, Unsupported
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.observe.audit import Record
 from sublet.observe.bills import Rates
@@ -121,6 +121,10 @@ def json_reply(value: object, status: int = 200) -> Reply:
     return Reply(status, _encode(value))
 
 
+async def _no_file(caller: Caller) -> Limits:
+    raise Unsupported("this office has no file of limits")
+
+
 @dataclass(kw_only=True)
 class Service:
     """The parts that handlers need."""
@@ -148,6 +152,8 @@ class Service:
     """Why the disk has no room for new leases; empty where it has."""
     cut_off: Callable[[TenantId, int], None] = lambda tenant, generation: None
     """The rights of this tenant are of this generation now: data connections of older ones are cut."""
+    apply_limits: Callable[[Caller], Awaitable[Limits]] = _no_file
+    """Reads the operator's limits again for this caller, and has all parts go by them."""
     document: Callable[[], bytes] = bytes
     """The OpenAPI document; whoever serves the routes puts it here."""
     hub: Hub = field(init=False)
@@ -185,6 +191,11 @@ class Service:
             self.access.put(tenant)
         self.driver.listen(self._note)
         self.driver.on_limit = self.limit
+
+    def go_by(self, limits: Limits) -> None:
+        """These are the operator's limits from now on."""
+        self.limits = limits
+        self.rate_limits.go_by(limits.rates())
 
     def lease(self, call: Call, *, operator_too: bool = True) -> LeaseRecord:
         """The lease of the call, if the caller may know of it. Another tenant's id and no id at all look the same."""

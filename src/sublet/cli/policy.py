@@ -1,4 +1,5 @@
-"""``sublet policy``: the operator's limits, where each is from, and whether a file of them is right."""
+"""``sublet policy``: the operator's limits, where each is from, whether a file of them is right, and putting it into
+force."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from sublet.cli.parsing import AsJson, name
 from sublet.cli.show import Json, document, plural, table, visible
 from sublet.client.home import home_dir
 
-__all__ = ["check", "show"]
+__all__ = ["apply", "check", "show"]
 
 
 def show(
@@ -51,8 +52,8 @@ def check(
 ) -> int:
     """Check a file of limits. It is not put into force.
 
-    An office reads policy.toml in its state folder when it starts. A mistake there keeps it from starting, and is
-    said with its line.
+    An office reads policy.toml in its state folder when it starts, and with `sublet policy apply`. A mistake there keeps
+    it from starting, and is said with its line.
     """
     from sublet.engines.operator_limits import read_limits
 
@@ -61,6 +62,22 @@ def check(
         raise UsageError("no file is named", do="Write `sublet policy check FILE`.")
     found = read_limits(path, must_exist=True, trusted=False)
     print(f"{visible(file)} is right: {plural(len(found.given), 'limit')} set, the others have their defaults.")
+    return DONE
+
+
+def apply(*, as_json: AsJson = False) -> int:
+    """Put policy.toml of the state folder into force, without a restart.
+
+    The file is taken as a whole; with a mistake in it nothing changes, and its line is said. Leases keep what they
+    have, and the caps that they began with. Who applied what is in the audit log.
+    """
+    changed: list[Json] = Office.reach(start=False).post("/v1/policy/apply", {})
+    if as_json:
+        document(changed)
+    elif not changed:
+        print("Nothing has changed: these limits held already.")
+    else:
+        print(table(["KEY", "BEFORE", "NOW"], [[row["key"], row["before"], row["now"]] for row in changed]))
     return DONE
 
 

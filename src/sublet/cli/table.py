@@ -54,6 +54,7 @@ COMMANDS: Final[dict[str, str]] = {
     "tenant ls": "tenant:ls",
     "policy show": "policy:show",
     "policy check": "policy:check",
+    "policy apply": "policy:apply",
     "fence ls": "upkeep:fence_ls",
     "fence clear": "upkeep:fence_clear",
     "drain": "upkeep:drain",
@@ -73,7 +74,7 @@ GROUPS: Final[dict[str, str]] = {
     "kernelspec": "Install Jupyter kernels whose cells run on a leased device.",
     "volume": "List, verify, copy and remove named volumes.",
     "tenant": "Manage tenants, their tokens and limits.",
-    "policy": "Show and check the operator's limits.",
+    "policy": "Show, check and apply the operator's limits.",
     "fence": "List or clear quarantined devices.",
     "audit": "Read and verify the audit log.",
 }

@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -35,8 +35,8 @@ from sublet.agent.supervised import SupervisedAgent
 from sublet.agent.suspend_probe import probe_cards
 from sublet.agent.tokens import verify
 from sublet.background import count, end_process
-from sublet.broker.access import AccessList, Origin
-from sublet.broker.commands import NodeUp, OpenOffice
+from sublet.broker.access import AccessList, Caller, Origin
+from sublet.broker.commands import ApplyPolicy, NodeUp, OpenOffice
 from sublet.broker.driver import Driver
 from sublet.broker.holder_watch import HolderWatch
 from sublet.broker.http_app import App
@@ -45,7 +45,7 @@ from sublet.broker.journal import Journal
 from sublet.broker.journal_files import JOURNAL_NAME
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
-from sublet.broker.policy_file import Limits
+from sublet.broker.policy_file import KEYS, Limits
 from sublet.broker.ports import Agent
 from sublet.broker.processes import Processes
 from sublet.broker.records import Now
@@ -64,6 +64,7 @@ from sublet.errors import InvalidRequest, Unauthorized, Unsupported
 from sublet.lease.token import TokenClaims
 from sublet.observe.bills import Rates, parse_rates
 from sublet.values import NS_PER_S, Kind, TenantId
+from sublet.wire.caps import LeaseCaps
 from sublet.wire.orders import Inventory, Report
 from sublet.wire.program_files import check_program
 from sublet.wire.sockets import Peer
@@ -122,8 +123,8 @@ class Office:
         self._embedded = embedded
         self._local_rule = local_rule
         self._limits = read_limits(home / POLICY_FILE) if limits is None else limits
+        self._durations = Policy() if policy is None else policy
         self._policy = self._limits.policy(Policy()) if policy is None else policy
-        self._disk_kept_back = self._limits.number("office.disk_reserve")
         self._die = end_process if die is None else die
         self._pretended = pretended
         self._beginning = beginning
@@ -131,6 +132,7 @@ class Office:
         self._shared = shared
         self._shared_server: HttpServer | None = None
         self._cards: Cards | None = None
+        self._set_caps: Callable[[LeaseCaps], Awaitable[None]] | None = None
         self._idle_since_ns = 0
         self._requests_seen = -1
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -176,13 +178,15 @@ class Office:
                 rates=_rates(self.home / RATES_FILE),
                 limits=self._limits,
                 shared=SharedSocket(self._limits.shared()),
+                apply_limits=self.apply_limits,
                 stop=self.stop,
                 why_no_room=beginning.room.why_short,
             )
-            inventory = machine_inventory(self.home, self._gpus, disk_kept_back=self._disk_kept_back)
-            found = await probe_cards(within(inventory, self._limits))
-            self._inventory = with_what_is_held(found, ledger.state)
-            agent = await self._agent(self._inventory, beginning, ledger.state)
+            self._machine = await probe_cards(
+                machine_inventory(self.home, self._gpus, disk_kept_back=self._limits.number("office.disk_reserve"))
+            )
+            self._inventory = with_what_is_held(within(self._machine, self._limits), ledger.state)
+            agent = await self._agent(with_what_is_held(self._machine, ledger.state), beginning, ledger.state)
             await self.driver.start(opening, [agent])
             if isinstance(agent, SupervisedAgent):
                 agent.listen()
@@ -230,8 +234,8 @@ class Office:
     async def _agent(self, inventory: Inventory, beginning: Beginning, state: State) -> Agent:
         """The real one, with a supervisor and a door for holders; or a pretended one."""
         if beginning.supervisor is None:
-            return MemoryAgent(inventory, report=self.driver.report, clock=self.clock)
-        # Orders are only checked against the whole disk there: how much of it is lent changes, and is ours to decide.
+            return MemoryAgent(self._inventory, report=self.driver.report, clock=self.clock)
+        # Orders are only checked against the whole machine there: how much of it is lent changes, and is ours to decide.
         agent = SupervisedAgent(
             _with_disk(inventory, disk_bytes(self.home)),
             offered=lambda: self._inventory,
@@ -251,6 +255,7 @@ class Office:
         self.service.list_troubles = agent.troubles
         self.service.supervisor_silent_s = lambda: agent.silent_s(self.clock.now_ns())
         self.service.cut_off = agent.cut_off
+        self._set_caps = agent.set_caps
         path = data_path(self.home)
         self._open_door(path, _listen(path), agent, shared=False)
         if self._shared is not None:
@@ -320,21 +325,48 @@ class Office:
     def _is_busy(self) -> bool:
         return bool(self.server.busy or (self._shared_server is not None and self._shared_server.busy))
 
+    async def apply_limits(self, caller: Caller) -> Limits:
+        """Read ``policy.toml`` again and go by it. With a mistake in it, or if it cannot be written down who did it,
+        nothing changes. Leases keep what they have, and the caps that they began with."""
+        limits = read_limits(self.home / POLICY_FILE)
+        changed = {
+            path: key.shown(limits.value(path))
+            for path, key in KEYS.items()
+            if limits.value(path) != self._limits.value(path)
+        }
+        await self.driver.submit(ApplyPolicy(by=caller.tenant, peer=caller.peer, changed=changed))
+        self._limits = limits
+        self.driver.ledger.go_by(limits.policy(self._durations))
+        self.service.go_by(limits)
+        for server in filter(None, (self.server, self._shared_server)):
+            server.bound_users(limits.value("user.connections"))
+        self._offer()
+        if self._set_caps is not None:
+            await self._set_caps(limits.caps())
+        return limits
+
+    def _offer(self) -> None:
+        """What may be lent of this machine, where that has changed."""
+        there = with_what_is_held(within(self._machine, self._limits), self.driver.ledger.state)
+        if there.devices != self._inventory.devices:
+            self._inventory = there
+            self.driver.post(NodeUp(inventory=there))
+
     def _look_at_disk(self) -> None:
         """What is lent of the disk is never more than is there. What leases have of it stays theirs."""
         self._disk_timer = asyncio.get_running_loop().call_later(DISK_LOOK_S, self._look_at_disk)
         if not self._room.is_short():
             self._room.lay_out()
         try:
-            there = block_bytes(self.home, self._disk_kept_back)
+            there = block_bytes(self.home, self._limits.number("office.disk_reserve"))
         except OSError as error:
             _log.warning("the room on the disk could not be seen: %s", error)
             return
         resources = self.driver.ledger.state.resources.values()
         offered = sum(resource.device.capacity for resource in resources if resource.device.kind is Kind.BLOCK)
         if offer_again(offered, there):
-            self._inventory = _with_disk(self._inventory, there)
-            self.driver.post(NodeUp(inventory=self._inventory))
+            self._machine = _with_disk(self._machine, there)
+        self._offer()
 
 
 def _vigil() -> Vigil:

@@ -22,6 +22,7 @@ __all__ = [
     "FenceView",
     "GuestEntry",
     "Hello",
+    "LimitChange",
     "LimitView",
     "Message",
     "NodeView",
@@ -160,6 +161,15 @@ class LimitView(Message, kw_only=True):
     source: str
     """``default``, the line of the file, or whose quota it is."""
     says: str
+
+
+class LimitChange(Message, kw_only=True):
+    """A limit that was changed while the office runs."""
+
+    key: str
+    before: str
+    """As a person writes it."""
+    now: str
 
 
 class TroubleView(Message, kw_only=True):

@@ -37,8 +37,8 @@ class PeerLimits(Generic[Key]):
         """``per_user`` bounds each user that is not among ``owners``; ``reserved`` of the ``most`` connections are
         for the owners alone."""
         self.most: Final = most
-        self._per_user = min(per_user, most - reserved)
         self._others_most = most - reserved
+        self.bound_users(per_user)
         self._owners = owners
         self._users: dict[Key, int] = {}
         self._counts: dict[int, int] = {}
@@ -48,6 +48,10 @@ class PeerLimits(Generic[Key]):
 
     def __len__(self) -> int:
         return len(self._users)
+
+    def bound_users(self, per_user: int) -> None:
+        """So many for each user from now on; connections that are open stay."""
+        self._per_user = min(per_user, self._others_most)
 
     def admit(self, key: Key, user: int) -> Admitted[Key] | Refused:
         """Count a new connection of this user, or say why it is refused."""

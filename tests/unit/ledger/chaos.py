@@ -439,6 +439,7 @@ class Chaos:
     def drain(self, number: int) -> None:
         node = self.bench.state.nodes[self.rng.choice(self.nodes).node]
         self.do(cmd.Drain(node=node.id, draining=not node.draining))
+        self.do(cmd.ApplyPolicy(changed={"tenant.leases": "4"}))
         if node.draining:
             for lease_id in self.bench.state.on_node[node.id]:
                 lease = self.bench.state.leases[lease_id]
