@@ -196,6 +196,7 @@ class Service:
         """These are the operator's limits from now on."""
         self.limits = limits
         self.rate_limits.go_by(limits.rates())
+        self.shared.go_by(limits.shared())
 
     def lease(self, call: Call, *, operator_too: bool = True) -> LeaseRecord:
         """The lease of the call, if the caller may know of it. Another tenant's id and no id at all look the same."""

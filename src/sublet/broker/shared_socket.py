@@ -67,10 +67,18 @@ class SharedSocket:
     """Counts and notes who asks over the shared sockets, control and data."""
 
     def __init__(self, limits: SharedLimits | None = None) -> None:
-        self.limits: Final = SharedLimits() if limits is None else limits
-        self._users = TokenBuckets(self.limits.requests_per_minute_of_user, self.limits.burst)
-        self._lines = TokenBuckets(self.limits.log_lines_per_minute_of_user, self.limits.log_lines_per_minute_of_user)
         self._seen: OrderedDict[tuple[Origin, str], None] = OrderedDict()
+        self._limit_by(SharedLimits() if limits is None else limits)
+
+    def _limit_by(self, limits: SharedLimits) -> None:
+        self.limits = limits
+        self._users = TokenBuckets(limits.requests_per_minute_of_user, limits.burst)
+        self._lines = TokenBuckets(limits.log_lines_per_minute_of_user, limits.log_lines_per_minute_of_user)
+
+    def go_by(self, limits: SharedLimits) -> None:
+        """Other limits hold from now on; where they have changed, all is counted anew."""
+        if limits != self.limits:
+            self._limit_by(limits)
 
     def asked(self, origin: Origin, now_ns: int) -> None:
         """A request came from this user, whoever it may turn out to be. Raises if it were too many."""
