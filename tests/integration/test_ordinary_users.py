@@ -38,8 +38,6 @@ SHARED: Final = (
     ("test_supervisor_life.py",),
     ("test_kill_rounds.py",),
     ("test_revoke_race.py",),
-    ("../security/test_unleased.py",),
-    ("../security/test_home.py",),
 )
 
 

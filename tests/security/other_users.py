@@ -51,12 +51,12 @@ class User:
         self.folder.mkdir(mode=0o755)
         os.chown(self.folder, self.uid, self.uid)
 
-    def run(self, *argv: str, said: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *argv: str, said: str = "", patience_s: float = PATIENCE_S, **more: str) -> subprocess.CompletedProcess[str]:
         """A command of this user's, with nothing of our environment."""
         env = {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": str(self.folder),
-            "SUBLET_URL": self.url,
+            **({"SUBLET_URL": self.url} if self.url else {}),
             "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
             **({} if self.token is None else {"SUBLET_TOKEN": self.token}),
             **self.env,
@@ -70,7 +70,7 @@ class User:
             env={**os.environ, **self._places},
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=patience_s,
             check=False,
         )
 

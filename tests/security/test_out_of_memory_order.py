@@ -14,8 +14,6 @@ from sublet.wire import unix
 from sublet.wire.sockets import peer_of
 from tests.security.conftest import Place
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may ask to be killed later than others")
-
 CAP_SYS_RESOURCE: Final = 24
 
 

@@ -173,7 +173,7 @@ def test_a_changed_file_holds_without_a_restart(place: Place) -> None:
         }
         with pytest.raises(QuotaExceeded, match="the quota of leases is 1"):
             one.block("1B", wait=0)
-        assert (before, home_kib()) == (256 << 10, 8 << 10)
+        assert before > home_kib() == 8 << 10
         assert memory() == 600 * MIB < all_of_it, "what is leased stays"
         assert "policy.toml line 2" in command(place, "policy", "show").stdout
         assert "Nothing has changed" in command(place, "policy", "apply").stdout

@@ -13,8 +13,6 @@ import pytest
 import sublet
 from tests.security.conftest import Place
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's office gives tenants a user number")
-
 WORDS = ["printf", r"\033[31mred\033[0m \033]0;owned\007 \033[2Jend\n"]
 
 
