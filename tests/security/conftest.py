@@ -1,4 +1,4 @@
-"""One office with two tenants, for all tests of this folder: root's, or an ordinary user's where that user runs them."""
+"""One office with two tenants for all tests of this folder: root's, or that of the user who runs them."""
 
 from __future__ import annotations
 

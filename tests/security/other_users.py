@@ -51,7 +51,9 @@ class User:
         self.folder.mkdir(mode=0o755)
         os.chown(self.folder, self.uid, self.uid)
 
-    def run(self, *argv: str, said: str = "", patience_s: float = PATIENCE_S, **more: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *argv: str, said: str = "", patience_s: float = PATIENCE_S, **more: str
+    ) -> subprocess.CompletedProcess[str]:
         """A command of this user's, with nothing of our environment."""
         env = {
             "PATH": os.environ.get("PATH", os.defpath),

@@ -21,7 +21,6 @@ def standard_library() -> dict[str, Any]:
     import fcntl
     import mmap
     import multiprocessing
-    import os
     import pty
     import select
     import signal

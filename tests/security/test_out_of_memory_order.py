@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from sublet.client.home import runtime_dir
 from sublet.supervisor.memory_order import GUEST, SUPERVISOR
 from sublet.wire import unix

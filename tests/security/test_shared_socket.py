@@ -1,6 +1,7 @@
 """The shared sockets, used by real processes of other users: what each may do there, and what nobody may.
 
-Root's office, two tenants with a user each (ana must show her token, ben need not), and a user who is nobody's.
+Root's office and an ordinary user's, two tenants with a user each (ana must show her token, ben need not), and a user
+who is nobody's.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,11 +25,10 @@ import pytest
 import sublet
 from sublet.broker.routes import ROUTES, Right
 from sublet.client.home import runtime_dir
-from sublet.client.office import ensure_office
 from sublet.errors import Unauthorized
 from tests.integration.test_tenant_matrix import example
 from tests.security.other_users import ROOT, User, closed_folder
-from tests.traces import until
+from tests.traces import supervisor_of, until
 
 pytestmark = [
     pytest.mark.needs("setpriv"),
@@ -34,14 +37,38 @@ pytestmark = [
     pytest.mark.skipif(closed_folder(ROOT) is not None, reason="other users cannot enter this checkout"),
     pytest.mark.xdist_group("shared_socket"),
 ]
-ANA, BEN, STRANGER = 64_001, 64_002, 64_003
+ANA, BEN, STRANGER, OWNER = 64_001, 64_002, 64_003, 64_004
+
+
+class Owner(User):
+    """The user whose office it is."""
+
+    @contextlib.contextmanager
+    def acting(self) -> Iterator[None]:
+        """This process is that user meanwhile, and can be root again."""
+        groups = os.getgroups()
+        os.setgroups([])
+        os.setresgid(self.uid, self.uid, 0)
+        os.setresuid(self.uid, self.uid, 0)
+        try:
+            yield
+        finally:
+            os.setresuid(0, 0, 0)
+            os.setresgid(0, 0, 0)
+            os.setgroups(groups)
+
+    def up(self, *words: str) -> None:
+        done = self.sublet("up", *words, SUBLET_HOME=f"{self.folder}/office")
+        assert done.returncode == 0, done
 
 
 @dataclass
 class Place:
     home: Path
     shared: Path
-    owner: sublet.Fabric
+    owner: Owner
+    fabric: sublet.Fabric
+    """The owner's."""
     ana: User
     ben: User
     stranger: User
@@ -50,24 +77,35 @@ class Place:
     def url(self) -> str:
         return f"unix://{self.shared}/office.sock"
 
+    def request(self, *words: Any, shape: Any) -> Any:
+        """The owner's."""
+        with self.owner.acting():
+            return self.fabric.request(*words, shape=shape)
 
-@pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
-    with tempfile.TemporaryDirectory(prefix="sublet-shared-") as text, contextlib.ExitStack() as stack:
+
+@pytest.fixture(scope="module", params=[0, OWNER], ids=["root", "ordinary"])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    with (
+        tempfile.TemporaryDirectory(prefix="sublet-shared-", dir="/tmp", ignore_cleanup_errors=True) as text,
+        contextlib.ExitStack() as stack,
+    ):
         folder = Path(text)
         folder.chmod(0o755)
-        home, shared = folder / "office", folder / "shared"
-        words = ("up", "--host-gpus", "3x1GiB", "--shared", str(shared), "--foreground")
-        ensure_office(home, words=words)
-        stack.callback(shutil.rmtree, runtime_dir(home.resolve()), ignore_errors=True)
-        owner = stack.enter_context(sublet.connect(home=home))
-        stack.callback(owner.request, "POST", "/v1/down", {"how": "now"}, shape=dict)
+        owner = Owner(request.param, folder / "owner", "")
+        home, shared = owner.folder / "office", owner.folder / "shared"
+        owner.up("--host-gpus", "3x1GiB", "--shared", str(shared))
+        with owner.acting():
+            runtime = runtime_dir(home.resolve())
+            fabric = stack.enter_context(sublet.connect(home=home))
+        stack.callback(shutil.rmtree, runtime, ignore_errors=True)
+        stack.callback(until, "the end of the supervisor", lambda: supervisor_of(runtime) is None)
         url = f"unix://{shared}/office.sock"
         users = [User(uid, folder / str(uid), url) for uid in (ANA, BEN, STRANGER)]
-        made = Place(home, shared, owner, *users)
+        made = Place(home, shared, owner, fabric, *users)
+        stack.callback(made.request, "POST", "/v1/down", {"how": "now"}, shape=dict)
         body: dict[str, Any] = {"id": "ana", "uid": ANA}
-        made.ana.token = owner.request("POST", "/v1/tenants", body, shape=dict)["token"]
-        owner.request("POST", "/v1/tenants", {"id": "ben", "uid": BEN, "needs_token": False}, shape=dict)
+        made.ana.token = made.request("POST", "/v1/tenants", body, shape=dict)["token"]
+        made.request("POST", "/v1/tenants", {"id": "ben", "uid": BEN, "needs_token": False}, shape=dict)
         yield made
 
 
@@ -113,37 +151,34 @@ with sublet.connect() as fabric:
     with fabric.attach("copy") as block:
         found["copied"] = sublet.Durable.restore(block).value["step"]
 found["records"] = records
-print(json.dumps(found))
-"""
 
-CELLS: Final = """
-import json, os
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
 for cell in ("%load_ext sublet", "seen = [1]", "%%gpu --vram 64MiB\\nimport os\\nseen.append(os.getuid())",
              "seen[0] += 1", "%%gpu --vram 64MiB\\nseen.append(seen[0])", "%gpu release"):
     shell.run_cell(cell).raise_error()
-print(json.dumps(shell.user_ns["seen"]))
-"""
+found["cells"] = shell.user_ns["seen"]
 
-AIO: Final = """
-import asyncio, json, os
+import asyncio
 from sublet import aio
 async def main():
     async with await aio.connect() as fabric:
         async with fabric.gpu(min_vram="64MiB") as lease:
             return await lease.run(os.getuid)
-print(json.dumps(asyncio.run(main())))
+found["aio"] = asyncio.run(main())
+print(json.dumps(found))
 """
 
 
 @pytest.mark.warm
 def test_a_tenants_programs_run_as_its_own_user(place: Place) -> None:
-    """Calls, device sessions, log records, saves from the holder's own process, a copy of a volume: all of it by a user
-    that may not enter the office's folders. Guests of the two tenants are different users again."""
+    """Calls, device sessions, log records, saves from the holder's own process, a copy of a volume, cells, commands,
+    asyncio: all of it by a user that may not enter the office's folders. Guests of root's tenants are different users
+    again."""
     guests = set()
-    for user in (place.ana, place.ben):
-        found = user.program(WORK)
+    with ThreadPoolExecutor(2) as pool:  # at the same time, as users are
+        ran = list(pool.map(lambda user: user.program(WORK), (place.ana, place.ben)))
+    for user, found in zip((place.ana, place.ben), ran, strict=True):
         assert found["uid"] == user.uid
         assert found["work"][1] == float(sum(range(1 << 18)))
         assert found["device"] == "4567"
@@ -152,27 +187,25 @@ def test_a_tenants_programs_run_as_its_own_user(place: Place) -> None:
         assert found["restored"] == [4, 4.0]
         assert found["copied"] == 4
         assert ["theirs", f"at work: {1 << 18}"] in found["records"]
-        guests.add(found["work"][0])
+        number = found["work"][0]
+        assert [one for one in found["cells"] if one < 10] == [2, 2]
+        assert found["aio"] == number
+        guests.add(number)
         shown = user.sublet("lease", "show", found["lease"])
         assert f"asked by      uid {user.uid}, pid " in shown.stdout, shown
-    assert len(guests) == 2
-    assert min(guests) > 1_000_000
-    log = (place.home / "office.log").read_text()
-    assert f"uid {ANA}, pid " in log
-    audited = place.owner.request("GET", "/v1/audit", shape=list)
-    assert any(record["by"].startswith(f"tenant:ana (uid {ANA}, pid ") for record in audited), audited[-5:]
-
-
-@pytest.mark.warm
-def test_cells_commands_and_asyncio_of_other_users(place: Place) -> None:
-    for user in (place.ana, place.ben):
-        assert [one for one in user.program(CELLS) if one < 10] == [2, 2]
-        assert user.program(AIO) > 1_000_000
         done = user.sublet("run", "--gpu", "64MiB", "--name", "counted", "--", "sh", "-c", "id -u; exit 3")
-        assert done.returncode == 3, done
-        assert int(done.stdout) > 1_000_000
+        assert (done.returncode, int(done.stdout)) == (3, number), done
         listed = user.sublet("ps", "--all", "--json")
         assert [one["name"] for one in json.loads(listed.stdout)].count("counted") == 1, "each sees its own"
+    if place.owner.uid:
+        assert guests == {place.owner.uid}, "an ordinary user has no other numbers to give"
+    else:
+        assert len(guests) == 2
+        assert min(guests) > 1_000_000
+    log = (place.home / "office.log").read_text()
+    assert f"uid {ANA}, pid " in log
+    audited = _audited(place)
+    assert any(record["by"].startswith(f"tenant:ana (uid {ANA}, pid ") for record in audited), audited[-5:]
 
 
 def test_who_shows_no_token_gets_nothing(place: Place) -> None:
@@ -185,9 +218,10 @@ def test_who_shows_no_token_gets_nothing(place: Place) -> None:
         assert "sublet tenant add" in done.stderr
     done = place.ana.sublet("status", SUBLET_TOKEN="")
     assert "must show its access token as well" in done.stderr, done
-    with sublet.connect(place.url) as owner, pytest.raises(Unauthorized, match="over the shared socket"):
-        owner.leases()
-    assert not any(one.tenant == "local" for one in place.owner.leases())
+    with place.owner.acting():
+        with sublet.connect(place.url) as owner, pytest.raises(Unauthorized, match="over the shared socket"):
+            owner.leases()
+        assert not any(one.tenant == "local" for one in place.fabric.leases())
 
 
 @pytest.mark.parametrize("token", ["sublet_" + "x" * 43, "sublet_", "Bearer", "x" * 4096, "sublet_" + "y" * 4000])
@@ -202,13 +236,15 @@ def test_a_token_is_worth_something_only_to_whom_it_is_for(place: Place) -> None
     assert place.ana.token is not None
     done = place.stranger.sublet("status", SUBLET_TOKEN=place.ana.token)
     assert "which is user 64001, and this process runs as user 64003" in done.stderr, done
+    who = "the owner of the office" if place.owner.uid else "root"
     for how in ({"home": place.home}, {"url": place.url}):
-        with sublet.connect(token=place.ana.token, **how) as not_meant:  # noqa: SIM117
-            with pytest.raises(Unauthorized, match="runs as root"):
-                not_meant.leases()
-        with sublet.connect(token=place.ana.token, as_tenant=True, **how) as meant:
-            assert {one.tenant for one in meant.leases(all=True)} <= {"ana"}
-    owners = place.owner.request("PATCH", "/v1/tenants/local", {"new_token": True}, shape=dict)["token"]
+        with place.owner.acting():
+            with sublet.connect(token=place.ana.token, **how) as not_meant:  # noqa: SIM117
+                with pytest.raises(Unauthorized, match=f"runs as {who}"):
+                    not_meant.leases()
+            with sublet.connect(token=place.ana.token, as_tenant=True, **how) as meant:
+                assert {one.tenant for one in meant.leases(all=True)} <= {"ana"}
+    owners = place.request("PATCH", "/v1/tenants/local", {"new_token": True}, shape=dict)["token"]
     done = place.stranger.sublet("status", SUBLET_TOKEN=owners)
     assert "of the office's owner" in done.stderr, done
     done = place.stranger.sublet("--as-tenant", "status", SUBLET_TOKEN=owners)
@@ -277,6 +313,22 @@ for how, greeting in (
     listed = json.loads(talk.call(dumps(g.ListGuests(ended=True))).body)["guests"]
     found["data"][how] = {"said": said, "guests": [one["id"] for one in listed]}
     talk.close()
+
+found["events"] = {}
+for query in ("", "?all=1", "?lease=" + lease):  # beside it the other tenant's leases begin and end all the time
+    head = f"GET /v1/events{query} HTTP/1.1\\r\\nhost: x\\r\\nauthorization: Bearer {token}\\r\\n\\r\\n"
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(30)
+        sock.connect(base + "/office.sock")
+        sock.sendall(head.encode())
+        heard, own = sock.recv(65536).decode(), ""
+        if heard.split()[1] == "200":
+            body = {"request_id": os.urandom(8).hex(), "ttl": 60, "wants": [{"kind": "memory", "amount": 1 << 26}]}
+            own = json.loads(http("POST", "/v1/leases", body)[1])["lease"]["id"]
+            http("POST", f"/v1/leases/{own}/release", {})
+            while not any(own in piece and '"ended"' in piece for piece in heard.split("\\n\\n")):
+                heard += sock.recv(65536).decode()
+        found["events"][query] = {"heard": heard, "own": own}
 print(json.dumps(found))
 """
 
@@ -295,7 +347,7 @@ def test_no_route_and_no_data_call_leads_to_another_tenant(place: Place) -> None
             names: dict[str, dict[str, list[Any]]] = {"theirs": {}, "never": {}}
             for which, of in (("theirs", lease.id), ("never", never)):
                 for route in ROUTES:
-                    if route.right is Right.OPEN or route.path == "/v1/events":
+                    if route.right is Right.OPEN or route.path == "/v1/events":  # a stream, which is listened to below
                         continue
                     named = {"volume": "bens", "tenant": "ben", "node": "local"}.get(route.of, of)
                     named = named if which == "theirs" or route.of == "lease" else "neverwas"
@@ -310,8 +362,20 @@ def test_no_route_and_no_data_call_leads_to_another_tenant(place: Place) -> None
                 "routes": [[f"{which} {name}", *one] for which, some in names.items() for name, one in some.items()],
             }
             before = _audited(place)
-            anas = place.ana.program(MATRIX, json.dumps(asked))
-            nobodys = place.stranger.program(MATRIX, json.dumps(asked))
+            with _busy(bens) as bens_leases, ThreadPoolExecutor(2) as pool:
+                anas, nobodys = pool.map(
+                    lambda user: user.program(MATRIX, json.dumps(asked)), (place.ana, place.stranger)
+                )
+            assert len(bens_leases) > 10, "there was something to hear of"
+            for query, told in nobodys["events"].items():
+                assert told["heard"].split()[1] == "401", query
+            for query, told in anas["events"].items():
+                if told["own"]:
+                    others = set(re.findall(r"\bl-[0-9a-f]{16}\b", told["heard"])) - {told["own"]}
+                    assert not others, f"/v1/events{query} tells of {others}"
+                    assert '"ben"' not in told["heard"]
+                assert told["own"] or "lease=" in query, f"/v1/events{query}: {told}"
+            assert anas["events"][f"?lease={block.id}"]["heard"].split()[1] == "404"
             for name, (status, _) in nobodys["routes"].items():
                 assert status == 401, f"{name}: {status}"
             assert set(nobodys["data"].values()) == {"Unauthorized"}, nobodys["data"]
@@ -334,26 +398,51 @@ def test_no_route_and_no_data_call_leads_to_another_tenant(place: Place) -> None
             assert not [said for said in anas["data"]["own"]["said"] if "answered" in said], anas["data"]["own"]
             assert guest.id not in anas["data"]["own"]["guests"]
             assert guest.exit_code is None, "it was ended by another tenant"
-            assert [one for one in _audited(place)[len(before) :] if "ben" in json.dumps(one)] == []
+            assert [
+                one
+                for one in _audited(place)[len(before) :]
+                if "ben" in json.dumps(one) and not any(lease in json.dumps(one) for lease in bens_leases)
+            ] == []
+
+
+@contextlib.contextmanager
+def _busy(fabric: sublet.Fabric) -> Iterator[list[str]]:
+    """Leases of this tenant begin and end meanwhile; which."""
+    over, found = threading.Event(), list[str]()
+
+    def work() -> None:
+        while not over.is_set():
+            with fabric.memory("64MiB") as lease:
+                found.append(lease.id)
+            over.wait(0.02)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
 
 
 def _token(place: Place, tenant: str) -> str:
-    answer = place.owner.request("PATCH", f"/v1/tenants/{tenant}", {"new_token": True}, shape=dict)
+    answer = place.request("PATCH", f"/v1/tenants/{tenant}", {"new_token": True}, shape=dict)
     return str(answer["token"])
 
 
 def _audited(place: Place) -> list[Any]:
-    found: list[Any] = place.owner.request("GET", "/v1/audit", shape=list)
+    found: list[Any] = place.request("GET", "/v1/audit", shape=list)
     return found
 
 
 def test_an_office_that_was_killed_comes_back_with_its_shared_sockets(place: Place) -> None:
     """Whoever starts it: what `up` was told is remembered."""
-    pid = place.owner.status().pid
+    with place.owner.acting():
+        pid = place.fabric.status().pid
     os.kill(pid, signal.SIGKILL)
     until("the office ends", lambda: not Path(f"/proc/{pid}/stat").exists() or "Z" in _state(pid))
     assert "did not answer" in place.ana.sublet("status").stderr
-    ensure_office(place.home)
+    place.owner.up()
     done = place.ana.sublet("status", "--json")
     assert done.returncode == 0, done
     assert json.loads(done.stdout)["pid"] != pid

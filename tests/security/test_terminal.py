@@ -8,8 +8,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-import pytest
-
 import sublet
 from tests.security.conftest import Place
 
