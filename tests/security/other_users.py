@@ -46,14 +46,13 @@ class User:
     url: str
     token: str | None = None
     env: dict[str, str] = field(default_factory=dict)
+    patience_s: float = PATIENCE_S
 
     def __post_init__(self) -> None:
         self.folder.mkdir(mode=0o755)
         os.chown(self.folder, self.uid, self.uid)
 
-    def run(
-        self, *argv: str, said: str = "", patience_s: float = PATIENCE_S, **more: str
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *argv: str, said: str = "", **more: str) -> subprocess.CompletedProcess[str]:
         """A command of this user's, with nothing of our environment."""
         env = {
             "PATH": os.environ.get("PATH", os.defpath),
@@ -72,7 +71,7 @@ class User:
             env={**os.environ, **self._places},
             capture_output=True,
             text=True,
-            timeout=patience_s,
+            timeout=self.patience_s,
             check=False,
         )
 

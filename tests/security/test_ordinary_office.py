@@ -73,7 +73,8 @@ def ada() -> Iterator[User]:
     with tempfile.TemporaryDirectory(prefix="sublet-ada-", dir="/tmp", ignore_cleanup_errors=True) as text:
         folder = Path(text)
         folder.chmod(0o755)
-        found = User(ADA, folder / "ada", "", env={"PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": f"{folder}/ada"})
+        env = {"PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": f"{folder}/ada"}
+        found = User(ADA, folder / "ada", "", env=env, patience_s=500)
         yield found
         for runtime in found.folder.glob("**/run"):
             end_office(runtime)
@@ -86,7 +87,6 @@ def test_what_holds_in_roots_office_holds_in_an_ordinary_users(ada: User) -> Non
         *(f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}", f"--basetemp={ada.folder}/tests"),
         *(str(HERE / name) for name in TRIED),
         SUBLET_COLD=os.environ.get("SUBLET_COLD", ""),
-        patience_s=400,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

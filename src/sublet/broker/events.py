@@ -155,7 +155,7 @@ class TenantRemoved(_Audited, frozen=True, kw_only=True, tag="tenant_removed"):
 
 
 class PolicyApplied(_Audited, frozen=True, kw_only=True, tag="policy_applied"):
-    """The operator's limits were read again. They are in their file and not in the books: this says who changed what."""
+    """The operator's limits were read again. They are in their file, not in the books: this says who changed what."""
 
     changed: dict[str, str]
     """Key → what holds from now on, as a person writes it."""

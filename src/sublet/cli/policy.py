@@ -52,8 +52,8 @@ def check(
 ) -> int:
     """Check a file of limits. It is not put into force.
 
-    An office reads policy.toml in its state folder when it starts, and with `sublet policy apply`. A mistake there keeps
-    it from starting, and is said with its line.
+    An office reads policy.toml in its state folder when it starts, and with `sublet policy apply`. A mistake there
+    keeps it from starting, and is said with its line.
     """
     from sublet.engines.operator_limits import read_limits
 

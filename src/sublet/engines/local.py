@@ -235,7 +235,7 @@ class Office:
         """The real one, with a supervisor and a door for holders; or a pretended one."""
         if beginning.supervisor is None:
             return MemoryAgent(self._inventory, report=self.driver.report, clock=self.clock)
-        # Orders are only checked against the whole machine there: how much of it is lent changes, and is ours to decide.
+        # Orders are only checked against the whole machine there: how much of it is lent changes, and is decided here.
         agent = SupervisedAgent(
             _with_disk(inventory, disk_bytes(self.home)),
             offered=lambda: self._inventory,
