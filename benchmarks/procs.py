@@ -158,11 +158,13 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Memory:
-    """Resident memory of a process in bytes: all of it, and what it shares with nobody."""
+    """Resident memory of a process in bytes: all of it, what it shares with nobody, and its share: of what it shares
+    with others a part each, so that shares add up."""
 
-    def __init__(self, *, rss: int, own: int) -> None:
+    def __init__(self, *, rss: int, own: int, share: int) -> None:
         self.rss = rss
         self.own = own
+        self.share = share
 
 
 def memory_of(pid: int) -> Memory:
@@ -171,4 +173,4 @@ def memory_of(pid: int) -> Memory:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
         key, _, rest = line.partition(":")
         values[key] = int(rest.split()[0]) * 1024
-    return Memory(rss=values["Rss"], own=values["Private_Clean"] + values["Private_Dirty"])
+    return Memory(rss=values["Rss"], own=values["Private_Clean"] + values["Private_Dirty"], share=values["Pss"])

@@ -12,17 +12,20 @@ import hashlib
 import json
 import os
 import sys
+import threading
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from sublet.compute.kept import Kept
 from sublet.errors import InvalidRequest, Unsupported
-from sublet.guest.cargo import encode, stow
+from sublet.guest.cargo import Stowed, encode, stow
+from sublet.wire.frames import close_all
 from sublet.wire.work import Asked, Flag, Message, Where, pack, pack_numbers
 
-__all__ = ["Functions", "Peer", "checked_callable", "is_library", "name_of"]
+__all__ = ["Functions", "Packed", "Peer", "checked_callable", "is_library", "name_of"]
 
 Stamp = tuple[str | None, tuple[int, int]]
 OWN: Final = "sublet."
@@ -36,6 +39,29 @@ class Peer(NamedTuple):
     python: tuple[int, int, int]
     executable: str
     cloudpickle: bool
+
+
+class Packed:
+    """A function by value, as it is when it is first sent, for any number of workers: it is taken apart once, and what
+    it holds of large arrays lies in memory that all of them share."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self._lock = threading.Lock()
+        self._stowed: Stowed | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+    def definition(self, number: int) -> Message:
+        """What makes it function ``number`` of a worker. The descriptors are the caller's."""
+        with self._lock:
+            if self._stowed is None:
+                self._stowed = stow(encode(self.function, _shown(self.function)))
+                weakref.finalize(self, close_all, self._stowed.fds)
+        stowed = self._stowed
+        body = pack(Asked.DEFINE, subject=number, pieces=stowed.pieces, inline=stowed.inline)
+        return Message(body, tuple(map(os.dup, stowed.fds)))
 
 
 class Functions:
@@ -52,6 +78,13 @@ class Functions:
 
     def refer(self, function: Callable[..., object]) -> tuple[int, list[Message]]:
         """The number it has there, and what must be said before it is used. The descriptors are the caller's."""
+        if isinstance(function, Packed):
+            if known := self._known(function):
+                return known, []
+            self._check_peer(function.function)
+            number = self._last + 1
+            definition = function.definition(number)
+            return self._new(function), [definition]
         named = name_of(function)
         if named is not None:
             path, stamp = self._stamped(named[0])

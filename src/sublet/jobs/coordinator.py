@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
+from sublet.compute.functions import Packed
 from sublet.errors import InvalidRequest
 from sublet.jobs.chunks import Chunk, Needs, is_work_chunk, needs_of
 from sublet.jobs.core import SavedChunk, Works
@@ -156,8 +157,8 @@ class JobCoordinator:
 
     def _works(self, phase: Phase, chunks: Iterable[Any]) -> Iterator[tuple[Works, list[bytes]]]:
         """The chunks, those together that one call executes on leases of one size; and what their ids stand for."""
-        task = None if phase.exec_fn is None else Task(_callable(phase.exec_fn), raw=True)
-        tasks: dict[int, Task] = {}
+        task = None if phase.exec_fn is None else Packed(Task(_callable(phase.exec_fn), raw=True))
+        tasks: dict[int, Packed] = {}
         """By function; a task keeps its function, so the address stays its own."""
         works: Works | None = None
         contents: list[bytes] = []
@@ -166,9 +167,9 @@ class JobCoordinator:
             if isinstance(chunk, Chunk) and task is None:
                 made = tasks.get(id(chunk.function))
                 if chunk.kwargs:
-                    made = Task(functools.partial(chunk.function, **chunk.kwargs), spread=True)
+                    made = Packed(Task(functools.partial(chunk.function, **chunk.kwargs), spread=True))
                 elif made is None:
-                    made = tasks[id(chunk.function)] = Task(chunk.function, spread=True)
+                    made = tasks[id(chunk.function)] = Packed(Task(chunk.function, spread=True))
                 key = chunk.chunk_id()
                 item: Any = chunk.args
                 content = bytes(key)  # derived from all of its content here

@@ -10,6 +10,7 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypedDict, TypeVar, Unpack
 
+from sublet.compute.functions import Packed
 from sublet.errors import InvalidRequest
 from sublet.jobs.core import ChunkFailed, Works
 from sublet.jobs.identity import ID_BYTES, ChunkId, check_stable, function_digest, positioned_ids
@@ -140,7 +141,7 @@ class _Feeder:
         self.result: JobResult | None = None
         self._terms = terms
         self._items = iter(items)
-        self._task = Task(function)
+        self._task = Packed(Task(function))
         self._counts_fuel = hasattr(function, "fuel")
         """A WASM tasklet, whose results say what they used."""
         self._store = store

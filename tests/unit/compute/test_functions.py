@@ -1,0 +1,64 @@
+"""How functions reach workers: what is sent once, and what workers share."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from typing import Any
+
+import pytest
+
+from sublet.compute.functions import Functions, Packed, Peer
+from sublet.compute.kept import Kept
+from sublet.errors import Unsupported
+from sublet.guest.cargo import load, unstow
+from sublet.wire.frames import close_all
+from sublet.wire.work import LARGE_BYTES, Message, unpack
+
+SIZE = 4 * LARGE_BYTES
+
+
+def length(data: Any, times: int) -> int:
+    return len(data) * times
+
+
+def worker(python: tuple[int, int, int] = sys.version_info[:3]) -> Functions:
+    return Functions(Peer(python, "python", cloudpickle=True), Kept())
+
+
+def loaded(message: Message) -> object:
+    """What a worker makes of a definition."""
+    head, buffers = unstow(unpack(message.body), message.fds, lambda number: pytest.fail("nothing is kept"))
+    return load(head, buffers)
+
+
+def test_a_packed_function_is_sent_once_to_each_worker_and_its_arrays_are_copied_once_for_all() -> None:
+    """An array of 1 GiB that every worker of a burst has lies in memory once, not once for each."""
+    from numpy import ones
+
+    packed = Packed(functools.partial(length, ones(SIZE, dtype="u1")))
+    files = []
+    for one in (worker(), worker()):
+        number, (definition,) = one.refer(packed)
+        assert unpack(definition.body).subject == number
+        files.append(os.fstat(definition.fds[0]).st_ino)
+        assert loaded(definition)(2) == 2 * SIZE  # type: ignore[operator]
+        close_all(definition.fds)
+        assert one.refer(packed) == (number, [])
+    assert files[0] == files[1]
+
+
+def test_a_packed_function_is_what_it_was_when_it_was_first_sent() -> None:
+    """All chunks of a job run the same function, on whichever worker and however late."""
+    given = [1]
+    packed = Packed(functools.partial(sum, given))
+    worker().refer(packed)
+    given.append(1000)
+    _, (definition,) = worker().refer(packed)
+    assert loaded(definition)() == 1  # type: ignore[operator]
+
+
+def test_a_packed_function_goes_to_no_worker_that_could_not_read_it() -> None:
+    with pytest.raises(Unsupported, match="goes by value"):
+        worker((3, 9, 0)).refer(Packed(length))
