@@ -15,7 +15,8 @@ def main(home: str, volume: str, log: str, count: int) -> None:
     with sublet.connect(home=home) as fabric, fabric.block("64MiB", name=volume, renew="always") as block:
         store = jobs.VolumeOutputStore(block, publish_after="50ms")
         work = functools.partial(functions.noted, log)
-        results = jobs.map(work, range(count), fabric=fabric, want=2, name=volume, store=store)
+        policy = jobs.RetryPolicy(20, "10ms", "50ms")
+        results = jobs.map(work, range(count), fabric=fabric, want=2, name=volume, store=store, policy=policy)
         values = list(results)
         done = results.result
         assert done is not None

@@ -5,9 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import signal
-import threading
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,53 +71,6 @@ def test_workers_that_die_cost_no_other_chunk(fabric: sublet.Fabric, tmp_path: P
     assert results.result is not None
     assert results.result.retries == 6
     assert results.result.leases_after == 0
-
-
-def kill_one(pids: list[int]) -> bool:
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-        return True
-    return False
-
-
-def workers_of(log: Path, known: set[int]) -> list[int]:
-    """Processes that have noted something and were not killed yet, the latest first."""
-    pids = [int(line.split()[1]) for line in log.read_text().splitlines() if line.count(" ") == 1]
-    return [pid for pid in dict.fromkeys(reversed(pids)) if pid not in known]
-
-
-def test_side_effects_are_repeated_at_most_once_for_each_kill(fabric: sublet.Fabric, tmp_path: Path) -> None:
-    """SIGKILL of workers during a job: each chunk has its result, and what ran twice was executing at a kill."""
-    log = tmp_path / "log"
-    log.touch()
-    kills = 0
-    killed: set[int] = set()
-    stop = threading.Event()
-
-    def kill_now_and_then() -> None:
-        nonlocal kills
-        while not stop.wait(0.25):
-            for pid in workers_of(log, killed)[:1]:
-                killed.add(pid)
-                kills += kill_one([pid])
-
-    killer = threading.Thread(target=kill_now_and_then)
-    killer.start()
-    try:
-        work = functools.partial(functions.noted, str(log))
-        results = jobs.map(work, range(300), fabric=fabric, want=2, policy=AT_ONCE, name="killed")
-        assert list(results) == list(range(300))
-    finally:
-        stop.set()
-        killer.join()
-    ran = Counter(int(line.split()[0]) for line in log.read_text().splitlines())
-    assert kills >= 3
-    assert set(ran) == set(range(300))
-    assert sum(ran.values()) - 300 <= kills
-    assert job_leases(fabric, "killed") == []
 
 
 def test_results_in_a_volume_outlive_the_job(fabric: sublet.Fabric) -> None:

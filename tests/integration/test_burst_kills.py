@@ -1,14 +1,20 @@
-"""The program of a burst and its office are killed; the same call from another process goes on where it stopped."""
+"""Workers, the program of a burst and its office are killed in the middle of tiny chunks; nothing finished runs again.
+
+A job is killed ``ROUNDS`` times. Where a worker was killed, the same program goes on: each kill may repeat the chunk
+that was executing, and no other. Where the program was killed, with its office or without, the same call from another
+process goes on: what was published never runs again.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +22,23 @@ from pathlib import Path
 import pytest
 
 import sublet
+from sublet import jobs
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
+from sublet.jobs.identity import function_digest, positioned_ids
 from sublet.jobs.leases import job_leases
+from tests.integration import burst_functions as functions
+from tests.traces import until
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
-CHUNKS = 150
-KILLS = int(os.environ.get("SUBLET_BURST_KILLS", "3"))
+ROUNDS = 20
+"""Kills of one job."""
+CHUNKS = 1500
+LIFE = 8
+"""A program is killed after so many rounds at most."""
+ALL = int(os.environ.get("SUBLET_BURST_KILLS", str(ROUNDS)))
+SEED = int(os.environ.get("SUBLET_SEED", "17"))
 
 
 @pytest.fixture
@@ -36,59 +51,137 @@ def home(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(runtime_dir(folder.resolve()), ignore_errors=True)
 
 
-def program(home: Path, log: Path) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "tests.integration.burst_program",
-        str(home),
-        "killed-burst",
-        str(log),
-        str(CHUNKS),
-    ]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+class KilledJob:
+    """One burst and what became of its chunks."""
 
+    def __init__(self, home: Path, folder: Path, name: str, seed: int) -> None:
+        self.home = home
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self.log.touch()
+        self.chance = random.Random(seed)
+        self.killed_workers: set[int] = set()
+        self.published: set[int] = set()
+        self.begun_at = 0
+        """Lines of the log when the present program was started."""
+        self.kills_of_life = 0
+        self.running: subprocess.Popen[str] | None = None
+        work = function_digest(functools.partial(functions.noted, str(self.log)))
+        self.places = {chunk: n for n, chunk in enumerate(positioned_ids(work, range(CHUNKS), 0))}
 
-def lines(log: Path) -> int:
-    return len(log.read_text().splitlines())
+    def lines(self) -> list[tuple[int, int]]:
+        """Chunk and process of each that ran to its end."""
+        whole = self.log.read_text().rpartition("\n")[0]
+        return [(int(chunk), int(pid)) for chunk, pid in (line.split() for line in whole.splitlines())]
 
+    def start(self) -> None:
+        words = ["-m", "tests.integration.burst_program", str(self.home), self.name, str(self.log), str(CHUNKS)]
+        self.begun_at, self.kills_of_life = len(self.lines()), 0
+        self.running = subprocess.Popen(
+            [sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
-def until_grown(log: Path, by: int, running: subprocess.Popen[str]) -> None:
-    end_s, before = time.monotonic() + PATIENCE_S, lines(log)
-    while lines(log) < before + by and running.poll() is None:
-        assert time.monotonic() < end_s, "the burst does not go on"
-        time.sleep(0.01)
+    def goes_on(self, by: int) -> bool:
+        """Wait for more chunks; False if the program has come to its end."""
+        running, before = self.running, len(self.lines())
+        assert running is not None
+        until("the burst to go on", lambda: len(self.lines()) >= before + by or running.poll() is not None)
+        return running.poll() is None
+
+    def kill_worker(self) -> None:
+        pid = self.lines()[-1][1]
+        if pid not in self.killed_workers:
+            self.killed_workers.add(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                self.kills_of_life += 1
+
+    def kill_program(self, *, office: bool) -> None:
+        assert self.running is not None
+        with sublet.connect(home=self.home) as fabric:
+            pid = fabric.status().pid
+        self.running.kill()
+        if office:
+            os.kill(pid, signal.SIGKILL)
+        self.running.communicate()
+        self.running = None
+        self.judge()
+        with sublet.connect(home=self.home) as fabric, self.block(fabric) as block:
+            store = jobs.VolumeOutputStore(block)
+            self.published = {self.places[chunk] for chunk in store.chunks()}
+            store.close()
+        assert {chunk for chunk, _ in self.lines()} >= self.published
+
+    def block(self, fabric: sublet.Fabric) -> sublet.Lease:
+        """The volume, once a new office has seen that the program which had it is gone."""
+        found: list[sublet.Lease] = []
+
+        def is_free() -> bool:
+            with contextlib.suppress(sublet.CapacityExceeded):
+                found.append(fabric.block(name=self.name))
+            return bool(found)
+
+        until("the volume to be free", is_free)
+        return found[0]
+
+    def judge(self) -> None:
+        """What the present program, which has ended, had its workers execute."""
+        ran = Counter(chunk for chunk, _ in self.lines()[self.begun_at :])
+        again = self.published & ran.keys()
+        assert not again, f"published before, and executed again: {sorted(again)}"
+        repeated = sum(ran.values()) - len(ran)
+        assert repeated <= self.kills_of_life, f"{repeated} repeated after {self.kills_of_life} kills of workers"
+
+    def finish(self) -> None:
+        assert self.running is not None
+        said, wrong = self.running.communicate(timeout=PATIENCE_S)
+        assert self.running.returncode == 0, wrong
+        self.judge()
+        done, succeeded, skipped, left = said.split()
+        assert (done, int(succeeded) + int(skipped), left) == ("done", CHUNKS, "0")
+        assert int(skipped) == len(self.published)
+        assert {chunk for chunk, _ in self.lines()} == set(range(CHUNKS))
+        with sublet.connect(home=self.home) as fabric:
+            assert job_leases(fabric, self.name) == []
+            until("the volume to be put away", lambda: self.is_removed(fabric))
+
+    def is_removed(self, fabric: sublet.Fabric) -> bool:
+        try:
+            fabric.remove_volume(self.name)
+        except sublet.CapacityExceeded:
+            return False
+        return True
+
+    def run(self) -> Counter[str]:
+        """Kill it ``ROUNDS`` times, and let it come to its end. What was killed how often."""
+        kills: Counter[str] = Counter()
+        self.start()
+        try:
+            for _ in range(ROUNDS):
+                if not self.goes_on(self.chance.randrange(5, 40)):
+                    break
+                if self.chance.randrange(LIFE):
+                    self.kill_worker()
+                    kills["worker"] += 1
+                else:
+                    office = bool(self.chance.randrange(2))
+                    self.kill_program(office=office)
+                    kills["office" if office else "program"] += 1
+                    self.start()
+            self.finish()
+        finally:
+            if self.running is not None:
+                self.running.kill()
+                self.running.communicate()
+        return kills
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_a_burst_goes_on_after_its_program_and_its_office_were_killed(home: Path, tmp_path: Path) -> None:
-    """Chunks whose results were published are never executed again; the others at most once more for each kill."""
-    seed = int(os.environ.get("SUBLET_SEED", "17"))
-    print("seed", seed)
-    chance = random.Random(seed)
-    log = tmp_path / "log"
-    log.touch()
-    for kill in range(KILLS):
-        running = program(home, log)
-        try:
-            until_grown(log, chance.randrange(10, 30), running)
-            with sublet.connect(home=home) as fabric:
-                office = fabric.status().pid
-            running.kill()
-            if kill % 2:
-                os.kill(office, signal.SIGKILL)
-        finally:
-            running.kill()
-            running.communicate()
-    last = program(home, log)
-    said, wrong = last.communicate(timeout=PATIENCE_S)
-    assert last.returncode == 0, wrong
-    done, succeeded, skipped, left = said.split()
-    assert (done, int(succeeded) + int(skipped), left) == ("done", CHUNKS, "0")
-    assert int(skipped) > 0
-    ran = Counter(int(line.split()[0]) for line in log.read_text().splitlines())
-    assert set(ran) == set(range(CHUNKS))
-    assert max(ran.values()) <= KILLS + 1
-    with sublet.connect(home=home) as fabric:
-        assert job_leases(fabric, "killed-burst") == []
+@pytest.mark.timeout(180 + 60 * (ALL // ROUNDS))
+def test_finished_chunks_never_run_again_whatever_is_killed(home: Path, tmp_path: Path) -> None:
+    kills: Counter[str] = Counter()
+    for n in range(-(-ALL // ROUNDS)):
+        print("seed", SEED + n)
+        kills += KilledJob(home, tmp_path, f"killed-{n}", SEED + n).run()
+    print(dict(kills))
+    assert kills.keys() == {"worker", "program", "office"}

@@ -16,6 +16,7 @@ import pytest
 import sublet
 from sublet.client.office import ensure_office
 from tests.integration.test_client import end_office
+from tests.traces import until
 
 PATIENCE_S = 60.0
 SCRIPT = """
@@ -123,7 +124,17 @@ def test_a_webassembly_module_runs_over_files(home: Path, script: Path) -> None:
     assert status == 0, err
     results = [json.loads(line)["result"] for line in out.splitlines()]
     assert [one["output"] for one in results] == ["a", "x"]
-    assert len({one["fuel"] for one in results}) == 1
+    (fuel,) = {one["fuel"] for one in results}
+    with sublet.connect(home=home) as fabric:  # the last lease tells of it when it is torn down
+        until("the fuel to be on the bill", lambda: 2 * fuel in [one.fuel for one in fabric.bill(by="label:job")])
+    told = subprocess.run(
+        [sys.executable, "-m", "sublet", "bill", "--by", "label:job"],
+        env=os.environ | {"SUBLET_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "FUEL" in told.splitlines()[0]
     status, _, err = run(home, script.parent, "first.wat", "--over", "texts", "--entry", "nothing")
     assert status == 1
     assert "nothing" in err

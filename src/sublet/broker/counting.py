@@ -10,7 +10,7 @@ from sublet.broker.driver import Driver
 from sublet.broker.records import LeaseRecord, Now
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.observe.metrics import OfficeMetrics, Readings
-from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, LeaseId, Way
+from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, Kind, LeaseId, Way
 from sublet.wire.http import TroubleView
 
 __all__ = ["Counting"]
@@ -95,6 +95,7 @@ class Counting:
     def _metered(self, event: ev.Metered, now: Now) -> None:
         counts, metrics = event.counts, self.metrics
         metrics.launches.add(counts.launches)
+        metrics.fuel.add(counts.fuel)
         metrics.launch_errors.add(counts.failures)
         metrics.device_bytes.add(counts.bytes_in, "in")
         metrics.device_bytes.add(counts.bytes_out, "out")
@@ -126,6 +127,10 @@ class Counting:
     def _read(self) -> Readings:
         state = self._driver.ledger.state
         held = self._integral + self._level * (self._driver.clock.now_ns() - self._since_ns)
+        live = dict.fromkeys((kind.value for kind in Kind), 0)
+        for leases in state.on_node.values():
+            for lease in leases:
+                live[_kind(state.leases[lease])] += 1
         capacity: dict[str, int] = {}
         used: dict[str, int] = {}
         quarantined = lost = 0
@@ -139,7 +144,7 @@ class Counting:
             quarantined += sum(piece.state is SliceState.QUARANTINED for piece in resource.slices.values())
         return Readings(
             queued=state.queued_count,
-            live=state.live_count,
+            live=live,
             quarantined=quarantined,
             lost=lost,
             streams=self.streams,

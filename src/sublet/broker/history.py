@@ -250,6 +250,7 @@ def _wire_line(line: Line, currency: str) -> BillLine:
         bytes_moved=line.bytes_moved,
         bytes_saved=line.bytes_saved,
         saves=line.saves,
+        fuel=line.fuel,
         uncounted=line.uncounted,
         cost=float(line.cost),
         currency=currency,

@@ -37,6 +37,7 @@ _COLUMNS = (
     "way",
     "bytes_saved",
     "saves",
+    "fuel",
 )
 
 
@@ -87,6 +88,8 @@ def for_people(by: str, lines: list[Json]) -> str:
     first = by.removeprefix("label:").upper()
     cost = cost_head(lines)
     right = ["LEASES", "HELD", "BUSY", "GPU TIME", cost]
+    has_fuel = any(line.get("fuel") for line in lines)
+    right += ["FUEL"] * has_fuel
     heads = [first, "TENANT", *right, "END"]
     rows = [
         [
@@ -95,6 +98,7 @@ def for_people(by: str, lines: list[Json]) -> str:
             str(line["leases"]),
             *(seconds(line[column]) for column in ("held_seconds", "busy_seconds", "gpu_seconds")),
             f"{line['cost']:.4f}",
+            *[f"{line.get('fuel', 0):,}"] * has_fuel,
             "still held" if line["live"] else _end(line),
         ]
         for line in lines
@@ -105,6 +109,7 @@ def for_people(by: str, lines: list[Json]) -> str:
         str(sum(line["leases"] for line in lines)),
         *(seconds(sum(line[column] for line in lines)) for column in ("held_seconds", "busy_seconds", "gpu_seconds")),
         f"{sum(line['cost'] for line in lines):.4f}",
+        *[f"{sum(line.get('fuel', 0) for line in lines):,}"] * has_fuel,
         "",
     ]
     return table(heads, [*rows, total], right=right)

@@ -22,9 +22,11 @@ from __future__ import annotations
 import atexit
 import functools
 import hashlib
+import os
 import signal
 import socket
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,6 +48,7 @@ from sublet.errors import (
 )
 from sublet.invocation import installing
 from sublet.values import format_size, parse_memory, shown
+from sublet.wire.tally import TallyFile
 
 if TYPE_CHECKING:
     import wasmtime
@@ -148,9 +151,49 @@ def run_tasklet(tasklet: WasmTasklet, data: bytes = b"", args: Sequence[str] = (
         while True:
             run = _Run(tasklet, module, bytes(data), tuple(args))
             try:
-                return run.finish()
+                result = run.finish()
             except _Interrupted:
                 continue  # by a signal that meant nothing to this call; the next run is the same run
+            except WasmError:
+                _FUEL.add(run.used)
+                raise
+            _FUEL.add(result.fuel)
+            return result
+
+
+class _FuelCount:
+    """The fuel that this process used, in the tally of its lease, from which it comes to the bill. A program that is no
+    guest of a lease counts none."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._total = 0
+        self._tally: TallyFile | None = None
+        self._row = -1
+        self._lock = threading.Lock()
+
+    def add(self, fuel: int) -> None:
+        with self._lock:
+            if self._pid != os.getpid():
+                self._begin()
+            if self._tally is not None and self._row > 0:
+                self._total += fuel
+                self._tally.write_fuel(self._row, self._total)
+
+    def _begin(self) -> None:
+        """Also after a fork: the row of before is the parent's."""
+        self._pid, self._total, self._row = os.getpid(), 0, -1
+        path = os.environ.get("SUBLET_TALLY", "")
+        self._tally = TallyFile.open(path) if path else None
+        if self._tally is not None:
+            self._tally.lock()
+            try:
+                self._row = self._tally.claim(self._pid, 0, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+            finally:
+                self._tally.unlock()
+
+
+_FUEL: Final = _FuelCount()
 
 
 @contextmanager
@@ -350,12 +393,12 @@ class _Run:
         except runtime.WasmtimeError as error:
             self._fail_to_begin(error)
         except WasmError as error:
-            error.fuel = self._used
+            error.fuel = self.used
             raise
-        return TaskletResult(output, self._used)
+        return TaskletResult(output, self.used)
 
     @property
-    def _used(self) -> int:
+    def used(self) -> int:
         return self._tasklet.fuel - int(self._store.get_fuel())
 
     def _core(self) -> bytes:
@@ -430,7 +473,7 @@ class _Run:
     def _fail_by(self, trap: Any) -> NoReturn:
         """What a trap means."""
         codes = _wasmtime().TrapCode
-        code, used = trap.trap_code, self._used
+        code, used = trap.trap_code, self.used
         said = "" if self._system is None else self._system.said
         where = next((frame.func_name for frame in trap.frames if frame.func_name), None) or self._at
         if code is codes.INTERRUPT:

@@ -197,6 +197,8 @@ class Line:
     bytes_saved: int = 0
     """By checkpoints."""
     saves: int = 0
+    fuel: int = 0
+    """That WASM tasklets used."""
     uncounted: int = 0
     """Leases of devices on which something ran that nobody counts (a framework, a command), or of which nothing was
     told yet: the four numbers before this one leave that out."""
@@ -316,6 +318,7 @@ _COUNTED: Final[Mapping[str, Callable[[Metered], int]]] = {
     "launches": lambda counts: counts.launches,
     "failures": lambda counts: counts.failures,
     "bytes_moved": lambda counts: counts.bytes_in + counts.bytes_out,
+    "fuel": lambda counts: counts.fuel,
 }
 
 
@@ -400,7 +403,7 @@ def _scaled(amount: int, decimals: int) -> Decimal:
 _COLUMNS: Final = (
     *("key", "tenant", "leases", "held_seconds", "busy_seconds", "gpu_seconds", "core_seconds"),
     *("memory_byte_seconds", "block_byte_seconds", "vram_byte_seconds", "launches", "launch_errors", "bytes_moved"),
-    *("uncounted", "cost", "currency", "end", "live", "way", "bytes_saved", "saves"),
+    *("uncounted", "cost", "currency", "end", "live", "way", "bytes_saved", "saves", "fuel"),
 )
 
 
@@ -433,6 +436,7 @@ def to_csv(bill: Bill) -> str:
                 line.way,
                 line.bytes_saved,
                 line.saves,
+                line.fuel,
             )
         )
     return out.getvalue()

@@ -42,7 +42,8 @@ class Readings:
     """The levels at one moment."""
 
     queued: int
-    live: int
+    live: dict[str, int]
+    """Leases granted and not yet ended, by kind."""
     quarantined: int
     """Slices and devices nobody gets."""
     lost: int
@@ -154,6 +155,7 @@ class OfficeMetrics:
         self.teardown_seconds = spread("teardown_seconds", "From the end to verified or quarantined.", _TEARDOWN_S)
         self.launches = counter("launches", "Kernels launched by sessions.")
         self.launch_errors = counter("launch_errors", "Operations of sessions that failed, launches among them.")
+        self.fuel = counter("fuel_used", "Fuel that WASM tasklets used, of leases that were torn down.")
         self.device_bytes = counter("device_bytes", "Bytes moved by sessions.", "way")
         self.vram_byte_seconds = counter("vram_byte_seconds", "Device memory allocated through Sublet, times how long.")
         self.teardown_steps = {
@@ -179,7 +181,6 @@ class OfficeMetrics:
         yield from (one.family() for one in self._counted)
         now = self._read()
         yield GaugeMetricFamily("sublet_queue_length", "Requests waiting.", value=now.queued)
-        yield GaugeMetricFamily("sublet_live_leases", "Leases granted and not yet ended.", value=now.live)
         yield GaugeMetricFamily("sublet_quarantined", "Slices and devices nobody gets.", value=now.quarantined)
         yield GaugeMetricFamily("sublet_lost", "Devices that are gone, or whose node is.", value=now.lost)
         yield GaugeMetricFamily("sublet_event_streams", "Open event streams.", value=now.streams)
@@ -196,6 +197,7 @@ class OfficeMetrics:
             "sublet_gpu_seconds", "Device time held, in devices times seconds.", value=now.gpu_seconds
         )
         for name, text, amounts in (
+            ("sublet_live_leases", "Leases granted and not yet ended.", now.live),
             ("sublet_capacity", "What is there, in bytes or cores.", now.capacity),
             ("sublet_used", "What is not free, in bytes or cores.", now.used),
         ):

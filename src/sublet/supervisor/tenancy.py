@@ -100,7 +100,7 @@ class Tenancy:
         self.only_sessions = True
         """Whether none of its guests was anything but the far end of sessions, which count what they do."""
         self.metered: Metered | None = None
-        """What was done on its devices, once nothing is done there any more."""
+        """What was done on its devices, once nothing is done there any more; else the fuel that was used, if any."""
         self._office = office
         self._page: PageWriter | None = None
         self._tally: TallyFile | None = None
@@ -162,7 +162,7 @@ class Tenancy:
             self.unlimited = [name for name, cap in (("memory", limits.memory_bytes), ("cpu", limits.cores)) if cap]
         if "cpu" in self.unlimited:
             self.pinned = cores(limits.cores)
-        if self.devices and self._tally is None:
+        if self._tally is None:
             os.makedirs(os.path.dirname(self.tally_path), mode=0o700, exist_ok=True)
             self._tally = TallyFile.create(self.tally_path)
         self._page = PageWriter.create(self.page_path, self._view(now_ns))
@@ -241,7 +241,8 @@ class Tenancy:
             self._page = None
         if self._tally is not None:
             if not self.is_parked:  # who has no device does nothing there
-                self.metered = _without(self._so_far(self._tally), self._counted)
+                done = _without(self._so_far(self._tally), self._counted)
+                self.metered = done if self.devices or done.fuel else None
             self._tally.close()
             self._tally = None
         put_away(self.folder)
@@ -264,6 +265,7 @@ class Tenancy:
         }
         if self._tally is not None:
             found["SUBLET_TALLY"] = self.tally_path
+        if self.devices:
             found["SUBLET_VRAM"] = ",".join(str(part.amount) for part in self.parts if part.kind is Kind.GPU)
         if self.blocks:
             found["SUBLET_BLOCK"] = found[VOLUME_VARIABLE] = self.blocks[0]
@@ -283,6 +285,7 @@ class Tenancy:
             failures=min(found.failures, COUNT_MAX),
             bytes_in=min(found.bytes_in, COUNT_MAX),
             bytes_out=min(found.bytes_out, COUNT_MAX),
+            fuel=min(found.fuel, COUNT_MAX),
             is_whole=self.only_sessions,
         )
 
@@ -337,4 +340,5 @@ def _without(now: Metered, before: Metered) -> Metered:
         failures=max(0, now.failures - before.failures),
         bytes_in=max(0, now.bytes_in - before.bytes_in),
         bytes_out=max(0, now.bytes_out - before.bytes_out),
+        fuel=max(0, now.fuel - before.fuel),
     )

@@ -249,6 +249,8 @@ class BillLine(Message, kw_only=True):
     bytes_saved: int = 0
     """Written by checkpoints that were published."""
     saves: int = 0
+    fuel: int = 0
+    """That WASM tasklets used."""
 
 
 class VolumeView(Message, kw_only=True):

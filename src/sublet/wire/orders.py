@@ -295,6 +295,8 @@ class Metered:
     """Between programs and devices."""
     is_whole: bool = False
     """Whether nothing but sessions ran under the lease: what frameworks do there nobody counts."""
+    fuel: int = later(0)
+    """That WASM tasklets used, also under a lease without devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,10 @@ ROWS_MAX: Final = 256
 _MAGIC: Final = b"SUBLETTY"
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct("<8sI52x")
-_ROW: Final = struct.Struct("<IIQQQ16sQQQQ40x")
+_ROW: Final = struct.Struct("<IIQQQ16sQQQQQ32x")
+_FUEL: Final = struct.Struct("<Q")
+_FUEL_AT: Final = 80
+"""Of a row."""
 _FLOCK: Final = struct.Struct("hhqqi4x")
 TALLY_BYTES: Final = _HEAD.size + ROWS_MAX * _ROW.size
 _AT_WORK: Final = 4096
@@ -54,6 +57,8 @@ class Row:
     failures: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
+    fuel: int = 0
+    """That WASM tasklets used."""
 
     @property
     def is_free(self) -> bool:
@@ -84,6 +89,7 @@ class Row:
             failures=self.failures + other.failures,
             bytes_in=self.bytes_in + other.bytes_in,
             bytes_out=self.bytes_out + other.bytes_out,
+            fuel=self.fuel + other.fuel,
         )
 
     def encode(self) -> bytes:
@@ -94,12 +100,12 @@ class Row:
             self.peak_bytes & _U64,
             self.at_ns & _U64,
             (self.byte_ns & ((1 << 128) - 1)).to_bytes(16, "little"),
-            *(number & _U64 for number in (self.launches, self.failures, self.bytes_in, self.bytes_out)),
+            *(number & _U64 for number in (self.launches, self.failures, self.bytes_in, self.bytes_out, self.fuel)),
         )
 
     @classmethod
     def decode(cls, raw: bytes) -> Row:
-        pid, place, used, peak, at_ns, byte_ns, launches, failures, bytes_in, bytes_out = _ROW.unpack(raw)
+        pid, place, used, peak, at_ns, byte_ns, launches, failures, bytes_in, bytes_out, fuel = _ROW.unpack(raw)
         return cls(
             pid=pid,
             place=place,
@@ -111,6 +117,7 @@ class Row:
             failures=failures,
             bytes_in=bytes_in,
             bytes_out=bytes_out,
+            fuel=fuel,
         )
 
 
@@ -175,6 +182,10 @@ class TallyFile:
 
     def write(self, index: int, row: Row) -> None:
         os.pwrite(self._fd, row.encode(), _HEAD.size + index * _ROW.size)
+
+    def write_fuel(self, index: int, fuel: int) -> None:
+        """Of a row that was claimed here, alone: tasklets come by the ten thousand."""
+        os.pwrite(self._fd, _FUEL.pack(fuel & _U64), _HEAD.size + index * _ROW.size + _FUEL_AT)
 
     def others(self, mine: int, place: int) -> int:
         """What living processes but this one have of a device. To be asked under ``lock``."""

@@ -44,7 +44,8 @@ def test_what_happens_is_counted() -> None:
             assert value(text, "sublet_queue_places_total") == 1
             assert value(text, 'sublet_refusals_total{code="capacity"}') == 1
             assert value(text, "sublet_queue_length") == 1
-            assert value(text, "sublet_live_leases") == 1
+            assert value(text, 'sublet_live_leases{kind="gpu"}') == 1
+            assert value(text, 'sublet_live_leases{kind="cpu"}') == 0
             assert value(text, "sublet_gpu_seconds_total") == 10
             assert value(text, 'sublet_capacity{kind="gpu"}') == 4 * GIB
             assert value(text, 'sublet_used{kind="gpu"}') == 4 * GIB
@@ -53,6 +54,7 @@ def test_what_happens_is_counted() -> None:
             await b.ask("POST", f"/v1/leases/{lease['id']}/release", {})
             await b.pass_time("5s")
             text = await page(b)
+            assert value(text, 'sublet_live_leases{kind="gpu"}') == 1, "the second"
             assert value(text, "sublet_renewals_total") == 1
             assert value(text, 'sublet_ends_total{kind="gpu",reason="released"}') == 1
             assert value(text, "sublet_teardown_seconds_count") == 1
@@ -71,7 +73,7 @@ def test_what_was_done_on_devices_is_counted_when_their_lease_is_torn_down() -> 
         async with bench(gpus=1) as b:
             now, counts = (
                 b.driver.now(),
-                Metered(launches=7, failures=2, bytes_in=30, bytes_out=50, vram_byte_seconds=9),
+                Metered(launches=7, failures=2, bytes_in=30, bytes_out=50, vram_byte_seconds=9, fuel=11),
             )
             lease = (await b.acquire(ttl=100))["lease"]["id"]
             b.driver._tell(now, [Event(lease=LeaseId(lease), counts=counts, steps={"verify": 2_000_000_000})])
@@ -81,6 +83,7 @@ def test_what_was_done_on_devices_is_counted_when_their_lease_is_torn_down() -> 
             assert value(text, 'sublet_device_bytes_total{way="in"}') == 30
             assert value(text, 'sublet_device_bytes_total{way="out"}') == 50
             assert value(text, "sublet_vram_byte_seconds_total") == 9
+            assert value(text, "sublet_fuel_used_total") == 11
 
     run(story)
 

@@ -30,6 +30,7 @@ from sublet.errors import (
 )
 from sublet.jobs import wasm
 from sublet.jobs.wasm import WasmTasklet, run_tasklet
+from sublet.wire.tally import TallyFile, total
 
 pytestmark = pytest.mark.needs("wasmtime")
 
@@ -131,6 +132,26 @@ def test_fuel_and_bytes_are_the_same_in_every_run_and_process() -> None:
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     (result,) = results
     assert int(other.stdout) == result.fuel == 57_024
+
+
+def test_fuel_is_counted_for_the_lease_also_of_what_failed_and_after_a_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tally = TallyFile.create(str(tmp_path / "rows"))
+    monkeypatch.setenv("SUBLET_TALLY", str(tmp_path / "rows"))
+    monkeypatch.setattr(wasm, "_FUEL", wasm._FuelCount())
+    once = run(UPPER, b"").fuel
+    used = once + sum(run(UPPER, bytes(n)).fuel for n in range(20))
+    with pytest.raises(OutOfFuel) as caught:
+        run(UPPER, bytes(1000), fuel=500)
+    assert caught.value.fuel == 500
+    assert total(tally.rows(), 0).fuel == used + 500
+    if (child := os.fork()) == 0:
+        run(UPPER, b"")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert total(tally.rows(), 0).fuel == used + 500 + once
+    tally.close()
 
 
 def test_a_tasklet_is_a_function_that_can_be_pickled() -> None:

@@ -82,7 +82,9 @@ def whole_usage(n: int) -> Usage:
         Charge(resource=ResourceId(f"n/{name}"), kind=Kind(name), units=n * units)
         for name, units in zip(names, (3 * GIB, 5, 7 * GIB), strict=True)
     ]
-    counts = Metered(vram_byte_seconds=n * 11, launches=n * 13, failures=n * 17, bytes_in=n * 19, bytes_out=n * 23)
+    counts = Metered(
+        vram_byte_seconds=n * 11, launches=n * 13, failures=n * 17, bytes_in=n * 19, bytes_out=n * 23, fuel=n * 29
+    )
     return Usage(
         lease=LeaseId(f"l{n}"),
         tenant=TenantId("ada"),

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sublet.observe.metrics import OfficeMetrics, Readings, Spread
 
-NOTHING = Readings(queued=0, live=0, quarantined=0, lost=0, streams=0, commits=0, gpu_seconds=0.0)
+NOTHING = Readings(queued=0, live={}, quarantined=0, lost=0, streams=0, commits=0, gpu_seconds=0.0)
 
 
 def samples(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from sublet.supervisor.cgroups import Group, Groups
 from sublet.supervisor.limits import Limits
 from sublet.supervisor.tenancy import Tenancy
@@ -38,12 +40,19 @@ def test_guests_learn_how_much_of_each_device_is_theirs_and_where_it_is_counted(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_lease_without_devices_counts_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fuel", [0, 9])
+def test_a_lease_without_devices_counts_the_fuel_of_tasklets_alone(tmp_path: Path, fuel: int) -> None:
     made = tenancy(MEMORY)
     made.open(str(tmp_path), Groups.none("o"), 0, lambda count: (), Limits())
-    assert "SUBLET_TALLY" not in made.environment()
+    found = made.environment()
+    assert "SUBLET_VRAM" not in found
+    tally = TallyFile.open(found["SUBLET_TALLY"])
+    assert tally is not None
+    row = tally.claim(7, 0, 0)
+    tally.write_fuel(row, fuel)
+    tally.close()
     made.close(shutil.rmtree, Group.remove)
-    assert made.metered is None
+    assert made.metered == (Metered(fuel=9, is_whole=True) if fuel else None), "else nothing is written for its end"
 
 
 def test_what_a_guest_claims_to_have_done_is_bounded(tmp_path: Path) -> None:

@@ -92,6 +92,20 @@ def test_counts_without_memory_are_counted(path: str) -> None:
     tally.close()
 
 
+def test_fuel_is_written_by_itself_and_kept_with_the_rest(path: str) -> None:
+    for _ in range(ROWS_MAX + 3):
+        tally = opened(path)
+        row = tally.claim(1, 0, 0)
+        tally.write(row, Row(pid=1, launches=1, at_ns=5))
+        tally.write_fuel(row, 1 << 40)
+        assert tally.read(row) == Row(pid=1, launches=1, at_ns=5, fuel=1 << 40)
+        tally.close()
+    reader = opened(path)
+    found = total(reader.rows(), 0)
+    assert (found.fuel, found.launches) == ((ROWS_MAX + 3) << 40, ROWS_MAX + 3)
+    reader.close()
+
+
 @pytest.mark.parametrize("damage", ["short", "other", "empty", "gone"])
 def test_a_file_that_somebody_spoilt_harms_nobody(path: str, damage: str) -> None:
     if damage == "gone":
