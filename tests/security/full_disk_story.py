@@ -38,9 +38,9 @@ def office_pid(fabric: sublet.Fabric) -> int:
 
 
 def refusal_of(fabric: sublet.Fabric) -> str:
-    """Why no core is to be had; empty if one was."""
+    """Why nothing is to be had; empty if something was."""
     try:
-        with fabric.cpu(1, wait=0):
+        with fabric.memory("1MiB", wait=0):
             return ""
     except SubletError as error:
         return str(error)

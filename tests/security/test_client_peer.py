@@ -146,7 +146,7 @@ def test_no_entry_point_sends_a_byte(trap: Trap) -> None:
 def test_the_folder_is_never_one_that_others_can_make_first(
     home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for uid, place in ((0, "/run"), (1000, str(home))):
+    for uid, place in ((0, "/run"), (64_021, str(home))):
         monkeypatch.setattr("os.getuid", lambda uid=uid: uid)
         assert runtime_text(str(home)).startswith(place)
 

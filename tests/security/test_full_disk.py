@@ -66,6 +66,7 @@ def test_a_full_disk_refuses_new_leases_and_ends_nothing(uid: int) -> None:
         found = json.loads(done.stdout.splitlines()[-1])
     assert found["offered"] <= DISK - DISK // 8
     assert found["printed"] == 0
+    assert found["granted"]
     assert found["same office"]
     assert found["filled"]
     assert "no new lease is granted: the disk of the office is full" in found["refused"]

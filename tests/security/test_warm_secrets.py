@@ -84,7 +84,7 @@ def test_twenty_guests_of_another_tenant_find_nothing_of_what_the_first_was_give
     """Though all come from one warm interpreter, as they do where memory is short. (The leases have memory for all of
     them: without control groups what guests have in common counts for each.)"""
     monkeypatch.setenv(TENANT_WARM_VARIABLE, "no")
-    with office() as place, place.ana.memory("2GiB") as hers, place.ben.memory("2GiB") as his:
+    with office() as place, place.ana.memory("1GiB") as hers, place.ben.memory("1GiB") as his:
         until("her guests are warm", lambda: give(hers, 300), PATIENCE_S)
         until("his are", lambda: his.options(env={"TRY": os.urandom(4).hex()}).run(is_warm), PATIENCE_S)
         found: list[dict[str, Any]] = []
@@ -105,7 +105,7 @@ def test_tenants_share_a_warm_interpreter_only_where_memory_is_short(
 ) -> None:
     """One that is shared shows by the addresses of its libraries, which all copies of it have in common."""
     monkeypatch.setenv(TENANT_WARM_VARIABLE, bound)
-    with office() as place, place.ana.cpu(1) as hers, place.ben.cpu(1) as his:
+    with office() as place, place.ana.memory("512MiB") as hers, place.ben.memory("512MiB") as his:
 
         def lie(lease: sublet.Lease) -> list[str]:
             found: list[tuple[bool, list[str]]] = []
