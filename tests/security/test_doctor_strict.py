@@ -10,13 +10,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from sublet.cli import doctor as module
 from sublet.cli import main
 from sublet.cli.doctor_strict import NEEDED, judged, strict_checks
+from sublet.client.home import runtime_text
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="what belongs to another user only root can make")
 STRANGER = 65534
@@ -98,3 +99,49 @@ def test_folders_of_others_are_named_with_the_remedy(folder: Path) -> None:
     files = found["strict: program files"]
     assert (files["state"], str(his) in files["text"]) == ("broken", True)
     assert found["strict: environment"]["state"] == "note"
+
+
+SPOILED: Final = r"""
+import json, subprocess, sys
+def doctor():
+    argv = [sys.executable, "-m", "sublet", "doctor", "--strict", "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    return done.returncode, {one["subject"]: one for one in json.loads(done.stdout)}
+subprocess.run(["sh", "-c", sys.argv[1]], check=True)
+before = doctor()
+groups = before[1]["guests: memory"]["do"].removeprefix("Mount them: ")
+rights = before[1]["state folder"]["do"].partition(": ")[2]
+for remedy in (groups, rights, *sys.argv[2:]):
+    subprocess.run(["sh", "-c", remedy], check=True)
+print(json.dumps([*before, *doctor()]))
+"""
+"""Spoils a mount namespace of its own, asks, does what it is told to, and asks again."""
+
+
+@needs_root
+@pytest.mark.needs("unshare")
+def test_a_spoiled_machine_is_broken_line_by_line_until_the_remedies_are_typed(folder: Path) -> None:
+    home = folder / "spoiled"
+    env = {**os.environ, "SUBLET_HOME": str(home), "H": str(home), "R": runtime_text(str(home))}
+    spoil = (
+        "umount -R -l /sys/fs/cgroup; set -e; mkdir $H; mount -t tmpfs -o size=16m,mode=777 small $H;"
+        "printf '[tenant]\\nleases = 900\\n[office]\\nleases = 1000\\n' > $H/policy.toml;"
+        "head -c 15500k /dev/zero > $H/file; mkdir -p $R; chown 65534 $R"
+    )
+    remedies = ("sed -i s/900/400/ $H/policy.toml", "rm $H/file", "chown root $R && chmod 700 $R")
+    try:
+        done = subprocess.run(
+            ["unshare", "-m", sys.executable, "-c", SPOILED, spoil, *remedies], capture_output=True, text=True, env=env
+        )
+    finally:
+        shutil.rmtree(env["R"], ignore_errors=True)
+    assert done.returncode == 0, done.stderr
+    status, before, _, after = json.loads(done.stdout)
+    broken = {name: one for name, one in before.items() if one["state"] == "broken"}
+    assert status == 1
+    assert broken.keys() >= {
+        *(f"guests: {part}" for part in ("ending a guest as a whole", "memory", "pids", "cpu")),
+        *("strict: reserve of the journal", "strict: limits of tenants", "state folder", "socket", "disk"),
+    }
+    assert all(one["do"] for one in broken.values()), "each has its remedy"
+    assert {name for name in broken if after[name]["state"] == "broken"} <= {"disk"}, "which is small still"

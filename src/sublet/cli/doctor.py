@@ -187,7 +187,7 @@ def _check_disk() -> tuple[str, str] | tuple[str, str, str]:
     free = found.f_bavail * found.f_frsize
     said = f"{format_size(free)} free, a sync takes {took * 1000:.1f} ms"
     if free < DISK_FREE_MIN:
-        return "note", said, "When the disk is full the office ends, and leases only run out."
+        return "note", said, "When the disk is full no new lease is granted: make room on it."
     if took > SYNC_SLOW_S:
         return "note", said, "Each grant waits for a sync: put SUBLET_HOME on a faster disk."
     return "ok", said

@@ -198,7 +198,25 @@ def _said(said: Said) -> tuple[str, str] | tuple[str, str, str]:
     text += _INSTEAD.get(said.part, "")
     if "Sublet does not load" in text:  # nobody can have it there
         return "note", text
+    if os.geteuid() == 0 and "no hierarchy" in text:
+        return "note", text, f"Mount them: {mount_groups()}"
     return "note", text, "Run the office as root, or in a group that is delegated to you, to have it."
+
+
+def mount_groups(root: str = "/") -> str:
+    """The command with which control groups are mounted: those of version 1 where the kernel has given controllers to
+    such hierarchies, since no other can have them then."""
+    with open(os.path.join(root, "proc/cgroups")) as file:
+        rows = [line.split() for line in file if not line.startswith("#")]
+    old: dict[str, list[str]] = {}
+    for name, hierarchy, *_ in rows:
+        if hierarchy != "0":
+            old.setdefault(hierarchy, []).append(name)
+    if not old:
+        return "mount -t cgroup2 cgroup2 /sys/fs/cgroup"
+    names = " ".join(",".join(together) for together in old.values())
+    each = "mkdir $g && mount -t cgroup -o $g $g $g"
+    return f"mount -t tmpfs -o mode=755 groups /sys/fs/cgroup && cd /sys/fs/cgroup && for g in {names}; do {each}; done"
 
 
 def _wall(is_active: bool, line: str) -> tuple[str, str] | tuple[str, str, str]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 from sublet.client.home import home_dir
+from sublet.values import format_size
 
 __all__ = ["NEEDED", "Check", "judged", "strict_checks"]
 
@@ -47,6 +49,7 @@ def strict_checks() -> dict[str, Check]:
         "strict: HOME": _check_home_of_root,
         "strict: state folder's parents": _check_parents,
         "strict: environment": _check_environment,
+        "strict: reserve of the journal": _check_reserve,
         "strict: limits of tenants": _check_limits,
     }
 
@@ -120,8 +123,40 @@ def _check_limits() -> tuple[str, str] | tuple[str, str, str]:
     if limits.number("lease.allow_missing"):
         walls = KEYS["lease.allow_missing"].shown(limits.number("lease.allow_missing"))
         return "broken", f"{path} lets tenants' guests do without {walls}", "Take allow_missing out of it."
+    for tenant, office in (("tenant.leases", "office.leases"), ("tenant.queue", "office.queue")):
+        own, most = limits.number(tenant), limits.number(office)
+        if own > most // 2:
+            return (
+                "broken",
+                f"one tenant may have {own} of the {most} that {office} allows all",
+                f"Set {tenant} to less than half of that in {path}, then `sublet policy apply`.",
+            )
     said = f"{len(tenants) - len(free)} hold for a tenant without any of its own (`sublet policy show`)"
-    return "ok", said + (f"; none for {', '.join(free)}" if free else "")
+    return "ok", said + (f"; none for {', '.join(free)}: one may have all that is free" if free else "")
+
+
+def _check_reserve() -> tuple[str, str] | tuple[str, str, str]:
+    """As an office lays it out when it starts, and every ten seconds after that."""
+    from sublet.wire.disk import RESERVE_FILE, disk_reserve, space_of
+
+    home = home_dir()
+    folder = next(path for path in (home, *home.parents) if path.is_dir())
+    space, file = space_of(folder), home / RESERVE_FILE
+    reserve = disk_reserve(space.size)
+    withheld = f"{format_size(reserve.withheld)} of {format_size(space.size)} are never lent"
+    if file.exists() and file.stat().st_size == reserve.file:
+        return "ok", f"{format_size(reserve.file)} lie in {file}; {withheld}"
+    needed = reserve.file + 2 * reserve.short
+    if space.free < needed:
+        left = f"{format_size(space.free)} of the {format_size(needed)} it takes are free on the disk of {folder}"
+        return (
+            "broken",
+            f"there is no room for it: {left}, and a full disk would stop the journal",
+            "Remove files there, or set SUBLET_HOME to a folder on a larger disk.",
+        )
+    with tempfile.TemporaryFile(dir=folder) as trial:
+        os.posix_fallocate(trial.fileno(), 0, 4096)
+    return "ok", f"there is room for the {format_size(reserve.file)} that an office lays out; {withheld}"
 
 
 def _check_environment() -> tuple[str, str] | tuple[str, str, str]:
