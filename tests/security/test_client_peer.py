@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ import sublet.aio
 from sublet.client.guests import connect_data
 from sublet.client.home import runtime_dir, runtime_text
 from sublet.errors import InvalidRequest, SubletError
-from sublet.wire.unix import short_path
+from sublet.wire.unix import replaceable, short_path
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="another user can only be played by root")
 
@@ -182,3 +183,17 @@ def test_the_state_folder_and_all_above_it_belong_to_the_caller_or_root(
     assert done.returncode != 0
     assert "which belongs to" in done.stderr
     assert not (above / "a").exists(), "nothing was made"
+
+
+@pytest.mark.parametrize("whose", [STRANGER, 0], ids=["a stranger's", "root's"])
+def test_who_made_a_link_on_the_way_can_lead_it_elsewhere(whose: int) -> None:
+    """Though all folders on the way to where it leads now are root's."""
+    with tempfile.TemporaryDirectory(prefix="sublet-link-", dir="/tmp") as text:
+        folder = Path(text)
+        (folder / "real" / "deep").mkdir(parents=True)
+        (folder / "link").symlink_to("real/../real")
+        os.chown(folder / "link", whose, whose, follow_symlinks=False)
+        found = replaceable(str(folder / "link" / "deep" / "office"), set())
+        assert found == (f"lies in {folder}/link, which belongs to nobody (uid {whose})" if whose else "")
+        (folder / "loop").symlink_to("loop")
+        assert "links" in replaceable(str(folder / "loop" / "office"), set())

@@ -20,9 +20,11 @@ from typing import Final
 import pytest
 
 from sublet.client.guests import start_spec
-from sublet.errors import SubletError
+from sublet.errors import SubletError, Unsupported
 from sublet.supervisor.isolation.cleaning import remove_tree
+from sublet.supervisor.walls import prefix_of
 from sublet.wire.guests import GuestSpec
+from sublet.wire.unix import replaceable
 from tests.security.conftest import Place
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="another user can only be played by root")
@@ -102,6 +104,32 @@ def test_an_interpreter_that_turns_into_another_folder_shows_nothing_of_it(place
                 assert SECRET not in b"".join(piece.data for piece in guest.output()).decode()
     print(f"{refused} refused, {started} started in {RACE_S:g} s")
     assert refused + started >= 10
+
+
+def test_a_folder_that_becomes_a_link_while_it_is_looked_at_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The moment that the race above is for, held."""
+    for name in ("there", "closed"):
+        (folder / name).mkdir()
+        (folder / name / "pyvenv.cfg").write_text("")
+    (folder / "link").symlink_to("closed")
+    for name in ("there", "link"):
+        os.chown(folder / name, STRANGER, STRANGER, follow_symlinks=False)
+    looked: list[str] = []
+
+    def swapped(path: str, owners: set[int]) -> str:
+        looked.append(path)
+        exchange(f"{folder}/there", f"{folder}/link")
+        try:
+            return replaceable(path, owners)
+        finally:
+            exchange(f"{folder}/there", f"{folder}/link")
+
+    monkeypatch.setattr("sublet.supervisor.walls.replaceable", swapped)
+    with pytest.raises(Unsupported, match="which belongs to"):
+        prefix_of(f"{folder}/there/bin/python3", ())
+    assert looked
 
 
 def facts(top: Path) -> list[tuple[object, ...]]:

@@ -32,6 +32,7 @@ __all__ = [
 ADDRESS_BYTES_MAX: Final = 107
 """What ``sun_path`` takes, less the zero at its end."""
 ROOT: Final = 0
+LINKS_MAX: Final = 40
 _OTHERS_WRITE: Final = 0o022
 _ACL: Final = "system.posix_acl_access"
 
@@ -93,22 +94,38 @@ def check_parents(folder: str, owners: set[int]) -> None:
 
 def replaceable(folder: str, owners: set[int]) -> str:
     """Why another user than the ``owners``, this user and root could put another folder into its place; empty if none
-    could. Folders on the way that do not exist yet are passed over."""
+    could. Folders on the way that do not exist yet are passed over.
+
+    It goes down from the root, and where a link stands along it: what is above has been looked at before, so nobody
+    else can exchange it between one look and the next. Who made a link can lead it elsewhere later, and counts as well.
+    """
     trusted = owners | {ROOT, os.getuid()}
-    path = os.path.realpath(os.path.dirname(os.path.abspath(folder)))
-    while True:
-        try:
-            found = os.lstat(path)
-        except FileNotFoundError:
-            path = os.path.dirname(path)
+    path, links = "/", 0
+    ahead = os.path.dirname(os.path.abspath(folder)).split("/")[::-1]
+    while ahead:
+        name = ahead.pop()
+        if name in (".", ".."):
+            path = os.path.dirname(path) if name == ".." else path
             continue
-        if found.st_uid not in trusted and not _stands_for_root(found.st_uid):
-            return f"lies in {path}, which belongs to {_user(found.st_uid)}"
-        if found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX and not _is_private_group(path, found):
-            return f"lies in {path}, which other users can write"
-        if path == "/":
+        at = os.path.join(path, name) if name else path
+        try:
+            found = os.lstat(at)
+        except (FileNotFoundError, NotADirectoryError):
             return ""
-        path = os.path.dirname(path)
+        if found.st_uid not in trusted and not _stands_for_root(found.st_uid):
+            return f"lies in {at}, which belongs to {_user(found.st_uid)}"
+        if stat.S_ISLNK(found.st_mode):
+            links += 1
+            if links > LINKS_MAX:
+                return f"lies behind more than {LINKS_MAX} links"
+            target = os.readlink(at)
+            path = "/" if target.startswith("/") else path
+            ahead += reversed(target.split("/"))
+            continue
+        if found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX and not _is_private_group(at, found):
+            return f"lies in {at}, which other users can write"
+        path = at
+    return ""
 
 
 def check_listener(sock: socket.socket, path: str, owner: int) -> None:
