@@ -20,7 +20,7 @@ from sublet.client.address import find_address
 from sublet.client.guests import connect_data
 from sublet.client.home import runtime_dir
 from sublet.errors import SubletError
-from sublet.values import Epoch, LeaseId
+from sublet.values import Epoch, GuestId, LeaseId
 from sublet.wire.codec import dumps
 from sublet.wire.frames import FrameKind, encode
 from sublet.wire.guests import Attach, Connect, GuestSpec, ListGuests, Service, Start
@@ -45,8 +45,8 @@ def calls(lease: LeaseId, epoch: Epoch) -> list[bytes]:
     made = (
         ListGuests(ended=True),
         Start(spec=GuestSpec(argv=("/bin/true",))),
-        Attach(guest="g-0123456789", stdin=True),
-        Connect(guest="g-0123456789", service=Service.WORK),
+        Attach(guest=GuestId("g-0123456789"), stdin=True),
+        Connect(guest=GuestId("g-0123456789"), service=Service.WORK),
         OpenVolume(lease=lease, epoch=epoch),
         Publish(lease=lease, epoch=epoch, staging="x", manifest="m"),
     )
@@ -127,7 +127,7 @@ def changed(chance: random.Random, token: str) -> str:
 def test_no_changed_token_of_a_lease_opens_a_connection(place: Place) -> None:
     seed = random.randrange(1 << 32) if TOKENS > 1000 else 20261123
     print(f"seed {seed}, {TOKENS} tokens")
-    chance, said = random.Random(seed), Counter[str]()
+    chance, said, token = random.Random(seed), Counter[str](), ""
     address = find_address(None, None, str(place.home), os.environ, as_tenant=True)
     with place.ben.block("1B", ttl="1h") as lease:
         for number in range(TOKENS):
