@@ -1,9 +1,10 @@
 """An array of 1 GiB as input of 100 chunks: how long, and how often its bytes lie in memory.
 
-Ours is a function with the array bound to it (`functools.partial`), as one writes it: the array goes to each worker
-once, in shared memory. The peers are Ray's object store (`ray.put`, then tasks) and joblib's memory mapping. A call of
-theirs copies the array once as well, so every sample begins with one that is new. The copies are what holder and
-workers have in memory more than before, what they share counted once, in arrays.
+Ours is a function with the array bound to it (`functools.partial`), as one writes it: the array goes to its workers
+once, in memory that all of them share. The peers are Ray's object store (`ray.put`, then tasks) and joblib's memory
+mapping. A call of theirs copies the array once as well, so every sample begins with one that is new. The copies are
+counted in a run of their own: what holder and workers have in memory more than before, in arrays, what they share
+counted once.
 """
 
 from __future__ import annotations
@@ -39,22 +40,26 @@ def part(array: Any, index: int) -> float:
     return float(array[index * 1000 : index * 1000 + 1000].sum())
 
 
+def weighed(array: Any, index: int) -> tuple[int, int]:
+    """Reads all of it, and gives the others time to do so as well; which process this is, and its memory."""
+    array.sum()
+    time.sleep(0.5)
+    return os.getpid(), memory_of(os.getpid()).share
+
+
 def measure(bench: Bench) -> list[Figure]:
     import numpy as np
 
     size, pairs = bench.either(SIZE, SIZE // 8), bench.either(PAIRS, 1)
     figures: list[Figure] = []
-    copies: list[float] = []
     with Office(bench.folder) as office, sublet.connect(home=office.env["SUBLET_HOME"], start=False) as fabric:
 
         def ours() -> float:
             array = np.ones(size // 8)
-            before = _memory_with_workers()
             began = time.perf_counter()
             results = sublet.jobs.map(functools.partial(part, array), range(CHUNKS), want=CORES, fabric=fabric)
             found = [next(results) for _ in range(CHUNKS)]
             took = time.perf_counter() - began
-            copies.append((_memory_with_workers() - before) / size)
             results.close()
             assert sum(found) == 1000 * CHUNKS
             return took * 1e3
@@ -62,29 +67,28 @@ def measure(bench: Bench) -> list[Figure]:
         ours()
         for name in PEERS:
             figures += _against(bench, name, size, ours, pairs)
-    figures.append(figure(COPIES, "", copies))
+        figures.append(figure(COPIES, "", [_copies(fabric, np.ones(size // 8), size)]))
     bench.note("Ours begins without leases and workers, and acquires them; the peers' workers are there.")
     return figures
 
 
-def _memory_with_workers() -> int:
-    """Of this program, and of whatever is mapped with it: shared memory counts in parts, which add up."""
-    return sum(memory_of(pid).share for pid in _sharing())
-
-
-def _sharing() -> list[int]:
-    """This process and all workers: they descend from the supervisor, which is nobody's child here."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    environ = file.read()
-            except OSError:
-                continue
-            if b"SUBLET_LEASE=" in environ:
-                found.append(int(name))
-    return [os.getpid(), *found]
+def _copies(fabric: sublet.Fabric, array: Any, size: int) -> float:
+    small = dict(
+        sublet.jobs.map(
+            functools.partial(weighed, array[:1]), range(2 * CORES), want=CORES, fabric=fabric, ordered=False
+        )
+    )
+    before = memory_of(os.getpid()).share
+    seen: dict[int, int] = {}
+    during = 0
+    results = sublet.jobs.map(
+        functools.partial(weighed, array), range(4 * CORES), want=CORES, fabric=fabric, ordered=False
+    )
+    for pid, share in results:
+        seen[pid] = share
+        during = max(during, memory_of(os.getpid()).share)
+    empty = sum(small.values()) / len(small)
+    return (during - before + sum(share - empty for share in seen.values())) / size
 
 
 def _against(bench: Bench, name: str, size: int, ours: Callable[[], float], pairs: int) -> list[Figure]:

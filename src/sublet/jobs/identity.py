@@ -20,6 +20,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from itertools import repeat
 from typing import Any, Final, NewType
 
 from blake3 import blake3
@@ -121,15 +122,15 @@ def positioned_ids(work: bytes, items: Sequence[Any], first: int) -> list[ChunkI
     A hash made for speed (XXH3, 128 bits) is enough here: two items can only be mistaken for one another at the same
     position of the same function, and large or nested items enter with their BLAKE3 digest.
     """
-    found: list[bytes] = []
-    for position, item in enumerate(items, first):
-        simple = _SIMPLE.get(type(item))
-        if simple is None:
-            found.append(xxh3_128_digest(work + _POSITION.pack(position) + b"#" + content_digest(item, "the item")))
-        else:
-            tag, data = simple(item)
-            found.append(xxh3_128_digest(work + _POSITION.pack(position) + tag + data))
-    return found  # type: ignore[return-value]
+    simple = _SIMPLE.get
+    contents = [simple(type(item), _nested)(item) for item in items]
+    positions = map(_POSITION.pack, range(first, first + len(items)))
+    hashed = map(b"".join, zip(repeat(work), positions, contents))
+    return list(map(xxh3_128_digest, hashed))  # type: ignore[arg-type]
+
+
+def _nested(item: object) -> bytes:
+    return b"#" + content_digest(item, "the item")
 
 
 def function_digest(function: object) -> bytes:
@@ -170,9 +171,13 @@ class _Encoder:
 
     def put(self, value: Any, path: str, depth: int) -> None:
         kind = type(value)
+        if kind is bytes:  # without a copy
+            self._bytes(b"y", value)
+            return
         simple = _SIMPLE.get(kind)
         if simple is not None:
-            self._bytes(*simple(value))
+            tagged = simple(value)
+            self._bytes(tagged[:1], memoryview(tagged)[1:])
             return
         if depth > DEPTH_MAX:
             raise InvalidRequest(f"{self._what} is nested deeper than {DEPTH_MAX} levels", do="Pass it as bytes.")
@@ -329,14 +334,15 @@ _PARTS_OF: Final[dict[type, Callable[[Any], tuple[Any, ...]]]] = {
     types.MemberDescriptorType: lambda value: (value.__name__,),
     types.GetSetDescriptorType: lambda value: (value.__name__,),
 }
-_SIMPLE: Final[dict[type, Callable[[Any], tuple[bytes, bytes]]]] = {
-    type(None): lambda value: (b"n", b""),
-    bool: lambda value: (b"1" if value else b"0", b"!"),
-    int: lambda value: (b"d", b"%d" % value),
-    float: lambda value: (b"g", _FLOAT.pack(value)),
-    complex: lambda value: (b"c", _FLOAT.pack(value.real) + _FLOAT.pack(value.imag)),
-    str: lambda value: (b"u", value.encode("utf-8", "surrogatepass")),
-    bytes: lambda value: (b"y", value),
-    bytearray: lambda value: (b"a", bytes(value)),
-    type(Ellipsis): lambda value: (b"e", b""),
+_SIMPLE: Final[dict[type, Callable[[Any], bytes]]] = {
+    type(None): lambda value: b"n",
+    bool: lambda value: b"1!" if value else b"0!",
+    int: lambda value: b"d%d" % value,
+    float: lambda value: b"g" + _FLOAT.pack(value),
+    complex: lambda value: b"c" + _FLOAT.pack(value.real) + _FLOAT.pack(value.imag),
+    str: lambda value: b"u" + value.encode("utf-8", "surrogatepass"),
+    bytes: lambda value: b"y" + value,
+    bytearray: lambda value: b"a" + value,
+    type(Ellipsis): lambda value: b"e",
 }
+"""What the commonest values are hashed as; the first byte says what they are."""

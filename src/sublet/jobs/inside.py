@@ -7,7 +7,6 @@ chunk's own failure.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import pickle
@@ -60,6 +59,8 @@ class Task:
         try:
             found = self.function(*item) if self.spread else self.function(item)
             if type(found) is types.CoroutineType:
+                import asyncio  # a tenth of a second for who never needs it
+
                 found = asyncio.run(found)
         except (KeyboardInterrupt, LeaseInterrupt):
             raise

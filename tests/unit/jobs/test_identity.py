@@ -253,3 +253,14 @@ def test_a_chunk_goes_to_bytes_and_back() -> None:
     assert again.run() == 10.0
     assert again.chunk_id() == chunk.chunk_id()
     assert again.needs.cores == 3
+
+
+def test_ids_stay_what_they_were() -> None:
+    """A store that an earlier version filled is found again; who changes these raises the version within them."""
+    items = [None, True, False, 7, -1, 2.5, 1j, "text", b"bytes", bytearray(b"array"), ..., (1, "two"), [b"x"]]
+    told = " ".join(key.hex()[:8] for key in positioned_ids(b"work", items, 5))
+    assert told == (
+        "8eb52848 cbc48d37 08318e07 3705f141 c19d9f5f 572a24c7 0d760351 148b6b95 638a4b53 6b80dcd0 b1d087ae 02cfeb73 "
+        "71b36d7a"
+    )
+    assert content_digest(items).hex().startswith("e3b0ffdf1b508277")
