@@ -10,6 +10,7 @@ counted once.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ CHUNKS: Final = 100
 PAIRS: Final = 5
 CORES: Final = os.cpu_count() or 1
 PEERS: Final = ("ray", "joblib")
+START: Final = "100 chunks over an array of 800 kB: leases, workers, calls"
 TIME: Final = "100 chunks over an array of 1 GiB"
 COPIES: Final = "arrays in memory beside the program's own"
 
@@ -54,8 +56,8 @@ def measure(bench: Bench) -> list[Figure]:
     figures: list[Figure] = []
     with Office(bench.folder) as office, sublet.connect(home=office.env["SUBLET_HOME"], start=False) as fabric:
 
-        def ours() -> float:
-            array = np.ones(size // 8)
+        def ours(size: int = size) -> float:
+            array = np.ones(max(1000 * CHUNKS, size // 8))
             began = time.perf_counter()
             results = sublet.jobs.map(functools.partial(part, array), range(CHUNKS), want=CORES, fabric=fabric)
             found = [next(results) for _ in range(CHUNKS)]
@@ -65,6 +67,7 @@ def measure(bench: Bench) -> list[Figure]:
             return took * 1e3
 
         ours()
+        figures.append(figure(START, "ms", [ours(0) for _ in range(pairs)]))
         for name in PEERS:
             figures += _against(bench, name, size, ours, pairs)
         figures.append(figure(COPIES, "", [_copies(fabric, np.ones(size // 8), size)]))
@@ -78,6 +81,7 @@ def _copies(fabric: sublet.Fabric, array: Any, size: int) -> float:
             functools.partial(weighed, array[:1]), range(2 * CORES), want=CORES, fabric=fabric, ordered=False
         )
     )
+    gc.collect()
     before = memory_of(os.getpid()).share
     seen: dict[int, int] = {}
     during = 0

@@ -49,16 +49,23 @@ class Packed:
         self.function = function
         self._lock = threading.Lock()
         self._stowed: Stowed | None = None
+        self._let_go: Callable[[], object] = _nothing
 
     def __call__(self, *args: Any) -> Any:
         return self.function(*args)
+
+    def close(self) -> None:
+        """Let go of the function and of its arrays: no worker needs it any more. Harmless twice."""
+        with self._lock:
+            self.function, self._stowed = _nothing, None
+            self._let_go()
 
     def definition(self, number: int) -> Message:
         """What makes it function ``number`` of a worker. The descriptors are the caller's."""
         with self._lock:
             if self._stowed is None:
                 self._stowed = stow(encode(self.function, _shown(self.function)))
-                weakref.finalize(self, close_all, self._stowed.fds)
+                self._let_go = weakref.finalize(self, close_all, self._stowed.fds)
         stowed = self._stowed
         body = pack(Asked.DEFINE, subject=number, pieces=stowed.pieces, inline=stowed.inline)
         return Message(body, tuple(map(os.dup, stowed.fds)))
@@ -262,3 +269,7 @@ def _shown(function: object) -> str:
 def _brief(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _nothing() -> None:
+    return

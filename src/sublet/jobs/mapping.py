@@ -189,6 +189,7 @@ class _Feeder:
                 if not (self._is_read and self._given >= self._fed):
                     session.running.stop()
                 session.close()
+                self._task.close()  # its arrays may be large, and what holds it here is found by the collector alone
                 session.fold_phase()
                 self.result = session.result(None)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
+import weakref
 from typing import Any
 
 import pytest
@@ -62,3 +64,33 @@ def test_a_packed_function_is_what_it_was_when_it_was_first_sent() -> None:
 def test_a_packed_function_goes_to_no_worker_that_could_not_read_it() -> None:
     with pytest.raises(Unsupported, match="goes by value"):
         worker((3, 9, 0)).refer(Packed(length))
+
+
+def test_a_packed_function_that_is_closed_keeps_nothing() -> None:
+    """The arrays of a job go with its end, and not when the collector comes by."""
+    from numpy import ones
+
+    array = ones(SIZE, dtype="u1")
+    packed = Packed(functools.partial(length, array))
+    one = worker()
+    _, (definition,) = one.refer(packed)
+    shared = packed.definition(9).fds  # copies, which are the caller's
+    held = weakref.ref(array)
+    file = os.fstat(shared[0]).st_ino
+    close_all((*definition.fds, *shared))
+    before = memory_files()
+    assert file in before
+    packed.close()
+    packed.close()
+    del array
+    assert held() is None
+    assert file not in memory_files()
+
+
+def memory_files() -> set[int]:
+    """Files that this process has open."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.fstat(int(fd)).st_ino)
+    return found
