@@ -89,6 +89,33 @@ def arrange_interrupt() -> None:
         raise _interrupt_class()(end_of(view))
 
     signal.signal(signal.SIGTERM, handle)
+    _let_processes_be_terminated()
+
+
+def _let_processes_be_terminated() -> None:
+    """A child of ``multiprocessing`` ends by SIGTERM as it does anywhere. A handler in Python is run between two steps
+    of the interpreter: a child that is told to end just as it begins to wait for a lock would wait on, and whoever
+    terminates a pool waits for it. Blocked around the fork, so that none is lost before the child has no handler."""
+    masks: list[set[int]] = []
+
+    def is_meant() -> bool:
+        return sys._getframe(2).f_globals.get("__name__") == "multiprocessing.popen_fork"
+
+    def before() -> None:
+        if is_meant():
+            masks.append({int(one) for one in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})})
+
+    def in_parent() -> None:
+        if is_meant():
+            signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
+
+    def in_child() -> None:
+        if is_meant():
+            if str(getattr(signal.getsignal(signal.SIGTERM), "__module__", "")).startswith("sublet.guest."):
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
+
+    os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
 
 
 def main(arguments: list[str]) -> NoReturn:

@@ -172,3 +172,34 @@ def test_what_runs_in_a_guest_needs_the_standard_library_alone(module: str, tmp_
     assert not any(name.startswith("path:") and "site-packages" in name for name in loaded)
     assert "sublet.wire.http" not in loaded
     assert "asyncio" not in loaded
+
+
+FORKS = """
+import multiprocessing as mp, os, signal, sys
+from sublet.guest.bootstrap import arrange_interrupt
+arrange_interrupt()
+mp.set_start_method("fork")
+is_ours = callable(signal.getsignal(signal.SIGTERM))
+def default(said):
+    said.put(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and not signal.pthread_sigmask(signal.SIG_BLOCK, []))
+said = mp.SimpleQueue()
+child = mp.Process(target=default, args=(said,))
+child.start()
+child.join()
+pid = os.fork()
+if pid == 0:
+    os._exit(callable(signal.getsignal(signal.SIGTERM)))
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+print(is_ours, said.get(), code, signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+
+
+def test_a_process_of_multiprocessing_is_terminated_as_anywhere(tmp_path: Path) -> None:
+    """A handler in Python would be run late where it waits for a lock, and ``Pool.terminate`` waits for it."""
+    page = PageWriter.create(
+        str(tmp_path / "page"), PageView(lease=LeaseId("l-a"), epoch=Epoch(1, 5), deadline_ns=1 << 60, now_ns=0)
+    )
+    env = {**os.environ, "SUBLET_PAGE": str(tmp_path / "page")}
+    done = subprocess.run([sys.executable, "-c", FORKS], env=env, capture_output=True, text=True, timeout=60)
+    page.close()
+    assert done.stdout.strip() == "True True 1 set()", done.stderr
