@@ -435,3 +435,30 @@ def test_a_name_that_a_function_does_not_read_any_more_is_not_sent_with_it(nb: N
     nb.there("x = c.read()")
     assert nb.names["x"] == 1
     assert "b" not in nb.sent.names
+
+
+@pytest.mark.parametrize(
+    ("made", "changed", "expected"),
+    [
+        ("x = [1]; y = x", "x.append(2); x = [9]", [1, 2]),
+        ("x = [1]; y = x", "x.append(2); del x", [1, 2]),
+        ("import numpy as np\nx = np.zeros(2); y = x", "x += 1; x = 5", [1, 1]),
+        ("x = [[1]]; y = x[0]", "x[0].append(2); x = [9]", [1, 2]),
+    ],
+)
+def test_what_a_cell_changed_before_it_bound_its_name_anew_is_changed_for_other_names(
+    nb: Notebook, made: str, changed: str, expected: list[int]
+) -> None:
+    """Also where all of it was made there, and the cell does not read the other name."""
+    assert nb.there(made) is None
+    assert nb.there(changed) is None
+    assert list(nb.names["y"]) == expected
+    assert nb.there("said = list(y)") is None
+    assert nb.names["said"] == expected
+
+
+def test_what_only_another_name_holds_is_not_sent_with_every_cell(nb: Notebook) -> None:
+    assert nb.there("x = [1]; y = [x, 'z' * 100_000]") is None
+    assert nb.there("x.append(2)") is None
+    assert sum(one.nbytes for one in nb.came.parcels) < 10_000
+    assert nb.names["y"][0] == [1, 2]

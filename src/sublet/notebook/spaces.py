@@ -11,6 +11,7 @@ it is held, and a new object replaces none (``merging``).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import sys
@@ -545,11 +546,24 @@ class Space:
         unchanged = self._unchanged_before(names)
         came = [value for value in came if id(value) not in unchanged]
         lost = _unmet([value for value in came if not is_part_kind(type(value)) and can_change(value)], groups)
-        if lost:  # names that crossed together with these may hold them
+        if lost:  # names that crossed together with these may hold them, and are not looked at
             beside = self._identities.crossed_with(names).difference(*(group.names for group in groups))
-            lost = _unmet(lost, self._encoded(beside & self.names.keys(), HomeRules(), Outgoing(), must=False))
+            left = _unmet(lost, self._encoded(beside & self.names.keys(), HomeRules(), Outgoing(), must=False))
+            seen = self._held_before(names).union(map(id, left))
+            lost = [value for value in lost if id(value) in seen]
         found = _sendable([value for value in lost if not self._is_untouched(value)])
         return {LOST: found} if found else {}  # one by one each would have to say again what they share
+
+    def _held_before(self, names: Iterable[str]) -> set[int]:
+        """Ids of what those of these names held when they were agreed on that hold something else now: a cell may have
+        changed it before it bound them anew."""
+        before = {name: self._values[name] for name in names if name in self._values}
+        old = {name: value for name, value in before.items() if self.names.get(name) is not value}
+        rules, found = HomeRules(), set[int]()
+        for name, value in old.items():
+            with contextlib.suppress(Unpicklable):
+                found |= _ids_of(group.remembering(rules) for group in encode_roots({name: value}, rules=rules))
+        return found
 
     def _unchanged_before(self, names: Iterable[str]) -> set[int]:
         """Ids of the objects that some of these names held when they were agreed on, where they hold others now and
