@@ -46,7 +46,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     for name in set(sys.modules) - modules:
         del sys.modules[name]
     for kind in (pd.DataFrame, pd.Series):
-        for name in ("geo_", "progress_apply"):
+        for name in ("geo_",):
             if name in vars(kind):
                 delattr(kind, name)
             kind._accessors.discard(name)
@@ -71,7 +71,7 @@ MODULE = "import types, sys\nhelpers = types.ModuleType('helpers_')\nhelpers.f =
             "the text/html printer of Thing was added",
         ),
         (
-            "import pandas as pd\n@pd.api.extensions.register_series_accessor('geo_')\nclass Geo: pass",
+            "import pandas as pd\n@pd.api.extensions.register_series_accessor('geo_')\nclass Geo: pass\ndel Geo",
             "Series.geo_ was added to pandas",
         ),
         (MODULE + "sys.modules['helpers_'] = helpers", "helpers_ was put into sys.modules"),
@@ -94,21 +94,6 @@ def test_what_is_added_is_named_with_the_way_out(rig: Rig, source: str, said: st
     assert rig.news() == [one]
 
 
-def test_tqdm_s_methods_of_pandas_are_named(rig: Rig) -> None:
-    tqdm = pytest.importorskip("tqdm")
-    tqdm.tqdm.pandas()
-    try:
-        (one,) = rig.news()
-        assert one.startswith("tqdm.pandas() was called in the notebook; that does not hold on the device: call it in")
-        assert rig.news() == []
-    finally:
-        import pandas.core.groupby as groupby
-
-        for kind in (pd.DataFrame, pd.Series, groupby.SeriesGroupBy, groupby.DataFrameGroupBy, groupby.GroupBy):
-            for name in [name for name in vars(kind) if name.startswith("progress_")]:
-                delattr(kind, name)
-
-
 def test_many_are_named_in_one_sentence(rig: Rig) -> None:
     rig.here(POINT + "for n in range(8):\n    formatters['text/html'].for_type(type(f'K{n}', (), {}), show)")
     (one,) = rig.news()
@@ -122,6 +107,7 @@ def test_many_are_named_in_one_sentence(rig: Rig) -> None:
         "import json, types\nm = types.ModuleType('nowhere_')",
         "formatters['text/html'].for_type(int, repr)",
         "import pandas as pd\nframe = pd.DataFrame({'a': [1]})\nframe.plot",
+        "import pandas as pd\n@pd.api.extensions.register_series_accessor('geo_')\nclass Geo: pass",
     ],
 )
 def test_what_libraries_add_and_what_is_only_an_object_is_not_named(rig: Rig, source: str) -> None:

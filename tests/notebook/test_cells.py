@@ -290,6 +290,61 @@ def test_who_cannot_be_asked_is_no_reason_to_wait(nb: Notebook) -> None:
     assert text(nb.run("%%gpu\nprint('next')")) == "next\n"
 
 
+def said_beside(outputs: list[dict[str, Any]]) -> str:
+    """Every line of Sublet's below a cell."""
+    return "\n".join(one["data"].get("text/plain", "") for one in outputs if "data" in one)
+
+
+WAITS = """
+import threading
+may_end = threading.Event()
+seen = []
+def work():
+    while not may_end.wait(0.01):
+        seen.append(1)
+worker = threading.Thread(target=work)
+worker.start()
+"""
+
+
+def test_what_a_thread_of_the_notebook_changes_is_said_to_be_a_copy(nb: Notebook) -> None:
+    """Once, for as long as it runs."""
+    nb.run(WAITS)
+    try:
+        assert "seen: in use by a running thread of the notebook; the cell has a copy" in said_beside(
+            nb.run("%%gpu\nlen(seen)")
+        )
+        assert "of the notebook; the cell has a copy" not in said_beside(nb.run("%%gpu\nlen(seen)"))
+    finally:
+        nb.run("may_end.set(); worker.join()")
+    assert "of the notebook; the cell has a copy" not in said_beside(nb.run("%%gpu\nlen(seen)"))
+
+
+def test_what_a_cell_sets_in_a_library_is_said_not_to_hold_in_the_notebook(nb: Notebook) -> None:
+    said = said_beside(nb.run("%%gpu\nimport textwrap\ntextwrap.dedent = lambda text: 'patched'"))
+    assert "textwrap.dedent was set on the device; that does not hold in the notebook" in said
+    assert text(nb.run("import textwrap\nprint(textwrap.dedent('x'))")) == "x\n"
+
+
+def test_an_accessor_of_pandas_and_what_it_reads_are_there_when_a_cell_uses_it(nb: Notebook) -> None:
+    """Neither the class nor what its methods read stands in the text of the cell."""
+    nb.run(
+        "import pandas as pd\nframe = pd.DataFrame({'v': [1, 2]})\nfactor = 10\ndef use(data): return data.geo.total()"
+    )
+    nb.run(
+        "@pd.api.extensions.register_dataframe_accessor('geo')\nclass Geo:\n"
+        "    def __init__(self, data): self.data = data\n    def total(self): return int(self.data.v.sum()) * factor"
+    )
+    assert text(nb.run("%%gpu\nprint(frame.geo.total())")) == "30\n"
+    nb.run("factor = 20")
+    assert text(nb.run("%%gpu\nprint(use(frame))")) == "60\n"
+    nb.run(
+        "%%gpu\n@pd.api.extensions.register_series_accessor('half')\nclass Half:\n"
+        "    def __init__(self, data): self.data = data"
+    )
+    assert text(nb.run("print(type(frame.v.half).__name__)")) == "Half\n"
+
+
 def test_what_should_come_back_and_is_nowhere_is_told(nb: Notebook) -> None:
     assert "no nobody came back" in status(nb.run("%%gpu --out nobody\n1"))
 

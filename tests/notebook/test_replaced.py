@@ -90,6 +90,25 @@ def test_what_a_cell_has_set_on_a_device_holds_there_until_the_next_device(names
     assert len(replaced.news(cells, "lib.function()")) == 1
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("lib.level = 5", ["lib.level"]),
+        ("lib.function = mine; Thing.method = mine", ["Thing.method", "lib.function"]),
+        ("Own.method = mine; mine.note = 1; nowhere.x = 1", []),
+        ("print(lib.level)", []),
+    ],
+)
+def test_what_a_cell_has_set_on_a_device_is_said_not_to_hold_here(
+    names: dict[str, Any], source: str, expected: list[str]
+) -> None:
+    """Once."""
+    replaced = ReplacedAttributes(names)
+    assert replaced.left(source) == expected
+    assert replaced.left(source) == []
+    assert ReplacedAttributes(names, ("lib:level", "lib:function", "lib:method")).left(source) == []
+
+
 @pytest.mark.parametrize("source", ["x = 1", "print(a.b)", "f(a.b == 1)", "not python ((", "'a.b = 1'", "%matplotlib"])
 def test_other_cells_assign_nothing(source: str) -> None:
     assert assigned_attributes(source) == frozenset()

@@ -11,6 +11,7 @@ import re
 import site
 import subprocess
 import sys
+import time
 import types
 import warnings
 from collections.abc import Iterator
@@ -252,7 +253,7 @@ def test_what_the_root_logger_writes_to_a_stream_is_the_same_on_both_sides(monke
     other = logging.Handler()
     logging.root.addHandler(other)
     value = output.read()
-    assert value == {"": (("stderr", 0, ("{message}!", "%H", "{")),)}
+    assert value["root"] == (True, (("stderr", 0, ("{message}!", "%H", "{")),))
     monkeypatch.setattr(logging.root, "handlers", [other, logging.StreamHandler(sys.stdout)])
     output.write(value, ())
     assert output.read() == value
@@ -260,8 +261,153 @@ def test_what_the_root_logger_writes_to_a_stream_is_the_same_on_both_sides(monke
     assert logging.root.handlers[0] is other, "one that is no plain text stream stays"
     record = logging.LogRecord("x", 20, "f", 1, "text", (), None)
     assert logging.root.handlers[1].format(record) == "text!"
-    output.write({"": ()}, ())
+    output.write({}, ("root",))
     assert logging.root.handlers == [other]
+
+
+def test_handlers_of_a_named_logger_cross_with_whether_it_hands_records_on(capsys: pytest.CaptureFixture[str]) -> None:
+    output, logger = row("logging output"), logging.getLogger("test.output")
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("here: %(message)s"))
+    logger.addHandler(handler)
+    logger.propagate = False
+    value = {"test.output": output.read()["test.output"]}
+    logger.removeHandler(handler)
+    logger.propagate = True
+    try:
+        assert "test.output" not in output.read()
+        output.write(value, ())
+        assert output.read()["test.output"] == value["test.output"]
+        logger.warning("text")
+        assert capsys.readouterr().out == "here: text\n"
+        output.write({}, ("test.output",))
+        assert (logger.handlers, logger.propagate) == ([], True)
+    finally:
+        logger.handlers, logger.propagate = [], True
+
+
+def test_the_time_zone_goes_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = row("environment")
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    try:
+        environment.write({"TZ": "Asia/Tokyo"}, ())
+        assert time.strftime("%Z", time.localtime(0)) == "JST"
+        environment.write({}, ("TZ",))
+        assert "TZ" not in os.environ
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+# ------------------------------------------------------------------------------------- what is added to pandas
+
+
+ACCESSOR = """
+class Twice:
+    def __init__(self, data):
+        self.data = data
+    def go(self):
+        return [FACTOR * one for one in self.data]
+    @staticmethod
+    def about():
+        return "twice"
+FACTOR = 2
+"""
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The names of a notebook; what it adds to pandas goes with it."""
+    pandas = pytest.importorskip("pandas")
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec(ACCESSOR, vars(main))  # noqa: S102
+    yield vars(main)
+    pandas.Series._accessors.discard("twice_")
+    if "twice_" in vars(pandas.Series):
+        del pandas.Series.twice_
+
+
+def test_an_accessor_is_registered_on_the_other_side_and_found_by_its_name(notebook: dict[str, Any]) -> None:
+    import pandas as pd
+
+    here, there = row("pandas accessors"), row("pandas accessors", is_notebook=False)
+    pd.api.extensions.register_series_accessor("twice_")(notebook["Twice"])
+    value = here.read()
+    assert value == {"Series.twice_": ("Twice", 1)}
+    there.write(value, ())
+    series: Any = pd.Series([1, 2])
+    assert (series.twice_.go(), pd.Series.twice_.about()) == ([2, 4], "twice")
+    assert there.read() == value
+    notebook["Twice"] = type("Twice", (), {"__init__": lambda self, data: None, "go": lambda self: "another"})
+    assert series.twice_.go() == "another", "the class that the notebook has under the name now"
+    del notebook["Twice"]
+    with pytest.raises(RuntimeError, match="Twice of the notebook, which the cell does not have"):
+        _ = pd.Series([1]).twice_.go
+    there.write({}, ("Series.twice_",))
+    assert not hasattr(pd.Series, "twice_")
+
+
+def test_one_that_is_registered_again_is_another(notebook: dict[str, Any]) -> None:
+    import pandas as pd
+
+    here, register = row("pandas accessors"), pd.api.extensions.register_series_accessor("twice_")
+    register(notebook["Twice"])
+    before = here.read()
+    exec(ACCESSOR, notebook)  # noqa: S102
+    assert here.read() == {}, "what pandas has is no name's any more"
+    with pytest.warns(UserWarning, match="overriding"):
+        register(notebook["Twice"])
+    assert here.read()["Series.twice_"] == ("Twice", before["Series.twice_"][1] + 1)
+
+
+def test_the_progress_bars_of_pandas_are_those_of_the_other_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pandas as pd
+    from pandas.core.groupby import groupby
+    from pandas.core.groupby.generic import DataFrameGroupBy, SeriesGroupBy
+
+    tqdm = pytest.importorskip("tqdm")
+    bars = row("tqdm of pandas")
+    try:
+        assert bars.read() == {}
+        tqdm.tqdm.pandas(disable=True, desc="rows")
+        value = bars.read()
+        assert value == {"": ("tqdm.std", "tqdm", {"disable": True, "desc": "rows"})}
+        first = vars(pd.DataFrame)["progress_apply"]
+        bars.write(value, ())
+        assert vars(pd.DataFrame)["progress_apply"] is not first
+        assert bars.read() == value
+        frame: Any = pd.Series([1, 2])
+        assert frame.progress_apply(lambda x: x + 1).tolist() == [2, 3]
+    finally:
+        for kind in (pd.DataFrame, pd.Series, SeriesGroupBy, DataFrameGroupBy, groupby.GroupBy):
+            for name in [name for name in vars(kind) if name.startswith("progress_")]:
+                delattr(kind, name)
+
+
+def test_a_module_of_ones_own_is_loaded_again_on_the_other_side(
+    tmp_path: Path, path: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it prints was shown on the side that loaded it; one that is not loaded there stays so."""
+    here, there = row("reloaded modules"), row("reloaded modules", is_notebook=False)
+    path.insert(0, str(tmp_path))
+    file = tmp_path / "mine_to_reload.py"
+    file.write_text("VALUE = 1\n")
+    mine: Any = importlib.import_module("mine_to_reload")
+    try:
+        assert (here.read(), there.read()) == ({}, {})
+        file.write_text("VALUE = 1234\nprint('loaded')\n")
+        importlib.reload(mine)
+        value = here.read()
+        assert value == {"mine_to_reload": 1}
+        mine.VALUE = 1
+        capsys.readouterr()
+        there.write({**value, "never_loaded_": 3}, ())
+        assert (mine.VALUE, capsys.readouterr().out) == (1234, "")
+        assert "never_loaded_" not in sys.modules
+    finally:
+        del sys.modules["mine_to_reload"]
 
 
 def test_scikit_learn_is_read_and_set_by_its_own_functions(monkeypatch: pytest.MonkeyPatch) -> None:

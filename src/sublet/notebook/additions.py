@@ -1,8 +1,8 @@
 """Names what the notebook has added to the shell, to pandas and to Python's modules, which does not hold on the device.
 
-``formatters["text/html"].for_type(Point, show)`` tells the shell of this process how to show a ``Point``; an accessor
-of pandas is an attribute of a library's class; ``sys.modules["helpers"] = module`` is known to this interpreter alone.
-A transfer writes into none of these, so the person is told before a cell runs on a device, once for each device.
+``formatters["text/html"].for_type(Point, show)`` tells the shell of this process how to show a ``Point``;
+``sys.modules["helpers"] = module`` is known to this interpreter alone. A transfer writes into none of these, so the
+person is told before a cell runs on a device, once for each device.
 
 Only what the notebook itself has made is looked at: what libraries add at their import they add on the device, too.
 """
@@ -24,8 +24,6 @@ MAIN: Final = "__main__"
 PANDAS: Final = ("DataFrame", "Series", "Index")
 NAMED_MAX: Final = 5
 """Of one sort; more are counted."""
-TQDM: Final = "progress_apply"
-"""What ``tqdm.pandas()`` adds to a frame."""
 
 
 class Addition(NamedTuple):
@@ -45,10 +43,6 @@ _SAYS: Final = {
     "accessor": (
         re.compile(r"\bregister_\w+_accessor\b"),
         "{} added to pandas in the notebook; that does not hold on the device: run what adds {} in a %%gpu cell, too",
-    ),
-    "tqdm": (
-        re.compile(r"\btqdm\w*\.pandas\b"),
-        "{} called in the notebook; that does not hold on the device: call {} in a %%gpu cell, too",
     ),
     "module": (
         re.compile(r"\bmodules\s*\["),
@@ -101,16 +95,14 @@ class Additions:
 
 
 def _accessors() -> Iterator[Addition]:
+    """Those that are no name's: others are added on the device as well (``settings``)."""
     pandas = sys.modules.get("pandas")
     for kind in PANDAS:
         owner = getattr(pandas, kind, None)
         for name in sorted(getattr(owner, "_accessors", ())):
             accessor = getattr(vars(owner).get(name), "_accessor", None)
-            if _is_own(accessor):
+            if _is_own(accessor) and vars(sys.modules[MAIN]).get(getattr(accessor, "__name__", "")) is not accessor:
                 yield Addition("accessor", f"{kind}.{name}", accessor)
-    added = getattr(getattr(pandas, "DataFrame", None), TQDM, None)
-    if added is not None:
-        yield Addition("tqdm", "tqdm.pandas()", type(added))  # called again it adds another function, and tells nothing
 
 
 def _modules() -> Iterator[Addition]:

@@ -53,10 +53,12 @@ from sublet.notebook.going_on import (
 from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.hints import Hints
 from sublet.notebook.in_terminal import be_plain
+from sublet.notebook.in_use import TASK, THREAD, in_use
 from sublet.notebook.interrupts import Interrupts, interrupts_wait
 from sublet.notebook.kernel_line import LOOK_S, KernelLine, Message
 from sublet.notebook.lending import Lender
 from sublet.notebook.lookups import looked_up
+from sublet.notebook.merging import can_change
 from sublet.notebook.news import RERUN, process_lost, session_ended, unnamed, what_ended
 from sublet.notebook.notices import Notices
 from sublet.notebook.on_demand import MESSAGE
@@ -125,6 +127,8 @@ class Cells:
         """Settings and random states of this process."""
         self._replaced = ReplacedAttributes(shell.user_ns, self.surroundings.assigned)
         self._additions = Additions(shell)
+        self._copied: set[str] = set()
+        """Names that were told to be copied while running code of the notebook changes them."""
         self._space = Space(shell.user_ns, NOTEBOOK, lender=Lender())
         self.handles = Handles(shell.user_ns)
         self.owner = Owner(shell.user_ns)
@@ -448,6 +452,7 @@ class Cells:
             sent, restored = self.traffic.send(kernel, reading, options, number)
             self._tell(restored)
             self._tell_problems()
+            self._tell_copies(sent.names)
             if self._interrupts.are_waiting:
                 status.leave(Ended(message="interrupted before its first line", do="Rerun this cell."))
                 self.traffic.take(kernel, options, sent, number, reading.binds)  # as of any cell that has ended
@@ -461,6 +466,8 @@ class Cells:
             lease = self.lease or lease  # another one, if it was suspended
             self._ahead.settle()
             came = self.traffic.take(kernel, options, sent, number, reading.binds)
+            for name in self._replaced.left(python):
+                say(self.shell, f"{name} was set on the device; that does not hold in the notebook: set it there, too")
             self._tell_problems()
         except _Early:
             raise KeyboardInterrupt from None
@@ -504,6 +511,16 @@ class Cells:
         """One line for what came back."""
         if restored.names:
             say(self.shell, str(restored))
+
+    def _tell_copies(self, sent: frozenset[str]) -> None:
+        """One line for what running code of the notebook goes on to change: the cell has it as it was."""
+        used = in_use(self._space.names, can_change).changing
+        changing = {name: why for name, why in used.items() if why in (THREAD, TASK)}
+        self._copied &= changing.keys()
+        if told := sorted((sent & changing.keys()) - self._copied):
+            self._copied.update(told)
+            why = changing[told[0]]
+            say(self.shell, f"{', '.join(told)}: {why} of the notebook; the cell has a copy as of its first line")
 
     def _tell_problems(self) -> None:
         """One line for each setting that could not be carried."""

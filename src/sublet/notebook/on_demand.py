@@ -17,7 +17,7 @@ from typing import Any, Final
 from sublet.compute.behind import answer_calls
 from sublet.notebook.namespace import HIDDEN
 
-__all__ = ["MESSAGE", "answer", "begin", "end"]
+__all__ = ["MESSAGE", "answer", "begin", "bring", "end"]
 
 MESSAGE: Final = "sublet_fetch"
 """Type of the message by which the notebook is asked."""
@@ -29,6 +29,8 @@ class _Asking:
     def __init__(self) -> None:
         self.may_ask: Callable[[str], bool] = lambda _: False
         self.bound: Callable[[], list[str]] = list
+        self.brought: set[str] = set()
+        """What was asked for by name."""
         self.is_open = False
         """A name is being fetched. Loading it may look for others, which are not there then."""
         self.is_answered = False
@@ -56,6 +58,7 @@ def begin(may_ask: Callable[[str], bool], bound: Callable[[], list[str]]) -> Non
     if type(main) is types.ModuleType:
         main.__class__ = _Main
         _asking.may_ask, _asking.bound = may_ask, bound
+        _asking.brought.clear()
 
 
 def end() -> None:
@@ -63,6 +66,15 @@ def end() -> None:
     main = sys.modules["__main__"]
     if type(main) is _Main:
         main.__class__ = types.ModuleType  # type: ignore[assignment]  # a class may be changed to its base
+
+
+def bring(name: str) -> None:
+    """While a cell runs: fetch a name that may be here with what an earlier cell used, once. Functions and classes stay
+    here between cells, and what they read does not."""
+    is_cell = type(sys.modules["__main__"]) is _Main
+    if is_cell and name not in _asking.brought and name not in _asking.bound():
+        _asking.brought.add(name)
+        _fetched(name)
 
 
 def answer(why: str = "") -> None:

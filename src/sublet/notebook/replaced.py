@@ -1,7 +1,8 @@
 """Names library attributes that the notebook has replaced, which does not hold on the device.
 
 ``textwrap.dedent = my_function`` changes the library in the notebook's process. A transfer writes nothing into
-libraries, so the library on the device keeps its own function, and the person is told before a cell runs there.
+libraries, so the library on the device keeps its own function, and the person is told before a cell runs there; and
+after a cell on a device that has set one there.
 
 Found from the text of executed cells, each read once: assignments to attributes and ``setattr`` with a constant name.
 What they mean is looked up when it is asked for, so nothing but those attributes is touched.
@@ -50,6 +51,8 @@ class ReplacedAttributes:
         self._told: dict[tuple[str, ...], object] = {}
         self._there: set[tuple[str, ...]] = set()
         """What cells have assigned on the present device."""
+        self._said: set[tuple[str, ...]] = set()
+        """Of these, what was said not to hold in the notebook."""
 
     def begin(self) -> None:
         """There is another device."""
@@ -71,12 +74,26 @@ class ReplacedAttributes:
                 found.append(Replaced(".".join(chain), value[1]))
         return found
 
-    def _replacement(self, chain: tuple[str, ...]) -> tuple[object, str] | None:
-        """The value under an attribute of a library, if it is the notebook's own."""
-        root, *path, attribute = chain
+    def left(self, cell: str) -> list[str]:
+        """Attributes of libraries and of modules that ``cell`` has set on a device, where it ran: said once of each."""
+        found = []
+        for chain in sorted(assigned_attributes(cell)):
+            library = _library_of(self._owner(chain))
+            if library and chain not in self._said and f"{library}:{chain[-1]}" not in self._carried:
+                self._said.add(chain)
+                found.append(".".join(chain))
+        return found
+
+    def _owner(self, chain: tuple[str, ...]) -> Any:
+        root, *path, _ = chain
         owner = self._names.get(root)
         for part in path:
             owner = _attribute(owner, part)
+        return owner
+
+    def _replacement(self, chain: tuple[str, ...]) -> tuple[object, str] | None:
+        """The value under an attribute of a library, if it is the notebook's own."""
+        owner, attribute = self._owner(chain), chain[-1]
         library = _library_of(owner)
         if not library or attribute in OWN or f"{library}:{attribute}" in self._carried:
             return None

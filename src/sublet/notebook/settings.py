@@ -11,18 +11,24 @@ value and one that sets it. They are looked for when this module is imported, wh
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
+import inspect
+import io
+import locale
 import logging
 import os
 import re
 import site
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sublet.notebook.on_demand import bring
 from sublet.notebook.random_state import (
     CudaGenerators,
     NumpyGenerator,
@@ -126,7 +132,7 @@ def _of_python(is_notebook: bool) -> Iterable[Setting]:
     yield _value("working folder", "`os.chdir`, `%cd`", _folder, os.chdir, kind=Kind.FILES, starts_alike=True)
     yield Setting(
         key="environment",
-        about="`os.environ`, `%env`; not the lease's variables and not `MPLBACKEND`",
+        about="`os.environ`, `%env`, with the time zone; not the lease's variables and not `MPLBACKEND`",
         read=environment.read,
         write=environment.write,
         kind=Kind.FILES,
@@ -174,13 +180,21 @@ def _of_python(is_notebook: bool) -> Iterable[Setting]:
         default=lambda: {"root": logging.WARNING},
         stored=("logging.root", "logging.Logger.manager"),
     )
+    yield Setting(
+        key="logging output",
+        about="`logging.basicConfig`, `addHandler` of a `StreamHandler`: what loggers write to stdout and stderr",
+        read=_stream_handlers,
+        write=_set_stream_handlers,
+        default=_nothing,
+        stored=("logging.root", "logging.Logger.manager"),
+    )
+    yield _value("csv field limit", "`csv.field_size_limit`", _call("csv.field_size_limit"), _field_limit, module="csv")
     yield _value(
-        "logging output",
-        "`logging.basicConfig`: what the root logger writes to stdout and stderr",
-        _stream_handlers,
-        _set_stream_handlers,
-        default=tuple,
-        stored=("logging.root",),
+        "locale",
+        "`locale.setlocale`",
+        lambda: sys.modules["locale"].setlocale(locale.LC_ALL),
+        lambda given: locale.setlocale(locale.LC_ALL, given),
+        module="locale",
     )
     yield Setting(
         key="decimal",
@@ -219,6 +233,8 @@ class _Environment:
         for name in gone:
             if not name.startswith(OF_THE_LEASE):
                 os.environ.pop(name, None)
+        if "TZ" in values or "TZ" in gone:
+            time.tzset()
 
 
 own_paths: Final[set[str]] = set()
@@ -426,8 +442,16 @@ StreamHandler = tuple[str, int, tuple[str | None, str | None, str]]
 _STYLES: Final = {"PercentStyle": "%", "StrFormatStyle": "{", "StringTemplateStyle": "$"}
 
 
-def _stream_handlers() -> tuple[StreamHandler, ...]:
-    return tuple(data for one in logging.root.handlers if (data := _handler_data(one)) is not None)
+def _stream_handlers() -> Entries:
+    """Of each logger that has some; of others than the root also whether it hands records on."""
+    loggers: dict[str, Any] = {"root": logging.root, **logging.root.manager.loggerDict}
+    found = {}
+    for name, one in loggers.items():
+        if (handlers := getattr(one, "handlers", ())) and (
+            said := tuple(data for handler in handlers if (data := _handler_data(handler)) is not None)
+        ):
+            found[name] = bool(one.propagate), said
+    return found
 
 
 def _handler_data(handler: logging.Handler) -> StreamHandler | None:
@@ -442,15 +466,21 @@ def _handler_data(handler: logging.Handler) -> StreamHandler | None:
     return stream, handler.level, (formatter._fmt, formatter.datefmt, style)
 
 
-def _set_stream_handlers(value: tuple[StreamHandler, ...]) -> None:
-    for handler in [one for one in logging.root.handlers if _handler_data(one) is not None]:
-        logging.root.removeHandler(handler)
-    for stream, level, (text, date, style) in value:
-        handler = logging.StreamHandler(getattr(sys, stream))
-        handler.setLevel(level)
-        kinds: Any = style
-        handler.setFormatter(logging.Formatter(text, date, kinds))
-        logging.root.addHandler(handler)
+def _set_stream_handlers(values: Entries, gone: tuple[str, ...]) -> None:
+    for name, (hands_on, handlers) in {**values, **dict.fromkeys(gone, (True, ()))}.items():
+        logger = logging.getLogger(None if name == "root" else name)
+        logger.propagate = hands_on
+        for handler in [one for one in logger.handlers if _handler_data(one) is not None]:
+            logger.removeHandler(handler)
+        for stream, level, (text, date, style) in handlers:
+            handler = logging.StreamHandler(getattr(sys, stream))
+            handler.setLevel(level)
+            handler.setFormatter(logging.Formatter(text, date, style))
+            logger.addHandler(handler)
+
+
+def _field_limit(given: int) -> None:
+    sys.modules["csv"].field_size_limit(given)
 
 
 _FRESH_DECIMAL: Final[Entries] = {
@@ -600,6 +630,35 @@ def _of_libraries() -> Iterable[Setting]:
         default=lambda: _FRESH_NUMPY_PRINT,
         kind=Kind.LOCAL,
     )
+    reloaded = _Reloaded()
+    yield Setting(
+        key="reloaded modules",
+        about="`importlib.reload` of modules of your own",
+        read=reloaded.read,
+        write=reloaded.write,
+        default=_nothing,
+        kind=Kind.FILES,
+        stored=("sys.modules",),
+    )
+    accessors = _Accessors()
+    yield Setting(
+        key="pandas accessors",
+        about="`register_dataframe_accessor` and its like, of a class that has a name in the notebook",
+        read=accessors.read,
+        write=accessors.write,
+        module="pandas",
+        default=_nothing,
+        stored=tuple(f"pandas.{kind}" for kind in PANDAS_KINDS),
+    )
+    yield _value(
+        "tqdm of pandas",
+        "`tqdm.pandas()`",
+        _tqdm_of_pandas,
+        _set_tqdm_of_pandas,
+        module="pandas",
+        default=lambda: None,
+        stored=tuple(f"pandas.{kind}" for kind in PANDAS_KINDS),
+    )
     pandas = _PandasOptions()
     yield Setting(
         key="pandas options",
@@ -699,6 +758,147 @@ class _PandasOptions:
     def default(self) -> Entries:
         known = getattr(sys.modules.get("pandas._config.config"), "_registered_options", {})
         return {name: known[name].defval if name in known else one for name, one in self.read().items()}
+
+
+PANDAS_KINDS: Final = ("DataFrame", "Series", "Index")
+MAIN: Final = "__main__"
+
+
+class ByName:
+    """Accessor of pandas: the class that the notebook has under a name, which is looked up when it is used."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, data: Any) -> Any:
+        return self._found()(data)
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return getattr(self._found(), attribute)
+
+    def _found(self) -> Any:
+        bring(self.name)
+        try:
+            return getattr(sys.modules[MAIN], self.name)
+        except AttributeError:  # pandas would take it for a column that is not there
+            raise RuntimeError(
+                f"this accessor of pandas is {self.name} of the notebook, which the cell does not have: "
+                f"name {self.name} in the cell, or give it with --in"
+            ) from None
+
+
+class _Accessors:
+    """Accessors that the notebook's own classes are, by the name of the class; those of libraries come with them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Any, int]] = {}
+        """What was registered, and how often that was another."""
+
+    def read(self) -> Entries:
+        pandas, main = sys.modules["pandas"], vars(sys.modules[MAIN])
+        found: dict[str, Any] = {}
+        for kind in PANDAS_KINDS:
+            owner = getattr(pandas, kind)
+            for name in owner._accessors:
+                accessor = getattr(vars(owner).get(name), "_accessor", None)
+                made = accessor.name if type(accessor) is ByName else _own_name(accessor, main)
+                if not made:
+                    continue
+                key = f"{kind}.{name}"
+                before, number = self._known.get(key, (None, 0))
+                if before is not accessor:
+                    self._known[key] = accessor, number + 1
+                found[key] = made, self._known[key][1]
+        return found
+
+    def write(self, values: Entries, gone: tuple[str, ...]) -> None:
+        pandas: Any = sys.modules["pandas"]
+        for key, (made, number) in values.items():
+            kind, name = key.split(".")
+            with warnings.catch_warnings():  # of one that takes the place of another
+                warnings.simplefilter("ignore")
+                register = getattr(pandas.api.extensions, f"register_{kind.lower()}_accessor")
+                self._known[key] = register(name)(ByName(made)), number
+        for key in gone:
+            kind, name = key.split(".")
+            owner = getattr(pandas, kind)
+            if name in vars(owner):
+                delattr(owner, name)
+            owner._accessors.discard(name)
+
+
+def _own_name(made: Any, main: Mapping[str, Any]) -> str:
+    """Of a class or function of the notebook, if that is what it has under that name."""
+    name = getattr(made, "__name__", "") if getattr(made, "__module__", None) == MAIN else ""
+    return name if name and main.get(name) is made else ""
+
+
+def _tqdm_of_pandas() -> Any:
+    """The kind of progress bar of ``DataFrame.progress_apply``, and its arguments; None: there is none."""
+    added = vars(sys.modules["pandas"].DataFrame).get("progress_apply")
+    if added is None:
+        return None
+    held = inspect.getclosurevars(added).nonlocals
+    kind = held.get("cls")
+    if not isinstance(kind, type) or kind.__module__ == MAIN:
+        return None
+    return kind.__module__, kind.__qualname__, dict(held.get("tqdm_kwargs", {}))
+
+
+def _set_tqdm_of_pandas(value: tuple[str, str, dict[str, Any]]) -> None:
+    module, name, given = value
+    getattr(importlib.import_module(module), name).pandas(**given)
+
+
+class _Reloaded:
+    """Modules of the notebook's own folders that were loaded again, and how often."""
+
+    def __init__(self) -> None:
+        self._installed: Callable[[str], bool] = lambda _: True
+        self._count = 0
+        self._specs: dict[str, tuple[object, int]] = {}
+
+    def read(self) -> Entries:
+        if len(sys.modules) != self._count:
+            self._look()
+        found = {}
+        for name, (spec, number) in list(self._specs.items()):
+            now = getattr(sys.modules.get(name), "__spec__", None)
+            if now is not spec and now is not None:
+                self._specs[name] = now, number + 1
+            if self._specs[name][1]:
+                found[name] = self._specs[name][1]
+        return found
+
+    def _look(self) -> None:
+        if not self._count:
+            self._installed = _installed()
+        self._count = len(sys.modules)
+        for name, module in list(sys.modules.items()):
+            spec = getattr(module, "__spec__", None)
+            origin = getattr(spec, "origin", None)
+            if (
+                name in self._specs
+                or name.startswith("sublet.")
+                or spec is None
+                or not isinstance(origin, str)
+                or not origin.endswith(".py")
+            ):
+                continue
+            if not self._installed(os.path.dirname(origin)) and name != MAIN:
+                self._specs[name] = spec, 0
+
+    def write(self, values: Entries, gone: tuple[str, ...]) -> None:
+        self.read()
+        for name, number in values.items():
+            module = sys.modules.get(name)
+            if module is None:
+                continue
+            with contextlib.redirect_stdout(io.StringIO()):  # the other side has shown what it prints
+                importlib.reload(module)
+            self._specs[name] = module.__spec__, number
 
 
 def _flat(options: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -107,11 +107,9 @@ SEEDED: Final = {
 """Our own that load a library and leave its generator as they find it."""
 TOGETHER: Final = {
     "backprop": ((5, 6), (12, 13), (14, 15)),
-    "frames_deep": ((23, 24),),
     "torch_intro": ((5, 6, 7),),
 }
-"""Numbers of cells that compute with gradients, and of those that call ``backward()`` on what they computed; or that
-add an accessor to pandas, which holds on the side that adds it, and use it."""
+"""Numbers of cells that compute with gradients, and of those that call ``backward()`` on what they computed."""
 LIGHT: Final = (
     *("byte_pairs", "classes", "errors", "generators_threads", "language_games", "linked", "names_and_errors"),
     *("testing_tools", "text_statistics"),
