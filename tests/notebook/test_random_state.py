@@ -17,6 +17,7 @@ from sublet.notebook.random_state import (
     write_python,
     write_torch,
 )
+from sublet.notebook.settings import table
 from sublet.notebook.surroundings import Surroundings
 
 
@@ -237,6 +238,43 @@ def test_another_device_goes_on_where_the_last_one_stood(cards: int, monkeypatch
     card.send()
     card.there.cuda.initialize()
     assert card.there.cuda.states == [b"\x01", b"\x02"][:cards]
+
+
+def test_a_checkpoint_of_a_job_has_the_states_of_the_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another kernel that is restored from it gives them to its first device."""
+
+    def side(torch: Torch, *, is_notebook: bool) -> Surroundings:
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        rows = [row for row in table(is_notebook=is_notebook) if row.key == "torch CUDA generators"]
+        return Surroundings(is_notebook=is_notebook, rows=rows)
+
+    def at(torch: Torch) -> None:
+        monkeypatch.setitem(sys.modules, "torch", torch)
+
+    here, there, again, other = Torch(0), Torch(2), Torch(0), Torch(2)
+    notebook, device = side(here, is_notebook=True), side(there, is_notebook=False)
+    second, device2 = side(again, is_notebook=True), side(other, is_notebook=False)
+    try:
+        there.cuda.initialize()
+        there.cuda.states = [b"\x01", b"\x02"]  # cells drew
+        at(there)
+        came = device.changes()
+        assert came is not None
+        at(here)
+        notebook.apply(came, files=False)
+        kept = notebook.whole()
+        at(again)
+        second.restore(kept)
+        second.begin(sees_files=True)
+        sent = second.changes()
+        assert sent is not None
+        at(other)
+        device2.apply(sent, files=False)
+        other.cuda.initialize()
+        assert other.cuda.states == [b"\x01", b"\x02"]
+    finally:
+        for one in (notebook, device, second, device2):
+            one.close()
 
 
 @pytest.mark.needs("torch")
