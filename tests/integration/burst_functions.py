@@ -48,3 +48,12 @@ def dies_once(where: str, x: int) -> int:
         mark.touch()
         os._exit(9)
     return x
+
+
+def large(x: int) -> bytes:
+    return os.urandom(4 << 20)
+
+
+def prints(x: int) -> None:
+    while True:
+        print("without end " * 100)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import sublet
 from sublet import jobs
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
-from sublet.errors import JobFailed
+from sublet.errors import CheckpointFailed, InvalidRequest, JobFailed, LeaseEnded, Unpicklable
 from sublet.jobs.leases import job_leases
 from sublet.jobs.states import FailReason
 from tests.integration import burst_functions as functions
@@ -82,6 +83,39 @@ def test_results_in_a_volume_outlive_the_job(fabric: sublet.Fabric) -> None:
             assert (result.aggregate, result.chunks_skipped) == (50, skipped)
             assert [jobs.load_result(store.get(chunk.chunk_id())) for chunk in chunks] == [n * n for n in range(50)]
             store.close()
+
+
+def test_a_store_that_is_full_or_without_its_lease_says_which_and_keeps_what_it_has(fabric: sublet.Fabric) -> None:
+    with fabric.block("64MiB", name="too-small") as block:
+        store = jobs.VolumeOutputStore(block, publish_after=0)
+        with pytest.raises(CheckpointFailed, match=r"the store of job 'large' is full: .* more results need"):
+            list(jobs.map(functions.large, range(40), fabric=fabric, want=1, name="large", store=store))
+        had = len(store)
+        assert had >= 5
+    end = "the lease of the store has ended, so results are not stored any more"
+    with pytest.raises(LeaseEnded, match=end):
+        list(jobs.map(functions.square, range(3), fabric=fabric, want=1, name="large", store=store))
+    store.close()
+    assert job_leases(fabric, "large") == []
+    with fabric.block(name="too-small") as block:
+        assert len(jobs.VolumeOutputStore(block)) == had
+        with pytest.raises(InvalidRequest, match="has the results of job 'large', not of 'other'"):
+            list(jobs.map(functions.square, [1], name="other", store=jobs.VolumeOutputStore(block), fabric=fabric))
+
+
+def test_an_item_that_cannot_travel_is_named_with_the_path_to_it(fabric: sublet.Fabric) -> None:
+    with pytest.raises(Unpicklable, match=r"^an item\['a'\]\[1\] cannot travel") as caught:
+        list(jobs.map(functions.square, [1, {"a": [0, threading.Lock()]}], fabric=fabric, want=1))
+    assert any("This was chunk 1" in note for note in caught.value.__notes__)
+
+
+def test_a_chunk_that_prints_without_end_ends_at_the_deadline(
+    fabric: sublet.Fabric, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(JobFailed, match="deadline passed"):
+        list(jobs.map(functions.prints, [1], fabric=fabric, want=1, deadline="1s"))
+    assert "without end" in capsys.readouterr().out
+    assert list(jobs.map(functions.square, [3], fabric=fabric, want=1)) == [9]
 
 
 def test_more_cores_than_any_machine_has_is_refused_at_once(fabric: sublet.Fabric) -> None:

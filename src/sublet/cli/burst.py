@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
@@ -39,6 +40,8 @@ VOLUME: Final = "burst-"
 STEM_MAX: Final = 40
 FAILURES_SHOWN: Final = 5
 METRICS_EVERY_S: Final = 5.0
+IN_USE_S: Final = 5.0
+"""A volume that is in use is asked for again so long: the same command may have been killed just now."""
 _RANGE: Final = re.compile(r"range\(\s*(-?\d+)\s*(?:,\s*(-?\d+)\s*(?:,\s*(-?\d+)\s*)?)?\)")
 
 
@@ -292,14 +295,20 @@ def burst_name(command: Sequence[str], folder: str) -> str:
 @contextlib.contextmanager
 def _store(fabric: sublet.Fabric, name: str, room: int) -> Iterator[Any]:
     """The store of this burst, in its volume."""
-    from sublet.errors import NotFound
+    from sublet.errors import CapacityExceeded, NotFound
     from sublet.jobs.volume_store import VolumeOutputStore
 
     volume = f"{VOLUME}{name}"[:63].rstrip("-.")
-    try:
-        block = fabric.block(name=volume, renew="always")
-    except NotFound:
-        block = fabric.block(room, name=volume, renew="always")
+    until_s, block = time.monotonic() + IN_USE_S, None
+    while block is None:
+        try:
+            block = fabric.block(name=volume, renew="always")
+        except NotFound:
+            block = fabric.block(room, name=volume, renew="always")
+        except CapacityExceeded:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.1)
     with block:
         store = VolumeOutputStore(block)
         try:
@@ -354,8 +363,8 @@ class _Watch:
         parts.append(f"{told.cpu_leases_active} of {plural(self._want, 'lease')}")
         fresh = told.chunks_succeeded
         if self._total is not None and fresh and self._now_ns > self._began_ns:
-            left = (self._total - told.chunks_done) * (self._now_ns - self._began_ns) / 1e9 / fresh
-            parts.append(f"{seconds(round(left))} left")
+            left_s = round((self._total - told.chunks_done) * (self._now_ns - self._began_ns) / 1e9 / fresh)
+            parts += [f"{seconds(left_s)} left"] * bool(left_s)
         if not told.cpu_leases_active and self._capacity:
             parts.append("waiting for a free core")
         return " · ".join(parts)

@@ -32,7 +32,7 @@ FDS_OF_ONE: Final = 12
 """Buffers with a descriptor of their own; the rest of a message shares one. Lasting memory has its own besides."""
 _MAIN: Final = b"__main__"
 _ARGUMENT: Final = re.compile(r"\(args, kwargs\)\[(?:0\]\[(\d+)|1\]\[('[^']*'))\]")
-_ITEM: Final = re.compile(r"the items\[0\]\[\d+\]")
+_ITEM: Final = re.compile(r"the items\[0\]\[\d+\]|the arguments\._items\[\d+\]")
 
 
 class Cargo(NamedTuple):

@@ -168,7 +168,8 @@ class JobEvent:
 
     at_ns: int
     what: str
-    """``done``, ``skipped``, ``retry``, ``returned``, ``failed``, ``leases``, ``phase``, ``capacity``, ``saved``."""
+    """``done``, ``skipped``, ``retry``, ``returned``, ``failed``, ``cancelled``, ``leases``, ``phase``, ``capacity``,
+    ``saved``."""
     count: int = 1
     """Chunks; for ``leases`` how many are held now."""
     detail: str = ""
@@ -508,7 +509,7 @@ class Coordinator:
             self._queues[work.needs].executing -= 1
         work.move(ChunkEvent.FAIL)
         failure = self._note_failure(work.keys[0], work.indexes[0], work.needs, reason)
-        self._say(now_ns, "failed", 1, str(failure))
+        self._say(now_ns, _ended_as(reason), 1, str(failure))
         if not self._collect and reason not in (FailReason.CANCELLED, FailReason.DEADLINE):
             self.stop(FailReason.CANCELLED)
 
@@ -553,7 +554,7 @@ class Coordinator:
         for queue in self._queues.values():
             queue.delayed = 0
         if count := sum(map(len, left)):
-            self._say(self._now_ns, "failed", count, f"{count} chunks were not begun: {reason}")
+            self._say(self._now_ns, _ended_as(reason), count, f"{count} chunks were not begun: {reason}")
         for works in left:
             works.move(ChunkEvent.FAIL)
             for key, index in zip(works.keys, works.indexes, strict=True):
@@ -673,6 +674,11 @@ class Coordinator:
 
     def _say(self, at_ns: int, what: str, count: int, detail: str = "") -> None:
         self.events.append(JobEvent(at_ns, what, count, detail))
+
+
+def _ended_as(reason: FailReason) -> str:
+    """The event: a chunk that was not wanted any more is no failure to show."""
+    return "cancelled" if reason is FailReason.CANCELLED else "failed"
 
 
 def _needs_longer(runs_ns: Sequence[int]) -> bool:

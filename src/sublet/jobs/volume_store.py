@@ -19,7 +19,7 @@ from sublet.clock import Clock, SystemClock
 from sublet.durable.durable import store_of
 from sublet.durable.roots import encode_roots
 from sublet.durable.saving import Saver
-from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest
+from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest, LeaseEnded
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.index import (
     VERSION,
@@ -33,7 +33,7 @@ from sublet.jobs.index import (
     whole_segments,
 )
 from sublet.jobs.stores import another_job, not_stored
-from sublet.values import parse_duration_ns
+from sublet.values import format_size, parse_duration_ns
 
 if TYPE_CHECKING:
     from sublet.durable.durable import Place
@@ -160,6 +160,7 @@ class VolumeOutputStore:
         carried = [record for record in self._records if "state" not in record.names]
         needed = sum(map(len, roots.values())) + _NEEDED_MARGIN
         try:
+            self._check_room(needed, len(results))
             with self._store.staging_folder(needed) as staging:
                 staged = self._saver.write(
                     self._saver.capture(groups, self._base),
@@ -172,6 +173,10 @@ class VolumeOutputStore:
                     carry=carried,
                 )
                 self._store.publish(staged)
+        except LeaseEnded as error:
+            error.message = f"the lease of the store has ended, so results are not stored any more: {error.message}"
+            error.do = "Acquire its volume again and run the same job: it runs what is missing."
+            raise
         except OSError as error:
             raise CheckpointFailed(
                 f"the results could not be stored: {error.strerror or error}",
@@ -185,6 +190,16 @@ class VolumeOutputStore:
         self._pending.clear()
         self._close()
         self._store.collect(KEEP)
+
+    def _check_room(self, needed: int, results: int) -> None:
+        room = self._store.room
+        if needed > room:
+            raise CheckpointFailed(
+                f"the store of job {self._job!r} is full: {results} more results need up to {format_size(needed)}, and "
+                f"there is room for {format_size(room)}",
+                do="Copy its volume into a larger one (`sublet volume cp`) and run the same job with that: what was "
+                "stored before is whole and is not run again.",
+            )
 
     def _data(self, segment: int) -> bytes:
         found = self._read.get(segment)

@@ -85,6 +85,15 @@ def test_a_chunk_whose_result_waits_for_its_publication_needs_no_lease() -> None
     assert core.wanted() == {ONE: 1}
 
 
+def test_chunks_that_are_not_wanted_any_more_are_told_apart_from_those_that_failed() -> None:
+    for reason, what in ((FailReason.CANCELLED, "cancelled"), (FailReason.DEADLINE, "failed")):
+        core = coordinator(3)
+        take(core, 1)
+        core.stop(reason)
+        core.abandon(1)
+        assert [(event.what, event.count) for event in core.events] == [(what, 2), (what, 1)]
+
+
 def test_only_the_chunk_that_was_executing_is_charged_for_a_lost_worker() -> None:
     """distributed#5234: chunks that stood behind it are innocent."""
     core = coordinator(6)

@@ -97,7 +97,7 @@ def test_a_full_store_says_so_and_keeps_what_it_has(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(FolderStore, "room", 1000)
         store.put([(B, b"y" * 5000)])
-        with pytest.raises(CheckpointFailed, match="has 1000B left"):
+        with pytest.raises(CheckpointFailed, match=r"the store of job '' is full: 1 more results need .* for 1000B"):
             store.publish(b"")
     assert set(VolumeOutputStore(tmp_path).chunks()) == {A}
     store.publish(b"")

@@ -120,7 +120,15 @@ def test_the_picture_is_well_formed_and_ends_without_a_lease(pool: FakePool) -> 
 
 def test_metrics_count_what_happened_in_the_text_format(tmp_path: Path) -> None:
     metrics = Metrics()
-    for what, count in (("done", 5), ("skipped", 2), ("failed", 1), ("retry", 3), ("leases", 4), ("returned", 9)):
+    for what, count in (
+        ("done", 5),
+        ("skipped", 2),
+        ("failed", 1),
+        ("retry", 3),
+        ("leases", 4),
+        ("returned", 9),
+        ("cancelled", 5),
+    ):
         metrics.heard(JobEvent(0, what, count))
     metrics.took(3_000_000, 2)
     text = metrics.prometheus('a "job"', 10)
