@@ -54,6 +54,7 @@ def large(x: int) -> bytes:
     return os.urandom(4 << 20)
 
 
-def prints(x: int) -> None:
+def prints(begun: str, x: int) -> None:
+    Path(begun).touch()
     while True:
         print("without end " * 100)

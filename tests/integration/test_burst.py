@@ -20,6 +20,7 @@ from sublet.errors import CheckpointFailed, InvalidRequest, JobFailed, LeaseEnde
 from sublet.jobs.leases import job_leases
 from sublet.jobs.states import FailReason
 from tests.integration import burst_functions as functions
+from tests.traces import until
 
 AT_ONCE = jobs.RetryPolicy(20, "10ms", "50ms")
 
@@ -109,12 +110,19 @@ def test_an_item_that_cannot_travel_is_named_with_the_path_to_it(fabric: sublet.
     assert any("This was chunk 1" in note for note in caught.value.__notes__)
 
 
-def test_a_chunk_that_prints_without_end_ends_at_the_deadline(
-    fabric: sublet.Fabric, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(JobFailed, match="deadline passed"):
-        list(jobs.map(functions.prints, [1], fabric=fabric, want=1, deadline="1s"))
-    assert "without end" in capsys.readouterr().out
+def test_a_chunk_that_prints_without_end_can_be_stopped(fabric: sublet.Fabric, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    results = jobs.map(functools.partial(functions.prints, str(begun)), [1], fabric=fabric, want=1, name="prints")
+
+    def stop() -> None:
+        until("the chunk to begin", begun.exists)
+        results.stop_soon()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    assert list(results) == []
+    stopper.join()
+    assert job_leases(fabric, "prints") == []
     assert list(jobs.map(functions.square, [3], fabric=fabric, want=1)) == [9]
 
 
