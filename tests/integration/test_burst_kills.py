@@ -76,7 +76,16 @@ class KilledJob:
         return [(int(chunk), int(pid)) for chunk, pid in (line.split() for line in whole.splitlines())]
 
     def start(self) -> None:
-        words = ["-m", "tests.integration.burst_program", str(self.home), self.name, str(self.log), str(CHUNKS)]
+        words = [
+            "-X",
+            "faulthandler",
+            "-m",
+            "tests.integration.burst_program",
+            str(self.home),
+            self.name,
+            str(self.log),
+            str(CHUNKS),
+        ]
         self.begun_at, self.kills_of_life = len(self.lines()), 0
         self.running = subprocess.Popen(
             [sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -86,7 +95,16 @@ class KilledJob:
         """Wait for more chunks; False if the program has come to its end."""
         running, before = self.running, len(self.lines())
         assert running is not None
-        until("the burst to go on", lambda: len(self.lines()) >= before + by or running.poll() is not None)
+        try:
+            until(
+                "the burst to go on",
+                lambda: len(self.lines()) >= before + by or running.poll() is not None,
+                PATIENCE_S,
+            )
+        except AssertionError:
+            running.send_signal(signal.SIGABRT)  # it says where it stands
+            print(*running.communicate(timeout=PATIENCE_S))
+            raise
         return running.poll() is None
 
     def kill_worker(self) -> None:
