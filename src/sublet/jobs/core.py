@@ -592,6 +592,11 @@ class Coordinator:
         """Whether more results may come soon: something waits or executes beside what is to be published."""
         return bool(self._open) or any(queue.ready for queue in self._queues.values())
 
+    @property
+    def has_ready(self) -> bool:
+        """Whether any chunk could begin now."""
+        return self.stopped is None and any(queue.ready for queue in self._queues.values())
+
     def ready(self, needs: Needs) -> int:
         """Chunks of this size that could begin now."""
         queue = self._queues.get(needs)

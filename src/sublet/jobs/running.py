@@ -308,8 +308,11 @@ class Running:
         core.tick(now_ns)
         if core.stopped is not None:
             core.abandon(now_ns)
-        for slot in list(self._slots.values()):
-            self._hand_out(slot, now_ns)
+        for most in range(1, AHEAD + 1):  # who has nothing to do goes first
+            if not core.has_ready:
+                break
+            for slot in list(self._slots.values()):
+                self._hand_out(slot, most, now_ns)
         self._adjust_leases(now_ns)
         self._publish_if_due(now_ns)
         self._tell_failures()
@@ -421,10 +424,11 @@ class Running:
 
     # ---- chunks
 
-    def _hand_out(self, slot: _Slot, now_ns: int) -> None:
+    def _hand_out(self, slot: _Slot, most: int, now_ns: int) -> None:
+        """Until it has so many batches, or there is nothing for it."""
         core = self.core
-        pace = self._pace(slot.needs)
-        while slot.is_ready and not slot.is_leaving and len(slot.under_way) < pace.ahead:
+        most = min(most, self._pace(slot.needs).ahead)
+        while slot.is_ready and not slot.is_leaving and len(slot.under_way) < most:
             ready = core.ready(slot.needs)
             if not ready:
                 return
