@@ -125,7 +125,8 @@ def test_callbacks_are_called_once_whatever_becomes_of_the_future(make: Make) ->
 
     gate = Gate()
     with make(1) as executor:
-        first, second, third = (executor.submit(call) for call in (gate, given, lambda: 1 / 0))
+        calls: tuple[Callable[[], Any], ...] = (gate, given, lambda: 1 / 0)
+        first, second, third = (executor.submit(call) for call in calls)
         assert gate.began.wait(LONG_S)
         for name, future in (("first", first), ("second", second), ("third", third)):
             future.add_done_callback(told(name))
@@ -143,7 +144,9 @@ def test_callbacks_are_called_once_whatever_becomes_of_the_future(make: Make) ->
 def test_waiting_for_some_and_taking_them_as_they_come(make: Make) -> None:
     gate = Gate()
     with make(2) as executor:
-        slow, quick, bad = executor.submit(gate), executor.submit(given), executor.submit(divided, 1, 0)
+        slow: Future[Any] = executor.submit(gate)
+        quick: Future[Any] = executor.submit(given)
+        bad: Future[Any] = executor.submit(divided, 1, 0)
         done, left = concurrent.futures.wait([slow, bad], LONG_S, concurrent.futures.FIRST_EXCEPTION)
         assert (done, left) == ({bad}, {slow})
         came = concurrent.futures.as_completed([slow, quick, bad], LONG_S)
