@@ -151,6 +151,9 @@ def sample(files: Sequence[str], texts: dict[str, str], seed: int, number: int) 
 
 INSIDE: Final = r"""
 set -e
+sed -n 's:^[^ ]* [^ ]* [^ ]* [^ ]* \([^ ]*\) .* - [^ ]* /dev/loop.*:\1:p' /proc/self/mountinfo | while read -r image; do
+    umount -l "$image" || true
+done
 mount --bind "$ROOT/.venv" "$PLACE/copy/.venv"
 mount -o remount,bind,ro "$PLACE/copy/.venv"
 case "$PREFIX" in
@@ -174,7 +177,8 @@ set +e
 "$@"
 exit $?
 """
-"""For the first process of the namespaces: the copy stands where the checkout is, everything else is read-only."""
+"""For the first process of the namespaces: the copy stands where the checkout is, everything else is read-only. A mount
+that was copied would keep the image of a volume, of an office that runs beside, from being put away."""
 
 
 class Place:

@@ -1,4 +1,5 @@
-"""A program that counts on replicas: ``FOLDER EPOCH`` → one line per save that was answered, until it is ended."""
+"""A program that counts on replicas: ``FOLDER EPOCH`` → one line per save that was answered, until it is ended. Of a
+save whose fate it cannot know, since others have written so much meanwhile, it says so, and goes on."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from sublet.errors import SubletError, VersionConflict
 from sublet.replicated import FolderReplica, ReplicaGroup, ReplicatedCheckpoint
+from sublet.replicated.results import UNKNOWN
 from sublet.values import Epoch
 
 
@@ -24,6 +26,9 @@ def main() -> None:
             except VersionConflict:
                 continue
             except SubletError as error:
+                if error.kind == "CheckpointFailed" and error.reason == UNKNOWN:
+                    print(UNKNOWN, flush=True)
+                    continue
                 print(error.kind, error.reason, flush=True)
                 return
             print(count + 1, flush=True)

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from sublet.replicated import FolderReplica, ReplicaGroup, ReplicatedCheckpoint
+from sublet.replicated.results import UNKNOWN
+from sublet.values import Epoch
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
@@ -53,9 +55,12 @@ def make(folder: Path) -> None:
 
 
 def count_in(folder: Path) -> tuple[int, int]:
-    """The version and the count."""
+    """The version and the count, as the next lease finds them. It opens first: a writer that was killed may have left a
+    save on one replica and promises on the others, and only a writer can decide what becomes of it."""
     with ReplicaGroup([FolderReplica(folder / f"replica-{n}") for n in range(3)]) as group:
-        found = ReplicatedCheckpoint("count", schema="n.v1", replicas=group).load("n")
+        store = ReplicatedCheckpoint("count", schema="n.v1", replicas=group, epoch=Epoch(1, 2))
+        store.open("n")
+        found = store.load("n")
         assert group.verify() == {replica.identity: [] for replica in group.replicas()}
         return (found.version, int(found.data)) if found is not None else (0, 0)
 
@@ -67,24 +72,40 @@ def test_three_programs_of_one_lease_count_together_and_are_killed(tmp_path: Pat
     make(tmp_path)
     programs = [start(started, tmp_path, "1.1") for _ in range(3)]
     answered: list[int] = []
+    unknown = 0
+
+    def told(text: str) -> None:
+        nonlocal unknown
+        if text == UNKNOWN:
+            unknown += 1
+        else:
+            answered.append(int(text))
+
+    def told_rest(program: Program) -> None:
+        """Of a killed one; its last line may be cut off."""
+        assert program.stdout is not None
+        for text in program.stdout.read().splitlines(keepends=True):
+            if text.endswith("\n"):
+                told(text.strip())
+
     for round_ in range(3):
         for program in programs:
-            answered += [int(line(program)) for _ in range(4)]
+            until = len(answered) + 4
+            while len(answered) < until:
+                told(line(program))
         victim = programs[round_]
         victim.kill()
-        assert victim.stdout is not None
-        answered += [int(text) for text in victim.stdout.read().split() if text.isdigit()]
+        told_rest(victim)
         victim.wait(PATIENCE_S)
         programs[round_] = start(started, tmp_path, "1.1")
     for program in programs:
         program.kill()
-        assert program.stdout is not None
-        answered += [int(text) for text in program.stdout.read().split() if text.isdigit()]
+        told_rest(program)
         program.wait(PATIENCE_S)
     version, count = count_in(tmp_path)
     assert len(set(answered)) == len(answered), "a count was answered to two programs"
     assert version == count >= max(answered)
-    assert count - len(answered) <= 6, "each kill may hide one answer, no more"
+    assert count - len(answered) <= 6 + unknown, "each kill may hide one answer, no more"
 
 
 @pytest.mark.slow
@@ -100,7 +121,7 @@ def test_a_zombie_is_refused(tmp_path: Path, started: list[Program]) -> None:
     os.kill(zombie.pid, signal.SIGCONT)
     ended = time.monotonic() + PATIENCE_S
     last = line(zombie)
-    while last.isdigit() and time.monotonic() < ended:
+    while (last.isdigit() or last == UNKNOWN) and time.monotonic() < ended:
         last = line(zombie)
     assert last == "StaleEpoch not_saved"
     counted += [int(line(heir)) for _ in range(5)]

@@ -30,9 +30,10 @@ def raise_for(result: Refused | Unknown, what: str, *, reading: bool = False) ->
             )
         case Refused():
             failed = f"to read {what}" if reading else f"for {what}; nothing was written"
+            undecided = "; if all are, a save was cut off, and `open` by the next lease decides what becomes of it"
             raise CheckpointFailed(
                 f"too few replicas answered {failed}",
-                do="See which replicas are well with `health()`, then try again.",
+                do=f"See which replicas are well with `health()`{undecided if reading else ''}, then try again.",
                 reason=NOT_SAVED,
             )
         case Unknown(why=Why.FENCED):

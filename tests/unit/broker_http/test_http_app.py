@@ -319,7 +319,8 @@ def test_who_drains_may_still_end_it_now() -> None:
             await b.ask("POST", "/v1/down", {"how": "now"})
             await turns()
             shown = (await b.ask("GET", f"/v1/leases/{lease['id']}")).json["lease"]
-            assert (shown["status"], shown["end"]["reason"]) == ("ending", "operator")
+            assert shown["end"]["reason"] == "operator"
+            assert shown["status"] in ("ending", "ended"), "without a notice; its teardown may be reported by now"
 
     run(story)
 
