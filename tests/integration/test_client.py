@@ -20,8 +20,9 @@ import pytest
 
 import sublet
 from sublet.client.home import runtime_dir, socket_path
-from sublet.client.office import ensure_office
+from sublet.client.office import answers, ensure_office
 from sublet.wire.http import TenantToken
+from tests.traces import supervisor_of
 
 WAIT_S = 20.0
 
@@ -412,6 +413,23 @@ def test_the_keeper_starts_a_killed_office_again_by_itself(home: Path) -> None:
         until(lambda: lease._held.view.renewals)
         lease.check()
         assert fabric.status().pid != pid
+
+
+def test_an_office_that_was_told_to_end_is_not_started_again_for_what_it_has_ended(home: Path) -> None:
+    """Two programs give back what they had a moment after `sublet down --now`: that starts no office, nor does a lease
+    that is to be renewed. Who asks for a new lease has one started."""
+    with sublet.connect(home=home) as first, sublet.connect(home=home) as second:
+        mine, others = first.memory("1MiB", ttl="1m"), second.memory("1MiB", ttl="1m", renew="always")
+        supervisor = until(lambda: supervisor_of(runtime_dir(home.resolve())))
+        first.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+        until(lambda: not answers(socket_path(home)))
+        mine.release()
+        second.release([others])
+        assert not answers(socket_path(home))
+        until(lambda: supervisor_of(runtime_dir(home.resolve())) != supervisor)
+        assert not socket_path(home).exists()
+        first.memory("1MiB").release()
+        assert answers(socket_path(home))
 
 
 def test_an_interrupt_at_the_terminal_does_not_reach_the_office(home: Path) -> None:

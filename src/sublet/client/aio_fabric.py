@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Unpack
 
@@ -57,6 +58,7 @@ from sublet.client.fabric import (
 )
 from sublet.client.guest_watch import Watch
 from sublet.client.handle import LeaseFacts
+from sublet.client.home import was_ended
 from sublet.client.many import own_leases
 from sublet.client.model import Offer
 from sublet.client.owed import Owed
@@ -148,7 +150,7 @@ class Fabric:
         self._ca = ca
         self._start = start
         self._bound = bound
-        self._core = Core(clock)
+        self._core = Core(clock, partial(was_ended, address.home))
         self._transport = AioTransport(address, clock, wire=WIRE_VERSION, ca=ca)
         self._book = Book(clock, new_request_id)
         self._keeper = AioKeeper(self._book, self._core, self._transport, clock, self._revive, self._give_back_later)

@@ -122,8 +122,10 @@ def new_request_id() -> str:
 class Core:
     """Programs for one office. It has no state but the clock it was given."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, was_ended: Callable[[], bool] = lambda: False) -> None:
+        """``was_ended``: whether the office that answers no more was told to end, so that no lease of it goes on."""
         self._clock = clock
+        self.was_ended = was_ended
 
     # ---- the lease's life ----
 
@@ -250,8 +252,9 @@ class Core:
 
     def unbind(self, lease: LeaseId, epoch: Epoch) -> Program[None]:
         """Let it outlive this process. What is over already, or another's by now, is no error."""
-        reply = yield from self._asking(_post(f"{_path(lease)}/unbind", UnbindRequest(epoch=epoch)))
         with contextlib.suppress(LeaseEnded, NotFound, StaleEpoch):
+            call = _post(f"{_path(lease)}/unbind", UnbindRequest(epoch=epoch))
+            reply = yield from self._asking(call, of_held=True)
             decode(reply, LeaseView)
 
     def renew(self, lease: LeaseId, request: RenewRequest, timeout_s: float) -> Program[tuple[RenewAnswer, int]]:
@@ -278,20 +281,26 @@ class Core:
     ) -> Program[LeaseView | None]:
         """Give it back, or leave the queue. What is over already, or unknown, is no error: None is the answer then."""
         body = ReleaseRequest(request_id=request_id, busy=busy_s)
-        reply = yield from self._asking(_post(f"{_path(lease)}/release", body), patience_s)
         try:
+            reply = yield from self._asking(_post(f"{_path(lease)}/release", body), patience_s, of_held=True)
             return decode(reply, LeaseView)
         except (LeaseEnded, NotFound):
             return None
 
     def give_back(self, owed: Owed, patience_s: float = PATIENCE_S) -> Program[None]:
         """See that the office has nothing of it any more. ``Disconnected`` where that is not known."""
+        try:
+            yield from self._give_back(owed, patience_s)
+        except NotFound:
+            owed.done = True
+
+    def _give_back(self, owed: Owed, patience_s: float) -> Program[None]:
         if owed.lease is None and owed.members is None:
             if owed.asked is None:
                 owed.done = True
                 return
             call, request = owed.asked
-            reply = yield from self._asking(call, patience_s)
+            reply = yield from self._asking(call, patience_s, of_held=True)
             try:
                 if isinstance(request, AcquisitionRequest):
                     answer = decode_acquired_many(reply, request)
@@ -313,7 +322,7 @@ class Core:
         if owed.attaching is not None or (owed.tries and owed.epoch is not None):
             # Another program may have attached to it meanwhile, and then it is not ours to end.
             call = Call(method="GET", path=_path(owed.lease), timeout_s=REQUEST_TIMEOUT_S)
-            reply = yield from self._asking(call, patience_s)
+            reply = yield from self._asking(call, patience_s, of_held=True)
             try:
                 view = decode_lease(reply)
             except NotFound:
@@ -336,8 +345,14 @@ class Core:
         for start in range(0, len(owed), RELEASES_MAX):
             some = owed[start : start + RELEASES_MAX]
             items = [ReleaseItem(lease=one.lease or "", epoch=one.epoch, busy=one.busy_s) for one in some]
-            body = ReleasesRequest(items=items)
-            reply = yield from self._asking(_post("/v1/releases", body, timeout_s=MANY_TIMEOUT_S), patience_s)
+            call = _post("/v1/releases", ReleasesRequest(items=items), timeout_s=MANY_TIMEOUT_S)
+            try:
+                reply = yield from self._asking(call, patience_s, of_held=True)
+            except NotFound:
+                for one in some:
+                    one.done = True
+                views += [None] * len(some)
+                continue
             answer = decode(reply, ReleasesAnswer)
             if not len(some) == len(answer.items) == len(answer.errors):
                 raise Disconnected("the office answered another number of releases than were asked")
@@ -383,8 +398,9 @@ class Core:
 
     # ---- pieces ----
 
-    def _asking(self, call: Call, patience_s: float = PATIENCE_S) -> Program[Reply]:
-        """Ask until there is an answer, unchanged, for a bounded time."""
+    def _asking(self, call: Call, patience_s: float = PATIENCE_S, *, of_held: bool = False) -> Program[Reply]:
+        """Ask until there is an answer, unchanged, for a bounded time. ``of_held``: it only concerns what the office
+        has granted, so an office is not started for it that was told to end (``NotFound``)."""
         started_ns, pauses, sent = self._clock.now_ns(), _pauses(), False
         while True:
             try:
@@ -400,6 +416,8 @@ class Core:
                 if waited_s + pause > patience_s:
                     raise Disconnected(error.message, do=_do_after(call, sent), sent=sent) from error
                 if not error.sent:
+                    if of_held and self.was_ended():
+                        raise NotFound("the office was told to end, and has ended every lease") from error
                     yield Revive()
             yield Pause(pause)
 

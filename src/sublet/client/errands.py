@@ -57,7 +57,7 @@ def renew_one(core: Core, book: Book, attempt: Attempt, timeout_s: float) -> Pro
     try:
         answer, _ = yield from core.renew(attempt.lease, request, timeout_s)
     except SubletError as error:
-        if _is_absent(error):
+        if _is_absent(error) and not core.was_ended():
             yield Revive()
         return outcome_of(attempt, None, error, book.now_text())
     return outcome_of(attempt, answer, None, "")
@@ -154,7 +154,7 @@ def _renew_together(core: Core, book: Book, attempts: Sequence[Attempt]) -> Prog
     try:
         answer, _ = yield from core.renew_many([item_of(attempt) for attempt in attempts], FLIGHT_S)
     except SubletError as error:
-        if _is_absent(error):
+        if _is_absent(error) and not core.was_ended():
             yield Revive()
         return [Unknown(detail=error.message)] * len(attempts)
     now = book.now_text()

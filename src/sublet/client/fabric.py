@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 
@@ -44,6 +45,7 @@ from sublet.client.courier import Courier
 from sublet.client.driver import run_program
 from sublet.client.handle import LeaseFacts
 from sublet.client.held import Held
+from sublet.client.home import was_ended
 from sublet.client.keeper import Keeper
 from sublet.client.lease import Lease
 from sublet.client.many import Leases, Many, own_leases
@@ -139,7 +141,7 @@ class Fabric:
         self._clock = clock
         self._start = start
         self._bound = bound
-        self._core = Core(clock)
+        self._core = Core(clock, partial(was_ended, address.home))
         self._transport = Transport(address, clock, wire=WIRE_VERSION, ca=ca)
         self._furnish(closed=False)
         self._is_over = False

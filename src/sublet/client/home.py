@@ -26,9 +26,12 @@ __all__ = [
     "home_text",
     "log_path",
     "make_private_dir",
+    "note_end",
     "runtime_dir",
     "runtime_text",
     "socket_path",
+    "start_lock_path",
+    "was_ended",
 ]
 
 USERS, ROOTS, EARLIER = "/run/user", "/run", "/tmp"
@@ -90,6 +93,29 @@ def socket_path(home: Path) -> Path:
 def data_path(home: Path) -> Path:
     """The socket of data connections."""
     return runtime_dir(home) / "data.sock"
+
+
+def start_lock_path(home: Path) -> Path:
+    """Whoever starts the office locks this file. What is written in it is the end of the last one (``note_end``)."""
+    return runtime_dir(home) / "start.lock"
+
+
+def note_end(home: Path, *, is_ended: bool) -> None:
+    """The office ends because it was told to, and no lease of it goes on; or it begins."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(start_lock_path(home), flags, 0o600)
+    try:
+        os.write(fd, b"ended\n" if is_ended else b"")
+    finally:
+        os.close(fd)
+
+
+def was_ended(home: Path | None) -> bool:
+    """Whether the last office of this home was told to end, so that no lease of it goes on. None: it is elsewhere."""
+    try:
+        return home is not None and start_lock_path(home).stat().st_size > 0
+    except OSError:
+        return False
 
 
 def log_path(home: Path) -> Path:

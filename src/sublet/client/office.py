@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sublet.client.home import log_path, make_private_dir, runtime_dir, socket_path
+from sublet.client.home import log_path, make_private_dir, runtime_dir, socket_path, start_lock_path
 from sublet.errors import Disconnected, Unsupported
 from sublet.wire import unix
 
@@ -69,7 +69,7 @@ def ensure_office(
     until = time.monotonic() + patience_s
     make_private_dir(home)
     make_private_dir(runtime_dir(home))
-    with _told_as_disconnected(home), _start_lock(runtime_dir(home) / "start.lock", path, until) as mine:
+    with _told_as_disconnected(home), _start_lock(start_lock_path(home), path, until) as mine:
         if mine and not answers(path):
             _start(home, path, until, words, wish, begun)
 

@@ -55,7 +55,7 @@ from sublet.broker.shared_socket import SharedSocket
 from sublet.broker.signing import Signer
 from sublet.broker.state import Books, State
 from sublet.broker.vigil import ASLEEP, MOMENT_NS, Vigil
-from sublet.client.home import data_path, home_dir, socket_path
+from sublet.client.home import data_path, home_dir, note_end, socket_path
 from sublet.clock import Clock, SystemClock
 from sublet.engines.beginning import Beginning, begun
 from sublet.engines.operator_limits import POLICY_FILE, read_limits, within
@@ -202,6 +202,7 @@ class Office:
                 app, on_limit=self.service.limit, processes=processes, die=self._die, of_user=of_user
             )
             self._before_serving()
+            note_end(self.home, is_ended=False)
             await self._serve_on(self.server, socket_path(self.home), _listen)
             if self._shared is not None:
                 self._shared_server = HttpServer(
@@ -212,6 +213,7 @@ class Office:
             if self._embedded:
                 self._look_if_idle()
             self._look_at_disk()
+            self._stack.callback(self._note_end)  # before anybody can find that nothing answers
             self._stack = self._stack.pop_all()
 
     async def _serve_on(self, server: HttpServer, path: Path, listen: Callable[[Path], socket.socket]) -> None:
@@ -219,6 +221,10 @@ class Office:
         self._stack.callback(path.unlink, missing_ok=True)
         await server.start(listening)
         self._stack.push_async_callback(server.close)
+
+    def _note_end(self) -> None:
+        with contextlib.suppress(OSError):  # then a holder who comes late has an office started that tells him
+            note_end(self.home, is_ended=self.service.ends_for_good)
 
     def stop(self) -> None:
         """Ask it to end; leases stay as they are."""

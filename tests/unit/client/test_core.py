@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from sublet.client import errands
 from sublet.client.answers import error_of
 from sublet.client.asking import ask_gpu
-from sublet.client.core import PATIENCE_S, Core, Hooks
+from sublet.client.book import Book
+from sublet.client.core import PATIENCE_S, Core, Grant, Hooks
 from sublet.client.model import Offer, Place
 from sublet.client.steps import Call, Program, Reply, Revive
 from sublet.errors import (
@@ -23,6 +25,7 @@ from sublet.errors import (
     Unauthorized,
     Unsupported,
 )
+from sublet.lease.policy import RenewalPolicy
 from sublet.values import EndReason, Kind, LeaseId
 from sublet.wire.http import AcquireRequest, EndView, ErrorView, GrantAnswer, StatusView
 from tests.unit.client.script import (
@@ -338,6 +341,29 @@ def test_releasing_what_is_over_is_no_error(script: Script, kind: str) -> None:
 def test_a_release_is_repeated_with_the_same_request_id(script: Script) -> None:
     run_release(script, SILENCE, NOBODY, reply(view("ending")))
     assert {call.body for call in script.calls} == {b'{"request_id":"r-1","busy":1.5}'}
+
+
+def test_an_office_that_was_told_to_end_is_not_started_for_a_lease_that_it_has_ended(script: Script) -> None:
+    """It is for a new one."""
+    core = Core(script.clock, lambda: True)
+    book = Book(script.clock, lambda: "r-1")
+    held = book.open(Grant(view=view(), sent_ns=script.clock.now_ns()), RenewalPolicy())
+    many = [held.owed, book.open(Grant(view=view(id="l-2"), sent_ns=0), RenewalPolicy()).owed]
+    asked: list[Program[object]] = [
+        errands.renew_one(core, book, book.attempt(held, None), 1.0),
+        core.release(held.id, request_id="r-1", busy_s=0.0),
+        core.release_many(many),
+        core.give_back(held.owed),
+        core.unbind(held.id, held.epoch),
+    ]
+    for program in asked:
+        script.answers, script.steps = [NOBODY], []
+        script.run(program)
+        assert [type(step).__name__ for step in script.steps] == ["Call"]
+    assert all(one.done for one in many)
+    script.answers, script.steps = [NOBODY, reply(GrantAnswer(lease=view()))], []
+    script.run(core.acquire(request(), Hooks()))
+    assert Revive() in script.steps
 
 
 @pytest.mark.parametrize("lease", ["", "../tenants", "l 1", "l-1?x", "ü", "l/1"])
