@@ -464,7 +464,6 @@ def test_input_for_a_guest_that_does_not_read_is_no_error(stage: Stage) -> None:
     guest = stage.shell("exec 0<&-; echo ready; sleep 0.1")
     guest.until_offset(6)
     assert guest.stdio.feed(b"x" * 100) == 100
-    assert not guest.stdio.stdin_is_open
     assert guest.stdio.feed(b"x" * (1 << 20)) == 1 << 20
     guest.stdio.close_stdin()
     assert guest.finish() == 0

@@ -386,12 +386,12 @@ def test_free_memory_is_let_go_of_when_it_is_too_much_or_unused(monkeypatch: pyt
     for name in "abc":
         sides.here[name] += 1.0
     sides.go("a", "b", "c")
-    assert sides.lender.spare_bytes == NBYTES
+    assert [len(one.area) for one in sides.lender._files.values() if not one.is_lent] == [NBYTES]
     sides.go("a")
     assert len(sides.lodger._homes) == 4
     monkeypatch.setattr(lending, "SPARE_FOR_S", -1.0)
     sides.back("a")
-    assert sides.lender.spare_bytes == 0
+    assert all(one.is_lent for one in sides.lender._files.values())
     sides.spaces[0].forget()
     assert files(sides) == []
 

@@ -38,7 +38,6 @@ __all__ = [
     "TROUBLE_LABEL",
     "HostGpus",
     "card_of",
-    "machine_ids",
     "machine_inventory",
     "parse_host_gpus",
 ]
@@ -136,11 +135,6 @@ def machine_inventory(
 def card_of(device: Device) -> str:
     """The UUID under which the driver knows it; empty if it is no card."""
     return "" if device.kind is not Kind.GPU or device.host else device.id.rpartition("/")[2]
-
-
-def machine_ids(inventory: Inventory) -> tuple[str, ...]:
-    """The things of the whole machine in it, each once: what must be locked before any of it is lent."""
-    return tuple(dict.fromkeys(device.machine_id for device in inventory.devices if device.machine_id))
 
 
 def _device(card: Card) -> Device:

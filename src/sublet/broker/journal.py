@@ -328,11 +328,6 @@ class Journal:
         """The number of the last entry."""
         return self._seq
 
-    @property
-    def anchor_problem(self) -> str | None:
-        """Why the head could not be noted outside, if it could not."""
-        return self._anchor.problem
-
     def head(self) -> str:
         """The last hash of the audit chain."""
         return self._head.hex()

@@ -76,13 +76,10 @@ class Pending:
 class Lost:
     """The connection broke."""
 
-    def __init__(
-        self, over: Over | None, executing: int, index: int, first: int = 0, results: Sequence[bytes] = ()
-    ) -> None:
+    def __init__(self, over: Over | None, executing: int, first: int = 0, results: Sequence[bytes] = ()) -> None:
         self.over = over
         self.executing = executing
         """The call that the worker had begun; 0: none."""
-        self.index = index
         self.first = first
         self.results = results
         """Of that call, if it is one of many: results that were made and not sent, from item ``first`` on."""
@@ -127,7 +124,7 @@ class Exchange:
                 close_all(message.fds)
                 raise
             except Disconnected:  # closed here meanwhile
-                self._settle(pending, None, Lost(None, 0, 0))
+                self._settle(pending, None, Lost(None, 0))
             except KeyboardInterrupt:
                 if self.line.is_asked(pending.call):
                     self.cancel(pending)  # nobody will wait for it
@@ -275,7 +272,7 @@ class Exchange:
         """When it will have run for too long (CLOCK_MONOTONIC), or when to look again because it has not begun."""
         if pending.timeout_ns is None:
             return None
-        call, at_ns, _ = self.board.read()
+        call, at_ns = self.board.read()
         ran_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - at_ns if call == pending.call != 0 else 0
         return time.monotonic_ns() + max(0, pending.timeout_ns - ran_ns)
 
@@ -334,8 +331,8 @@ class Exchange:
     def _break(self, over: Over) -> None:
         with self._lock:
             if self.lost is None:
-                call, _, index = self.board.read()
-                self.lost = Lost(over, call, index, *self.results.read(call))
+                call, _ = self.board.read()
+                self.lost = Lost(over, call, *self.results.read(call))
             lost, left = self.lost, list(self._pending.values())
         for pending in left:
             self._settle(pending, None, lost)

@@ -42,7 +42,6 @@ from sublet.broker.holder_watch import HolderWatch
 from sublet.broker.http_app import App
 from sublet.broker.http_server import HttpServer
 from sublet.broker.journal import Journal
-from sublet.broker.journal_files import JOURNAL_NAME
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
 from sublet.broker.policy_file import KEYS, Limits
@@ -70,7 +69,7 @@ from sublet.wire.program_files import check_program
 from sublet.wire.sockets import Peer
 from sublet.wire.unix import short_path
 
-__all__ = ["IDLE_ENDS_S", "Office", "journal_path", "run_office"]
+__all__ = ["IDLE_ENDS_S", "Office", "run_office"]
 
 IDLE_ENDS_S: Final = 600.0
 """An office that started by itself ends after this long without lease, queue entry, teardown, quarantine or request."""
@@ -86,11 +85,6 @@ FILES_WANTED: Final = 8192
 """Descriptors: each connection takes one."""
 
 _log: Final = logging.getLogger(__name__)
-
-
-def journal_path(home: Path) -> Path:
-    """Where the office of this home keeps its journal."""
-    return home / JOURNAL_NAME
 
 
 class Office:

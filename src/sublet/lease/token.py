@@ -15,7 +15,7 @@ from typing import Final
 from sublet.errors import InvalidRequest
 from sublet.values import NS_PER_S, Epoch, LeaseId, TenantId
 
-__all__ = ["Operation", "TokenClaims", "expires_latest", "format_operations", "parse_operations"]
+__all__ = ["Operation", "TokenClaims", "expires_latest", "format_operations"]
 
 LIFE_MAX_S: Final = 5 * 60
 SLACK_S: Final = 60
@@ -42,19 +42,6 @@ class Operation(enum.StrEnum):
 def expires_latest(ttl_ns: int, now_s: int) -> int:
     """The latest expiry of a token issued now: min(TTL, 5 min) + 60 s, in seconds of the wall clock."""
     return now_s + min(ttl_ns // NS_PER_S, LIFE_MAX_S) + SLACK_S
-
-
-def parse_operations(text: str) -> frozenset[Operation]:
-    """``"run,read"``. Nothing, an unknown word or a doubled one is refused: a token that says less than was meant is
-    a puzzle, one that says more is a hole."""
-    words = text.split(",")
-    known = {operation.value: operation for operation in Operation}
-    wrong = [word for word in words if word not in known]
-    if wrong or len(set(words)) != len(words):
-        raise InvalidRequest(
-            f"{text!r} is not a list of operations", do=f"Use some of these, once each: {', '.join(known)}."
-        )
-    return frozenset(known[word] for word in words)
 
 
 def format_operations(operations: Iterable[Operation]) -> str:
@@ -133,15 +120,6 @@ class TokenClaims:
                 do="Give an expiry that is not later; a fresh token comes with each renewal.",
             )
         return replace(self, operations=wanted, expires=until)
-
-    def is_within(self, other: TokenClaims) -> bool:
-        """Whether this says nothing that ``other`` does not: the check for a chain of narrowed tokens."""
-        return (
-            (self.tenant, self.lease, self.epoch, self.key_id, self.office, self.generation)
-            == (other.tenant, other.lease, other.epoch, other.key_id, other.office, other.generation)
-            and self.operations <= other.operations
-            and self.expires <= other.expires
-        )
 
     def allows(self, operation: Operation, lease: LeaseId, epoch: Epoch, now_s: float) -> bool:
         """Whether it opens a connection for this, on this lease, in this epoch, now. One answer for every no: a caller

@@ -236,10 +236,6 @@ class Lender:
         for kept in (self._forget, self._idle):
             kept.clear()
 
-    @property
-    def spare_bytes(self) -> int:
-        return sum(len(one.area) for one in self._files.values() if not one.is_lent)
-
     def _associate(self, key: Key, file: _File, address: int) -> None:
         self.leave(key)
         if file.key is not None:

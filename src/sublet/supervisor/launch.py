@@ -326,10 +326,6 @@ class Launch:
             for fd in groups:
                 os.close(fd)
 
-    def lines(self) -> tuple[str, ...]:
-        """For ``sublet doctor``: which walls a tenant's guest has here, and which warm interpreters there are."""
-        return (*self.walls.lines(), *self.zygotes.lines())
-
     def remove(self, folder: str) -> None:
         """Take away what was kept of a guest."""
         with contextlib.suppress(OSError):  # it costs space, and nobody's guests may pay for it

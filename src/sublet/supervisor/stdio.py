@@ -170,11 +170,6 @@ class Stdio:
 
     # ---- what the guest reads ----
 
-    @property
-    def stdin_is_open(self) -> bool:
-        """Whether what is fed can still reach the guest, as far as is known."""
-        return not self._input_ends
-
     def room(self) -> int:
         """How much ``feed`` would accept."""
         return STDIN_BYTES_MAX if self._input_ends else max(0, STDIN_BYTES_MAX - len(self._input))

@@ -139,10 +139,6 @@ class Walls:
         """Folders that no guest of a tenant may see."""
         return self._hidden
 
-    def lines(self) -> tuple[str, ...]:
-        """For ``sublet doctor``."""
-        return self.abilities.lines()
-
 
 class _Behind:
     """The walls for guests of one tenant."""

@@ -241,7 +241,7 @@ def numbers_in(data: bytes | memoryview) -> list[int]:
 class Board:
     """The page on which a worker notes what it executes. One process writes; the other looks."""
 
-    _SLOT: Final = struct.Struct("<QqQ")
+    _SLOT: Final = struct.Struct("<Qq")
 
     def __init__(self, mapped: mmap.mmap) -> None:
         self._map = mapped
@@ -268,15 +268,11 @@ class Board:
 
     def begin(self, call: int, at_ns: int) -> None:
         """This call is executing from now on."""
-        self._SLOT.pack_into(self._map, 0, call, at_ns, 0)
-
-    def item(self, index: int) -> None:
-        """Of a call of many: the one that is executing."""
-        _NUMBER_NATIVE.pack_into(self._map, 16, index)
+        self._SLOT.pack_into(self._map, 0, call, at_ns)
 
     def finish(self) -> None:
         """None is."""
-        self._SLOT.pack_into(self._map, 0, 0, 0, 0)
+        self._SLOT.pack_into(self._map, 0, 0, 0)
 
     def mark(self) -> None:
         """A sign of life, whatever is executing. By one thread only."""
@@ -288,10 +284,10 @@ class Board:
         found: int = _NUMBER_NATIVE.unpack_from(self._map, _MARKS)[0]
         return found
 
-    def read(self) -> tuple[int, int, int]:
-        """The call (0: none), since when (CLOCK_BOOTTIME), and which item of it."""
-        call, at_ns, index = self._SLOT.unpack_from(self._map)
-        return call, at_ns, index
+    def read(self) -> tuple[int, int]:
+        """The call (0: none), and since when (CLOCK_BOOTTIME)."""
+        call, at_ns = self._SLOT.unpack_from(self._map)
+        return call, at_ns
 
     def close(self) -> None:
         """Let go of the mapping. Harmless twice."""

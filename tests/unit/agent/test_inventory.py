@@ -16,7 +16,6 @@ from sublet.agent.inventory import (
     TROUBLE_LABEL,
     HostGpus,
     card_of,
-    machine_ids,
     machine_inventory,
     parse_host_gpus,
 )
@@ -28,6 +27,11 @@ from sublet.wire.orders import Device, Inventory
 from tests.unit.agent.fake_nvml import FakeCard, FakeNvml, uuid_of
 
 NO_CARDS = Survey()
+
+
+def locked(inventory: Inventory) -> list[str]:
+    """The things of the whole machine in it, device by device: what is locked before any of it is lent."""
+    return [device.machine_id for device in inventory.devices if device.machine_id]
 
 
 def gpus(inventory: Inventory) -> list[Device]:
@@ -108,12 +112,12 @@ def test_declared_devices_are_as_declared(tmp_path: Path) -> None:
     inventory = machine_inventory(tmp_path, HostGpus(count=2, size=1 << 50))
     assert [device.capacity for device in gpus(inventory)] == [1 << 50] * 2
     assert len({device.id for device in inventory.devices}) == len(inventory.devices)
-    assert machine_ids(inventory) == ()
+    assert locked(inventory) == []
 
 
 def test_devices_of_a_namespace_are_things_of_the_machine(tmp_path: Path) -> None:
     inventory = machine_inventory(tmp_path, parse_host_gpus("2x1GiB@lab"))
-    assert machine_ids(inventory) == ("host-lab-0", "host-lab-1")
+    assert locked(inventory) == ["host-lab-0", "host-lab-1"]
     assert [device.id for device in gpus(inventory)] == ["local/lab-gpu0", "local/lab-gpu1"]
 
 
@@ -152,7 +156,7 @@ def test_cards_are_lent_by_their_uuid(tmp_path: Path, count: int) -> None:
     )
     assert not any(device.host or device.partition for device in cards)
     assert inventory.labels == {DRIVER_LABEL: "580.65.06"}
-    assert machine_ids(inventory) == tuple(uuid_of(n) for n in range(count))
+    assert locked(inventory) == [uuid_of(n) for n in range(count)]
     assert library.opened == 0, "whoever searched lets go of the driver"
 
 
@@ -170,7 +174,7 @@ def test_a_split_card_is_lent_as_its_instances_and_locked_as_itself(tmp_path: Pa
     assert (first.capacity, second.capacity) == (10 * GIB - IDLE_SHARE, 20 * GIB - IDLE_SHARE)
     assert first.id != second.id
     assert {first.machine_id, second.machine_id} == {uuid_of(0)}
-    assert machine_ids(inventory) == (uuid_of(0), uuid_of(1))
+    assert locked(inventory) == [uuid_of(0), uuid_of(0), uuid_of(1)]
 
 
 def test_a_split_card_without_instances_is_not_replaced_by_a_stand_in(tmp_path: Path) -> None:

@@ -462,3 +462,14 @@ def test_background_work_never_raises_for_what_a_network_does(desk: Desk) -> Non
     ):
         desk.run(program, *[Reply(500, b"oops", 0)] * 3)
         desk.script.answers.clear()
+
+
+def test_an_activity_that_has_not_begun_ends_harmlessly_if_it_can_be_told_from_others(desk: Desk) -> None:
+    """An interrupt may come before it begins. Without a token it would end another one."""
+    held = desk.open()
+    desk.book.finish(held, object())
+    with pytest.raises(ValueError, match="without begin"):
+        desk.book.finish(held)
+    desk.book.begin(held)
+    desk.book.finish(held, object())
+    assert held.holder.busy

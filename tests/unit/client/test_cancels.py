@@ -16,6 +16,7 @@ from typing import Any, Final
 import pytest
 
 import sublet
+import sublet.aio
 from sublet.client.aio_fabric import Fabric
 from sublet.client.clocks import client_clock
 from tests.unit.client.office_thread import OfficeThread, office_thread
@@ -227,4 +228,46 @@ def test_a_closed_fabric_refuses_and_gives_back_what_arrives_late(office: Office
         helper.fabric.close()
 
     asyncio.run(main())
+    gc.collect()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_close_has_given_back_when_it_returns(office: OfficeThread, count: int) -> None:
+    """In its own loop: what a thread gives back comes later, or not at all where the program ends."""
+
+    async def main() -> None:
+        helper, fabric = Helper(office), fabric_of(office)
+        leases = [await fabric.memory("1MiB", renew="always") for _ in range(count)]
+        await fabric.close()
+        assert (fabric._returning, fabric._book.owed) == (None, set())
+        assert all(lease.end is not None for lease in leases)
+        assert await asyncio.to_thread(look, office, helper) == []
+        helper.fabric.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # tasks of a loop that was closed
+def test_a_close_that_its_loop_did_not_finish_is_finished_in_another(office: OfficeThread) -> None:
+    helper, fabric = Helper(office), fabric_of(office)
+    first = asyncio.new_event_loop()
+
+    async def hold() -> sublet.aio.Lease:
+        return await fabric.memory("1MiB", renew="always")
+
+    lease = first.run_until_complete(hold())
+    closing = first.create_task(fabric.close())
+    first.run_until_complete(asyncio.sleep(0))
+    first.close()
+
+    async def main() -> None:
+        async with asyncio.timeout(20):
+            await fabric.close()
+
+    asyncio.run(main())
+    assert lease.end is not None
+    assert not closing.done()
+    assert look(office, helper) == []
+    helper.fabric.close()
+    del closing
     gc.collect()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sublet.client import guests
+from sublet.client import aio_guests, guests
 from sublet.client.address import Address
 from sublet.errors import Disconnected, InvalidRequest
 from sublet.values import LeaseId
@@ -57,3 +58,12 @@ def test_a_command_that_cannot_be_followed_does_not_keep_its_lease_busy(monkeypa
     with pytest.raises(Disconnected, match="the connection broke"):
         line.begin()
     assert (line.in_use, line.closed) == (["begun", "ended"], 1)
+
+
+def test_a_start_that_nobody_waits_for_any_more_may_fail_in_silence() -> None:
+    """Its error has no reader: it must not come up in whatever the loop does at that moment."""
+    loop = asyncio.new_event_loop()
+    begun: asyncio.Future[guests.Guest] = loop.create_future()
+    begun.set_exception(Disconnected("the line broke"))
+    aio_guests._stopped(begun)
+    loop.close()

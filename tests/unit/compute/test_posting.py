@@ -53,7 +53,7 @@ def many_came_of(
     """Of five items: what the worker had said, and what it had only kept."""
     results = [pickle.dumps(one, 5) for one in kept or []]
     pending = Pending()
-    pending.call, pending.lost = call, Lost(None, EXECUTING, 0, first, results)
+    pending.call, pending.lost = call, Lost(None, EXECUTING, first, results)
     if said is not None:
         body = pack(Told.RESULTS, subject=call, amount=0, inline=(pickle.dumps(said, 5), b""))
         pending.parts.append((unpack(body), ()))
