@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, Final
@@ -387,25 +388,36 @@ class Alarm(BaseException):
     """What the handler of the signal raises."""
 
 
-@contextlib.contextmanager
-def alarms(most: int) -> Iterator[Callable[[float, float], None]]:
-    """Real signals, at most so many: set the first and the interval between the others, in seconds."""
-    left = most
+class Alarms:
+    """Real signals, at most so many for each program that is run."""
 
-    def ring(number: int, frame: FrameType | None) -> None:
-        nonlocal left
-        left -= 1
-        if left <= 0:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        if left >= 0:
-            raise Alarm
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.left = 0
+        """So many are still raised. A plain store ends them: no signal can come before it, as before a call."""
+        self._before = signal.signal(signal.SIGALRM, self._ring)
 
-    before = signal.signal(signal.SIGALRM, ring)
-    try:
-        yield lambda first, interval: (signal.setitimer(signal.ITIMER_REAL, first, interval), None)[1]
-    finally:
+    def run(self, program: Callable[[], object], first: float, interval: float) -> None:
+        """With the first after so many seconds, and then one after each interval."""
+        self.left = self.most
+        try:
+            signal.setitimer(signal.ITIMER_REAL, first, interval if self.most > 1 else 0)
+            program()
+            self.left = 0
+        except Alarm:
+            self.left = 0
+        except BaseException as error:
+            self.left = 0
+            print(repr(error))
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+
+    def close(self) -> None:
+        signal.signal(signal.SIGALRM, self._before)
+
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        if self.left > 0:
+            self.left -= 1
+            raise Alarm
 
 
 @pytest.mark.parametrize("most", [1, 2, 20])
@@ -413,22 +425,16 @@ def test_signals_leave_no_lease(office: OfficeThread, most: int) -> None:
     chance = random.Random(f"{SEED} {most}")
     helper = Helper(office)
     fabric = fabric_of(office)
+    alarms = Alarms(most)
     try:
         for turn in range(ROUNDS * 2):
             program = chance.choice([uses_it, releases_it, replaces, uses_many, releases_many])
             first, interval = chance.uniform(0, 0.003), chance.uniform(0, 0.001) + 1e-6
-            try:
-                with alarms(most) as ring:
-                    ring(first, interval if most > 1 else 0)
-                    program(fabric, helper)
-            except Alarm:
-                pass
-            except BaseException as error:
-                print(repr(error))
+            alarms.run(partial(program, fabric, helper), first, interval)
             if turn % 10 == 9:
                 assert look(office, helper) == [], f"seed {SEED}, {program.__name__}, {first:.6f} s, {interval:.6f} s"
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        alarms.close()
         fabric.close()
         helper.fabric.close()
         gc.collect()
