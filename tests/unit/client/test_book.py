@@ -14,6 +14,7 @@ from sublet.client.core import Core, Grant
 from sublet.client.held import Held
 from sublet.client.model import LeaseChange
 from sublet.client.outcomes import outcome_of
+from sublet.client.owed import Owed
 from sublet.client.sse import ServerEvent
 from sublet.client.steps import Program, Reply, Revive
 from sublet.errors import (
@@ -31,7 +32,7 @@ from sublet.lease.policy import RenewalPolicy
 from sublet.lease.renewal import Batch
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import Attempt, Done, LeaseEnd, Outcome, Refused, Unknown
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, RenewMode
+from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, RenewMode, RequestId
 from sublet.wire.http import ErrorView, LeaseView, News, RenewalsAnswer, RenewAnswer
 from tests.unit.client.script import NOBODY, SILENCE, HeldClock, Script, ended, error, noticed, reply, view
 
@@ -473,3 +474,14 @@ def test_an_activity_that_has_not_begun_ends_harmlessly_if_it_can_be_told_from_o
     desk.book.begin(held)
     desk.book.finish(held, object())
     assert held.holder.busy
+
+
+def test_what_was_given_up_before_anything_was_sent_is_forgotten_at_once(desk: Desk) -> None:
+    """Or the keeper would look at it without a pause, and a fabric that is dropped would not end."""
+    owed = Owed(RequestId("r-1"))
+    owed.left = True
+    desk.book.owed.add(owed)
+    assert desk.book.to_give_back() == []
+    assert desk.book.owed == set()
+    desk.run(desk.core.give_back(owed))
+    assert (owed.done, desk.script.asked) == (True, [])

@@ -324,6 +324,14 @@ def test_a_proxy_in_front_of_a_dead_office_is_silence(script: Script) -> None:
     assert caught.value.sent
 
 
+def test_a_claim_is_asked_again_only_as_long_as_it_can_be_claimed(script: Script) -> None:
+    """After that the next one in line has it, and the caller is not kept waiting."""
+    ready = reply(GrantAnswer(lease=view("granted", claim_within=1.0)))
+    with pytest.raises(Disconnected):
+        acquire(script, ready, *[SILENCE] * 100)
+    assert [call.path for call in script.calls].count("/v1/leases/l-1/claim") == 1
+
+
 # ---- releasing and looking
 
 

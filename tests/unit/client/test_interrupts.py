@@ -381,6 +381,14 @@ def test_what_two_interrupts_leave_is_given_back_by_a_keeper_that_slept(
         helper.fabric.close()
 
 
+def test_a_lease_that_was_replaced_is_over_when_the_new_one_is_there(office: OfficeThread) -> None:
+    """Nothing starts under it any more, though the office has not said so yet."""
+    with fabric_of(office) as fabric:
+        old = fabric.memory("1MiB")
+        with fabric.memory("2MiB", replaces=old):
+            assert old.end is not None
+
+
 # ---- real signals
 
 
