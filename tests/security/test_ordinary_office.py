@@ -36,14 +36,14 @@ TRIED: Final = (
     "test_ordinary_programs.py",
     "test_out_of_memory_order.py",
     "test_rotation.py",
-    "test_saves_of_others.py",
     "test_silent_connections.py",
     "test_tenant_limits.py",
     "test_terminal.py",
     "test_told_of_the_office.py",
     "test_unleased.py",
-    "test_warm_secrets.py",
 )
+IN_SOAK: Final = ("test_saves_of_others.py", "test_warm_secrets.py")
+"""Tried where the whole counts are asked for: they take as long as all the others together."""
 NOT_TRIED: Final = {
     "test_canary.py": "only root has a privileged part",
     "test_client_peer.py": "a client looks at owners the same way whoever it is",
@@ -88,7 +88,8 @@ def test_what_holds_in_roots_office_holds_in_an_ordinary_users(ada: User) -> Non
     done = ada.run(
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
         *(f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}", f"--basetemp={ada.folder}/tests"),
-        *(str(HERE / name) for name in TRIED),
+        *("-k", "not torch"),
+        *(str(HERE / name) for name in (*TRIED, *(IN_SOAK if "SUBLET_FRAMES" in os.environ else ()))),
         **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
@@ -98,4 +99,4 @@ def test_what_holds_in_roots_office_holds_in_an_ordinary_users(ada: User) -> Non
 
 
 def test_every_file_is_tried_or_has_its_reason() -> None:
-    assert {path.name for path in HERE.glob("test_*.py")} == {*TRIED, *NOT_TRIED}
+    assert {path.name for path in HERE.glob("test_*.py")} == {*TRIED, *IN_SOAK, *NOT_TRIED}

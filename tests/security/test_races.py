@@ -93,7 +93,7 @@ def test_an_interpreter_that_turns_into_another_folder_shows_nothing_of_it(place
     script = f"cat {there}/notes {closed}/inside/notes; ls {there} {closed}"
     refused, started, until_s = 0, 0, time.monotonic() + RACE_S
     with place.ben.block("1MiB", ttl="1h") as lease, meanwhile(lambda: exchange(there, link)):
-        while time.monotonic() < until_s:
+        while time.monotonic() < until_s or refused + started < 10:
             try:
                 guest = start_spec(lease, GuestSpec(argv=("sh", "-c", script), cwd="/", python=f"{there}/bin/python3"))
             except SubletError:
@@ -103,7 +103,6 @@ def test_an_interpreter_that_turns_into_another_folder_shows_nothing_of_it(place
                 guest.wait(timeout=60)
                 assert SECRET not in b"".join(piece.data for piece in guest.output()).decode()
     print(f"{refused} refused, {started} started in {RACE_S:g} s")
-    assert refused + started >= 10
 
 
 def test_a_folder_that_becomes_a_link_while_it_is_looked_at_is_refused(
@@ -174,12 +173,11 @@ def test_a_tree_that_is_being_swapped_is_removed_and_nothing_else(folder: Path) 
 
     rounds, removed, until_s = 0, 0, time.monotonic() + RACE_S
     with meanwhile(plant, swap, move):
-        while time.monotonic() < until_s:
+        while time.monotonic() < until_s or removed < 1000:
             removed += remove_tree(str(top), keep_top=True).removed
             rounds += 1
             assert rounds % 50 or facts(canary) == before
     print(f"{rounds} rounds, {removed} names removed in {RACE_S:g} s")
     assert facts(canary) == before
-    assert removed > 1000
     assert remove_tree(str(top)).is_clean
     assert not top.exists()
