@@ -96,7 +96,7 @@ class Progress:
             return
         with self._lock:
             self._verb, self._names, self._nbytes = verb or self._verb, names, nbytes
-            if self._timer is None:  # a transfer that sends nothing starts no thread
+            if names and self._timer is None:  # a transfer that sends nothing starts no thread
                 self._start()
         self.look()
 
