@@ -138,3 +138,19 @@ def test_the_notebooks_own_module_under_the_name_that_multiprocessing_gives_it_i
     rig.here(POINT)
     sys.modules["__mp_main__"] = rig.main
     assert rig.news() == []
+
+
+def test_what_is_changed_in_place_between_two_cells_is_seen(rig: Rig) -> None:
+    """Not everything is looked at before every cell: only what is not what it was."""
+    rig.here("import types, sys\nhelpers = sys.modules['helpers_'] = types.ModuleType('helpers_')\ndel helpers")
+    assert rig.news() == rig.news() == []
+    rig.here("import sys\nsys.modules['helpers_'].f = lambda: 1")
+    (said,) = rig.news()
+    assert "helpers_ was put into sys.modules" in said
+    rig.here("formatters['text/html'].for_type(int, lambda n: '<b>')")
+    (said,) = rig.news()
+    assert "the text/html printer of int" in said
+    rig.here("formatters['text/html'].for_type(int, lambda n: '<i>')")
+    (said,) = rig.news()
+    assert "the text/html printer of int" in said
+    assert rig.news() == []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sublet.notebook.interrupts import Interrupts, interrupts_wait
-from sublet.notebook.kernel_line import VOID_S, KernelLine, Message
+from sublet.notebook.kernel_line import VOID_S, Call, KernelLine, Message
 
 
 @pytest.fixture
@@ -77,7 +77,9 @@ class Pretended(KernelLine):
         self.sent.append((kind, dict(content)))
         return f"message-{len(self.sent)}"
 
-    def wait(self, timeout_s: float, interrupts: Interrupts | None = None) -> list[tuple[str, Message]]:
+    def wait(
+        self, timeout_s: float, interrupts: Interrupts | None = None, call: Call | None = None
+    ) -> list[tuple[str, Message]]:
         if not self.comes:
             raise AssertionError("it waits for ever")
         came = self.comes.popleft()

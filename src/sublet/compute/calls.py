@@ -183,6 +183,19 @@ class Exchange:
                 self._leave(pending, mark)
         return True
 
+    def look(self, pending: Pending) -> bool:
+        """Take in what has come, unless somebody listens who does; whether this one is done. Never waits."""
+        if not pending.is_done:
+            with self._lock:
+                if self._leader is not None:
+                    return pending.is_done
+                self._leader = mark = object()
+            try:
+                self._listen(lambda: pending.is_done, 0)
+            finally:
+                self._pass_on(mark)
+        return pending.is_done
+
     def _lead_or_follow(self, pending: Pending, mark: object) -> threading.Lock | None:
         """None: listen. Else what to wait for: it is released when the answer is there, or when nobody listens."""
         with self._lock:
@@ -291,7 +304,7 @@ class Exchange:
     # ---- listening
 
     def _listen(self, until: Callable[[], bool], timeout_s: float) -> None:
-        end_s = time.monotonic() + timeout_s
+        end_s, has_looked = time.monotonic() + timeout_s, False
         while not until():
             while self._heard:
                 if isinstance(self._heard[0], Event):
@@ -302,12 +315,14 @@ class Exchange:
             if self.lost is not None:
                 self._break(Over(None, by_peer=False))  # an interrupt may have cut that short
                 return
-            if until() or (left_s := end_s - time.monotonic()) <= 0:
+            left_s = max(0.0, end_s - time.monotonic())
+            if until() or (has_looked and not left_s):
                 return
+            has_looked = True
             self._heard.extend(self.line.hear(min(left_s, _LISTEN_S)))
             if not self._heard and (over := self.line.over) is not None:
                 self._break(over)  # an interrupt took the news of it
-            if not self._heard:
+            if not self._heard and left_s:
                 self.on_silence()
 
     def _take(self, happening: Happening) -> None:

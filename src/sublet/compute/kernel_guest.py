@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sublet.client.guests import environment, start_spec
 from sublet.client.line import open_line
-from sublet.compute.calls import Pending
+from sublet.compute.calls import Exchange, Pending
 from sublet.compute.functions import checked_callable
 from sublet.compute.outcomes import read
 from sublet.compute.shown import folder_for, interpreter_for
@@ -18,14 +18,16 @@ from sublet.compute.workers import Job, Worker
 from sublet.errors import SubletError
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import GuestSpec, Service, StdioKind
+from sublet.wire.happenings import Refused
 from sublet.wire.jupyter import KERNEL_ENTRY, KERNEL_IMPORTS
 from sublet.wire.line import Line
+from sublet.wire.work import Flag, unpack
 
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.client.volume_line import HasVolume
 
-__all__ = ["KernelGuest"]
+__all__ = ["CellCall", "KernelGuest"]
 
 LOOK_NS: Final = 100_000_000
 
@@ -105,6 +107,10 @@ class KernelGuest:
         with contextlib.suppress(SubletError):
             self._worker.knock(Job(checked_callable(function), (), {}))
 
+    def begin_cell(self, function: Callable[..., Any], *args: Any) -> CellCall:
+        """The same for one that runs a cell (``behind.run_cell``)."""
+        return CellCall(self._worker.exchange, self.begin(function, *args))
+
     def result(self, pending: Pending) -> Any:
         """Wait for what came of a call. Raises what it raised."""
         while not self._worker.exchange.wait(pending, _in_a_moment()):
@@ -124,6 +130,30 @@ class KernelGuest:
         self.channels.close()
         self._worker.close()
         self.guest.close()
+
+
+class CellCall:
+    """A call that runs a cell, whose outputs come on the kernel's channels."""
+
+    def __init__(self, exchange: Exchange, pending: Pending) -> None:
+        self.pending = pending
+        self._exchange = exchange
+
+    def fileno(self) -> int:
+        """Readable when it may have been answered; below zero: nothing more comes."""
+        return self._exchange.line.fileno()
+
+    def has_failed(self) -> bool:
+        """Whether it was answered before the cell began."""
+        if not self._exchange.look(self.pending) or self.pending.came is None:
+            return False
+        came = self.pending.came
+        return isinstance(came, Refused) or Flag.BEGAN not in unpack(came.body).flags
+
+    def may_have_begun(self) -> bool:
+        """Of one that failed or was lost: whether the first line of the cell may have run."""
+        self._exchange.wait(self.pending, _in_a_moment())
+        return self.pending.was_begun if self.pending.lost is not None else not self.has_failed()
 
 
 def _in_a_moment() -> Callable[[], int]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import traceback
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sublet.errors import SubletError
 from sublet.guest.cargo import Cargo, encode, load, stow
 from sublet.guest.current import note_host_device
 from sublet.wire.work import Flag, Piece, Told, Where, pack
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["Answer", "fault", "raised", "told_error"]
 
@@ -29,6 +32,8 @@ class Answer(NamedTuple):
     took_ns: int = 0
     before: bytes | None = None
     """What is said before it, as a message of its own."""
+    later: asyncio.Future[object] | None = None
+    """What it is made of when this is done."""
 
     def packed(self) -> tuple[bytes, tuple[int, ...]]:
         """Its bytes, and descriptors that are the taker's. A value for which there is no room becomes a fault."""

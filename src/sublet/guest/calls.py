@@ -13,7 +13,7 @@ import time
 import types
 from collections.abc import Callable
 from itertools import starmap
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     import asyncio
@@ -55,6 +55,12 @@ class _Unsent:
         self.values: list[object] = []
         self.pickles: dict[int, bytes] = {}
         """Of those that are no plain values, which have None in their place."""
+
+
+class _Later(NamedTuple):
+    """The function's result comes with this."""
+
+    future: asyncio.Future[object]
 
 
 class _Series:
@@ -118,25 +124,42 @@ class Calls:
 
     def answer(self, call: int, said: Said, fds: tuple[int, ...], board: Board | None) -> Answer:
         """What came of one call. Raises ``SubletError`` where it could not be made."""
+        return self._answer(lambda: self._came(call, said, fds, board))
+
+    def answer_later(self, later: asyncio.Future[object]) -> Answer:
+        """What came of a call whose function left this to be waited for, and which is done."""
+
+        def came() -> Answer:
+            error = later.exception()
+            if error is not None:
+                raise error if isinstance(error, LeaseInterrupt) else _Wrapped(error)
+            return self._result(later.result())
+
+        return self._answer(came)
+
+    def _answer(self, came: Callable[[], Answer]) -> Answer:
         try:
-            match said.kind:
-                case Asked.RUN if Flag.MANY in said.flags:
-                    return self._run_many(call, said, fds, board)
-                case Asked.RUN:
-                    return self._result(self._desk.execute(lambda: self._run(said, fds)))
-                case Asked.NEXT:
-                    return self._next(said.subject, said.amount)
-                case Asked.CLOSE:
-                    self._desk.execute(lambda: self._close_series(said.subject))
-                    return Answer(Told.VALUE, encode(None, "nothing"))
-                case _:
-                    return fault(InvalidRequest(f"a worker was asked for {said.kind}, which it does not know"))
+            return came()
         except _Wrapped as wrapped:
             return self._interrupted(wrapped.error) if _is_cancel(wrapped.error) else raised(wrapped.error)
         except _Unlike as unlike:
             return Answer(Told.UNLIKE, blob={"why": str(unlike)})
         except KeyboardInterrupt as error:
             return self._interrupted(error)
+
+    def _came(self, call: int, said: Said, fds: tuple[int, ...], board: Board | None) -> Answer:
+        match said.kind:
+            case Asked.RUN if Flag.MANY in said.flags:
+                return self._run_many(call, said, fds, board)
+            case Asked.RUN:
+                return self._result(self._desk.execute(lambda: self._run(said, fds)))
+            case Asked.NEXT:
+                return self._next(said.subject, said.amount)
+            case Asked.CLOSE:
+                self._desk.execute(lambda: self._close_series(said.subject))
+                return Answer(Told.VALUE, encode(None, "nothing"))
+            case _:
+                return fault(InvalidRequest(f"a worker was asked for {said.kind}, which it does not know"))
 
     def _run(self, said: Said, fds: tuple[int, ...]) -> object:
         function = self._function(said.subject)
@@ -147,7 +170,10 @@ class Calls:
     def _called(self, function: Callable[..., object], args: Any, kwargs: Any) -> object:
         try:
             found = function(*args, **kwargs)
-            return self._awaited(found) if isinstance(found, types.CoroutineType) else found
+            if not isinstance(found, types.CoroutineType):
+                return found
+            later = self._desk.awaited(found)
+            return self._awaited(found) if later is None else _Later(later)
         except BaseException as error:  # noqa: BLE001 - whatever the holder's code raises goes to the holder
             raise _Wrapped(error) from None
 
@@ -237,6 +263,8 @@ class Calls:
         return pack(Told.RESULTS, subject=call, amount=kept.first, inline=(values, pickles))
 
     def _result(self, found: object) -> Answer:
+        if isinstance(found, _Later):
+            return Answer(Told.VALUE, later=found.future)
         if isinstance(found, types.GeneratorType | types.AsyncGeneratorType):
             series = _Series(found)
             self._last_series += 1

@@ -16,9 +16,12 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
-from typing import Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["CANCELLED", "Desk", "is_worker"]
 
@@ -91,6 +94,10 @@ class Desk:
             self._is_open = False
             if os.getpid() != self._pid:
                 _end_fork(sys.exc_info()[1])
+
+    def awaited(self, coroutine: Coroutine[Any, Any, object]) -> asyncio.Future[object] | None:
+        """Run it where this thread has a loop of its own that runs already; None: it has none."""
+        return None
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:

@@ -6,12 +6,15 @@ the guest lives is for the supervisor to know. Needs ipykernel in the guest's in
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import json
 import os
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from sublet.errors import LeaseInterrupt, Unsupported
@@ -20,7 +23,7 @@ from sublet.guest.desk import Desk
 from sublet.guest.forked import end_with_the_cell
 from sublet.guest.inbox import Inbox
 from sublet.guest.interrupts import kernel_class
-from sublet.guest.jupyter import Bridge
+from sublet.guest.jupyter import IDENTITY, Bridge
 from sublet.guest.serving import start_serving
 from sublet.guest.streams import Speech, SpokenRecords
 from sublet.guest.within import kernels
@@ -33,6 +36,8 @@ __all__ = ["forget_doctest", "main", "plot_where_told"]
 
 T = TypeVar("T")
 LOOK_S: Final = 1.0
+DELIMITER: Final = b"<IDS|MSG>"
+"""Between the names that a message is for and its parts: signature, header, parent, metadata, content."""
 
 
 def main() -> None:
@@ -128,6 +133,17 @@ class _Desk(Desk):
             while not waiting.empty():
                 self._loop.add_callback(waiting.get())
 
+    def awaited(self, coroutine: Coroutine[Any, Any, object]) -> asyncio.Future[object]:
+        """Where cells run: what one sets of its context, such as the precision of decimals, the next one finds."""
+        kernel = self._shell.kernel
+        task: asyncio.Future[object] = self._loop.asyncio_loop.create_task(coroutine, context=kernel.cells_context)
+        return task
+
+    async def run_cell(self, request: dict[str, Any], then: Callable[[], Any]) -> tuple[Any, ...]:
+        """As ``within.Kernel`` says."""
+        reply = await self._shell.kernel.run_asked(request)
+        return reply, self.execute(then)
+
     def execute(self, work: Callable[[], T]) -> T:
         """The end of the lease is raised wherever the kernel is. In the middle of a function it is no mistake of the
         function's.
@@ -197,12 +213,63 @@ def _make_app() -> Any:
     app = GuestKernelApp.instance(
         quiet=False,  # what is printed is in the guest's log as well, for `sublet logs`
         capture_fd_output=True,
-        kernel_class=kernel_class(),
+        kernel_class=_guest_kernel_class(),
     )
     app.session.key = b""  # nobody but the line's thread reaches the sockets, so there is nobody to sign against
     app.config.HistoryManager.enabled = False  # the history is the notebook's, not the guest's
     app.config.IPKernelApp.log_level = 40
     return app
+
+
+def _guest_kernel_class() -> Any:
+    """ipykernel's kernel that also runs cells which come as calls of functions, and not on its own channels."""
+
+    class GuestKernel(kernel_class()):  # type: ignore[misc]  # one that is made when it is wanted
+        cells_context: contextvars.Context
+        """Everything that comes from the holder runs in this one, as in ipykernel everything of the shell channel."""
+        _asked = ""
+        """The cell that came as a call."""
+
+        def start(self) -> None:
+            self.cells_context = contextvars.copy_context()
+            super().start()
+
+        async def shell_main(self, subshell_id: str | None, msg: Any) -> None:
+            handled = super().shell_main(subshell_id, msg)
+            if subshell_id is None:
+                handled = asyncio.get_running_loop().create_task(handled, context=self.cells_context)
+            await handled
+
+        async def run_asked(self, request: dict[str, Any]) -> dict[str, Any]:
+            """Run the cell of a request that did not come on the shell channel; the content of the reply. What it says
+            goes to the other channels as ever, and ``idle`` behind it."""
+            reply = _Reply()
+            async with self._main_asyncio_lock:
+                self.set_parent([IDENTITY], request, channel="shell")
+                self._asked = request["header"]["msg_id"]
+                self.pre_handler_hook()
+                try:
+                    await self.execute_request(reply, [IDENTITY], request)
+                finally:
+                    self.post_handler_hook()
+                    self._publish_status("idle", "shell")
+            return reply.content
+
+        def _publish_execute_input(self, code: str, parent: dict[str, Any], execution_count: int) -> None:
+            if parent["header"]["msg_id"] != self._asked:  # who asks by a call knows what it has asked
+                super()._publish_execute_input(code, parent, execution_count)
+
+    return GuestKernel
+
+
+class _Reply:
+    """Takes the place of the socket to which the kernel sends its reply."""
+
+    content: dict[str, Any]
+
+    def send_multipart(self, parts: list[Any], *_: object, **__: object) -> None:
+        """As ``Session.send`` calls it: the content stands behind header, parent and metadata."""
+        self.content = json.loads(parts[parts.index(DELIMITER) + 5])
 
 
 def _nothing(self: object, *args: object, **keywords: object) -> None:

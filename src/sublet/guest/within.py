@@ -1,18 +1,22 @@
-"""Calls of the holder that a kernel answers in the middle of a cell, because the cell waits for one of them."""
+"""What calls of the holder ask of the kernel whose guest answers them: to run a cell, and to answer others in one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol
 
-__all__ = ["Kernel", "answer_calls", "kernels"]
+__all__ = ["Kernel", "answer_calls", "kernels", "run_cell"]
 
 
 class Kernel(Protocol):
-    """What ``answer_calls`` needs of it."""
+    """What is needed of it."""
 
     def answer_calls(self, ask: Callable[[], object], until: Callable[[], bool]) -> None:
         """On the main thread: ask, and do what the holder calls for, until that is so. Interrupts wait meanwhile."""
+
+    async def run_cell(self, request: dict[str, Any], then: Callable[[], Any]) -> tuple[Any, ...]:
+        """Run the cell of an ``execute_request``: the content of its reply, and what ``then`` gives when it is over.
+        Its outputs, and after them ``idle``, go to the kernel's channels."""
 
 
 kernels: Final[list[Kernel]] = []
@@ -24,3 +28,9 @@ def answer_calls(ask: Callable[[], object], until: Callable[[], bool]) -> None:
     Nothing is asked where this process is no kernel's guest."""
     if kernels:
         kernels[-1].answer_calls(ask, until)
+
+
+def run_cell(request: dict[str, Any], then: Callable[[], Any]) -> Coroutine[Any, Any, tuple[Any, ...]]:
+    """Run a cell in the kernel of this process, as ``Kernel.run_cell`` says. Who is called by the holder gives this
+    back: the answer is what comes of it."""
+    return kernels[-1].run_cell(request, then)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sublet.errors import InvalidRequest, LeaseEnded, LeaseInterrupt, SubletError
 from sublet.guest.afterwards import answering
@@ -28,6 +28,9 @@ from sublet.wire.line import Line
 from sublet.wire.link import Link
 from sublet.wire.page import PageReader, PageState
 from sublet.wire.work import Asked, Board, Flag, ResultBuffer, Said, Told, numbers_in, pack, unpack
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["Worker"]
 
@@ -61,6 +64,8 @@ class _Connection:
         self._waiting: dict[int, Callable[[], None]] = {}
         """Calls that have not begun, by number."""
         self._withdrawn: set[int] = set()
+        self._later: set[asyncio.Future[object]] = set()
+        """What calls that were begun still wait for."""
         self._is_over = False
 
     def listen(self) -> None:
@@ -161,13 +166,32 @@ class _Connection:
         finally:
             close_all(fds)
             self._desk.done()
+        if answer.later is not None:
+            self._later.add(answer.later)
+            answer.later.add_done_callback(lambda later: self._done(lambda: self._answer_later(call, later, began_ns)))
+        else:
+            self._finish(call, answer, began_ns)
+
+    def _answer_later(self, call: int, later: asyncio.Future[object], began_ns: int) -> None:
+        """What the call waited for is done. If the lease is over by now, that is the answer."""
+        self._later.discard(later)
+
+        def came() -> Answer:
+            self._worker.page.check(self._visit.lease, self._visit.epoch)
+            return self._calls.answer_later(later)
+
+        answer = self._guarded(came)
+        self._finish(call, answer._replace(flags=answer.flags | Flag.BEGAN), began_ns)
+
+    def _finish(self, call: int, answer: Answer, began_ns: int) -> None:
         self._say(call, answer._replace(took_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) - began_ns))
         if self._board is not None:
             self._board.finish()  # behind the answer: a call that was executed must not be taken for one in line
 
     def _answer(self, call: int, said: Said, fds: tuple[int, ...]) -> Answer:
         worker = self._worker
-        try:
+
+        def came() -> Answer:
             if said.kind == Asked.OPEN:
                 self._open(fds)
                 return introduce(said)
@@ -175,7 +199,17 @@ class _Connection:
             worker.speech.to(self._print)
             worker.records.send = self._log
             worker.records.level = said.amount
-            answer = self._calls.answer(call, said, fds, self._board)
+            return self._calls.answer(call, said, fds, self._board)
+
+        try:
+            return self._guarded(came)
+        finally:
+            worker.speech.to(None)
+            worker.records.send = None
+
+    def _guarded(self, came: Callable[[], Answer]) -> Answer:
+        try:
+            answer = came()
             return self._ended() if self._desk.is_ending else answer
         except LeaseEnded:
             return self._ended()
@@ -185,9 +219,6 @@ class _Connection:
             if self._desk.is_ending or isinstance(error, LeaseInterrupt):
                 return self._ended()
             return fault(SubletError(f"the worker made a mistake: {type(error).__name__}: {error}"))
-        finally:
-            worker.speech.to(None)
-            worker.records.send = None
 
     def _open(self, fds: tuple[int, ...]) -> None:
         if self._board is None and fds:

@@ -6,11 +6,10 @@ import contextlib
 import difflib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sublet.errors import CapacityExceeded, CheckpointFailed, InvalidRequest, SubletError
 from sublet.lease.states import SliceState
-from sublet.notebook.kernel_line import Message
 from sublet.notebook.options import CellOptions
 from sublet.notebook.settings import own_paths
 from sublet.notebook.status import CellBill, Moving, Running, coarse
@@ -40,7 +39,8 @@ DEVICES_MAX: Final = 4
 class Ran(NamedTuple):
     """A cell that came to its end."""
 
-    reply: Message
+    reply: Mapping[str, Any]
+    """The content of the kernel's reply."""
     bill: CellBill
     said: str
     """What of its variables is worth a word."""

@@ -71,13 +71,14 @@ from sublet.notebook.replaced import ReplacedAttributes
 from sublet.notebook.spaces import NOTEBOOK, Space
 from sublet.notebook.status import CellBill, Ended, Finished, Starting, Waiting
 from sublet.notebook.surroundings import Surroundings
-from sublet.notebook.traffic import Traffic, fates_text, number_of
+from sublet.notebook.traffic import Placing, Traffic, fates_text, number_of
 from sublet.values import GIB, NS_PER_S, EndReason, Exclusivity, Tier
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
     from sublet.client.model import Place
+    from sublet.compute.kernel_guest import CellCall
     from sublet.jobs import MemoryOutputStore
     from sublet.lease.value import LeaseEnd
     from sublet.notebook.parcels import Outgoing
@@ -204,9 +205,9 @@ class Cells:
         status.show(Finished(device=device.id, host=device.host, bill=bill, moved=ran.said))
         if self.reports:
             print(fates_text(self.traffic.report()))  # noqa: T201
-        self._front.take_payload(ran.reply["content"].get("payload") or [])
-        if ran.reply["content"]["status"] == "error":
-            raise failed_cell(ran.reply["content"], unnamed(ran.reply["content"], self._space.visible(), ran.sent))
+        self._front.take_payload(ran.reply.get("payload") or [])
+        if ran.reply["status"] == "error":
+            raise failed_cell(ran.reply, unnamed(ran.reply, self._space.visible(), ran.sent))
         if ran.failed is not None:
             raise ran.failed
 
@@ -449,23 +450,26 @@ class Cells:
             for said in self._additions.news(python):
                 say(self.shell, said)
             sending_s, reading = time.monotonic(), self.reading(python)
-            sent, restored = self.traffic.send(kernel, reading, options, number)
+            sent, restored, placing = self.traffic.send(kernel, reading, options, number)
             self._tell(restored)
             self._tell_problems()
             self._tell_copies(sent.names)
             if self._interrupts.are_waiting:
                 status.leave(Ended(message="interrupted before its first line", do="Rerun this cell."))
-                self.traffic.take(kernel, options, sent, number, reading.binds)  # as of any cell that has ended
+                if placing:
+                    self.traffic.withdraw()
+                else:
+                    self.traffic.take(kernel, options, sent, number, reading.binds)  # as of any cell that has ended
                 raise _Early
             began_s = time.monotonic()
             stood_s = self._stood_s
             self._is_begun = True
-            reply = self._execute(kernel, line, source, options, status, sent)
-            busy_s = time.monotonic() - began_s - (self._stood_s - stood_s)
+            call = self._execute(kernel, line, source, options, status, sent, placing)
             taking_s = time.monotonic()
             lease = self.lease or lease  # another one, if it was suspended
             self._ahead.settle()
-            came = self.traffic.take(kernel, options, sent, number, reading.binds)
+            came = self.traffic.take(kernel, options, sent, number, reading.binds, call)
+            busy_s = taking_s - began_s - (self._stood_s - stood_s)
             for name in self._replaced.left(python):
                 say(self.shell, f"{name} was set on the device; that does not hold in the notebook: set it there, too")
             self._tell_problems()
@@ -496,7 +500,7 @@ class Cells:
         said = came.text if failed is None else f"{came.text}; NOT SAVED: {failed.message}".lstrip("; ")
         if came.let_go:
             said = "; ".join(filter(None, (said, self.owner.tight())))
-        return Ran(reply, bill, said, failed, sent.names)
+        return Ran(came.reply, bill, said, failed, sent.names)
 
     def _get_away(self) -> None:
         """Somebody insists, and nobody knows now what the other side has: that is let go of."""
@@ -551,7 +555,8 @@ class Cells:
         options: CellOptions,
         status: StatusLine,
         sent: Outgoing,
-    ) -> Message:
+        placing: Placing,
+    ) -> CellCall:
         content: dict[str, Any] = {"code": source, "silent": False, "store_history": False, "stop_on_error": True}
         content["allow_stdin"] = self._front.takes_input
         late_s = time.monotonic() + QUICK_S
@@ -573,9 +578,12 @@ class Cells:
 
         self._between.leave()
         try:
+            request = line.request(content)
+            call = self.traffic.begin(kernel, options, placing, request)
             with self._interrupts.patient():  # each stops the cell, and the lease stays
-                asked = line.send("shell", "execute_request", content)
-                return line.finish(asked, show, look=look, interrupts=self._interrupts)
+                asked = request["header"]["msg_id"]
+                line.finish(asked, show, look=look, interrupts=self._interrupts, call=call)
+            return call
         finally:
             self._between.watch(line)
 

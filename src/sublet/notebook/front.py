@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from sublet.background import start_timer
@@ -69,7 +69,7 @@ def number_of_cell(shell: Any) -> int:
     return len(shell.history_manager.input_hist_parsed) - 1
 
 
-def failed_cell(content: dict[str, Any], note: str = "") -> CellFailed:
+def failed_cell(content: Mapping[str, Any], note: str = "") -> CellFailed:
     """The error of a reply, under the name that the cell's own exception has, so that front ends and nbclient show it
     as what it was. ``note``: stands below its traceback."""
     name = str(content.get("ename", "Exception"))
@@ -314,13 +314,20 @@ class StatusLine:
         is_new = not self._id
         if is_new:
             self._id = _new_id()
-        self._shell.display_pub.publish(
-            data={"text/plain": text, "text/html": as_html(status)},
-            metadata={},
-            transient={"display_id": self._id},
-            update=not is_new,
-        )
+        data = {"text/plain": text, "text/html": as_html(status)}
+        self._display(data, {"display_id": self._id}, update=not is_new)
         self._last = text
+
+    def _display(self, data: dict[str, str], transient: dict[str, str], *, update: bool) -> None:
+        """In an ordinary kernel without the wait for the thread of the outputs with which ``publish`` begins: what is
+        printed here was flushed when it was printed, and the line stands in a place of its own."""
+        publisher = self._shell.display_pub
+        if not hasattr(publisher, "pub_socket") or getattr(publisher, "_hooks", None):
+            publisher.publish(data=data, metadata={}, transient=transient, update=update)
+            return
+        kind = "update_display_data" if update else "display_data"
+        said = {"data": data, "metadata": {}, "transient": transient}
+        publisher.session.send(publisher.pub_socket, kind, said, parent=publisher.parent_header, ident=publisher.topic)
 
 
 def say(shell: Any, text: str) -> None:

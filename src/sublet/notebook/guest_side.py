@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from sublet.compute.behind import afterwards
+from sublet.compute.behind import afterwards, run_cell
 from sublet.durable.roots import encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook import holding, on_demand
@@ -36,6 +36,7 @@ __all__ = [
     "place",
     "place_fetched",
     "place_late",
+    "run",
     "seen",
     "soon",
 ]
@@ -152,6 +153,15 @@ def place(
     if fetches:
         on_demand.begin(_may_be_asked_for, lambda: _bound.rebound(space.names))
     return taken
+
+
+def run(
+    placing: tuple[Any, ...], request: dict[str, Any], only: frozenset[str] | None = None, room: int | None = None
+) -> Coroutine[Any, Any, tuple[Any, ...]]:
+    """Run a cell and ``collect`` what it changed. ``placing``: arguments of ``place``, where nothing had to be sent
+    before."""
+    placed = place(*placing) if placing else None
+    return run_cell(request, lambda: (placed, collect(only, room)))
 
 
 def _may_be_asked_for(name: str) -> bool:

@@ -11,7 +11,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from sublet.errors import Disconnected
 from sublet.notebook.interrupts import Interrupts
@@ -26,6 +26,16 @@ Message = dict[str, Any]
 LOOK_S: Final = 1.0
 VOID_S: Final = 1.0
 """A question that crossed with an interrupt is put to the person if the cell is not over by then."""
+
+
+class Call(Protocol):
+    """One by which a cell was asked for."""
+
+    def fileno(self) -> int:
+        """Readable when it may have been answered; below zero: nothing more comes."""
+
+    def has_failed(self) -> bool:
+        """Whether it was answered before the cell began."""
 
 
 class KernelLine:
@@ -82,22 +92,28 @@ class KernelLine:
         *,
         look: Callable[[], float] = lambda: LOOK_S,
         interrupts: Interrupts | None = None,
+        call: Call | None = None,
     ) -> Message:
         """Wait for the end of what was asked for before: reply and idle. ``look`` is called now and then, and says
         when it would like to be again. Of ``interrupts`` each that comes is passed on; one that the kernel says came
-        when the cell was over is put back. What ``show`` raises stops the code, and is raised when that is over."""
+        when the cell was over is put back. What ``show`` raises stops the code, and is raised when that is over.
+
+        ``call``: by which it was asked for, where that was not done here. Then there is no reply (it is empty) but the
+        answer of that, which may come after this returns."""
         failed: Exception | None = None
-        reply: Message | None = None
+        reply: Message = {}
         is_idle = is_late = False
         passed_on: set[str] = set()
         question, then_s = list[Message](), 0.0
-        while reply is None or not is_idle or passed_on:
-            if reply is None and interrupts is not None and interrupts.take():
+        while not is_idle or passed_on or (call is None and not reply):
+            if call is not None and call.has_failed():
+                break
+            if not (reply or is_idle) and interrupts is not None and interrupts.take():
                 passed_on.add(self.interrupt(asked))
             if question and not passed_on and time.monotonic() >= then_s:
                 failed = self._shown(show, "stdin", question.pop(), failed, passed_on, asked)
             for channel, message in self.wait(
-                min(look(), VOID_S) if question else look(), interrupts if reply is None else None
+                min(look(), VOID_S) if question else look(), None if reply or is_idle else interrupts, call
             ):
                 parent, kind = message["parent_header"].get("msg_id"), message["header"]["msg_type"]
                 if channel == "control" and parent in passed_on:
@@ -146,6 +162,11 @@ class KernelLine:
         """Give what was typed to who asked."""
         self.send("stdin", "input_reply", {"value": text, "status": "ok"}, parent=question)
 
+    def request(self, content: Mapping[str, Any]) -> Message:
+        """To execute this, for who asks for it by a call."""
+        message: Message = self._session.msg("execute_request", dict(content))
+        return message
+
     def send(
         self, channel: str, kind: str, content: Mapping[str, Any], *, parent: Message | None = None, **extra: Any
     ) -> str:
@@ -156,8 +177,11 @@ class KernelLine:
         self._push()
         return str(message["header"]["msg_id"])
 
-    def wait(self, timeout_s: float, interrupts: Interrupts | None = None) -> list[tuple[str, Message]]:
-        """What came, as soon as something did, or an interrupt of these. Raises when the kernel is gone."""
+    def wait(
+        self, timeout_s: float, interrupts: Interrupts | None = None, call: Call | None = None
+    ) -> list[tuple[str, Message]]:
+        """What came, as soon as something did, or an interrupt of these, or the answer of a call. Raises when the
+        kernel is gone."""
         until_s = time.monotonic() + timeout_s
         found: list[tuple[str, Message]] = []
         while True:
@@ -165,12 +189,12 @@ class KernelLine:
             for happening in self._conversation.pump():
                 found += self._heard(happening)
             left_s = until_s - time.monotonic()
-            if found or left_s <= 0:
+            if found or left_s <= 0 or (call is not None and call.has_failed()):
                 return found
             if interrupts is None:
-                self._sleep(left_s)
+                self._sleep(left_s, call)
                 continue
-            interrupts.cut_short(lambda: self._sleep(left_s))  # noqa: B023 - called at once
+            interrupts.cut_short(lambda: self._sleep(left_s, call))  # noqa: B023 - called at once
             if interrupts.are_waiting:
                 return found
 
@@ -188,12 +212,14 @@ class KernelLine:
         with contextlib.suppress(OSError):
             self._conversation.close()
 
-    def _sleep(self, timeout_s: float) -> None:
+    def _sleep(self, timeout_s: float, call: Call | None = None) -> None:
         """Until there is something to do."""
         if self._conversation.link.over is not None or self.fileno() < 0:
             raise Disconnected("the connection to the kernel is over")
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN | (select.POLLOUT if self._conversation.wants_write else 0))
+        if call is not None and (number := call.fileno()) >= 0:
+            poll.register(number, select.POLLIN)
         poll.poll(1 + int(min(timeout_s, LOOK_S) * 1000))
 
     def _push(self) -> None:

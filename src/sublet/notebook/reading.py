@@ -28,6 +28,8 @@ __all__ = ["Opaque", "Reading", "names_of", "names_set_by", "read_cell"]
 
 CODES_MAX: Final = 4096
 """Functions whose names are remembered: each cell asks again for all that it sends."""
+CELLS_MAX: Final = 16
+"""Cells whose reading is remembered: each is asked for before its lease and after it."""
 OF_ALL: Final = frozenset({"exec", "eval", "globals", "locals"})
 """Calls that can look up or bind any name."""
 OF_NONE: Final = frozenset({"vars", "dir"})
@@ -107,6 +109,7 @@ class Reading:
     """It ends in a semicolon: what its last line gives is not wanted."""
 
 
+@lru_cache(CELLS_MAX)
 def read_cell(source: str) -> Reading:
     """Of a cell, as Python: what IPython makes of it. Raises ``SyntaxError`` as Python does."""
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT

@@ -23,7 +23,7 @@ from sublet.notebook.spaces import BESIDE, Outgoing, Parcel, Taken
 from sublet.values import format_size
 
 if TYPE_CHECKING:
-    from sublet.compute.kernel_guest import KernelGuest
+    from sublet.compute.kernel_guest import CellCall, KernelGuest
     from sublet.notebook.options import CellOptions
     from sublet.notebook.reading import Reading
     from sublet.notebook.spaces import Space
@@ -35,6 +35,8 @@ LENT_MAX: Final = 8
 """Files handed over at a time: each takes a descriptor along."""
 BROKEN_MAX: Final = 16
 """Times that a cell's results are sent again, without those that could not be loaded in the notebook."""
+Placing = tuple[Any, ...]
+"""Arguments of ``guest_side.place`` that go with the cell; empty where they went before it."""
 _OWN: Final = re.compile(r"_\d+|_exit_code")
 """Names that IPython gives: of no interest as long as what they name is here."""
 
@@ -55,6 +57,8 @@ class Came:
 
     out: Outgoing
     news: holding.News
+    reply: Mapping[str, Any]
+    """What the kernel said of the cell: the content of an ``execute_reply``."""
     missing: tuple[str, ...] = ()
     """Names that should have come back, and are nowhere."""
 
@@ -107,8 +111,9 @@ class Traffic:
 
     def send(
         self, kernel: KernelGuest, reading: Reading, options: CellOptions, number: int
-    ) -> tuple[Outgoing, Restored]:
-        """What a cell reads, and what stood for it on an earlier device, to this one."""
+    ) -> tuple[Outgoing, Restored, Placing]:
+        """What a cell reads, and what stood for it on an earlier device, to this one. Where nothing has to be sent, all
+        that is to be said goes with the cell."""
         left_out: dict[str, str] = {}
         with self.progress.of("sending"):
             while True:
@@ -121,7 +126,7 @@ class Traffic:
 
     def _send(
         self, kernel: KernelGuest, reading: Reading, options: CellOptions, number: int, left_out: Mapping[str, str]
-    ) -> tuple[Outgoing, Restored]:
+    ) -> tuple[Outgoing, Restored, Placing]:
         wanted = reading.reads if options.takes is None else frozenset(options.takes)
         asked = reading.asked if options.takes is None else None
         around = None if self.surroundings is None else self.surroundings.changes()
@@ -144,8 +149,13 @@ class Traffic:
             steady = self.steady_told.say(self.steady.current(self.space.names), kernel)
             more = sent.word, reading.is_quiet, reading.deletes, steady, around, sent.sources, compiler_flags()
             fetches = options.takes is None
+            placing = sent.parcels, sent.gone, *of_the_cell, *more, fetches
+            if not (sent.parcels or sent.late or handles or around):
+                self.space.sent(sent)
+                self.steady.crossed(sent.names, self.space.names)
+                return sent, restored, placing
             self._at_largest(sent)
-            pending = kernel.begin(guest_side.place, sent.parcels, sent.gone, *of_the_cell, *more, fetches)
+            pending = kernel.begin(guest_side.place, *placing)
             changed = self.space.changed_late(sent)
             placed: Taken = kernel.result(pending)
         except BaseException:
@@ -162,7 +172,12 @@ class Traffic:
         self.space.freed(placed.freed)
         if changed:
             sent.parcels += self._send_late(kernel, self.space.parcels_of(changed))
-        return sent, restored
+        return sent, restored, ()
+
+    def withdraw(self) -> None:
+        """The cell is not run after all, and nothing was said of it to the device."""
+        self.told.forget()
+        self.steady_told.forget()
 
     def _send_late(self, kernel: KernelGuest, more: Outgoing) -> list[Parcel]:
         try:
@@ -230,15 +245,30 @@ class Traffic:
         sent: Outgoing,
         number: int,
         binds: frozenset[str] = frozenset(),
+        call: CellCall | None = None,
     ) -> Came:
-        """What it changed; and what stays there is saved. ``binds``: names that the cell binds."""
+        """What it changed; and what stays there is saved. ``binds``: names that the cell binds; ``call``: brings what
+        it changed, unless it was not run."""
         with self.progress.of("collecting", options.gives or binds or sent.names):
-            return self._take(kernel, options, sent, number)
+            return self._take(kernel, options, sent, number, call)
 
-    def _take(self, kernel: KernelGuest, options: CellOptions, sent: Outgoing, number: int) -> Came:
-        only = None if options.gives is None else frozenset(options.gives)
+    def begin(self, kernel: KernelGuest, options: CellOptions, placing: Placing, request: dict[str, Any]) -> CellCall:
+        """Have the cell run that this requests."""
+        return kernel.begin_cell(guest_side.run, placing, request, _only(options), options.room_bytes)
+
+    def _take(
+        self, kernel: KernelGuest, options: CellOptions, sent: Outgoing, number: int, call: CellCall | None
+    ) -> Came:
+        only = _only(options)
+        reply: Mapping[str, Any] = {}
         try:
-            out: Outgoing = kernel.call(guest_side.collect, only, options.room_bytes)
+            if call is None:
+                out: Outgoing = kernel.call(guest_side.collect, only, options.room_bytes)
+            else:
+                reply, (placed, out) = kernel.result(call.pending)
+                if placed is not None:
+                    self.problems |= placed.problems
+                    self.space.freed(placed.freed)
             news, interrupted = holding.News(), None
             if out.stays or sent.handles:
                 self.progress.at((*out.stays, *sent.handles), verb="saving")
@@ -276,7 +306,7 @@ class Traffic:
         if interrupted is not None:
             raise interrupted
         missing = tuple(name for name in options.gives or () if name not in self.space.names)
-        return Came(out=out, news=news, missing=missing)
+        return Came(out=out, news=news, reply=reply, missing=missing)
 
     def _merged(self, kernel: KernelGuest, options: CellOptions, out: Outgoing) -> dict[str, str]:
         """Take it in; what could not be put together here, and why. From here on the cell has finished, whatever
@@ -331,6 +361,10 @@ class Traffic:
             if type(value) is RemoteValue:
                 found[name] = _fate(value)
         return found
+
+
+def _only(options: CellOptions) -> frozenset[str] | None:
+    return None if options.gives is None else frozenset(options.gives)
 
 
 def _saved(

@@ -61,6 +61,10 @@ class Line:
         """How it ended, if it has."""
         return self._conversation.link.over
 
+    def fileno(self) -> int:
+        """For ``poll``, where somebody waits for something else as well; then ``hear(0)``. Below zero: it is closed."""
+        return self._conversation.fileno()
+
     def is_asked(self, call: int) -> bool:
         """Whether this call of ours is on its way, or is being answered."""
         return self._conversation.link.is_asked(call)

@@ -94,7 +94,8 @@ class Asked(enum.IntEnum):
 
 
 class Told(enum.IntEnum):
-    """Answers of the worker, and (the last four) what it says without being asked."""
+    """Answers of the worker, and (the last four) what it says without being asked. With ``Flag.BEGAN`` an answer comes
+    of what a function had left to be waited for: of a cell, that it has run."""
 
     OPENED = 1
     VALUE = 2
