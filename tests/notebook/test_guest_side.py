@@ -125,6 +125,14 @@ def test_what_cannot_come_late_is_no_cell_and_is_sent_with_the_next(monkeypatch:
     here["a"][1] = 1.0
     again = space.outgoing(["a"])
     again.lent = [Lodged(1, 8)]
+    outgoing = space.outgoing
+
+    def with_late(*args: Any, **named: Any) -> Any:
+        found = outgoing(*args, **named)
+        found.late = [None]
+        return found
+
+    monkeypatch.setattr(space, "outgoing", with_late)
     monkeypatch.setattr(space, "changed_late", lambda what: [(None, ())])
     monkeypatch.setattr(space, "parcels_of", lambda changed: again)
     with pytest.raises(OutOfMemory):
@@ -133,3 +141,25 @@ def test_what_cannot_come_late_is_no_cell_and_is_sent_with_the_next(monkeypatch:
     assert guest.names["b"] == 7
     monkeypatch.undo()
     assert [one.names for one in space.outgoing(["a"]).parcels] == [("a",)]
+
+
+def test_where_nothing_has_to_be_sent_nothing_is_asked_before_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be said goes with the cell. If that does not come after all, the next one says it again."""
+    guest = Guest(monkeypatch)
+    kernel: Any = Kernel(guest)
+    here: dict[str, Any] = {f"n{number}": [number] for number in range(100)}
+    traffic = Traffic(Space(here, NOTEBOOK), Handles(here))
+    reads = frozenset(here)
+    reading = Reading(reads=reads, binds=frozenset(), asked=reads)
+    assert traffic.send(kernel, reading, CellOptions(), 0)[2] == ()
+    assert kernel.asked == ["place"], "it may fail there, and that is told before the cell begins"
+    guest_side.collect()
+    fewer = Reading(reads=reads - {"n0"}, binds=frozenset(), asked=reads)
+    assert traffic.send(kernel, fewer, CellOptions(), 0)[2]
+    traffic.withdraw()
+    placing = traffic.send(kernel, fewer, CellOptions(), 0)[2]
+    assert kernel.asked == ["place"]
+    guest_side.place(*crossed(placing))
+    assert guest.names.keys() == reads - {"n0"}, "what this cell does not read is aside"
+    guest_side.collect()
+    assert guest.names.keys() == reads
