@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sublet
-from sublet.client.guests import environment, start_spec
 from sublet.client.home import runtime_dir
-from sublet.client.line import open_line
 from sublet.client.office import ensure_office
+from sublet.compute.kernel_guest import KernelGuest
+from sublet.notebook import guest_side
 from sublet.notebook.kernel_line import KernelLine, Message
-from sublet.wire.guests import GuestSpec, Service, StdioKind
-from sublet.wire.jupyter import KERNEL_ENTRY, KERNEL_IMPORTS
 
 PATIENCE_S = 60.0
 
@@ -34,21 +32,17 @@ def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
 
 
 @pytest.fixture(scope="module")
-def line(fabric: sublet.Fabric, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelLine]:
+def kernel(fabric: sublet.Fabric, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelGuest]:
     with fabric.gpu(min_vram="64MiB", ttl="2m") as lease:
-        spec = GuestSpec(
-            entry=KERNEL_ENTRY,
-            imports=KERNEL_IMPORTS,
-            cwd=str(tmp_path_factory.mktemp("folder")),
-            env=environment(lease, None),
-            stdio=StdioKind.NULL,
-            serves=True,
-        )
-        with (
-            start_spec(lease, spec, busy=False) as guest,
-            KernelLine(open_line(lease, guest.id, Service.JUPYTER)) as line,
-        ):
-            yield line
+        kernel = KernelGuest(lease, cwd=str(tmp_path_factory.mktemp("folder")))
+        yield kernel
+        kernel.close()
+
+
+@pytest.fixture(scope="module")
+def line(kernel: KernelGuest) -> Iterator[KernelLine]:
+    with KernelLine(kernel.channels) as line:
+        yield line
 
 
 class Shown:
@@ -172,3 +166,49 @@ def test_one_that_cuts_a_result_short_is_not_held_against_a_later_cell(line: Ker
     assert line.finish(asked, shown)["content"]["ename"] == "KeyboardInterrupt"
     assert line.execute("1 / 0", lambda *_: None)["content"]["ename"] == "ZeroDivisionError"
     assert line.execute("import asyncio\nawait asyncio.sleep(0)", lambda *_: None)["content"]["status"] == "ok"
+
+
+# ---- cells that are asked for by a call
+
+
+def called(kernel: KernelGuest, line: KernelLine, code: str, show: Callable[[str, Message], None]) -> dict[str, Any]:
+    """Run a cell so; the content of its reply."""
+    request = line.request({"code": code, "silent": False, "store_history": False, "allow_stdin": False})
+    call = kernel.begin_cell(guest_side.run, (), request)
+    assert line.finish(request["header"]["msg_id"], show, call=call) == {}
+    reply, _ = kernel.result(call.pending)
+    return dict(reply)
+
+
+def test_everything_that_a_called_cell_says_is_there_when_it_is_over(kernel: KernelGuest, line: KernelLine) -> None:
+    shown = Shown()
+    said = called(kernel, line, "for i in range(40): print(str(i) * 50_000)\n1 / 0", shown)
+    assert (said["status"], said["ename"]) == ("error", "ZeroDivisionError")
+    assert shown.text == "".join(str(i) * 50_000 + "\n" for i in range(40))
+    assert [one["ename"] for one in shown.of("error")] == ["ZeroDivisionError"]
+    assert not shown.of("execute_input")
+    shown = Shown()
+    assert called(kernel, line, "import asyncio\nawait asyncio.sleep(0.01)\n'awaited'", shown)["status"] == "ok"
+    assert shown.of("execute_result")[0]["data"]["text/plain"] == "'awaited'"
+
+
+def test_called_cells_and_others_run_in_one_context(kernel: KernelGuest, line: KernelLine) -> None:
+    """As all cells of ipykernel do: what one sets of a context variable the next one finds."""
+    called(kernel, line, "import contextvars\nvariable = contextvars.ContextVar('v')\nvariable.set(1)", Shown())
+    shown = Shown()
+    line.execute("print(variable.get())\nvariable.set(2)", shown)
+    called(kernel, line, "print(variable.get())", shown)
+    assert shown.text == "1\n2\n"
+
+
+def test_a_called_cell_is_interrupted_by_its_name(kernel: KernelGuest, line: KernelLine) -> None:
+    shown, asked = Shown(), list[str]()
+
+    def stop(channel: str, message: Message) -> None:
+        shown(channel, message)
+        if not asked and message["header"]["msg_type"] == "stream":
+            asked.append(line.interrupt(message["parent_header"]["msg_id"]))
+
+    said = called(kernel, line, "print('on')\nimport time\nwhile True: time.sleep(0.01)", stop)
+    assert (said["ename"], shown.text) == ("KeyboardInterrupt", "on\n")
+    assert called(kernel, line, "'next'", shown)["status"] == "ok"

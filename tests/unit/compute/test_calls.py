@@ -80,6 +80,19 @@ def said(pending: Pending) -> str:
     return str(json.loads(unpack(pending.came.body).blob))  # type: ignore[union-attr]
 
 
+def test_who_looks_takes_in_what_came_and_never_waits(both: tuple[Exchange, Pretended]) -> None:
+    """As who waits for another connection as well."""
+    exchange, pretended = both
+    pretended.answers.clear()
+    pending = Pending()
+    exchange.send(pending, lambda: body("one"))
+    assert not exchange.look(pending)
+    pretended.answers.set()
+    until(lambda: exchange.look(pending))
+    assert said(pending) == "one"
+    assert exchange.look(pending), "and once more"
+
+
 def test_who_waits_listens(both: tuple[Exchange, Pretended]) -> None:
     """No thread of ours is needed for one call after the other."""
     exchange, _ = both
