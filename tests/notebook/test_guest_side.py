@@ -129,7 +129,7 @@ def test_what_cannot_come_late_is_no_cell_and_is_sent_with_the_next(monkeypatch:
 
     def with_late(*args: Any, **named: Any) -> Any:
         found = outgoing(*args, **named)
-        found.late = [None]
+        found.late = [None]  # type: ignore[list-item]  # that there is one is enough
         return found
 
     monkeypatch.setattr(space, "outgoing", with_late)

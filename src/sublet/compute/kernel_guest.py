@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -100,12 +99,6 @@ class KernelGuest:
         pending = Pending()
         self._worker.send(pending, Job(checked_callable(function), args, keywords))
         return pending
-
-    def knock(self, function: Callable[[], object]) -> None:
-        """A call is going to come: this one does nothing, and nobody waits for it. What the next one needs is awake and
-        warm then, in its process and in ours."""
-        with contextlib.suppress(SubletError):
-            self._worker.knock(Job(checked_callable(function), (), {}))
 
     def begin_cell(self, function: Callable[..., Any], *args: Any) -> CellCall:
         """The same for one that runs a cell (``behind.run_cell``)."""

@@ -106,11 +106,6 @@ class Worker:
             self._in_doubt = True
             raise
 
-    def knock(self, job: Job) -> None:
-        """Send a call whose answer nobody wants."""
-        with self.exchange.sending:
-            self.exchange.ask_nobody(self._message(job))
-
     def distrust(self, function: Callable[..., object]) -> bool:
         """The worker does not know it under its name. False if that cannot be."""
         with self.exchange.sending:

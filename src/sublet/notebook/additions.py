@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import partial
+from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -60,8 +61,10 @@ class Additions:
         self._told: set[tuple[str, str, int]] = set()
         self._there: set[str] = set()
         """Sorts that cells have added on the present device, which nothing here can look into."""
-        self._modules: list[int] = []
-        """Identities of all modules that were looked at last."""
+        self._modules: list[Any] = []
+        """All modules, as they were looked at last."""
+        self._looks = 0
+        """How often they were others."""
         self._made: list[tuple[str, ModuleType]] = []
         """Those of them that no import has made."""
         self._seen: list[int] = []
@@ -90,16 +93,16 @@ class Additions:
 
     def _identities(self) -> list[int]:
         """Of all that could be an addition. To look at each takes 3 ms where torch is imported; this takes a tenth."""
-        modules = list(map(id, list(sys.modules.values())))
-        if modules != self._modules:
-            self._modules, self._made = modules, list(_made_modules())
+        modules = list(sys.modules.values())
+        if len(modules) != len(self._modules) or not all(map(is_, modules, self._modules)):
+            self._modules, self._made, self._looks = modules, list(_made_modules()), self._looks + 1
         found = list(map(id, _accessors().values()))
         for formatter in self._formatters().values():
             for printers in formatter.type_printers, formatter.deferred_printers:
                 found += map(id, list(printers.values()))
         for _, module in self._made:
             found += map(id, list(vars(module).values()))
-        return [*found, *modules, *(_bound_modules() if self._made else ())]
+        return [self._looks, *found, *(_bound_modules() if self._made else ())]
 
     def _found(self) -> Iterator[Addition]:
         yield from self._printers()

@@ -23,7 +23,6 @@ from sublet.errors import (
     SubletError,
     WorkerLost,
 )
-from sublet.notebook import guest_side
 from sublet.notebook.additions import Additions
 from sublet.notebook.ahead import Ahead
 from sublet.notebook.between import Between
@@ -158,7 +157,6 @@ class Cells:
             self._run_one(source, options, is_whole)
 
     def _run_one(self, source: str, options: CellOptions, is_whole: bool) -> None:
-        self._knock()
         python = self.shell.transform_cell(source)
         self.reading(python)
         check_names(options, self._space.names)
@@ -403,12 +401,6 @@ class Cells:
         if news := self.handles.first_sight():
             say(self.shell, news)
         return kernel, line
-
-    def _knock(self) -> None:
-        """While the cell is read here its guest wakes up."""
-        kernel, lease = self._kernel, self.lease
-        if kernel is not None and lease is not None and lease.end is None and not kernel.is_lost:
-            kernel.knock(guest_side.soon)
 
     def _let_go(self) -> None:
         self._between.leave()

@@ -5,6 +5,7 @@ Called by name, on the main thread between cells; the namespace is the kernel's,
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Collection, Coroutine, Mapping
@@ -18,6 +19,7 @@ from sublet.notebook import holding, on_demand
 from sublet.notebook.counting import has_too_many
 from sublet.notebook.home import HomeRules
 from sublet.notebook.in_use import CALLBACK, TASK, THREAD, in_use
+from sublet.notebook.in_use import NOTHING as NOTHING_USED
 from sublet.notebook.lodging import Lodged, Word
 from sublet.notebook.merging import can_change
 from sublet.notebook.namespace import Bound, Heard, Said, visible_among
@@ -38,7 +40,6 @@ __all__ = [
     "place_late",
     "run",
     "seen",
-    "soon",
 ]
 
 
@@ -82,10 +83,6 @@ _results: Final[set[str]] = set()
 _surroundings: Surroundings | None = None
 
 
-def soon() -> None:
-    """A cell is going to come."""
-
-
 def place(
     parcels: list[Parcel],
     gone: tuple[str, ...],
@@ -126,7 +123,7 @@ def place(
     keep_sources(sources)
     set_compiler_flags(flags)
     space.hear(word)
-    with around.undrawn():
+    with around.undrawn() if parcels else contextlib.nullcontext():
         taken = space.take(parcels, gone, afterwards=afterwards)
     _bound.noted(space.names, (*taken.changed, *taken.rebound, *gone))
     _check(taken)
@@ -134,7 +131,7 @@ def place(
     reads = reads | handles.keys() if handles else reads
     steady = _heard_steady.hear(steady) if isinstance(steady, Said) else steady
     hidden = (space.visible() - reads - steady) | (binds - reads)
-    hidden -= deletes | in_use(space.names, can_change).names.keys()
+    hidden -= deletes | in_use(space.names, can_change).names.keys() if hidden else deletes
     aside = {name: space.names.pop(name) for name in list(space.names) if name in hidden} if hidden else {}
     space.names.update(dict.fromkeys(deletes - space.names.keys(), TO_DELETE))
     old = {name: NotKept(0) for name in _results - reads if name in space.names}
@@ -269,14 +266,20 @@ def _collected(space: Space, every: set[str], only: frozenset[str] | None, room:
         found.gone = ()
         holding.finish(space, found.stays, found.names)
         return found
-    in_use_now = in_use(space.names, can_change)
+    whys = holding.whys()
+    reads = _before.reads - LAST_RESULTS
+    is_any = bool(reads or rebound or whys)
+    in_use_now = in_use(space.names, can_change) if is_any else NOTHING_USED
     used = in_use_now.changing
-    back = {name for name, why in holding.whys().items() if why in IN_USE and name not in used}
+    back = {name for name, why in whys.items() if why in IN_USE and name not in used}
     stuck = {name: why for name, why in holding.stuck().items() if name not in rebound | back}
     rebound |= back & space.names.keys()
-    wanted = (_before.reads - LAST_RESULTS) | rebound
+    wanted = reads | rebound
     wanted |= space.names_with_new_gradients(wanted)
-    running = {name: why for name, why in used.items() if name in wanted or name in holding.whys()}
+    if wanted and not is_any:  # gradients alone
+        in_use_now = in_use(space.names, can_change)
+        used = in_use_now.changing
+    running = {name: why for name, why in used.items() if name in wanted or name in whys}
     found = space.outgoing(
         wanted,
         lost_of=_before.reads - running.keys(),

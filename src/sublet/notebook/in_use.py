@@ -30,6 +30,10 @@ TASK: Final = "in use by a running task"
 CALLBACK: Final = "in use by a callback"
 OBJECTS_MAX: Final = 20_000
 """Objects that are followed from what a thread holds; beyond that nothing is looked at."""
+WORK_QUEUE: Final = "work_queue"
+"""As the threads of ``concurrent.futures`` call it."""
+_NO_CODE: Final = frozenset({type(None), tuple, dict, signal.Handlers})
+"""Most of what threads and signals have."""
 _LEAVES: Final = frozenset(
     {type(None), bool, int, float, complex, str, bytes, range, types.CodeType, types.ModuleType, types.FrameType}
 )
@@ -126,7 +130,7 @@ def _awaited(coroutine: Any) -> Iterator[types.FrameType]:
 def _queued(stack: list[types.FrameType], names: dict[str, Any]) -> bool:
     """Whether a thread of a pool has functions of this namespace in front of it."""
     for frame in stack:
-        queue = frame.f_locals.get("work_queue")
+        queue = frame.f_locals.get(WORK_QUEUE) if WORK_QUEUE in frame.f_code.co_varnames else None
         if queue is not None and any(_is_of(names, getattr(item, "fn", None)) for item in gc.get_referents(queue)):
             return True
     return False
@@ -176,6 +180,8 @@ def _callables_in(held: Any, depth: int = 4) -> Iterator[Any]:
 
 def _is_of(names: dict[str, Any], value: Any) -> bool:
     """Whether it is a function, method or class of the namespace, however wrapped."""
+    if type(value) in _NO_CODE:
+        return False
     for _ in range(8):
         if isinstance(value, functools.partial):
             value = value.func

@@ -316,7 +316,10 @@ class Traffic:
         keep_sources(out.sources)
         set_compiler_flags(out.flags)
         self.progress.at((), verb="receiving")
-        with contextlib.nullcontext() if self.surroundings is None else self.surroundings.undrawn():
+        quietly = (
+            contextlib.nullcontext() if self.surroundings is None or not out.parcels else self.surroundings.undrawn()
+        )
+        with quietly:
             taken = self.space.take(out.parcels, out.gone)
         self.space.freed(out.freed)
         self.space.tidy()
