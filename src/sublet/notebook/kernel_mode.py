@@ -88,7 +88,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
     app: Any = IPKernelApp.instance(kernel_class=LeasedKernel)
     app.initialize(said[:at])
-    from sublet.notebook.magic import GpuMagics  # it loads doctest, which must find ipykernel's debugger in its place
+    from sublet.notebook.magic import GpuMagics  # what it loads may load doctest, which must find ipykernel's debugger
 
     magics = GpuMagics(app.shell)
     app.shell.register_magics(magics)

@@ -8,9 +8,7 @@ A word that is a name is sent if it can be. One that cannot be sent keeps no cel
 from __future__ import annotations
 
 import ast
-import doctest
 import functools
-import pickletools
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -161,6 +159,8 @@ def _words_of_pickle(data: bytes) -> Iterator[str]:
     """Of a pickle that names something of ``__main__``."""
     if MAIN.encode() not in data or len(data) > PICKLE_MAX:
         return
+    import pickletools  # as doctest, below: few cells need it, and its tables take a while
+
     try:
         for _, argument, _ in pickletools.genops(data):
             if type(argument) is str:
@@ -171,6 +171,8 @@ def _words_of_pickle(data: bytes) -> Iterator[str]:
 
 def _words_of_doctests(names: Mapping[str, Any]) -> set[str]:
     """Functions and classes of the notebook that have examples, and what the examples name."""
+    import doctest  # which loads unittest and a debugger
+
     found: set[str] = set()
     parser = doctest.DocTestParser()
     for name, value in list(names.items()):
