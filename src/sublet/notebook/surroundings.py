@@ -94,6 +94,7 @@ class Surroundings:
         """``in_cells``: rows of the cell's context are set by ``enter``, which is called within a cell."""
         found = table(is_notebook=is_notebook) if rows is None else rows
         self._tracks = {row.key: _Track(row) for row in found}
+        self._locals = [track for track in self._tracks.values() if track.is_local]
         self._is_notebook = is_notebook
         self._in_cells = in_cells
         self._is_whole = is_notebook
@@ -189,9 +190,10 @@ class Surroundings:
     def _changed(self, track: _Track) -> tuple[Packed, ...]:
         if track.row.kind == Kind.FILES and not self._sees_files:
             return ()
-        if not self._is_ready(track.row):
+        if track.row.module not in self._ready and not self._is_ready(track.row):
             return tuple(track.waiting) if self._is_whole else ()
-        self._set_waiting(track)
+        if track.waiting:
+            self._set_waiting(track)
         now = self._read(track)
         if now is None or now is track.agreed:
             return ()
@@ -340,7 +342,7 @@ class Surroundings:
                 track.seen = self._read(track)
 
     def _local(self) -> list[_Track]:
-        return [track for track in self._tracks.values() if track.is_local and self._is_ready(track.row)]
+        return [track for track in self._locals if self._is_ready(track.row)]
 
     # ---- libraries
 
