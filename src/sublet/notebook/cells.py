@@ -143,7 +143,8 @@ class Cells:
         self._interrupts = Interrupts()
         """Of the cell that runs."""
         self._is_begun = False
-        """Whether its first line may have run."""
+        """Whether its first line may have run. While nothing was heard of it, ``_call`` knows better."""
+        self._call: CellCall | None = None
         self._activities = contextlib.ExitStack()
         """What keeps the leases of the cell that runs from being idle."""
 
@@ -422,13 +423,15 @@ class Cells:
         except GpuSessionEnded:
             raise
         except LeaseEnded as error:
-            if self._is_begun or error.end is None or error.end.reason not in GAVE_WAY:
+            is_begun = self._is_begun if self._call is None else self._call.may_have_begun()
+            if is_begun or error.end is None or error.end.reason not in GAVE_WAY:
                 raise
             self._let_go()
             self._leave_ended()
             return None
 
     def _run(self, lease: Lease, source: str, python: str, options: CellOptions, status: StatusLine) -> Ran:
+        self._call = None
         number = number_of(self.shell)
         kernel, line = self._ready(lease, options, status)
         kernel.when_parked = lambda: self._stand_still(options, status)
@@ -561,6 +564,7 @@ class Cells:
             return LOOK_S
 
         def show(channel: str, message: Message) -> None:
+            self._call = None
             if message["header"]["msg_type"] == MESSAGE:
                 self.traffic.fetch(kernel, sent, message["content"]["name"], message["content"]["bound"])
                 return
@@ -571,7 +575,7 @@ class Cells:
         self._between.leave()
         try:
             request = line.request(content)
-            call = self.traffic.begin(kernel, options, placing, request)
+            call = self._call = self.traffic.begin(kernel, options, placing, request)
             with self._interrupts.patient():  # each stops the cell, and the lease stays
                 asked = request["header"]["msg_id"]
                 line.finish(asked, show, look=look, interrupts=self._interrupts, call=call)

@@ -12,9 +12,10 @@ import pytest
 from sublet.compute import calls as calls_module
 from sublet.compute.calls import Exchange, Pending
 from sublet.compute.housekeeper import Housekeeper
+from sublet.compute.kernel_guest import CellCall
 from sublet.wire.happenings import Called, Event, Over
 from sublet.wire.line import Line, pair
-from sublet.wire.work import Asked, Board, Message, Told, pack, unpack
+from sublet.wire.work import Asked, Board, Flag, Message, Told, pack, unpack
 from tests.left_open import left_of, threads_now
 
 PATIENCE_S = 20.0
@@ -233,3 +234,39 @@ def test_the_housekeeper_completes_what_nobody_waits_for_and_leaves(both: tuple[
     until(lambda: len(finished) == 300)
     assert finished == sorted(finished)
     assert not left_of(lambda: threads_now("sublet-calls"), before)
+
+
+@pytest.mark.parametrize(
+    ("flags", "may_have_begun"), [(Flag.NONE, False), (Flag.BEGAN, True)], ids=["refused", "answered when it is over"]
+)
+def test_the_answer_of_a_cells_call_tells_whether_the_cell_began(
+    both: tuple[Exchange, Pretended], flags: Flag, may_have_begun: bool
+) -> None:
+    """A cell that was on its way when its lease ended runs on the next one."""
+    exchange, _ = both
+    call = CellCall(exchange, Pending())
+    assert not call.has_failed()
+    exchange.send(call.pending, lambda: Message(pack(Told.ENDED, flags=flags, inline=(b"{}",))))
+    until(lambda: exchange.look(call.pending))
+    assert call.may_have_begun() is may_have_begun
+    assert call.has_failed() is not may_have_begun
+
+
+@pytest.mark.parametrize("is_executing", [False, True])
+def test_of_a_lost_call_the_board_tells_whether_the_cell_may_have_begun(
+    both: tuple[Exchange, Pretended], is_executing: bool
+) -> None:
+    exchange, pretended = both
+    introduced, call = Pending(), CellCall(exchange, Pending())
+    exchange.send(introduced, lambda: Message(body("one").body, exchange.take_shared()))
+    assert exchange.wait(introduced)
+    pretended.answers.clear()
+    exchange.send(call.pending, lambda: body("two"))
+    until(lambda: len(pretended.calls) == 2)
+    assert pretended.board is not None
+    if is_executing:
+        pretended.board.begin(call.pending.call, 1)
+    pretended.line.hang_up()
+    until(lambda: exchange.look(call.pending))
+    assert call.may_have_begun() is is_executing
+    assert not call.has_failed(), "nobody answered"
