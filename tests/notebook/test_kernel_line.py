@@ -212,3 +212,11 @@ def test_a_called_cell_is_interrupted_by_its_name(kernel: KernelGuest, line: Ker
     said = called(kernel, line, "print('on')\nimport time\nwhile True: time.sleep(0.01)", stop)
     assert (said["ename"], shown.text) == ("KeyboardInterrupt", "on\n")
     assert called(kernel, line, "'next'", shown)["status"] == "ok"
+
+
+def test_a_cell_alone_has_no_other_behind_it(line: KernelLine) -> None:
+    """A notebook that runs as a job has its own kernel in a guest, and asks that whether more cells are queued."""
+    shown = Shown()
+    asks = "from sublet.notebook.queued import has_queued\nprint(has_queued(get_ipython().kernel, running=1))"
+    line.execute(asks, shown)
+    assert shown.text == "False\n"

@@ -236,9 +236,14 @@ def _guest_kernel_class() -> Any:
 
         async def shell_main(self, subshell_id: str | None, msg: Any) -> None:
             handled = super().shell_main(subshell_id, msg)
+
+            async def here() -> None:  # not by the name of ``shell_main``: one task of that name is one message
+                await handled
+
             if subshell_id is None:
-                handled = asyncio.get_running_loop().create_task(handled, context=self.cells_context)
-            await handled
+                await asyncio.get_running_loop().create_task(here(), context=self.cells_context)
+            else:
+                await handled
 
         async def run_asked(self, request: dict[str, Any]) -> dict[str, Any]:
             """Run the cell of a request that did not come on the shell channel; the content of the reply. What it says
