@@ -299,6 +299,12 @@ EXEMPT: Final = (
         reason="closing is awaited by whoever closes; left alone, it hands what it could not give back to a thread",
     ),
     Exemption(
+        module="guest.kernel",
+        call="create_task",
+        count=2,
+        reason="runs in the context of cells; awaited in the same function, or kept and answered by the connection",
+    ),
+    Exemption(
         module="testing.replica_conformance",
         call="Thread",
         count=1,
