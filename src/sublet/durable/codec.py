@@ -144,15 +144,14 @@ class Encoding:
         return pickler
 
     def remember(self, pickler: Any) -> dict[int, Any]:
-        """What the pickler has met, by id; kept by number, where identity can matter, if the rules want that."""
-        memo: dict[int, Any] = pickler.memo.copy()
+        """What the pickler has met whose identity can matter, by number; kept if the rules want that."""
+        found = with_identity(pickler.memo.copy().values())
         if self.rules.remembers:
-            self.met = with_identity(memo.values())
             made = {*self.rules.temporary, *map(id, self.made)}
-            if made:
-                self.met = {n: value for n, value in self.met.items() if id(value) not in made}
-            self.met.update(numbered(self.rules.units))
-        return memo
+            self.met = {n: value for n, value in found.items() if id(value) not in made} if made else found
+            if self.rules.units:
+                self.met = self.met | dict(numbered(self.rules.units))
+        return found
 
     def may_hold_byte_arrays(self) -> bool:
         """Whether something in the pickle looks as one does there: its code, and a length in eight bytes."""

@@ -116,6 +116,7 @@ def encode_roots(
     stays: Callable[[Group], bool] = lambda _: True,
     before: Callable[[tuple[str, ...]], object] | None = None,
     apart: Collection[str] = (),
+    alone: Collection[str] = (),
 ) -> list[Group]:
     """Every root in exactly one group, in the order of names; objects and memory are shared within groups only.
 
@@ -123,7 +124,8 @@ def encode_roots(
     who asks again and again; ``still``: flat values that need not be encoded unless they share something; ``together``:
     groups of an earlier time, each encoded at once, since to find groups takes up to three encodings; ``stays``:
     whether such a group of several names is to stay one; ``before``: called with names before they are encoded
-    together; ``apart``: names that are in groups without others, unless they share something with them.
+    together; ``apart``: names that are in groups without others, unless they share something with them; ``alone``:
+    names that come out large, which are looked at one by one at once.
     Raises ``Unpicklable`` with the root's name at the head of the path.
     """
     rules = Rules(gpu=gpu) if rules is None else rules
@@ -140,6 +142,9 @@ def encode_roots(
     if apart:
         halves = [([n for n in names if n in apart], [n for n in names if n not in apart]) for names in runs]
         runs = [tuple(part) for both in halves for part in both if part]
+    if alone:
+        singles = [(name,) for names in runs for name in names if name in alone]
+        runs = [left for names in runs if (left := tuple(name for name in names if name not in alone))] + singles
     bundles += _bundles(runs, roots, rules, before)
     parted |= {n for n, one in enumerate(bundles[first:], first) if len(one.names) > 1 and one.is_large}
     doubtful = _sharing(bundles) | parted
@@ -189,11 +194,12 @@ class _Bundle:
         self.plain = not rules.was_asked and kinds <= PLAIN and _are_flat(values, self._encoding)
         self.is_large = self._encoding.nbytes > LARGE_BYTES
         self.met: Mapping[int, Any] = NOTHING
-        """Id → what the pickler has: (number, object). It holds them, so that no id is given out twice."""
+        """Id → object, of those that another bundle could have met as well. It holds them, so that no id is given out
+        twice."""
         self._own: Collection[object] = values
         """Of plain values, those that another name could have as well."""
         if not self.plain:
-            self.met = self._encoding.remember(pickler)
+            self.met = {id(value): value for value in self._encoding.remember(pickler).values()}
             return
         # Nothing but they themselves can be shared, and asking the pickler costs much.
         if not kinds <= CHANGING:
@@ -214,7 +220,9 @@ class _Bundle:
         found = [(one.address, one.end) for one in self._encoding.seen if one.length and not one.private]
         if self.plain:
             return found
-        for _, value in self.met.values():
+        if set(OWNERS).isdisjoint(map(type, self.met.values())):
+            return found
+        for value in self.met.values():
             if type(value) in OWNERS and (view := memoryview(value)).nbytes:
                 start = address_of(view)
                 found.append((start, start + view.nbytes))
@@ -272,7 +280,7 @@ def _met_twice(bundles: Sequence[_Bundle | _Still]) -> Iterator[tuple[int, int]]
     everything: set[int] = set()
     for n, bundle in enumerate(bundles):
         for which in everything.intersection(bundle.ids):
-            if bundle.plain or _has_identity(bundle.met[which][1]):
+            if bundle.plain or _has_identity(bundle.met[which]):
                 if which not in first:
                     first[which] = next(m for m in range(n) if which in bundles[m].ids)
                 yield first[which], n

@@ -24,7 +24,8 @@ from sublet.durable.changes import ChangeFinder
 from sublet.durable.codec import ATOMS, can_travel, encode
 from sublet.durable.encoded import Buffer, BufferKind, Encoded
 from sublet.durable.figures import is_part_kind
-from sublet.durable.roots import LARGE_BYTES, Group, Order, encode_roots
+from sublet.durable.roots import LARGE_BYTES, Group, Order, StandsFor, encode_roots
+from sublet.durable.rules import found_by_name
 from sublet.errors import Unpicklable
 from sublet.notebook.blame import blamed
 from sublet.notebook.counting import TOO_MANY, has_too_many
@@ -43,6 +44,7 @@ from sublet.notebook.reading import names_of
 from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.sources import sources_of
 from sublet.notebook.taking import taken_over
+from sublet.notebook.unchanged import LARGE as LONG
 from sublet.notebook.unchanged import Snapshot, snapshot
 
 __all__ = ["BESIDE", "GUEST", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
@@ -58,6 +60,7 @@ NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 NO_WHYS: Final[Mapping[str, str]] = types.MappingProxyType({})
 QUICK_BYTES: Final = 256 * 1024
 """What is no more than this is remembered in no time."""
+LONG_KINDS: Final = frozenset({list, set, dict, tuple, frozenset})
 ORDERED_MIN: Final = 1024
 """Of so many names the order is worth remembering."""
 ROUNDS_MAX: Final = 64
@@ -88,7 +91,26 @@ def _unheld(values: list[Any], groups: Iterable[Group]) -> list[Any]:
         attributes = getattr(value, "__dict__", None)
         if type(attributes) is dict:
             held.update(map(id, attributes.values()))
+        held |= _of_code(value)
     return [value for value in values if id(value) not in held]
+
+
+def _can_be_lost(value: Any) -> bool:
+    """Of what crossed: a library's function and a module are found by their names, a part of a figure goes with the
+    figure."""
+    if isinstance(value, StandsFor) or (type(value) is types.FunctionType and found_by_name(value)):
+        return False
+    if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
+        return False
+    return not is_part_kind(type(value)) and can_change(value)
+
+
+def _of_code(value: Any) -> set[int]:
+    """Ids of what a function or a class has beside what is pickled of it where that is empty: its annotations, and the
+    namespace that a function was made in."""
+    if type(value) is types.FunctionType:
+        return {id(value.__annotations__), id(value.__globals__)}
+    return {id(vars(value).get("__annotations__"))} if isinstance(value, type) else set()
 
 
 def _ids_of(groups: Iterable[Group]) -> set[int]:
@@ -108,6 +130,10 @@ def _names_read(group: Group) -> frozenset[str]:
     here = vars(sys.modules["__main__"])
     functions = [one for one in (group.encoded.met or {}).values() if type(one) is types.FunctionType]
     return frozenset().union(*(names_of(one.__code__)[0] for one in functions if one.__globals__ is here))
+
+
+def _is_long(value: Any) -> bool:
+    return type(value) in LONG_KINDS and len(value) >= LONG
 
 
 def _sendable(values: list[Any]) -> list[Any]:
@@ -258,7 +284,10 @@ class Space:
         named: set[int] | None = None
         if lost:
             named = _ids_of(groups)
-            groups = self._encoded(names, rules, found, must=must, beside=lost)
+            joined = {group.names for group in groups if group.is_joined}
+            like = [group.names for group in groups if not group.is_still]
+            groups = self._encoded(names, rules, found, must=must, beside=lost, anew=anew, like=like)
+            groups = [replace(one, is_joined=True) if one.names in joined else one for one in groups]
         if room is not None:
             groups = [group for group in groups if has_room(group, room, stuck, self._shared, found)]
         found.names = frozenset(names - found.stays.keys() if found.stays else names)
@@ -479,7 +508,9 @@ class Space:
         like = []
         for arrived in came.values():
             named = tuple(name for name in arrived.names if not name.startswith(LOST))
-            if named:
+            if named and self._is_agreed_at_once(named, arrived):
+                known.discard(named[0])
+            elif named:
                 like.append(named)
                 self._note_group(named, is_joined=arrived.is_joined)
         for group in self._encoded(known, rules, Outgoing(), must=False, like=like):
@@ -502,6 +533,18 @@ class Space:
                 else:
                     self._lodging.leave((group.names, n))
                     self._finder.believe(buffer, parcel.hashes[n])
+
+    def _is_agreed_at_once(self, names: tuple[str, ...], arrived: Parcel) -> bool:
+        """Whether it is a large container of atoms, which can be told to be unchanged without being encoded here: then
+        it counts as what came. Where a set lists its items in another order than the other side's, it is sent once more
+        than needed when it has changed and was changed back."""
+        value = self.names.get(names[0])
+        if not arrived.is_plain or arrived.buffers or len(names) > 1 or not _is_long(value):
+            return False
+        encoded = Encoded(head=arrived.head, buffers=())
+        group = Group(names=names, encoded=encoded, plain={names[0]: value})
+        self._remember(group, digest(group))
+        return True
 
     def disagree(self, names: Iterable[str]) -> None:
         """The other side may have changed these and not said so: they are sent again when they are wanted."""
@@ -545,10 +588,14 @@ class Space:
             return {}
         unchanged = self._unchanged_before(names)
         came = [value for value in came if id(value) not in unchanged]
-        lost = _unmet([value for value in came if not is_part_kind(type(value)) and can_change(value)], groups)
+        lost = _unmet([value for value in came if _can_be_lost(value)], groups)
         if lost:  # names that crossed together with these may hold them, and are not looked at
             beside = self._identities.crossed_with(names).difference(*(group.names for group in groups))
-            left = _unmet(lost, self._encoded(beside & self.names.keys(), HomeRules(), Outgoing(), must=False))
+            beside &= self.names.keys()
+            held = [self.names[name] for name in beside]
+            found_at_once = set(map(id, held)).union(*map(_of_code, held))
+            left = [value for value in lost if id(value) not in found_at_once]
+            left = _unmet(left, self._encoded(beside, HomeRules(), Outgoing(), must=False)) if left else []
             seen = self._held_before(names).union(map(id, left))
             lost = [value for value in lost if id(value) in seen]
         found = _sendable([value for value in lost if not self._is_untouched(value)])
@@ -627,6 +674,7 @@ class Space:
         while True:
             parts = self._joined_before(line, still) if like is None else set()
             known = self._among(line, self._large | self._joined if like is None else like, still)
+            alone = self._alone(line) if few and like is None else ()
             try:
                 groups = encode_roots(
                     here,
@@ -638,6 +686,7 @@ class Space:
                     stays=functools.partial(self._stays, parts) if like is None else lambda _: True,
                     before=before,
                     apart=self._first,
+                    alone=alone,
                 )
                 if self._read_first(rules.loads):
                     continue
@@ -662,6 +711,13 @@ class Space:
         first = self._first
         found = [group for group in groups if left.issuperset(group)]
         return [one for one in found if one in self._joined or first.isdisjoint(one) or first.issuperset(one)]
+
+    def _alone(self, names: Iterable[str]) -> set[str]:
+        """Names that come out large, as far as it can be told beforehand: those that stood in a large group, and those
+        of long containers."""
+        large = {name for group in self._large for name in group}
+        values = self.names
+        return {name for name in names if name in large or _is_long(values.get(name))}
 
     def _joined_before(self, names: Collection[str], but: Collection[str]) -> set[tuple[str, ...]]:
         """What is left of joined groups without names that rarely are what joins the others: results of cells (which
