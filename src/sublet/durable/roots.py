@@ -143,8 +143,9 @@ def encode_roots(
         halves = [([n for n in names if n in apart], [n for n in names if n not in apart]) for names in runs]
         runs = [tuple(part) for both in halves for part in both if part]
     if alone:
-        singles = [(name,) for names in runs for name in names if name in alone]
-        runs = [left for names in runs if (left := tuple(name for name in names if name not in alone))] + singles
+        singles = [name for names in runs for name in names if name in alone]
+        runs = [left for names in runs if (left := tuple(name for name in names if name not in alone))]
+        runs += [(name,) for name in singles]
     bundles += _bundles(runs, roots, rules, before)
     parted |= {n for n, one in enumerate(bundles[first:], first) if len(one.names) > 1 and one.is_large}
     doubtful = _sharing(bundles) | parted
