@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -462,3 +463,21 @@ def test_what_only_another_name_holds_is_not_sent_with_every_cell(nb: Notebook) 
     assert nb.there("x.append(2)") is None
     assert sum(one.nbytes for one in nb.came.parcels) < 10_000
     assert nb.names["y"][0] == [1, 2]
+
+
+def test_a_function_of_a_library_is_taken_apart_without_going_through_all_modules(
+    nb: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decorator's function has the library's namespace; its default values and attributes go with it all the same."""
+    nb.here("import contextlib\n@contextlib.contextmanager\ndef doubled(x, kept=[1]):\n    yield [2 * x, *kept]")
+    searched: list[object] = []
+
+    def noted(*args: object) -> list[object]:
+        searched.append(args)
+        return []
+
+    monkeypatch.setattr(cloudpickle.cloudpickle, "_find_imported_submodules", noted)
+    nb.there("with doubled(4) as found:\n    pass\ndoubled.calls = [1]")
+    nb.there("doubled.calls.append(2)\nwith doubled(5) as found:\n    pass")
+    assert (nb.names["found"], nb.names["doubled"].calls) == ([10, 1], [1, 2])
+    assert searched == []

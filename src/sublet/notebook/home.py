@@ -32,8 +32,6 @@ LOADING: Final = frozenset(
     }
 )
 """Methods that may run while an object is unpickled."""
-_GLOBALS = 1
-"""Where cloudpickle puts the globals among the arguments that make a function."""
 
 
 class HomeRules(Rules):
@@ -77,16 +75,19 @@ class HomeRules(Rules):
         return found
 
     def _parts(self, value: types.FunctionType) -> tuple[Any, Any, Any]:
-        if value.__globals__ is not vars(sys.modules["__main__"]):
-            make, arguments, (attributes, slots) = super()._parts(value)
-            return make, *_of_its_module(value, arguments, (attributes, slots))
         code = value.__code__
         names, is_opaque = names_of(code)
-        self.needs |= names
-        self.files.add(code.co_filename)
-        self.maybe |= words_of_code(code) | words_of_annotations(value)
-        if is_opaque:
-            self.opaque.add(value.__qualname__)
+        if value.__globals__ is vars(sys.modules["__main__"]):
+            space: StandsFor = _HOME
+            self.needs |= names
+            self.files.add(code.co_filename)
+            self.maybe |= words_of_code(code) | words_of_annotations(value)
+            if is_opaque:
+                self.opaque.add(value.__qualname__)
+        elif (module := _module_of(value)) is not None:
+            space = _ModuleGlobals(module)
+        else:
+            return super()._parts(value)
         # What cloudpickle would answer, less the globals. It goes through all loaded modules for every function.
         slots = {
             "__name__": "".join(value.__name__),  # a string of its own: whether it is interned must not show
@@ -101,7 +102,7 @@ class HomeRules(Rules):
             "__globals__": {},
         }
         attributes = {"".join(name): held for name, held in value.__dict__.items()}
-        return rebuild.function, (code, _HOME, None, None, None), (attributes, slots)
+        return rebuild.function, (code, space, None, None, None), (attributes, slots)
 
     def _rule_for(self, kind: type) -> Any:
         if issubclass(kind, CONNECTIONS):
@@ -165,13 +166,12 @@ def _submodules_used(value: types.FunctionType, names: frozenset[str]) -> list[t
     return [found[name] for name in sorted(found)]
 
 
-def _of_its_module(value: types.FunctionType, arguments: Any, state: Any) -> tuple[Any, Any]:
-    """A function made within a library's function (by a decorator, say) has that module's namespace, there as well."""
-    name = value.__globals__.get("__name__", "")
-    if name in MAINS or vars(sys.modules.get(name, _NO_MODULE)) is not value.__globals__:
-        return arguments, state
-    arguments = (*arguments[:_GLOBALS], _ModuleGlobals(name), *arguments[_GLOBALS + 1 :])
-    return arguments, (state[0], {**state[1], "__globals__": {}})
+def _module_of(value: types.FunctionType) -> str | None:
+    """Of a function that was made within a library's function (by a decorator, say): the module whose namespace it has,
+    there as well."""
+    name: str = value.__globals__.get("__name__", "")
+    is_its = name not in MAINS and vars(sys.modules.get(name, _NO_MODULE)) is value.__globals__
+    return name if is_its else None
 
 
 _NO_MODULE = types.ModuleType("none")
