@@ -139,7 +139,7 @@ class Guest:
 
     def _hang_up(self) -> None:
         if self.visits is not None:
-            self.visits.cut()
+            self.visits.end()
 
     def tell(self, news: GuestNews) -> None:
         """Everybody who is attached hears of it."""

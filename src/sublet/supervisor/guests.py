@@ -203,7 +203,8 @@ class Guests:
         if prepared.volume is not None:
             guest.volumes[prepared.volume.tenancy.lease] = prepared.volume.epoch
         if prepared.stdio.inbox >= 0:
-            guest.visits = Visits(prepared.loop, prepared.stdio.inbox)
+            refused = None if profile is Profile.LOCAL else lambda error: guest.stdio.say(str(error))
+            guest.visits = Visits(prepared.loop, prepared.stdio.inbox, refused)
         tenancy.guests[id_] = self.by_id[id_] = guest
         guest.on_gone = partial(tenancy.guests.pop, id_, None)
         self._trees.add(tree)

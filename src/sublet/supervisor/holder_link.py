@@ -286,12 +286,14 @@ class HolderLink:
             epoch=epoch,
             operations=self.front.operations,
         )
-        guest.visits.hand(visit, self._connection.sock)
+        ours = guest.visits.connect(visit, self._connection.sock)
         self._reply(call, Connected())
         sock = self._connection.hand_over()
         if sock is not None:
-            guest.visits.keep(visit, sock, self.front.generation)
+            guest.visits.keep(visit, sock, self.front.generation, ours)
             self._on_over(self)
+        elif ours is not None:
+            ours.close()
 
     def _detach(self, guest: str) -> None:
         attached = self._attached.pop(guest, None)

@@ -29,6 +29,7 @@ __all__ = [
     "CONTROL_MAX",
     "DATA_MAX",
     "FDS_MAX",
+    "HEADER",
     "HEADER_BYTES",
     "HELLO_MAX",
     "Frame",
@@ -39,8 +40,8 @@ __all__ = [
     "encode",
 ]
 
-_HEADER: Final = struct.Struct("!BBHII")
-HEADER_BYTES: Final = _HEADER.size
+HEADER: Final = struct.Struct("!BBHII")
+HEADER_BYTES: Final = HEADER.size
 CONTROL_MAX: Final = 1 * MIB
 """Bytes of one message. What is larger goes through a channel or through shared memory."""
 DATA_MAX: Final = 256 * 1024
@@ -131,7 +132,7 @@ def encode(
         )
     if len(fds) > FDS_MAX:
         raise InvalidRequest(f"{len(fds)} descriptors are too many for one message", do=f"Send at most {FDS_MAX}.")
-    return b"".join((_HEADER.pack(version, kind, len(fds), channel, length), body))
+    return b"".join((HEADER.pack(version, kind, len(fds), channel, length), body))
 
 
 def broken(what: str) -> InvalidRequest:
@@ -234,7 +235,7 @@ class FrameReader:
             self._error = broken("it was over")
 
     def _read_head(self) -> _Head:
-        version, code, flags, channel, length = _HEADER.unpack_from(self._bytes, self._at)
+        version, code, flags, channel, length = HEADER.unpack_from(self._bytes, self._at)
         kind = _KINDS.get(code)
         if kind is None:
             raise self._fail(f"there is no frame of kind {code}")
