@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import sublet
+from sublet.errors import CapacityExceeded
 from sublet.supervisor.stores_work import why_no_image
 from tests.security.conftest import Place
 from tests.traces import until
@@ -47,5 +49,58 @@ def test_disk_is_given_back_though_a_process_has_a_folder_of_it_open(place: Plac
             os.close(backing)
         with pytest.raises(OSError, match=r"."):
             os.close(os.open("more", os.O_WRONLY | os.O_CREAT, dir_fd=held))
+    finally:
+        os.close(held)
+
+
+def content(block: sublet.Lease) -> bytes:
+    guest = block.start(["sh", "-c", "cat $SUBLET_BLOCK/answer"], cwd="/")
+    assert guest.wait(timeout=60) == 0
+    return b"".join(piece.data for piece in guest.output())
+
+
+@pytest.mark.parametrize("how", ["open", "mapped"])
+def test_a_volume_that_is_held_open_is_kept_and_waits_for_that_process(place: Place, how: str) -> None:
+    """Its room is never quarantined, its name is refused with who has it, and it clears itself."""
+    name = f"held-{how}"
+    block = place.ben.block("32MiB", name=name)
+    folder = folder_of(place, block)
+    file = os.open(folder / "answer", os.O_RDWR)
+    mapped = mmap.mmap(file, 3) if how == "mapped" else None
+    try:
+        if mapped is not None:
+            os.close(file)
+        block.release()
+        until("a slice that is free", lambda: not block_device(place)["leases"])
+        assert place.owner.request("GET", "/v1/fences", shape=list) == []
+        assert name in [volume["name"] for volume in place.ben.request("GET", "/v1/volumes", shape=list)]
+        who = rf"process {os.getpid()} \(.*, user 0\) has .*answer open"
+        with place.ben.block("32MiB", name=name) as again, pytest.raises(CapacityExceeded, match=who):
+            again.start(["true"], cwd="/")
+        until("another slice that is free", lambda: not block_device(place)["leases"])
+        assert place.owner.request("GET", "/v1/fences", shape=list) == []
+        if mapped is None:
+            with pytest.raises(OSError, match=r"."):
+                os.write(file, b"43\n")
+    finally:
+        if mapped is not None:
+            mapped.close()
+        else:
+            os.close(file)
+    with place.ben.block("32MiB", name=name) as last:
+        assert content(last) == b"42\n"
+
+
+def test_a_volume_that_is_held_open_can_be_removed(place: Place) -> None:
+    block = place.ben.block("32MiB", name="gone")
+    folder = folder_of(place, block)
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        block.release()
+        until("a slice that is free", lambda: not block_device(place)["leases"])
+        image = folder.with_name(folder.name + ".img")
+        assert image.exists()
+        place.ben.remove_volume("gone")
+        until("an image that is removed", lambda: not image.exists())
     finally:
         os.close(held)

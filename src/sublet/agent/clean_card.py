@@ -25,6 +25,7 @@ from sublet.errors import GpuError, SubletError
 from sublet.values import MIB, format_size
 from sublet.wire.cards import CardFound
 from sublet.wire.codec import dumps
+from sublet.wire.open_files import handed_on
 
 __all__ = ["AT_REST", "SETTINGS", "clean", "look", "main", "scrub"]
 
@@ -57,10 +58,12 @@ def clean(
     driver: Callable[[], CudaDriver] = open_driver,
     now_ns: Callable[[], int] = time.monotonic_ns,
     sees_processes: bool | None = None,
+    node: str | None = None,
 ) -> CardFound:
     """Every step, in order; the first that does not succeed is the answer."""
     try:
         left = _left_on(uuid, library, sees_all_processes() if sees_processes is None else sees_processes)
+        left = left or _handed_on(_node(uuid, library) if node is None else node)
         if left:
             return CardFound(left=left)
         changed = _set_back(uuid, json.loads(settings) if settings else {}, library)
@@ -115,6 +118,26 @@ def _left_on(uuid: str, library: Library | None, sees_processes: bool) -> str:
     if reading.used is not None and reading.used > AT_REST:
         return f"{format_size(reading.used)} of its memory are in use, and nobody can be seen who uses it"
     return ""
+
+
+def _handed_on(node: str) -> str:
+    """Who has the card open by a descriptor that left its guest. The driver tells of who computes on it, and not of
+    who could begin."""
+    try:
+        number = os.stat(node).st_rdev
+    except OSError:
+        return ""
+    found = next(handed_on(number), None)
+    return f"{found}, which it was handed by a command of a lease" if found is not None else ""
+
+
+def _node(uuid: str, library: Library | None) -> str:
+    lib, handle, close = _handle(uuid, library)
+    try:
+        minor = _value(lib, "nvmlDeviceGetMinorNumber", handle)
+    finally:
+        close()
+    return "" if minor == _NO_ANSWER else f"/dev/nvidia{minor}"
 
 
 def _settings(uuid: str, library: Library | None) -> dict[str, int]:

@@ -15,6 +15,7 @@ import struct
 from typing import Final, NamedTuple
 
 from sublet.supervisor.isolation import syscalls
+from sublet.wire.open_files import open_files, text_of_process
 
 __all__ = [
     "Mount",
@@ -40,6 +41,7 @@ _TRIES: Final = 64
 """Others look for a free loop device at the same time."""
 _EXT4_IOC_SHUTDOWN: Final = 0x8004587D
 _WITHOUT_WRITING: Final = struct.pack("=I", 2)
+_ALL_WRITTEN: Final = struct.pack("=I", 0)
 _DELETED: Final = " (deleted)"
 _FLAGS: Final = syscalls.MS_NODEV | syscalls.MS_NOSUID
 
@@ -90,35 +92,12 @@ def loops_of(folder: str) -> list[str]:
 def who_else_has(device: str, proc: str = "/proc") -> str:
     """In words, which process keeps this device busy: one that has a file on it open or works there, or one that copied
     our mounts while it was among them, as a container or ``unshare --mount`` does. Empty if none is seen to."""
-    return _with_a_file_of(device, proc) or _with_a_mount_of(device, proc)
-
-
-def _with_a_file_of(device: str, proc: str) -> str:
-    """Descriptors travel: one that left its lease may be anywhere on this machine."""
     try:
         number = os.stat(device).st_rdev
     except OSError:
         return ""
-    for pid in sorted((int(name) for name in os.listdir(proc) if name.isdigit()), reverse=True):
-        with contextlib.suppress(OSError):  # it has ended, or is not ours to look into
-            opened = [f"{proc}/{pid}/fd/{name}" for name in os.listdir(f"{proc}/{pid}/fd")]
-            if any(_is_on(path, number) for path in (*opened, f"{proc}/{pid}/cwd", f"{proc}/{pid}/root")):
-                return f"process {_named(pid, proc)} has a file or folder of it open"
-    return ""
-
-
-def _is_on(path: str, number: int) -> bool:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return False
-    return number in (found.st_dev, found.st_rdev)
-
-
-def _named(pid: int, proc: str) -> str:
-    with open(f"{proc}/{pid}/comm", "rb") as file:
-        name = file.read().decode("utf-8", "replace").strip()
-    return f"{pid} ({name}, user {os.stat(f'{proc}/{pid}').st_uid})"
+    found = next(open_files(number, proc), None)
+    return str(found) if found is not None else _with_a_mount_of(device, proc)
 
 
 def _with_a_mount_of(device: str, proc: str) -> str:
@@ -131,7 +110,8 @@ def _with_a_mount_of(device: str, proc: str) -> str:
             with open(f"{proc}/{pid}/mountinfo", "rb") as file:
                 if f" {device} ".encode() not in file.read():
                     continue
-            return f"process {_named(pid, proc)} copied the mounts of this machine while it was one of them"
+            who = text_of_process(f"{proc}/{pid}")
+            return f"process {who} copied the mounts of this machine while it was one of them"
     return ""
 
 
@@ -195,23 +175,33 @@ def mount_memory(folder: str, size: int, *, names: int) -> None:
 def take_down(point: str, *, unwritten: bool, forced: bool = False) -> bool:
     """Unmount what is at this folder. ``unwritten``: what it has in memory need not come to disk. Whether the file
     system was shut down: then nothing is written to it any more, also by a process that has a file of it open.
-    ``forced``: what was shut down is unmounted whoever uses it."""
-    is_down = False
-    if unwritten:
-        with contextlib.suppress(OSError):  # another kind of file system, or an old kernel: then it is written
-            fd = os.open(point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.ioctl(fd, _EXT4_IOC_SHUTDOWN, _WITHOUT_WRITING)
-                is_down = True
-            finally:
-                os.close(fd)
+    ``forced``: it is shut down and unmounted whoever uses it."""
+    is_down = unwritten and _shut_down(point, _WITHOUT_WRITING)
     try:
         syscalls.unmount(point)
     except OSError as error:
-        if error.errno != errno.EBUSY or not (is_down and forced):
+        if error.errno != errno.EBUSY or not forced:
+            raise
+        is_down = is_down or _shut_down(point, _ALL_WRITTEN)
+        if not is_down:
             raise
         syscalls.unmount(point, lazily=True)
     return is_down
+
+
+def _shut_down(point: str, how: bytes) -> bool:
+    """Whether that could be done: not on another kind of file system, or an old kernel."""
+    try:
+        fd = os.open(point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.ioctl(fd, _EXT4_IOC_SHUTDOWN, how)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 def _free_loop() -> int:

@@ -152,6 +152,8 @@ def among_errands(lock: str, *, after_others: bool) -> Iterator[None]:
 
 def make_blocks(folder: str, note: StoreNote, ids: tuple[int, int] | None) -> Made:
     """The folders of the block parts of one lease; with ``ids`` they belong to that user."""
+    if held := _held_open(folder):
+        return Made(refused=held)
     made: list[tuple[str, str]] = []
     was_kept = os.path.exists(os.path.join(folder, KEPT))
     try:
@@ -310,9 +312,11 @@ def _in_words(error: OSError, size: int) -> str:
 def put_away(folder: str, *, keep: bool, note: StoreNote | None = None, forced: bool = False) -> str:
     """Take down what is mounted below the folder, and the folder with it, or keep it read-only. What is still there, in
     words; empty if nothing is. Twice is once. ``note``: who had it last, if that is not what its note says; ``forced``:
-    what is not kept goes although a process has a file of it open."""
+    although a process has a file of it open."""
     if keep and os.path.exists(os.path.join(folder, NOTE)):
         keep = _is_worth_keeping(folder)
+    elif keep and os.path.exists(os.path.join(folder, KEPT)) and not mounts_below(folder):
+        return ""
     down = []
     for mount in mounts_below(folder):
         try:
@@ -326,8 +330,10 @@ def put_away(folder: str, *, keep: bool, note: StoreNote | None = None, forced: 
         with contextlib.suppress(OSError):
             detach_loop(device)
     used = _still_used(folder, loops=bool(loops))
-    if used and not (forced and not keep and _is_empty_by_now(folder, down)):
+    if used and not (forced and _is_shut_down(folder, down)):
         return used
+    if used and not keep:
+        _empty(folder)
     if not os.path.lexists(folder):
         return ""
     if keep:
@@ -335,19 +341,35 @@ def put_away(folder: str, *, keep: bool, note: StoreNote | None = None, forced: 
     return _removed(folder)
 
 
-def _is_empty_by_now(folder: str, down: list[str]) -> bool:
-    """A process that has a file of an image open keeps its loop device for as long as it lives. What was shut down is
-    written to no more, so its image can be cut to nothing: then the disk has its room back, and no byte is left of
-    what the lease had, whoever holds what."""
-    if mounts_below(folder):
+def _is_shut_down(folder: str, down: list[str]) -> bool:
+    """A process that has a file of an image open keeps its loop device for as long as it lives. Whether that is all
+    that is left: what was shut down, now or when it was kept, is written to no more."""
+    images = _images(folder)
+    if mounts_below(folder) or not images:
         return False
-    backed = [name for name in os.listdir(folder) if name.endswith(".img")]
-    places = {os.path.join(os.path.realpath(folder), name.removesuffix(".img")) for name in backed}
-    if not backed or not places.issubset(down):
-        return False
-    for name in backed:
-        os.truncate(os.path.join(folder, name), 0)
-    return True
+    was_kept = not os.path.exists(os.path.join(folder, NOTE))
+    return was_kept or {os.path.realpath(image).removesuffix(".img") for image in images}.issubset(down)
+
+
+def _empty(folder: str) -> None:
+    """Cut the images to nothing: then the disk has its room back, and no byte is left of what the lease had, whoever
+    holds what."""
+    for image in _images(folder):
+        os.truncate(image, 0)
+
+
+def _images(folder: str) -> list[str]:
+    return [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".img")]
+
+
+def _held_open(folder: str) -> str:
+    """Why a volume that is kept cannot be used yet; empty if it can. Its file system was shut down while a process had
+    a file of it open, and what that process still has would be written over what a second mount writes."""
+    loops = loops_of(folder) if os.path.exists(os.path.join(folder, KEPT)) and not mounts_below(folder) else []
+    if not loops:
+        return ""
+    who = next(filter(None, map(who_else_has, loops)), "") or f"{', '.join(loops)} is in use"
+    return f"the volume was held open when its last lease ended, and still is: {who}. It can be used once that is over"
 
 
 def _removed(folder: str) -> str:
