@@ -405,6 +405,7 @@ class Stores:
         folder = self._named(volume.tenant, volume.name)
         note = _read(folder, KEPT) or StoreNote(lease=LeaseId(""), epoch=was, tenant=volume.tenant, parts=())
         store = Store(folder, replace(note, name=""), State.LEAVING)
+        store.tries = FORCED_AFTER  # nobody has leased it, so nobody is waited for
         self._all.append(store)
         self._put_away(store)
 
