@@ -1,9 +1,10 @@
 """Whatever guests do in their folders, what root does there afterwards changes nothing outside of them.
 
 Real actions of a guest's user, in any order, between the real functions that the privileged part runs on those folders:
-starting guests, taking over after a restart, laying out and publishing a volume, keeping, cleaning and removing. Beside
-them lies a tree that nobody was given. `SUBLET_CANARY=20000` tries so many lives instead of a few, from chance. (What a
-guest mounts is in its own mount namespace, and never comes to be here.)
+starting guests, taking over after a restart, laying out and publishing a volume, keeping, cleaning and removing. Guests
+act before these functions, and in the middle of them: just when the privileged part is about to use a name in a folder
+of theirs they may exchange that very name. Beside them lies a tree that nobody was given. `SUBLET_CANARY=20000` tries
+so many lives instead of a few, from chance. (What a guest mounts is in its own mount namespace, and never comes here.)
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sublet.errors import SubletError
+from sublet.supervisor import stores_work, volume_folder
 from sublet.supervisor.by_descriptor import change, opened_folder
 from sublet.supervisor.counting import count
 from sublet.supervisor.isolation import Ids
@@ -46,7 +49,11 @@ BLOCK = Part(resource=ResourceId("block"), kind=Kind.BLOCK, amount=64 * 1024)
 
 NAMES = ("a", "b", "rows", "home", "0", "lock", "checkpoints", "packs", "staging", "1.2", "1.2.holder")
 TARGETS = ("CANARY", "CANARY/file", "CANARY/dir", "CANARY/dir/inner", "CANARY/null", "..", "../..", "a", "b")
-ROOTS = ("home", "volume")
+ROOTS = ("home", "volume", "staging")
+USES = frozenset(("open", "os.scandir", "os.truncate")) | {
+    f"os.{name}" for name in ("chmod", "chown", "link", "listdir", "mkdir", "remove", "rename", "rmdir")
+}
+"""Python tells of these just before they are done (``sys.addaudithook``), with the name that is used."""
 
 
 class Act(NamedTuple):
@@ -71,6 +78,7 @@ acts = st.builds(
             "replace",
             "replace",
             "folder",
+            "file",
             "file",
             "link",
             "second name",
@@ -103,11 +111,31 @@ PRIVILEGED = (
 )
 
 
+_at_work: list[World] = []
+"""The world in which the privileged part is just doing something."""
+_is_told: list[bool] = []
+
+
+def interfere(event: str, arguments: tuple[object, ...]) -> None:
+    if _at_work and event in USES and isinstance(arguments[0], str):
+        world = _at_work.pop()
+        try:
+            world.interfere(arguments[0])
+        finally:
+            _at_work.append(world)
+
+
 class World:
     """A lease's folders, and beside them what must stay as it is."""
 
     def __init__(self, base: Path) -> None:
+        if not _is_told:  # it cannot be taken back
+            sys.addaudithook(interfere)
+            _is_told.append(True)
         self.base = base
+        self.between: tuple[int, str] = 0, ""
+        """After so many uses of names in their folders by the privileged part, guests put a link to this into the place
+        of the name that is used next."""
         self.canary = base / "canary"
         (self.canary / "dir").mkdir(parents=True, mode=0o750)
         (self.canary / "file").write_text("root only")
@@ -165,7 +193,8 @@ class World:
                     case "replace":  # by a link: the trap that most attacks begin with
                         there = sorted(os.listdir(top))
                         name = there[act.place % len(there)] if there else act.name
-                        os.rename(name, f"{name}.aside", src_dir_fd=top, dst_dir_fd=top)
+                        with contextlib.suppress(FileNotFoundError):
+                            os.rename(name, f"{name}.aside", src_dir_fd=top, dst_dir_fd=top)
                         os.symlink(target, name, dir_fd=top)
                     case "folder":
                         os.mkdir(act.name, dir_fd=top)
@@ -191,6 +220,28 @@ class World:
         finally:
             os.close(top)
 
+    def interfere(self, path: str) -> None:
+        """Exchange this name, if it lies in a folder of a guest's."""
+        left, target = self.between
+        for folder in self.folders.values() if target else ():
+            whole = os.path.join(folder, path)  # as it is, or from a descriptor of the folder
+            if whole.startswith(f"{folder}/") and os.path.lexists(whole):
+                self.between = (left - 1, target) if left else (0, "")
+                if not left:
+                    self.exchange(whole, target)
+                return
+
+    def exchange(self, path: str, target: str) -> None:
+        with contextlib.suppress(OSError):
+            above = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                with self.as_guest():
+                    name = os.path.basename(path)
+                    os.rename(name, f"{name}.aside", src_dir_fd=above, dst_dir_fd=above)
+                    os.symlink(target.replace("CANARY", str(self.canary)), name, dir_fd=above)
+            finally:
+                os.close(above)
+
     # ---- root
 
     def restart(self) -> None:
@@ -204,13 +255,14 @@ class World:
         home, _ = self.tenancy.make_home(Ids(GUEST, GUEST))
         note = StoreNote(lease=LEASE, epoch=EPOCH, tenant=TENANT, parts=(BLOCK,), name="kept")
         made = make_blocks(self.store, note, (GUEST, GUEST))
-        self.folders = {"home": home, "volume": made.paths[0] if made.paths else ""}
+        volume = made.paths[0] if made.paths else ""
+        self.folders = {"home": home, "volume": volume, "staging": f"{volume}/staging/{EPOCH}"}
 
     def place(self) -> Place:
         folder, lock = f"{self.store}/0", f"{self.store}/lock"
         return Place(folder=folder, lock=lock, size=BLOCK.amount, counted=True, owner=GUEST, group=GUEST)
 
-    def do(self, what: str, name: str) -> None:
+    def do(self, what: str, name: str, between: tuple[int, str] = (0, "")) -> None:
         volume = f"{self.store}/0"
         opened = VolumeOpened(lease=LEASE, epoch=EPOCH, name="kept", folder=volume, staging="", size=BLOCK.amount)
         asked = Publish(lease=LEASE, epoch=EPOCH, staging=name, manifest="a", packs=("b",), parent=0)
@@ -227,13 +279,49 @@ class World:
             "put away": lambda: put_away(self.store, keep=False),
             "end": lambda: remove_tree(self.tenancy.folder),
         }
-        with contextlib.suppress(OSError, SubletError):  # a refusal changes nothing either
-            acts[what]()
+        self.between = between
+        _at_work.append(self)
+        try:
+            with contextlib.suppress(OSError, SubletError):  # a refusal changes nothing either
+                acts[what]()
+        finally:
+            _at_work.pop()
 
 
-steps = st.lists(
-    st.one_of(acts, acts, acts, st.tuples(st.sampled_from(PRIVILEGED), st.sampled_from(NAMES))), min_size=8, max_size=40
-)
+Done = tuple[str, str, tuple[int, str]]
+"""Something that the privileged part does, with which name, and which one is exchanged meanwhile."""
+Life = tuple[bool, list[Act | Done], tuple[int, str]]
+"""Whether it begins with a volume that is laid out; what guests and the privileged part do then; which name is
+exchanged during each of the last acts."""
+exchanges = st.tuples(st.integers(0, 5), st.sampled_from(("CANARY/file", "CANARY/dir", "CANARY", "")))
+done = st.tuples(st.sampled_from(PRIVILEGED), st.sampled_from(NAMES), exchanges)
+lives = st.tuples(st.booleans(), st.lists(st.one_of(acts, acts, acts, done), min_size=8, max_size=40), exchanges)
+LAST = ("start", "restart", "start", "lay out", "sweep", "keep", "put away", "end")
+
+
+def changed_by(life: Life) -> str:
+    """After which act of the privileged part something outside was another; empty if after none."""
+    base = Path(tempfile.mkdtemp(prefix="sublet-canary-"))
+    try:
+        world = World(base)
+        before = world.facts()
+        world.do("start", "")
+        if life[0]:
+            world.do("lay out", "")
+        for step in life[1]:
+            if isinstance(step, Act):
+                world.act(step)
+                continue
+            world.do(*step)
+            if world.facts() != before:
+                return f"{step}"
+        for what in LAST:
+            world.do(what, "a", life[2])
+            if world.facts() != before:
+                return f"{what} at the end"
+        return ""
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
 
 
 @settings(
@@ -244,24 +332,90 @@ steps = st.lists(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-@given(steps=steps)
-def test_nothing_outside_is_changed(steps: list[Act | tuple[str, str]]) -> None:
-    base = Path(tempfile.mkdtemp(prefix="sublet-canary-"))
-    try:
-        world = World(base)
-        before = world.facts()
-        world.do("start", "")
-        for step in steps:
-            if isinstance(step, Act):
-                world.act(step)
-            else:
-                world.do(*step)
-                assert world.facts() == before, f"after {step}"
-        for what in ("start", "restart", "start", "lay out", "sweep", "keep", "put away", "end"):
-            world.do(what, "a")
-            assert world.facts() == before, f"after {what} at the end"
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
+@given(life=lives)
+def test_nothing_outside_is_changed(life: Life) -> None:
+    assert changed_by(life) == ""
+
+
+# ---- mistakes that such lives show
+
+
+def before(module: object, name: str, also: Callable[[str], object]) -> Callable[[pytest.MonkeyPatch], None]:
+    """This function of the privileged part does something more with the folder that it is given, first."""
+    real = getattr(module, name)
+
+    def wrong(folder: str | Place | Tenancy, *arguments: object, **named: object) -> object:
+        path = folder.folder if isinstance(folder, Place | Tenancy) else folder
+        with contextlib.suppress(OSError):
+            also(path)
+        return real(folder, *arguments, **named)
+
+    return lambda patch: patch.setattr(module, name, wrong)
+
+
+def below(folder: str) -> Iterator[str]:
+    for where, folders, files in os.walk(folder):
+        yield from (os.path.join(where, name) for name in (*folders, *files))
+
+
+def readable(folder: str) -> None:
+    for path in below(folder):
+        os.chmod(path, 0o644)
+
+
+def given_to_the_guest(folder: str) -> None:
+    for path in below(folder):
+        os.chown(path, GUEST, GUEST)
+
+
+def readable_if_no_link(folder: str) -> None:
+    """It looks first, and a name may be exchanged after that."""
+    for path in below(folder):
+        if os.path.isfile(path) and not os.path.islink(path):
+            os.chmod(path, 0o644)
+
+
+def emptied(folder: str) -> None:
+    for path in below(folder):
+        if os.path.isfile(path) and not os.path.islink(path):
+            os.truncate(path, 0)
+
+
+LINK, FILE = (Act("", what, "a", "", "CANARY/file", 0, 0) for what in ("link", "file"))
+NEVER = 0, ""
+AT_ONCE = 0, "CANARY/file"
+MISTAKES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Life]] = {
+    "cleaning, by path in what was staged": (
+        before(volume_folder, "_sweep", lambda folder: readable(f"{folder}/staging")),
+        (True, [LINK._replace(root="staging"), ("sweep", "a", NEVER)], NEVER),
+    ),
+    "a start that gives a kept volume away by path": (
+        before(stores_work, "make_blocks", given_to_the_guest),
+        (False, [LINK._replace(root="volume"), ("keep", "a", NEVER), ("start", "a", NEVER)], NEVER),
+    ),
+    "a start after a restart, by path in the home": (
+        before(Tenancy, "make_home", lambda folder: readable(f"{folder}/home")),
+        (False, [LINK._replace(root="home"), ("restart", "a", NEVER), ("start", "a", NEVER)], NEVER),
+    ),
+    "adoption that looks first, and then changes by path": (
+        before(stores_work, "_is_worth_keeping", readable_if_no_link),
+        (False, [FILE._replace(root="volume"), ("keep", "a", AT_ONCE)], NEVER),
+    ),
+    "an end that looks first, and then empties by path": (
+        before(stores_work, "_removed", emptied),
+        (False, [FILE._replace(root="volume"), ("put away", "a", AT_ONCE)], NEVER),
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", list(MISTAKES))
+def test_a_mistake_of_the_privileged_part_is_caught(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each as somebody might write it, and a life that shows it. Without the mistake the same life changes nothing."""
+    plant, life = MISTAKES[mistake]
+    assert changed_by(life) == ""
+    plant(monkeypatch)
+    monkeypatch.setitem(globals(), "make_blocks", stores_work.make_blocks)
+    assert changed_by(life) != ""
 
 
 # ---- each kind of trap has its effect, and the net catches a mistake
@@ -272,6 +426,7 @@ def world() -> Iterator[World]:
     base = Path(tempfile.mkdtemp(prefix="sublet-canary-"))
     made = World(base)
     made.do("start", "")
+    made.do("lay out", "")
     yield made
     shutil.rmtree(base, ignore_errors=True)
 
