@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from sublet.errors import CheckpointFailed, InvalidRequest
+import sublet
+from sublet.broker.signing import Signer
+from sublet.errors import CheckpointFailed, InvalidRequest, Unauthorized
 from sublet.replicated import FolderReplica, ReplicatedCheckpoint, Save, SigningKey
 from sublet.replicated.checkpoint_record import History
-from sublet.values import Epoch
+from sublet.training import training_records
+from sublet.values import Epoch, TenantId
+from sublet.wire.http import CheckpointKey
+from tests.security.conftest import Place
 
 RAN: list[str] = []
 BIG = bytes(range(256)) * 64
@@ -150,3 +155,54 @@ def test_a_key_lies_in_a_file_for_its_owner_alone_and_is_carried_as_text(tmp_pat
     for text in ("", "x", key.text()[:-1], key.text().upper()):
         with pytest.raises(InvalidRequest, match="no key for checkpoints"):
             SigningKey.parse(text)
+
+
+# ---- the key that the office keeps for a tenant
+
+
+def key_of(fabric: sublet.Fabric) -> SigningKey:
+    return SigningKey.parse(fabric.request("GET", "/v1/checkpoint-key", shape=CheckpointKey).key)
+
+
+def test_each_tenant_has_a_key_of_its_own_and_is_given_no_other(place: Place, tmp_path: Path) -> None:
+    """An operator has its own as well. The office's secret lies where only its owner reads it, and is not changed."""
+    keys = [key_of(fabric).id for fabric in (place.ana, place.ben, place.owner)]
+    assert len(set(keys)) == 3
+    assert key_of(place.ben).id == keys[1]
+    file = place.home / "keys" / "checkpoint.key"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    again = Signer.open(place.home / "keys", "another")
+    assert SigningKey.parse(again.checkpoint_key(TenantId("ben"))).id == keys[1]
+    with pytest.raises(Unauthorized), place.connect("sublet_" + "x" * 43) as nobody:
+        key_of(nobody)
+    damaged = tmp_path / "checkpoint.key"
+    damaged.write_text("secret/00\n")
+    damaged.chmod(0o600)
+    with pytest.raises(InvalidRequest, match="is damaged"):
+        Signer.open(tmp_path, "office")
+    assert damaged.read_text() == "secret/00\n"
+
+
+def test_the_state_of_a_job_that_another_tenant_wrote_is_refused(place: Place, tmp_path: Path) -> None:
+    """As in a bucket to which both may write."""
+    folders = [tmp_path / str(number) for number in range(3)]
+    with place.ben.cpu() as lease:
+        with training_records("runs", folders, lease) as (before, _):
+            before.save("old", Trap())
+        with training_records("runs", folders, lease, fabric=place.ben) as (mine, _):
+            mine.save("job", [1, 2])
+            with pytest.raises(CheckpointFailed, match="has no signature"):
+                mine.load("old")
+        with training_records("runs", folders, lease, fabric=place.ben, unsigned=True) as (mine, _):
+            assert mine.load("old") is not None
+    with place.ana.cpu() as lease, training_records("runs", folders, lease, fabric=place.ana) as (theirs, _):
+        with pytest.raises(CheckpointFailed, match="does not fit your key"):
+            theirs.load("job")
+        theirs.save("forged", Trap())
+    with place.ben.cpu() as lease, training_records("runs", folders, lease, fabric=place.ben) as (mine, _):
+        with pytest.raises(CheckpointFailed, match="does not fit your key"):
+            mine.load("forged")
+        found = mine.load("job")
+        assert found is not None
+        assert found.value() == [1, 2]
+    assert RAN == []

@@ -98,6 +98,14 @@ def _table() -> tuple[Route, ...]:
             "What has failed in background loops",
             answers={200: list[wire.TroubleView]},
         ),
+        route(
+            "GET",
+            "/v1/checkpoint-key",
+            Right.TENANT,
+            office.checkpoint_key,
+            "The key with which the caller's tenant signs checkpoints",
+            answers={200: wire.CheckpointKey},
+        ),
         route("GET", "/v1/status", Right.TENANT, office.status, "The office", answers={200: wire.StatusView}),
         route(
             "POST",

@@ -22,6 +22,7 @@ from sublet.wire.http import (
     WIRE_VERSION,
     BackupAnswer,
     BackupRequest,
+    CheckpointKey,
     ClearFenceRequest,
     DownAnswer,
     DownRequest,
@@ -72,6 +73,11 @@ _RECORDS_MAX: Final = 1000
 def hello(service: Service, call: Call) -> Reply:
     """What a client has to know before it asks; for everybody, so it says nothing about anybody."""
     return json_reply(Hello(wire=WIRE_VERSION, wire_oldest=WIRE_OLDEST, version=service.identity.version))
+
+
+def checkpoint_key(service: Service, call: Call) -> Reply:
+    """The caller's own, and nobody else's, whatever rights it has."""
+    return json_reply(CheckpointKey(key=service.signer.checkpoint_key(call.caller.tenant)))
 
 
 def document(service: Service, call: Call) -> Reply:

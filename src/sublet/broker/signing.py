@@ -1,7 +1,10 @@
-"""Capability tokens, the signing half: the office's key, and tokens for leases that live.
+"""Capability tokens, the signing half: the office's key, and tokens for leases that live. And tenants' checkpoint keys.
 
 The private key lies in the state folder, readable by its owner only, and is made whole or not at all. Whoever has the
 public key can verify a token offline (``agent.tokens``); nobody but this office can make one.
+
+The key with which a tenant signs its checkpoints is made from a second secret beside it and the tenant's name, so that
+it is the same for good and nobody else's. The office signs nothing with it: it gives it to the tenant.
 
 A token is a Biscuit. Its first block, the only one the office signs, states facts; whoever holds the token may append
 blocks, and a block can only add checks that must hold as well. What the facts mean is in ``lease.token``.
@@ -24,11 +27,16 @@ from sublet.broker.records import LeaseRecord, Now
 from sublet.errors import InvalidRequest, LeaseNotActive
 from sublet.lease.states import LIVE_STATES
 from sublet.lease.token import TokenClaims
-from sublet.values import NS_PER_S
+from sublet.values import NS_PER_S, TenantId
 
 __all__ = ["KEY_FILE", "Signer", "key_id_of"]
 
 KEY_FILE: Final = "capability.key"
+CHECKPOINT_FILE: Final = "checkpoint.key"
+SECRET_BYTES: Final = 32
+_SECRET_FORM: Final = "secret/"
+_CHECKPOINT_FORM: Final = "sublet-checkpoint-key/"
+_OF_TENANT: Final = b"ckpt tenant 1"
 _FORM: Final = "ed25519-private/"
 _FACTS: Final = """
 tenant({tenant}); lease({lease}); epoch({incarnation}, {n}); office({office}); expires({expires});
@@ -45,8 +53,10 @@ def key_id_of(public_key: bytes) -> str:
 class Signer:
     """One office's key."""
 
-    def __init__(self, key: PrivateKey, office: str) -> None:
+    def __init__(self, key: PrivateKey, office: str, secret: bytes = b"") -> None:
+        """``secret``: that of tenants' checkpoint keys; without, one that is forgotten with this."""
         pair = KeyPair.from_private_key(key)
+        self._secret = secret or secrets.token_bytes(SECRET_BYTES)
         self._key = pair.private_key
         self._office = office
         self.public_key = bytes(pair.public_key.to_bytes())
@@ -59,12 +69,20 @@ class Signer:
         path = folder / KEY_FILE
         if not path.exists():
             _create(path, _FORM + bytes(KeyPair().private_key.to_bytes()).hex() + "\n")
-        return cls(_load(path), office)
+        beside = folder / CHECKPOINT_FILE
+        if not beside.exists():
+            _create(beside, _SECRET_FORM + secrets.token_hex(SECRET_BYTES) + "\n")
+        return cls(_load(path), office, _load_secret(beside))
 
     @property
     def public_keys(self) -> dict[str, bytes]:
         """What an agent needs to verify tokens of this office."""
         return {self.key_id: self.public_key}
+
+    def checkpoint_key(self, tenant: TenantId) -> str:
+        """The text of this tenant's ``SigningKey``."""
+        made = hashlib.blake2b(tenant.encode(), key=self._secret, person=_OF_TENANT, digest_size=SECRET_BYTES)
+        return _CHECKPOINT_FORM + made.hexdigest()
 
     def mint(self, lease: LeaseRecord, now: Now, generation: int = 0) -> tuple[str, int]:
         """A token for everything that the lease allows, and its expiry (nanoseconds of the wall clock). ``generation``:
@@ -116,7 +134,7 @@ def _create(path: Path, text: str) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _load(path: Path) -> PrivateKey:
+def _read(path: Path) -> str:
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(handle, encoding="ascii", errors="replace") as file:
         found = os.fstat(file.fileno())
@@ -125,7 +143,22 @@ def _load(path: Path) -> PrivateKey:
                 f"the key {path} can be read by others",
                 do=f"If it may have been read, remove it (a new one is made); else `chmod 600 {path}`.",
             )
-        text = file.read(256).strip()
+        return file.read(256).strip()
+
+
+def _load_secret(path: Path) -> bytes:
+    text = _read(path)
+    with contextlib.suppress(ValueError):
+        secret = bytes.fromhex(text.removeprefix(_SECRET_FORM))
+        if text.startswith(_SECRET_FORM) and len(secret) == SECRET_BYTES:
+            return secret
+    raise InvalidRequest(
+        f"the key {path} is damaged", do="Restore it from a copy; a new one does not fit what tenants have signed."
+    )
+
+
+def _load(path: Path) -> PrivateKey:
+    text = _read(path)
     try:
         if not text.startswith(_FORM):
             raise ValueError(text[:16])

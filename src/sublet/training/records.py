@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from sublet.errors import Disconnected, NotFound
 from sublet.replicated.checkpoint import ReplicatedCheckpoint
 from sublet.replicated.idempotency import ReplicatedIdempotencyStore
+from sublet.replicated.signing import SigningKey
 from sublet.values import Epoch
+from sublet.wire.http import CheckpointKey
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
@@ -48,14 +50,30 @@ def training_records(
     schema: str = "training-checkpoint.v1",
     office: str = "local",
     retain: int = 3,
+    key: SigningKey | None = None,
+    older_keys: Sequence[SigningKey] = (),
+    unsigned: bool = False,
 ) -> TrainingRecords:
     """Checkpoint and reservations as they belong together.
 
     With a ``fabric``, a step of a program that died is taken over as soon as its lease has ended; without, when its
-    reservation has run out.
+    reservation has run out. And saves are signed with the key that the office keeps for the tenant, unless another
+    ``key`` is given: what others put on a replica is refused before it is loaded. ``unsigned``: saves without any
+    signature, such as those of before there was a key, are loaded as well.
     """
+    if key is None and fabric is not None:
+        key = SigningKey.parse(fabric.request("GET", "/v1/checkpoint-key", shape=CheckpointKey).key)
     checkpoint = ReplicatedCheckpoint(
-        name, schema=schema, replicas=replicas, epoch=lease.epoch, policy=policy, office=office, retain=retain
+        name,
+        schema=schema,
+        replicas=replicas,
+        epoch=lease.epoch,
+        policy=policy,
+        office=office,
+        retain=retain,
+        key=key,
+        older_keys=older_keys,
+        unsigned=unsigned,
     )
     ended = None if fabric is None else lease_has_ended(fabric)
     return TrainingRecords(

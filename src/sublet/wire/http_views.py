@@ -121,6 +121,14 @@ class Hello(Message, kw_only=True):
     """Always 0: clients of before want the field. Operators find the process in the status."""
 
 
+class CheckpointKey(Message, kw_only=True):
+    key: str
+    """What the caller's tenant signs checkpoints with: the text of a ``SigningKey``."""
+
+    def __repr__(self) -> str:
+        return "CheckpointKey()"
+
+
 class StatusView(Message, kw_only=True):
     """The office as the caller may know it. Who is no operator finds its own leases counted, 0 for ``pid``, and nothing
     in ``home`` and ``audit_head``."""

@@ -12,7 +12,7 @@ from biscuit_auth import Biscuit, BlockBuilder, KeyPair, PublicKey
 
 from sublet.agent.tokens import TOKEN_LENGTH_MAX, narrow, verify
 from sublet.broker.records import LeaseRecord, Now, Want
-from sublet.broker.signing import KEY_FILE, Signer
+from sublet.broker.signing import CHECKPOINT_FILE, KEY_FILE, Signer
 from sublet.errors import InvalidRequest, LeaseNotActive, Unauthorized
 from sublet.lease.states import LeaseStatus
 from sublet.lease.token import Operation, TokenClaims
@@ -180,7 +180,7 @@ def test_the_key_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
     again = Signer.open(folder, "o")
     token = first.mint(lease(), Now(5, NOW_S * NS_PER_S))[0]
     assert verify(token, again.public_keys, NOW_S).lease == "l-1"
-    assert [path.name for path in folder.iterdir()] == [KEY_FILE]
+    assert sorted(path.name for path in folder.iterdir()) == [KEY_FILE, CHECKPOINT_FILE]
     assert (folder / KEY_FILE).stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
 

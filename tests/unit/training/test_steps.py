@@ -18,7 +18,7 @@ from sublet.errors import (
     StepPending,
     VersionConflict,
 )
-from sublet.replicated import Checkpoint, MemoryReplica
+from sublet.replicated import Checkpoint, MemoryReplica, ReplicatedCheckpoint, SigningKey
 from sublet.training import (
     Act,
     Completed,
@@ -458,3 +458,22 @@ def test_a_program_that_ignores_the_record_is_caught(world: World, monkeypatch: 
 def _saved_without_effect(step: Any, state: bytes, latest: Any) -> Any:
     step.at(Act.SAVE)
     return step.checkpoint.save_bytes(step.name, state, epoch=step.epoch)
+
+
+def test_with_a_key_a_step_that_another_saved_is_not_taken_for_done(world: World) -> None:
+    """Who may write to the replicas must not be able to have a step left out."""
+    theirs = world.program(1)
+    with pytest.raises(Killed):
+        theirs.step(1, die_before=Act.COMPLETE)
+    theirs.lease.over = True
+    mine = world.program(2)
+    assert isinstance(mine.step(1), Recovered), "without a key it is"
+    with pytest.raises(Killed):
+        mine.step(2, die_before=Act.COMPLETE)
+    mine.lease.over = True
+    careful = world.program(3)
+    careful.checkpoint = ReplicatedCheckpoint(
+        "runs", schema="w.v1", replicas=careful.group, epoch=careful.lease.epoch, key=SigningKey.new()
+    )
+    with pytest.raises(CheckpointFailed, match="no signature"):
+        careful.step(2)
