@@ -23,6 +23,7 @@ __all__ = [
     "EndReason",
     "Epoch",
     "Exclusivity",
+    "GroupId",
     "GuestId",
     "Kind",
     "LeaseId",
@@ -49,6 +50,7 @@ __all__ = [
 LeaseId = NewType("LeaseId", str)
 GuestId = NewType("GuestId", str)
 TenantId = NewType("TenantId", str)
+GroupId = NewType("GroupId", str)
 NodeId = NewType("NodeId", str)
 ResourceId = NewType("ResourceId", str)
 RequestId = NewType("RequestId", str)

@@ -14,7 +14,7 @@ from sublet.broker.journal_files import JOURNAL_NAME
 from sublet.broker.journal_reader import Reader
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, Now
-from sublet.broker.state import Books, State
+from sublet.broker.state import State
 from sublet.observe.bills import reconcile
 from sublet.values import NS_PER_S
 from tests.crash.office_load import LOCAL, OVER, Told, ToldLease
@@ -31,9 +31,7 @@ def folded(path: Path) -> tuple[State, int]:
     try:
         tip = reader.check()
         _, snapshot = reader.snapshot()
-        policy = Policy()
-        fresh = Books(usage_window_ns=policy.usage_window_ns, cool_down_ns=policy.cool_down_ns)
-        state = State(fresh) if snapshot is None else State.restore(snapshot)
+        state = State.fresh(Policy()) if snapshot is None else State.restore(snapshot)
         for row in reader.tail():
             entry = entry_of(row)
             if entry is not None:

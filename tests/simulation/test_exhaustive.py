@@ -20,7 +20,7 @@ from sublet.broker.events import Event
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
 from sublet.broker.records import Now, Want
-from sublet.broker.state import Books, State
+from sublet.broker.state import State
 from sublet.errors import SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.sim.mutants import switched_on
@@ -165,7 +165,7 @@ class SmallWorld:
                 raise ValueError(move)
 
     def folded(self) -> State:
-        state = State(Books(usage_window_ns=POLICY.usage_window_ns, cool_down_ns=POLICY.cool_down_ns))
+        state = State.fresh(POLICY)
         for now, events in self.journal:
             for event in events:
                 state.apply(event, now)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from copy import copy
 
 import msgspec
 
+from sublet.broker import replacing
 from sublet.broker.answers import Refusal, RefusalCode
 from sublet.broker.commands import Acquire
+from sublet.broker.groups import asked_millis, gpu_millis, held_millis, over_ceiling
 from sublet.broker.order import kinds_of, position
 from sublet.broker.parked_rooms import only_where_it_goes_on
 from sublet.broker.placement import RoomsByNode, fit, fit_on_node, is_class_honoured, is_model, largest, largest_each
@@ -16,6 +19,7 @@ from sublet.broker.policy import Policy
 from sublet.broker.records import NO_QUOTA, LeaseRecord, Now, Quota, Want
 from sublet.broker.rooms import Room
 from sublet.broker.state import Held, State
+from sublet.broker.usage import at_most_from
 from sublet.broker.volume_rooms import held_beside, only_where_its_volume_is, why_not_yet
 from sublet.errors import InvalidRequest, QuotaExceeded
 from sublet.lease.states import SliceState
@@ -23,6 +27,7 @@ from sublet.values import (
     BYTES_MAX,
     DURATION_MAX_NS,
     MIB,
+    MILLIS_PER_DEVICE,
     NS_PER_S,
     Exclusivity,
     Kind,
@@ -47,6 +52,8 @@ __all__ = [
     "out_of_service",
     "over_quota",
     "over_seconds",
+    "own_limit",
+    "seconds_free_at",
     "smaller",
     "together",
     "what_would_fit",
@@ -158,24 +165,93 @@ def over_quota(wants: tuple[Want, ...], quota: Quota, held: Held) -> str | None:
     return None
 
 
+def own_limit(
+    state: State, lease: LeaseRecord, now: Now, *, with_promises: bool = False, beside: int = 0
+) -> str | None:
+    """What the limits of its tenant and of its group say against a grant; ``with_promises``, if all their promises were
+    kept as well; ``beside`` so many leases like it that are to be granted with it."""
+    group = state.group_of(lease.tenant)
+    of_tenant, of_group = state.quota_of(lease.tenant), state.group(group)
+    if of_tenant == NO_QUOTA and of_group.quota == NO_QUOTA and of_group.ceiling is None:
+        return None
+    promised = [state.leases[other] for other in state.promises] if with_promises else []
+    ours = [other for other in promised if state.group_of(other.tenant) == group]
+
+    def over(quota: Quota, held: Held, promises: list[LeaseRecord]) -> str | None:
+        if quota == NO_QUOTA:
+            return None
+        held = copy(held_beside(state, lease, held))
+        for other in promises:
+            held.add(other.promise, +1)
+        for _ in range(beside):
+            hold_more(held, lease.wants)
+        return over_quota(lease.wants, quota, held)
+
+    mine = [other for other in ours if other.tenant == lease.tenant]
+    beyond = over(of_tenant, state.held_by(lease.tenant), mine) or over_seconds(state, lease, now)
+    if beyond is not None:
+        return beyond
+    beyond = over(of_group.quota, state.held_by_group.get(group) or Held(), ours)
+    if beyond is not None:
+        return f"group {group}: {beyond}"
+    if of_group.ceiling is None:
+        return None
+    present = replacing.present(state, lease)
+    taken = held_millis(state, group) - (0 if present is None else gpu_millis(present.parts))
+    taken += sum(gpu_millis(other.promise) for other in ours) + beside * asked_millis(state, lease.wants)
+    return over_ceiling(state, lease, taken)
+
+
 def over_seconds(state: State, lease: LeaseRecord, now: Now) -> str | None:
     """Whether the tenant's device time in the window is used up, for requests and leases with a GPU.
 
     A request that says how long it will probably take must fit in with that; the time to live says nothing, since a
     lease is given back when its work is done. Once it is held, what counts is what was used.
     """
-    quota = state.quota_of(lease.tenant)
-    if quota.gpu_seconds is None or Kind.GPU not in kinds_of(lease):
+    if Kind.GPU not in kinds_of(lease):
         return None
-    used_s = state.used_milli_ns(lease.tenant, now.ns) / 1000 / NS_PER_S
-    expected_s = 0.0
-    if lease.expect_ns is not None and not lease.parts:
-        devices = sum(want.count for want in lease.wants if want.kind is Kind.GPU)
-        expected_s = devices * lease.expect_ns / NS_PER_S
-    if used_s < quota.gpu_seconds and used_s + expected_s <= quota.gpu_seconds:
+    group = state.group_of(lease.tenant)
+    of_group = state.group(group).quota.gpu_seconds
+    if of_group is not None:
+        members = (tenant for tenant in state.books.usage if state.group_of(tenant) == group)
+        used = sum(state.used_milli_ns(tenant, now.ns) for tenant in members)
+        beyond = _over_seconds(state, lease, used, of_group)
+        if beyond is not None:
+            return f"group {group}: {beyond}"
+    limit = state.quota_of(lease.tenant).gpu_seconds
+    return None if limit is None else _over_seconds(state, lease, state.used_milli_ns(lease.tenant, now.ns), limit)
+
+
+def seconds_free_at(state: State, lease: LeaseRecord, now: Now) -> int | None:
+    """When time alone will have taken away what ``over_seconds`` says against a waiting request; None: never."""
+    group, window_ns, usage = state.group_of(lease.tenant), state.books.usage_window_ns, state.books.usage
+    own, of_group = state.quota_of(lease.tenant).gpu_seconds, state.group(group).quota.gpu_seconds
+    found: list[int | None] = []
+    for limit, tenants in (
+        (own, [lease.tenant]),
+        (of_group, [tenant for tenant in usage if state.group_of(tenant) == group]),
+    ):
+        if limit is not None:
+            most = min(limit * NS_PER_S - 1, limit * NS_PER_S - _expected_ns(lease)) * MILLIS_PER_DEVICE
+            meters = [usage[tenant] for tenant in tenants if tenant in usage]
+            found.append(at_most_from(meters, most, now.ns, window_ns))
+    return None if None in found else max((at for at in found if at is not None), default=None)
+
+
+def _expected_ns(lease: LeaseRecord) -> int:
+    """How much device time a request says that it will need."""
+    if lease.expect_ns is None or lease.parts:
+        return 0
+    return lease.expect_ns * sum(want.count for want in lease.wants if want.kind is Kind.GPU)
+
+
+def _over_seconds(state: State, lease: LeaseRecord, used_milli_ns: int, limit: int) -> str | None:
+    used_s = used_milli_ns / MILLIS_PER_DEVICE / NS_PER_S
+    expected_s = _expected_ns(lease) / NS_PER_S
+    if used_s < limit and used_s + expected_s <= limit:
         return None
     window = format_duration(state.books.usage_window_ns)
-    said = f"{used_s:.0f} of {quota.gpu_seconds} GPU-seconds are used in the last {window}"
+    said = f"{used_s:.0f} of {limit} GPU-seconds are used in the last {window}"
     return f"{said}, and this is expected to need {expected_s:.0f}" if expected_s else said
 
 
@@ -188,8 +264,10 @@ def never_allowed(lease: LeaseRecord, state: State) -> Refusal | None:
                 reason="no device here can be partitioned",
                 do="Ask for exclusivity shared, session or device.",
             )
-    quota = state.quota_of(lease.tenant)
-    beyond = over_quota(lease.wants, quota, Held())
+    group = state.group_of(lease.tenant)
+    beyond = over_quota(lease.wants, state.quota_of(lease.tenant), Held()) or over_ceiling(state, lease, 0)
+    if beyond is None and (of_group := over_quota(lease.wants, state.group(group).quota, Held())) is not None:
+        beyond = f"group {group}: {of_group}"
     if beyond is not None:
         return Refusal(code=RefusalCode.QUOTA, reason=beyond, do=QuotaExceeded.default_do)
     return None
@@ -279,9 +357,7 @@ def what_would_fit(lease: LeaseRecord, rooms: RoomsByNode, policy: Policy) -> in
 
 def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> str:
     """One sentence for the person in the line; it names no other tenant."""
-    quota = state.quota_of(lease.tenant)
-    own = over_quota(lease.wants, quota, held_beside(state, lease)) or over_seconds(state, lease, now)
-    own = own or why_not_yet(state, lease)
+    own = own_limit(state, lease, now) or why_not_yet(state, lease)
     if own is not None:
         return own
     if lease.promise and lease.victims == (lease.replaces,):

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sublet.broker.records import KEPT_STATES, LeaseRecord, ResourceRecord, SliceRecord, VolumeRecord, volume_key
-from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
-from sublet.values import Epoch, Exclusivity, Kind, LeaseId, TenantId
+from sublet.broker.fairness import Account, amounts_of
+from sublet.broker.records import (
+    HOLDING_STATES,
+    KEPT_STATES,
+    LeaseRecord,
+    ResourceRecord,
+    SliceRecord,
+    VolumeRecord,
+    volume_key,
+)
+from sublet.lease.states import LeaseStatus, SliceState, VolumeState
+from sublet.values import Epoch, Exclusivity, GroupId, Kind, LeaseId, TenantId
 
 if TYPE_CHECKING:
     from sublet.broker.state import Held, State
 
 __all__ = ["check_books"]
 
-_HOLDING: Final = LIVE_STATES | {LeaseStatus.GRANTED}
-"""In which a lease counts against its tenant's quota."""
 _NOBODYS: Final = frozenset({SliceState.FREE, SliceState.DRAINING})
 _NOBODY: Final[tuple[int, int, int, int, dict[TenantId, int]]] = (0, 0, 0, 0, {})
 _STAYS: Final = frozenset({SliceState.QUARANTINED, SliceState.RETAINED})
@@ -54,7 +61,7 @@ def _check_leases(state: State, epochs: dict[Epoch, LeaseId]) -> None:
             continue
         _check_lease(state, lease)
         (queued if lease.status is LeaseStatus.QUEUED else live).add(lease.id)
-        if lease.status in _HOLDING:
+        if lease.status in HOLDING_STATES:
             holding.append(lease)
     assert queued.issuperset(state.promises), "somebody has a promise but does not wait"
     listed = [lease.id for lease in state.queue_listing()]
@@ -105,9 +112,24 @@ def _check_tenants(state: State, holding: list[LeaseRecord]) -> None:
         if volume.state in KEPT_STATES:
             assert volume.tenant in fresh, f"{volume.tenant} keeps {volume.name}, the index knows of nothing"
             fresh[volume.tenant].keep(volume.size)
+    groups: dict[GroupId, Held] = {}
+    levels: dict[GroupId, list[int]] = {}
     for tenant, held in state.held.items():
         assert fresh[tenant] == held, f"{tenant} holds {fresh[tenant]}, the index says {held}"
         assert millis.get(tenant, 0) == state.held_millis(tenant), f"{tenant}: the meter is out of step (S9)"
+        groups.setdefault(state.group_of(tenant), type(held)()).merge(held, +1)
+        account = state.books.accounts.get(tenant, Account())
+        amounts = [amounts_of(lease.parts) for lease in holding if lease.tenant == tenant]
+        assert account.level == [sum(kind) for kind in zip([0, 0, 0], *amounts, strict=True)], f"{tenant}: its account"
+        level = levels.setdefault(state.group_of(tenant), [0, 0, 0])
+        level[:] = map(sum, zip(level, account.level, strict=True))
+    for group, held in state.held_by_group.items():
+        assert groups.get(group, type(held)()) == held, f"{group} holds {groups.get(group)}, the index says {held}"
+    for group, account in state.books.group_accounts.items():
+        assert account.level == levels.get(group, [0, 0, 0]), f"the account of {group} is out of step"
+    for groups_in_line in state.queue.values():
+        for group, tenants in groups_in_line.items():
+            assert tenants and all(state.group_of(tenant) == group for tenant in tenants), f"{group}: misfiled"
 
 
 def _check_resource(state: State, resource: ResourceRecord, epochs: dict[Epoch, LeaseId]) -> None:
@@ -159,7 +181,7 @@ def _check_slice(state: State, piece: SliceRecord) -> None:
     if piece.state is SliceState.LEASED:
         holder = state.leases.get(piece.lease)
         assert holder is not None and holder.epoch == piece.epoch, f"{piece.resource}: leased to nobody"
-        assert holder.status in _HOLDING, f"{piece.resource}: leased to {holder.status}"
+        assert holder.status in HOLDING_STATES, f"{piece.resource}: leased to {holder.status}"
 
 
 def _was_kept(state: State, piece: SliceRecord) -> bool:

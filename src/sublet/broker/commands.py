@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from sublet.broker.records import ProcessRecord, Quota, Want
-from sublet.values import EndReason, Epoch, LeaseId, NodeId, RenewMode, RequestId, ResourceId, TenantId, Tier
+from sublet.broker.records import GroupRecord, ProcessRecord, Quota, Want
+from sublet.values import EndReason, Epoch, GroupId, LeaseId, NodeId, RenewMode, RequestId, ResourceId, TenantId, Tier
 from sublet.wire.orders import Inventory, Report
 
 __all__ = [
@@ -32,10 +32,12 @@ __all__ = [
     "NoteActivity",
     "OpenOffice",
     "Release",
+    "RemoveGroup",
     "RemoveTenant",
     "RemoveVolume",
     "Renew",
     "Revoke",
+    "SetGroup",
     "SetTenant",
     "Tick",
     "Unbind",
@@ -229,6 +231,9 @@ class AddTenant(_Operators, frozen=True, kw_only=True):
     operator: bool = False
     uid: int | None = None
     needs_token: bool = True
+    group: GroupId | None = None
+    """None: the default group."""
+    weight: int = 1
 
 
 class SetTenant(_Operators, frozen=True, kw_only=True):
@@ -243,6 +248,8 @@ class SetTenant(_Operators, frozen=True, kw_only=True):
     no_uid: bool = False
     """It is bound to no user any more, and so needs its token."""
     needs_token: bool | None = None
+    group: GroupId | None = None
+    weight: int | None = None
 
 
 class DisableTenant(_Operators, frozen=True, kw_only=True):
@@ -264,6 +271,18 @@ class RemoveTenant(_Operators, frozen=True, kw_only=True):
     """Forget a tenant that has nothing any more. What it used stays in the bill."""
 
     tenant: TenantId
+
+
+class SetGroup(_Operators, frozen=True, kw_only=True):
+    """Make a group, or change one as a whole."""
+
+    group: GroupRecord
+
+
+class RemoveGroup(_Operators, frozen=True, kw_only=True):
+    """Forget a group in which no tenant is."""
+
+    group: GroupId
 
 
 class ClearFence(_Operators, frozen=True, kw_only=True):
@@ -338,6 +357,8 @@ Command = (
     | DisableTenant
     | EnableTenant
     | RemoveTenant
+    | SetGroup
+    | RemoveGroup
     | ClearFence
     | Drain
     | ApplyPolicy

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable
 from itertools import islice
 
-from sublet.broker.admission import over_quota, over_seconds
+from sublet.broker.admission import own_limit
 from sublet.broker.order import position
 from sublet.broker.placement import is_model
 from sublet.broker.policy import Policy
@@ -18,7 +18,7 @@ from sublet.broker.promises import matches
 from sublet.broker.records import LeaseRecord, Now, Want
 from sublet.broker.rooms import Room
 from sublet.broker.state import State
-from sublet.broker.volume_rooms import held_beside, why_not_yet
+from sublet.broker.volume_rooms import why_not_yet
 from sublet.lease.states import SliceState
 from sublet.values import Exclusivity, Kind, TenantId
 
@@ -32,8 +32,7 @@ SLICES_MAX = 256
 
 def estimate_ns(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> int | None:
     """For a request in the line."""
-    quota = state.quota_of(lease.tenant)
-    if over_seconds(state, lease, now) or over_quota(lease.wants, quota, held_beside(state, lease)):
+    if own_limit(state, lease, now) is not None:
         return None
     if why_not_yet(state, lease) is not None:
         return None
@@ -46,7 +45,11 @@ def estimate_ns(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> i
 def estimate_if_queued(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> int | None:
     """For a request that is not in the line: as if it were the last of its tier."""
     ahead = sum(
-        len(line) for tier, lines in state.queue.items() if tier.rank >= lease.tier.rank for line in lines.values()
+        len(line)
+        for tier, groups in state.queue.items()
+        if tier.rank >= lease.tier.rank
+        for lines in groups.values()
+        for line in lines.values()
     )
     return _estimate(lease, ahead, state, now, policy)
 

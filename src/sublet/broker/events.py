@@ -11,8 +11,16 @@ from typing import Final
 
 import msgspec
 
-from sublet.broker.records import EndRecord, ForeignRecord, LeaseRecord, NoticeRecord, ProcessRecord, TenantRecord
-from sublet.values import EndReason, Epoch, LeaseId, NodeId, RequestId, ResourceId, TenantId
+from sublet.broker.records import (
+    EndRecord,
+    ForeignRecord,
+    GroupRecord,
+    LeaseRecord,
+    NoticeRecord,
+    ProcessRecord,
+    TenantRecord,
+)
+from sublet.values import EndReason, Epoch, GroupId, LeaseId, NodeId, RequestId, ResourceId, TenantId
 from sublet.wire import orders
 from sublet.wire.orders import Inventory, Part
 
@@ -31,6 +39,8 @@ __all__ = [
     "ForeignSeen",
     "Forgotten",
     "Granted",
+    "GroupRemoved",
+    "GroupSet",
     "Metered",
     "NodeDrained",
     "NodeJoined",
@@ -159,6 +169,16 @@ class PolicyApplied(_Audited, frozen=True, kw_only=True, tag="policy_applied"):
 
     changed: dict[str, str]
     """Key → what holds from now on, as a person writes it."""
+
+
+class GroupSet(_Audited, frozen=True, kw_only=True, tag="group_set"):
+    group: GroupRecord
+
+
+class GroupRemoved(_Audited, frozen=True, kw_only=True, tag="group_removed"):
+    """No tenant was in it any more."""
+
+    group: GroupId
 
 
 class Queued(_Audited, frozen=True, kw_only=True, tag="queued"):
@@ -442,6 +462,8 @@ Event = (
     | TenantSet
     | TenantRemoved
     | PolicyApplied
+    | GroupSet
+    | GroupRemoved
     | Queued
     | Granted
     | Ungranted

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from sublet.broker import events as ev
+from sublet.broker.fairness import DEFAULT_GROUP
 from sublet.broker.fold_volumes import VOLUME_FOLD, keep_volume, take_over, volume_attached
 from sublet.broker.records import NO_LONGER_THERE, LeaseRecord, NodeRecord, Now, ResourceRecord, SliceRecord, volume_key
 from sublet.broker.rooms import Room
@@ -44,6 +45,9 @@ def _rebased(state: State, event: ev.Rebased, now: Now) -> None:
     shift = event.shift_ns
     for meter in state.books.usage.values():
         meter.shift(shift)
+    for account in (*state.books.accounts.values(), *state.books.group_accounts.values()):
+        account.shift(shift)
+    state.books.periods_from_ns += shift
     for cooling in state.books.cool_until_ns.values():
         for tenant in cooling:
             cooling[tenant] += shift
@@ -167,6 +171,9 @@ def _foreign_seen(state: State, event: ev.ForeignSeen, now: Now) -> None:
 
 
 def _tenant_set(state: State, event: ev.TenantSet, now: Now) -> None:
+    into = event.tenant.group or DEFAULT_GROUP
+    if state.group_of(event.tenant.id) != into:
+        state.move_tenant(event.tenant.id, into, now)
     state.tenants[event.tenant.id] = event.tenant
     state.books.removed.pop(event.tenant.id, None)
     state.capacity_version += 1
@@ -175,10 +182,23 @@ def _tenant_set(state: State, event: ev.TenantSet, now: Now) -> None:
 def _tenant_removed(state: State, event: ev.TenantRemoved, now: Now) -> None:
     del state.tenants[event.tenant]
     state.books.removed[event.tenant] = event.generation
+    state.books.accounts.pop(event.tenant, None)
+
+
+def _group_set(state: State, event: ev.GroupSet, now: Now) -> None:
+    state.books.groups[event.group.id] = event.group
+    state.capacity_version += 1
+
+
+def _group_removed(state: State, event: ev.GroupRemoved, now: Now) -> None:
+    state.books.groups.pop(event.group, None)
+    state.books.group_accounts.pop(event.group, None)
+    state.capacity_version += 1
 
 
 def _policy_applied(state: State, event: ev.PolicyApplied, now: Now) -> None:
-    """The limits are in their file, not in the books."""
+    """The limits are in their file, not in the books; but one of them may have been all that a request lacked."""
+    state.capacity_version += 1
 
 
 def _queued(state: State, event: ev.Queued, now: Now) -> None:
@@ -470,6 +490,8 @@ FOLD: Final[dict[type, Callable[[State, Any, Now], None]]] = {
     ev.TenantSet: _tenant_set,
     ev.TenantRemoved: _tenant_removed,
     ev.PolicyApplied: _policy_applied,
+    ev.GroupSet: _group_set,
+    ev.GroupRemoved: _group_removed,
     ev.Queued: _queued,
     ev.Granted: _granted,
     ev.Ungranted: _ungranted,

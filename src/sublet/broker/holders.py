@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Final
 
 import msgspec
@@ -16,10 +15,10 @@ from sublet.broker.keeping import activity
 from sublet.broker.order import position
 from sublet.broker.placement import RoomsByNode, fit, fit_many
 from sublet.broker.policy import Policy
-from sublet.broker.records import NO_QUOTA, LeaseRecord, TenantRecord, Want
+from sublet.broker.records import LeaseRecord, TenantRecord, Want
 from sublet.broker.schedule import Schedule
 from sublet.broker.step import Step, notify_order
-from sublet.broker.volume_rooms import held_beside, why_not_yet
+from sublet.broker.volume_rooms import why_not_yet
 from sublet.errors import (
     IdempotencyConflict,
     InvalidRequest,
@@ -125,7 +124,7 @@ def _acquire_new(step: Step, schedule: Schedule, command: cmd.Acquire, mark: str
     refusal = _not_allowed(step, lease, tenant)
     if refusal is not None:
         return refusal
-    own_limit = _own_limit(step, lease)
+    own_limit = admission.own_limit(state, lease, step.now)
     rooms = schedule.rooms_for(state, lease)
     freed = replacing.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
     if own_limit is None:
@@ -142,7 +141,7 @@ def _acquire_new(step: Step, schedule: Schedule, command: cmd.Acquire, mark: str
         if most is None:
             return refusal
         lease = msgspec.structs.replace(lease, wants=most, asked=whole.wants)
-        own_limit = _own_limit(step, lease)
+        own_limit = admission.own_limit(state, lease, step.now)
     if own_limit is None:
         less = admission.smaller(whole, rooms, policy)
         if less is not None:
@@ -385,18 +384,10 @@ def _within_limits(step: Step, lease: LeaseRecord, count: int) -> tuple[int, str
     """How many leases like this one the tenant may have now, up to ``count``, and what stands against more."""
     state, policy = step.state, step.policy
     most = min(count, policy.leases_max - state.live_count - state.queued_count)
-    quota = state.tenants[lease.tenant].quota
-    if quota == NO_QUOTA:
-        return most, None
-    over = admission.over_seconds(state, lease, step.now)
-    if over is not None:
-        return 0, over
-    held = copy(held_beside(state, lease))
     for number in range(most):
-        over = admission.over_quota(lease.wants, quota, held)
+        over = admission.own_limit(state, lease, step.now, beside=number)
         if over is not None:
             return number, over
-        admission.hold_more(held, lease.wants)
     return most, None
 
 
@@ -449,19 +440,9 @@ def _offer_of(lease: LeaseRecord) -> Offer:
     raise AssertionError(f"{lease.id} is offered all it asked for")
 
 
-def _own_limit(step: Step, lease: LeaseRecord) -> str | None:
-    """What the tenant's own quota says against a grant now."""
-    state = step.state
-    quota = state.quota_of(lease.tenant)
-    if quota == NO_QUOTA:
-        return None
-    held = held_beside(state, lease)
-    return admission.over_quota(lease.wants, quota, held) or admission.over_seconds(state, lease, step.now)
-
-
 def _queue(step: Step, schedule: Schedule, lease: LeaseRecord) -> Answer:
     state, policy = step.state, step.policy
-    in_line = len(state.queue[lease.tier].get(lease.tenant, ()))
+    in_line = len(state.line(lease.tier, lease.tenant))
     if state.queued_count >= policy.queue_max or in_line >= policy.queue_tenant_max:
         limit, whose = (
             (policy.queue_tenant_max, "your requests")

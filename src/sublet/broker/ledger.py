@@ -19,7 +19,7 @@ from sublet.broker.answers import Answer, Done, Outcome, Place
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, Now
 from sublet.broker.schedule import Schedule
-from sublet.broker.state import Books, State
+from sublet.broker.state import State
 from sublet.broker.step import Step
 from sublet.broker.unconfirmed import Unconfirmed
 from sublet.errors import SubletError
@@ -33,8 +33,8 @@ class Ledger:
     """Books, scheduler and unconfirmed orders of one office."""
 
     def __init__(self, policy: Policy, state: State | None = None) -> None:
-        self.state = state or State(Books(usage_window_ns=policy.usage_window_ns, cool_down_ns=policy.cool_down_ns))
-        self._schedule = Schedule(policy)
+        self.state = state or State.fresh(policy)
+        self._schedule = Schedule(policy, self.state)
         self.go_by(policy)
         self._unconfirmed = Unconfirmed(self.state, policy.resend_every_ns)
 
@@ -144,6 +144,8 @@ _HANDLERS: Final[dict[type, Callable[[Step, Schedule, Any], Answer]]] = {
     cmd.DisableTenant: _plain(operators.disable_tenant),
     cmd.EnableTenant: _plain(operators.enable_tenant),
     cmd.RemoveTenant: _plain(operators.remove_tenant),
+    cmd.SetGroup: _plain(operators.set_group),
+    cmd.RemoveGroup: _plain(operators.remove_group),
     cmd.Revoke: _plain(operators.revoke),
     cmd.Drain: _plain(operators.drain),
     cmd.ClearFence: _plain(operators.clear_fence),

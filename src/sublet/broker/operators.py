@@ -10,11 +10,12 @@ from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker import volumes
 from sublet.broker.answers import Answer, Done
+from sublet.broker.fairness import DEFAULT_GROUP
 from sublet.broker.records import LOCAL_TENANT, LeaseRecord, NodeRecord, Quota, TenantRecord
 from sublet.broker.step import Step
 from sublet.errors import InvalidRequest, NotFound, Quarantined
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
-from sublet.values import DURATION_MAX_NS, EndReason, NodeId, TenantId, valid_name
+from sublet.values import DURATION_MAX_NS, MILLIS_PER_DEVICE, EndReason, GroupId, NodeId, TenantId, valid_name
 from sublet.wire import orders
 
 __all__ = [
@@ -25,11 +26,15 @@ __all__ = [
     "drain",
     "enable_tenant",
     "open_office",
+    "remove_group",
     "remove_tenant",
     "revoke",
+    "set_group",
     "set_tenant",
 ]
 
+WEIGHT_MAX: Final = 10_000
+GPUS_MAX: Final = 1 << 31
 UID_MAX: Final = (1 << 32) - 2
 """The number after it stands for no user."""
 
@@ -81,8 +86,11 @@ def add_tenant(step: Step, command: cmd.AddTenant) -> Answer:
         generation=step.state.books.removed.get(command.tenant, -1) + 1,
         uid=command.uid,
         needs_token=command.needs_token,
+        group=command.group,
+        weight=command.weight,
     )
     _check_user(step, tenant)
+    _check_group(step, tenant)
     step.emit(ev.TenantSet(tenant=tenant))
     return Done()
 
@@ -100,13 +108,14 @@ def set_tenant(step: Step, command: cmd.SetTenant) -> Answer:
         )
     given = {
         name: getattr(command, name)
-        for name in ("quota", "tier_max", "operator", "token_hash", "uid", "needs_token")
+        for name in ("quota", "tier_max", "operator", "token_hash", "uid", "needs_token", "group", "weight")
         if getattr(command, name) is not None
     }
     if command.no_uid:
         given |= {"uid": None, "needs_token": True}
     changed = msgspec.structs.replace(known, **given)
     _check_user(step, changed)
+    _check_group(step, changed)
     if changed != known:
         if (
             changed.token_hash != known.token_hash
@@ -116,6 +125,49 @@ def set_tenant(step: Step, command: cmd.SetTenant) -> Answer:
         ):
             changed = _of_next_generation(changed)
         step.emit(ev.TenantSet(tenant=changed))
+    return Done()
+
+
+def set_group(step: Step, command: cmd.SetGroup) -> Answer:
+    """Make a group or change it as a whole. Running leases stay; the order of the queue changes at once."""
+    group = command.group
+    valid_name(group.id, "group name")
+    _check_weight(group.weight, f"group {group.id}")
+    _check_quota(group.quota)
+    if not 0 <= group.floor < GPUS_MAX or (group.ceiling is not None and not 0 <= group.ceiling < GPUS_MAX):
+        raise InvalidRequest("a floor or a ceiling is a number of GPUs, zero or more", do="Correct it.")
+    most = min((most for most in (group.ceiling, group.quota.gpus) if most is not None), default=None)
+    if most is not None and group.floor > most:
+        raise InvalidRequest(
+            f"group {group.id} would have a floor of {group.floor} GPUs above its {most} at most",
+            do="Lower the floor, or raise the ceiling.",
+        )
+    state = step.state
+    there = state.capacity[0] // MILLIS_PER_DEVICE
+    others = sum(other.floor for other in state.books.groups.values() if other.id != group.id)
+    if group.floor and group.floor + others > there:
+        raise InvalidRequest(
+            f"floors would add up to {group.floor + others} GPUs, and there are {there}",
+            do=f"Give group {group.id} at most {max(0, there - others)}, or lower the floor of another.",
+        )
+    if state.books.groups.get(group.id) != group:
+        step.emit(ev.GroupSet(group=group))
+    return Done()
+
+
+def remove_group(step: Step, command: cmd.RemoveGroup) -> Answer:
+    """Forget a group in which no tenant is. What it used is forgotten with it."""
+    state = step.state
+    if command.group not in state.books.groups:
+        raise NotFound(f"there is no group {_short(command.group)}", do="`sublet group ls` shows all.")
+    members = [tenant.id for tenant in state.tenants.values() if tenant.group == command.group]
+    if members:
+        few = ", ".join(members[:3]) + (f" and {len(members) - 3} more" if len(members) > 3 else "")
+        raise InvalidRequest(
+            f"group {command.group} still has {few}",
+            do=f"`sublet tenant set {members[0]} --group default` puts a tenant into the default group.",
+        )
+    step.emit(ev.GroupRemoved(group=command.group))
     return Done()
 
 
@@ -311,6 +363,23 @@ def _check_user(step: Step, tenant: TenantRecord) -> None:
         )
 
 
+def _check_group(step: Step, tenant: TenantRecord) -> None:
+    """See that the group is there, and that the tenant has a weight."""
+    _check_weight(tenant.weight, f"tenant {tenant.id}")
+    if tenant.group is not None and tenant.group != DEFAULT_GROUP and tenant.group not in step.state.books.groups:
+        raise NotFound(
+            f"there is no group {_short(tenant.group)}", do=f"Make it: `sublet group add {_short(tenant.group)}`."
+        )
+
+
+def _check_weight(weight: int, whose: str) -> None:
+    if not 1 <= weight <= WEIGHT_MAX:
+        raise InvalidRequest(
+            f"a weight of {weight} for {whose} is not possible",
+            do=f"Give 1 to {WEIGHT_MAX}; who is to get nothing gets a quota of zero.",
+        )
+
+
 def _node(step: Step, node: NodeId) -> NodeRecord:
     found = step.state.nodes.get(node)
     if found is None:
@@ -318,5 +387,5 @@ def _node(step: Step, node: NodeId) -> NodeRecord:
     return found
 
 
-def _short(text: str | TenantId) -> str:
+def _short(text: str | TenantId | GroupId) -> str:
     return text[:64]

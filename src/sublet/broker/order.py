@@ -1,8 +1,8 @@
-"""Who goes first among those who wait: tier, then the tenant with the least use in the window, then arrival.
+"""Who goes first among those who wait: tier, then the group and in it the tenant with the smallest share, then the
+request whose holder has had least without a break, then arrival.
 
-``tenant_key`` is the place where a finer fairness goes: it maps a tenant to something that sorts, and nothing else in
-the broker knows what. What a tenant holds at this moment counts as a little use in advance, so that one step which
-frees four devices does not give all four to the same tenant.
+A share is decayed use per weight (``fairness``). What is ahead of a request, for its holder's place and for the grant,
+is computed here and nowhere else.
 
 Backfill: whoever fits may go past whoever does not, so no device stays idle while somebody could use it. The price is
 that a large request could wait for ever behind a stream of small ones; so once the head of the line has waited
@@ -13,34 +13,52 @@ nodes that could have it. The others are not kept idle for somebody whom they ca
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
+from sublet.broker.fairness import Account, share
+from sublet.broker.groups import is_within_floor
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord
-from sublet.broker.state import State
-from sublet.values import Kind, TenantId, Tier
+from sublet.broker.state import State, Waiting, waiting
+from sublet.values import GroupId, Kind, LeaseId, TenantId, Tier
 
-__all__ = ["TIERS", "InOrder", "kinds_of", "others_wait_for", "position", "tenant_key"]
+__all__ = ["TIERS", "InOrder", "Shares", "kinds_of", "others_wait_for", "position"]
 
 WAITING_LOOKED_AT = 64
 """Waiting requests of each tenant and tier that are looked at to see whether one of them wants what a lease has."""
 TIERS = sorted(Tier, key=lambda tier: tier.rank, reverse=True)
 
-TenantKey = tuple[int, str]
+_NONE = Account()
 
 
-def tenant_key(state: State, tenant: TenantId, now_ns: int, policy: Policy) -> TenantKey:
-    """Smaller goes first."""
-    used = state.used_milli_ns(tenant, now_ns)
-    return used + state.held_millis(tenant) * policy.held_counts_as_ns, tenant
+class Shares:
+    """The keys by which groups and tenants are sorted at one moment; smaller goes first."""
+
+    def __init__(self, state: State, now_ns: int, policy: Policy) -> None:
+        self._state, self._now_ns = state, now_ns
+        self._ahead_ns = policy.held_counts_as_ns
+        self._capacity, self._decay = state.capacity, state.decay
+
+    def of_group(self, group: GroupId) -> tuple[int, GroupId]:
+        account = self._state.books.group_accounts.get(group, _NONE)
+        return self._share(account, self._state.group(group).weight), group
+
+    def of_tenant(self, tenant: TenantId) -> tuple[int, TenantId]:
+        account = self._state.books.accounts.get(tenant, _NONE)
+        known = self._state.tenants.get(tenant)
+        return self._share(account, 1 if known is None else known.weight), tenant
+
+    def _share(self, account: Account, weight: int) -> int:
+        return share(account, self._capacity, weight, self._ahead_ns, self._now_ns, self._decay)
 
 
 class InOrder:
-    """Walks the line once. A tenant whose request was granted on the way is sorted in anew."""
+    """Walks the line once. A tenant whose request was granted on the way is sorted in anew, and its group as well."""
 
     def __init__(self, state: State, now_ns: int, policy: Policy) -> None:
-        self._state, self._now_ns, self._policy = state, now_ns, policy
+        self._state = state
+        self._shares = Shares(state, now_ns, policy)
 
     def __iter__(self) -> Iterator[LeaseRecord]:
         for tier in TIERS:
@@ -48,41 +66,71 @@ class InOrder:
                 yield from self._tier(tier)
 
     def _tier(self, tier: Tier) -> Iterator[LeaseRecord]:
-        lines = {tenant: line.copy() for tenant, line in self._state.queue[tier].items()}
-        heads = [(*self._key(tenant), 0) for tenant in lines]
+        shares = self._shares
+        walks = {group: self._group(lines) for group, lines in self._state.queue[tier].items()}
+        heads = [shares.of_group(group) for group in walks]
         heapq.heapify(heads)
         while heads:
-            _, tenant, index = heapq.heappop(heads)
-            line = lines[TenantId(tenant)]
-            yield self._state.leases[line[index][1]]
-            if index + 1 < len(line):
-                heapq.heappush(heads, (*self._key(TenantId(tenant)), index + 1))
+            group = heads[0][1]
+            lease = next(walks[group], None)
+            if lease is None:
+                heapq.heappop(heads)
+                continue
+            yield self._state.leases[lease]
+            heapq.heapreplace(heads, shares.of_group(group))
 
-    def _key(self, tenant: TenantId) -> TenantKey:
-        return tenant_key(self._state, tenant, self._now_ns, self._policy)
+    def _group(self, lines: Mapping[TenantId, Sequence[Waiting]]) -> Iterator[LeaseId]:
+        """The requests of one group, as they were when the walk came to it."""
+        shares = self._shares
+        lines = {tenant: list(line) for tenant, line in lines.items()}
+        heads = [(*shares.of_tenant(tenant), 0) for tenant in lines]
+        heapq.heapify(heads)
+        while heads:
+            _, tenant, index = heads[0]
+            yield lines[tenant][index][-1]
+            if index + 1 < len(lines[tenant]):
+                heapq.heapreplace(heads, (*shares.of_tenant(tenant), index + 1))
+            else:
+                heapq.heappop(heads)
 
 
 def others_wait_for(state: State, lease: LeaseRecord) -> bool:
-    """Whether a request of another tenant waits for something of the kinds that this lease has."""
+    """Whether a request of another tenant waits for something of the kinds that this lease has, and has a claim to it:
+    to what a group has by its floor, only those inside the group have one."""
+    own = state.group_of(lease.tenant) if is_within_floor(state, lease) else None
     kinds = {part.kind for part in lease.parts} - {Kind.BLOCK}
     return any(
-        kinds & kinds_of(state.leases[waiting])
-        for lines in state.queue.values()
+        kinds & kinds_of(state.leases[other])
+        for groups in state.queue.values()
+        for group, lines in groups.items()
+        if own is None or group == own
         for tenant, line in lines.items()
         if tenant != lease.tenant
-        for _, waiting in islice(line, WAITING_LOOKED_AT)
+        for *_, other in islice(line, WAITING_LOOKED_AT)
     )
 
 
 def position(state: State, lease: LeaseRecord, now_ns: int, policy: Policy) -> int:
     """How manieth the lease is in the line: 1 is next."""
-    ahead = sum(len(line) for tier in TIERS if tier.rank > lease.tier.rank for line in state.queue[tier].values())
-    own_key = tenant_key(state, lease.tenant, now_ns, policy)
-    for tenant, line in state.queue[lease.tier].items():
-        if tenant == lease.tenant:
-            ahead += sum(1 for entry in line if entry < (lease.arrival, lease.id))
-        elif tenant_key(state, tenant, now_ns, policy) < own_key:
-            ahead += len(line)
+    shares = Shares(state, now_ns, policy)
+    ahead = sum(
+        len(line)
+        for tier in TIERS
+        if tier.rank > lease.tier.rank
+        for lines in state.queue[tier].values()
+        for line in lines.values()
+    )
+    own_group = state.group_of(lease.tenant)
+    own_share, own_key = shares.of_group(own_group), shares.of_tenant(lease.tenant)
+    for group, lines in state.queue[lease.tier].items():
+        if group == own_group:
+            for tenant, line in lines.items():
+                if tenant == lease.tenant:
+                    ahead += sum(entry < waiting(lease) for entry in line)
+                elif shares.of_tenant(tenant) < own_key:
+                    ahead += len(line)
+        elif shares.of_group(group) < own_share:
+            ahead += sum(map(len, lines.values()))
     return ahead + 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from sublet.broker.fairness import HALF_LIFE_NS
 from sublet.broker.records import NO_QUOTA, Quota
 from sublet.errors import InvalidRequest
 from sublet.values import NS_PER_S, Kind, Tier
@@ -38,7 +39,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     max_hold_ns: int = 30 * _MIN_NS
     cool_down_ns: int = 60 * NS_PER_S
     usage_window_ns: int = 60 * _MIN_NS
-    """The rolling window of device time, for quota and for the order of the queue."""
+    """The rolling window of device time, for quota."""
+    half_life_ns: int = HALF_LIFE_NS
+    """After this long, what was used counts half as much in the order of the queue."""
     gang_patience_ns: int = 5 * _MIN_NS
     """After this long in line, nobody of the same or a lower tier is let past to what the head could use."""
     held_counts_as_ns: int = _MIN_NS
@@ -49,7 +52,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     idle_most_ns: int = 5 * NS_PER_S
     """The most that is waited for that reason."""
     replan_every_ns: int = NS_PER_S
-    """While requests wait, preemption is looked at again this often, as holders pass their minimum run."""
+    """While requests wait, what changes is looked at for preemption at most this often, and holders pass their minimum
+    run in steps of it."""
     resend_every_ns: int = 2 * NS_PER_S
     """An order the agent has not confirmed is sent again."""
     ended_keep_ns: int = 24 * 60 * _MIN_NS

@@ -19,6 +19,12 @@ Time can raise a standing again (a new lease of the same tenant is neither idle 
 for its minimum or maximum: then it is taking turns, which is what is wanted. The cool-down keeps a victim's tenant from
 taking its device straight back from the tenant that got it.
 
+**Floors.** A request inside the floor of its group may also take from other groups, whatever the tiers, what they hold
+above their own floor, after the minimum run. And from a group that would have less than its floor without it nothing is
+taken but what is idle. So the potential has a first component that counts before the sum above: how much the groups
+lack of their floors, of what they ask for. A preemption by floor lowers it by what is asked and leaves the victims'
+groups at or above their floors; every other leaves it as it is, or lowers it.
+
 **Idle.** A holder counts as idle only after a rest that is as long as its guests' last move took (``Policy``). A new
 lease is not idle, so a device that two holders share is busy, or at rest, for at least as long as it changes hands. For
 that reason the cool-down does not protect an idle holder.
@@ -33,6 +39,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from sublet.broker.groups import Floors, gpu_millis
 from sublet.broker.order import kinds_of
 from sublet.broker.placement import RoomsByNode, fit, fit_on_node
 from sublet.broker.policy import Policy
@@ -59,6 +66,8 @@ class Victim:
     reason: EndReason
     ran_ns: int
     is_idle: bool = False
+    by_floor: bool = False
+    """It may be taken because the request is inside the floor of its group, whatever the tiers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,7 @@ class Plan:
     @property
     def potential_lost(self) -> int:
         """What the victims weigh if all of them ask again."""
-        return sum(weight(v.standing) for v in self.victims)
+        return sum(weight(v.standing) for v in self.victims if not v.by_floor)
 
 
 def weight(standing: int) -> int:
@@ -82,8 +91,11 @@ def standing_of_request(tier: Tier) -> int:
     return tier.rank + 1
 
 
-def victim(lease: LeaseRecord, request: LeaseRecord, state: State, now_ns: int, policy: Policy) -> Victim | None:
-    """The lease as a victim of the request, or None if it may not be taken for it."""
+def victim(
+    lease: LeaseRecord, request: LeaseRecord, state: State, now_ns: int, policy: Policy, *, inside_floor: bool = False
+) -> Victim | None:
+    """The lease as a victim of the request, or None if it may not be taken for it. Whether its group may lose it at all
+    is seen where several victims are chosen together."""
     if lease.status is not LeaseStatus.ACTIVE or lease.claimed_at_ns is None:
         return None
     if lease.id == request.replaces:  # its parts count as free already
@@ -99,11 +111,15 @@ def victim(lease: LeaseRecord, request: LeaseRecord, state: State, now_ns: int, 
         standing = 0
     elif ran_ns >= policy.max_hold_ns and lease.tenant != request.tenant:
         standing, reason = standing - 1, EndReason.FAIR_SHARE
-    elif lease.tier is Tier.INTERACTIVE or (lease.tier is Tier.BATCH and ran_ns < policy.min_run_batch_ns):
+    elif lease.tier is not Tier.SPOT and ran_ns < policy.min_run_batch_ns:
         return None
-    if standing >= standing_of_request(request.tier):
-        return None
-    return Victim(lease, standing, reason, ran_ns, is_idle)
+    elif lease.tier is Tier.INTERACTIVE:
+        standing = standing_of_request(request.tier)
+    if standing < standing_of_request(request.tier):
+        return Victim(lease, standing, reason, ran_ns, is_idle)
+    if inside_floor and state.group_of(lease.tenant) != state.group_of(request.tenant):
+        return Victim(lease, standing, EndReason.PREEMPTED, ran_ns, by_floor=True)
+    return None
 
 
 def is_at_rest(lease: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:
@@ -122,34 +138,39 @@ def plan(request: LeaseRecord, rooms: RoomsByNode, state: State, now_ns: int, po
     soon = _soon(rooms, state)
     if fit(request.wants, request.tenant, soon, mix=policy.share_across_tenants) is not None:
         return None  # what is already on its way out is enough: wait for it
+    floors = Floors(state)
     plans = (
         found
         for node, here in soon.items()
-        if (found := _plan_on_node(request, node, here, state, now_ns, policy)) is not None
+        if (found := _plan_on_node(request, node, here, floors, state, now_ns, policy)) is not None
     )
     best = min(plans, key=lambda p: (p.potential_lost, len(p.victims), sum(v.ran_ns for v in p.victims)), default=None)
     if best is not None:
-        assert best.potential_lost < weight(standing_of_request(request.tier)), "a preemption must lower the potential"
+        lowers = best.potential_lost < weight(standing_of_request(request.tier))
+        assert lowers or any(victim.by_floor for victim in best.victims), "a preemption must lower the potential"
     return best
 
 
 def _plan_on_node(
-    request: LeaseRecord, node: NodeId, here: Sequence[Room], state: State, now_ns: int, policy: Policy
+    request: LeaseRecord, node: NodeId, here: Sequence[Room], floors: Floors, state: State, now_ns: int, policy: Policy
 ) -> Plan | None:
-    candidates = _candidates(request, here, state, now_ns, policy)
+    candidates = _candidates(request, here, state, now_ns, policy, inside_floor=floors.has_room_for(request))
     if not candidates:
         return None
     mix = policy.share_across_tenants
     rooms = {room.resource: room.copy() for room in here}
     chosen: list[Victim] = []
     for candidate in candidates:
+        if floors.any and not _group_may_lose(candidate, chosen, request, floors, state):
+            continue
         _leave(candidate.lease, rooms)
         chosen.append(candidate)
         if fit_on_node(request.wants, request.tenant, list(rooms.values()), mix=mix) is not None:
             break
     else:
         return None
-    for candidate in sorted(chosen, key=lambda v: v.standing, reverse=True):  # spare whoever is not needed after all
+    # Spare those that are not needed after all, first those that weigh most.
+    for candidate in sorted(chosen, key=lambda v: (v.by_floor, v.standing), reverse=True):
         _stay(candidate.lease, rooms)
         if fit_on_node(request.wants, request.tenant, list(rooms.values()), mix=mix) is None:
             _leave(candidate.lease, rooms)
@@ -158,6 +179,18 @@ def _plan_on_node(
     parts = fit_on_node(request.wants, request.tenant, list(rooms.values()), mix=mix)
     assert parts is not None and chosen
     return Plan(node, tuple(parts), tuple(chosen))
+
+
+def _group_may_lose(
+    candidate: Victim, chosen: Sequence[Victim], request: LeaseRecord, floors: Floors, state: State
+) -> bool:
+    """Whether its group has its floor without it, too, and without what it loses already. What is idle is not kept for
+    it: the group can have it back when it is needed."""
+    group = state.group_of(candidate.lease.tenant)
+    if candidate.is_idle or group == state.group_of(request.tenant):
+        return True
+    lost = [*(v.lease for v in chosen if state.group_of(v.lease.tenant) == group), candidate.lease]
+    return floors.above(group) >= sum(gpu_millis(lease.parts) for lease in lost)
 
 
 def _soon(rooms: RoomsByNode, state: State) -> dict[NodeId, list[Room]]:
@@ -176,7 +209,9 @@ def _without_leaving(room: Room, state: State, spoken_for: set[LeaseId]) -> Room
     return room
 
 
-def _candidates(request: LeaseRecord, here: Sequence[Room], state: State, now_ns: int, policy: Policy) -> list[Victim]:
+def _candidates(
+    request: LeaseRecord, here: Sequence[Room], state: State, now_ns: int, policy: Policy, *, inside_floor: bool
+) -> list[Victim]:
     """Who could go, first those of the lowest standing and with the least work to lose."""
     kinds = kinds_of(request)
     leases: dict[LeaseId, None] = {}
@@ -184,8 +219,13 @@ def _candidates(request: LeaseRecord, here: Sequence[Room], state: State, now_ns
         if room.kind in kinds:
             for piece in islice(state.resources[room.resource].slices.values(), SLICES_MAX):
                 leases[piece.lease] = None
-    found = (victim(state.leases[lease], request, state, now_ns, policy) for lease in leases if lease in state.leases)
-    return sorted((v for v in found if v is not None), key=lambda v: (v.standing, v.ran_ns, v.lease.id))[:VICTIMS_MAX]
+    found = (
+        victim(state.leases[lease], request, state, now_ns, policy, inside_floor=inside_floor)
+        for lease in leases
+        if lease in state.leases
+    )
+    ordered = sorted((v for v in found if v is not None), key=lambda v: (v.by_floor, v.standing, v.ran_ns, v.lease.id))
+    return ordered[:VICTIMS_MAX]
 
 
 def _leave(lease: LeaseRecord, rooms: Mapping[ResourceId, Room]) -> None:

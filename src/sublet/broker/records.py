@@ -11,11 +11,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from sublet.lease.states import LeaseStatus, SliceState, VolumeState
+from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
 from sublet.values import (
     EndReason,
     Epoch,
     Exclusivity,
+    GroupId,
     Kind,
     LeaseId,
     NodeId,
@@ -30,12 +31,14 @@ from sublet.values import (
 from sublet.wire.orders import Device, Parking, Part, VolumeRef
 
 __all__ = [
+    "HOLDING_STATES",
     "KEPT_STATES",
     "LOCAL_TENANT",
     "NO_LONGER_THERE",
     "NO_QUOTA",
     "EndRecord",
     "ForeignRecord",
+    "GroupRecord",
     "LeaseRecord",
     "NodeRecord",
     "NoticeRecord",
@@ -51,6 +54,8 @@ __all__ = [
     "volume_key",
 ]
 
+HOLDING_STATES: Final = LIVE_STATES | {LeaseStatus.GRANTED}
+"""In which a lease counts against quotas, and as use."""
 KEPT_STATES: Final = frozenset({VolumeState.RETAINED, VolumeState.REMOVING})
 """In which a volume takes room without a lease."""
 LOCAL_TENANT = TenantId("local")
@@ -95,6 +100,20 @@ NO_QUOTA: Final = Quota()
 """Of most tenants."""
 
 
+class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tenants that share: a course, a lab."""
+
+    id: GroupId
+    weight: int = 1
+    """Of two groups that both wait, the one with twice the weight gets twice as much."""
+    floor: int = 0
+    """GPUs that it can always have, by preemption where need be."""
+    ceiling: int | None = None
+    """GPUs that it never has more of at once."""
+    quota: Quota = Quota()
+    """What all its tenants together may hold."""
+
+
 class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Who is accountable."""
 
@@ -113,6 +132,10 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The one user of the machine who may be this tenant; None: whoever shows the token."""
     needs_token: bool = True
     """Whether that user must show the token as well, where the kernel says who asks."""
+    group: GroupId | None = None
+    """None: the default group."""
+    weight: int = 1
+    """Within its group."""
 
 
 class NoticeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,6 +283,8 @@ class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The request that is to replace it."""
     held_since_ns: int | None = None
     """Since when its holder has had the lease that it replaced."""
+    attained_ns: int = 0
+    """For how long its holder had held, without a break, what this request goes on with."""
     moving_ns: int = 0
     """How long its guests' last suspend and resume took together; 0 if they were never parked."""
 

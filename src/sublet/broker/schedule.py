@@ -2,11 +2,15 @@
 
 ``settle`` runs after every command that may have made room. It walks the line once, in order; what does not fit is not
 tried again in the same walk for a request of the same shape, so a long line of alike requests costs one look each.
+
+Nothing is looked at because time has passed, but at the moments at which time changes something: a lease becomes one
+that may be taken (``_Moments``), an idle holder has rested, a quota of device time has room again. What came in between
+(a request, a lease, room) is looked at in the same way, at most once in ``replan_every_ns``.
 """
 
 from __future__ import annotations
 
-from copy import copy
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import islice, takewhile
 
@@ -15,12 +19,12 @@ from sublet.broker import events as ev
 from sublet.broker.order import InOrder, kinds_of
 from sublet.broker.placement import RoomsByNode, fit, fit_on_node
 from sublet.broker.policy import Policy
-from sublet.broker.records import NO_QUOTA, LeaseRecord
+from sublet.broker.records import LeaseRecord
+from sublet.broker.replacing import held_since_ns
 from sublet.broker.state import State
 from sublet.broker.step import Step
-from sublet.broker.volume_rooms import held_beside
-from sublet.lease.states import LeaseStatus
-from sublet.values import EndReason, Kind, LeaseId, NodeId
+from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.values import EndReason, Kind, LeaseId, NodeId, Tier
 from sublet.wire.orders import Part
 
 __all__ = ["Schedule"]
@@ -28,11 +32,11 @@ __all__ = ["Schedule"]
 ENDS_PER_TICK = 500
 """Leases whose time has come that are handled in one tick; renewals get their turn in between."""
 PLANS_PER_SETTLE = 32
-"""Waiting requests for which victims are looked for in one pass: half of them the first in line, half in turn, so that
-nobody is out of sight for ever behind requests for which there are no victims."""
+"""Waiting requests for which victims are looked for in one pass: half of them the first in line, half in turn, in as
+many passes as it takes for all to have had their look at what has changed."""
 WALK_MAX = 500
-"""Waiting requests that are looked at when something came free; once in every interval all of them are. So a long line
-makes no release slow, and costs whoever stands far back and would fit at most that interval."""
+"""Waiting requests that are looked at when something came free; within an interval after it all of them are. So a long
+line makes no release slow, and costs whoever stands far back and would fit at most that interval."""
 PLAN_AGAIN_NS = 50_000_000
 """Holders that become idle are looked at for waiting requests at most this often, however many there are."""
 FORGET_AT_ONCE = 100
@@ -42,10 +46,15 @@ FORGET_AT_ONCE = 100
 class Schedule:
     """What the scheduler remembers between steps. None of it needs to survive: it is found again by looking."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, state: State) -> None:
         self.policy = policy
         self._settled_at_version = -1
-        self._replan_at_ns = 0
+        self._moments = _Moments(policy, state)
+        self._look_at_ns: int | None = 0
+        """When the whole line is looked at; None: nothing has changed since it was."""
+        self._looked_at_ns = -policy.replan_every_ns
+        self._looks_left = 0
+        """Passes until all who wait have had their look at what has changed."""
         self._yields: list[tuple[int, LeaseId]] = []
         """Heap of idle holders' leases, by the moment from which on they may be taken."""
         self._planned_at_ns = 0
@@ -58,7 +67,7 @@ class Schedule:
         """When time alone will change something."""
         wake_ns = _sooner(state.next_timer_ns(), state.next_volume_ns())
         if state.queued_count:
-            wake_ns = _sooner(wake_ns, self._replan_at_ns)
+            wake_ns = _sooner(_sooner(wake_ns, self._look_at_ns), self._moments.next_ns())
             if self._yields:
                 wake_ns = _sooner(wake_ns, max(self._yields[0][0], self._planned_at_ns + PLAN_AGAIN_NS))
         if state.ended:
@@ -125,24 +134,45 @@ class Schedule:
                 raise AssertionError(f"{lease.id} is {lease.status} and has no time")
 
     def settle(self, step: Step) -> None:
-        """Let in whoever can go in now, and look for victims for those who cannot, if it is time to."""
+        """Let in whoever can go in now, and look for victims for those who cannot, if it is time to. What has come with
+        this command is looked at in a turn of its own."""
+        self._let_in(step)
+        if self._moments.note(step.state, step.events, step.now.ns):
+            self._look_soon(step.state, step.now.ns + 1)
+
+    def _let_in(self, step: Step) -> None:
         state, now_ns = step.state, step.now.ns
-        due, yields = now_ns >= self._replan_at_ns, self._holders_yield(step)
         changed = state.capacity_version != self._settled_at_version
+        if changed:
+            self._look_soon(state, now_ns)
+        due, yields = self._is_due(state, now_ns), self._holders_yield(step)
         if not (changed or due or yields or self._guards_nobody(state)):
             return
         if state.queued_count:
             self._keep_promises(step)
             self._admit(step, None if due else WALK_MAX)
         else:
-            self._guarded = {}
+            self._guarded, self._look_at_ns = {}, None
         if (due or yields) and state.queued_count:
             for lease in self._to_plan_for(state, now_ns):
                 self._make_room(step, lease)
             self._planned_at_ns = now_ns
-            if due:
-                self._replan_at_ns = now_ns + self.policy.replan_every_ns
+        if due:
+            self._looked_at_ns = now_ns
+            self._looks_left -= 1
+            self._look_at_ns = now_ns + self.policy.replan_every_ns if self._looks_left > 0 else None
         self._settled_at_version = state.capacity_version
+
+    def _look_soon(self, state: State, at_ns: int) -> None:
+        """Something has changed: all who wait are to be looked at, not before ``at_ns``."""
+        self._looks_left = -(-state.queued_count // (PLANS_PER_SETTLE // 2))
+        if self._look_at_ns is None:
+            self._look_at_ns = max(at_ns, self._looked_at_ns + self.policy.replan_every_ns)
+
+    def _is_due(self, state: State, now_ns: int) -> bool:
+        if self._moments.have_come(now_ns) and state.queued_count:
+            self._look_soon(state, now_ns)
+        return state.queued_count > 0 and self._look_at_ns is not None and now_ns >= self._look_at_ns
 
     def will_yield(self, state: State, lease: LeaseRecord) -> None:
         """Its holder is idle. If it still is when it has been for long enough, a waiting request may have the lease."""
@@ -184,7 +214,7 @@ class Schedule:
     def _make_room(self, step: Step, lease: LeaseRecord) -> None:
         """Evict and admit in one step: notice the victims and promise their parts to the request."""
         state, policy = step.state, self.policy
-        if _own_limit(step, lease, with_promises=True) is not None:
+        if admission.own_limit(state, lease, step.now, with_promises=True) is not None:
             return
         rooms = self.rooms_for(state, lease)
         freed = replacing.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
@@ -212,7 +242,7 @@ class Schedule:
         state = step.state
         for lease_id in list(state.promises):
             lease = state.leases[lease_id]
-            if _own_limit(step, lease) is not None:  # its tenant got something else meanwhile
+            if admission.own_limit(state, lease, step.now) is not None:  # its tenant got something else meanwhile
                 step.drop_promise(lease)
                 continue
             if promises.can_be_kept(state, lease):
@@ -244,7 +274,9 @@ class Schedule:
                 lease.replaces,
             )
             if shape not in hopeless:
-                if _own_limit(step, lease) is not None:
+                if admission.own_limit(state, lease, step.now) is not None:
+                    if admission.over_seconds(state, lease, step.now) is not None:
+                        self._moments.add(admission.seconds_free_at(state, lease, step.now))
                     continue
                 found = self._fit(state, lease)
                 if found is not None:
@@ -279,6 +311,79 @@ class Schedule:
             step.emit(ev.Forgotten(leases=tuple(islice(state.ended, max(len(old), too_many)))))
 
 
+class _Moments:
+    """When time alone makes something of a waiting request: a lease has run for the minimum or the maximum, a cool-down
+    is over, the patience of a request is. Kept in steps of the interval between looks, each once, so many leases of
+    one second are one moment."""
+
+    def __init__(self, policy: Policy, state: State) -> None:
+        self._policy = policy
+        self._heap: list[int] = []
+        self._known: set[int] = set()
+        self._find(state)
+
+    def _find(self, state: State) -> None:
+        """After a restart, or on another clock."""
+        for lease in state.leases.values():
+            if lease.status is LeaseStatus.QUEUED:
+                self._asked(lease)
+            elif lease.status in LIVE_STATES:
+                self._claimed(lease)
+        for cooling in state.books.cool_until_ns.values():
+            for until_ns in cooling.values():
+                self.add(until_ns)
+
+    def note(self, state: State, events: Sequence[ev.Event], now_ns: int) -> bool:
+        """Take what has happened; whether waiting requests are to be looked at because of it."""
+        news = False
+        for event in events:
+            match event:
+                case ev.Claimed(lease=lease_id):
+                    self._claimed(state.leases[lease_id])
+                case ev.Queued(lease=lease):
+                    self._asked(lease)
+                case ev.Noticed(notice=notice) if notice.beneficiary is not None:
+                    self.add(now_ns + state.books.cool_down_ns)
+                    continue
+                case ev.Rebased():
+                    self._find(state)
+                case ev.Spared():
+                    pass
+                case _:
+                    continue
+            news = True
+        return news
+
+    def add(self, at_ns: int | None) -> None:
+        if at_ns is not None:
+            every_ns = self._policy.replan_every_ns
+            at_ns = -(-at_ns // every_ns) * every_ns
+            if at_ns not in self._known:
+                self._known.add(at_ns)
+                heappush(self._heap, at_ns)
+
+    def next_ns(self) -> int | None:
+        return self._heap[0] if self._heap else None
+
+    def have_come(self, now_ns: int) -> bool:
+        """Whether a moment has come since the last question."""
+        come = False
+        while self._heap and self._heap[0] <= now_ns:
+            self._known.discard(heappop(self._heap))
+            come = True
+        return come
+
+    def _claimed(self, lease: LeaseRecord) -> None:
+        if lease.claimed_at_ns is not None:
+            since_ns = held_since_ns(lease)
+            if lease.tier is not Tier.SPOT:
+                self.add(since_ns + self._policy.min_run_batch_ns)
+            self.add(since_ns + self._policy.max_hold_ns)
+
+    def _asked(self, lease: LeaseRecord) -> None:
+        self.add(lease.asked_at_ns + self._policy.gang_patience_ns)
+
+
 def _sooner(one_ns: int | None, other_ns: int | None) -> int | None:
     if one_ns is None or other_ns is None:
         return one_ns if other_ns is None else other_ns
@@ -290,24 +395,11 @@ def _ended_at(lease: LeaseRecord) -> int:
     return lease.end.at_ns
 
 
-def _own_limit(step: Step, lease: LeaseRecord, *, with_promises: bool = False) -> str | None:
-    """What the tenant's own quota says against a grant; ``with_promises``, if all its promises were kept as well."""
-    state = step.state
-    quota = state.quota_of(lease.tenant)
-    if quota == NO_QUOTA:
-        return None
-    held = held_beside(state, lease)
-    if with_promises:
-        held = copy(held)
-        for other in map(state.leases.__getitem__, state.promises):
-            if other.tenant == lease.tenant:
-                held.add(other.promise, +1)
-    return admission.over_quota(lease.wants, quota, held) or admission.over_seconds(state, lease, step.now)
-
-
 def _why_taken(victim: preemption.Victim, request: LeaseRecord) -> str:
     if victim.is_idle:
         return f"idle, and a request of tier {request.tier} waits"
+    if victim.by_floor:
+        return "a request within the floor of its group goes first"
     if victim.reason is EndReason.FAIR_SHARE:
         return "held for longer than the maximum while others wait"
     return f"a request of tier {request.tier} goes before tier {victim.lease.tier}"

@@ -12,18 +12,22 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from sublet.broker import events as ev
 from sublet.broker.checks import check_books
+from sublet.broker.fairness import DEFAULT_GROUP, HALF_LIFE_NS, SHARED_KINDS, Account, Decay, amounts_of
 from sublet.broker.fold import FOLD
+from sublet.broker.policy import Policy
 from sublet.broker.records import (
+    HOLDING_STATES,
     KEPT_STATES,
     LOCAL_TENANT,
     NO_QUOTA,
+    GroupRecord,
     LeaseRecord,
     NodeRecord,
     Now,
@@ -42,14 +46,33 @@ from sublet.lease.states import (
     SliceState,
     next_slice,
 )
-from sublet.values import Epoch, Exclusivity, Kind, LeaseId, NodeId, RequestId, ResourceId, TenantId, Tier
+from sublet.values import (
+    MILLIS_PER_DEVICE,
+    NS_PER_S,
+    Epoch,
+    Exclusivity,
+    GroupId,
+    Kind,
+    LeaseId,
+    NodeId,
+    RequestId,
+    ResourceId,
+    TenantId,
+    Tier,
+)
 from sublet.wire.orders import Part
 
 __all__ = ["Books", "Held", "State"]
 
 
+ATTAINED_STEPS_NS: Final = (30 * 60 * NS_PER_S, 4 * 3600 * NS_PER_S)
+"""Of two requests of a tenant, that goes first whose holder has not yet held for so long without a break."""
 STALE_TIMERS_MAX = 1024
 """Timers of leases that are over; with more of them the heap is made anew."""
+
+
+Waiting = tuple[int, int, LeaseId]
+"""Step of what its holder has had without a break, arrival, and the lease."""
 
 
 class Books(msgspec.Struct, kw_only=True):
@@ -71,6 +94,14 @@ class Books(msgspec.Struct, kw_only=True):
     volumes: dict[str, VolumeRecord] = {}
     """By ``volume_key``."""
     usage: dict[TenantId, UsageMeter] = {}
+    groups: dict[GroupId, GroupRecord] = {}
+    accounts: dict[TenantId, Account] = {}
+    """What decides the order of the queue."""
+    group_accounts: dict[GroupId, Account] = {}
+    half_life_ns: int = 0
+    """0: books of before, which have no accounts."""
+    periods_from_ns: int = 0
+    """The first instant of a period of the decay, on the present clock."""
     cool_until_ns: dict[TenantId, dict[TenantId, int]] = {}
     """Victim's tenant → beneficiary's tenant → until when the first may not preempt the second."""
 
@@ -91,6 +122,10 @@ class Held(msgspec.Struct):
     def keep(self, size: int) -> None:
         self.block_bytes += size
         self.kept_bytes += size
+
+    def merge(self, other: Held, sign: int) -> None:
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + sign * getattr(other, name))
 
     def add(self, parts: tuple[Part, ...], sign: int) -> None:
         self.leases += sign
@@ -121,9 +156,11 @@ class State:
         self.rooms: dict[ResourceId, Room] = {r.id: Room.of(r) for r in books.resources.values()}
         self.rooms_by_node: dict[NodeId, list[Room]] = {}
         self.held: dict[TenantId, Held] = {}
+        self.held_by_group: dict[GroupId, Held] = {}
+        self._capacity: list[int] | None = None
         self.requests: dict[tuple[TenantId, RequestId], LeaseId] = {}
-        self.queue: dict[Tier, dict[TenantId, list[tuple[int, LeaseId]]]] = {tier: {} for tier in Tier}
-        """Waiting leases, per tier and tenant in order of arrival."""
+        self.queue: dict[Tier, dict[GroupId, dict[TenantId, list[Waiting]]]] = {tier: {} for tier in Tier}
+        """Waiting leases, per tier, group and tenant in the order in which they go."""
         self.queued_count = 0
         self.live_count = 0
         """Leases that are neither queued nor ended."""
@@ -148,7 +185,35 @@ class State:
 
     def waiting_of(self, tenant: TenantId) -> int:
         """How many requests of a tenant wait."""
-        return sum(len(line[tenant]) for line in self.queue.values() if tenant in line)
+        return sum(len(self.line(tier, tenant)) for tier in Tier)
+
+    def line(self, tier: Tier, tenant: TenantId) -> Sequence[Waiting]:
+        """The waiting requests of a tenant in one tier."""
+        return self.queue[tier].get(self.group_of(tenant), {}).get(tenant, ())
+
+    def group_of(self, tenant: TenantId) -> GroupId:
+        known = self.tenants.get(tenant)
+        return DEFAULT_GROUP if known is None or known.group is None else known.group
+
+    def group(self, name: GroupId) -> GroupRecord:
+        """What holds for a group; the default group is there without being made."""
+        return self.books.groups.get(name) or GroupRecord(id=name)
+
+    @property
+    def capacity(self) -> Sequence[int]:
+        """What the nodes that answer have, by kind as in an account."""
+        if self._capacity is None:
+            self._capacity = [0 for _ in SHARED_KINDS]
+            for resource in self.resources.values():
+                device = resource.device
+                if device.kind in SHARED_KINDS and not self.nodes[resource.node].lost:
+                    amount = MILLIS_PER_DEVICE if device.kind is Kind.GPU else device.capacity
+                    self._capacity[SHARED_KINDS.index(device.kind)] += amount
+        return self._capacity
+
+    @property
+    def decay(self) -> Decay:
+        return Decay(self.books.half_life_ns, self.books.periods_from_ns)
 
     def quota_of(self, tenant: TenantId) -> Quota:
         """What holds for a tenant: its own limits, and the office's where it has none. The owner has but its own."""
@@ -162,6 +227,17 @@ class State:
 
     # ---- snapshot ----
 
+    @classmethod
+    def fresh(cls, policy: Policy) -> State:
+        """Nothing has happened yet."""
+        return cls(
+            Books(
+                usage_window_ns=policy.usage_window_ns,
+                cool_down_ns=policy.cool_down_ns,
+                half_life_ns=policy.half_life_ns,
+            )
+        )
+
     def snapshot(self) -> bytes:
         return msgspec.json.encode(self.books)
 
@@ -169,7 +245,27 @@ class State:
     def restore(cls, data: bytes) -> State:
         return cls(msgspec.json.decode(data, type=Books))
 
+    def _open_accounts(self) -> None:
+        """Books of before: what was used is what the meters of device time still know, and what is held."""
+        books = self.books
+        books.half_life_ns = HALF_LIFE_NS
+        changes: list[tuple[int, TenantId, list[int]]] = []
+        for tenant, meter in books.usage.items():
+            for at_ns, before, level in zip(meter.at_ns, [0, *meter.level], meter.level, strict=False):
+                changes.append((at_ns, tenant, [level - before, 0, 0]))
+        changes += [
+            (lease.granted_at_ns, lease.tenant, [0, *amounts_of(lease.parts)[1:]])
+            for lease in self.leases.values()
+            if lease.status in HOLDING_STATES and lease.granted_at_ns is not None
+        ]
+        for at_ns, tenant, by in sorted(changes):
+            if any(by):
+                books.accounts.setdefault(tenant, Account()).change(by, at_ns, self.decay)
+                books.group_accounts.setdefault(DEFAULT_GROUP, Account()).change(by, at_ns, self.decay)
+
     def _rebuild(self) -> None:
+        if not self.books.half_life_ns:
+            self._open_accounts()
         for node in self.nodes.values():
             self.index_node(node)
         for lease in self.leases.values():
@@ -209,10 +305,11 @@ class State:
 
     def queue_listing(self) -> Iterator[LeaseRecord]:
         """All waiting leases, in no particular order."""
-        for tenants in self.queue.values():
-            for entries in tenants.values():
-                for _, lease in entries:
-                    yield self.leases[lease]
+        for groups in self.queue.values():
+            for tenants in groups.values():
+                for entries in tenants.values():
+                    for *_, lease in entries:
+                        yield self.leases[lease]
 
     def slices_of(self, lease: LeaseRecord) -> Iterator[SliceRecord]:
         """What the lease's present epoch still takes."""
@@ -313,14 +410,16 @@ class State:
         """The holder's time is over: its slices go to teardown, quota and meter stop."""
         for piece in self.slices_of(lease):
             piece.state = next_slice(piece.state, SliceEvent.TEARDOWN, piece.resource)
-        self.held[lease.tenant].add(lease.parts, -1)
+        self.hold(lease, -1)
         self.meter(lease, -1, now)
-        if any(lease.tenant in waiting for waiting in self.queue.values()):  # its quota may have been all they lacked
+        group = self.group_of(lease.tenant)
+        if any(group in waiting for waiting in self.queue.values()):  # a quota may have been all they lacked
             self.capacity_version += 1
 
     def count_kept(self, volume: VolumeRecord, sign: int) -> None:
         """It is kept and counts in its tenant's quota, or no longer."""
         self.held.setdefault(volume.tenant, Held()).keep(sign * volume.size)
+        self.held_by_group.setdefault(self.group_of(volume.tenant), Held()).keep(sign * volume.size)
 
     def arm_volume(self, volume: VolumeRecord) -> None:
         if volume.until_ns is not None:
@@ -356,16 +455,44 @@ class State:
         if millis:
             meter = self.books.usage.setdefault(lease.tenant, UsageMeter())
             meter.change(sign * millis, now.ns, self.books.usage_window_ns)
+        amounts = amounts_of(lease.parts)
+        if any(amounts):
+            by, decay = [sign * amount for amount in amounts], self.decay
+            self.books.accounts.setdefault(lease.tenant, Account()).change(by, now.ns, decay)
+            self.books.group_accounts.setdefault(self.group_of(lease.tenant), Account()).change(by, now.ns, decay)
+
+    def move_tenant(self, tenant: TenantId, into: GroupId, now: Now) -> None:
+        """What it holds and what waits goes on in another group; what it has used stays with the old one."""
+        old = self.group_of(tenant)
+        held = self.held.get(tenant)
+        if held is not None:
+            self.held_by_group.setdefault(old, Held()).merge(held, -1)
+            self.held_by_group.setdefault(into, Held()).merge(held, +1)
+        account = self.books.accounts.get(tenant)
+        if account is not None and any(account.level):
+            decay, accounts = self.decay, self.books.group_accounts
+            accounts.setdefault(old, Account()).change([-level for level in account.level], now.ns, decay)
+            accounts.setdefault(into, Account()).change(account.level, now.ns, decay)
+        for groups in self.queue.values():
+            line = groups.get(old, {}).pop(tenant, None)
+            if line is not None:
+                if not groups[old]:
+                    del groups[old]
+                groups.setdefault(into, {})[tenant] = line
 
     def enqueue(self, lease: LeaseRecord) -> None:
-        insort(self.queue[lease.tier].setdefault(lease.tenant, []), (lease.arrival, lease.id))
+        group = self.queue[lease.tier].setdefault(self.group_of(lease.tenant), {})
+        insort(group.setdefault(lease.tenant, []), waiting(lease))
         self.queued_count += 1
 
     def dequeue(self, lease: LeaseRecord) -> None:
-        line = self.queue[lease.tier][lease.tenant]
-        del line[bisect_left(line, (lease.arrival, lease.id))]
+        groups, name = self.queue[lease.tier], self.group_of(lease.tenant)
+        line = groups[name][lease.tenant]
+        del line[bisect_left(line, waiting(lease))]
         if not line:
-            del self.queue[lease.tier][lease.tenant]
+            del groups[name][lease.tenant]
+            if not groups[name]:
+                del groups[name]
         self.queued_count -= 1
 
     def index_node(self, node: NodeRecord) -> None:
@@ -376,11 +503,17 @@ class State:
             self.rooms_by_node[node.id] = in_service
         else:
             self.rooms_by_node.pop(node.id, None)
+        self._capacity = None
 
     def index_granted(self, lease: LeaseRecord) -> None:
         self.on_node[self.node_of(lease)][lease.id] = None
         if lease.status is not LeaseStatus.ENDING:
-            self.held.setdefault(lease.tenant, Held()).add(lease.parts, +1)
+            self.hold(lease, +1)
+
+    def hold(self, lease: LeaseRecord, sign: int) -> None:
+        """It counts against the quotas of its tenant and group from now on, or no longer."""
+        self.held.setdefault(lease.tenant, Held()).add(lease.parts, sign)
+        self.held_by_group.setdefault(self.group_of(lease.tenant), Held()).add(lease.parts, sign)
 
     def node_of(self, lease: LeaseRecord) -> NodeId:
         assert lease.node is not None, f"{lease.id} is {lease.status} but on no node"
@@ -396,6 +529,11 @@ class State:
             if len(self.timers) > 2 * len(self.armed) + STALE_TIMERS_MAX:
                 self.timers = [(at, lease_id) for lease_id, at in self.armed.items()]
                 heapq.heapify(self.timers)
+
+
+def waiting(lease: LeaseRecord) -> Waiting:
+    """Where it stands among the requests of its tenant: first those whose holder has had least, then by arrival."""
+    return sum(lease.attained_ns >= step for step in ATTAINED_STEPS_NS), lease.arrival, lease.id
 
 
 def _end_order(lease: LeaseRecord) -> int:

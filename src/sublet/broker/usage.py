@@ -7,10 +7,11 @@ integral, so the use in any window that ends now is the difference of two points
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 import msgspec
 
-__all__ = ["UsageMeter"]
+__all__ = ["UsageMeter", "at_most_from"]
 
 
 class UsageMeter(msgspec.Struct):
@@ -41,6 +42,11 @@ class UsageMeter(msgspec.Struct):
         """Device-thousandths × nanoseconds within ``(now - window, now]``."""
         return self._integral(now_ns) - self._integral(now_ns - window_ns)
 
+    def levels_since(self, from_ns: int) -> list[tuple[int, int]]:
+        """From when on what was held; the first instant may be before ``from_ns``."""
+        first = max(0, bisect_right(self.at_ns, from_ns) - 1)
+        return list(zip(self.at_ns[first:], self.level[first:], strict=True))
+
     def shift(self, shift_ns: int) -> None:
         """The clock is another one; its instants are so much later."""
         self.at_ns = [at + shift_ns for at in self.at_ns]
@@ -56,3 +62,25 @@ class UsageMeter(msgspec.Struct):
         keep = bisect_right(self.at_ns, before_ns) - 1
         if keep > 64:  # in batches, so that a change stays cheap
             del self.at_ns[:keep], self.total[:keep], self.level[:keep]
+
+
+def at_most_from(meters: Sequence[UsageMeter], most: int, now_ns: int, window_ns: int) -> int | None:
+    """From when on the use of all of them within the window will be at most ``most``, if they hold what they hold now;
+    None: never."""
+    used = sum(meter.used(now_ns, window_ns) for meter in meters)
+    changes: list[tuple[int, int]] = []
+    for meter in meters:
+        before = 0
+        for at_ns, level in meter.levels_since(now_ns - window_ns):
+            changes.append((max(at_ns, now_ns - window_ns), level - before))
+            before = level
+    leaves, held = 0, sum(meter.held_millis for meter in meters)
+    at_ns = now_ns - window_ns  # what was used then leaves the window now
+    for next_ns, change in [*sorted(changes), (now_ns, 0)]:
+        sinks = leaves - held
+        needed_ns = 0 if used <= most else -(-(used - most) // sinks) if sinks > 0 else None
+        if needed_ns is not None and at_ns + needed_ns <= next_ns:
+            return at_ns + needed_ns + window_ns
+        used -= sinks * (next_ns - at_ns)
+        at_ns, leaves = next_ns, leaves + change
+    return None

@@ -36,10 +36,11 @@ def only_where_its_volume_is(
     }
 
 
-def held_beside(state: State, lease: LeaseRecord) -> Held:
-    """What its tenant holds, without the volume that this would go on with, and without the lease that it replaces:
-    neither is counted twice."""
-    held, volume = replacing.without_it(state, lease, state.held_by(lease.tenant)), _volume(state, lease)
+def held_beside(state: State, lease: LeaseRecord, held: Held | None = None) -> Held:
+    """What its tenant holds (or ``held``, what its group does), without the volume that this would go on with, and
+    without the lease that it replaces: neither is counted twice."""
+    held = state.held_by(lease.tenant) if held is None else held
+    held, volume = replacing.without_it(state, lease, held), _volume(state, lease)
     if volume is None or volume.state is not VolumeState.RETAINED:
         return held
     held = copy(held)

@@ -52,7 +52,7 @@ from sublet.broker.reports import with_what_is_held
 from sublet.broker.service import Identity, Service
 from sublet.broker.shared_socket import SharedSocket
 from sublet.broker.signing import Signer
-from sublet.broker.state import Books, State
+from sublet.broker.state import State
 from sublet.broker.vigil import ASLEEP, MOMENT_NS, Vigil
 from sublet.client.home import data_path, home_dir, note_end, socket_path
 from sublet.clock import Clock, SystemClock
@@ -294,7 +294,7 @@ class Office:
         """The books as they were left, and how to open them."""
         found = journal.recover()
         if found.snapshot is None:
-            state = State(Books(usage_window_ns=self._policy.usage_window_ns, cool_down_ns=self._policy.cool_down_ns))
+            state = State.fresh(self._policy)
         else:
             state = State.restore(found.snapshot)
         entries = 0

@@ -16,7 +16,7 @@ import msgspec
 from sublet.broker.events import Event
 from sublet.broker.policy import Policy
 from sublet.broker.records import Now
-from sublet.broker.state import Books, State
+from sublet.broker.state import State
 
 __all__ = ["Backup", "Disk"]
 
@@ -127,7 +127,7 @@ class Disk:
 def fold(policy: Policy, base: bytes | None, batches: list[bytes]) -> State:
     """The state that these bytes come to."""
     if base is None:
-        state = State(Books(usage_window_ns=policy.usage_window_ns, cool_down_ns=policy.cool_down_ns))
+        state = State.fresh(policy)
     else:
         state = State.restore(base)
     for data in batches:

@@ -15,7 +15,7 @@ from sublet.broker.answers import Answer, Granted, Offer, Outcome, Place, Refusa
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
 from sublet.broker.records import LOCAL_TENANT, LeaseRecord, Now, ProcessRecord, Quota, Want
-from sublet.broker.state import Books, State
+from sublet.broker.state import State
 from sublet.errors import SubletError
 from sublet.lease.states import LeaseStatus
 from sublet.values import (
@@ -281,7 +281,7 @@ class Bench:
 
 
 def folded(history: Iterable[tuple[Now, tuple[ev.Event, ...]]], policy: Policy) -> State:
-    state = State(Books(usage_window_ns=policy.usage_window_ns, cool_down_ns=policy.cool_down_ns))
+    state = State.fresh(policy)
     for now, events in history:
         for event in events:
             state.apply(event, now)

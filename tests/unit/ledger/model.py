@@ -39,6 +39,8 @@ class Spot:
     since_ns: int
     until_ns: int | None = None
     """When the holder's time was over; the slice stays until it is torn down."""
+    groups: list[tuple[int, str]] = field(default_factory=list)
+    """In which group its tenant was, since when."""
 
 
 @dataclass
@@ -66,6 +68,10 @@ class Model:
     policy: Policy
     nodes: Sequence[Inventory]
     quotas: dict[str, Quota] = field(default_factory=dict)
+    groups: dict[str, str] = field(default_factory=dict)
+    """Of tenants that are not in the default group."""
+    weights: dict[str, int] = field(default_factory=dict)
+    """Of tenants and of groups that have another than 1."""
     now_ns: int = 0
     leases: list[ModelLease] = field(default_factory=list)
     spots: list[Spot] = field(default_factory=list)
@@ -192,8 +198,8 @@ class Model:
                 self._end(lease)
         self.settle()
 
-    def position(self, lease: ModelLease) -> int:
-        return [other.id for other in self._line()].index(lease.id) + 1
+    def positions(self) -> dict[str, int]:
+        return {lease.id: index for index, lease in enumerate(self._line(), start=1)}
 
     def used_milli_ns(self, tenant: str) -> int:
         begin = self.now_ns - self.policy.usage_window_ns
@@ -210,10 +216,9 @@ class Model:
         """Everybody in order: whoever fits goes in; whoever was patient for too long keeps what it could use."""
         self.kept = []
         tried: set[str] = set()
-        while True:
-            lease = next((other for other in self._line(tried) if other.id not in tried), None)
-            if lease is None:
-                return
+        line = self._line()
+        while line:
+            lease = line.pop(0)
             tried.add(lease.id)
             if self._over(lease, self.quotas[lease.tenant], self._held(lease.tenant)) or self._spent(lease):
                 continue
@@ -221,20 +226,68 @@ class Model:
                 lease.claim_by_ns = self.now_ns + self.policy.claim_window_ns
                 if lease.beyond:
                     self._offer(lease)
+                line = [other for other in self._line() if other.id not in tried]
             elif self.now_ns - lease.asked_ns >= self.policy.gang_patience_ns:
                 for node in self._in_zone(lease):
                     if self._place_on(node, lease.tenant, lease.wants, []) is not None:
                         self.kept += [(node.node, want.kind, lease.tier, lease.id) for want in lease.wants]
 
-    def _line(self, tried: set[str] | None = None) -> list[ModelLease]:
-        """Tier, then the tenant with the least use, then arrival. Who was tried stays where it was."""
-
-        def use(tenant: str) -> int:
-            held = sum(spot.millis for spot in self._held(tenant))
-            return self.used_milli_ns(tenant) + held * self.policy.held_counts_as_ns
+    def _line(self) -> list[ModelLease]:
+        """Tier, then the group with the smallest share, in it the tenant with the smallest share, then arrival."""
 
         waiting = [lease for lease in self.leases if lease.status == "queued"]
-        return sorted(waiting, key=lambda x: (RANKS.index(x.tier), use(x.tenant), x.tenant, x.arrival))
+        groups = {tenant: self.group_of(tenant) for tenant in self.quotas}
+        by_group = {group: self._share(self._of_group(group), group) for group in set(groups.values())}
+        by_tenant = {tenant: self._share(self._of_tenant(tenant), tenant) for tenant in groups}
+        return sorted(
+            waiting,
+            key=lambda x: (
+                RANKS.index(x.tier),
+                by_group[groups[x.tenant]],
+                groups[x.tenant],
+                by_tenant[x.tenant],
+                x.tenant,
+                x.arrival,
+            ),
+        )
+
+    def group_of(self, tenant: str) -> str:
+        return self.groups.get(tenant, "default")
+
+    def move(self, tenant: str, group: str) -> None:
+        self.groups[tenant] = group
+        for spot in self._held(tenant):
+            spot.groups.append((self.now_ns, group))
+
+    def _of_tenant(self, tenant: str) -> list[tuple[Spot, int, int | None]]:
+        return [(spot, spot.since_ns, spot.until_ns) for spot in self.history if spot.tenant == tenant]
+
+    def _of_group(self, group: str) -> list[tuple[Spot, int, int | None]]:
+        found = []
+        for spot in self.history:
+            ends = [at for at, _ in spot.groups[1:]] + [spot.until_ns]
+            found += [(spot, at, end) for (at, name), end in zip(spot.groups, ends, strict=True) if name == group]
+        return found
+
+    def _share(self, uses: list[tuple[Spot, int, int | None]], whose: str) -> int:
+        """The largest of the shares: what was used per what there is and per weight, with the weight that time gives
+        it. That rises in a straight line in each period, to twice what it was at its beginning; the sum is told in the
+        unit of the present period, rounded down once."""
+        half, now = self.policy.half_life_ns, self.now_ns
+        best = 0
+        for kind in (Kind.GPU, Kind.CPU, Kind.MEMORY):
+            there = [d for node in self.nodes for d in node.devices if d.kind is kind]
+            most = 1000 * len(there) if kind is Kind.GPU else sum(device.capacity for device in there)
+            total = held = 0
+            for spot, since, until in uses:
+                if spot.kind is not kind:
+                    continue
+                level = spot.millis if kind is Kind.GPU else spot.amount
+                total += level * (_area(half, until or now) - _area(half, since))
+                held += level if until is None else 0
+            ahead = held * self.policy.held_counts_as_ns * 2 * (half + now % half)
+            best = max(best, ((total >> now // half) + ahead) // (most * self.weights.get(whose, 1)) if most else 0)
+        return best
 
     def _held(self, tenant: str) -> list[Spot]:
         return [spot for spot in self.spots if spot.tenant == tenant and spot.until_ns is None]
@@ -354,6 +407,7 @@ class Model:
                         alone=alone,
                         millis=0 if want.kind is not Kind.GPU else MILLIS_PER_DEVICE if alone else share,
                         since_ns=self.now_ns,
+                        groups=[(self.now_ns, self.group_of(tenant))],
                     )
                 )
         return found
@@ -393,3 +447,9 @@ def _alone(want: Want) -> bool:
 def _tight(device: Device, taken: list[Spot]) -> tuple[bool, int]:
     here = [spot for spot in taken if spot.device == device.id]
     return not here, device.capacity - sum(spot.amount for spot in here)
+
+
+def _area(half: int, at: int) -> int:
+    """Twice the area beneath the weight of time up to ``at``, where that begins with 1 and doubles in each period."""
+    period, into = divmod(at, half)
+    return 3 * half * half * ((1 << period) - 1) + (into * (2 * half + into) << period)

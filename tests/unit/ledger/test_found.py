@@ -377,8 +377,8 @@ def test_behind_a_long_line_of_others_whoever_fits_goes_in_at_the_next_look_at_a
     first = bench.granted(cores(1), tenant=ANN, ttl_s=3600)
     bench.granted(cores(7), tenant=ANN, ttl_s=3600)
     for _ in range(WALK_MAX):
-        bench.queued(cores(8), tenant=ANN)
-    last = bench.queued(cores(1), tenant=BEN)
+        bench.queued(cores(8), tenant=BEN)
+    last = bench.queued(cores(1), tenant=ANN)
     bench.release(first)
     assert isinstance(bench.claim(last), LeaseNotActive)
     bench.wait(1)

@@ -9,14 +9,16 @@ from msgspec.structs import replace
 
 from sublet.broker import commands as cmd
 from sublet.broker.answers import Done, Granted, GrantedMany, Offer, Place, Refusal
+from sublet.broker.fairness import DEFAULT_GROUP
 from sublet.broker.policy import Policy
-from sublet.broker.records import LeaseRecord, Quota, Want
+from sublet.broker.records import GroupRecord, LeaseRecord, Quota, Want
 from sublet.errors import SubletError
 from sublet.values import (
     GIB,
     NS_PER_S,
     Epoch,
     Exclusivity,
+    GroupId,
     Kind,
     LeaseId,
     NodeId,
@@ -38,9 +40,16 @@ POLICY = Policy(
     min_run_batch_ns=NEVER,  # nobody may be taken
     max_hold_ns=NEVER,
     usage_window_ns=seconds(600),
+    half_life_ns=seconds(157),
 )
 TENANTS = (LOCAL, ANN, BEN)
-VERBS = ("acquire",) * 5 + ("claim",) * 3 + ("down",) * 4 + ("decline", "renew", "release", "quota", "acquire_many")
+GROUPS = (DEFAULT_GROUP, GroupId("course"), GroupId("lab"))
+VERBS = (
+    ("acquire",) * 5
+    + ("claim",) * 3
+    + ("down",) * 4
+    + ("decline", "renew", "release", "quota", "acquire_many", "move", "weigh")
+)
 LIMITS = {
     "gpus": (1, 2, 4),
     "cores": (2, 8),
@@ -58,6 +67,8 @@ class Pair:
         self.nodes = _nodes(rng)
         self.bench = Bench(*self.nodes, policy=POLICY)
         self.bench.obedient = False
+        for group in GROUPS[1:]:
+            self.bench.do(cmd.SetGroup(group=GroupRecord(id=group)))
         self.model = Model(POLICY, self.nodes, {tenant: Quota() for tenant in TENANTS}, now_ns=self.bench.now_ns)
         self.asked: dict[str, cmd.Acquire] = {}
         self.told: list[str] = []
@@ -180,6 +191,24 @@ class Pair:
         self.model.quotas[tenant] = quota
         self.model.settle()
 
+    def move(self, number: int) -> None:
+        tenant, group = self.rng.choice((ANN, BEN)), self.rng.choice(GROUPS)
+        self.bench.do(cmd.SetTenant(tenant=tenant, group=group))
+        self.model.move(tenant, group)
+        self.model.settle()
+
+    def weigh(self, number: int) -> None:
+        weight = self.rng.choice((1, 2, 3, 10))
+        if self.rng.random() < 0.5:
+            tenant = self.rng.choice(TENANTS)
+            self.bench.do(cmd.SetTenant(tenant=tenant, weight=weight))
+            self.model.weights[tenant] = weight
+        else:
+            group = self.rng.choice(GROUPS)
+            self.bench.do(cmd.SetGroup(group=GroupRecord(id=group, weight=weight)))
+            self.model.weights[group] = weight
+        self.model.settle()
+
     # ---- looking ----
 
     def real(self, lease: ModelLease) -> LeaseRecord:
@@ -190,6 +219,7 @@ class Pair:
         assert _kind(real) == expected, f"{what}: the ledger says {real}, the model {expected}"
 
     def compare(self, after: str) -> None:
+        places = self.model.positions()
         for lease in self.model.leases:
             real = self.real(lease)
             assert str(real.status) == lease.status, f"after {after}: {lease.id} is {real.status}, not {lease.status}"
@@ -209,7 +239,7 @@ class Pair:
             if lease.status == "queued":
                 place = self.bench.ledger.place_of(real.id, self.bench.now)
                 assert place is not None
-                assert place.position == self.model.position(lease), f"after {after}: the place of {lease.id}"
+                assert place.position == places[lease.id], f"after {after}: the place of {lease.id}"
         for tenant in TENANTS:
             assert self.bench.state.used_milli_ns(tenant, self.bench.now_ns) == self.model.used_milli_ns(tenant)
 

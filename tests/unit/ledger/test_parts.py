@@ -174,18 +174,22 @@ def test_one_step_that_frees_several_devices_does_not_give_all_to_one_tenant() -
     assert sorted(granted) == ["ann-0", "local-0"]
 
 
-def test_use_leaves_the_window() -> None:
-    bench = Bench(policy=Policy(usage_window_ns=seconds(100), max_hold_ns=seconds(10**6)))
-    lease = bench.granted(tenant=ANN)
+def test_what_was_used_long_ago_counts_for_less() -> None:
+    """Ann had the device for 50 s, Ben later for 30 s: two half-lives after hers, that is more."""
+    bench = Bench(policy=Policy(half_life_ns=seconds(100), max_hold_ns=seconds(10**6)))
+    ann = bench.granted(tenant=ANN)
     bench.at(1050)
-    bench.release(lease)
+    bench.release(ann)
+    bench.at(1250)
+    ben = bench.granted(tenant=BEN)
+    bench.at(1280)
+    bench.release(ben)
     bench.granted(ttl_s=3600)
     bench.queued(tenant=ANN, lease="ann")
-    bench.at(1060)
     bench.queued(tenant=BEN, lease="ben")
-    assert waiting(bench) == ["ben", "ann"]
-    bench.at(1200)
     assert waiting(bench) == ["ann", "ben"]
+    bench.at(10_000)
+    assert waiting(bench) == ["ann", "ben"], "time alone changes no order of what was used"
 
 
 # ---- who may be taken
