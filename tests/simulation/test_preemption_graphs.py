@@ -3,12 +3,14 @@
 Four requests by three tenants in three tiers meet one to three devices. Whoever is taken asks again at once, with the
 tier it had, and time stands still but for the notices. All guards that only slow things down are as weak as the policy
 allows (minimum run, cool-down: one nanosecond), so what stops a cycle can only be the potential. Every promise must
-lower it, and everything must come to rest.
+lower it, and everything must come to rest. With floors, a promise either serves a request inside the floor of its
+group, or lowers the potential; and no group comes below its floor by what is not idle.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -18,15 +20,29 @@ from sublet.broker import events as ev
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
 from sublet.broker.preemption import standing_of_request, weight
-from sublet.broker.records import LeaseRecord, Now, Want
+from sublet.broker.records import HOLDING_STATES, GroupRecord, LeaseRecord, Now, Want
 from sublet.lease.states import LeaseStatus
-from sublet.values import GIB, NS_PER_S, EndReason, Kind, LeaseId, NodeId, RequestId, ResourceId, TenantId, Tier
+from sublet.values import (
+    GIB,
+    NS_PER_S,
+    EndReason,
+    GroupId,
+    Kind,
+    LeaseId,
+    NodeId,
+    RequestId,
+    ResourceId,
+    TenantId,
+    Tier,
+)
 from sublet.wire.orders import Device, End, Inventory, TornDown
 
 POLICY = Policy(notice_ns=2, notice_spot_ns=1, min_run_batch_ns=1, cool_down_ns=1, replan_every_ns=1)
 TENANTS = tuple(TenantId(name) for name in ("a", "b", "c"))
 REQUESTS = tuple(itertools.product(range(3), Tier))
 """Tenant and tier of one request."""
+GRAPHS_OF = 11
+"""Of the graphs with floors one in so many; all of them with ``SUBLET_CRASH_ALL=1``."""
 ROUNDS_MAX = 60
 """Nanoseconds within which everything has come to rest; each preemption takes two or three of them."""
 
@@ -34,22 +50,31 @@ ROUNDS_MAX = 60
 class Office:
     """The ledger, an agent that tears down at once, and victims that ask again at once."""
 
-    def __init__(self, devices: int) -> None:
+    def __init__(self, devices: int, floors: tuple[int, ...] = ()) -> None:
         self.ns = 1_000 * NS_PER_S
         self.ledger = Ledger(POLICY)
-        self.preemptions = 0
+        self.preemptions = self.by_floor = 0
+        self.floors: dict[GroupId, int] = {}
         self._asked = 0
         self.tell(cmd.OpenOffice(incarnation=1, clock_domain="graph"))
         for tenant in TENANTS:
             self.tell(cmd.AddTenant(tenant=tenant, token_hash=tenant))
+        for tenant, floor in zip(TENANTS, floors, strict=False):
+            group = GroupId(f"group-{tenant}")
+            self.tell(cmd.SetGroup(group=GroupRecord(id=group)))
+            self.tell(cmd.SetTenant(tenant=tenant, group=group))
+            self.floors[group] = floor
         gpus = tuple(Device(id=ResourceId(f"n/gpu{i}"), kind=Kind.GPU, capacity=GIB) for i in range(devices))
         self.tell(cmd.NodeUp(inventory=Inventory(node=NodeId("n"), domain="n", devices=gpus)))
+        for group, floor in self.floors.items():  # only now, since there have to be as many devices
+            self.tell(cmd.SetGroup(group=GroupRecord(id=group, floor=floor)))
 
     def tell(self, command: cmd.Command) -> None:
+        before = self._held() if self.floors else {}
         outcome = self.ledger.handle(command, Now(self.ns, self.ns))
         for event in outcome.events:
             if isinstance(event, ev.Promised):
-                self._must_lower_the_potential(event)
+                self._must_lower_the_potential(event, before)
         for order in outcome.orders:
             if isinstance(order, End):
                 done = TornDown(
@@ -95,9 +120,28 @@ class Office:
     def _what_is(self) -> list[tuple[LeaseId, LeaseStatus]]:
         return [(lease.id, lease.status) for lease in self.ledger.state.leases.values()]
 
-    def _must_lower_the_potential(self, event: ev.Promised) -> None:
+    def _held(self) -> dict[GroupId, int]:
+        """Devices of each group once all promises are kept."""
+        state, held = self.ledger.state, dict.fromkeys(self.floors, 0)
+        for lease in state.leases.values():
+            group = state.group_of(lease.tenant)
+            taken = lease.notice is not None and lease.notice.beneficiary is not None
+            if lease.status in HOLDING_STATES and not taken:
+                held[group] = held.get(group, 0) + len(lease.parts)
+            held[group] = held.get(group, 0) + len(lease.promise)
+        return held
+
+    def _must_lower_the_potential(self, event: ev.Promised, before: dict[GroupId, int]) -> None:
         self.preemptions += 1
-        leases = self.ledger.state.leases
+        state, leases = self.ledger.state, self.ledger.state.leases
+        group = state.group_of(leases[event.lease].tenant)
+        for victim in (leases[victim] for victim in event.victims):
+            theirs = state.group_of(victim.tenant)
+            if theirs != group and victim.idle_since_ns is None:
+                assert self._held().get(theirs, 0) >= self.floors.get(theirs, 0), f"{theirs} is below its floor"
+        if before.get(group, 0) + len(event.parts) <= self.floors.get(group, 0):
+            self.by_floor += 1
+            return
         gained = weight(standing_of_request(leases[event.lease].tier))
         lost = sum(weight(_standing(leases[victim])) for victim in event.victims)
         assert lost < gained, f"{event.lease} took {event.victims}, which weigh as much"
@@ -107,13 +151,34 @@ def _standing(victim: LeaseRecord) -> int:
     return 0 if victim.idle_since_ns is not None else standing_of_request(victim.tier)
 
 
-def _graphs(devices: int) -> Iterator[tuple[tuple[int, Tier], ...]]:
-    """Four requests in every order; tenants are interchangeable, so the first new one is always the next."""
+def _graphs(devices: int, *, ordered: bool = True) -> Iterator[tuple[tuple[int, Tier], ...]]:
+    """Four requests in every order; where tenants are interchangeable, the first new one is always the next."""
     for requests in itertools.product(REQUESTS, repeat=4):
+        if not ordered:
+            yield requests
+            continue
         tenants = [tenant for tenant, _ in requests]
         firsts = list(dict.fromkeys(tenants))
         if firsts == sorted(firsts) and firsts[0] == 0 and firsts[-1] == len(firsts) - 1:
             yield requests
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "floors"), [(2, (1, 0, 0)), (2, (1, 1, 0)), (3, (2, 1, 0))])
+def test_every_small_graph_with_floors_comes_to_rest(devices: int, floors: tuple[int, ...]) -> None:
+    """The same, where each tenant is a group of its own and some have floors, which tiers do not break."""
+    preempted = by_floor = 0
+    every = 1 if os.environ.get("SUBLET_CRASH_ALL") else GRAPHS_OF
+    for requests in itertools.islice(_graphs(devices, ordered=False), sum(floors), None, every):
+        office = Office(devices, floors)
+        for index, (tenant, tier) in enumerate(requests):
+            office.ask(TENANTS[tenant], tier, 2 if index == 3 else 1)
+        office.settle()
+        office.ledger.state.check()
+        preempted += office.preemptions
+        by_floor += office.by_floor
+    assert preempted > 100
+    assert by_floor > 20, "no floor was called in"
 
 
 @pytest.mark.slow

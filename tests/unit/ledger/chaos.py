@@ -13,7 +13,7 @@ from sublet.broker import events as ev
 from sublet.broker.answers import Granted, Outcome, Refusal
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
-from sublet.broker.records import LeaseRecord, ProcessRecord, Quota, ResourceRecord, Want
+from sublet.broker.records import GroupRecord, LeaseRecord, ProcessRecord, Quota, ResourceRecord, Want
 from sublet.broker.state import State
 from sublet.errors import (
     IdempotencyConflict,
@@ -27,6 +27,7 @@ from sublet.values import (
     EndReason,
     Epoch,
     Exclusivity,
+    GroupId,
     Kind,
     LeaseId,
     RequestId,
@@ -61,6 +62,7 @@ from tests.unit.ledger.watch import OF_ITSELF, Watch
 __all__ = ["Chaos"]
 
 TENANTS = (LOCAL, ANN, BEN)
+GROUPS = (GroupId("default"), GroupId("course"), GroupId("lab"))
 PASSING = TenantId("passing")
 """It never has anything, so it can be removed."""
 
@@ -131,6 +133,8 @@ class Chaos:
             self.do(cmd.Drain(node=found.node, draining=False))
         for tenant in TENANTS:
             self.do(cmd.SetTenant(tenant=tenant, quota=Quota()))
+        for group in GROUPS:
+            self.do(cmd.SetGroup(group=GroupRecord(id=group)))
         self.air = [report for report in self.air if not isinstance(report, Foreign)]
         self.air += [Foreign(node=resource.node, resource=resource.id) for resource in state.resources.values()]
         for _ in range(3):
@@ -419,6 +423,8 @@ class Chaos:
         if rng.random() < 0.3:
             quota = Quota(block_bytes=GIB)
         self.do(cmd.SetTenant(tenant=rng.choice(TENANTS), quota=quota))
+        if self.rights.random() < 0.5:
+            self._groups()
         if self.rights.random() < 0.1:
             tenant = self.rights.choice(TENANTS)
             self.do(cmd.DisableTenant(tenant=tenant, notice=self.rights.random() < 0.5))
@@ -428,6 +434,19 @@ class Chaos:
                 self.do(cmd.AddTenant(tenant=tenant, token_hash="again"))
             self.do(cmd.AddTenant(tenant=PASSING, token_hash="passing"))
             self.do(cmd.RemoveTenant(tenant=PASSING))
+
+    def _groups(self) -> None:
+        """Weights, ceilings and quotas of groups; tenants that change theirs; a group that goes, if it is empty."""
+        rng = self.rights
+        group = GroupRecord(
+            id=rng.choice(GROUPS),
+            weight=rng.choice((1, 2, 5)),
+            ceiling=rng.choice((None, None, 1, 2)),
+            quota=rng.choice((Quota(), Quota(leases=3), Quota(gpu_seconds=60))),
+        )
+        self.do(cmd.SetGroup(group=group))
+        self.do(cmd.SetTenant(tenant=rng.choice(TENANTS), group=rng.choice(GROUPS), weight=rng.choice((1, 3))))
+        self.do(cmd.RemoveGroup(group=rng.choice(GROUPS)))
 
     def node(self, number: int) -> None:
         found = self.rng.choice(self.nodes)

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
-from sublet.broker.admission import over_quota, over_seconds
+from sublet.broker.admission import own_limit
 from sublet.broker.answers import Granted, Offer, Outcome, Place, Refusal
 from sublet.broker.placement import fit
 from sublet.broker.policy import Policy
 from sublet.broker.promises import rooms_for
 from sublet.broker.records import KEPT_STATES, LeaseRecord
 from sublet.broker.state import State
-from sublet.broker.volume_rooms import held_beside
 from sublet.errors import (
     IdempotencyConflict,
     InvalidRequest,
@@ -25,7 +24,7 @@ from sublet.errors import (
     SubletError,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, TenantId, Tier
+from sublet.values import MILLIS_PER_DEVICE, EndReason, Epoch, Exclusivity, Kind, LeaseId, TenantId, Tier
 from sublet.wire.orders import EndedHere, Failed, Fault, Held, NotHeld, Parkable, Resumed, TornDown
 from tests.unit.ledger.bench import Bench
 
@@ -283,6 +282,13 @@ class Watch:
         block += sum(one.size for one in state.volumes.values() if one.tenant == tenant and one.state in KEPT_STATES)
         assert quota.block_bytes is None or Kind.BLOCK not in kinds or block <= quota.block_bytes, f"{tenant}: {block}"
         assert quota.cores is None or Kind.CPU not in kinds or cores <= quota.cores, f"{tenant} has {cores} cores"
+        group = state.group(state.group_of(tenant))
+        ours = [lease for lease in state.leases.values() if state.group_of(lease.tenant) == group.id]
+        held = [lease for lease in ours if lease.status in states]
+        millis = sum(part.millis for lease in held for part in lease.parts)
+        assert group.quota.leases is None or len(held) <= group.quota.leases, f"{group.id} has {len(held)} leases"
+        if group.ceiling is not None and Kind.GPU in kinds:
+            assert millis <= group.ceiling * MILLIS_PER_DEVICE, f"{group.id} has {millis} above its ceiling"
 
     def _notices_have_a_reason(self, state: State) -> None:
         for lease in state.leases.values():
@@ -317,10 +323,10 @@ class Watch:
         if any(bench.now_ns - lease.asked_at_ns >= self.policy.gang_patience_ns for lease in waiting):
             return
         for lease in waiting:
-            quota = state.tenants[lease.tenant].quota
-            if over_quota(lease.wants, quota, held_beside(state, lease)) or over_seconds(state, lease, bench.now):
+            if own_limit(state, lease, bench.now) is not None:
                 continue
-            if quota.gpu_seconds is not None:
+            group = state.group(state.group_of(lease.tenant))
+            if state.tenants[lease.tenant].quota.gpu_seconds is not None or group.quota.gpu_seconds is not None:
                 continue  # the window rolls on between two looks
             found = fit(lease.wants, lease.tenant, rooms_for(state, lease), mix=self.policy.share_across_tenants)
             assert found is None, f"S4: {lease.id} waits while {found} is free for it"
