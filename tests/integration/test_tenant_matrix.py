@@ -313,7 +313,7 @@ def test_a_request_id_of_another_tenant_is_ones_own() -> None:
 def test_the_matrix_has_every_route() -> None:
     """What is open to everybody is so on purpose, and is listed here by name."""
     assert {name_of(route) for route in ROUTES if route.right is Right.OPEN} == {"GET /v1/hello", "GET /openapi.json"}
-    assert {route.of for route in ROUTES} <= {"", "lease", "tenant", "node", "volume"}
+    assert {route.of for route in ROUTES} <= {"", "lease", "tenant", "group", "node", "volume"}
 
 
 def test_the_owner_of_the_matrix_may_do_what_others_may_not() -> None:

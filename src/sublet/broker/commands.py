@@ -277,6 +277,8 @@ class SetGroup(_Operators, frozen=True, kw_only=True):
     """Make a group, or change one as a whole."""
 
     group: GroupRecord
+    is_new: bool | None = None
+    """True: there must be none of the name yet; False: there must be one. The default group is always there."""
 
 
 class RemoveGroup(_Operators, frozen=True, kw_only=True):

@@ -318,7 +318,21 @@ def _record(step: Step, command: cmd.Acquire, mark: str) -> LeaseRecord:
         retain_ns=command.retain_ns,
         process=command.process,
         peer=command.peer,
+        attained_ns=_attained_ns(step, command),
     )
+
+
+def _attained_ns(step: Step, command: cmd.Acquire) -> int:
+    """For how long its holder has held, without a break, what the request goes on with."""
+    leases, now_ns = step.state.leases, step.now.ns
+    before = leases.get(command.replaces) if command.replaces is not None else None
+    parking = leases.get(command.resume) if command.resume is not None else None
+    if parking is not None and parking.parks is not None:
+        before = leases.get(parking.parks.of)
+    if before is None or before.claimed_at_ns is None:
+        return 0
+    until_ns = now_ns if before.end is None else before.end.at_ns
+    return before.attained_ns + until_ns - before.claimed_at_ns
 
 
 def _answer_again(step: Step, lease: LeaseRecord, mark: str) -> Answer:

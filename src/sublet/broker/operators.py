@@ -132,6 +132,13 @@ def set_group(step: Step, command: cmd.SetGroup) -> Answer:
     """Make a group or change it as a whole. Running leases stay; the order of the queue changes at once."""
     group = command.group
     valid_name(group.id, "group name")
+    known = group.id == DEFAULT_GROUP or group.id in step.state.books.groups
+    if command.is_new and known:
+        raise InvalidRequest(
+            f"there is a group {group.id} already", do=f"Change it with `sublet group set {group.id}`."
+        )
+    if command.is_new is False and not known:
+        raise NotFound(f"there is no group {_short(group.id)}", do="`sublet group ls` shows all.")
     _check_weight(group.weight, f"group {group.id}")
     _check_quota(group.quota)
     if not 0 <= group.floor < GPUS_MAX or (group.ceiling is not None and not 0 <= group.ceiling < GPUS_MAX):

@@ -52,7 +52,7 @@ class Route:
     query: Mapping[str, str] = field(default_factory=dict)
     """Parameter → what it means."""
     of: str = ""
-    """What ``{id}`` names: lease, volume, tenant or node."""
+    """What ``{id}`` names: lease, volume, tenant, group or node."""
     keeps: bool = False
     """Whether it keeps, or gives back, what the caller has: then it is answered where other requests are too many."""
 
@@ -325,6 +325,35 @@ def _table() -> tuple[Route, ...]:
             "Forget a tenant of which nothing is left",
             answers={200: wire.TenantView},
             of="tenant",
+        ),
+        route("GET", "/v1/groups", Right.OPERATOR, office.groups, "All groups", answers={200: list[wire.GroupView]}),
+        route(
+            "POST",
+            "/v1/groups",
+            Right.OPERATOR,
+            office.add_group,
+            "A new group",
+            request=wire.GroupRequest,
+            answers={201: wire.GroupView},
+        ),
+        route(
+            "PATCH",
+            "/v1/groups/{id}",
+            Right.OPERATOR,
+            office.set_group,
+            "Change what is given",
+            request=wire.GroupRequest,
+            answers={200: wire.GroupView},
+            of="group",
+        ),
+        route(
+            "POST",
+            "/v1/groups/{id}/remove",
+            Right.OPERATOR,
+            office.remove_group,
+            "Forget a group in which no tenant is",
+            answers={200: wire.GroupView},
+            of="group",
         ),
         route(
             "GET",

@@ -7,16 +7,28 @@ import secrets
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from sublet.broker import commands as cmd
 from sublet.broker.access import new_token, token_hash
 from sublet.broker.asking import choice, number, quota, text
-from sublet.broker.records import LOCAL_TENANT, TenantRecord
+from sublet.broker.fairness import DEFAULT_GROUP
+from sublet.broker.records import LOCAL_TENANT, GroupRecord, TenantRecord
 from sublet.broker.serve_looking import all_troubles
 from sublet.broker.service import Call, Reply, Service, is_live, json_reply
-from sublet.broker.views import audit_entry, device_view, fence_views, node_view, rfc3339, seconds, tenant_view
+from sublet.broker.views import (
+    audit_entry,
+    device_view,
+    fence_views,
+    group_view,
+    node_view,
+    rfc3339,
+    seconds,
+    tenant_view,
+)
 from sublet.errors import InvalidRequest, NotFound, Unauthorized
 from sublet.observe.metrics import CONTENT_TYPE
-from sublet.values import LeaseId, NodeId, ResourceId, TenantId, Tier, parse_duration_ns, shown, valid_name
+from sublet.values import GroupId, LeaseId, NodeId, ResourceId, TenantId, Tier, parse_duration_ns, shown, valid_name
 from sublet.wire.http import (
     WIRE_OLDEST,
     WIRE_VERSION,
@@ -27,6 +39,8 @@ from sublet.wire.http import (
     DownAnswer,
     DownRequest,
     DrainRequest,
+    GroupRequest,
+    GroupView,
     Hello,
     RevokeRequest,
     StatusView,
@@ -37,6 +51,7 @@ from sublet.wire.http import (
 )
 
 __all__ = [
+    "add_group",
     "add_tenant",
     "audit",
     "audit_log",
@@ -48,10 +63,13 @@ __all__ = [
     "drain",
     "enable_tenant",
     "fences",
+    "groups",
     "hello",
     "metrics",
+    "remove_group",
     "remove_tenant",
     "revoke",
+    "set_group",
     "set_tenant",
     "status",
     "tenant",
@@ -226,6 +244,10 @@ def _given(request: TenantRequest) -> dict[str, Any]:
         given["quota"] = quota(request.quota)
     if request.tier_max is not None:
         given["tier_max"] = choice(Tier, request.tier_max, "tier")
+    if request.group is not None:
+        given["group"] = GroupId(valid_name(request.group, "group name"))
+    if request.weight is not None:
+        given["weight"] = request.weight
     return given
 
 
@@ -237,13 +259,63 @@ def _known(service: Service, tenant_id: str) -> TenantRecord:
 
 
 def _tenant(service: Service, record: TenantRecord) -> TenantView:
-    state = service.driver.ledger.state
-    return tenant_view(
-        record,
-        used_milli_ns=state.used_milli_ns(record.id, service.driver.clock.now_ns()),
-        leases=state.held_by(record.id).leases,
-        queued=state.waiting_of(record.id),
+    return tenant_view(record, service.driver.ledger.state, service.driver.clock.now_ns())
+
+
+# ---- groups ----
+
+
+async def groups(service: Service, call: Call) -> Reply:
+    """The default group first, then the others by name."""
+    others = sorted(service.driver.ledger.state.books.groups.keys() - {DEFAULT_GROUP})
+    return json_reply([_group(service, name) for name in (DEFAULT_GROUP, *others)])
+
+
+async def add_group(service: Service, call: Call) -> Reply:
+    """A new group, in which no tenant is yet."""
+    request: GroupRequest = call.body
+    name = GroupId(valid_name(request.id, "group name"))
+    return await _set_group(service, call, GroupRecord(id=name), is_new=True)
+
+
+async def set_group(service: Service, call: Call) -> Reply:
+    """Change what is given."""
+    request: GroupRequest = call.body
+    if request.id is not None and request.id != call.id:
+        raise InvalidRequest("a group cannot be renamed", do="Add a new group and move its tenants.")
+    known = service.driver.ledger.state.group(GroupId(call.id))
+    return await _set_group(service, call, known, is_new=False)
+
+
+async def remove_group(service: Service, call: Call) -> Reply:
+    """Only one in which no tenant is. The answer is how it was."""
+    view = _group(service, GroupId(call.id))
+    command = cmd.RemoveGroup(by=call.caller.tenant, peer=call.caller.peer, group=GroupId(call.id))
+    await service.driver.submit(command)
+    return json_reply(view)
+
+
+async def _set_group(service: Service, call: Call, known: GroupRecord, *, is_new: bool) -> Reply:
+    request: GroupRequest = call.body
+    given: dict[str, Any] = {
+        name: getattr(request, name) for name in ("weight", "floor", "ceiling") if getattr(request, name) is not None
+    }
+    if request.no_ceiling:
+        if request.ceiling is not None:
+            raise InvalidRequest("a group cannot have a ceiling and none", do="Say one of the two.")
+        given["ceiling"] = None
+    if request.quota is not None:
+        given["quota"] = quota(request.quota)
+    command = cmd.SetGroup(
+        by=call.caller.tenant, peer=call.caller.peer, group=msgspec.structs.replace(known, **given), is_new=is_new
     )
+    await service.driver.submit(command)
+    return json_reply(_group(service, known.id), 201 if is_new else 200)
+
+
+def _group(service: Service, name: GroupId) -> GroupView:
+    state = service.driver.ledger.state
+    return group_view(state.group(name), state, service.driver.clock.now_ns())
 
 
 # ---- what operators do to hardware and leases ----

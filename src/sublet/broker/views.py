@@ -9,8 +9,10 @@ from datetime import UTC, datetime
 import msgspec
 
 from sublet.broker.answers import Offer, Place, Refusal
+from sublet.broker.fairness import Account, share_of_everything
 from sublet.broker.records import (
     EndRecord,
+    GroupRecord,
     LeaseRecord,
     NodeRecord,
     Now,
@@ -30,6 +32,7 @@ from sublet.wire.http import (
     DeviceView,
     EndView,
     FenceView,
+    GroupView,
     LeaseView,
     NodeView,
     NoticeView,
@@ -50,6 +53,7 @@ __all__ = [
     "device_view",
     "end_view",
     "fence_views",
+    "group_view",
     "lease_view",
     "node_view",
     "offer_answer",
@@ -289,16 +293,38 @@ def quota_view(quota: Quota) -> QuotaView:
     return QuotaView(**{name: getattr(quota, name) for name in quota.__struct_fields__})
 
 
-def tenant_view(tenant: TenantRecord, *, used_milli_ns: int, leases: int, queued: int) -> TenantView:
+def tenant_view(tenant: TenantRecord, state: State, now_ns: int) -> TenantView:
+    account = state.books.accounts.get(tenant.id, Account())
+    _, share = share_of_everything(account, state.capacity, now_ns, state.decay)
     return TenantView(
         id=tenant.id,
         tier_max=tenant.tier_max.value,
         operator=tenant.operator,
         quota=quota_view(tenant.quota),
-        gpu_seconds_used=round(used_milli_ns / MILLIS_PER_DEVICE / NS_PER_S, 3),
-        leases=leases,
-        queued=queued,
+        gpu_seconds_used=round(state.used_milli_ns(tenant.id, now_ns) / MILLIS_PER_DEVICE / NS_PER_S, 3),
+        leases=state.held_by(tenant.id).leases,
+        queued=state.waiting_of(tenant.id),
         disabled=tenant.disabled,
         uid=tenant.uid,
         needs_token=tenant.needs_token,
+        group=state.group_of(tenant.id),
+        weight=tenant.weight,
+        share=round(float(share), 6),
+    )
+
+
+def group_view(group: GroupRecord, state: State, now_ns: int) -> GroupView:
+    account = state.books.group_accounts.get(group.id, Account())
+    kind, share = share_of_everything(account, state.capacity, now_ns, state.decay)
+    return GroupView(
+        id=group.id,
+        weight=group.weight,
+        floor=group.floor,
+        ceiling=group.ceiling,
+        quota=quota_view(group.quota),
+        tenants=[tenant for tenant in state.tenants if state.group_of(tenant) == group.id],
+        gpus=account.level[0] / MILLIS_PER_DEVICE,
+        share=round(float(share), 6),
+        share_of=kind.value,
+        queued=sum(len(line) for lines in state.queue.values() for line in lines.get(group.id, {}).values()),
     )

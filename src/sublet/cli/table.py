@@ -52,6 +52,10 @@ COMMANDS: Final[dict[str, str]] = {
     "tenant enable": "tenant:enable",
     "tenant rm": "tenant:rm",
     "tenant ls": "tenant:ls",
+    "group add": "group:add",
+    "group set": "group:change",
+    "group rm": "group:rm",
+    "group ls": "group:ls",
     "policy show": "policy:show",
     "policy check": "policy:check",
     "policy apply": "policy:apply",
@@ -74,6 +78,7 @@ GROUPS: Final[dict[str, str]] = {
     "kernelspec": "Install Jupyter kernels whose cells run on a leased device.",
     "volume": "List, verify, copy and remove named volumes.",
     "tenant": "Manage tenants, their tokens and limits.",
+    "group": "Manage groups of tenants: weights, floors, ceilings and limits.",
     "policy": "Show, check and apply the operator's limits.",
     "fence": "List or clear quarantined devices.",
     "audit": "Read and verify the audit log.",
@@ -85,7 +90,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Commands under a lease": ("run", "train", "burst", "ps", "logs", "exec", "stop"),
     "Notebooks": ("nb", "lab", "kernelspec"),
     "Leases": ("lease", "volume", "bill"),
-    "For the operator": ("tenant", "policy", "fence", "drain", "audit", "backup", "restore"),
+    "For the operator": ("tenant", "group", "policy", "fence", "drain", "audit", "backup", "restore"),
     "This installation": ("config", "purge", "completion"),
 }
 """How the help groups the words that can come first."""

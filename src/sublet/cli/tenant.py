@@ -8,33 +8,49 @@ from typing import Annotated
 from sublet.cli.call import Office
 from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.exits import DONE
-from sublet.cli.parsing import AsJson, NoLimit, limit, limit_duration, limit_size, name, user
+from sublet.cli.parsing import AsJson, NoLimit, count, limit, limit_duration, limit_size, name, user
 from sublet.cli.show import Json, document, plural, seconds, table
 from sublet.values import Tier, format_size
 
-__all__ = ["add", "change", "disable", "enable", "ls", "rm"]
+__all__ = [
+    "Block",
+    "Cores",
+    "GpuTime",
+    "Gpus",
+    "Leases",
+    "Memory",
+    "Vram",
+    "add",
+    "change",
+    "disable",
+    "enable",
+    "limits",
+    "ls",
+    "quota_of",
+    "rm",
+]
 
 _TIERS = [t.value for t in Tier]
 _Name = Annotated[
     str, Arg("NAME", parse=name, help="Name of the tenant: lower-case letters, digits, dots, dashes, underscores.")
 ]
-_Gpus = Annotated[int | NoLimit | None, Opt("--gpus", metavar="N", parse=limit, help="Maximum number of GPUs at once.")]
-_Vram = Annotated[
+Gpus = Annotated[int | NoLimit | None, Opt("--gpus", metavar="N", parse=limit, help="Maximum number of GPUs at once.")]
+Vram = Annotated[
     int | NoLimit | None, Opt("--vram", metavar="SIZE", parse=limit_size, help="Maximum GPU memory at once.")
 ]
-_Cores = Annotated[
+Cores = Annotated[
     int | NoLimit | None, Opt("--cores", metavar="N", parse=limit, help="Maximum number of cores at once.")
 ]
-_Memory = Annotated[
+Memory = Annotated[
     int | NoLimit | None, Opt("--memory", metavar="SIZE", parse=limit_size, help="Maximum memory at once.")
 ]
-_Block = Annotated[
+Block = Annotated[
     int | NoLimit | None, Opt("--block", metavar="SIZE", parse=limit_size, help="Maximum storage at once.")
 ]
-_Leases = Annotated[
+Leases = Annotated[
     int | NoLimit | None, Opt("--leases", metavar="N", parse=limit, help="Maximum number of leases at once.")
 ]
-_GpuTime = Annotated[
+GpuTime = Annotated[
     int | NoLimit | None,
     Opt("--gpu-time", metavar="DURATION", parse=limit_duration, help="Maximum device time within a rolling hour."),
 ]
@@ -50,20 +66,28 @@ _Uid = Annotated[
 _NoTokenNeeded = Annotated[
     bool, Opt("--no-token-needed", help="Let that user be this tenant on the shared socket without its token.")
 ]
+_Group = Annotated[
+    str | None, Opt("--group", metavar="NAME", parse=name, help="Group of the tenant (default: the default group).")
+]
+_Weight = Annotated[
+    int | None, Opt("--weight", metavar="N", parse=count, help="Share beside other tenants of its group (default: 1).")
+]
 _TierMax = Annotated[str | None, Opt("--tier-max", choices=_TIERS, help="Highest tier that it may ask for.")]
 
 
 def add(
     *,
     tenant: _Name,
-    gpus: _Gpus = None,
-    vram: _Vram = None,
-    cores: _Cores = None,
-    memory: _Memory = None,
-    block: _Block = None,
-    leases: _Leases = None,
-    gpu_time: _GpuTime = None,
+    gpus: Gpus = None,
+    vram: Vram = None,
+    cores: Cores = None,
+    memory: Memory = None,
+    block: Block = None,
+    leases: Leases = None,
+    gpu_time: GpuTime = None,
     tier_max: _TierMax = None,
+    group: _Group = None,
+    weight: _Weight = None,
     uid: _Uid = None,
     no_token_needed: _NoTokenNeeded = False,
     operator: Annotated[
@@ -76,8 +100,9 @@ def add(
     The token alone goes to stdout, so TOKEN=$(sublet tenant add ana) keeps it. The office stores only its hash. A limit
     that is not given is the office's own (`sublet policy show`).
     """
-    quota = _quota({}, gpus, vram, cores, memory, block, leases, gpu_time)
+    quota = quota_of({}, gpus, vram, cores, memory, block, leases, gpu_time)
     body: Json = {"id": tenant, "quota": quota, "tier_max": tier_max, "operator": operator, **_user(uid)}
+    body |= {"group": group, "weight": weight}
     if no_token_needed:
         body["needs_token"] = False
     answer: Json = Office.reach().post("/v1/tenants", body)
@@ -91,14 +116,16 @@ def add(
 def change(
     *,
     tenant: _Name,
-    gpus: _Gpus = None,
-    vram: _Vram = None,
-    cores: _Cores = None,
-    memory: _Memory = None,
-    block: _Block = None,
-    leases: _Leases = None,
-    gpu_time: _GpuTime = None,
+    gpus: Gpus = None,
+    vram: Vram = None,
+    cores: Cores = None,
+    memory: Memory = None,
+    block: Block = None,
+    leases: Leases = None,
+    gpu_time: GpuTime = None,
     tier_max: _TierMax = None,
+    group: _Group = None,
+    weight: _Weight = None,
     uid: _Uid = None,
     no_token_needed: _NoTokenNeeded = False,
     token_needed: Annotated[bool, Opt("--token-needed", help="Ask that user for the token as well.")] = False,
@@ -118,21 +145,21 @@ def change(
         raise UsageError("--token-needed and --no-token-needed contradict each other", do="Give one of them.")
     office = Office.reach()
     path = f"/v1/tenants/{Office.quote(tenant)}"
-    body: Json = {"tier_max": tier_max, "new_token": new_token, **_user(uid)}
+    body: Json = {"tier_max": tier_max, "new_token": new_token, "group": group, "weight": weight, **_user(uid)}
     if token_needed or no_token_needed:
         body["needs_token"] = token_needed
     if operator or no_operator:
         body["operator"] = operator
     if any(given is not None for given in (gpus, vram, cores, memory, block, leases, gpu_time)):
         known: Json = office.get(path)["quota"]
-        body["quota"] = _quota(known, gpus, vram, cores, memory, block, leases, gpu_time)
+        body["quota"] = quota_of(known, gpus, vram, cores, memory, block, leases, gpu_time)
     answer: Json = office.patch(path, body)
     if as_json:
         document(answer)
     elif answer["token"]:
         _say_token(tenant, f"Tenant {tenant} is changed, and its old token stops now.", answer["token"])
     else:
-        print(f"Tenant {tenant} is changed: {_limits(answer['tenant']['quota'])}.")
+        print(f"Tenant {tenant} is changed: {limits(answer['tenant']['quota'])}.")
     return DONE
 
 
@@ -184,16 +211,17 @@ def ls(*, as_json: AsJson = False) -> int:
     if as_json:
         document(found)
         return DONE
-    heads = ["TENANT", "USER", "LEASES", "WAITING", "GPU TIME, LAST HOUR", "TIER UP TO", "LIMITS"]
+    heads = ["TENANT", "GROUP", "USER", "LEASES", "WAITING", "GPU TIME, LAST HOUR", "TIER UP TO", "LIMITS"]
     rows = [
         [
             view["id"] + (" (operator)" if view["operator"] else "") + (" (disabled)" if view["disabled"] else ""),
+            view["group"] + (f" (weight {view['weight']})" if view["weight"] != 1 else ""),
             _user_of(view),
             str(view["leases"]),
             str(view["queued"]),
             seconds(view["gpu_seconds_used"]),
             view["tier_max"],
-            _limits(view["quota"]),
+            limits(view["quota"]),
         ]
         for view in found
     ]
@@ -221,7 +249,7 @@ def _say_token(tenant: str, sentence: str, token: str) -> None:
     sys.stderr.write(f"Whoever sets SUBLET_TOKEN to it asks as {tenant}.\n")
 
 
-def _quota(
+def quota_of(
     known: Json,
     gpus: int | NoLimit | None,
     vram: int | NoLimit | None,
@@ -244,7 +272,7 @@ def _quota(
     return known | {k: None if isinstance(v, NoLimit) else v for k, v in given.items() if v is not None}
 
 
-def _limits(quota: Json) -> str:
+def limits(quota: Json) -> str:
     """``2 GPUs, 8GiB VRAM``, or ``none``."""
     said = []
     for key, noun in (("gpus", "GPU"), ("cores", "core"), ("leases", "lease")):

@@ -67,6 +67,8 @@ __all__ = [
     "FenceView",
     "GrantAnswer",
     "GrantsAnswer",
+    "GroupRequest",
+    "GroupView",
     "GuestEntry",
     "Hello",
     "LeaseView",
@@ -267,6 +269,22 @@ class TenantRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     """Any user may be it from now on, by its token."""
     needs_token: bool | None = None
     """False: that user needs no token on the shared socket."""
+    group: str | None = None
+    weight: int | None = None
+    """Of its share within the group."""
+
+
+class GroupRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    """POST makes a group, PATCH changes what is given."""
+
+    id: str | None = None
+    weight: int | None = None
+    floor: int | None = None
+    """GPUs that it can always have."""
+    ceiling: int | None = None
+    """GPUs that it never has more of at once."""
+    no_ceiling: bool = False
+    quota: QuotaView | None = None
 
 
 class TenantDisableRequest(_Request, kw_only=True, forbid_unknown_fields=True):
@@ -445,6 +463,27 @@ class TenantView(Message, kw_only=True):
     """The user of the machine who alone may be this tenant; null: whoever shows its token."""
     needs_token: bool = True
     """Whether that user needs the token as well."""
+    group: str = "default"
+    weight: int = 1
+    share: float = 0.0
+    """Of what it used most of (GPUs, cores or memory), what part of all there is that was, 1 being all of it always;
+    what was used counts less the longer ago it was."""
+
+
+class GroupView(Message, kw_only=True):
+    id: str
+    weight: int
+    floor: int
+    ceiling: int | None
+    quota: QuotaView
+    tenants: list[str]
+    gpus: float
+    """Held now; a part of a card is a part of one."""
+    share: float
+    """As of a tenant."""
+    share_of: str
+    """Of what: gpu, cpu or memory."""
+    queued: int
 
 
 class TenantToken(Message, kw_only=True):

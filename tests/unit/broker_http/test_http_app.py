@@ -562,6 +562,39 @@ def test_ids_stand_where_the_application_looks_for_them() -> None:
         assert ("{id}" in pieces) == bool(route.of)
 
 
+def test_a_group_is_made_changed_shown_and_removed() -> None:
+    """By operators alone; what is left out of a change stays."""
+
+    async def story() -> None:
+        async with bench(local_rule=True) as b:
+            token = await b.tenant("ann")
+            made = await b.ask("POST", "/v1/groups", {"id": "course", "weight": 3, "ceiling": 1, "quota": {"cores": 4}})
+            assert made.status == 201
+            assert (await b.ask("POST", "/v1/groups", {"id": "course"})).status == 400
+            changed = (await b.ask("PATCH", "/v1/groups/course", {"no_ceiling": True, "floor": 1})).json
+            assert (changed["weight"], changed["floor"], changed["ceiling"]) == (3, 1, None)
+            assert changed["quota"]["cores"] == 4
+            moved = (await b.ask("PATCH", "/v1/tenants/ann", {"group": "course", "weight": 2})).json["tenant"]
+            assert (moved["group"], moved["weight"], moved["share"]) == ("course", 2, 0.0)
+            await b.acquire(token)
+            listed = {view["id"]: view for view in (await b.ask("GET", "/v1/groups")).json}
+            assert listed["course"]["tenants"] == ["ann"]
+            assert listed["course"]["gpus"] == 1.0
+            assert "ann" not in listed["default"]["tenants"]
+            assert (await b.ask("POST", "/v1/groups/course/remove", {})).status == 400
+            await b.ask("PATCH", "/v1/tenants/ann", {"group": "default"})
+            assert (await b.ask("POST", "/v1/groups/course/remove", {})).status == 200
+            for method, path in (("PATCH", "/v1/groups/course"), ("POST", "/v1/groups/none/remove")):
+                assert (await b.ask(method, path, {})).status == 404
+            for path in ("/v1/groups", "/v1/groups/default/remove"):
+                assert (await b.ask("POST", path, {"id": "x"} if path == "/v1/groups" else {}, token=token)).status in (
+                    401,
+                    403,
+                )
+
+    run(story)
+
+
 def test_the_operator_sees_all_leases_and_a_tenant_its_own() -> None:
     """Lists, status and bills show each caller what is his."""
 
