@@ -21,6 +21,7 @@ from sublet.broker.groups import is_within_floor
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord
 from sublet.broker.state import State, Waiting, waiting
+from sublet.lease.states import LeaseStatus
 from sublet.values import GroupId, Kind, LeaseId, TenantId, Tier
 
 __all__ = ["TIERS", "InOrder", "Shares", "kinds_of", "others_wait_for", "position"]
@@ -77,7 +78,8 @@ class InOrder:
                 heapq.heappop(heads)
                 continue
             yield self._state.leases[lease]
-            heapq.heapreplace(heads, shares.of_group(group))
+            if not self._still_waits(lease):
+                heapq.heapreplace(heads, shares.of_group(group))
 
     def _group(self, lines: Mapping[TenantId, Sequence[Waiting]]) -> Iterator[LeaseId]:
         """The requests of one group, as they were when the walk came to it."""
@@ -86,12 +88,18 @@ class InOrder:
         heads = [(*shares.of_tenant(tenant), 0) for tenant in lines]
         heapq.heapify(heads)
         while heads:
-            _, tenant, index = heads[0]
-            yield lines[tenant][index][-1]
-            if index + 1 < len(lines[tenant]):
-                heapq.heapreplace(heads, (*shares.of_tenant(tenant), index + 1))
-            else:
+            share, tenant, index = heads[0]
+            lease = lines[tenant][index][-1]
+            yield lease
+            if index + 1 == len(lines[tenant]):
                 heapq.heappop(heads)
+            elif self._still_waits(lease):
+                heads[0] = share, tenant, index + 1  # its place in the heap is that of its share, which is as it was
+            else:
+                heapq.heapreplace(heads, (*shares.of_tenant(tenant), index + 1))
+
+    def _still_waits(self, lease: LeaseId) -> bool:
+        return self._state.leases[lease].status is LeaseStatus.QUEUED
 
 
 def others_wait_for(state: State, lease: LeaseRecord) -> bool:
