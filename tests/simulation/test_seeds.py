@@ -55,7 +55,7 @@ def test_a_scheduler_that_sits_on_its_hands_is_noticed(
     part: object, name: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within a few seeds, and by the rule that is about it."""
-    monkeypatch.setattr(part, name, lambda *_arguments: None)
+    monkeypatch.setattr(part, name, lambda *_, **__: None)
     rules = [failure.rule for seed in range(25) for failure in run_seed(seed, "safety").failures]
     assert rule in rules, f"only {set(rules)} broke"
 
