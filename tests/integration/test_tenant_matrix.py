@@ -150,7 +150,7 @@ def test_a_tenant_is_no_operator(route: Route) -> None:
             office = await furnish(b)
             before = b.driver.commits
             objects = {"lease": [*office.leases.values(), NEVER_WAS], "tenant": ["ann", "bob", "none"]}
-            objects["node"] = ["n1", "none"]
+            objects |= {"node": ["n1", "none"], "group": ["default", "none"]}
             for token in (ANN, BOB):
                 answers = [await office.ask(route, token, of=of) for of in (objects[route.of] if route.of else [""])]
                 assert {answer.status for answer in answers} == {401}
@@ -324,9 +324,13 @@ def test_the_owner_of_the_matrix_may_do_what_others_may_not() -> None:
             async with bench(local_rule=False, gpus=2) as b:
                 office = await furnish(b)
                 token = ROOT if route.right is Right.OPERATOR else ANN
-                of = {"lease": office.leases["active"], "tenant": "ann", "node": "n1", "volume": "ann-kept"}.get(
-                    route.of, ""
-                )
+                of = {
+                    "lease": office.leases["active"],
+                    "tenant": "ann",
+                    "node": "n1",
+                    "volume": "ann-kept",
+                    "group": "default",
+                }.get(route.of, "")
                 if route.path.endswith(("/claim", "/decline")):
                     of = office.leases["offered"]
                 body = example(route)
@@ -341,6 +345,8 @@ def test_the_owner_of_the_matrix_may_do_what_others_may_not() -> None:
 
 
 EXPECTED: Final = {
+    ("/v1/groups", 400),  # without a name
+    ("/v1/groups/{id}/remove", 400),  # the default group is always there
     ("/v1/tenants/{id}/enable", 400),  # it is not disabled
     ("/v1/tenants/{id}/remove", 400),  # it has leases
     ("/v1/tenants", 400),  # a tenant without a name

@@ -20,10 +20,16 @@ pytestmark = pytest.mark.skipif(bool(why_no_image()), reason=f"no images here: {
 
 def folder_of(place: Place, block: sublet.Lease) -> Path:
     """Where its image is mounted, once it has a guest."""
+    before = mounted(place)
     assert block.start(["sh", "-c", "echo 42 > $SUBLET_BLOCK/answer"], cwd="/").wait(timeout=60) == 0
-    found = [Path(line.split()[1]) for line in Path("/proc/self/mounts").read_text().splitlines()]
-    (one,) = [path for path in found if place.home in path.parents]
+    (one,) = mounted(place) - before
     return one
+
+
+def mounted(place: Place) -> set[Path]:
+    """The office is shared with other tests, whose images may be there as well."""
+    found = (Path(line.split()[1]) for line in Path("/proc/self/mounts").read_text().splitlines())
+    return {path for path in found if place.home in path.parents}
 
 
 def block_device(place: Place) -> dict[str, Any]:

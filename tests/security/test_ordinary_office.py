@@ -47,6 +47,7 @@ IN_SOAK: Final = ("test_saves_of_others.py", "test_warm_secrets.py")
 NOT_TRIED: Final = {
     "test_canary.py": "only root has a privileged part",
     "test_client_peer.py": "a client looks at owners the same way whoever it is",
+    "test_descriptors_leave.py": "only root has guests that are another user's",
     "test_descriptors_outlive.py": "only root may mount an image",
     "test_doctor_strict.py": "it says of an ordinary user's office that it would not hold",
     "test_full_disk.py": "it runs both itself",

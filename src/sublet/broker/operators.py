@@ -165,12 +165,12 @@ def set_group(step: Step, command: cmd.SetGroup) -> Answer:
 def remove_group(step: Step, command: cmd.RemoveGroup) -> Answer:
     """Forget a group in which no tenant is. What it used is forgotten with it."""
     state = step.state
-    if command.group not in state.books.groups:
-        raise NotFound(f"there is no group {_short(command.group)}", do="`sublet group ls` shows all.")
     if command.group == DEFAULT_GROUP:
         raise InvalidRequest(
             "the default group is always there", do="`sublet group set default --weight 1` changes what it has."
         )
+    if command.group not in state.books.groups:
+        raise NotFound(f"there is no group {_short(command.group)}", do="`sublet group ls` shows all.")
     members = [tenant.id for tenant in state.tenants.values() if tenant.group == command.group]
     if members:
         few = ", ".join(members[:3]) + (f" and {len(members) - 3} more" if len(members) > 3 else "")

@@ -62,7 +62,7 @@ def test_a_device_that_was_handed_on_is_told_from_one_that_was_opened(handed: in
 def test_a_card_is_not_clean_while_somebody_has_it_from_a_guest(handed: int) -> None:
     assert f"process {os.getpid()} (" in _handed_on("/dev/zero")
     assert "was handed by a command of a lease" in _handed_on("/dev/zero")
-    assert _handed_on("/dev/null") == _handed_on("/dev/nvidia-none") == _handed_on("") == ""
+    assert _handed_on("/dev/full") == _handed_on("/dev/nvidia-none") == _handed_on("") == ""
 
 
 def test_what_is_only_mapped_is_found(tmp_path: Path) -> None:
