@@ -14,7 +14,7 @@ from sublet.client.transport import IDLE_MAX, headers_for, lost, tls_context
 from sublet.clock import Clock
 from sublet.wire import unix
 
-__all__ = ["AioStream", "AioTransport"]
+__all__ = ["AioStream", "AioTransport", "open_unix"]
 
 _Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _PIECE: Final = 256 * 1024
@@ -78,7 +78,7 @@ class AioTransport:
     async def _open(self) -> _Pipe:
         address = self.address
         if address.socket is not None:
-            return await _open_unix(os.fspath(address.socket), named=address.home is None)
+            return await open_unix(os.fspath(address.socket), named=address.home is None)
         return await asyncio.open_connection(
             address.host, address.port, ssl=self._tls, server_hostname=address.host if address.tls else None
         )
@@ -138,18 +138,27 @@ class AioStream:
         self._pipe[1].transport.abort()
 
 
-async def _open_unix(path: str, *, named: bool) -> _Pipe:
+async def open_unix(path: str, *, named: bool) -> _Pipe:
     """``unix.connect``, for asyncio."""
     owner = unix.check_folder(os.path.dirname(path), named=named)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         with unix.short_path(path) as address:
-            await asyncio.get_running_loop().sock_connect(sock, address)
+            await _connected(sock, address)
         unix.check_listener(sock, path, owner)
         return await asyncio.open_unix_connection(sock=sock)
     except BaseException:
         sock.close()
         raise
+
+
+async def _connected(sock: socket.socket, address: str) -> None:
+    """Connect, once the listener's backlog has room; asyncio's own takes a full one for a connection."""
+    while True:
+        try:
+            return sock.connect(address)
+        except BlockingIOError:
+            await asyncio.sleep(unix.BACKLOG_PAUSE_S)
 
 
 async def _receive(stream: asyncio.StreamReader, reader: AnswerReader) -> bytes:

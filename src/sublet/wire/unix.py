@@ -13,6 +13,7 @@ import contextlib
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -21,6 +22,7 @@ from sublet.wire.sockets import peer_of
 
 __all__ = [
     "ADDRESS_BYTES_MAX",
+    "BACKLOG_PAUSE_S",
     "check_folder",
     "check_listener",
     "check_parents",
@@ -33,6 +35,8 @@ ADDRESS_BYTES_MAX: Final = 107
 """What ``sun_path`` takes, less the zero at its end."""
 ROOT: Final = 0
 LINKS_MAX: Final = 40
+BACKLOG_PAUSE_S: Final = 0.01
+"""Until a connection is tried again for which the listener's backlog had no room."""
 _OTHERS_WRITE: Final = 0o022
 _ACL: Final = "system.posix_acl_access"
 
@@ -41,19 +45,30 @@ def connect(path: str, *, timeout_s: float | None, named: bool = False) -> socke
     """A connection to the socket at ``path``, once folder and listener were found to be this user's or root's.
 
     ``named``: the user wrote this path down (``SUBLET_URL``), so the owner of its folder is trusted, whoever it is.
-    Raises `OSError` where nothing listens, and ``InvalidRequest`` where others could: then nothing was sent.
+    Raises `OSError` where nothing listens (`TimeoutError` where the connections that wait for it stayed too many), and
+    ``InvalidRequest`` where others could listen: then nothing was sent.
     """
     owner = check_folder(os.path.dirname(path), named=named)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.settimeout(timeout_s)
         with short_path(path) as address:
-            sock.connect(address)
+            _connect(sock, address, None if timeout_s is None else time.monotonic() + timeout_s)
         check_listener(sock, path, owner)
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def _connect(sock: socket.socket, address: str, until: float | None) -> None:
+    while True:
+        try:
+            return sock.connect(address)
+        except BlockingIOError:  # the backlog is full; only a socket without a time-out waits for that in the kernel
+            if until is not None and time.monotonic() >= until:
+                raise TimeoutError("too many connections wait to be accepted") from None
+            time.sleep(BACKLOG_PAUSE_S)
 
 
 @contextlib.contextmanager

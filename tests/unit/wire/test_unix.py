@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import socket
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from sublet.client import aio_transport
+from sublet.client.office import answers
 from sublet.errors import InvalidRequest
 from sublet.wire import unix
 
@@ -49,6 +54,36 @@ def test_a_path_longer_than_an_address_is_bound_and_connected_to(folder: Path) -
     with pytest.raises(ConnectionRefusedError):
         unix.connect(str(deep / "office.sock"), timeout_s=1.0)
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_full_backlog_is_waited_for(folder: Path) -> None:
+    """By a program and by asyncio: an office that many ask at once is no office that is gone."""
+    path = str(folder / "s")
+    with contextlib.ExitStack() as stack:
+        there = stack.enter_context(listening(folder / "s"))
+        for _ in range(2):  # what listen(1) lets wait
+            stack.enter_context(unix.connect(path, timeout_s=1.0))
+        with pytest.raises(TimeoutError):
+            unix.connect(path, timeout_s=0.05)
+        with pytest.raises(TimeoutError):
+            asyncio.run(open_in_time(path, 0.05))
+        assert answers(folder / "s")
+
+        for connect in (connect_in_time, lambda path: asyncio.run(open_in_time(path, 60.0))):
+            room = threading.Timer(0.05, lambda: stack.enter_context(there.accept()[0]))
+            room.start()
+            connect(path)
+            room.join()
+
+
+def connect_in_time(path: str) -> None:
+    unix.connect(path, timeout_s=60.0).close()
+
+
+async def open_in_time(path: str, timeout_s: float) -> None:
+    async with asyncio.timeout(timeout_s):
+        _, writer = await aio_transport.open_unix(path, named=False)
+    writer.transport.abort()
 
 
 @pytest.mark.parametrize("length", [106, 107, 108, 109])
