@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sublet.agent.machine import FaultName, Faults, Machine
 from sublet.agent.memory import MemoryAgent
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from sublet.sim.office import OfficeProcess
     from sublet.sim.world import World
 
-__all__ = ["NodeProcess"]
+__all__ = ["OUTLIVES_NS", "NodeProcess"]
 
 _HELLO_NS = 3_000_000_000
 _TROUBLE_NS = 40_000_000_000
 """So long after the hardware was mended, an end that was tried before may still be tried again."""
+OUTLIVES_NS: Final = 4_000_000_000
+"""A guest of healthy hardware is gone so soon after its last deadline, or after a new attempt to end it."""
 
 
 class NodeProcess(Process):
@@ -160,7 +162,9 @@ class NodeProcess(Process):
         changed_ns = max(self._changed_ns.get(resource, -_TROUBLE_NS), self._changed_ns.get(None, -_TROUBLE_NS))
         if self.world.now - changed_ns < _TROUBLE_NS:
             return True
+        now_ns = self.clock.now_ns()
         return any(
-            down.phase is Phase.FAILED and down.lease == lease and down.part.resource == resource
-            for down in self.agent.teardowns()
+            down.phase is Phase.FAILED or (down.phase is Phase.KILLING and now_ns - down.grace_until_ns < OUTLIVES_NS)
+            for down in self.agent.teardowns()  # one that failed and is tried again has as long as the first time
+            if down.lease == lease and down.part.resource == resource
         )

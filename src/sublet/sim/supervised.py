@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from sublet.lease.fence import is_exclusive
+from sublet.sim.node import OUTLIVES_NS
 from sublet.values import Epoch, LeaseId, ResourceId
 from sublet.wire.orders import Extend, Grant, Held, Order
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["SupervisedRules"]
 
 _S: Final = 1_000_000_000
-OUTLIVES_NS: Final = 4 * _S
-"""A guest of healthy hardware is gone so soon after the last deadline of its lease."""
 
 
 class SupervisedRules:
