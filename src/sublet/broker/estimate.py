@@ -22,7 +22,7 @@ from sublet.broker.volume_rooms import why_not_yet
 from sublet.lease.states import SliceState
 from sublet.values import Exclusivity, Kind, TenantId
 
-__all__ = ["estimate_if_queued", "estimate_ns"]
+__all__ = ["estimate_if_queued", "estimate_ns", "leaves_at"]
 
 AHEAD_MAX = 1_000
 """Places in the line beyond which no estimate is made."""
@@ -37,7 +37,7 @@ def estimate_ns(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> i
     if why_not_yet(state, lease) is not None:
         return None
     if lease.promise:
-        times = [_leaves_at(state.leases[v], now, policy) for v in lease.victims if v in state.leases]
+        times = [leaves_at(state.leases[v], now, policy) for v in lease.victims if v in state.leases]
         return max((at - now.ns for at in times), default=0)
     return _estimate(lease, position(state, lease, now.ns, policy) - 1, state, now, policy)
 
@@ -106,9 +106,9 @@ def _room_free_at(want: Want, tenant: TenantId, room: Room, state: State, now: N
     slices = islice(state.resources[room.resource].slices.values(), SLICES_MAX)
     ours = [p for p in slices if p.lease in state.leases and not p.volume]  # nobody knows how long a volume stays
     there = [p for p in ours if p.state is not SliceState.QUARANTINED]
-    leaving = sorted((_leaves_at(state.leases[p.lease], now, policy), p.part.amount) for p in there)
+    leaving = sorted((leaves_at(state.leases[p.lease], now, policy), p.part.amount) for p in there)
     strangers = [] if policy.share_across_tenants or not gpu else [p.lease for p in there if p.tenant != tenant]
-    soonest = max((_leaves_at(state.leases[lease], now, policy) for lease in strangers), default=now.ns)
+    soonest = max((leaves_at(state.leases[lease], now, policy) for lease in strangers), default=now.ns)
     free = room.free
     for at, left in [(now.ns, 0), *leaving]:
         free += left
@@ -117,7 +117,8 @@ def _room_free_at(want: Want, tenant: TenantId, room: Room, state: State, now: N
     return None
 
 
-def _leaves_at(lease: LeaseRecord, now: Now, policy: Policy) -> int:
+def leaves_at(lease: LeaseRecord, now: Now, policy: Policy) -> int:
+    """When what it has is free, at the latest, unless it is renewed."""
     due = lease.deadline_ns or lease.claim_by_ns or now.ns
     if lease.notice is not None:
         due = min(due, lease.notice.take_at_ns)

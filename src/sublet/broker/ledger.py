@@ -16,6 +16,7 @@ from typing import Any, Final
 from sublet.broker import bound, holders, keeping, operators, parking, reports, volumes
 from sublet.broker import commands as cmd
 from sublet.broker.answers import Answer, Done, Outcome, Place
+from sublet.broker.explain import Explanation, explain
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, Now
 from sublet.broker.schedule import Schedule
@@ -107,6 +108,10 @@ class Ledger:
             return holders.answer_now(Step(self.state, self.policy, now), lease)
         except SubletError as error:
             return error
+
+    def explain(self, lease: LeaseRecord, now: Now) -> Explanation:
+        """Why it waits, or what may end it."""
+        return explain(lease, self._schedule.rooms_for(self.state, lease), self.state, now, self.policy)
 
     def usage_ms(self, tenant: TenantId, now: Now) -> int:
         """Device-milliseconds used within the rolling window."""

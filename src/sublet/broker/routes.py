@@ -132,6 +132,15 @@ def _table() -> tuple[Route, ...]:
         ),
         route(
             "GET",
+            f"{lease}/explain",
+            Right.TENANT,
+            looking.explain,
+            "Why it waits, or what may end it",
+            answers={200: wire.ExplainAnswer},
+            of="lease",
+        ),
+        route(
+            "GET",
             lease,
             Right.TENANT,
             leases.show,

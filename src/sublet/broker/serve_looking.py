@@ -16,12 +16,12 @@ from sublet import background
 from sublet.broker.asking import flag, number
 from sublet.broker.order import position
 from sublet.broker.service import Call, Reply, Service, json_reply
-from sublet.broker.views import place_answer, rfc3339, seconds
+from sublet.broker.views import explain_answer, place_answer, rfc3339, seconds
 from sublet.errors import Disconnected, SubletError
 from sublet.wire.guests import GuestView, ListGuests
 from sublet.wire.http import GuestEntry, TroubleView
 
-__all__ = ["COMMAND_MAX", "GUESTS_MAX", "PLACES_MAX", "all_troubles", "guests", "queue", "troubles"]
+__all__ = ["COMMAND_MAX", "GUESTS_MAX", "PLACES_MAX", "all_troubles", "explain", "guests", "queue", "troubles"]
 
 COMMAND_MAX: Final = 2000
 """Characters of a command line that are shown."""
@@ -109,6 +109,14 @@ async def queue(service: Service, call: Call) -> Reply:
     waiting.sort(key=lambda place: (place[0], place[1].arrival))
     places = (ledger.place_of(lease.id, now) for _, lease in itertools.islice(waiting, most))
     return json_reply([place_answer(place, service.view(place.lease, now)) for place in places if place is not None])
+
+
+async def explain(service: Service, call: Call) -> Reply:
+    """Why a request waits, or what may end a lease. Who looks on gives no sign of life of its holder."""
+    await service.driver.settled(service.lease(call).id)
+    lease, now, ledger = service.lease(call), service.driver.now(), service.driver.ledger
+    caller = None if call.caller.operator else call.caller.tenant
+    return json_reply(explain_answer(ledger.explain(lease, now), ledger.state, now, caller))
 
 
 def _entry(guest: GuestView) -> GuestEntry:

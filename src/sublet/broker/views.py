@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Final
 
 import msgspec
 
 from sublet.broker.answers import Offer, Place, Refusal
+from sublet.broker.explain import Explanation
 from sublet.broker.fairness import Account, share_of_everything
 from sublet.broker.records import (
     EndRecord,
@@ -26,11 +28,13 @@ from sublet.broker.state import State
 from sublet.broker.volumes import holder_of
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.observe.audit import Record
-from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, LeaseId, ResourceId
+from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, LeaseId, ResourceId, TenantId
 from sublet.wire.http import (
+    AheadView,
     AuditEntry,
     DeviceView,
     EndView,
+    ExplainAnswer,
     FenceView,
     GroupView,
     LeaseView,
@@ -41,8 +45,10 @@ from sublet.wire.http import (
     PartView,
     PlaceAnswer,
     QuotaView,
+    ReasonView,
     RefusalAnswer,
     RenewAnswer,
+    ShareView,
     TenantView,
     VolumeView,
     WantBody,
@@ -52,6 +58,7 @@ __all__ = [
     "audit_entry",
     "device_view",
     "end_view",
+    "explain_answer",
     "fence_views",
     "group_view",
     "lease_view",
@@ -66,6 +73,10 @@ __all__ = [
     "tenant_view",
     "volume_view",
 ]
+
+
+LISTED_MAX: Final = 100
+"""Leases and tenants that an explanation names of each kind."""
 
 
 def seconds(ns: int) -> float:
@@ -181,6 +192,56 @@ def place_answer(place: Place, view: LeaseView) -> PlaceAnswer:
     )
 
 
+def explain_answer(found: Explanation, state: State, now: Now, caller: TenantId | None) -> ExplainAnswer:
+    """``caller``: the tenant that asks, which learns of no other; None for an operator."""
+    lease = found.lease
+
+    def shown(leases: Sequence[LeaseRecord]) -> list[str]:
+        return [str(one.id) for one in leases if caller in (None, one.tenant)][:LISTED_MAX]
+
+    tenant, group = state.tenants.get(lease.tenant), state.group(state.group_of(lease.tenant))
+    return ExplainAnswer(
+        lease=lease.id,
+        tenant=lease.tenant,
+        status=lease.status.value,
+        tier=lease.tier.value,
+        summary=found.summary,
+        position=found.position,
+        estimate=None if found.estimate_ns is None else seconds(found.estimate_ns),
+        ahead=[
+            AheadView(
+                because=ahead.because.value,
+                requests=len(ahead.requests),
+                leases=shown(ahead.requests),
+                tenants=[] if caller else sorted({str(one.tenant) for one in ahead.requests})[:LISTED_MAX],
+            )
+            for ahead in found.ahead
+        ],
+        reasons=[
+            ReasonView(
+                kind=reason.kind.value,
+                text=reason.text,
+                in_seconds=None if reason.at_ns is None else max(0.0, seconds(reason.at_ns - now.ns)),
+                leases=shown(reason.leases),
+            )
+            for reason in found.reasons
+        ],
+        share=ShareView(
+            group=group.id,
+            group_weight=group.weight,
+            group_share=_share(state.books.group_accounts.get(group.id), state, now.ns),
+            weight=1 if tenant is None else tenant.weight,
+            share=_share(state.books.accounts.get(lease.tenant), state, now.ns),
+        ),
+        advice=list(found.advice),
+    )
+
+
+def _share(account: Account | None, state: State, now_ns: int) -> float:
+    _, share = share_of_everything(account or Account(), state.capacity, now_ns, state.decay)
+    return round(float(share), 6)
+
+
 def offer_answer(offer: Offer, view: LeaseView) -> OfferAnswer:
     return OfferAnswer(
         lease=view, kind=offer.kind.value, asked=offer.asked, offered=offer.offered, valid=view.claim_within or 0.0
@@ -294,8 +355,6 @@ def quota_view(quota: Quota) -> QuotaView:
 
 
 def tenant_view(tenant: TenantRecord, state: State, now_ns: int) -> TenantView:
-    account = state.books.accounts.get(tenant.id, Account())
-    _, share = share_of_everything(account, state.capacity, now_ns, state.decay)
     return TenantView(
         id=tenant.id,
         tier_max=tenant.tier_max.value,
@@ -309,7 +368,7 @@ def tenant_view(tenant: TenantRecord, state: State, now_ns: int) -> TenantView:
         needs_token=tenant.needs_token,
         group=state.group_of(tenant.id),
         weight=tenant.weight,
-        share=round(float(share), 6),
+        share=_share(state.books.accounts.get(tenant.id), state, now_ns),
     )
 
 

@@ -14,7 +14,10 @@ from sublet.cli.show import epoch as show_epoch
 from sublet.invocation import typed
 from sublet.values import Kind, Tier
 
-__all__ = ["listing", "ls", "release", "renew", "revoke", "say_lease", "show"]
+__all__ = ["explain", "listing", "ls", "release", "renew", "revoke", "say_lease", "show"]
+
+NAMED_MAX = 3
+"""Leases that one line of an explanation names."""
 
 
 def ls(
@@ -77,6 +80,30 @@ def show(*, lease: LeaseArg, as_json: AsJson = False) -> int:
     return DONE
 
 
+def explain(*, lease: LeaseArg, as_json: AsJson = False) -> int:
+    """Explain why a request waits, or what may end a lease."""
+    found: Json = Office.reach().get(f"/v1/leases/{Office.quote(lease)}/explain")
+    if as_json:
+        document(found)
+        return DONE
+    share = found["share"]
+    about = "" if found["estimate"] is None else f", in about {seconds(found['estimate'])}"
+    facts = [
+        *([("place", f"{found['position']}{about}")] if found["position"] else []),
+        *(("goes first", _ahead(ahead)) for ahead in found["ahead"]),
+        *(("because", f"{r['text']}{_named(r['leases'])}") for r in found["reasons"] if r["text"] != found["summary"]),
+        ("share", f"{share['share']:.1%} (weight {share['weight']})"),
+        (f"group {share['group']}", f"{share['group_share']:.1%} (weight {share['group_weight']})"),
+        *(("you can", advice) for advice in found["advice"]),
+    ]
+    print(visible(f"Lease {found['lease']} is {found['status']}: {found['summary']}."))
+    width, last = max(len(fact) for fact, _ in facts), ""
+    for fact, value in facts:
+        print(f"  {paint(('' if fact == last else fact).ljust(width), 'dim')}  {visible(value)}")
+        last = fact
+    return DONE
+
+
 def renew(
     *,
     lease: LeaseArg,
@@ -127,6 +154,29 @@ def revoke(
     else:
         said = f"Lease {view['id']} is {view['status']}{_because(view)}."
     return say_lease(view, said, as_json=as_json)
+
+
+_GOES_FIRST = {
+    "tier": "of a higher tier",
+    "group": "of groups with a smaller share per weight",
+    "tenant": "of tenants of the same group with a smaller share per weight",
+    "held": "of the same tenant, for holders that have held for less time",
+    "arrival": "of the same tenant that came before",
+}
+
+
+def _ahead(view: Json) -> str:
+    count = view["requests"]
+    by = f" ({', '.join(view['tenants'])})" if view["tenants"] else ""
+    because = _GOES_FIRST[view["because"]]
+    return f"{count} request{'' if count == 1 else 's'} {because}{by}{_named(view['leases'])}"
+
+
+def _named(leases: list[str]) -> str:
+    """A few of them; ``--json`` has more."""
+    more = len(leases) - NAMED_MAX
+    said = ", ".join(leases[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+    return f": {said}" if leases else ""
 
 
 def listing(leases: Iterable[Json]) -> str:

@@ -36,6 +36,7 @@ COMMANDS: Final[dict[str, str]] = {
     "kernelspec uninstall": "kernelspec:uninstall",
     "lease ls": "lease:ls",
     "lease show": "lease:show",
+    "lease explain": "lease:explain",
     "lease acquire": "acquire:acquire",
     "lease renew": "lease:renew",
     "lease release": "lease:release",

@@ -47,6 +47,7 @@ __all__ = [
     "AcquireRequest",
     "AcquisitionRequest",
     "ActivityRequest",
+    "AheadView",
     "AttachRequest",
     "AuditEntry",
     "AuditReport",
@@ -63,6 +64,7 @@ __all__ = [
     "EndView",
     "ErrorBody",
     "ErrorView",
+    "ExplainAnswer",
     "FailedGrant",
     "FenceView",
     "GrantAnswer",
@@ -82,6 +84,7 @@ __all__ = [
     "PartView",
     "PlaceAnswer",
     "QuotaView",
+    "ReasonView",
     "RefusalAnswer",
     "ReleaseItem",
     "ReleaseRequest",
@@ -93,6 +96,7 @@ __all__ = [
     "RenewalsAnswer",
     "RenewalsRequest",
     "RevokeRequest",
+    "ShareView",
     "StatusView",
     "TenantDisableRequest",
     "TenantRequest",
@@ -367,6 +371,47 @@ class PlaceAnswer(Message, kw_only=True, tag="place", tag_field="answer"):
     position: int
     reason: str
     estimate: float | None
+
+
+class AheadView(Message, kw_only=True):
+    because: str
+    """What decides: tier, group, tenant, held or arrival."""
+    requests: int
+    leases: list[str]
+    """The first of them, as far as the caller may know them."""
+    tenants: list[str]
+    """Whose they are, for operators."""
+
+
+class ReasonView(Message, kw_only=True):
+    kind: str
+    text: str
+    in_seconds: float | None
+    """When it is over, or of a lease that is held, when it begins; left out where time alone does not decide."""
+    leases: list[str]
+
+
+class ShareView(Message, kw_only=True):
+    group: str
+    group_weight: int
+    group_share: float
+    """Of everything, as ``GroupView.share``."""
+    weight: int
+    share: float
+
+
+class ExplainAnswer(Message, kw_only=True):
+    lease: str
+    tenant: str
+    status: str
+    tier: str
+    summary: str
+    position: int | None
+    estimate: float | None
+    ahead: list[AheadView]
+    reasons: list[ReasonView]
+    share: ShareView
+    advice: list[str]
 
 
 class OfferAnswer(Message, kw_only=True, tag="offer", tag_field="answer"):

@@ -10,6 +10,7 @@ import pytest
 
 from sublet.broker import commands as cmd
 from sublet.broker.answers import Granted, Place
+from sublet.broker.explain import Because
 from sublet.broker.fairness import Account, Decay, share_of_everything
 from sublet.broker.order import InOrder, position
 from sublet.broker.policy import Policy
@@ -162,6 +163,8 @@ def test_of_one_tenant_that_goes_first_which_was_held_for_less() -> None:
     bench.queued(tenant=ANN, lease="fresh")
     assert waiting(bench) == ["fresh", "larger"]
     assert position(bench.state, bench.lease("larger"), bench.now_ns, bench.policy) == 2
+    (ahead,) = bench.ledger.explain(bench.lease("larger"), bench.now).ahead
+    assert ahead.because is Because.HELD
 
 
 # ---- ceilings and quotas
