@@ -127,6 +127,10 @@ class _Side:
         """It hung up; what it had said before may still be here."""
         self._room = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
+    def arrived(self) -> int:
+        """Bytes that came from here and were not read yet."""
+        return int(_FD.unpack(fcntl.ioctl(self.fd, termios.FIONREAD, bytes(_FD.size)))[0])
+
     def takes(self) -> bool:
         """Whether a piece can be sent here now: at most a quarter of the buffer is full, as epoll reports it."""
         return bool(4 * _FD.unpack(fcntl.ioctl(self.fd, termios.TIOCOUTQ, bytes(_FD.size)))[0] <= self._room)
@@ -180,14 +184,18 @@ class Forwarding:
         self._on_over = on_over
         self._refused = refused
         self._is_ending = False
+        self._last_bytes = 0
+        """What the guest had said when it ended, and was not sent on yet."""
         self._timer: Timer | None = None
         self.is_open = True
         self._wait()
 
     def end(self) -> None:
-        """The guest is over: what it has said is still sent, and then it is closed."""
+        """The guest is over: what it has said is still sent, and then it is closed. What a child of it that has its end
+        goes on to say is not: who speaks without end would keep this thread, and with it everybody's deadlines."""
         if self.is_open and not self._is_ending:
             self._is_ending = True
+            self._last_bytes = self._guest.arrived()
             self._timer = self._loop.after(LAST_WORDS_S, self.close)
             with contextlib.suppress(NotRead):
                 self._forward(self._guest, self._holder)
@@ -226,10 +234,10 @@ class Forwarding:
                 side.watched = -1
 
     def _forward(self, side: _Side, to: _Side) -> None:
-        """Send on what came from here, as much as there is or as is one connection's share."""
-        count = 0
+        """Send on what came from here: one connection's share, or a guest's last words."""
+        count, is_last = 0, self._is_ending and side is self._guest
         try:
-            while self.is_open and not to.is_deaf and (self._is_ending or count < PIECES_AT_ONCE):
+            while self.is_open and not to.is_deaf and (is_last or count < PIECES_AT_ONCE):
                 count += 1
                 side.is_held = not to.takes()
                 if side.is_held or not self._piece(side, to):
@@ -240,9 +248,15 @@ class Forwarding:
     def _piece(self, side: _Side, to: _Side) -> bool:
         """Whether there was one."""
         fds: list[int] = []
+        is_last = self._is_ending and side is self._guest
         try:
             while True:
+                if is_last and self._last_bytes <= 0:
+                    self.close()  # all that it had said was sent
+                    return False
                 data = side.receive(fds)
+                if is_last:
+                    self._last_bytes -= len(data)
                 if not data:
                     self.close()
                     return False
@@ -256,8 +270,6 @@ class Forwarding:
         except BlockingIOError:
             if fds:
                 self._refuse(broken("descriptors came without a frame"))
-            elif self._is_ending and side is self._guest:
-                self.close()  # all that it said was sent
         except ConnectionError:
             self.close()
         except SubletError as error:

@@ -13,7 +13,7 @@ import pytest
 
 from sublet.clock import Clock, SystemClock
 from sublet.errors import SubletError
-from sublet.supervisor import segment
+from sublet.supervisor import forwarding, segment
 from sublet.supervisor.forwarding import Forwarding, FrameStarts, why_refused
 from sublet.supervisor.loop import Loop
 from sublet.testing.clock import HeldClock
@@ -252,6 +252,37 @@ def test_what_a_guest_had_said_when_it_ended_is_still_sent(bench: Bench, how: st
     getattr(bench.forwarding, how)()
     assert bench.read(bench.holder) == said
     assert bench.over(), "though the guest, or a child of it, still has its end"
+
+
+@pytest.mark.parametrize("speaker", ["guest", "holder"])
+@pytest.mark.parametrize("how", ["end", "cut"])
+def test_who_speaks_on_without_end_does_not_keep_the_loop(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, how: str, speaker: str
+) -> None:
+    """A child of an ended guest has its end of the connection and writes, its holder reads, and both are faster than
+    what is between them. The same the other way round."""
+    source, target = (bench.guest, bench.holder) if speaker == "guest" else (bench.holder, bench.guest)
+    receive, pieces = forwarding._Side.receive, 0
+
+    def received(side: forwarding._Side, fds: list[int]) -> bytes:
+        nonlocal pieces
+        pieces += 1
+        assert pieces < 100, "nothing else has its turn"
+        with contextlib.suppress(BlockingIOError):
+            target.recv(1 << 20)
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            source.send(frame)
+        return receive(side, fds)
+
+    frame = encode(FrameKind.DATA, 1, bytes(30_000))
+    if speaker == "holder":
+        bench.fill(bench.guest)  # its holder does not read, so it is not over at once
+    source.send(frame)
+    monkeypatch.setattr(forwarding._Side, "receive", received)
+    getattr(bench.forwarding, how)()
+    bench.turn()
+    assert pieces < 100
+    assert bench.over() or (speaker, how) == ("holder", "end")
 
 
 def test_a_holder_that_does_not_read_cannot_keep_an_ended_connection() -> None:
