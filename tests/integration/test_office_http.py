@@ -368,6 +368,10 @@ def test_an_operators_token_makes_backups_in_one_folder_and_no_other_file(start:
     made = office.ask("POST", "/v1/backup", {"path": str(folder / "copy.db")}, token=token)
     assert made.json["bytes"] == (folder / "copy.db").stat().st_size
     assert folder.stat().st_mode & 0o777 == 0o700
+    for given in ({"new_token": True}, {"quota": {"gpus": 0}}, {"weight": 2}):
+        answer = office.ask("PATCH", "/v1/tenants/local", given, token=token)
+        assert answer.status == 401, "with the owner's own token it could write anywhere after all"
+    assert office.ask("PATCH", "/v1/tenants/local", {"new_token": True}).json["token"]
 
 
 def test_many_clients_at_once_get_what_there_is_and_no_more(start: Start) -> None:

@@ -178,6 +178,11 @@ async def set_tenant(service: Service, call: Call) -> Reply:
     request: TenantRequest = call.body
     if request.id is not None and request.id != call.id:
         raise InvalidRequest("a tenant cannot be renamed", do="Add a new tenant and retire the old one.")
+    if call.id == LOCAL_TENANT != call.caller.tenant:
+        raise Unauthorized(
+            "what the owner of the office has is not for operators to change",
+            do="Do it as the owner, without an access token.",
+        )
     token = new_token(secrets.token_bytes(_TOKEN_BYTES)) if request.new_token else None
     command = cmd.SetTenant(
         by=call.caller.tenant,
