@@ -9,16 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from obstore.store import MemoryStore
 
 import sublet
 from sublet.broker.signing import Signer
 from sublet.errors import CheckpointFailed, InvalidRequest, Unauthorized
-from sublet.replicated import FolderReplica, ReplicatedCheckpoint, Save, SigningKey
+from sublet.replicated import FolderReplica, ReplicatedCheckpoint, S3Replica, Save, SigningKey
 from sublet.replicated.checkpoint_record import History
+from sublet.replicated.replica import Replica
 from sublet.training import training_records
 from sublet.values import Epoch, TenantId
 from sublet.wire.http import CheckpointKey
 from tests.security.conftest import Place
+from tests.unit.training.stage import HeldLease
 
 RAN: list[str] = []
 BIG = bytes(range(256)) * 64
@@ -101,6 +104,67 @@ def test_a_new_key_loads_what_the_old_one_signed_where_that_is_given(at: Callabl
         assert mine.load("job") is not None
     with at(5) as without:
         assert without.load("job") is not None, "who has no key checks none"
+
+
+def a_bucket(folder: Path) -> Callable[[], Replica]:
+    store = MemoryStore()
+    return lambda: S3Replica(store, "runs")
+
+
+def a_folder_open_to_all(folder: Path) -> Callable[[], Replica]:
+    folder.mkdir()
+    folder.chmod(0o777)
+    return lambda: FolderReplica(folder)
+
+
+def a_folder_of_another(folder: Path) -> Callable[[], Replica]:
+    folder.mkdir()
+    os.chown(folder, 65_534, 65_534)
+    return lambda: FolderReplica(folder)
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        a_bucket,
+        a_folder_open_to_all,
+        pytest.param(a_folder_of_another, marks=pytest.mark.skipif(os.geteuid() != 0, reason="root alone can give it")),
+    ],
+)
+def test_where_others_may_write_nothing_is_opened_without_a_key(
+    tmp_path: Path, foreign: Callable[[Path], Callable[[], Replica]]
+) -> None:
+    """In silence nothing of it would be checked."""
+    made = foreign(tmp_path / "a")
+
+    def replicas() -> list[Replica]:
+        return [made(), *(FolderReplica(tmp_path / name) for name in "bc")]
+
+    def program(epoch: int, **how: object) -> ReplicatedCheckpoint:
+        return ReplicatedCheckpoint("runs", schema="s.v1", replicas=replicas(), epoch=Epoch(1, epoch), **how)  # type: ignore[arg-type]
+
+    with pytest.raises(InvalidRequest, match=r"others may write to the (object store|folder)") as error:
+        program(1)
+    assert "fabric=fabric" in error.value.do
+    with pytest.raises(InvalidRequest, match="others may write to"):
+        training_records("runs", replicas(), HeldLease(1))
+    with program(1, key=SigningKey.new()) as mine:
+        mine.save_bytes("job", BIG)
+    with program(2, unsigned=True) as trusting:
+        found = trusting.load("job")
+        assert found is not None
+        assert found.data == BIG
+
+
+def test_a_folder_that_was_opened_to_all_later_is_not_read_without_a_key(
+    tmp_path: Path, at: Callable[..., ReplicatedCheckpoint]
+) -> None:
+    with at() as mine:
+        mine.save("job", Trap())
+        (tmp_path / "1").chmod(0o777)
+        with pytest.raises(InvalidRequest, match="others may write to"):
+            mine.load("job")
+    assert RAN == []
 
 
 def test_an_effect_that_another_wrote_is_not_believed(at: Callable[..., ReplicatedCheckpoint]) -> None:

@@ -92,9 +92,9 @@ class ReplicatedCheckpoint:
 
     Opening a name for writing (``open``, or the first save) fences every older epoch, before anything is read.
 
-    With a ``key`` each save is signed, and only what it or one of the ``older_keys`` has signed is loaded: to be used
-    wherever others than the tenant may write to a replica. ``unsigned``: load also what was saved without any, such as
-    saves of before there was a key.
+    With a ``key`` each save is signed, and only what it or one of the ``older_keys`` has signed is loaded. Where others
+    may write to a replica (a bucket, a folder of another user) it is refused without one. ``unsigned``: load also what
+    was saved without any, such as saves of before there was a key.
     """
 
     def __init__(
@@ -125,6 +125,11 @@ class ReplicatedCheckpoint:
         self._keys = () if key is None else (key, *older_keys)
         self._unsigned = unsigned
         self._open: dict[str, _Open] = {}
+        try:
+            self._check_key()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the replicas that were opened here; a group that was given is its maker's to close. Harmless twice."""
@@ -290,8 +295,19 @@ class ReplicatedCheckpoint:
         key = self._key_of_saves
         return save if key is None else replace(save, signature=key.sign(save.signed_part(self._key(name))))
 
+    def _check_key(self) -> None:
+        """See that nothing is taken for ours where others write as well."""
+        if self._keys or self._unsigned or not (why := self.group.who_else_writes()):
+            return
+        raise InvalidRequest(
+            f"others may write to {why}, and loading what they saved would run their code",
+            do="Give key= (`training_records(..., fabric=fabric)` has the office's); or, if you trust all who can "
+            "write there, unsigned=True.",
+        )
+
     def _check_signature(self, name: str, save: Save) -> None:
         """Before a byte of it is read."""
+        self._check_key()  # a replica may have come since
         if not self._keys or (not save.signature and self._unsigned):
             return
         what = f"version {save.version} of {self._what(name)}"

@@ -13,6 +13,7 @@ A folder has::
 from __future__ import annotations
 
 import os
+import stat
 import threading
 import time
 import weakref
@@ -86,6 +87,15 @@ class FolderReplica:
             raise
         if files is None:  # as an open file is closed that nobody has any more
             weakref.finalize(self, self._log.close).atexit = False
+
+    def who_else_writes(self) -> str:
+        """Its owner, if that is another user, or everybody."""
+        try:
+            found = os.stat(self.folder)
+        except OSError:  # it is gone, and nothing is read there
+            return ""
+        is_ours = found.st_uid in (0, os.geteuid()) and not found.st_mode & stat.S_IWOTH
+        return "" if is_ours else f"the folder {self.folder}"
 
     # ---- what the protocol asks ----
 

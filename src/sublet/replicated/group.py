@@ -167,6 +167,11 @@ class ReplicaGroup:
         voters = self.view.replicas.voters
         return [worker.replica for worker in list(self._workers.values()) if worker.identity in voters]
 
+    def who_else_writes(self) -> str:
+        """The first replica to which others than this user may write, in words; empty if none is known to be so."""
+        asked = (getattr(worker.replica, "who_else_writes", str) for worker in list(self._workers.values()))
+        return next(filter(None, (str(ask()) for ask in asked)), "")
+
     # ---- packs ----
 
     def put_pack(self, key: str, name: str, data: bytes) -> None:

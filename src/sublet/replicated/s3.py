@@ -133,6 +133,10 @@ class S3Replica:
         )
         return cls(store, prefix, domain=domain)
 
+    def who_else_writes(self) -> str:
+        """Who has the keys to a store is not seen from here."""
+        return f"the object store under {self._prefix or 'its top'}"
+
     # ---- what the protocol asks ----
 
     def ask(self, requests: Sequence[tuple[str, Request]]) -> list[Answer]:
