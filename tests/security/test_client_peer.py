@@ -108,7 +108,7 @@ def trap(request: pytest.FixtureRequest, home: Path) -> Iterator[Trap]:
     real.rmdir()
 
 
-def test_no_entry_point_sends_a_byte(trap: Trap) -> None:
+def test_no_entry_point_sends_a_byte(trap: Trap, request: pytest.FixtureRequest) -> None:
     def sync() -> None:
         with sublet.connect() as fabric:
             fabric.leases()
@@ -124,7 +124,7 @@ def test_no_entry_point_sends_a_byte(trap: Trap) -> None:
     for entry in (sync, lambda: asyncio.run(aio()), data):
         with pytest.raises(InvalidRequest, match="nothing was sent"):
             entry()
-    for words in (
+    commands: tuple[tuple[str, ...], ...] = (
         ("status",),
         ("top", "--once"),
         ("run", "--cpu", "1", "--", "true"),
@@ -135,7 +135,9 @@ def test_no_entry_point_sends_a_byte(trap: Trap) -> None:
         ("bill",),
         ("up",),
         ("down",),
-    ):
+    )
+    is_first = request.node.callspec.params["trap"] is by_another_user
+    for words in commands if is_first else commands[:3]:  # each starts an interpreter
         done = subprocess.run(
             [sys.executable, "-m", "sublet", *words], capture_output=True, text=True, stdin=subprocess.DEVNULL
         )

@@ -47,7 +47,7 @@ def never_answers() -> Iterator[tuple[Path, int]]:
 
 def test_other_tenants_and_deadlines_do_not_wait_for_it(place: Place) -> None:
     failed: list[SubletError] = []
-    with place.ben.cpu(1) as slow, place.ana.cpu(1) as lease:
+    with place.ben.block("1B") as slow, place.ana.block("1B") as lease:  # no cores, of which there may be one
         with never_answers() as (hangs, server):
 
             def start() -> None:
@@ -60,7 +60,7 @@ def test_other_tenants_and_deadlines_do_not_wait_for_it(place: Place) -> None:
             thread.start()
             until("somebody who asks the file system", lambda: select.select([server], [], [], 0)[0])
             assert lease.start(["true"], cwd="/").wait(timeout=60) == 0
-            brief = place.ana.cpu(1, ttl="2s", renew="never")
+            brief = place.ana.block("1B", ttl="2s", renew="never")
             assert brief.start(["sleep", "100"], cwd="/").wait(timeout=60) != 0, "its deadline is kept"
             assert not failed, "all of it while the other one waits"
         thread.join(60)
