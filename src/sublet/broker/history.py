@@ -13,11 +13,12 @@ from typing import Final
 import msgspec
 
 from sublet.broker import events as ev
+from sublet.broker.fairness import DEFAULT_GROUP
 from sublet.broker.records import EndRecord, volume_key
 from sublet.errors import JournalError
 from sublet.observe import audit
 from sublet.observe.bills import Bill, Charge, Holding, Line, Usage
-from sublet.values import NS_PER_S, Kind, LeaseId, ResourceId, TenantId
+from sublet.values import NS_PER_S, GroupId, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.http import BillLine
 from sublet.wire.orders import Metered, Part, Saved
 
@@ -25,6 +26,7 @@ __all__ = ["History", "wire_lines"]
 
 _Told = (
     ev.NodeJoined
+    | ev.TenantSet
     | ev.Queued
     | ev.Granted
     | ev.Ungranted
@@ -51,25 +53,33 @@ class _Lease:
         "charges",
         "done",
         "end",
+        "group",
         "is_volume",
         "labels",
         "metered",
         "saved",
         "start_ns",
         "tenant",
+        "waited_ns",
         "wall_ns",
         "way",
     )
 
-    def __init__(self, tenant: TenantId, labels: Mapping[str, str], *, is_volume: bool = False) -> None:
+    def __init__(
+        self, tenant: TenantId, group: GroupId, labels: Mapping[str, str], start_ns: int, *, is_volume: bool = False
+    ) -> None:
         self.tenant = tenant
+        self.group = group
         self.labels = labels
         self.is_volume = is_volume
         self.saved: Saved | None = None
         self.done: tuple[Holding, ...] = ()
         self.charges: tuple[Charge, ...] | None = None
         """What it holds now; None between grants."""
-        self.start_ns = 0
+        self.start_ns = start_ns
+        """When what it holds was granted; before the first grant, when it was asked for."""
+        self.waited_ns: int | None = None
+        """Until the first grant."""
         self.wall_ns = 0
         self.busy_ns = 0
         self.end: str | None = None
@@ -96,7 +106,9 @@ class History:
         """The last record that was taken in."""
         self._walk = audit.Walk()
         self._leases: dict[LeaseId, _Lease] = {}
-        self._holding: set[LeaseId] = set()
+        self._open: set[LeaseId] = set()
+        """That wait or hold something."""
+        self._groups: dict[TenantId, GroupId] = {}
         self._models: dict[ResourceId, str] = {}
         self._edges: defaultdict[tuple[ResourceId, Kind], int] = defaultdict(int)
         self._levels: defaultdict[tuple[ResourceId, Kind], int] = defaultdict(int)
@@ -119,8 +131,12 @@ class History:
         match event:
             case ev.NodeJoined():
                 self._models.update((device.id, device.model) for device in event.inventory.devices)
+            case ev.TenantSet():
+                self._groups[event.tenant.id] = event.tenant.group or DEFAULT_GROUP
             case ev.Queued():
-                self._leases[event.lease.id] = _Lease(event.lease.tenant, event.lease.labels)
+                tenant = event.lease.tenant
+                self._leases[event.lease.id] = _Lease(tenant, self._group(tenant), event.lease.labels, ns)
+                self._open.add(event.lease.id)
             case ev.Granted():
                 self._start(event.lease, event.parts, ns, wall_ns)
             case ev.Ungranted():
@@ -144,7 +160,7 @@ class History:
             case ev.VolumeTaken() | ev.VolumeLost() | ev.VolumeRemoved():
                 self._stop(_of_volume(event.tenant, event.name), ns)
             case ev.Rebased():
-                for lease_id in self._holding:
+                for lease_id in self._open:
                     self._leases[lease_id].start_ns += event.shift_ns
                 for place, level in self._levels.items():
                     self._edges[place] -= level * event.shift_ns
@@ -152,7 +168,7 @@ class History:
     def _keeps(self, event: ev.VolumeKept | ev.VolumeFound, ns: int, wall_ns: int) -> None:
         """Its tenant pays for it from here on, as it did for the lease before. Kept again, it is kept still."""
         key = _of_volume(event.tenant, event.name)
-        volume = self._leases.setdefault(key, _Lease(event.tenant, {}, is_volume=True))
+        volume = self._leases.setdefault(key, _Lease(event.tenant, self._group(event.tenant), {}, ns, is_volume=True))
         if isinstance(event, ev.VolumeFound):
             self._stop(key, ns)
         if volume.charges is None:
@@ -169,8 +185,10 @@ class History:
             )
             for part in parts
         )
+        if lease.waited_ns is None:
+            lease.waited_ns = max(0, ns - lease.start_ns)
         lease.start_ns, lease.wall_ns = ns, wall_ns
-        self._holding.add(lease_id)
+        self._open.add(lease_id)
         for charge in lease.charges:
             self._edges[charge.resource, charge.kind] -= charge.units * ns
             self._levels[charge.resource, charge.kind] += charge.units
@@ -178,6 +196,7 @@ class History:
     def _stop(self, lease_id: LeaseId, ns: int) -> None:
         lease = self._leases.get(lease_id)  # a volume that was never kept has none
         if lease is None or lease.charges is None:
+            self._open.discard(lease_id)
             return
         stop_ns = max(ns, lease.start_ns)
         lease.done += lease.holding(stop_ns)
@@ -185,7 +204,7 @@ class History:
             self._edges[charge.resource, charge.kind] += charge.units * stop_ns
             self._levels[charge.resource, charge.kind] -= charge.units
         lease.charges = None
-        self._holding.discard(lease_id)
+        self._open.discard(lease_id)
 
     def _ends(self, lease_id: LeaseId, end: EndRecord) -> None:
         """The last word counts: what was to be parked may not have been."""
@@ -213,10 +232,15 @@ class History:
                 is_volume=lease.is_volume,
                 saved_bytes=0 if lease.saved is None else lease.saved.size,
                 saves=0 if lease.saved is None else lease.saved.count,
+                group=lease.group,
+                waited_ns=lease.waited_ns or 0,
             )
             for lease_id, lease in self._leases.items()
             if lease.done or lease.charges is not None
         ]
+
+    def _group(self, tenant: TenantId) -> GroupId:
+        return self._groups.get(tenant, DEFAULT_GROUP)
 
     def devices(self, now_ns: int) -> dict[tuple[ResourceId, Kind], int]:
         """Units times nanoseconds that were held of each resource, up to now."""
@@ -251,6 +275,9 @@ def _wire_line(line: Line, currency: str) -> BillLine:
         bytes_saved=line.bytes_saved,
         saves=line.saves,
         fuel=line.fuel,
+        period=line.period,
+        waited_seconds=line.waited_ns / NS_PER_S,
+        ended=line.ended,
         uncounted=line.uncounted,
         cost=float(line.cost),
         currency=currency,

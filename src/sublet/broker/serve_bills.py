@@ -30,8 +30,10 @@ async def bill(service: Service, call: Call) -> Reply:
     since_ns, until_ns = _wall_ns(call, "since"), _wall_ns(call, "until")
     mine = None if call.caller.operator else call.caller.tenant
     usages = [usage for usage in await _usages(service) if mine is None or usage.tenant == mine]
-    by = call.query.get("by", "lease")
-    folded = await asyncio.to_thread(fold, usages, by=by, rates=service.rates, since_ns=since_ns, until_ns=until_ns)
+    by, per = call.query.get("by", "lease"), call.query.get("per")
+    folded = await asyncio.to_thread(
+        fold, usages, by=by, per=per, rates=service.rates, since_ns=since_ns, until_ns=until_ns
+    )
     if form == "csv":
         return Reply(200, to_csv(folded).encode(), b"text/csv; charset=utf-8")
     return json_reply(wire_lines(folded))

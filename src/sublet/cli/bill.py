@@ -11,7 +11,7 @@ from sublet.cli.declare import Opt, UsageError
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, instant
 from sublet.cli.show import Json, cost_head, document, seconds, table
-from sublet.errors import InvalidRequest
+from sublet.wire.http_views import BILL_PERIODS, check_grouping
 
 __all__ = ["bill", "for_people"]
 
@@ -38,20 +38,31 @@ _COLUMNS = (
     "bytes_saved",
     "saves",
     "fuel",
+    "period",
+    "waited_seconds",
+    "ended",
 )
 
 
 def _by(text: str) -> str:
-    if text in ("lease", "tenant") or (text.startswith("label:") and len(text) > len("label:")):
-        return text
-    raise InvalidRequest(f"{text[:40]!r} is not a way to sum up", do="Use lease, tenant, or label:KEY.")
+    check_grouping(text)
+    return text
 
 
 def bill(
     *,
     by: Annotated[
-        str, Opt("--by", metavar="lease|tenant|label:KEY", parse=_by, help="Grouping of the lines (default: lease).")
+        str,
+        Opt(
+            "--by",
+            metavar="lease|tenant|group|device|label:KEY",
+            parse=_by,
+            help="Grouping of the lines (default: lease).",
+        ),
     ] = "lease",
+    per: Annotated[
+        str | None, Opt("--per", choices=BILL_PERIODS, help="Lines of their own for each day or month, in UTC.")
+    ] = None,
     since: Annotated[
         str | None,
         Opt("--since", metavar="WHEN", parse=instant, help="Start: a date, a time, or how long ago, such as 24h."),
@@ -69,13 +80,13 @@ def bill(
         raise UsageError("--csv and --json contradict each other", do="Give one of them.")
     if since and until and since >= until:
         raise UsageError("--since must be before --until", do="Swap them.")
-    lines = Office.listing("/v1/bill", by=by, since=since, until=until)
+    lines = Office.listing("/v1/bill", by=by, per=per, since=since, until=until)
     if as_json:
         document(lines)
     elif as_csv:
         writer = csv.DictWriter(sys.stdout, _COLUMNS, lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
-        writer.writerows(lines)
+        writer.writerows({**line, "ended": _ended(line)} for line in lines)
     else:
         print(for_people(by, lines))
     return DONE
@@ -90,32 +101,47 @@ def for_people(by: str, lines: list[Json]) -> str:
     right = ["LEASES", "HELD", "BUSY", "GPU TIME", cost]
     has_fuel = any(line.get("fuel") for line in lines)
     right += ["FUEL"] * has_fuel
-    heads = [first, "TENANT", *right, "END"]
+    has_wait = any(line.get("waited_seconds") for line in lines)
+    right += ["WAITED"] * has_wait
+    has_period = any(line.get("period") for line in lines)
+    heads = [*["PERIOD"] * has_period, first, "TENANT", *right, "END"]
     rows = [
         [
+            *[line.get("period", "")] * has_period,
             line["key"] or "(none)",
             line["tenant"] or "-",
             str(line["leases"]),
             *(seconds(line[column]) for column in ("held_seconds", "busy_seconds", "gpu_seconds")),
             f"{line['cost']:.4f}",
             *[f"{line.get('fuel', 0):,}"] * has_fuel,
-            "still held" if line["live"] else _end(line),
+            *[seconds(line.get("waited_seconds", 0.0))] * has_wait,
+            _end(line),
         ]
         for line in lines
     ]
+    # A lease of two devices, or of two days, stands in both lines: then leases and their time have no sum here.
+    overlap = has_period or by == "device"
     total = [
-        "total",
-        "",
-        str(sum(line["leases"] for line in lines)),
-        *(seconds(sum(line[column] for line in lines)) for column in ("held_seconds", "busy_seconds", "gpu_seconds")),
+        *["total", *[""] * (1 + has_period)],
+        "" if overlap else str(sum(line["leases"] for line in lines)),
+        "" if by == "device" else seconds(sum(line["held_seconds"] for line in lines)),
+        *(seconds(sum(line[column] for line in lines)) for column in ("busy_seconds", "gpu_seconds")),
         f"{sum(line['cost'] for line in lines):.4f}",
         *[f"{sum(line.get('fuel', 0) for line in lines):,}"] * has_fuel,
+        *[seconds(sum(line.get("waited_seconds", 0.0) for line in lines))] * has_wait,
         "",
     ]
     return table(heads, [*rows, total], right=right)
 
 
 def _end(line: dict[str, Any]) -> str:
-    """``preempted (suspend)``: why it ended, and what became of those who were on its devices."""
-    end, way = line["end"] or "-", line.get("way", "")
-    return f"{end} ({way})" if way else end
+    """``preempted (suspend)``: why it ended, and what became of those who were on its devices; of several, how many."""
+    if line["live"]:
+        return "still held"
+    if line["end"] is None:
+        return _ended(line) or "-"
+    return f"{line['end']} ({line['way']})" if line.get("way") else str(line["end"])
+
+
+def _ended(line: Json) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(line.get("ended", {}).items()))

@@ -367,13 +367,18 @@ class Fabric:
 
         return await asyncio.to_thread(copy)
 
-    async def bill(self, *, by: str = "lease", since: str | None = None, until: str | None = None) -> list[BillLine]:
-        """What was consumed, by ``"lease"``, ``"tenant"`` or ``"label:KEY"``; times are RFC 3339."""
-        return await self._run(self._core.query(bill_path(by, since, until), list[BillLine]))
+    async def bill(
+        self, *, by: str = "lease", per: str | None = None, since: str | None = None, until: str | None = None
+    ) -> list[BillLine]:
+        """What was consumed, by ``"lease"``, ``"tenant"``, ``"group"``, ``"device"`` or ``"label:KEY"``, as a whole or
+        per ``"day"`` or ``"month"`` (UTC); times are RFC 3339."""
+        return await self._run(self._core.query(bill_path(by, since, until, per), list[BillLine]))
 
-    async def bill_csv(self, *, by: str = "lease", since: str | None = None, until: str | None = None) -> str:
+    async def bill_csv(
+        self, *, by: str = "lease", per: str | None = None, since: str | None = None, until: str | None = None
+    ) -> str:
         """The same as CSV."""
-        return await self._run(self._core.text(bill_path(by, since, until, csv=True)))
+        return await self._run(self._core.text(bill_path(by, since, until, per, csv=True)))
 
     async def request(
         self,

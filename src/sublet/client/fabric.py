@@ -349,13 +349,18 @@ class Fabric:
 
         return copy_volume(self, source, name, size, retain)
 
-    def bill(self, *, by: str = "lease", since: str | None = None, until: str | None = None) -> list[BillLine]:
-        """What was consumed, by ``"lease"``, ``"tenant"`` or ``"label:KEY"``; times are RFC 3339."""
-        return self._run(self._core.query(bill_path(by, since, until), list[BillLine]))
+    def bill(
+        self, *, by: str = "lease", per: str | None = None, since: str | None = None, until: str | None = None
+    ) -> list[BillLine]:
+        """What was consumed, by ``"lease"``, ``"tenant"``, ``"group"``, ``"device"`` or ``"label:KEY"``, as a whole or
+        per ``"day"`` or ``"month"`` (UTC); times are RFC 3339."""
+        return self._run(self._core.query(bill_path(by, since, until, per), list[BillLine]))
 
-    def bill_csv(self, *, by: str = "lease", since: str | None = None, until: str | None = None) -> str:
+    def bill_csv(
+        self, *, by: str = "lease", per: str | None = None, since: str | None = None, until: str | None = None
+    ) -> str:
         """The same as CSV."""
-        return self._run(self._core.text(bill_path(by, since, until, csv=True)))
+        return self._run(self._core.text(bill_path(by, since, until, per, csv=True)))
 
     def request(
         self, method: str, path: str, body: object = None, *, shape: type[T], timeout: float = REQUEST_TIMEOUT_S

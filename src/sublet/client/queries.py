@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from urllib.parse import urlencode
 
-from sublet.errors import InvalidRequest, Unsupported
-from sublet.values import shown, valid_text
+from sublet.errors import Unsupported
+from sublet.values import valid_text
 from sublet.wire.http import Hello
+from sublet.wire.http_views import check_grouping
 
 __all__ = ["bill_path", "check_versions", "leases_path"]
 
@@ -19,15 +20,14 @@ def leases_path(ended_too: bool, tenant: str | None) -> str:
     return _path("/v1/leases", query)
 
 
-def bill_path(by: str, since: str | None, until: str | None, *, csv: bool = False) -> str:
+def bill_path(by: str, since: str | None, until: str | None, per: str | None = None, *, csv: bool = False) -> str:
     """GET /v1/bill."""
     valid_text(by, "by")
-    if by not in ("lease", "tenant") and not by.startswith("label:"):
-        raise InvalidRequest(f"a bill by {shown(by)} is not known", do='Use "lease", "tenant" or "label:KEY".')
+    check_grouping(by, per)
     for name, moment in (("since", since), ("until", until)):
         if moment is not None:
             valid_text(moment, name)
-    asked = {"by": by, "since": since, "until": until, "format": "csv" if csv else None}
+    asked = {"by": by, "per": per, "since": since, "until": until, "format": "csv" if csv else None}
     return _path("/v1/bill", {name: value for name, value in asked.items() if value is not None})
 
 

@@ -15,13 +15,15 @@ from __future__ import annotations
 import csv
 import io
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal, localcontext
 from typing import Final
 
 from sublet.errors import InvalidRequest
 from sublet.values import GIB, MILLIS_PER_DEVICE, NS_PER_S, Kind, LeaseId, ResourceId, TenantId
+from sublet.wire.http_views import check_grouping
 from sublet.wire.orders import Metered
 
 __all__ = [
@@ -88,6 +90,10 @@ class Usage:
     saved_bytes: int = 0
     """Written by the checkpoints that were published under it."""
     saves: int = 0
+    group: str = ""
+    """That its tenant was in when it was asked for."""
+    waited_ns: int = 0
+    """From the request to the first grant."""
 
 
 # ---- what it costs ----
@@ -199,11 +205,16 @@ class Line:
     saves: int = 0
     fuel: int = 0
     """That WASM tasklets used."""
+    waited_ns: int = 0
+    """In the queue, of leases whose first grant lies in the window."""
     uncounted: int = 0
     """Leases of devices on which something ran that nobody counts (a framework, a command), or of which nothing was
     told yet: the four numbers before this one leave that out."""
     grains: int = 0
     """The price, exact; ``cost`` is for showing."""
+    period: str = ""
+    ended: dict[str, int] = field(default_factory=dict)
+    """Leases whose end lies in the window, by reason."""
     end: str | None = None
     live: bool = False
     way: str = ""
@@ -253,35 +264,89 @@ def fold(
     usages: Iterable[Usage],
     *,
     by: str = "lease",
+    per: str | None = None,
     rates: Rates | None = None,
     since_ns: int | None = None,
     until_ns: int | None = None,
 ) -> Bill:
-    """Sum by ``lease``, ``tenant`` or ``label:KEY`` within a window of wall time, from ``since`` up to ``until``.
+    """Sum by one of ``GROUPINGS`` or ``label:KEY`` within a window of wall time, from ``since`` up to ``until``.
 
-    A lease that held nothing in the window has no part in the bill. Leases without the label share the line "".
+    A lease that held nothing in the window has no part in the bill. Leases without the label share the line "". With
+    ``per`` each day or month (UTC) has lines of its own. By device a lease of two devices stands in both lines: what it
+    held of each, and its price, are exact; what is known of the lease alone (busy time, launches) is divided between
+    its GPUs, or where it had none between all that it held.
     """
     rates = rates or Rates()
     if since_ns is not None and until_ns is not None and since_ns >= until_ns:
         raise InvalidRequest("the window of the bill ends before it begins", do="Give since before until.")
-    if by not in ("lease", "tenant") and not (by.startswith("label:") and len(by) > len("label:")):
-        raise InvalidRequest(f"a bill by {by!r} cannot be made", do="Ask by lease, by tenant or by label:KEY.")
-    lines: dict[str, Line] = {}
+    check_grouping(by, per)
+    lines: dict[tuple[str, str], Line] = {}
     total = Line(key="total")
     for usage in usages:
         row = _row(usage, rates, since_ns, until_ns)
         if row is None:
             continue
-        match by:
-            case "lease":
-                lines[usage.lease] = row
-            case "tenant":
-                _sum(lines.setdefault(usage.tenant, Line(key=usage.tenant, tenant=usage.tenant)), row)
-            case _:
-                value = usage.labels.get(by.removeprefix("label:"), "")
-                _sum(lines.setdefault(value, Line(key=value)), row)
         _sum(total, row)
+        for period, low_ns, high_ns in _periods(usage, per, since_ns, until_ns):
+            part = _row(usage, rates, low_ns, high_ns) if per else row
+            if part is None:
+                continue
+            part.period = period
+            if by == "lease":
+                lines[period, usage.lease] = part
+                continue
+            shares = _by_device(usage, part, rates, low_ns, high_ns) if by == "device" else {_key(usage, by): part}
+            for key, share in shares.items():
+                tenant = usage.tenant if by == "tenant" else None
+                _sum(lines.setdefault((period, key), Line(key=key, period=period, tenant=tenant)), share)
     return Bill(by=by, currency=rates.currency, lines=tuple(lines[key] for key in sorted(lines)), total=total)
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _key(usage: Usage, by: str) -> str:
+    match by:
+        case "tenant":
+            return usage.tenant
+        case "group":
+            return usage.group
+        case _:
+            return usage.labels.get(by.removeprefix("label:"), "")
+
+
+def _periods(
+    usage: Usage, per: str | None, since_ns: int | None, until_ns: int | None
+) -> Iterator[tuple[str, int | None, int | None]]:
+    """The days or months in which it held something: name, beginning and end, within the window."""
+    if per is None:
+        yield "", since_ns, until_ns
+        return
+    begun: set[int] = set()
+    for holding in usage.holdings:
+        at_ns = holding.wall_ns if since_ns is None else max(since_ns, holding.wall_ns)
+        end_ns = holding.wall_ns + holding.held_ns
+        end_ns = end_ns if until_ns is None else min(until_ns - 1, end_ns)
+        while at_ns <= end_ns:
+            name, low_ns, high_ns = _period(at_ns, per)
+            if low_ns not in begun:
+                begun.add(low_ns)
+                low = low_ns if since_ns is None else max(low_ns, since_ns)
+                yield name, low, high_ns if until_ns is None else min(high_ns, until_ns)
+            at_ns = high_ns
+
+
+def _period(wall_ns: int, per: str) -> tuple[str, int, int]:
+    at = _EPOCH + timedelta(seconds=wall_ns // NS_PER_S)
+    low = at.replace(hour=0, minute=0, second=0)
+    if per == "day":
+        return f"{low:%Y-%m-%d}", _wall_ns(low), _wall_ns(low + timedelta(days=1))
+    low = low.replace(day=1)
+    return f"{low:%Y-%m}", _wall_ns(low), _wall_ns((low + timedelta(days=31)).replace(day=1))
+
+
+def _wall_ns(at: datetime) -> int:
+    return (at - _EPOCH) // timedelta(seconds=1) * NS_PER_S
 
 
 def _row(usage: Usage, rates: Rates, since_ns: int | None, until_ns: int | None) -> Line | None:
@@ -308,9 +373,47 @@ def _row(usage: Usage, rates: Rates, since_ns: int | None, until_ns: int | None)
             _count(row, usage, before_ns + low_ns, before_ns + high_ns, held_ns)
             for charge in holding.charges:
                 row.add(charge.kind, charge.units * part_ns)
-                row.grains += charge.units * part_ns * rates.of(charge) * _PER_UNIT[charge.kind]
+                row.grains += _grains(charge, part_ns, rates)
         before_ns += holding.held_ns
+    if inside:
+        first, last = usage.holdings[0], usage.holdings[-1]
+        if _within(first.wall_ns, since_ns, until_ns):
+            row.waited_ns = usage.waited_ns
+        if usage.end is not None and not usage.is_volume and _within(last.wall_ns + last.held_ns, since_ns, until_ns):
+            row.ended[usage.end] = 1
     return row if inside else None
+
+
+def _grains(charge: Charge, part_ns: int, rates: Rates) -> int:
+    return charge.units * part_ns * rates.of(charge) * _PER_UNIT[charge.kind]
+
+
+def _by_device(
+    usage: Usage, row: Line, rates: Rates, since_ns: int | None, until_ns: int | None
+) -> dict[ResourceId, Line]:
+    """The row of a lease, divided between the devices that it held in the window; their sum is the row."""
+    found: dict[ResourceId, Line] = {}
+    gpus: dict[ResourceId, None] = {}
+    for holding in usage.holdings:
+        low_ns, high_ns = _clip(holding, since_ns, until_ns)
+        if high_ns > low_ns or (not holding.held_ns and _within(holding.wall_ns, since_ns, until_ns)):
+            for charge in holding.charges:
+                line = found.setdefault(charge.resource, Line(key=charge.resource))
+                line.add(charge.kind, charge.units * (high_ns - low_ns))
+                line.grains += _grains(charge, high_ns - low_ns, rates)
+                if charge.kind is Kind.GPU:
+                    gpus[charge.resource] = None
+            for resource in dict.fromkeys(charge.resource for charge in holding.charges):
+                found[resource].held_ns += high_ns - low_ns
+    for line in found.values():
+        line.leases, line.live, line.ended = row.leases, row.live, dict(row.ended)
+    bearers = list(gpus or found)
+    for name in ("busy_ns", "uncounted", "waited_ns", *_COUNTED, "bytes_saved", "saves"):
+        whole = getattr(row, name)
+        for index, resource in enumerate(bearers):
+            part = whole * (index + 1) // len(bearers) - whole * index // len(bearers)
+            setattr(found[resource], name, part)
+    return found
 
 
 _COUNTED: Final[Mapping[str, Callable[[Metered], int]]] = {
@@ -356,8 +459,11 @@ def _sum(line: Line, row: Line) -> None:
     line.busy_ns += row.busy_ns
     line.grains += row.grains
     line.uncounted += row.uncounted
+    line.waited_ns += row.waited_ns
     for name in (*_COUNTED, "bytes_saved", "saves"):
         setattr(line, name, getattr(line, name) + getattr(row, name))
+    for reason, count in row.ended.items():
+        line.ended[reason] = line.ended.get(reason, 0) + count
     line.live = line.live or row.live
     for kind in Kind:
         line.add(kind, row.of(kind))
@@ -404,6 +510,7 @@ _COLUMNS: Final = (
     *("key", "tenant", "leases", "held_seconds", "busy_seconds", "gpu_seconds", "core_seconds"),
     *("memory_byte_seconds", "block_byte_seconds", "vram_byte_seconds", "launches", "launch_errors", "bytes_moved"),
     *("uncounted", "cost", "currency", "end", "live", "way", "bytes_saved", "saves", "fuel"),
+    *("period", "waited_seconds", "ended"),
 )
 
 
@@ -437,6 +544,9 @@ def to_csv(bill: Bill) -> str:
                 line.bytes_saved,
                 line.saves,
                 line.fuel,
+                line.period,
+                f"{_scaled(line.waited_ns, 9):f}",
+                " ".join(f"{reason}:{count}" for reason, count in sorted(line.ended.items())),
             )
         )
     return out.getvalue()

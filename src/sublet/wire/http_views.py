@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from sublet.values import Epoch
+from sublet.errors import InvalidRequest
+from sublet.values import Epoch, shown
 
 __all__ = [
+    "BILL_GROUPINGS",
+    "BILL_PERIODS",
     "AuditEntry",
     "AuditReport",
     "BackupAnswer",
@@ -32,6 +35,7 @@ __all__ = [
     "StatusView",
     "TroubleView",
     "VolumeView",
+    "check_grouping",
 ]
 
 
@@ -225,11 +229,24 @@ class GuestEntry(Message, kw_only=True):
     """In this order they are listed; ``after`` asks for those that follow."""
 
 
+BILL_GROUPINGS: Final = ("lease", "tenant", "group", "device")
+BILL_PERIODS: Final = ("day", "month")
+
+
+def check_grouping(by: str, per: str | None = None) -> None:
+    """Raises ``InvalidRequest`` for what a bill cannot be grouped by."""
+    if by not in BILL_GROUPINGS and not (by.startswith("label:") and len(by) > len("label:")):
+        known = ", ".join(BILL_GROUPINGS)
+        raise InvalidRequest(f"a bill by {shown(by)} cannot be made", do=f"Ask by {known} or label:KEY.")
+    if per is not None and per not in BILL_PERIODS:
+        raise InvalidRequest(f"a bill per {shown(per)} cannot be made", do="Ask per day or per month.")
+
+
 class BillLine(Message, kw_only=True):
     """One row of a bill: a lease, or a sum over leases."""
 
     key: str
-    """Lease id (of what is kept without one: ``volume/TENANT/NAME``), tenant, or label value, as asked."""
+    """Lease id (of what is kept without one: ``volume/TENANT/NAME``), tenant, group, device or label value."""
     tenant: str | None
     leases: int
     held_seconds: float
@@ -258,6 +275,12 @@ class BillLine(Message, kw_only=True):
     """Written by checkpoints that were published."""
     saves: int = 0
     fuel: int = 0
+    period: str = ""
+    """The day or month in UTC, where it was asked for."""
+    waited_seconds: float = 0.0
+    """In the queue, before what was granted in this window."""
+    ended: dict[str, int] = {}
+    """Leases that ended in this window, by reason."""
     """That WASM tasklets used."""
 
 

@@ -13,9 +13,10 @@ import pytest
 
 from sublet.broker import events as ev
 from sublet.broker.history import History, wire_lines
+from sublet.broker.records import TenantRecord
 from sublet.errors import JournalError
 from sublet.observe.bills import Bill, Holding, Line, fold, reconcile, to_csv
-from sublet.values import GIB, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
+from sublet.values import GIB, Epoch, GroupId, Kind, LeaseId, NodeId, ResourceId, TenantId
 from sublet.wire.orders import Device, Saved
 from tests.unit.journal.making import GPU, OPENED, Place, at, ended, ending, granted, joined, part, queued, renewed
 
@@ -54,6 +55,25 @@ def test_a_live_lease_is_billed_up_to_now(place: Place) -> None:
 
 def test_a_request_that_was_never_granted_is_on_no_bill(place: Place) -> None:
     assert held(history(place, [(1, queued("a")), (9, ended("a", 9))]), 99) == {}
+
+
+def test_the_group_on_the_bill_is_that_at_the_request(place: Place) -> None:
+    """Whoever moves to another group later takes along nothing of what was held before."""
+
+    def moved(group: str | None) -> ev.Event:
+        return ev.TenantSet(tenant=TenantRecord(id=TenantId("ada"), group=None if group is None else GroupId(group)))
+
+    told: Told = [(1, queued("a")), (2, moved("lab")), (3, queued("b")), (4, moved(None)), (5, queued("c"))]
+    told += [(10 + number, granted(name, number + 1)) for number, name in enumerate("abc")]
+    assert {u.lease: u.group for u in history(place, told).usages(99)} == {"a": "default", "b": "lab", "c": "default"}
+
+
+def test_the_wait_is_from_the_request_to_the_first_grant_whatever_clock_came_between(place: Place) -> None:
+    """A machine that was started anew counts instants from another beginning."""
+    rebased = ev.Rebased(clock_domain="boot-2", shift_ns=-1_000, extended_ns=0)
+    told: Told = [(1_000, queued("a")), (10, rebased), (40, granted("a", 1)), (90, ended("a", 90))]
+    (usage,) = history(place, told).usages(200)
+    assert usage.waited_ns == 40
 
 
 def test_an_offer_that_was_declined_is_held_until_then(place: Place) -> None:
@@ -205,10 +225,13 @@ def test_every_field_of_a_bill_is_on_the_wire_and_in_the_table() -> None:
         end="released",
         live=True,
         way="told",
+        period="2026-11",
+        waited_ns=18 * 10**9,
+        ended={"released": 19, "lost": 20},
     )
     bill = Bill(by="lease", currency="credits", lines=(line,), total=line)
     (sent,) = wire_lines(bill)
-    expected: dict[str, str | int | bool] = {
+    expected: dict[str, str | int | bool | dict[str, int]] = {
         "key": "k",
         "tenant": "ada",
         "leases": 2,
@@ -231,6 +254,9 @@ def test_every_field_of_a_bill_is_on_the_wire_and_in_the_table() -> None:
         "end": "released",
         "live": True,
         "way": "told",
+        "period": "2026-11",
+        "waited_seconds": 18,
+        "ended": {"released": 19, "lost": 20},
     }
     assert msgspec.structs.asdict(sent) == expected
     (row,) = csv.DictReader(io.StringIO(to_csv(bill)))
@@ -240,6 +266,8 @@ def test_every_field_of_a_bill_is_on_the_wire_and_in_the_table() -> None:
             assert row[name] == "yes"
         elif isinstance(value, int):
             assert Decimal(row[name]) == value, name
+        elif isinstance(value, dict):
+            assert row[name] == "lost:20 released:19"
         else:
             assert row[name] == value, name
 

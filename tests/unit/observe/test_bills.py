@@ -95,6 +95,7 @@ def whole_usage(n: int) -> Usage:
         end="released",
         live=True,
         way="told",
+        waited_ns=n * 37,
         saved_bytes=n * 29,
         saves=n * 31,
     )
@@ -117,10 +118,98 @@ def test_every_amount_of_a_line_is_part_of_the_sum(by: str) -> None:
     assert line.live
 
 
-@pytest.mark.parametrize("by", ["", "leases", "label:", "device"])
-def test_a_bill_by_something_else_is_refused(by: str) -> None:
+@pytest.mark.parametrize(("by", "per"), [("", None), ("leases", None), ("label:", None), ("lease", "year")])
+def test_a_bill_by_something_else_is_refused(by: str, per: str | None) -> None:
     with pytest.raises(InvalidRequest, match="cannot be made"):
-        fold([], by=by)
+        fold([], by=by, per=per)
+
+
+def test_lines_by_group_are_of_the_group_at_the_request() -> None:
+    usages = [
+        replace(usage("a", holding(0, 10, gpu()), tenant="ada"), group="lab", waited_ns=3, end="preempted"),
+        replace(usage("b", holding(0, 20, gpu()), tenant="bob"), group="course", waited_ns=4, end="released"),
+        replace(usage("c", holding(5, 9, gpu()), tenant="ada"), group="course", waited_ns=5, end="preempted"),
+    ]
+    course, lab = fold(usages, by="group").lines
+    assert (course.key, course.leases, course.held_ns, course.waited_ns) == ("course", 2, 24, 9)
+    assert (course.ended, lab.ended) == ({"preempted": 1, "released": 1}, {"preempted": 1})
+    assert lab.key == "lab"
+
+
+def test_by_device_a_lease_stands_with_each_of_its_devices() -> None:
+    """What was held of each is exact; what is known of the lease alone is divided between its GPUs."""
+    cores = Charge(resource=ResourceId("n/cpu"), kind=Kind.CPU, units=8)
+    usages = [
+        replace(
+            usage("a", holding(0, HOUR, gpu(), gpu(name="n/gpu1", model="B"), cores), busy=HOUR),
+            counts=Metered(launches=7),
+        ),
+        usage("b", holding(0, HOUR, gpu(500)), busy=10),
+    ]
+    bill = fold(usages, by="device", rates=Rates(models={"B": 5_000_000}))
+    cpu, first, second = bill.lines
+    assert [line.key for line in bill.lines] == ["n/cpu", "n/gpu0", "n/gpu1"]
+    assert (first.gpu_milli_ns, second.gpu_milli_ns, cpu.core_ns) == (1500 * HOUR, 1000 * HOUR, 8 * HOUR)
+    assert (first.cost, second.cost, cpu.cost) == (Decimal("1.5"), Decimal(5), Decimal("0.16"))
+    assert (first.launches, second.launches, cpu.launches) == (3, 4, 0)
+    assert (first.leases, second.leases, cpu.leases, bill.total.leases) == (2, 1, 1, 2)
+
+
+DAY: Final = 24 * HOUR
+
+
+def test_days_and_months_have_lines_of_their_own() -> None:
+    """A lease over a new year: each part in its day, and in UTC."""
+    new_year = 1_767_225_600 * NS_PER_S  # 2026-01-01T00:00:00Z
+    long = replace(usage("a", holding(0, 36 * HOUR, gpu(), wall=new_year - HOUR)), end="released", waited_ns=7)
+    days = fold([long], per="day").lines
+    assert [(line.period, line.held_ns // HOUR) for line in days] == [
+        ("2025-12-31", 1),
+        ("2026-01-01", 24),
+        ("2026-01-02", 11),
+    ]
+    assert [line.waited_ns for line in days] == [7, 0, 0]
+    assert [line.ended for line in days] == [{}, {}, {"released": 1}]
+    months = fold([long], by="tenant", per="month")
+    assert [(line.period, line.key, line.held_ns // HOUR) for line in months.lines] == [
+        ("2025-12", "ada", 1),
+        ("2026-01", "ada", 35),
+    ]
+    assert months.total.leases == 1
+    assert [line.period for line in fold([long], per="day", since_ns=new_year, until_ns=new_year + 1).lines] == [
+        "2026-01-01"
+    ]
+
+
+HELD: Final = ("gpu_milli_ns", "core_ns", "memory_byte_ns", "block_byte_ns", "grains", "busy_ns", "waited_ns")
+COUNTS: Final = ("vram_byte_seconds", "launches", "failures", "bytes_moved", "fuel", "bytes_saved", "saves")
+
+
+@given(
+    spans=st.lists(
+        st.tuples(st.integers(0, 70 * DAY), st.integers(0, 40 * DAY), st.integers(0, 3), st.integers(0, 99)), max_size=6
+    ),
+    window=st.tuples(st.integers(0, 50 * DAY), st.integers(1, 90 * DAY)),
+)
+def test_every_grouping_and_period_has_the_same_sums(
+    spans: list[tuple[int, int, int, int]], window: tuple[int, int]
+) -> None:
+    """By lease, tenant, group, device, each as a whole, per day and per month: to the unit."""
+    usages = []
+    for number, (start, held, device, count) in enumerate(spans):
+        held_of = [gpu(700, name=f"n/gpu{index}") for index in range(device)]
+        others = [Charge(resource=ResourceId("n/memory"), kind=Kind.MEMORY, units=GIB + number)]
+        stretch = holding(start, start + held, *held_of, *others)
+        made = usage(f"l{number}", stretch, tenant=f"t{number % 2}", busy=held // 3)
+        counts = Metered(launches=count, failures=count // 2, bytes_in=count * 3, fuel=count * 5)
+        usages.append(replace(made, counts=counts, group=f"g{number % 3}", saves=count, waited_ns=count * 7))
+    since, until = window[0], window[0] + window[1]
+    whole = fold(usages, since_ns=since, until_ns=until).total
+    for by in ("lease", "tenant", "group", "device"):
+        for per in (None, "day", "month"):
+            lines = fold(usages, by=by, per=per, since_ns=since, until_ns=until).lines
+            for name in (*HELD, *COUNTS):
+                assert sum(getattr(line, name) for line in lines) == getattr(whole, name), (by, per, name)
 
 
 def test_a_window_clips_exactly() -> None:
