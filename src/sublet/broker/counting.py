@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from sublet.broker import events as ev
 from sublet.broker.driver import Driver
+from sublet.broker.estimate import estimate_ns
 from sublet.broker.records import LeaseRecord, Now
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.observe.metrics import OfficeMetrics, Readings
 from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, Kind, LeaseId, Way
-from sublet.wire.http import TroubleView
+from sublet.wire.http import EstimatesView, TroubleView
 
 __all__ = ["Counting"]
+
+ESTIMATES_KEPT: Final = 1_000
+"""Granted requests whose estimates are compared with what came."""
 
 
 class Counting:
@@ -32,10 +37,15 @@ class Counting:
         self._integral = 0
         self._since_ns = driver.clock.now_ns()
         self._teardown_from_ns: dict[LeaseId, int] = {}
+        self._estimated_ns: dict[LeaseId, int] = {}
+        """Of requests that wait: how long they were expected to, when they came."""
+        self._late_ns: deque[int] = deque(maxlen=ESTIMATES_KEPT)
+        """By how much the wait was longer than expected; below zero where it was shorter."""
         for lease in driver.ledger.state.leases.values():
             if lease.status in (LeaseStatus.GRANTED, LeaseStatus.ACTIVE, LeaseStatus.NOTICED):
                 self._hold(lease, self._since_ns)
         self._of: dict[type, Callable[[Any, Now], None]] = {
+            ev.Queued: self._queued,
             ev.Renewed: self._renewed,
             ev.Granted: self._granted,
             ev.Ungranted: self._ungranted,
@@ -58,6 +68,26 @@ class Counting:
             if count is not None:
                 count(event, now)
 
+    def estimates(self) -> EstimatesView | None:
+        """How good the estimates were."""
+        if not self._late_ns:
+            return None
+        errors, count = sorted(map(abs, self._late_ns)), len(self._late_ns)
+        return EstimatesView(
+            requests=count,
+            median_error=round(errors[(count - 1) // 2] / NS_PER_S, 3),
+            p90_error=round(errors[-(-9 * count // 10) - 1] / NS_PER_S, 3),
+            early=round(sum(late_ns < 0 for late_ns in self._late_ns) / count, 3),
+        )
+
+    def _queued(self, event: ev.Queued, now: Now) -> None:
+        ledger = self._driver.ledger
+        lease = ledger.state.leases.get(event.lease.id)
+        if lease is not None and lease.status is LeaseStatus.QUEUED:
+            expected_ns = estimate_ns(lease, ledger.state, now, ledger.policy)
+            if expected_ns is not None:
+                self._estimated_ns[lease.id] = expected_ns
+
     def _renewed(self, event: ev.Renewed, now: Now) -> None:
         self.metrics.renewals.inc()
 
@@ -65,7 +95,12 @@ class Counting:
         lease = self._driver.ledger.state.leases.get(event.lease)
         if lease is not None:
             self.metrics.grants.inc(_kind(lease), lease.tier.value)
-            self.metrics.wait_seconds.observe((now.ns - lease.asked_at_ns) / NS_PER_S)
+            waited_ns = now.ns - lease.asked_at_ns
+            self.metrics.wait_seconds.observe(waited_ns / NS_PER_S)
+            expected_ns = self._estimated_ns.pop(lease.id, None)
+            if expected_ns is not None:
+                self._late_ns.append(waited_ns - expected_ns)
+                self.metrics.estimate_error.observe(abs(waited_ns - expected_ns) / NS_PER_S)
             self._hold(lease, now.ns)
 
     def _ungranted(self, event: ev.Ungranted, now: Now) -> None:
@@ -76,6 +111,7 @@ class Counting:
         self._teardown_from_ns[event.lease] = now.ns
 
     def _ended(self, event: ev.Ended, now: Now) -> None:
+        self._estimated_ns.pop(event.lease, None)
         began_ns = self._teardown_from_ns.pop(event.lease, None)
         if began_ns is not None:
             self.metrics.teardown_seconds.observe((now.ns - began_ns) / NS_PER_S)

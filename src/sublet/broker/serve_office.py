@@ -132,6 +132,7 @@ async def status(service: Service, call: Call) -> Reply:
             audit_head=service.archive.head() if is_told else "",
             supervisor_silent=service.supervisor_silent_s(),
             disk_short=service.why_no_room(),
+            estimates=service.counting.estimates() if is_told else None,
         )
     )
 

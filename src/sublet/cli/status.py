@@ -36,6 +36,12 @@ def status(*, as_json: AsJson = False) -> int:
         f"{plural(view['live'], 'live lease')}, {view['queued']} waiting, "
         f"{plural(view['quarantined'], 'slice')} in quarantine."
     )
+    if estimates := view.get("estimates"):
+        print(
+            f"Estimates: of the last {plural(estimates['requests'], 'request')} that waited, half were granted within "
+            f"{seconds(estimates['median_error'])} of what was estimated, nine tenths within "
+            f"{seconds(estimates['p90_error'])}."
+        )
     if view["embedded"]:
         print(typeable("It started by itself and ends after ten idle minutes; `sublet up` makes it stay."))
     if view["home"]:

@@ -152,6 +152,9 @@ class OfficeMetrics:
         self.commit_seconds = spread("commit_seconds", "Time of one commit of the journal.", _COMMIT_S)
         self.commit_events = spread("commit_events", "Facts in one commit.", _BATCH)
         self.wait_seconds = spread("wait_seconds", "From request to grant.", _WAIT_S)
+        self.estimate_error = spread(
+            "estimate_error_seconds", "Between the wait that was estimated at the request, and the wait.", _WAIT_S
+        )
         self.teardown_seconds = spread("teardown_seconds", "From the end to verified or quarantined.", _TEARDOWN_S)
         self.launches = counter("launches", "Kernels launched by sessions.")
         self.launch_errors = counter("launch_errors", "Operations of sessions that failed, launches among them.")

@@ -22,6 +22,7 @@ __all__ = [
     "DeviceView",
     "DownAnswer",
     "EndView",
+    "EstimatesView",
     "FenceView",
     "GuestEntry",
     "Hello",
@@ -133,6 +134,17 @@ class CheckpointKey(Message, kw_only=True):
         return "CheckpointKey()"
 
 
+class EstimatesView(Message, kw_only=True):
+    """How well the estimates of requests that waited agreed with what came, of the last that were granted."""
+
+    requests: int
+    median_error: float
+    """Seconds between the estimate, as it was when the request came, and the wait; of half of them it was no more."""
+    p90_error: float
+    early: float
+    """The share of those that were granted before the estimate."""
+
+
 class StatusView(Message, kw_only=True):
     """The office as the caller may know it. Who is no operator finds its own leases counted, 0 for ``pid``, and nothing
     in ``home`` and ``audit_head``."""
@@ -153,13 +165,15 @@ class StatusView(Message, kw_only=True):
     quarantined: int
     audit_head: str
     host_gpus: str = ""
+    """The host devices that `sublet up` declared, such as ``2x4294967296B``; empty if it declared none."""
     shared: str = ""
     """The folder of the sockets for every user of the machine; empty if there are none."""
-    """The host devices that `sublet up` declared, such as ``2x4294967296B``; empty if it declared none."""
     supervisor_silent: float = 0.0
     """Seconds for which the supervisor has answered nothing; 0 while it turns. No deadline is enforced meanwhile."""
     disk_short: str = ""
     """Why no new lease is granted for want of disk space; empty if there is enough."""
+    estimates: EstimatesView | None = None
+    """None before a request that was given an estimate has been granted, and for those who are no operators."""
 
 
 class LimitView(Message, kw_only=True):

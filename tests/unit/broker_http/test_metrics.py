@@ -66,6 +66,27 @@ def test_what_happens_is_counted() -> None:
     run(story)
 
 
+def test_estimates_are_compared_with_what_came() -> None:
+    """Of requests that waited and were granted; who was granted at once, or went away, was given none to compare."""
+
+    async def story() -> None:
+        async with bench(gpus=1) as b:
+            lease = (await b.acquire(ttl=100))["lease"]
+            place = await b.acquire(request_id="second")
+            gone = (await b.acquire(request_id="third"))["lease"]
+            assert (await b.ask("GET", "/v1/status")).json["estimates"] is None
+            await b.ask("POST", f"/v1/leases/{gone['id']}/release", {})
+            await b.pass_time("20s")
+            await b.ask("POST", f"/v1/leases/{lease['id']}/release", {})
+            await b.pass_time("5s")
+            found = (await b.ask("GET", "/v1/status")).json["estimates"]
+            assert (found["requests"], found["early"]) == (1, 1.0)
+            assert place["estimate"] - 25 <= found["median_error"] == found["p90_error"] <= place["estimate"] - 20
+            assert value(await page(b), "sublet_estimate_error_seconds_count") == 1
+
+    run(story)
+
+
 def test_what_was_done_on_devices_is_counted_when_their_lease_is_torn_down() -> None:
     """Launches, failures and bytes, as the machine has metered them; and how long each step took."""
 
