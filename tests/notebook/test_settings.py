@@ -23,9 +23,9 @@ from typing import Any
 
 import pytest
 
-from sublet.notebook import settings
 from sublet.notebook.import_hook import ImportHook, is_imported
-from sublet.notebook.settings import Kind, Setting, documented, library_settings, table, written
+from sublet.notebook.settings import Kind, Setting, documented, library_settings, process, table, written
+from sublet.notebook.settings.table import ENTRY_POINTS
 from sublet.notebook.surroundings import Changes, Surroundings
 from tests.notebook.crossing import crossed
 
@@ -63,24 +63,24 @@ def test_the_search_path_keeps_each_sides_own_installation(path: list[str], monk
     library = os.path.dirname(os.__file__)
     path[:] = ["/mine", library, os.path.join(library, "lib-dynload"), "", *site.getsitepackages(), "/last"]
     value = here.read()
-    assert value == {"": ("/mine", settings.STDLIB, "", settings.SITE, "/last")}
+    assert value == {"": ("/mine", process.STDLIB, "", process.SITE, "/last")}
     monkeypatch.setattr(sys, "path", [library, "", "/device/site", "/last"])
     there = row("sys.path", is_notebook=False)
-    assert there.read() == {"": (settings.STDLIB, settings.SITE)}
+    assert there.read() == {"": (process.STDLIB, process.SITE)}
     there.write(value, ())
     assert sys.path == ["/mine", library, "", "/device/site", "/last"]
     assert there.read() == value
-    there.write({"": ("", settings.STDLIB)}, ())
+    there.write({"": ("", process.STDLIB)}, ())
     assert sys.path == ["", library, "/device/site"], "what is installed here stays, marked or not"
 
 
 def test_a_folder_given_to_one_side_stays_there(path: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     there = row("sys.path", is_notebook=False)
     before = there.read()
-    monkeypatch.setattr(settings, "own_paths", {"/given"})
+    monkeypatch.setattr(process, "own_paths", {"/given"})
     path.insert(0, "/given")
     assert there.read() == before
-    there.write({"": ("/mine", settings.STDLIB, settings.SITE)}, ())
+    there.write({"": ("/mine", process.STDLIB, process.SITE)}, ())
     assert path[:2] == ["/given", "/mine"]
 
 
@@ -459,7 +459,7 @@ def test_a_library_declares_settings_and_generators(tmp_path: Path, path: list[s
     (tmp_path / "rowlib" / "__init__.py").write_text(LIBRARY)
     (tmp_path / "rowlib" / "for_sublet.py").write_text(DECLARED)
     path.insert(0, str(tmp_path))
-    declared = EntryPoint("rowlib", "rowlib.for_sublet", settings.ENTRY_POINTS)
+    declared = EntryPoint("rowlib", "rowlib.for_sublet", ENTRY_POINTS)
     two = Two(tuple(library_settings([declared])))
     try:
         assert "rowlib" not in sys.modules

@@ -1,0 +1,381 @@
+"""Settings of the libraries that notebooks use most: torch, NumPy, pandas, matplotlib, scikit-learn."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from sublet.notebook.on_demand import bring
+from sublet.notebook.settings.setting import MAIN, Entries, Kind, Setting, call_of, nothing, single
+
+__all__ = ["PANDAS_KINDS", "ByName", "of_libraries"]
+
+TORCH_PRINT: Final = {"precision": 4, "threshold": 1000, "edgeitems": 3, "linewidth": 80, "sci_mode": None}
+
+
+def of_libraries() -> Iterable[Setting]:
+    torch = "torch"
+    yield single(
+        "torch default dtype",
+        "`torch.set_default_dtype`",
+        lambda: str(sys.modules[torch].get_default_dtype()).removeprefix("torch."),
+        lambda name: sys.modules[torch].set_default_dtype(getattr(sys.modules[torch], name)),
+        module=torch,
+        default=lambda: "float32",
+    )
+    yield single(
+        "torch gradients",
+        "`torch.set_grad_enabled`",
+        call_of("torch.is_grad_enabled"),
+        call_of("torch.set_grad_enabled"),
+        module=torch,
+        default=lambda: True,
+        kind=Kind.LOCAL,
+    )
+    yield single(
+        "torch anomaly detection",
+        "`torch.autograd.set_detect_anomaly`",
+        lambda: (_torch().is_anomaly_enabled(), _torch().is_anomaly_check_nan_enabled()),
+        lambda both: _torch().autograd.set_detect_anomaly(both[0], check_nan=both[1]),
+        module=torch,
+        default=lambda: (False, True),
+    )
+    yield single(
+        "torch determinism",
+        "`torch.use_deterministic_algorithms`",
+        lambda: (
+            _torch().are_deterministic_algorithms_enabled(),
+            _torch().is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        lambda both: _torch().use_deterministic_algorithms(both[0], warn_only=both[1]),
+        module=torch,
+        default=lambda: (False, False),
+    )
+    cudnn = ("deterministic", "benchmark")
+    yield Setting(
+        key="torch cudnn",
+        about="`torch.backends.cudnn.deterministic`, `benchmark`",
+        read=lambda: {name: getattr(_torch().backends.cudnn, name) for name in cudnn},
+        write=_set_cudnn,
+        module=torch,
+        default=lambda: dict.fromkeys(cudnn, False),
+        assigned=tuple(f"torch:{name}" for name in cudnn),
+    )
+    yield single(
+        "torch matmul precision",
+        "`torch.set_float32_matmul_precision`",
+        call_of("torch.get_float32_matmul_precision"),
+        call_of("torch.set_float32_matmul_precision"),
+        module=torch,
+        default=lambda: "highest",
+    )
+    yield single(
+        "torch threads",
+        "`torch.set_num_threads`",
+        call_of("torch.get_num_threads"),
+        call_of("torch.set_num_threads"),
+        module=torch,
+    )
+    yield Setting(
+        key="torch print options",
+        about="`torch.set_printoptions`",
+        read=_torch_print,
+        write=lambda values, gone: _torch().set_printoptions(**{**_torch_print(), **values}),
+        module=torch,
+        default=lambda: TORCH_PRINT,
+        stored=("torch._tensor_str.PRINT_OPTS",),
+    )
+    yield single(
+        "torch hooks",
+        "the number of the next hook: a hook never takes the place of one that was added on the other side",
+        lambda: _torch().utils.hooks.RemovableHandle.next_id,
+        lambda given: setattr(_torch().utils.hooks.RemovableHandle, "next_id", given),
+        module=torch,
+        default=lambda: 0,
+        stored=("torch.utils.hooks.RemovableHandle",),
+    )
+    yield Setting(
+        key="NumPy errors",
+        about="`numpy.seterr`",
+        read=call_of("numpy.geterr"),
+        write=lambda values, gone: sys.modules["numpy"].seterr(**values),
+        module="numpy",
+        default=lambda: {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"},
+        kind=Kind.LOCAL,
+    )
+    yield Setting(
+        key="NumPy print options",
+        about="`numpy.set_printoptions`",
+        read=call_of("numpy.get_printoptions"),
+        write=_set_numpy_print,
+        module="numpy",
+        default=lambda: _FRESH_NUMPY_PRINT,
+        kind=Kind.LOCAL,
+    )
+    accessors = _Accessors()
+    yield Setting(
+        key="pandas accessors",
+        about="`register_dataframe_accessor` and its like, of a class that has a name in the notebook",
+        read=accessors.read,
+        write=accessors.write,
+        module="pandas",
+        default=nothing,
+        stored=tuple(f"pandas.{kind}" for kind in PANDAS_KINDS),
+    )
+    yield single(
+        "tqdm of pandas",
+        "`tqdm.pandas()`",
+        _tqdm_of_pandas,
+        _set_tqdm_of_pandas,
+        module="pandas",
+        default=lambda: None,
+        stored=tuple(f"pandas.{kind}" for kind in PANDAS_KINDS),
+    )
+    pandas = _PandasOptions()
+    yield Setting(
+        key="pandas options",
+        about="`pandas.set_option`, `pandas.options`",
+        read=pandas.read,
+        write=pandas.write,
+        module="pandas",
+        default=pandas.default,
+        stored=("pandas._config.config._global_config",),
+    )
+    parameters = _RcParams()
+    yield Setting(
+        key="matplotlib parameters",
+        about="`rcParams`, `plt.rc`, `plt.style.use`; not the backend",
+        read=parameters.read,
+        write=parameters.write,
+        module="matplotlib",
+        default=parameters.default,
+        stored=("matplotlib.rcParams",),
+        assigned=("matplotlib:rcParams",),
+    )
+    yield Setting(
+        key="scikit-learn",
+        about="`sklearn.set_config`",
+        read=call_of("sklearn.get_config"),
+        write=lambda values, gone: sys.modules["sklearn"].set_config(**values),
+        module="sklearn",
+        default=lambda: _FRESH_SKLEARN,
+        kind=Kind.LOCAL,
+    )
+
+
+def _torch() -> Any:
+    """torch, which is imported."""
+    return sys.modules["torch"]
+
+
+def _set_cudnn(values: Entries, gone: tuple[str, ...]) -> None:
+    for name, value in values.items():
+        setattr(_torch().backends.cudnn, name, value)
+
+
+def _torch_print() -> Entries:
+    options = sys.modules["torch._tensor_str"].PRINT_OPTS  # torch has no public way to read them
+    return {name: getattr(options, name) for name in TORCH_PRINT}
+
+
+def _set_numpy_print(values: Entries, gone: tuple[str, ...]) -> None:
+    sys.modules["numpy"].set_printoptions(**values)
+
+
+_FRESH_NUMPY_PRINT: Final[Entries] = {
+    "edgeitems": 3,
+    "threshold": 1000,
+    "floatmode": "maxprec",
+    "precision": 8,
+    "suppress": False,
+    "linewidth": 75,
+    "nanstr": "nan",
+    "infstr": "inf",
+    "sign": "-",
+    "formatter": None,
+    "legacy": False,
+}
+_FRESH_SKLEARN: Final[Entries] = {
+    "assume_finite": False,
+    "working_memory": 1024,
+    "print_changed_only": True,
+    "display": "diagram",
+    "pairwise_dist_chunk_size": 256,
+    "enable_cython_pairwise_dist": True,
+    "array_api_dispatch": False,
+    "transform_output": "default",
+    "enable_metadata_routing": False,
+    "skip_parameter_validation": False,
+}
+
+
+class _PandasOptions:
+    """Every option, by its full name."""
+
+    def __init__(self) -> None:
+        self._was: Any = None
+        self._entries: Entries = {}
+
+    def read(self) -> Entries:
+        now = sys.modules["pandas"].options.d
+        if now != self._was:
+            self._entries = _flat(now)
+            self._was = {group: _copied(one) for group, one in now.items()}
+        return self._entries
+
+    def write(self, values: Entries, gone: tuple[str, ...]) -> None:
+        for name, value in values.items():
+            sys.modules["pandas"].set_option(name, value)
+
+    def default(self) -> Entries:
+        known = getattr(sys.modules.get("pandas._config.config"), "_registered_options", {})
+        return {name: known[name].defval if name in known else one for name, one in self.read().items()}
+
+
+PANDAS_KINDS: Final = ("DataFrame", "Series", "Index")
+
+
+class ByName:
+    """Accessor of pandas: the class that the notebook has under a name, which is looked up when it is used."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, data: Any) -> Any:
+        return self._found()(data)
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return getattr(self._found(), attribute)
+
+    def _found(self) -> Any:
+        bring(self.name)
+        try:
+            return getattr(sys.modules[MAIN], self.name)
+        except AttributeError:  # pandas would take it for a column that is not there
+            raise RuntimeError(
+                f"this accessor of pandas is {self.name} of the notebook, which the cell does not have: "
+                f"name {self.name} in the cell, or give it with --in"
+            ) from None
+
+
+class _Accessors:
+    """Accessors that the notebook's own classes are, by the name of the class; those of libraries come with them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Any, int]] = {}
+        """What was registered, and how often that was another."""
+
+    def read(self) -> Entries:
+        pandas, main = sys.modules["pandas"], vars(sys.modules[MAIN])
+        found: dict[str, Any] = {}
+        for kind in PANDAS_KINDS:
+            owner = getattr(pandas, kind)
+            for name in owner._accessors:
+                accessor = getattr(vars(owner).get(name), "_accessor", None)
+                made = accessor.name if type(accessor) is ByName else _own_name(accessor, main)
+                if not made:
+                    continue
+                key = f"{kind}.{name}"
+                before, number = self._known.get(key, (None, 0))
+                if before is not accessor:
+                    self._known[key] = accessor, number + 1
+                found[key] = made, self._known[key][1]
+        return found
+
+    def write(self, values: Entries, gone: tuple[str, ...]) -> None:
+        pandas: Any = sys.modules["pandas"]
+        for key, (made, number) in values.items():
+            kind, name = key.split(".")
+            with warnings.catch_warnings():  # of one that takes the place of another
+                warnings.simplefilter("ignore")
+                register = getattr(pandas.api.extensions, f"register_{kind.lower()}_accessor")
+                self._known[key] = register(name)(ByName(made)), number
+        for key in gone:
+            kind, name = key.split(".")
+            owner = getattr(pandas, kind)
+            if name in vars(owner):
+                delattr(owner, name)
+            owner._accessors.discard(name)
+
+
+def _own_name(made: Any, main: Mapping[str, Any]) -> str:
+    """Of a class or function of the notebook, if that is what it has under that name."""
+    name = getattr(made, "__name__", "") if getattr(made, "__module__", None) == MAIN else ""
+    return name if name and main.get(name) is made else ""
+
+
+def _tqdm_of_pandas() -> Any:
+    """The kind of progress bar of ``DataFrame.progress_apply``, and its arguments; None: there is none."""
+    added = vars(sys.modules["pandas"].DataFrame).get("progress_apply")
+    if added is None:
+        return None
+    held = inspect.getclosurevars(added).nonlocals
+    kind = held.get("cls")
+    if not isinstance(kind, type) or kind.__module__ == MAIN:
+        return None
+    return kind.__module__, kind.__qualname__, dict(held.get("tqdm_kwargs", {}))
+
+
+def _set_tqdm_of_pandas(value: tuple[str, str, dict[str, Any]]) -> None:
+    module, name, given = value
+    getattr(importlib.import_module(module), name).pandas(**given)
+
+
+def _flat(options: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, one in options.items():
+        if isinstance(one, dict):
+            found |= _flat(one, f"{before}{name}.")
+        else:
+            found[before + name] = one
+    return found
+
+
+def _copied(options: Any) -> Any:
+    return {name: _copied(one) for name, one in options.items()} if isinstance(options, dict) else options
+
+
+class _RcParams:
+    """Of 340 parameters some are lists, which can be changed in place: those are compared with copies."""
+
+    OF_THE_SIDE: Final = frozenset({"backend", "backend_fallback", "interactive", "webagg.address", "webagg.port"})
+
+    def __init__(self) -> None:
+        self._was: dict[str, Any] = {}
+        self._lists: list[tuple[list[Any], list[Any]]] = []
+        self._entries: Entries = {}
+
+    def read(self) -> Entries:
+        parameters: Any = sys.modules["matplotlib"].rcParams
+        is_same = dict.__eq__(parameters, self._was)
+        if is_same is not True or any(one != copy for one, copy in self._lists):
+            self._was = dict(dict.items(parameters))
+            self._lists = [(one, list(one)) for one in self._was.values() if type(one) is list]
+            self._entries = {name: _own(one) for name, one in self._was.items() if name not in self.OF_THE_SIDE}
+        return self._entries
+
+    def write(self, values: Entries, gone: tuple[str, ...]) -> None:
+        parameters: Any = sys.modules["matplotlib"].rcParams
+        with (
+            warnings.catch_warnings()
+        ):  # of parameters that are deprecated and have been set by the program all the same
+            warnings.simplefilter("ignore")
+            for name, value in values.items():
+                if name not in self.OF_THE_SIDE:
+                    parameters[name] = value
+
+    def default(self) -> Entries:
+        found: Any = getattr(sys.modules["matplotlib"], "rcParamsOrig", None)
+        if found is None:
+            return self.read()
+        return {name: _own(one) for name, one in dict.items(found) if name not in self.OF_THE_SIDE}
+
+
+def _own(one: Any) -> Any:
+    return list(one) if type(one) is list else one
