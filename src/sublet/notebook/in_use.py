@@ -114,9 +114,7 @@ def _running(names: dict[str, Any]) -> list[Any]:
             if thread.ident == main or thread.ident == threading.get_ident():
                 continue
             stack = list(_stack(frames.get(thread.ident or 0)))
-            own = [
-                getattr(thread, part, None) for part in ("_target", "function", "_args", "args", "_kwargs", "kwargs")
-            ]
+            own = [getattr(thread, part, None) for part in _OWN]
             calls = [one for one in own if _is_of(names, one)]
             if calls or any(frame.f_globals is names for frame in stack) or _queued(stack, names):
                 found.append([own, [_Frame(frame) for frame in stack]])
