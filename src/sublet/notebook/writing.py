@@ -82,6 +82,10 @@ __all__ = [
 _FUNCTION_PARTS: Final = tuple(
     vars(types.FunctionType)[name] for name in ("__code__", "__defaults__", "__kwdefaults__")
 )
+_ANNOTATIONS: Final = vars(types.FunctionType)["__annotations__"]
+_FUNCTION_NAMES: Final = tuple(
+    vars(types.FunctionType)[name] for name in ("__name__", "__qualname__", "__module__", "__doc__")
+)
 _CELL_CONTENTS: Final = vars(types.CellType)["cell_contents"]
 _DEFAULT_FACTORY: Final = vars(defaultdict)["default_factory"]
 CLASS_PARTS: Final = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__slots__"})
@@ -208,6 +212,13 @@ def into_function(plan: Plan, target: Any, new: Any) -> Any:
         value = descriptor.__get__(new)
         plan.choose(value)
         plan.write(Part(target, descriptor, value), is_fresh=target is new)
+    if new.__annotations__ or (target is not new and target.__annotations__):
+        plan.choose(new.__annotations__)
+        plan.write(Part(target, _ANNOTATIONS, new.__annotations__), is_fresh=target is new)
+    for descriptor in _FUNCTION_NAMES if target is not new else ():
+        value = descriptor.__get__(new)
+        if value != descriptor.__get__(target):
+            plan.write(Part(target, descriptor, value), is_fresh=False)
     if is_own_namespace(new):
         names = {name: value for name, value in new.__globals__.items() if name != "__builtins__"}
         for value in names.values():

@@ -64,6 +64,28 @@ FUNCTIONS: list[Kind] = [
         "x.__doc__ == 'says' and x.__annotations__ == {'a': int, 'return': str}",
     ),
     travels(
+        "a function whose annotations, docstring and name change",
+        "def x(a: int) -> str:\n    'says'\ny = x.__annotations__; kept = [x]",
+        "x.__annotations__ is y and list(y) == ['a', 'return']",
+        "x.__annotations__['b'] = list; x.__doc__ = 'more'; x.__name__ = x.__qualname__ = 'z'",
+        "x.__annotations__ is y and y['b'] is list and x is kept[0] "
+        "and (x.__doc__, x.__name__, x.__qualname__) == ('more', 'z', 'z')",
+    ),
+    travels(
+        "a function that gets and loses its annotations",
+        "def x(a): return a\ndef y(a: int): return a",
+        "not x.__annotations__ and y.__annotations__ == {'a': int}",
+        "x.__annotations__['a'] = str; y.__annotations__.clear()",
+        "x.__annotations__ == {'a': str} and not y.__annotations__",
+    ),
+    travels(
+        "a class whose annotations change",
+        "class x:\n    a: int = 1",
+        "x.__annotations__ == {'a': int}",
+        "x.__annotations__['b'] = str",
+        "x.__annotations__ == {'a': int, 'b': str}",
+    ),
+    travels(
         "a decorated function",
         "import functools\nlog = []\ndef logged(f):\n    @functools.wraps(f)\n"
         "    def g(*a): log.append(a); return f(*a)\n    return g\n@logged\ndef x(n): return n",
