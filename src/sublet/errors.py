@@ -78,7 +78,8 @@ class SubletError(Exception):
         ``RenewalRefusal``, of a refused request the code of the refusal. None where the class says it all."""
 
     def __str__(self) -> str:
-        return typeable(f"{self.message}. {self.do}".rstrip() if self.do else self.message)
+        end = "" if self.message.endswith((".", "?", "!")) else "."
+        return typeable(f"{self.message}{end} {self.do}".rstrip() if self.do else self.message)
 
     @property
     def kind(self) -> str:

@@ -240,7 +240,8 @@ def test_another_device_goes_on_where_the_last_one_stood(cards: int, monkeypatch
     assert card.there.cuda.states == [b"\x01", b"\x02"][:cards]
 
 
-def test_a_checkpoint_of_a_job_has_the_states_of_the_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("saves", ["a job", "%gpu checkpoint", "the guest"])
+def test_a_checkpoint_has_the_states_of_the_cards(saves: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another kernel that is restored from it gives them to its first device."""
 
     def side(torch: Torch, *, is_notebook: bool) -> Surroundings:
@@ -262,7 +263,10 @@ def test_a_checkpoint_of_a_job_has_the_states_of_the_cards(monkeypatch: pytest.M
         assert came is not None
         at(here)
         notebook.apply(came, files=False)
-        kept = notebook.whole()
+        kept = notebook.whole() if saves == "a job" else notebook.generators()
+        if saves == "the guest":  # with what stays on the device
+            at(there)
+            kept = device.generators()
         at(again)
         second.restore(kept)
         second.begin(sees_files=True)

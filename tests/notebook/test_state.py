@@ -224,9 +224,12 @@ def test_after_a_kernel_was_killed_a_new_one_is_told_and_restores_when_asked(
     nb.run("%gpu release")
     brief = LARGE.replace("%%gpu", "%%gpu --ttl 6s")  # nobody ends the lease of a killed kernel before its time
     second.run(brief + "import numpy as np\ndeep = np.full(1 << 18, 5.0)")
+    second.run("import random, numpy as np\nrandom.seed(3), np.random.seed(3)\nrandom.random(), np.random.rand()")
     said = text(second.run("mine, own = 'saved', 1\nlock = __import__('threading').Lock()\n%gpu checkpoint"))
     assert re.search(r"saved at \d\d:\d\d:\d\d as lab-1: .* written", said)
     assert "lock: cannot be saved (a thread lock)" in said
+    draws = "import random, numpy as np\nprint(random.random(), np.random.rand())"
+    drawn = text(second.run(draws))
     os.kill(int(text(second.run("import os\nprint(os.getpid())"))), signal.SIGKILL)
     fresh = Notebook(folder)
     try:
@@ -235,7 +238,8 @@ def test_after_a_kernel_was_killed_a_new_one_is_told_and_restores_when_asked(
         assert "deep, mine, own are saved from" in status(outputs)
         assert text(outputs) == "2\n"
         said = text(fresh.run("%gpu restore"))
-        assert re.search(r"restored deep, mine \(saved .*newer in the notebook: own", said)
+        assert re.search(r"restored deep, mine \(saved .*newer in the notebook: own; random generators go on", said)
+        assert text(fresh.run(draws)) == drawn
         assert text(fresh.run("print(mine, own, deep)")).startswith("saved 2 <deep: ndarray")
         assert text(fresh.run(LARGE + "print(deep[0])")) == "5.0\n"
         fresh.run("%gpu release")
@@ -269,6 +273,8 @@ def test_words_tell_what_was_meant(nb: Notebook) -> None:
     nb.run(LARGE + "import numpy as np\ndeep = np.zeros(1 << 18)")
     with pytest.raises(CellExecutionError, match="did you mean %gpu release"):
         nb.run("%gpu relase")
+    [failed] = [one for one in nb.nb.cells[-1].outputs if one.output_type == "error"]
+    assert "did you mean %gpu release? The commands:" in failed.evalue
     with pytest.raises(CellExecutionError, match="did you mean deep"):
         nb.run("%gpu fetch dep")
     assert "%gpu checkpoint" in text(nb.run("%gpu help"))

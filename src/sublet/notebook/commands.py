@@ -113,7 +113,8 @@ def _checkpoint(cells: Cells, shell: Any, _rest: str) -> str:
     news = cells.handles.save(everything=True)
     if news is not None and news.failed:
         raise CheckpointFailed(news.failed, do=news.do)
-    saved, lost = cells.handles.checkpoint(sorted(cells.space.visible()), _shelf(cells, volume), number)
+    generators = cells.surroundings.generators()
+    saved, lost = cells.handles.checkpoint(sorted(cells.space.visible()), _shelf(cells, volume), number, generators)
     held = [] if news is None else sorted(news.held.keys() - news.lost.keys())
     if saved is None and not held:
         return "there is nothing to save"
@@ -134,7 +135,11 @@ def _restore(cells: Cells, _shell: Any, _rest: str) -> str:
     copies = f"; copies, of what the kernel that has {volume.other} left" if volume.other else ""
     apart = f"; not brought, for what they share with names that are here: {', '.join(left)}" if left else ""
     if restored.names:
-        return f"{restored}{copies}{apart}"
+        random = ""
+        if restored.generators is not None:
+            cells.surroundings.restore(restored.generators)
+            random = "; random generators go on from there"
+        return f"{restored}{random}{copies}{apart}"
     if restored.kept:
         return f"nothing restored: the notebook has values of its own for {', '.join(restored.kept)} (del one first)"
     return f"there is nothing saved {f'by the kernel that has {volume.other}' if volume.other else _where(volume)}"

@@ -139,7 +139,7 @@ def place(
     _results.clear()
     _before = _Before(reads, aside, number, deletes, is_open=True, unders=binds & LAST_RESULTS)
     _bound.noted(space.names, (*aside, *deletes, *old))
-    holding.begin(number, reads, _bound, room)
+    holding.begin(number, reads, _bound, room, around)
     shell = sys.modules["IPython"].get_ipython() if number else None
     if shell is not None:
         shell.execution_count = number

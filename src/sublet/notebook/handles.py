@@ -21,11 +21,12 @@ from sublet.notebook.going_on import is_parked
 from sublet.notebook.home import HomeRules
 from sublet.notebook.probing import MODULE, describe, probe
 from sublet.notebook.remote_value import RemoteValue, any_handles, clock_time, lost_handle
-from sublet.notebook.shelf import About, Key, Part, Saved, Shelf, key_of
+from sublet.notebook.shelf import GENERATORS, About, Key, Part, Saved, Shelf, key_of
 
 if TYPE_CHECKING:
     from sublet.compute.kernel_guest import KernelGuest
     from sublet.notebook.ownership import Volume
+    from sublet.notebook.surroundings import Changes
 
 __all__ = ["Handles", "Restored"]
 
@@ -48,6 +49,8 @@ class Restored:
     """They are as they were in the middle of this cell."""
     kept: tuple[str, ...] = ()
     """Names that are saved as well, for which the notebook has a newer value of its own."""
+    generators: Changes | None = None
+    """The states of the random generators that were saved with them."""
 
     def __str__(self) -> str:
         if not self.names:
@@ -161,7 +164,7 @@ class Handles:
     def first_sight(self) -> str:
         """What to say of what another kernel saved under this name; once, and nothing where there is nothing."""
         is_first, self._is_new = self._is_new, False
-        names = {one.name for one in self._saved.values() if one.what != MODULE}
+        names = {one.name for key, one in self._saved.items() if one.what != MODULE and key != GENERATORS}
         if not is_first or not names:
             return ""
         when = clock_time(max(one.wall_ns for one in self._saved.values()))
@@ -253,6 +256,7 @@ class Handles:
         """The cell that was under way since then is no more. What of it was saved, because it asked for that."""
         self._kernel = None
         found = self._found_in_the_end()
+        found.pop(GENERATORS, None)
         inside = {one.name: one for key, one in found.items() if one.wall_ns >= began_wall_ns}
         for key, one in found.items():
             if one.name not in inside or not key.startswith(f"{Part.DEVICE}:"):
@@ -300,8 +304,11 @@ class Handles:
 
     # ---- the notebook's own
 
-    def checkpoint(self, names: Iterable[str], shelf: Shelf, cell: int) -> tuple[Saved | None, dict[str, str]]:
-        """Save these of the notebook's own variables; what cannot be saved, and why."""
+    def checkpoint(
+        self, names: Iterable[str], shelf: Shelf, cell: int, generators: Changes
+    ) -> tuple[Saved | None, dict[str, str]]:
+        """Save these of the notebook's own variables, and the states of random generators; what cannot be saved, and
+        why."""
         values: dict[Key, Any] = {}
         about: dict[Key, About] = {}
         lost: dict[str, str] = {}
@@ -318,6 +325,7 @@ class Handles:
             about[key] = About(name=name, what=describe(value), nbytes=one.nbytes, cell=cell)
         if not values:
             return None, lost
+        values[GENERATORS], about[GENERATORS] = generators, About(name=GENERATORS, cell=cell)
         older = f"{Part.CELL}:", f"{Part.NOTEBOOK}:"
         saved = shelf.save(values, about, drop=lambda key: key.startswith(older), note=f"by hand, cell {cell}")
         if self._volume is not None:
@@ -333,6 +341,7 @@ class Handles:
         """Into a kernel that is new: what is saved, but for names it has a value of its own for."""
         found = shelf.found()
         self._saved, self._is_new = dict(found), False
+        generators = shelf.load([GENERATORS])[GENERATORS] if found.pop(GENERATORS, None) is not None else None
         mine = {name for name in self._names if not name.startswith("_")}
         latest: dict[str, Key] = {}
         for key, one in found.items():
@@ -346,7 +355,7 @@ class Handles:
                 self._names[name] = RemoteValue(found[key], None, self)
         done = _restored(found[key] for key in taken.values())
         kept = tuple(sorted(name for name in latest.keys() - taken.keys() if found[latest[name]].what != MODULE))
-        return Restored(names=done.names, wall_ns=done.wall_ns, newest_ns=done.newest_ns, apart=done.apart, kept=kept)
+        return replace(done, kept=kept, generators=generators)
 
     def _bind(self, values: Mapping[Key, Any], names: Iterable[str]) -> None:
         wanted = set(names)

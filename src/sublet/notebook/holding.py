@@ -32,8 +32,9 @@ from sublet.notebook.home import HomeRules
 from sublet.notebook.merging import can_change
 from sublet.notebook.probing import Probe, describe, probe
 from sublet.notebook.remote_value import clock_time
-from sublet.notebook.shelf import NOTICE, WITHIN, About, Key, Part, Saved, Shelf, key_of
+from sublet.notebook.shelf import GENERATORS, NOTICE, WITHIN, About, Key, Part, Saved, Shelf, key_of
 from sublet.notebook.spaces import Space
+from sublet.notebook.surroundings import Surroundings
 from sublet.values import format_size
 
 __all__ = [
@@ -91,6 +92,8 @@ class _State:
         """Where to save; None: nowhere."""
         self.shelf: Shelf | None = None
         self.space: Space | None = None
+        self.around: Surroundings | None = None
+        """Of this kernel: its random generators are saved with what stays here."""
         self.held: dict[str, About] = {}
         self.lost: dict[str, str] = {}
         self.elsewhere: dict[str, bool] = {}
@@ -152,10 +155,16 @@ def prepare(space: Space, handles: Mapping[str, str], alive: Collection[str] | N
     return moved
 
 
-def begin(cell: int, reads: frozenset[str], bound: Mapping[str, Callable[[], object]], room: int | None) -> None:
+def begin(
+    cell: int,
+    reads: frozenset[str],
+    bound: Mapping[str, Callable[[], object]],
+    room: int | None,
+    around: Surroundings | None = None,
+) -> None:
     """It begins. ``bound``: what each name has now; ``room``: bytes of the largest that may come back."""
     with _turn:
-        _state.cell, _state.reads, _state.bound, _state.room = cell, reads, bound, room
+        _state.cell, _state.reads, _state.bound, _state.room, _state.around = cell, reads, bound, room, around
         _state.is_running, _state.good = True, None
 
 
@@ -396,6 +405,9 @@ def _why_here(old: About | None, one: Probe) -> str:
 
 def _written(values: Mapping[Key, Any], about: Mapping[Key, About], drop: Callable[[Key], bool], note: str) -> News:
     began_s = time.monotonic()
+    if values and _state.around is not None:
+        values = {**values, GENERATORS: _state.around.generators()}
+        about = {**about, GENERATORS: About(name=GENERATORS, cell=_state.cell)}
     try:
         shelf = _shelf()
         saved = shelf.save(values, about, drop=drop, note=note, good=_state.good)

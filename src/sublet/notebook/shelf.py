@@ -35,7 +35,7 @@ from sublet.notebook.retention import SPARE, make_room
 if TYPE_CHECKING:
     from sublet.wire.volumes import CopiedIn
 
-__all__ = ["About", "Key", "Part", "Saved", "Shelf", "key_of"]
+__all__ = ["GENERATORS", "About", "Key", "Part", "Saved", "Shelf", "key_of"]
 
 KEEP: Final = 3
 """Checkpoints that stay, as long as there is room: that of the last finished cell, the last that a running cell asked
@@ -55,10 +55,16 @@ class Part(enum.StrEnum):
     DEVICE = "device"
     CELL = "cell"
     NOTEBOOK = "notebook"
+    BESIDE = "beside"
+    """Nobody's name: what is saved with the variables of either side."""
 
 
 def key_of(part: Part, name: str) -> Key:
     return f"{part}:{name}"
+
+
+GENERATORS: Final[Key] = key_of(Part.BESIDE, "random generators")
+"""The states of the random generators (``Surroundings.generators``) of the side that saved last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextvars
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -172,11 +172,15 @@ class Surroundings:
                 modules=tuple(imported),
             )
 
-    def whole(self) -> Changes:
-        """Everything that is not as it was at first, to be kept."""
+    def generators(self) -> Changes:
+        """The states of the random generators, to be kept."""
+        return self.whole(lambda row: row.kind == Kind.GENERATOR)
+
+    def whole(self, wanted: Callable[[Setting], bool] = lambda _: True) -> Changes:
+        """Everything of the wanted rows that is not as it was at first, to be kept."""
         with self._lock:
             rows: dict[str, tuple[Packed, ...]] = {}
-            for track in self._tracks.values():
+            for track in (one for one in self._tracks.values() if wanted(one.row)):
                 now = self._read(track) if self._is_ready(track.row) else None
                 if now is None:
                     found: list[Packed] = list(track.waiting)
