@@ -234,8 +234,10 @@ class Rules:
         if len(reduced) < 6:
             return reduced
         _, arguments, (attributes, slots), *others = reduced
-        if isinstance(value, enum.EnumMeta):
-            return rebuild.make_enum, arguments, (attributes, slots), *others
+        if isinstance(value, enum.EnumMeta):  # cloudpickle leaves out the second names of members
+            members = {name: member.value for name, member in value.__members__.items()}
+            attributes = {name: one for name, one in attributes.items() if name not in members}
+            return rebuild.make_enum, (*arguments[:3], members, *arguments[4:]), (attributes, slots), *others
         kind, name, bases, given, *rest = arguments
         if vars(value).get("__slots__"):  # cloudpickle makes one without slots of it
             given = {**given, "__slots__": value.__dict__["__slots__"]}

@@ -102,6 +102,13 @@ CLASSES: list[Kind] = [
         "C.A in x and x == C(3)",
     ),
     travels(
+        "an enumeration and flags with second names",
+        "import enum\nclass C(enum.Enum):\n    RED = 1\n    CRIMSON = 1\n    BLUE = 2\n"
+        "class P(enum.Flag):\n    R = enum.auto()\n    W = enum.auto()\n    RW = R | W\nx = y = P.RW, C.CRIMSON",
+        "list(C.__members__) == ['RED', 'CRIMSON', 'BLUE'] and C['CRIMSON'] is C.RED and x[1] is C.RED "
+        "and x[0] is P.RW is P['RW'] and P.RW.name == 'RW' and len(C) == 2",
+    ),
+    travels(
         "a property",
         "class C:\n    @property\n    def a(self): return self._a\n    @a.setter\n    def a(self, v): self._a = v * 2\n"
         "x = C(); x.a = 1",
