@@ -235,7 +235,8 @@ class Rules:
             return reduced
         _, arguments, (attributes, slots), *others = reduced
         if isinstance(value, enum.EnumMeta):  # cloudpickle leaves out the second names of members
-            members = {name: member.value for name, member in value.__members__.items()}
+            every: dict[str, Any] = dict(value.__members__)
+            members = {name: member.value for name, member in every.items()}
             attributes = {name: one for name, one in attributes.items() if name not in members}
             return rebuild.make_enum, (*arguments[:3], members, *arguments[4:]), (attributes, slots), *others
         kind, name, bases, given, *rest = arguments
