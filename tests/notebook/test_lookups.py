@@ -208,3 +208,17 @@ def test_the_note_names_all_that_the_cell_needs() -> None:
     )
     assert unnamed(error, {"df"}, {"df"}) == ""
     assert unnamed({"ename": "ValueError", "evalue": "'x'"}, {"x"}, ()) == ""
+
+
+@pytest.mark.parametrize(
+    ("evalue", "is_named"),
+    [
+        ("'Box' object has no attribute 'appendd'", False),
+        ("type object 'Box' has no attribute 'made'", False),
+        ("module '__main__' has no attribute 'Box'", True),
+        ("Can't get attribute 'Box' on <module '__main__'>", True),
+    ],
+)
+def test_the_class_of_an_object_without_an_attribute_is_no_name_that_was_looked_up(evalue: str, is_named: bool) -> None:
+    said = unnamed({"ename": "AttributeError", "evalue": evalue}, {"Box"}, {"box"})
+    assert said.startswith("Box is defined in the notebook") is is_named

@@ -196,6 +196,30 @@ def test_it_asks_whoever_sits_there(kernel: Kernel) -> None:
     assert kernel.run("%%gpu\nprint('hello', input('who? '))", told).text() == "hello Ada\n"
 
 
+def test_the_debugger_opens_where_the_cell_failed(kernel: Kernel) -> None:
+    """On the device, in the frames that the error left there; after an error of a plain cell it opens here."""
+    asked = iter(("p inside", "up", "p above", "q"))
+
+    def told(message: Message) -> None:
+        if message["header"]["msg_type"] == "input_request":
+            kernel.send("stdin", "input_reply", {"value": next(asked), "status": "ok"}, message)
+
+    kernel.run("def split(x):\n    inside = x + 41\n    return inside / 0")
+    assert kernel.run("%%gpu --vram 64MiB\nabove = 7\nsplit(1)").of("error")
+    cell = kernel.run("%debug", told)
+    assert not cell.of("error")
+    said = plain(cell.text())
+    assert re.search(r"return inside / 0.*^42$.*split\(1\).*^7$", said, re.DOTALL | re.MULTILINE), said
+    assert "sublet/notebook" not in said
+    asked = iter(("p inside", "q"))
+    assert kernel.run("split(2)").of("error")
+    assert re.search(r"^43$", plain(kernel.run("%debug", told).text()), re.MULTILINE)
+    assert kernel.run("%%gpu --vram 64MiB\nsplit(1)").of("error")
+    kernel.run("%gpu release")
+    [error] = kernel.run("%debug", told).of("error")
+    assert "Run the cell again, and then %debug" in error["evalue"]
+
+
 def test_an_interrupt_stops_the_cell_and_keeps_the_lease(kernel: Kernel, fabric: sublet.Fabric) -> None:
     [before] = live(fabric)
 

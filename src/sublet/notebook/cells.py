@@ -17,6 +17,7 @@ from sublet.compute.shown import sees_our_folders
 from sublet.errors import (
     CheckpointFailed,
     GpuSessionEnded,
+    InvalidRequest,
     LeaseEnded,
     OutOfMemory,
     StaleEpoch,
@@ -288,6 +289,15 @@ class Cells:
             elif lease is not None:
                 self._behind = self._behind if lease.end is not None else ""
                 lease.release()
+
+    def debug(self) -> None:
+        """Open the debugger in the frames that the error of a leased cell left on the device."""
+        if self.kernel is None:
+            raise InvalidRequest(
+                "the cell failed on a device that this notebook no longer has",
+                do="Run the cell again, and then %debug.",
+            )
+        self.run("%debug", replace(self._asked, takes=None, gives=None, over=""))
 
     # ---- the lease and the kernel
 

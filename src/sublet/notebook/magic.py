@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Final
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
@@ -11,6 +12,7 @@ from sublet.errors import InvalidRequest
 from sublet.notebook.cells import Cells
 from sublet.notebook.commands import completions, run_command
 from sublet.notebook.commands import help_text as commands_text
+from sublet.notebook.front import CellFailed
 from sublet.notebook.options import CellOptions, configured, help_text, parse_line
 from sublet.notebook.plain import said_plainly
 
@@ -32,6 +34,7 @@ class GpuMagics(Magics):
         self.cells = Cells(shell, sublet.connect)
         self.defaults = ""
         """Options of the kernelspec or the job, as one line: they go before those of ``sublet config``."""
+        self._debug_here = shell.find_line_magic("debug")
 
     @cell_magic
     def gpu(self, line: str, cell: str) -> None:
@@ -62,6 +65,15 @@ class GpuMagics(Magics):
         """Show the status: ``%gpu help`` lists the commands."""
         with said_plainly():
             print(run_command(self.cells, self.shell, line))  # noqa: T201
+
+    @line_magic("debug")  # type: ignore[arg-type]
+    def debug_line(self, line: str) -> None:
+        """Open the debugger where the last error was raised: on the device, if a leased cell raised it."""
+        if line.strip() or not isinstance(getattr(sys, "last_value", None), CellFailed):
+            self._debug_here(line)
+            return
+        with said_plainly():
+            self.cells.debug()
 
     gpu.__doc__ = f"Run this cell on a leased device.\n\n{help_text()}"
     gpu_line.__doc__ = f"Show the status of the notebook's lease.\n\n{commands_text()}"  # type: ignore[assignment]

@@ -66,6 +66,8 @@ def unnamed(content: Mapping[str, Any], visible: Collection[str], sent: Collecti
             f"{added[1]}.{added[2]} was added to pandas in the notebook only; run what adds it (a decorator of an "
             "accessor, tqdm.pandas()) in a %%gpu cell as well"
         )
+    if str(content["ename"]).endswith("AttributeError") and "__main__" not in str(content.get("evalue", "")):
+        return ""  # of an object, and what stands in quotation marks is its class
     for name in _QUOTED.findall(str(content.get("evalue", ""))):
         if name in visible and name not in sent:
             every = ",".join(sorted({name, *(one for one in sent if one in visible)}))
