@@ -10,6 +10,7 @@ import contextvars
 import enum
 import functools
 import importlib
+import re
 import sys
 import types
 import typing
@@ -44,6 +45,7 @@ __all__ = [
     "make_class",
     "make_enum",
     "map_view",
+    "match",
     "memory_view",
     "memory_view_on",
     "mock_call",
@@ -411,6 +413,12 @@ def type_var(make: Any, arguments: tuple[Any, ...], module: str) -> Any:
     made = make(*arguments)
     made.__module__ = module
     return made
+
+
+def match(pattern: re.Pattern[Any], string: Any, how: str, start: int, end: int) -> re.Match[Any] | None:
+    """A match of a regular expression, found once more."""
+    found: re.Match[Any] | None = getattr(pattern, how)(string, start, end)
+    return found
 
 
 def mock_call(parts: tuple[Any, ...], attributes: dict[str, Any]) -> Any:

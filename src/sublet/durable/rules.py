@@ -13,6 +13,8 @@ import copyreg
 import enum
 import functools
 import importlib
+import re
+import struct
 import sys
 import sysconfig
 import types
@@ -189,6 +191,10 @@ class Rules:
             return self._new_type
         if kind is typing.TypeVar:
             return self._type_var
+        if kind is re.Match:
+            return self._match
+        if kind is struct.Struct:
+            return lambda value: (struct.Struct, (value.format,))
         if kind.__module__ == "unittest.mock" and kind.__qualname__ == "_Call":
             return self._mock_call
         if issubclass(kind, BY_CLOUDPICKLE) or kind.__module__ == "typing":
@@ -252,6 +258,15 @@ class Rules:
         if not isinstance(reduced, tuple):
             return reduced
         return rebuild.type_var, (reduced[0], reduced[1], value.__module__)
+
+    def _match(self, value: re.Match[Any]) -> Any:
+        """It is found once more where it arrives: at its place in the text, or, of other ways to match there, as long
+        as it is. Else it cannot be pickled."""
+        for where in ("match", value.start(), value.endpos), ("fullmatch", value.start(), value.end()):
+            again = rebuild.match(value.re, value.string, *where)
+            if again is not None and again.regs == value.regs:
+                return rebuild.match, (value.re, value.string, *where)
+        return NotImplemented
 
     def _mock_call(self, value: Any) -> Any:
         """A call that a mock has noted: any attribute of one is another call, so pickle cannot ask it for its state."""

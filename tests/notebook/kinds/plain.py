@@ -39,7 +39,13 @@ VALUES: list[Kind] = [
         "ipaddress.ip_address('10.1.2.3') in x",
     ),
     travels("a regular expression", "import re\nx = re.compile('a(b)', re.I)", "x.match('AB')[1] == 'B'"),
-    refused("a match of a regular expression", "import re\nx = re.match('a', 'ab')", "a re.Match"),
+    travels(
+        "a match of a regular expression",
+        "import re\nx = re.search(r'(?<=b)(?P<n>\\d+)(z)?', 'ab12'); y = [re.fullmatch('a|ab', 'ab'), "
+        "*re.finditer('a|', 'ab')]",
+        "x['n'] == '12' and x.regs == ((2, 4), (2, 4), (-1, -1)) and x.string == 'ab12' and x.lastgroup == 'n' "
+        "and [one.span() for one in y] == [(0, 2), (0, 1), (1, 1), (2, 2)]",
+    ),
     travels("a named tuple of the standard library", "import time\nx = time.gmtime(0)", "x.tm_year == 1970"),
     travels("a status of a file", "import os\nx = os.stat('/')", "x.st_size == os.stat('/').st_size"),
     by_name("a function of a library", "import json\nx = json.dumps", "x is json.dumps"),
