@@ -85,7 +85,7 @@ def has_queued(kernel: Any, *, running: int) -> bool:
         return False
     if sum(_is_message(task) for task in tasks) > running:
         return True
-    if not socket.events & _READABLE:
+    if socket.closed or not socket.events & _READABLE:  # closed: the kernel ends
         return False
     # To ask takes the event away from the stream, so it is told.
     kernel.io_loop.add_callback(lambda: stream.closed() or stream._handle_events(socket, 0))
