@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 import sublet
 from sublet.client.home import runtime_dir
@@ -17,6 +20,7 @@ from sublet.client.office import ensure_office
 from sublet.compute.kernel_guest import KernelGuest
 from sublet.notebook import guest_side
 from sublet.notebook.kernel_line import KernelLine, Message
+from sublet.notebook.queued import has_queued
 
 PATIENCE_S = 60.0
 
@@ -220,3 +224,16 @@ def test_a_cell_alone_has_no_other_behind_it(line: KernelLine) -> None:
     asks = "from sublet.notebook.queued import has_queued\nprint(has_queued(get_ipython().kernel, running=1))"
     line.execute(asks, shown)
     assert shown.text == "False\n"
+
+
+def test_a_kernel_that_ends_is_asked_for_nothing() -> None:
+    """Its sockets are closed before the loop in which the question waits."""
+    loop, of = asyncio.new_event_loop(), types.SimpleNamespace
+    with zmq.Context() as context:
+        socket = context.socket(zmq.PAIR)
+        socket.close()
+        pair = of(to_stream=None, to_socket=socket)
+        manager = of(get_shell_channel_to_subshell_pair=lambda _: pair)
+        kernel = of(shell_channel_thread=of(manager=manager), io_loop=of(asyncio_loop=loop))
+        assert not has_queued(kernel, running=0)
+    loop.close()
