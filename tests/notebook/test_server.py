@@ -205,7 +205,7 @@ def test_the_debugger_opens_where_the_cell_failed(kernel: Kernel) -> None:
             kernel.send("stdin", "input_reply", {"value": next(asked), "status": "ok"}, message)
 
     kernel.run("def split(x):\n    inside = x + 41\n    return inside / 0")
-    assert kernel.run("%%gpu --vram 64MiB\nabove = 7\nsplit(1)").of("error")
+    assert kernel.run("%%gpu\nabove = 7\nsplit(1)").of("error")
     cell = kernel.run("%debug", told)
     assert not cell.of("error")
     said = plain(cell.text())
@@ -214,10 +214,11 @@ def test_the_debugger_opens_where_the_cell_failed(kernel: Kernel) -> None:
     asked = iter(("p inside", "q"))
     assert kernel.run("split(2)").of("error")
     assert re.search(r"^43$", plain(kernel.run("%debug", told).text()), re.MULTILINE)
-    assert kernel.run("%%gpu --vram 64MiB\nsplit(1)").of("error")
+    assert kernel.run("%%gpu\nsplit(1)").of("error")
     kernel.run("%gpu release")
     [error] = kernel.run("%debug", told).of("error")
     assert "Run the cell again, and then %debug" in error["evalue"]
+    assert kernel.run("%%gpu\nprint(above)").text() == "7\n"
 
 
 def test_an_interrupt_stops_the_cell_and_keeps_the_lease(kernel: Kernel, fabric: sublet.Fabric) -> None:
