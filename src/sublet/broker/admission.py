@@ -14,7 +14,16 @@ from sublet.broker.commands import Acquire
 from sublet.broker.groups import asked_millis, gpu_millis, held_millis, over_ceiling
 from sublet.broker.order import kinds_of, position
 from sublet.broker.parked_rooms import only_where_it_goes_on
-from sublet.broker.placement import RoomsByNode, fit, fit_on_node, is_class_honoured, is_model, largest, largest_each
+from sublet.broker.placement import (
+    RoomsByNode,
+    fit,
+    fit_on_node,
+    is_class_honoured,
+    is_model,
+    largest,
+    largest_each,
+    models_of,
+)
 from sublet.broker.policy import Policy
 from sublet.broker.records import NO_QUOTA, LeaseRecord, Now, Quota, Want
 from sublet.broker.rooms import Room
@@ -138,6 +147,10 @@ def _check_want(want: Want, policy: Policy) -> None:
     if want.model is not None and not (0 < len(want.model) <= 128 and want.model.isprintable()):
         raise InvalidRequest(
             "the model is empty, too long or not printable", do="Use a part of the name `sublet status` shows."
+        )
+    if want.model is not None and not all(models_of(want.model)):
+        raise InvalidRequest(
+            f"one of the models in {want.model!r} is empty", do='Write them with | in between, such as "H200|A100".'
         )
     if want.least is not None and not 1 <= want.least <= want.amount:
         raise InvalidRequest(

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
+from typing import Final
+
+import msgspec
 
 from sublet.broker.records import Want
 from sublet.broker.rooms import Room
@@ -16,6 +19,7 @@ from sublet.values import MILLIS_PER_DEVICE, Exclusivity, Kind, NodeId, TenantId
 from sublet.wire.orders import Device, Part
 
 __all__ = [
+    "MODEL_OR",
     "RoomsByNode",
     "fit",
     "fit_many",
@@ -24,19 +28,24 @@ __all__ = [
     "is_model",
     "largest",
     "largest_each",
+    "models_of",
     "replace_amount",
 ]
 
+MODEL_OR: Final = "|"
+"""Between models of which any would do."""
 RoomsByNode = Mapping[NodeId, Sequence[Room]]
 """Rooms in service, by node. Neither the mapping nor the rooms in it are changed by anything in here."""
 
 
 def fit(wants: Sequence[Want], tenant: TenantId, rooms: RoomsByNode, *, mix: bool) -> tuple[NodeId, list[Part]] | None:
-    """The node and the parts for all wants, or None. ``mix`` lets tenants share a device."""
-    for node, here in rooms.items():
-        parts = fit_on_node(wants, tenant, here, mix=mix)
-        if parts is not None:
-            return node, parts
+    """The node and the parts for all wants, or None. ``mix`` lets tenants share a device. Of several models the first
+    that fits on any node is taken."""
+    for alternative in _alternatives(wants):
+        for node, here in rooms.items():
+            parts = _on_node(alternative, tenant, here, mix=mix)
+            if parts is not None:
+                return node, parts
     return None
 
 
@@ -61,6 +70,21 @@ def fit_many(
 
 def fit_on_node(wants: Sequence[Want], tenant: TenantId, rooms: Sequence[Room], *, mix: bool) -> list[Part] | None:
     """The parts for all wants on these rooms, or None if one of them does not fit."""
+    found = (_on_node(alternative, tenant, rooms, mix=mix) for alternative in _alternatives(wants))
+    return next((parts for parts in found if parts is not None), None)
+
+
+def _alternatives(wants: Sequence[Want]) -> Iterator[Sequence[Want]]:
+    """The wants with one model each: several devices are always of the same."""
+    names = next((want.model for want in wants if want.model is not None), "")
+    if MODEL_OR not in names:
+        yield wants
+        return
+    for name in models_of(names):
+        yield [want if want.model is None else msgspec.structs.replace(want, model=name) for want in wants]
+
+
+def _on_node(wants: Sequence[Want], tenant: TenantId, rooms: Sequence[Room], *, mix: bool) -> list[Part] | None:
     if len(wants) == 1 and wants[0].count == 1:  # by far the most common request needs no list
         part = _place_one(wants[0], tenant, rooms, mix=mix)
         return None if part is None else [part]
@@ -105,9 +129,15 @@ def is_class_honoured(want: Want, devices: Iterable[Device]) -> bool:
     return want.exclusivity is not Exclusivity.PARTITION or any(device.partition for device in devices)
 
 
-def is_model(name: str, room: Room) -> bool:
-    """A part of the name is enough, in any case."""
-    return name.casefold() in room.model.casefold()
+def models_of(names: str) -> tuple[str, ...]:
+    """``H200 | A100``: the models that would do, the one that is liked best first."""
+    return tuple(name.strip() for name in names.split(MODEL_OR))
+
+
+def is_model(names: str, room: Room) -> bool:
+    """Whether it is one of these models. A part of the name is enough, in any case."""
+    model = room.model.casefold()
+    return any(name.casefold() in model for name in models_of(names))
 
 
 def _amounts(want: Want, tenant: TenantId, rooms: Iterable[Room], *, mix: bool) -> Iterator[int]:

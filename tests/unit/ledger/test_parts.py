@@ -55,6 +55,14 @@ def placed(want: Want, *rooms: Room, mix: bool = False) -> list[str]:
         (shared(4), [room("fuller", 16, (10, "ann")), room("emptier", 16, (2, "ann"))], ["fuller"]),
         (shared(8), [room("full", 16, (10, "ann"))], []),
         (gpu(8, model="h100"), [room("a", model="T4"), room("b", 80, model="NVIDIA H100 80GB")], ["b"]),
+        (gpu(8, model="A100|T4"), [room("a", model="T4"), room("b", 80, model="A100")], ["b"]),
+        (gpu(8, model="h100 | t4"), [room("a", model="T4"), room("b", 80, model="A100")], ["a"]),
+        (gpu(8, model="H100|L4"), [room("a", model="T4"), room("b", 80, model="A100")], []),
+        (
+            gpu(8, count=2, model="A100|T4"),
+            [room("a", model="A100"), room("b", model="T4"), room("c", model="T4")],
+            ["b", "c"],
+        ),
         (cores(1), [room("a")], []),
     ],
 )
@@ -89,6 +97,23 @@ def test_several_wants_go_to_one_node_or_nowhere() -> None:
     found = fit([gpu(8), cores(2)], ANN, together, mix=False)
     assert found is not None
     assert found[0] == "n2"
+
+
+def test_of_several_models_the_first_that_is_free_anywhere_is_taken() -> None:
+    """Also where another node comes first, and in what waits: it gets whichever comes free."""
+    apart = {NodeId("n1"): [room("a", model="T4")], NodeId("n2"): [room("b", model="A100")]}
+    found = fit([gpu(8, model="A100|T4")], ANN, apart, mix=False)
+    assert found is not None
+    assert found[0] == "n2"
+
+    bench = Bench(inventory("n1", device("gpu0", model="A100"), device("gpu1", model="T4")))
+    first = bench.granted(gpu(8, model="H200|A100|T4"), tenant=ANN)
+    second = bench.granted(gpu(8, model="H200|A100|T4"), tenant=ANN)
+    assert [lease.parts[0].resource for lease in (first, second)] == ["gpu0", "gpu1"]
+    third = bench.queued(gpu(8, model="A100|T4"), tenant=ANN)
+    bench.release(second)
+    assert bench.lease(third.id).parts[0].resource == "gpu1"
+    assert bench.refused(gpu(8, model="H200|L4"), tenant=ANN).code == "unsupported"
 
 
 def test_the_largest_that_would_fit() -> None:
@@ -295,6 +320,8 @@ def test_what_somebody_holds_is_counted_by_kind() -> None:
         ((Want(kind=Kind.MEMORY, amount=1, model="T4"),), "are for GPUs"),
         ((gpu(model=""),), "the model is empty"),
         ((gpu(model="T4\n"),), "not printable"),
+        ((gpu(model="T4||A100"),), "one of the models in 'T4||A100' is empty"),
+        ((gpu(model="|"),), "one of the models"),
         ((gpu(least=0),), "smallest amount"),
     ],
 )
