@@ -58,3 +58,9 @@ def prints(begun: str, x: int) -> None:
     Path(begun).touch()
     while True:
         print("without end " * 100)
+
+
+def waits_for(gate: str) -> str:
+    while not Path(gate).exists():
+        time.sleep(0.01)
+    return "done"

@@ -150,6 +150,24 @@ def test_an_executor_on_real_leases(fabric: sublet.Fabric) -> None:
     assert executor.result.leases_after == 0
 
 
+def test_a_short_call_does_not_wait_behind_a_long_one_while_a_lease_is_free(
+    fabric: sublet.Fabric, tmp_path: Path
+) -> None:
+    """What its worker had not begun is taken back, and nothing of it is executed twice."""
+    gate, log = tmp_path / "gate", tmp_path / "log"
+    with jobs.Executor(2, fabric=fabric) as executor:
+        assert list(executor.map(functions.square, range(2000))) == [x * x for x in range(2000)]
+        long = executor.submit(functions.waits_for, str(gate))
+        short = [executor.submit(functions.noted, str(log), n) for n in range(100)]
+        assert [future.result(60) for future in short] == list(range(100))
+        assert not long.done()
+        gate.touch()
+        assert long.result(60) == "done"
+    assert sorted(int(line.split()[0]) for line in log.read_text().splitlines()) == list(range(100))
+    assert executor.result is not None
+    assert (executor.result.retries, executor.result.leases_after) == (0, 0)
+
+
 def test_failures_are_collected_with_their_reasons(fabric: sublet.Fabric) -> None:
     found: list[Any] = list(jobs.map(functions.exits, range(3), fabric=fabric, want=1, errors="collect"))
     assert [one.reason for one in found] == [FailReason.RAISED] * 3

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-__all__ = ["CallFuture"]
+__all__ = ["Call", "CallFuture"]
+
+
+class Call(Protocol):
+    """What a future stands for."""
+
+    def withdraw(self) -> None:
+        """It is not wanted any more."""
+
+    def is_running(self) -> bool:
+        """Whether it is being executed just now."""
+
+    def withhold(self) -> bool:
+        """Begin no further item."""
+
+    def begun(self) -> int | None:
+        """How many items were begun."""
 
 
 class CallFuture(concurrent.futures.Future[Any]):
@@ -19,12 +34,23 @@ class CallFuture(concurrent.futures.Future[Any]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._withdraw: Callable[[], None] = _nothing
-        self._is_running: Callable[[], bool] = _never
+        self._call: Call | None = None
 
-    def attach(self, withdraw: Callable[[], None], is_running: Callable[[], bool]) -> None:
-        """What to do when it is cancelled, and how to see whether it runs."""
-        self._withdraw, self._is_running = withdraw, is_running
+    def attach(self, call: Call) -> None:
+        """What it stands for."""
+        self._call = call
+
+    def withhold(self) -> bool:
+        """Of a call of many: let what executes go on, and begin no further item. The results are then fewer than the
+        items, without an error. False if that cannot be said now. Harmless twice."""
+        call = self._call
+        return call is not None and call.withhold()
+
+    def begun(self) -> int | None:
+        """Of a call of many from which the rest is withheld since a moment: how many items were begun at most; None
+        where it is not being executed, or is done."""
+        call = self._call
+        return None if call is None else call.begun()
 
     def cancel(self) -> bool:
         """Whether it is cancelled now. What it was to give is dropped."""
@@ -33,28 +59,22 @@ class CallFuture(concurrent.futures.Future[Any]):
         if not super().cancel():
             return False
         self.set_running_or_notify_cancel()  # who waits for it is told
-        withdraw, self._withdraw = self._withdraw, _nothing
-        withdraw()
+        call, self._call = self._call, None
+        if call is not None:
+            call.withdraw()
         return True
 
     def running(self) -> bool:
         """Whether its function is being executed just now."""
-        return not self.done() and self._is_running()
+        call = self._call
+        return call is not None and not self.done() and call.is_running()
 
     def deliver(self, value: Any = None, *, error: BaseException | None = None) -> None:
         """It is done. Nothing if it was cancelled meanwhile."""
         if self.done() or not self.set_running_or_notify_cancel():
             return
-        self._withdraw, self._is_running = _nothing, _never
+        self._call = None
         if error is None:
             self.set_result(value)
         else:
             self.set_exception(error)
-
-
-def _nothing() -> None:
-    return
-
-
-def _never() -> bool:
-    return False

@@ -76,6 +76,8 @@ class Many(NamedTuple):
     results: list[Any]
     error: BaseException | None
     took_ns: int
+    is_begun: bool = True
+    """False where the worker was lost before it began any of them; ``error`` is then how it ended."""
 
 
 def read(came: Replied | Refused, lease: LeaseId) -> Any:

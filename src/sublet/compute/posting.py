@@ -2,7 +2,8 @@
 
 Each of them asks the lease first whether anything may begin, counts as use of the lease while it is under way, and
 finds a worker. A call that the worker had not begun when it died goes to the next worker; so does one whose function
-the worker knows under the same name as another.
+the worker knows under the same name as another. A call of many does not go there by itself: who sent it knows what
+else was sent, and in which order.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import contextlib
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sublet.compute.calls import Pending
 from sublet.compute.functions import checked_callable
@@ -158,7 +160,7 @@ def outcome(lease: Lease, worker: Worker, pending: Pending, job: Job) -> Any:
             raise error
         if isinstance(error, LeaseEnded):
             raise _not_begun(error)
-        return AGAIN
+        return Many([], error, 0, is_begun=False) if job.is_many else AGAIN
     try:
         found = read(pending.came, lease.id)
     except LeaseEnded as error:
@@ -240,6 +242,7 @@ class _Watched:
         self._future = future
         self._tries = TRIES
         self._stop = contextlib.ExitStack()
+        future.attach(self)
 
     def begin(self) -> bool:
         """Send it, unless it was cancelled."""
@@ -282,12 +285,24 @@ class _Watched:
         self._future.deliver(error=timed_out(self._job, self._options))
         self._end()
 
-    def cancel(self) -> None:
+    def withdraw(self) -> None:
         """Its future was cancelled."""
         if not self._worker.housekeeper.withdraw(self):
             self._worker.exchange.cancel(self.pending)
             self._worker.housekeeper.wake()
         self._end()
+
+    def withhold(self) -> bool:
+        """Of a call of many: begin no further item. False if that cannot be said now."""
+        if self._lease is not None and self._worker.housekeeper.withdraw(self):
+            self._future.deliver(Many([], None, 0))
+            self._end()
+            return True
+        return self.pending.call != 0 and self._worker.exchange.board.withhold(self.pending.call)
+
+    def begun(self) -> int | None:
+        """How many items of it were begun, as the board says."""
+        return self._worker.exchange.board.begun(self.pending.call)
 
     def is_running(self) -> bool:
         return self._worker.exchange.is_executing(self.pending)
@@ -317,39 +332,65 @@ class _Watched:
 def _submit(lease: Lease, worker: Worker, job: Job, options: Options) -> CallFuture:
     future = CallFuture()
     watched = _Watched(lease, worker, job, options, future)
-    future.attach(watched.cancel, watched.is_running)
     watched.count(lease)
     worker.housekeeper.add(watched)
     return future
 
 
+class _Sent(NamedTuple):
+    """A batch of a map that is under way."""
+
+    batch: list[tuple[Any, ...]]
+    worker: Worker
+    future: CallFuture
+
+
 def _mapped(
     lease: Lease, options: Options, function: Callable[..., Any], items: Iterator[tuple[Any, ...]]
 ) -> Iterator[Any]:
-    """Batches grow while calls are small, so that their number does not decide how long a map takes."""
-    under_way: deque[CallFuture] = deque()
-    size = 1
+    """Batches grow while calls are small, so that their number does not decide how long a map takes. They are executed
+    in order: what a worker had not begun when it died is sent to the next one before anything else is."""
+    under_way: deque[_Sent] = deque()
+    unsent: deque[list[tuple[Any, ...]]] = deque()
+    """What was read and is with no worker."""
+    size, tries, is_read = 1, TRIES, False
     ended: SubletError | None = None
     """Why no more batches can be sent; the results of those that were sent come first."""
     try:
-        is_over = False
         while True:
-            while not is_over and len(under_way) < AHEAD:
-                batch = _some(items, size)
-                is_over = len(batch) < size
-                if batch:
-                    try:
-                        check_call(lease, options)
-                        worker = workers_of(lease).find(lease, options)
-                        under_way.append(_submit(lease, worker, Job(function, batch, {}, is_many=True), options))
-                    except SubletError as error:
-                        ended, is_over = error, True
+            while ended is None and len(under_way) < AHEAD and (unsent or not is_read):
+                if not unsent:
+                    batch = list(islice(items, size))
+                    is_read = len(batch) < size
+                    if not batch:
+                        break
+                else:
+                    batch = unsent.popleft()
+                try:
+                    check_call(lease, options)
+                    worker = workers_of(lease).find(lease, options)
+                except SubletError as error:
+                    ended = error
+                    break
+                if under_way and under_way[-1].worker is not worker:
+                    unsent.appendleft(batch)
+                    break
+                future = _submit(lease, worker, Job(function, batch, {}, is_many=True), options)
+                under_way.append(_Sent(batch, worker, future))
             if not under_way:
                 if ended is not None:
                     raise ended
                 return
-            many: Many = under_way[0].result()  # still among them: an interrupt here must reach it as well
+            many: Many = under_way[0].future.result()  # still among them: an interrupt here must reach it as well
+            if not many.is_begun and tries > 1:
+                tries -= 1
+                while under_way:
+                    sent = under_way.pop()
+                    sent.future.cancel()
+                    unsent.appendleft(sent.batch)
+                continue
             under_way.popleft()
+            tries = TRIES
             if options.timeout_ns is None:
                 each_ns = max(1, many.took_ns // max(1, len(many.results)))
                 size = max(1, min(2 * size, BATCH_MAX, BATCH_FOR_NS // each_ns))
@@ -357,15 +398,5 @@ def _mapped(
             if many.error is not None:
                 raise many.error
     finally:
-        for future in under_way:
-            future.cancel()
-
-
-def _some(items: Iterator[tuple[Any, ...]], count: int) -> list[tuple[Any, ...]]:
-    """At most so many, and fewer where they are large."""
-    found: list[tuple[Any, ...]] = []
-    for args in items:
-        found.append(args)
-        if len(found) >= count:
-            break
-    return found
+        for sent in under_way:
+            sent.future.cancel()

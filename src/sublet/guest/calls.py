@@ -12,7 +12,6 @@ import sys
 import time
 import types
 from collections.abc import Callable
-from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ from sublet.guest.answers import Answer, fault, raised, told_error
 from sublet.guest.cargo import encode, lifted, load, unstow
 from sublet.guest.desk import CANCELLED, Desk
 from sublet.wire.frames import close_all
-from sublet.wire.work import RESULT_MAX, Asked, Board, Flag, ResultBuffer, Said, Told, Where, pack
+from sublet.wire.work import BEGUN, RESULT_MAX, WITHHELD, Asked, Board, Flag, ResultBuffer, Said, Told, Where, pack
 
 __all__ = ["Calls", "introduce"]
 
@@ -191,8 +190,13 @@ class Calls:
             head, buffers = unstow(said, fds, self._fd)
             items = _loaded(head, buffers, "its arguments")
             keep, note, dumps, plain = kept.put, self._unsent.values.append, pickle.dumps, _PLAIN
+            words = board.words
             try:
-                for found in starmap(function, items):
+                for begun, args in enumerate(items, 1):
+                    words[BEGUN] = begun  # first: a holder who withholds what follows looks here then
+                    if words[WITHHELD] >= call:
+                        break
+                    found = function(*args)
                     kind = type(found)
                     if kind in plain and (kind is not bytes or len(found) < RESULT_MAX):  # type: ignore[arg-type]
                         pickled = dumps(found, 5)

@@ -435,6 +435,16 @@ class Coordinator:
             for work in rest.singles():
                 self._run_failed(work, failed, When.NOT_BEGUN, now_ns, 0)
 
+    def take_back(self, batch: Batch, begun: int, now_ns: int) -> None:
+        """Only so many chunks of a batch will have been begun by its worker: the others go back into the queue."""
+        begun = max(begun, batch.done)
+        if not batch.is_open or begun >= len(batch.works):
+            return
+        rest, batch.works = batch.works.part(begun), batch.works.part(0, begun)
+        if batch.done == begun:
+            self._close(batch)
+        self._return(rest, now_ns)
+
     def published(self, made: Iterable[Works], now_ns: int) -> None:
         """The store has the results of these, durably."""
         for works in made:

@@ -133,9 +133,10 @@ class Executor(concurrent.futures.Executor):
         return task, args
 
     def _admit(self, index: int) -> bool:
-        """On the job's thread: the chunk is about to go to a worker. From then on its future cannot be cancelled."""
+        """On the job's thread: the chunk is about to go to a worker, for the first time or again. From the first time
+        on its future cannot be cancelled."""
         future = self._futures.get(index)
-        return future is not None and future.set_running_or_notify_cancel()
+        return future is not None and (future.running() or future.set_running_or_notify_cancel())
 
     def _deliver(self, finished: list[Delivered]) -> None:
         for one in finished:

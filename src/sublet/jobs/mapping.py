@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypedDict, TypeVar, Unpack
@@ -16,7 +16,7 @@ from sublet.jobs.core import ChunkFailed, Works
 from sublet.jobs.identity import ID_BYTES, ChunkId, check_stable, function_digest, positioned_ids
 from sublet.jobs.inside import Task, load_result
 from sublet.jobs.metrics import Metrics
-from sublet.jobs.running import Delivered, load_state
+from sublet.jobs.running import WINDOW_MIN, Delivered, load_state
 from sublet.jobs.session import Errors, JobResult, Session, Terms, raise_failure, terms_of
 from sublet.jobs.states import FailReason
 from sublet.jobs.stores import JobOutputStore
@@ -141,6 +141,9 @@ class _Feeder:
         self.result: JobResult | None = None
         self._terms = terms
         self._items = iter(items)
+        self._first = max(WINDOW_MIN, 2 * terms.want) if isinstance(items, Sized) else 1
+        """Items that are read before the first lease is asked for. Of what may be slow to read one is enough; of a list
+        as many as there may be leases, so that all are asked for at once."""
         self._task = Packed(Task(function))
         self._counts_fuel = hasattr(function, "fuel")
         """A WASM tasklet, whose results say what they used."""
@@ -162,7 +165,7 @@ class _Feeder:
         self._metrics = Metrics()
 
     def results(self) -> Generator[Any, None, None]:
-        first = self._read(1)
+        first = self._read(self._first)
         if not first:  # nothing is acquired for nothing
             return
         saved = {} if self._store is None else load_state(self._store.begin(self._name))[1]

@@ -21,7 +21,7 @@ from sublet.clock import Clock, SystemClock
 from sublet.compute.outcomes import Many
 from sublet.compute.posting import prepare_worker, submit_many
 from sublet.compute.workers import Options
-from sublet.errors import InvalidRequest, SubletError, WorkerLost
+from sublet.errors import InvalidRequest, SubletError
 from sublet.jobs.chunks import Needs
 from sublet.jobs.core import Batch, ChunkFailed, Coordinator, Failed, JobEvent, SavedChunk, Works
 from sublet.jobs.identity import ChunkId
@@ -33,9 +33,8 @@ from sublet.jobs.stores import JobOutputStore
 from sublet.values import NS_PER_S
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from sublet.client.lease import Lease
+    from sublet.compute.futures import CallFuture
 
 __all__ = ["Delivered", "Pool", "Running", "load_state", "save_state"]
 
@@ -43,7 +42,10 @@ AHEAD: Final = 2
 """Batches that a worker has at once: the next is there when one is done."""
 LONG_NS: Final = 50_000_000
 """Chunks that take as long are given out one by one, and so is the first: what stood in line behind one on its worker
-would wait while other leases have nothing to do."""
+would wait while other leases have nothing to do. And when a lease has nothing to do, what stands in line behind a chunk
+that takes as long is taken back for it."""
+SEEN_NS: Final = 5_000_000
+"""After that a worker that was told to begin no further chunk has seen it."""
 BATCH_FOR_NS: Final = 5_000_000
 """A batch has as many chunks as take about so long."""
 BATCH_MAX: Final = 2048
@@ -101,8 +103,11 @@ class _Slot:
     is_ready: bool = False
     is_leaving: bool = False
     """No new chunk begins on it."""
-    under_way: dict[int, tuple[Batch, Future[Any]]] = field(default_factory=dict)
+    under_way: dict[int, tuple[Batch, CallFuture]] = field(default_factory=dict)
     idle_ns: int = 0
+    """Since when it has nothing to do, or when it brought something last."""
+    withheld_ns: int | None = None
+    """Since when its worker begins no further chunk of what it has."""
 
 
 class _Pace:
@@ -113,6 +118,9 @@ class _Pace:
         self.ahead = 1
         self.singles = 0
         """So many chunks go one by one: among them is one that cannot be sent."""
+
+    def restart(self) -> None:
+        self.size = self.ahead = 1
 
     def took(self, each_ns: int) -> None:
         self.size = max(1, min(2 * self.size, BATCH_MAX, BATCH_FOR_NS // max(1, each_ns)))
@@ -297,6 +305,7 @@ class Running:
     def _patience_s(self) -> float:
         moments = [self.core.next_due_ns(), self._publish_at_ns]
         moments += [slot.idle_ns + self._linger_ns for slot in self._slots.values() if not slot.under_way]
+        moments += [self._stuck_ns(slot) for slot in self._with_idle_neighbours()]
         due_ns = min((moment for moment in moments if moment is not None), default=None)
         if due_ns is None:
             return _FOR_EVER_S
@@ -313,6 +322,9 @@ class Running:
                 break
             for slot in list(self._slots.values()):
                 self._hand_out(slot, most, now_ns)
+        for slot in self._with_idle_neighbours():
+            if now_ns >= self._stuck_ns(slot):
+                self._take_back(slot, now_ns)
         self._adjust_leases(now_ns)
         self._publish_if_due(now_ns)
         self._tell_failures()
@@ -428,6 +440,8 @@ class Running:
         """Until it has so many batches, or there is nothing for it."""
         core = self.core
         most = min(most, self._pace(slot.needs).ahead)
+        if slot.withheld_ns is not None:
+            return
         while slot.is_ready and not slot.is_leaving and len(slot.under_way) < most:
             ready = core.ready(slot.needs)
             if not ready:
@@ -450,8 +464,45 @@ class Running:
                 if slot.is_leaving and not slot.under_way:
                     self._drop(slot)
                 return
+            if not slot.under_way:
+                slot.idle_ns = now_ns
             slot.under_way[batch.number] = (batch, future)
             future.add_done_callback(functools.partial(self._batch_done, slot, batch))
+
+    def _with_idle_neighbours(self) -> list[_Slot]:
+        """Leases on which chunks stand in line while another one of their size has nothing to do."""
+        if self.core.stopped is not None:
+            return []
+        idle = {
+            slot.needs
+            for slot in self._slots.values()
+            if slot.is_ready and not slot.is_leaving and not slot.under_way and not self.core.ready(slot.needs)
+        }
+        return [
+            slot
+            for slot in (self._slots.values() if idle else ())
+            if slot.needs in idle and sum(len(batch.rest) for batch, _ in slot.under_way.values() if batch.is_open) > 1
+        ]
+
+    def _stuck_ns(self, slot: _Slot) -> int:
+        """When something is to be done about it: it has brought nothing for so long."""
+        return slot.idle_ns + LONG_NS if slot.withheld_ns is None else slot.withheld_ns + SEEN_NS
+
+    def _take_back(self, slot: _Slot, now_ns: int) -> None:
+        """Its worker is told to begin nothing more; once it has seen that, what it had not begun goes to others."""
+        under_way = list(slot.under_way.values())
+        if slot.withheld_ns is None:
+            said = [future.withhold() for _, future in under_way]
+            if all(said):
+                slot.withheld_ns = now_ns
+            else:  # one is just being sent
+                slot.idle_ns = now_ns
+            return
+        slot.withheld_ns = now_ns  # of a batch that is begun just now it shows next time
+        self._paces[slot.needs].restart()
+        for batch, future in reversed(under_way):
+            if (begun := future.begun()) is not None:
+                self.core.take_back(batch, begun, now_ns)
 
     def _pace(self, needs: Needs) -> _Pace:
         pace = self._paces.get(needs)
@@ -469,13 +520,15 @@ class Running:
         slots = sum(slot.is_ready and slot.needs == needs for slot in self._slots.values())
         return max(1, min(pace.size, -(-ready // (AHEAD * max(1, slots)))))
 
-    def _batch_done(self, slot: _Slot, batch: Batch, future: Future[Any]) -> None:
+    def _batch_done(self, slot: _Slot, batch: Batch, future: CallFuture) -> None:
         """Called by the thread that listens to the worker."""
         self._post(lambda: self._take_results(slot, batch, future))
 
-    def _take_results(self, slot: _Slot, batch: Batch, future: Future[Any]) -> None:
+    def _take_results(self, slot: _Slot, batch: Batch, future: CallFuture) -> None:
         slot.under_way.pop(batch.number, None)
         now_ns = slot.idle_ns = self._now()
+        if not slot.under_way:
+            slot.withheld_ns = None
         if future.cancelled():
             self.core.lost(batch, Failed(Cause.WORKER_LOST), begun=False, now_ns=now_ns)
             return
@@ -488,9 +541,11 @@ class Running:
                 self._paces[slot.needs].took(many.took_ns // count)
                 self.metrics.took(many.took_ns, count)
             error = many.error
-            if error is None and count < len(batch.works):
-                error = WorkerLost("the worker answered with fewer results than chunks")
-        if error is not None:
+            if error is None:  # where there are fewer results than chunks the others were withheld
+                self.core.take_back(batch, count, now_ns)
+            else:
+                self._batch_lost(slot, batch, error, begun=many.is_begun)
+        else:
             self._batch_lost(slot, batch, error, begun=getattr(error, "begun", True))
         if slot.is_leaving and not slot.under_way:
             self._drop(slot)

@@ -10,7 +10,8 @@ processes. What is checked is what a confused one could send: sizes, numbers, ki
 
 Beside the messages there is a *board*, one page of memory that both have mapped. On it the worker notes which call it
 executes and since when. It costs no message, and it is still there when the worker has died: so only the call that was
-executing is to blame, and those behind it go to the next worker.
+executing is to blame, and those behind it go to the next worker. On it the holder notes which calls of many begin no
+further item.
 
 The results of a call of many lie beside it, in memory that both have mapped as well (``ResultBuffer``): each is there
 from the moment it was made, whatever becomes of the worker. What does not fit goes as a message of its own.
@@ -31,11 +32,13 @@ from sublet.errors import InvalidRequest
 from sublet.wire.shared import SHARED_MAX
 
 __all__ = [
+    "BEGUN",
     "BOARD_BYTES",
     "INLINE_MAX",
     "LARGE_BYTES",
     "PIECES_MAX",
     "RESULT_MAX",
+    "WITHHELD",
     "Asked",
     "Board",
     "Flag",
@@ -64,6 +67,12 @@ RESULTS_MAX: Final = 4096
 """And how many they may be."""
 RESULT_MAX: Final = 64 * 1024
 """One result that is larger than this, or than the room that is left, goes as a message of its own."""
+
+WITHHELD: Final = 4
+"""Which word of the board says up to which call no further item is begun. The holder writes it."""
+BEGUN: Final = 5
+"""And which one how many items of the call of many that is executing were begun."""
+_NOT_SAID: Final = (1 << 64) - 1
 
 _HEAD: Final = struct.Struct("!BBHIQ")  # kind, flags, number of pieces, subject, amount
 _PIECE: Final = struct.Struct("!BBHQQQ")  # where, flags, descriptor, number, offset, length
@@ -240,12 +249,14 @@ def numbers_in(data: bytes | memoryview) -> list[int]:
 
 
 class Board:
-    """The page on which a worker notes what it executes. One process writes; the other looks."""
+    """The page on which a worker notes what it executes, and the holder what is not to be begun. Of each number one
+    process is the writer."""
 
     _SLOT: Final = struct.Struct("<Qq")
 
     def __init__(self, mapped: mmap.mmap) -> None:
         self._map = mapped
+        self.words = memoryview(mapped).cast("Q")
 
     @classmethod
     def create(cls) -> tuple[Board, int]:
@@ -254,7 +265,9 @@ class Board:
         try:
             os.posix_fallocate(fd, 0, BOARD_BYTES)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            return cls(mmap.mmap(fd, BOARD_BYTES)), fd
+            board = cls(mmap.mmap(fd, BOARD_BYTES))
+            board.words[BEGUN] = _NOT_SAID
+            return board, fd
         except BaseException:
             os.close(fd)
             raise
@@ -265,7 +278,9 @@ class Board:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         if not seals & fcntl.F_SEAL_SHRINK or os.fstat(fd).st_size != BOARD_BYTES:
             raise _wrong("came with something that is no board")
-        return cls(mmap.mmap(fd, BOARD_BYTES))
+        board = cls(mmap.mmap(fd, BOARD_BYTES))
+        board.words[BEGUN] = 0
+        return board
 
     def begin(self, call: int, at_ns: int) -> None:
         """This call is executing from now on."""
@@ -290,8 +305,28 @@ class Board:
         call, at_ns = self._SLOT.unpack_from(self._map)
         return call, at_ns
 
+    def withhold(self, call: int) -> bool:
+        """No call up to this one begins a further item. By the holder; False if the worker does not look here.
+
+        The worker raises ``BEGUN`` and then looks, before each item. So whatever the holder reads in ``BEGUN`` a moment
+        later (both are in memory by then, on every processor) no item behind it will begin.
+        """
+        if self.words[BEGUN] == _NOT_SAID:
+            return False
+        self.words[WITHHELD] = max(call, self.words[WITHHELD])
+        return True
+
+    def begun(self, call: int) -> int | None:
+        """How many items of this call were begun, or were about to be; None where it is executed already, or no call
+        is executing just now."""
+        executing = self.read()[0]
+        if executing == call:
+            return self.words[BEGUN]
+        return 0 if 0 < executing < call else None
+
     def close(self) -> None:
         """Let go of the mapping. Harmless twice."""
+        self.words.release()
         self._map.close()
 
 

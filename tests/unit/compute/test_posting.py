@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import Future
 from typing import Any, cast
 
 import pytest
 
+from sublet.compute import posting
 from sublet.compute.calls import Lost, Pending
 from sublet.compute.outcomes import Many
 from sublet.compute.posting import AGAIN, outcome
-from sublet.compute.workers import Job
+from sublet.compute.workers import Job, Options
 from sublet.errors import LeaseRevoked, SubletError, WorkerLost
 from sublet.wire.work import Told, pack, unpack
 
@@ -82,9 +84,59 @@ def test_a_result_before_which_one_is_missing_is_not_taken() -> None:
     assert many_came_of(EXECUTING, why, kept=[9], first=3) == Many([], why, 0)
 
 
-def test_a_call_of_many_that_was_not_begun_goes_to_the_next_worker() -> None:
+def test_a_call_of_many_that_was_not_begun_goes_back_to_who_sent_it() -> None:
     """What is in the buffer is of another call."""
-    assert many_came_of(EXECUTING + 1, WorkerLost("the worker was killed"), kept=[1]) is AGAIN
+    why = WorkerLost("the worker was killed")
+    assert many_came_of(EXECUTING + 1, why, kept=[1]) == Many([], why, 0, is_begun=False)
+
+
+class Workers:
+    """Those of the lease of a map: ``lost`` says at which sending the worker dies before it begins what it is sent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, lost: dict[int, str]) -> None:
+        self.sent: list[tuple[str, list[int]]] = []
+        self._lost = lost
+        self._present = "first"
+        monkeypatch.setattr(posting, "check_call", lambda lease, options: None)
+        monkeypatch.setattr(posting, "workers_of", lambda lease: self)
+        monkeypatch.setattr(posting, "_submit", self._submit)
+
+    def find(self, lease: object, options: object) -> str:
+        return self._present
+
+    def _submit(self, lease: object, worker: str, job: Job, options: object) -> Future[Many]:
+        items = [n for (n,) in job.args]
+        future: Future[Many] = Future()
+        if (successor := self._lost.get(len(self.sent))) is None and worker == self._present:
+            future.set_result(Many([-n for n in items], None, len(items)))
+        else:
+            self._present = successor or self._present
+            future.set_result(Many([], WorkerLost("killed"), 0, is_begun=False))
+        self.sent.append((worker, items))
+        return future
+
+    def mapped(self, count: int) -> list[int]:
+        return list(posting.map_calls(cast(Any, None), Options(), abs, (range(1, count + 1),)))
+
+
+def test_a_map_sends_what_a_dead_worker_had_not_begun_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its items are executed in another order than that in which they were given."""
+    workers = Workers(monkeypatch, lost={1: "second"})
+    assert workers.mapped(4) == [-1, -2, -3, -4]
+    assert workers.sent == [("first", [1]), ("first", [2]), ("second", [2]), ("second", [3, 4])]
+
+
+def test_a_map_sends_all_again_that_stood_in_line_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers(monkeypatch, lost={0: "first", 1: "second"})
+    assert workers.mapped(4) == [-1, -2, -3, -4]
+    assert workers.sent[:4] == [("first", [1]), ("first", [2]), ("second", [1]), ("second", [2])]
+
+
+def test_a_map_whose_workers_never_begin_says_so_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers(monkeypatch, lost=dict.fromkeys(range(posting.TRIES), "next"))
+    with pytest.raises(WorkerLost):
+        workers.mapped(1)
+    assert len(workers.sent) == posting.TRIES
 
 
 def test_with_the_process_alone_what_was_in_line_goes_to_its_successor() -> None:

@@ -18,6 +18,30 @@ from sublet.jobs.chunks import Needs
 from sublet.jobs.running import Pool
 
 
+class FakeFuture(Future[Any]):
+    """Of a batch: its rest can be withheld, and it says how many items were begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self.is_withheld = False
+        self.items_begun = 0
+
+    def withhold(self) -> bool:
+        with self.lock:
+            self.is_withheld = True
+        return True
+
+    def begun(self) -> int | None:
+        return None if self.done() else self.items_begun
+
+    def begin_item(self) -> bool:
+        """On the worker: whether the next one is wanted."""
+        with self.lock:
+            self.items_begun += not self.is_withheld
+            return not self.is_withheld
+
+
 @dataclass(eq=False)
 class FakeLease:
     """One lease; its worker is a thread."""
@@ -26,7 +50,7 @@ class FakeLease:
     needs: Needs
     end: Any = None
     ends: list[Callable[[Any], object]] = field(default_factory=list)
-    queue: list[tuple[Any, Sequence[tuple[Any, ...]], Future[Any]]] = field(default_factory=list)
+    queue: list[tuple[Any, Sequence[tuple[Any, ...]], FakeFuture]] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
     lose_at: int | None = None
     """The worker dies when it has executed so many more chunks."""
@@ -42,7 +66,7 @@ class FakeLease:
     def begin(self) -> None:
         threading.Thread(target=self._work, daemon=True).start()
 
-    def put(self, task: Any, items: Sequence[tuple[Any, ...]], future: Future[Any]) -> None:
+    def put(self, task: Any, items: Sequence[tuple[Any, ...]], future: FakeFuture) -> None:
         with self.changed:
             self.queue.append((task, items, future))
             self.changed.notify()
@@ -61,13 +85,14 @@ class FakeLease:
                     return
                 task, items, future = self.queue.pop(0)
             results: list[Any] = []
+            is_lost = False
             for item in items:
-                if self.lose_at is not None and self.lose_at <= 0:
+                if (is_lost := self.lose_at is not None and self.lose_at <= 0) or not future.begin_item():
                     break
                 results.append(task(item))
                 if self.lose_at is not None:
                     self.lose_at -= 1
-            if len(results) == len(items):
+            if not is_lost:
                 future.set_result(Many(results, None, 1000 * len(items)))
                 continue
             self._die(results, future)
@@ -134,8 +159,8 @@ class FakePool:
 def pool(monkeypatch: pytest.MonkeyPatch) -> FakePool:
     """A pool of two leases."""
 
-    def submit(lease: FakeLease, options: object, task: Any, items: Sequence[tuple[Any, ...]]) -> Future[Any]:
-        future: Future[Any] = Future()
+    def submit(lease: FakeLease, options: object, task: Any, items: Sequence[tuple[Any, ...]]) -> FakeFuture:
+        future = FakeFuture()
         lease.put(task, items, future)
         return future
 

@@ -72,6 +72,22 @@ def test_chunks_go_out_in_order_and_are_finished_when_they_are_published() -> No
     assert core.is_over
 
 
+def test_what_its_worker_will_not_begin_goes_to_others_and_no_retry_is_charged() -> None:
+    core = coordinator(6)
+    batch, behind = take(core, 4), take(core, 2)
+    core.results(batch, [b"a"], 1)
+    core.check()
+    core.take_back(behind, 0, 2)
+    core.take_back(batch, 2, 2)
+    core.check()
+    assert (indexes(batch), batch.is_open, behind.is_open) == ([0, 1], True, False)
+    core.take_back(batch, 2, 3)  # twice is once
+    assert indexes(take(core, 9)) == [2, 3, 4, 5]
+    core.lost(batch, KILLED, begun=True, now_ns=4)
+    core.check()
+    assert core.charges(ChunkId((1).to_bytes(16, "big"))) == 1
+
+
 def test_a_chunk_whose_result_waits_for_its_publication_needs_no_lease() -> None:
     """Else leases without work are kept, and as many more are asked for, until a slow store has published."""
     core = coordinator(3)

@@ -67,6 +67,18 @@ def test_arguments_of_any_name_reach_the_function(make: Make) -> None:
             executor.submit()  # type: ignore[call-arg]
 
 
+def test_a_short_call_does_not_wait_behind_a_long_one_while_a_worker_is_free(make: Make) -> None:
+    """Also where all calls before were so short that many of them go to a worker together."""
+    with make(2) as executor:
+        assert list(executor.map(abs, range(3000))) == list(range(3000))
+        gate = Gate()
+        long, short = executor.submit(gate), [executor.submit(abs, -n) for n in range(200)]
+        assert [future.result(LONG_S) for future in short] == list(range(200))
+        assert not long.done()
+        gate.go_on.set()
+        assert long.result(LONG_S) == "done"
+
+
 def test_map_takes_several_iterables_to_the_end_of_the_shortest_and_keeps_their_order(make: Make) -> None:
     with make(2) as executor:
         assert list(executor.map(pow, range(10), range(10))) == [n**n for n in range(10)]

@@ -172,6 +172,19 @@ def test_a_worker_that_dies_costs_the_chunk_it_executed_and_no_other(pool: FakeP
     assert results.result.retries == 1
 
 
+def test_an_executor_goes_on_after_a_worker_died(pool: FakePool) -> None:
+    """A call that goes to a worker once more has a future that runs already."""
+
+    def dies_once(lease: FakeLease) -> None:
+        lease.lose_at = 7 if pool.made == 1 else None
+
+    pool.on_made = dies_once
+    with Executor(2, policy=AT_ONCE, make_pool=pool.make) as executor:
+        assert list(executor.map(square, range(100))) == [x * x for x in range(100)]
+    assert executor.result is not None
+    assert executor.result.retries == 1
+
+
 def test_as_many_long_chunks_as_leases_run_at_once(pool: FakePool) -> None:
     """None stands in line behind another one while a lease has nothing to do."""
     together = threading.Barrier(2)

@@ -9,7 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.errors import InvalidRequest
-from sublet.wire.work import Asked, Board, Flag, Piece, Told, Where, numbers_in, pack, pack_numbers, unpack
+from sublet.wire.work import (
+    BEGUN,
+    WITHHELD,
+    Asked,
+    Board,
+    Flag,
+    Piece,
+    Told,
+    Where,
+    numbers_in,
+    pack,
+    pack_numbers,
+    unpack,
+)
 
 SHARED = st.builds(
     Piece,
@@ -81,6 +94,24 @@ def test_a_board_is_one_page_for_both() -> None:
     assert ours.read() == (0, 0)
     ours.close()
     theirs.close()
+    theirs.close()
+
+
+def test_on_the_board_a_holder_withholds_what_is_not_begun() -> None:
+    """Nothing is withheld from a worker that does not look there: of it nobody knows what it begins."""
+    ours, fd = Board.create()
+    assert not ours.withhold(7)
+    theirs = Board.opened(fd)
+    os.close(fd)
+    theirs.begin(7, 123)
+    theirs.words[BEGUN] = 3
+    assert ours.withhold(8)
+    assert ours.withhold(7)
+    assert theirs.words[WITHHELD] == 8
+    assert (ours.begun(6), ours.begun(7), ours.begun(8)) == (None, 3, 0)
+    theirs.finish()
+    assert ours.begun(8) is None, "it may be the next"
+    ours.close()
     theirs.close()
 
 
