@@ -20,7 +20,7 @@ CAUGHT_BY = {
 """The rule that must notice it. What B4 trusts is noticed where the result is read: at the end, or before."""
 MET = (
     *("crash", "damaged store refused", "data lost", "granted in vain", "late", "lease lost", "over"),
-    *("publication failed", "refused", "worker lost"),
+    *("publication failed", "refused", "taken back", "worker lost"),
 )
 
 

@@ -136,7 +136,7 @@ class Batch:
     done: int = 0
     """Of so many there is a result or a failure."""
     since_ns: int = 0
-    """When the first of the others began, at the earliest."""
+    """When its worker began it, at the earliest."""
     is_open: bool = True
 
     @property
@@ -402,7 +402,6 @@ class Coordinator:
         works = batch.works.part(batch.done, batch.done + len(outcomes))
         ran_ns = now_ns - batch.since_ns
         batch.done += len(works)
-        batch.since_ns = now_ns
         fresh: list[tuple[Works, Sequence[Any]]] = []
         start = 0
         failed = [place for place, kind in enumerate(map(type, outcomes)) if kind is Failed and place < len(works)]

@@ -529,6 +529,8 @@ class Running:
         now_ns = slot.idle_ns = self._now()
         if not slot.under_way:
             slot.withheld_ns = None
+        for waiting, _ in slot.under_way.values():
+            waiting.since_ns = now_ns  # it stood in line until now
         if future.cancelled():
             self.core.lost(batch, Failed(Cause.WORKER_LOST), begun=False, now_ns=now_ns)
             return

@@ -202,7 +202,14 @@ class BurstWorld:
         self.book.want(Needs(), min(self.want, self.core.wanted().get(Needs(), 0)))
         if faulty:
             chance.choice(
-                (self._lose_worker, self._lose_lease, self._refuse, self._late_result, self._fault_of_store)
+                (
+                    self._lose_worker,
+                    self._lose_lease,
+                    self._refuse,
+                    self._late_result,
+                    self._fault_of_store,
+                    self._take_back,
+                )
             )()
             return
         chance.choice((self._order, self._grant, self._take, self._execute, self._execute, self._send, self._send))()
@@ -298,6 +305,19 @@ class BurstWorld:
             if self.published.setdefault(key, found) != found:
                 index = int.from_bytes(key, "big")
                 raise Broken("first", f"chunk {index} had {self.published[key]!r} and has {found!r}")
+
+    def _take_back(self) -> None:
+        """Of one batch its worker begins nothing more: what stands in line there goes to others."""
+        lease = self._any()
+        if lease is None or not lease.batches:
+            return
+        batch = self.random.choice(lease.batches)
+        is_first = batch is lease.batches[0]
+        self.core.take_back(batch, lease.done + self.random.choice((0, 1)) if is_first else 0, self.now_ns)
+        self.seen["taken back"] += 1
+        if not batch.is_open:
+            lease.batches.remove(batch)
+            lease.done = 0 if is_first else lease.done
 
     def _late_result(self) -> None:
         """A message comes again, or for a batch that was given up."""

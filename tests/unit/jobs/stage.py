@@ -54,6 +54,8 @@ class FakeLease:
     changed: threading.Condition = field(default_factory=threading.Condition)
     lose_at: int | None = None
     """The worker dies when it has executed so many more chunks."""
+    lose_after: Any = None
+    """The worker dies at this item, when it has executed it and before its result is there."""
     lost_as: SubletError | None = None
     is_over: bool = False
 
@@ -89,7 +91,10 @@ class FakeLease:
             for item in items:
                 if (is_lost := self.lose_at is not None and self.lose_at <= 0) or not future.begin_item():
                     break
-                results.append(task(item))
+                result = task(item)
+                if is_lost := self.lose_after is not None and item == self.lose_after:
+                    break
+                results.append(result)
                 if self.lose_at is not None:
                     self.lose_at -= 1
             if not is_lost:

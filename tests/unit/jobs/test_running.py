@@ -23,9 +23,11 @@ from sublet.jobs import (
     load_result,
 )
 from sublet.jobs import map as job_map
+from sublet.jobs import session
 from sublet.jobs.core import Coordinator
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.states import FailReason
+from sublet.testing import HeldClock
 from tests.unit.jobs.stage import FakeLease, FakePool, pool
 
 __all__ = ["pool"]
@@ -205,6 +207,28 @@ def test_leases_that_are_taken_are_replaced_and_the_job_goes_on(pool: FakePool) 
     results = job_map(square, range(300), policy=RetryPolicy(50, 0, 0), make_pool=pool.make)
     assert list(results) == [x * x for x in range(300)]
     assert pool.made > 6
+
+
+def test_a_chunk_that_is_always_preempted_after_the_same_time_fails_with_that(
+    pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time counts from when its worker began it, whatever the worker made before."""
+    clock = HeldClock()
+    monkeypatch.setattr(session, "SystemClock", lambda: clock)
+
+    def long(x: int) -> int:
+        if x == 3:
+            clock.advance("60s")
+        return x
+
+    def ends_in_the_middle(lease: FakeLease) -> None:
+        lease.lose_after, lease.lost_as = 3, LeaseRevoked("preempted")
+
+    pool.on_made = ends_in_the_middle
+    found: list[Any] = list(job_map(long, range(6), errors="collect", policy=RetryPolicy(9, 0, 0), make_pool=pool.make))
+    assert [one for one in found if not isinstance(one, ChunkFailed)] == [0, 1, 2, 4, 5]
+    assert found[3].reason is FailReason.TOO_LONG
+    assert "3 leases in a row ended when it had run for about 1m" in str(found[3])
 
 
 def test_a_result_that_cannot_be_serialized_is_named(pool: FakePool) -> None:
