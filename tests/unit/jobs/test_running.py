@@ -21,9 +21,9 @@ from sublet.jobs import (
     Phase,
     RetryPolicy,
     load_result,
+    session,
 )
 from sublet.jobs import map as job_map
-from sublet.jobs import session
 from sublet.jobs.core import Coordinator
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.states import FailReason
