@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from sublet import jobs
+
 
 def square(x: int) -> int:
     return x * x
@@ -58,6 +60,10 @@ def prints(begun: str, x: int) -> None:
     Path(begun).touch()
     while True:
         print("without end " * 100)
+
+
+def nests(x: int) -> list[int]:
+    return list(jobs.map(square, range(x), want=1))
 
 
 def waits_for(gate: str) -> str:

@@ -416,10 +416,12 @@ def test_a_replica_is_asked_after_a_failure(monkeypatch: pytest.MonkeyPatch, err
     turns: list[int] = []
     failing = Failing(lambda _batch: turns.append(1), error)
     monkeypatch.setattr(worker, "_carry_out", failing)
-    for _ in range(6):
+
+    def asked() -> object:  # again and again: those of a batch that failed are gone
         worker._errands.put(_an_errand())
-        time.sleep(0.005)
-    until(lambda: turns)
+        return turns
+
+    until(asked)
     assert not failing.left
     worker.close(20)
 

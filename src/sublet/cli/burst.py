@@ -189,7 +189,8 @@ def target_of(text: str) -> Callable[[Any], Any]:
     where, separator, name = text.partition("::") if "::" in text else text.partition(":")
     if not separator or not name.isidentifier() or not where:
         raise UsageError(
-            f"{visible(text)} names no function", do="Write script.py::function, or package.module:function."
+            f"{visible(text)} names no function",
+            do="Write script.py::function or package.module:function, or name a .wasm file.",
         )
     module = _script(where) if where.endswith(".py") else _module(where)
     function = getattr(module, name, None)
@@ -374,8 +375,8 @@ class _Watch:
         if self._path is not None:
             from sublet.jobs.metrics import write_metrics
 
-            total = result.chunks_succeeded + result.chunks_failed + result.chunks_skipped
-            write_metrics(self._path, result.metrics.prometheus(self._name, total))
+            read = result.chunks_succeeded + result.chunks_failed + result.chunks_skipped
+            write_metrics(self._path, result.metrics.prometheus(self._name, self._total or read))
 
     def _write(self) -> None:
         from sublet.jobs.metrics import write_metrics
@@ -468,6 +469,9 @@ def _looked_at(words: Sequence[str], *, as_json: bool) -> int:
         if one is None:
             raise sublet.errors.NotFound(f"there is no burst {visible(words[1])}", do="`sublet burst ls` lists them.")
         one["results"] = _count(fabric, words[1])
+    if not as_json:
+        one["core_time"] = seconds(round(one.pop("core_seconds"), 1))
+        one["cost"] = format_cost(one["cost"], one.pop("currency"))
     if as_json:
         sys.stdout.write(json.dumps(one) + "\n")
     else:

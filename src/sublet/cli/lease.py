@@ -9,7 +9,7 @@ from sublet.cli.call import Office
 from sublet.cli.declare import Opt
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, LeaseArg, duration, duration_or_zero, epoch, name
-from sublet.cli.show import Json, amount, document, paint, seconds, table, visible, where
+from sublet.cli.show import Json, amount, burst_of, document, paint, seconds, table, visible, where
 from sublet.cli.show import epoch as show_epoch
 from sublet.invocation import typed
 from sublet.values import Kind, Tier
@@ -202,7 +202,7 @@ def _row(view: Mapping[str, Any]) -> list[str]:
         ", ".join(where(part) for part in view["parts"]) or "-",
         _status(view),
         seconds(view["remaining"]) if view["end"] is None else "-",
-        view["name"] or "",
+        view["name"] or burst_of(view),
     ]
 
 

@@ -16,6 +16,7 @@ from sublet.values import NS_PER_S, Kind, format_duration, format_size
 __all__ = [
     "Json",
     "amount",
+    "burst_of",
     "colour_on",
     "cost_head",
     "document",
@@ -37,6 +38,12 @@ _CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": 
 def colour_on(stream: TextIO) -> bool:
     """Whether this stream is a terminal that may get colour."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def burst_of(lease: Mapping[str, Any]) -> str:
+    """The name of the burst that the lease belongs to, as people read it; empty where it belongs to none."""
+    labels = lease.get("labels") or {}
+    return f"burst {labels['job']}" if labels.get("program") == "burst" and labels.get("job") else ""
 
 
 def paint(text: str, *styles: str, stream: TextIO | None = None) -> str:

@@ -33,6 +33,7 @@ __all__ = [
     "AGAIN",
     "Again",
     "check_call",
+    "check_is_holder",
     "map_calls",
     "outcome",
     "prepare_worker",
@@ -138,13 +139,18 @@ def _ready(lease: Lease, options: Options) -> Worker:
         raise
 
 
-def check_call(lease: Lease, options: Options) -> None:
-    """Whether a call may begin now. Raises why not."""
+def check_is_holder() -> None:
+    """Raise in a worker: what runs there is under a lease already, and holds none."""
     if is_worker():
         raise InvalidRequest(
             "this function already runs under a lease, in a worker; there is no lease to hold from here",
             do="Call the function directly: it has the device. Leases are held by the program that called this one.",
         )
+
+
+def check_call(lease: Lease, options: Options) -> None:
+    """Whether a call may begin now. Raises why not."""
+    check_is_holder()
     lease._own()
     lease.check(0.0 if options.timeout_ns is None else options.timeout_ns / NS_PER_S)
     check_holder(lease)

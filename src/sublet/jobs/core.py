@@ -37,7 +37,7 @@ from sublet.jobs.states import (
     next_chunk,
     verdict_of,
 )
-from sublet.values import NS_PER_S, format_duration
+from sublet.values import NS_PER_S, format_duration, format_size
 
 __all__ = [
     "Batch",
@@ -717,7 +717,7 @@ def _explained(past: _Past, needs: Needs, reason: FailReason, policy: RetryPolic
             return f"it failed {policy.max_retries + 1} times, the last time{last or ' without an error'}"
         case FailReason.OUT_OF_MEMORY:
             return (
-                f"it ran out of memory with {needs.memory} bytes, and may have no more. "
+                f"it ran out of memory with {format_size(needs.memory)}, and may have no more. "
                 f"Raise memory_max of the RetryPolicy, or make the chunk smaller{last}"
             )
         case FailReason.DEADLINE:

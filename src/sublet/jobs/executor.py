@@ -18,6 +18,7 @@ from sublet.jobs.inside import Task, call_chunk, load_result
 from sublet.jobs.mapping import ExecutorTerms
 from sublet.jobs.running import Delivered
 from sublet.jobs.session import JobResult, Session, raise_failure, terms_of
+from sublet.jobs.states import FailReason
 
 if TYPE_CHECKING:
     from sublet.jobs.core import ChunkFailed
@@ -139,13 +140,15 @@ class Executor(concurrent.futures.Executor):
         return future is not None and (future.running() or future.set_running_or_notify_cancel())
 
     def _deliver(self, finished: list[Delivered]) -> None:
+        session = self._session
+        error = None if session is None else session.running.error
         for one in finished:
             for index, result in zip(one.indexes, one.results or (None,), strict=True):
                 future = self._futures.pop(index, None)
                 if future is None or future.cancelled():
                     continue
                 if one.failure is not None:
-                    self._set_error(future, one.failure)
+                    self._set_error(future, one.failure, error)
                     continue
                 assert result is not None
                 try:
@@ -154,14 +157,16 @@ class Executor(concurrent.futures.Executor):
                     future.set_exception(error)
                 else:
                     future.set_result(value)
-        session = self._session
-        if session is not None and session.running.error is not None:
-            self._break(session.running.error)
+        if error is not None:
+            self._break(error)
         if not self._futures:
             self._is_idle.set()
 
-    def _set_error(self, future: Future[Any], failure: ChunkFailed) -> None:
+    def _set_error(self, future: Future[Any], failure: ChunkFailed, ended: BaseException | None) -> None:
+        """``ended``: what ended the job as a whole, for chunks that were only stopped by that."""
         try:
+            if ended is not None and failure.reason is FailReason.CANCELLED:
+                raise ended
             raise_failure([failure], as_itself=True)
         except BaseException as error:  # noqa: BLE001 - the caller's
             if not future.running():

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from sublet.errors import Unsupported
+from sublet.compute.posting import check_is_holder
+from sublet.errors import InvalidRequest, Unsupported
 from sublet.jobs.executor import Executor
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def _backend_class(joblib: Any) -> Any:
     base: Any = joblib.parallel.ParallelBackendBase
     batching: Any = joblib.parallel.AutoBatchingMixin
     sequential: Any = joblib.parallel.SequentialBackend
+    fallback: Any = joblib.parallel.FallbackToBackend
 
     class SubletBackend(batching, base):  # type: ignore[misc]  # joblib has no types
         """joblib hands over batches of calls; each is one chunk."""
@@ -68,6 +70,10 @@ def _backend_class(joblib: Any) -> Any:
         def configure(self, n_jobs: int = 1, parallel: Any = None, **kwargs: Any) -> int:
             """Called before the first batch of a parallel call."""
             count = self.effective_n_jobs(n_jobs)
+            try:
+                check_is_holder()
+            except InvalidRequest:  # a chunk that asks for this backend by name
+                raise fallback(self.get_nested_backend()[0]) from None
             self.parallel = parallel
             self._executor = Executor(count, **self._terms)
             return count

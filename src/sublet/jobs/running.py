@@ -241,6 +241,10 @@ class Running:
             self._post(_nothing)
         self._ended.wait()
         self._pool.close()
+        if self._slots:
+            self._slots.clear()
+            self.metrics.cpu_leases_active = 0
+            self.history.append((self._now(), 0, self.metrics.chunks_done))
 
     @property
     def leases(self) -> int:

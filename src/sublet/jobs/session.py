@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from sublet.client.fabric import Fabric, connect
 from sublet.clock import SystemClock
 from sublet.compute.options import options_of
+from sublet.compute.posting import check_is_holder
 from sublet.compute.workers import Options
 from sublet.errors import Disconnected, InvalidRequest, JobFailed
 from sublet.jobs.chunks import Needs, needs_stated
@@ -155,6 +156,7 @@ class Session:
         self.bill: BillLine | None = None
         with contextlib.ExitStack() as stack:
             if make_pool is None:
+                check_is_holder()  # else it would wait for leases that the burst it runs in has
                 if self._office is None:
                     self._office = connect()
                     stack.callback(self._office.close)

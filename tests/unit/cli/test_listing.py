@@ -39,6 +39,7 @@ def line(**changes: Any) -> str:
         ({"status": "ended", "end": {"reason": "expired", "detail": ""}}, "ended: expired  -"),
         ({"parts": [], "wants": [{"kind": "gpu", "amount": 1 << 30, "count": 2}]}, "2 × 1GiB gpu"),
         ({"parts": [{**PART, "kind": "cpu", "resource": "local/cpu", "amount": 1}]}, "1 core  local/cpu  active"),
+        ({"labels": {"program": "burst", "job": "pi"}}, "1m 1s    burst pi"),
         ({"name": "evil\x1b[31m\n"}, "evil·[31m·"),
     ],
 )

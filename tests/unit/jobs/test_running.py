@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sublet.errors import InvalidRequest, JobFailed, LeaseRevoked, Unpicklable
+from sublet.errors import CapacityExceeded, InvalidRequest, JobFailed, LeaseRevoked, Unpicklable
 from sublet.jobs import (
     Chunk,
     ChunkFailed,
@@ -24,6 +24,7 @@ from sublet.jobs import (
     session,
 )
 from sublet.jobs import map as job_map
+from sublet.jobs.chunks import Needs
 from sublet.jobs.core import Coordinator
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.states import FailReason
@@ -172,6 +173,34 @@ def test_a_worker_that_dies_costs_the_chunk_it_executed_and_no_other(pool: FakeP
     assert sorted(ran) == list(range(200))
     assert results.result is not None
     assert results.result.retries == 1
+
+
+def test_what_ends_a_job_is_what_its_futures_raise(pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not only that it was stopped."""
+
+    def make(on_lease: Any, on_refusal: Any) -> Any:
+        def want(needs: Needs, count: int) -> None:
+            if count:
+                on_refusal(needs, CapacityExceeded("more than any machine has"), True)
+
+        monkeypatch.setattr(pool, "want", want)
+        return pool
+
+    executor = Executor(2, make_pool=make)
+    future = executor.submit(square, 2)
+    with pytest.raises(CapacityExceeded, match="more than any machine has"):
+        future.result(LONG_S)
+    executor.shutdown()
+
+
+def test_a_job_that_is_stopped_ends_without_a_lease_in_its_figures(pool: FakePool) -> None:
+    results = job_map(square, itertools.count(), want=2, make_pool=pool.make)
+    assert next(results) == 0
+    results.close()
+    assert results.result is not None
+    assert results.result.leases_most > 0
+    assert results.result.metrics.cpu_leases_active == 0
+    assert results.result.history[-1][1] == 0
 
 
 def test_an_executor_goes_on_after_a_worker_died(pool: FakePool) -> None:

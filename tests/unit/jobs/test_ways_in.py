@@ -14,6 +14,7 @@ import pytest
 from sublet import aio, jobs
 from sublet.cli.burst import burst_name, inputs_of, target_of
 from sublet.cli.declare import UsageError
+from sublet.compute import posting
 from sublet.errors import InvalidRequest
 from sublet.jobs import joblib_backend
 from sublet.jobs.core import JobEvent
@@ -88,6 +89,18 @@ def test_parallel_calls_inside_a_chunk_run_one_after_the_other() -> None:
     backend = joblib_backend._backend_class(joblib)()
     nested, _ = backend.get_nested_backend()
     assert isinstance(nested, joblib.parallel.SequentialBackend)
+
+
+def test_a_chunk_that_asks_for_the_backend_by_name_runs_its_calls_itself(
+    pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could wait for ever for the leases that the burst it runs in has."""
+    monkeypatch.setattr(posting, "is_worker", lambda: True)
+    jobs.register_joblib()
+    with joblib.parallel_backend("sublet", make_pool=pool.make):
+        found = joblib.Parallel(n_jobs=2)(joblib.delayed(square)(n) for n in range(5))
+    assert found == [n * n for n in range(5)]
+    assert pool.made == 0
 
 
 def test_joblib_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from sublet.cli.show import Json, cost_head, plural
+from sublet.cli.show import Json, burst_of, cost_head, plural
 from sublet.cli.top.columns import WIDE, WIDER, Column, Entry, table
 from sublet.cli.top.snapshot import Snapshot, remaining
 from sublet.cli.top.text import Line, Span, age, bar, size, span_line, width_of
@@ -158,10 +158,11 @@ def _leases(known: Snapshot, width: int, elapsed_s: float, reach: int | None) ->
         Column("HOLDER" if width >= WIDER else "NAME", 0),
     )
     live = [lease for lease in known.leases if lease["status"] != "queued"]
+    listed = _bursts_as_one(live)
     under: dict[str, list[Json]] = {}
     for guest in known.guests or ():
         under.setdefault(guest["lease"], []).append(guest)
-    shown, unseen = live[:reach], live[len(live[:reach]) :]
+    shown, unseen = listed[:reach], listed[len(listed[:reach]) :]
     entries = [_lease(lease, elapsed_s, width) for lease in shown]
     entries += [_ended(end.lease, width) for end in known.ended]
     title = f"LEASES ({len(live)})" if live else "LEASES"
@@ -170,14 +171,42 @@ def _leases(known: Snapshot, width: int, elapsed_s: float, reach: int | None) ->
     wall_s = known.wall_s + elapsed_s
     for lease, line in zip([*shown, *(end.lease for end in known.ended)], lines, strict=True):
         rows.append(Row(line, "lease"))
+        if "of_burst" in lease:
+            for one in lease["of_burst"]:
+                under.pop(one, None)
         rows += _guests(under.pop(lease["id"], ()), width, wall_s, lease["name"])
-    uncounted = sum(len(under.pop(lease["id"], ())) for lease in unseen)
+    uncounted = sum(len(under.pop(id_, ())) for lease in unseen for id_ in lease.get("of_burst", (lease["id"],)))
     for left in under.values():
         rows += _guests(left, width, wall_s)
     if not rows:
         nothing = f"Nothing is lent. Borrow something: {typed('sublet run --gpu 1GiB -- COMMAND')}"
         rows.append(Row(span_line((Span(nothing, "dim"),), width), "line"))
     return Section("leases", heading, tuple(rows), 8, {"lease": len(unseen), "guest": uncounted})
+
+
+def _bursts_as_one(leases: Sequence[Json]) -> list[Json]:
+    """The same, with one line for all leases of a burst of which there is nothing else to say. It has the shortest time
+    that is left, and stands where the newest of them stood."""
+    bursts: dict[tuple[str, str, str], list[Json]] = {}
+    for lease in leases:
+        if lease["status"] == "active" and lease["notice"] is None and (name := burst_of(lease)):
+            bursts.setdefault((name, lease["tenant"], lease["tier"]), []).append(lease)
+    listed: list[Json] = []
+    for lease in leases:
+        name = burst_of(lease)
+        found = bursts.get((name, lease["tenant"], lease["tier"]), ())
+        if len(found) < 2 or lease["status"] != "active" or lease["notice"] is not None:
+            listed.append({**lease, "name": lease["name"] or name or None})
+        elif lease is found[0]:
+            amounts: Counter[tuple[str, str]] = Counter()
+            for part in (part for one in found for part in one["parts"]):
+                amounts[part["kind"], part["resource"]] += part["amount"]
+            parts = [{"kind": kind, "resource": place, "amount": amount} for (kind, place), amount in amounts.items()]
+            soonest = min(found, key=lambda one: one["remaining"] or 0.0)
+            every = [one["id"] for one in found]
+            id_ = plural(len(found), "lease")
+            listed.append({**soonest, "id": id_, "parts": parts, "name": name, "of_burst": every})
+    return listed
 
 
 def _lease(lease: Json, elapsed_s: float, width: int) -> Entry:

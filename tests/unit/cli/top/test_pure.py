@@ -301,6 +301,28 @@ def test_tab_goes_round_all_parts() -> None:
     assert looked(made, "previous").at == "leases"
 
 
+def test_the_leases_of_a_burst_are_one_line_unless_there_is_more_to_say_of_one() -> None:
+    labels = {"program": "burst", "job": "pi"}
+    part = {"resource": "local/cpu", "kind": "cpu", "amount": 1, "model": "", "host": True}
+    burst = [
+        scenes.lease(n, labels=labels, tier="batch", parts=[part], remaining=remaining)
+        for n, remaining in ((1, 90.0), (2, 60.0), (3, 100.0))
+    ]
+    notice = {"reason": "preempted", "detail": "", "in_seconds": 9.0}
+    taken = scenes.lease(4, labels=labels, tier="batch", parts=[part], status="noticed", notice=notice)
+    guests = [scenes.guest(n, n) for n in (1, 2, 3, 4)]
+    known = scenes.snapshot(leases=[*burst, taken, scenes.lease(5, name="mine")], guests=guests)
+    lines = [plain(line) for line in screen(known, Look(), 160, 40, 100.0).lines]
+    (one,) = [line for line in lines if "3 leases  " in line]
+    assert "3 cores of local/cpu" in one
+    assert "1m" in one
+    assert "burst pi" in one
+    assert sum("burst pi" in line for line in lines) == 2
+    assert any("NOTICE" in line and "burst pi" in line for line in lines)
+    assert any("LEASES (5)" in line for line in lines)
+    assert sum("└" in line for line in lines) == 1, "the workers of the burst are not listed"
+
+
 def test_ten_thousand_leases_are_counted_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     from sublet.cli.top import rows
 
