@@ -70,6 +70,8 @@ class Teardown:
     look_until_ns: int | None = None
     detail: str = ""
     hard: bool = False
+    is_late: bool = False
+    """It failed because something took longer than it was waited for, and for nothing else."""
     metered: Metered | None = None
     """What was done there under the lease, once it is clean."""
     saved: Saved | None = None
@@ -101,8 +103,12 @@ class Teardown:
                     self._look(now_ns, hardware, bounds)
 
     def poke(self, now_ns: int, hardware: Hardware) -> None:
-        """The hardware has changed. What was waited for may have come; if it has not, no attempt is used up."""
-        if not self.is_settled and not self._is_there(hardware):
+        """The hardware has changed. What was waited for may have come; if it has not, no attempt is used up. What was
+        only late is looked at again."""
+        if self.is_late and not self._is_there(hardware):
+            self.is_late, self.look_until_ns = False, None
+            self._go(Phase.VERIFYING, now_ns, None)
+        elif not self.is_settled and not self._is_there(hardware):
             self.due_ns = now_ns
 
     def fail(self, detail: str, *, hard: bool) -> None:
@@ -149,6 +155,7 @@ class Teardown:
                 self.fail(detail, hard=hard)
             case NotYet(what=what) if now_ns >= self.look_until_ns:
                 self.fail(what, hard=False)
+                self.is_late = True
             case NotYet(again_ns=again_ns):
                 next_ns = again_ns if again_ns is not None else now_ns + bounds.retry_ns
                 self.due_ns = max(now_ns + 1, min(next_ns, self.look_until_ns))

@@ -126,7 +126,7 @@ class Teardowns:
             down.advance(now_ns, self._hardware, self._bounds)
             if down.phase is Phase.CLEAN and not down.asked:
                 del self._all[down.lease, down.part.resource]  # if the office asks, it looks again
-            elif down.is_settled and down.asked and not down.answered:
+            elif down.is_settled and down.asked and (not down.answered or down.phase is Phase.CLEAN):
                 down.answered = True
                 if down.phase is Phase.CLEAN:
                     torn.setdefault((down.lease, down.epoch), []).append(down)

@@ -617,6 +617,33 @@ def test_what_never_goes_is_named_in_the_failure() -> None:
     assert max(asked[-1] for asked in rig.paper.asked if asked[0] == "look") == 3 * S  # type: ignore[type-var]
 
 
+def test_what_was_only_late_is_told_when_it_has_gone_after_all() -> None:
+    """Else a volume whose putting away took long is never had again. A fault is not looked at again."""
+    rig = Rig(bounds=Bounds(attempts=3))
+    rig.grant()
+    rig.paper.verdicts = [NotYet(what="a mount")] * 4
+    rig.end()
+    rig.at(10)
+    assert rig.said(Failed)
+    rig.reports.clear()
+    rig.paper.verdicts = [NotYet(what="a mount")] * 8
+    rig.node.poke(rig.now_ns)
+    rig.at(20)
+    assert not rig.said(Failed), "that was told"
+    assert not rig.said(TornDown)
+    rig.paper.verdicts.clear()
+    rig.node.poke(rig.now_ns)
+    rig.at(21)
+    [torn] = rig.said(TornDown)
+    assert torn.lease == A  # type: ignore[union-attr]
+    rig.grant(B, 2)
+    rig.paper.verdicts = [Unclean(detail="ECC error", hard=True)]
+    rig.end(B, 2)
+    rig.node.poke(rig.now_ns)
+    rig.at(60)
+    assert [report.lease for report in rig.said(TornDown)] == [A]  # type: ignore[union-attr]
+
+
 def test_a_guest_that_shows_up_while_it_is_looked_at_is_killed() -> None:
     """A child that nobody had seen."""
     rig = Rig()
