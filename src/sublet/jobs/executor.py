@@ -141,14 +141,14 @@ class Executor(concurrent.futures.Executor):
 
     def _deliver(self, finished: list[Delivered]) -> None:
         session = self._session
-        error = None if session is None else session.running.error
+        ended = None if session is None else session.running.error
         for one in finished:
             for index, result in zip(one.indexes, one.results or (None,), strict=True):
                 future = self._futures.pop(index, None)
                 if future is None or future.cancelled():
                     continue
                 if one.failure is not None:
-                    self._set_error(future, one.failure, error)
+                    self._set_error(future, one.failure, ended)
                     continue
                 assert result is not None
                 try:
@@ -157,8 +157,8 @@ class Executor(concurrent.futures.Executor):
                     future.set_exception(error)
                 else:
                     future.set_result(value)
-        if error is not None:
-            self._break(error)
+        if ended is not None:
+            self._break(ended)
         if not self._futures:
             self._is_idle.set()
 

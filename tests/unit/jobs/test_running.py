@@ -175,6 +175,18 @@ def test_a_worker_that_dies_costs_the_chunk_it_executed_and_no_other(pool: FakeP
     assert results.result.retries == 1
 
 
+class CannotBeRead:
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def test_a_result_that_cannot_be_read_fails_its_future_alone(pool: FakePool) -> None:
+    with Executor(2, make_pool=pool.make) as executor:
+        with pytest.raises(ValueError, match="no number"):
+            executor.submit(CannotBeRead).result(LONG_S)
+        assert executor.submit(square, 3).result(LONG_S) == 9
+
+
 def test_what_ends_a_job_is_what_its_futures_raise(pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """And not only that it was stopped."""
 
