@@ -12,8 +12,8 @@ from tests.security.conftest import Place
 
 VOLUMES: Final = 8
 SAVES: Final = 6
-BOUND_S: Final = 1.0
-"""A save takes 20 ms. Where tenants take no turns, most of them take three seconds beside this flood."""
+BOUND_S: Final = 2.5
+"""A save takes 20 ms. Where tenants take no turns, most of them take three seconds or more beside this flood."""
 FLOOD: Final = """
 import fcntl, json, os, socket, threading, time
 volume = os.environ["SUBLET_BLOCK"]
@@ -55,4 +55,4 @@ def test_a_save_takes_no_longer_beside_a_flood_of_another_tenants(place: Place) 
             guest = lease.start(["/usr/bin/python3", "-I", "-c", FLOOD], cwd="/")
             assert next(iter(guest.output())).data == b"flooding\n"
         beside_s = [save_s(number) for number in range(2, 2 + SAVES)]
-    assert statistics.mean(beside_s) < quiet_s + BOUND_S, (quiet_s, beside_s)
+    assert statistics.median(beside_s) < quiet_s + BOUND_S, (quiet_s, beside_s)

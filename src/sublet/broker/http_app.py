@@ -193,6 +193,8 @@ class App:
         elif any(name == b"content-length" and value != b"0" for name, value in headers):
             await self._read(receive)
         service = self.service
+        if route.method == "GET" and route.right is not Right.OPEN:
+            await service.turn(caller.tenant)
         made = route.handler(service, Call(caller, object_id, query, body, lambda: _gone(receive), peer))
         if isinstance(made, Asked):
             return made.finish(await service.driver.submit(made.command, made.render, made.without))

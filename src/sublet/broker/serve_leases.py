@@ -68,6 +68,8 @@ __all__ = [
 
 WAIT_MAX_S: Final = 60.0
 """The longest that one request waits for a change; ask again."""
+LISTED_AT_ONCE: Final = 128
+"""Leases of a listing that are written before others are answered."""
 RENEWALS_MAX: Final = 4096
 """Renewals, or releases, in one message."""
 
@@ -336,7 +338,11 @@ async def leases(service: Service, call: Call) -> Reply:
         and (tenant is None or lease.tenant == tenant)
     ]
     found.sort(key=lambda lease: lease.arrival, reverse=True)
-    return json_reply([service.view(lease, now) for lease in found])
+    views: list[LeaseView] = []
+    for at in range(0, len(found), LISTED_AT_ONCE):
+        await service.turn(call.caller.tenant)
+        views += [service.view(lease, now) for lease in found[at : at + LISTED_AT_ONCE]]
+    return json_reply(views)
 
 
 async def show(service: Service, call: Call) -> Reply:

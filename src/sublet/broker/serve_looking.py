@@ -14,12 +14,12 @@ from typing import Final
 
 from sublet import background
 from sublet.broker.asking import flag, number
-from sublet.broker.order import position
+from sublet.broker.order import InOrder
 from sublet.broker.service import Call, Reply, Service, json_reply
 from sublet.broker.views import explain_answer, place_answer, rfc3339, seconds
 from sublet.errors import Disconnected, SubletError
 from sublet.wire.guests import GuestView, ListGuests
-from sublet.wire.http import GuestEntry, TroubleView
+from sublet.wire.http import GuestEntry, PlaceAnswer, TroubleView
 
 __all__ = ["COMMAND_MAX", "GUESTS_MAX", "PLACES_MAX", "all_troubles", "explain", "guests", "queue", "troubles"]
 
@@ -100,15 +100,17 @@ async def all_troubles(service: Service) -> list[TroubleView]:
 async def queue(service: Service, call: Call) -> Reply:
     """Who waits, those who are next first."""
     most = int(number(call.query, "limit", most=PLACES_MAX)) or PLACES_MAX
-    ledger, now = service.driver.ledger, service.driver.now()
-    waiting = [
-        (position(ledger.state, lease, now.ns, ledger.policy), lease)
-        for lease in ledger.state.queue_listing()
-        if call.caller.operator or lease.tenant == call.caller.tenant
-    ]
-    waiting.sort(key=lambda place: (place[0], place[1].arrival))
-    places = (ledger.place_of(lease.id, now) for _, lease in itertools.islice(waiting, most))
-    return json_reply([place_answer(place, service.view(place.lease, now)) for place in places if place is not None])
+    ledger, now, caller = service.driver.ledger, service.driver.now(), call.caller
+    in_line = InOrder(ledger.state, now.ns, ledger.policy)
+    own = (lease for lease in in_line if caller.operator or lease.tenant == caller.tenant)
+    found: list[PlaceAnswer] = []
+    for lease in list(itertools.islice(own, most)):
+        await service.turn(caller.tenant)  # an estimate takes a millisecond or more in a long line
+        now = service.driver.now()
+        place = ledger.place_of(lease.id, now)
+        if place is not None:
+            found.append(place_answer(place, service.view(place.lease, now)))
+    return json_reply(found)
 
 
 async def explain(service: Service, call: Call) -> Reply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,6 +159,8 @@ class Service:
     """The OpenAPI document; whoever serves the routes puts it here."""
     hub: Hub = field(init=False)
     counting: Counting = field(init=False)
+    _turns: dict[TenantId, deque[asyncio.Future[None]]] = field(init=False, default_factory=dict)
+    """Of tenants that have looked through leases in this turn of the loop: what waits for the next."""
     requests: int = 0
     """Since the start: whoever wants to know if anybody still calls."""
     closing: bool = False
@@ -272,6 +275,29 @@ class Service:
             raise
         self.shared.known(origin, found.tenant, now_ns)
         return found
+
+    async def turn(self, tenant: TenantId) -> None:
+        """Wait until this tenant may look through leases again: once in each turn of the loop. So a tenant that asks a
+        thousand times at one moment, or for a long list, waits for itself, and others are answered in between."""
+        loop = asyncio.get_running_loop()
+        waiting = self._turns.get(tenant)
+        if waiting is None:
+            self._turns[tenant] = deque()
+            loop.call_soon(self._next_turn, tenant)
+        else:
+            mine: asyncio.Future[None] = loop.create_future()
+            waiting.append(mine)
+            await mine
+
+    def _next_turn(self, tenant: TenantId) -> None:
+        waiting = self._turns[tenant]
+        while waiting:
+            next_one = waiting.popleft()
+            if not next_one.done():  # its caller may have gone
+                next_one.set_result(None)
+                asyncio.get_running_loop().call_soon(self._next_turn, tenant)
+                return
+        del self._turns[tenant]
 
     def check_tenant(self, tenant: TenantId, origin: Origin, *, as_tenant: bool = False) -> None:
         """See that this process may show a lease's token of this tenant (``AccessList.check``); counted and noted the

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from sublet.broker import serve_looking
+from sublet.broker.serve_leases import LISTED_AT_ONCE
 from sublet.broker.serve_looking import COMMAND_MAX, PLACES_MAX
 from sublet.values import GIB, Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.guests import Guests, GuestView, ListGuests, Profile
-from tests.unit.broker_http.bench import Bench, bench, run
+from tests.unit.broker_http.bench import Bench, bench, run, turns
 
 PAGE = 4
 DEVICE = [{"kind": "gpu", "amount": GIB}]
@@ -192,6 +193,61 @@ def test_the_line_is_listed_with_who_is_next_first() -> None:
             assert own[0]["position"] in (2, 3)
             first = (await b.ask("GET", "/v1/queue?limit=1")).json
             assert first == line[:1]
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/queue", "/v1/leases", "/v1/status", "/v1/leases/{id}/explain", "/v1/leases/{id}"]
+)
+def test_who_asks_very_often_at_one_moment_waits_and_others_do_not(path: str) -> None:
+    """Each look goes through many leases. One tenant is looked for once in a turn of the loop."""
+
+    async def story() -> None:
+        async with bench(gpus=1) as b:
+            ann, bob = await b.tenant("ann"), await b.tenant("bob")
+            await b.acquire(wants=DEVICE, request_id="holds", ttl=60)
+            lease = (await b.acquire(ann, wants=DEVICE, request_id="waits"))["lease"]["id"]
+            asked = [asyncio.ensure_future(b.ask("GET", path.replace("{id}", lease), token=ann)) for _ in range(200)]
+            await asyncio.sleep(0)
+            answer = await b.ask("GET", "/v1/leases", token=bob)
+            assert answer.status == 200
+            assert sum(one.done() for one in asked) < 10, "they were all answered first"
+            assert {one.status for one in await asyncio.gather(*asked)} == {200}
+            assert not b.service._turns, "nothing is left of it"
+
+    run(story)
+
+
+@pytest.mark.parametrize(("path", "count"), [("/v1/queue", 40), ("/v1/leases", 3 * LISTED_AT_ONCE)])
+def test_a_long_list_is_made_in_pieces_between_which_others_are_answered(path: str, count: int) -> None:
+    async def story() -> None:
+        async with bench(gpus=1) as b:
+            ann, bob = await b.tenant("ann"), await b.tenant("bob")
+            await b.acquire(wants=DEVICE, request_id="holds", ttl=60)
+            for number in range(count):
+                await b.acquire(ann, wants=DEVICE, request_id=f"w{number}")
+            listing = asyncio.ensure_future(b.ask("GET", path, token=ann))
+            await turns(2)
+            assert (await b.ask("GET", "/v1/leases", token=bob)).json == []
+            assert not listing.done(), "it was made at one go"
+            assert len((await listing).json) == count
+
+    run(story)
+
+
+def test_who_goes_while_it_waits_for_its_turn_keeps_no_turn() -> None:
+    async def story() -> None:
+        async with bench(gpus=1) as b:
+            ann = await b.tenant("ann")
+            asked = [asyncio.ensure_future(b.ask("GET", "/v1/leases", token=ann)) for _ in range(20)]
+            await asyncio.sleep(0)
+            for one in asked[:19]:
+                one.cancel()
+            assert (await asked[19]).status == 200
+            await asyncio.gather(*asked, return_exceptions=True)
+            await turns(3)
+            assert not b.service._turns
 
     run(story)
 
