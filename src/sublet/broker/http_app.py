@@ -223,17 +223,10 @@ class App:
                 self.service.count_shared(origin, self.service.driver.clock.now_ns())
         else:
             caller = self.service.caller(authorization, origin, as_tenant=as_tenant, keeps=route.keeps)
-            self._count(caller.tenant, keeps=route.keeps)
+            self.service.count_requests(caller.tenant, keeps=route.keeps)
             if route.right is Right.OPERATOR and not caller.operator:
                 raise Unauthorized("that is for operators", do="Use the token of a tenant with operator rights.")
         return caller, _query(query_string, route) if query_string else {}
-
-    def _count(self, tenant: TenantId, *, keeps: bool) -> None:
-        try:
-            self.service.rate_limits.request(tenant, self.service.driver.clock.now_ns(), keeps=keeps)
-        except TooMany:
-            self.service.limit("requests_of_tenant")
-            raise
 
     def _find(self, method: str, raw_path: bytes) -> tuple[Route, str]:
         path, object_id = raw_path.decode("ascii", "replace"), ""

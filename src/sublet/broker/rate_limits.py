@@ -90,16 +90,17 @@ class RateLimits:
             self._leases.clear()
         self.rates = rates
 
-    def request(self, tenant: TenantId, now_ns: int, *, keeps: bool = False) -> None:
-        """One more request; raises ``TooMany``. ``keeps``: it keeps or gives back what the tenant has."""
+    def request(self, tenant: TenantId, now_ns: int, count: int = 1, *, keeps: bool = False) -> None:
+        """So many more requests, or a message with so many in it, which counts for as many as may come at once at the
+        most; raises ``TooMany``. ``keeps``: it keeps or gives back what the tenant has."""
         if tenant == LOCAL_TENANT:
             return
+        rate = self.rates.requests_per_minute
+        burst = max(BURST_MIN, rate // BURST_PART)
         bucket = self._requests.get(tenant)
         if bucket is None:
-            rate = self.rates.requests_per_minute
-            bucket = Bucket(amount=rate, within_ns=MINUTE_NS, burst=max(BURST_MIN, rate // BURST_PART))
-            self._requests[tenant] = bucket
-        wait_ns = bucket.take(now_ns, ahead=KEEPING if keeps else 1)
+            bucket = self._requests[tenant] = Bucket(amount=rate, within_ns=MINUTE_NS, burst=burst)
+        wait_ns = bucket.take(now_ns, min(count, burst), ahead=KEEPING if keeps else 1)
         if wait_ns:
             raise TooMany(
                 f"tenant {tenant} sends more than {self.rates.requests_per_minute} requests a minute", wait_ns=wait_ns

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias, TypeVar
 from sublet.broker import commands as cmd
 from sublet.broker.answers import Answer, Granted, GrantedMany, Offer, Place, Refusal
 from sublet.broker.asking import acquire_command, acquire_many_command, busy_ns, flag, number, request_id, text
+from sublet.broker.driver import BATCH_MAX
 from sublet.broker.records import LeaseRecord, Now
 from sublet.broker.service import Asked, Call, Reply, Service, json_reply
 from sublet.broker.views import offer_answer, place_answer, refusal_answer, renew_answer, rfc3339
@@ -68,7 +69,7 @@ __all__ = [
 
 WAIT_MAX_S: Final = 60.0
 """The longest that one request waits for a change; ask again."""
-LISTED_AT_ONCE: Final = 128
+AT_ONCE: Final = 128
 """Leases of a listing that are written before others are answered."""
 RENEWALS_MAX: Final = 4096
 """Renewals, or releases, in one message."""
@@ -233,13 +234,24 @@ async def renewals(service: Service, call: Call) -> Reply:
             do=f"Send at most {RENEWALS_MAX} at a time.",
         )
     commands = [_renew_item(call, item) for item in request.items]  # all are well-formed before the first is sent
-    answers = [service.driver.submit(command, _render_renewal(service, command.lease)) for command in commands]
-    done, errors = await _each(answers)
+    done, errors = await _each(service, call, commands, _render_renewal)
     return json_reply(RenewalsAnswer(items=done, errors=errors))
 
 
-async def _each(answers: Sequence[asyncio.Future[T]]) -> tuple[list[T | None], list[ErrorView | None]]:
-    """Answers that are given each on its own, beside the errors of those that failed."""
+async def _each(
+    service: Service,
+    call: Call,
+    commands: Sequence[cmd.Renew] | Sequence[cmd.Release],
+    render: Callable[[Service, str], Callable[[Answer, Now], T]],
+) -> tuple[list[T | None], list[ErrorView | None]]:
+    """Answers to commands of one message, each on its own, beside the errors of those that failed. Each counts as a
+    request, and of many a commit at a time is given to the driver: others come in between."""
+    service.count_requests(call.caller.tenant, len(commands) - 1, keeps=True)  # the message itself was counted
+    answers: list[asyncio.Future[T]] = []
+    for at in range(0, len(commands), BATCH_MAX):
+        await service.turn(call.caller.tenant)
+        some = commands[at : at + BATCH_MAX]
+        answers += [service.driver.submit(command, render(service, command.lease)) for command in some]
     done: list[T | None] = []
     errors: list[ErrorView | None] = []
     for answer in await asyncio.gather(*answers, return_exceptions=True):
@@ -306,8 +318,7 @@ async def releases(service: Service, call: Call) -> Reply:
             do=f"Send at most {RENEWALS_MAX} at a time.",
         )
     commands = [_release_item(call, item) for item in request.items]  # all are well-formed before the first is sent
-    answers = [service.driver.submit(command, _render_view(service, command.lease)) for command in commands]
-    done, errors = await _each(answers)
+    done, errors = await _each(service, call, commands, _render_view)
     return json_reply(ReleasesAnswer(items=done, errors=errors))
 
 
@@ -339,9 +350,9 @@ async def leases(service: Service, call: Call) -> Reply:
     ]
     found.sort(key=lambda lease: lease.arrival, reverse=True)
     views: list[LeaseView] = []
-    for at in range(0, len(found), LISTED_AT_ONCE):
+    for at in range(0, len(found), AT_ONCE):
         await service.turn(call.caller.tenant)
-        views += [service.view(lease, now) for lease in found[at : at + LISTED_AT_ONCE]]
+        views += [service.view(lease, now) for lease in found[at : at + AT_ONCE]]
     return json_reply(views)
 
 

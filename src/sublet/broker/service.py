@@ -253,6 +253,14 @@ class Service:
             self.limit("leases_per_hour_of_tenant")
             raise
 
+    def count_requests(self, tenant: TenantId, count: int = 1, *, keeps: bool) -> None:
+        """So many requests of this tenant came, or one message with so many in it; raises if they were too many."""
+        try:
+            self.rate_limits.request(tenant, self.driver.clock.now_ns(), count, keeps=keeps)
+        except TooMany:
+            self.limit("requests_of_tenant")
+            raise
+
     def limit(self, name: str) -> None:
         """A named limit was hit: it is counted, the caller says so."""
         self.counting.metrics.limits.inc(name)

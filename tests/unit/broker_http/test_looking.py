@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sublet.broker import serve_looking
-from sublet.broker.serve_leases import LISTED_AT_ONCE
+from sublet.broker.driver import BATCH_MAX
+from sublet.broker.serve_leases import AT_ONCE
 from sublet.broker.serve_looking import COMMAND_MAX, PLACES_MAX
 from sublet.values import GIB, Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.guests import Guests, GuestView, ListGuests, Profile
@@ -219,7 +220,7 @@ def test_who_asks_very_often_at_one_moment_waits_and_others_do_not(path: str) ->
     run(story)
 
 
-@pytest.mark.parametrize(("path", "count"), [("/v1/queue", 40), ("/v1/leases", 3 * LISTED_AT_ONCE)])
+@pytest.mark.parametrize(("path", "count"), [("/v1/queue", 40), ("/v1/leases", 3 * AT_ONCE)])
 def test_a_long_list_is_made_in_pieces_between_which_others_are_answered(path: str, count: int) -> None:
     async def story() -> None:
         async with bench(gpus=1) as b:
@@ -274,5 +275,31 @@ def test_a_limit_that_makes_no_sense_is_refused(limit: str) -> None:
     async def story() -> None:
         async with bench() as b:
             assert (await b.ask("GET", f"/v1/queue?limit={limit}")).status == 400
+
+    run(story)
+
+
+@pytest.mark.parametrize("path", ["/v1/renewals", "/v1/releases"])
+def test_a_message_with_many_in_it_counts_for_them_and_others_come_in_between(path: str) -> None:
+    """One lease is enough to fill a message with."""
+
+    async def story() -> None:
+        async with bench() as b:
+            ann, bob = await b.tenant("ann"), await b.tenant("bob")
+            lease = (await b.acquire(ann, request_id="one"))["lease"]
+            mine = (await b.acquire(bob, request_id="other"))["lease"]
+            many = {"items": [{"lease": lease["id"], "epoch": lease["epoch"]}] * 2 * BATCH_MAX}
+            asked = [asyncio.ensure_future(b.ask("POST", path, many, token=ann)) for _ in range(20)]
+            await turns(2)
+            submitted = len(b.driver._pending)
+            assert submitted < 3 * BATCH_MAX, "all of them are before everybody else's now"
+            renewed = await b.ask("POST", f"/v1/leases/{mine['id']}/renew", {"epoch": mine["epoch"]}, token=bob)
+            assert renewed.status == 200
+            assert not all(one.done() for one in asked)
+            answers = await asyncio.gather(*asked)
+            assert sorted({answer.status for answer in answers}) == [200, 429], "the last of them are too many"
+            assert "requests a minute" in answers[-1].error["message"]
+            renewed = await b.ask("POST", f"/v1/leases/{mine['id']}/renew", {"epoch": mine["epoch"]}, token=bob)
+            assert renewed.status == 200
 
     run(story)
