@@ -328,7 +328,7 @@ class JobFailed(SubletError):
     """A job of chunks did not come to its end. What is stored stays; the same call runs only what is missing."""
 
     scope = "work"
-    default_do = "Mend what failed and run the same job again: finished chunks are not run again."
+    default_do = "Fix what failed and run the same job again: finished chunks are not run again."
 
     def __init__(self, message: str, *, failures: Sequence[object] = (), do: str | None = None) -> None:
         super().__init__(message, do=do)
@@ -388,7 +388,7 @@ class JournalError(SubletError):
 class JournalFailed(JournalError):
     """A write to the journal failed. Whether it is on disk is not known, so the office ends and nothing is answered."""
 
-    default_do = "Make room or mend the disk, then start the office again: it goes on from what is on disk."
+    default_do = "Free space on the disk or repair it, then start the office again: it goes on from what is on disk."
 
 
 class LeaseInterrupt(BaseException):

@@ -205,7 +205,7 @@ def _why_lost(lease: Taken, lost: SubletError) -> tuple[str, str]:
 def _what_now(reason: str) -> str:
     match reason:
         case "expired" | "idle":
-            return "Nobody renewed it in time. Ask for a longer --ttl, or leave --renew as it is."
+            return "It was not renewed in time. Ask for a longer --ttl, or leave --renew as it is."
         case "preempted" | "fair_share":
             return "Others were waiting for the hardware. Run it again, and it waits in line."
         case "node_lost" | "device_lost":

@@ -60,7 +60,7 @@ _Uid = Annotated[
         "--uid",
         metavar="UID",
         parse=user,
-        help="User number of the one user of this machine who may be this tenant (default: whoever shows its token).",
+        help="User number of the one user who may be this tenant (default: any user who shows its token).",
     ),
 ]
 _NoTokenNeeded = Annotated[
@@ -246,7 +246,7 @@ def _user_of(view: Json) -> str:
 def _say_token(tenant: str, sentence: str, token: str) -> None:
     sys.stderr.write(f"{sentence} Its token, shown this once:\n")
     print(token)
-    sys.stderr.write(f"Whoever sets SUBLET_TOKEN to it asks as {tenant}.\n")
+    sys.stderr.write(f"A program that sets SUBLET_TOKEN to it asks as {tenant}.\n")
 
 
 def quota_of(

@@ -99,7 +99,7 @@ def audit_verify(*, as_json: AsJson = False) -> int:
         document(report)
     else:
         print(f"The audit chain holds: {plural(report['records'], 'record')}, head {report['head']}.")
-        print("  Note the head outside this machine: then nobody can shorten the chain unseen.")
+        print("  Note the head outside this machine: then the chain cannot be shortened unseen.")
     return DONE
 
 

@@ -493,7 +493,7 @@ class _Run:
             )
         else:
             error = WasmTrap(
-                f"the tasklet failed in {where}: {_short(trap)}{said}", function=where, do="Mend the module."
+                f"the tasklet failed in {where}: {_short(trap)}{said}", function=where, do="Fix the module."
             )
         error.fuel = used
         raise error from None
@@ -507,7 +507,7 @@ class _Run:
                 function="memory",
                 do="Give it more with memory=.",
             ) from None
-        raise WasmInvalidModule(f"the module could not be begun: {text}", do="Mend the module.") from None
+        raise WasmInvalidModule(f"the module could not be begun: {text}", do="Fix the module.") from None
 
     def _is_memory_full(self) -> bool:
         if self._instance is None:

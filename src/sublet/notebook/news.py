@@ -29,7 +29,7 @@ _NO_ATTRIBUTE: Final = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
 NO_SUCH_NAME: Final = ("NameError", "UndefinedVariableError", "KeyError", "AttributeError", "CatalogException")
 """Ends of the names of errors that may mean that a name was looked up and not found."""
 WHYS = {
-    EndReason.EXPIRED: "its time ran out and nobody renewed it",
+    EndReason.EXPIRED: "its time ran out and it was not renewed",
     EndReason.IDLE: "nothing ran under it, so it was not renewed",
     EndReason.PREEMPTED: "another tenant's work took it",
     EndReason.FAIR_SHARE: "it was held for long while others waited",

@@ -22,6 +22,6 @@ def place_here() -> Any:
         except NotFound:
             pass
     raise InvalidRequest(
-        "nobody said where to save",
+        "no place to save was named",
         do="Give PreemptibleTrainer a folder or a block lease (place=...), or run the program with `sublet train`.",
     )

@@ -220,7 +220,7 @@ class TrainingRun:
     def _taken(self, lease: Lease, life: Life) -> str:
         progress = self.progress
         is_told = life.reason == SIGTERM
-        said = "somebody told the program to stop" if is_told else f"lease {lease.id} was taken ({life.reason})"
+        said = "the program was told to stop" if is_told else f"lease {lease.id} was taken ({life.reason})"
         if progress.left:
             said += f"; step {progress.steps} is saved"
         elif progress.saved_steps >= 0:

@@ -399,7 +399,7 @@ def test_what_a_trainer_is_given_is_looked_at_at_once(tmp_path: Path) -> None:
     for wrong in (0, -1, True, 1.5, "soon"):
         with pytest.raises(InvalidRequest, match="save_every"):
             trainer_at(tmp_path, save_every=wrong)
-    with pytest.raises(InvalidRequest, match="nobody said where to save"):
+    with pytest.raises(InvalidRequest, match="no place to save was named"):
         trainer_at(None)
 
 

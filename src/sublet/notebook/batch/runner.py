@@ -140,7 +140,7 @@ class Runner:
                 self._fail(Failed(error.message, error.do, exit_of(error)))
         except OSError as error:
             await self._closed(now=True)
-            self._fail(Failed(f"the job cannot go on: {error}", "Make room or mend it, and submit it again.", FAILED))
+            self._fail(Failed(f"the job cannot go on: {error}", "Free space or fix it, and submit it again.", FAILED))
         finally:
             await self._closed(now=True)
         self._point("over")
