@@ -34,7 +34,7 @@ LEASED: Final[tuple[Mode, ...]] = ("all", "half", "rest")
 HEAVY: Final = (
     (
         *("frames", "figures", "trees", "scalar_autograd", "arrays_deep", "figures_over_cells"),
-        *("frames_deep", "grid_world", "simulations"),
+        *("frames_deep", "grid_world", "simulations", "shop_tables"),
     ),
     (
         *("torch_intro", "backprop", "bigrams", "seeds", "settings", "from_imports"),

@@ -56,7 +56,7 @@ class Part(enum.StrEnum):
     CELL = "cell"
     NOTEBOOK = "notebook"
     BESIDE = "beside"
-    """Nobody's name: what is saved with the variables of either side."""
+    """No name of a variable: what is saved with the variables of either side."""
 
 
 def key_of(part: Part, name: str) -> Key:

@@ -98,10 +98,12 @@ ONCE: Final = {
     "names_and_errors": "its cells name earlier results",
     "environment": "its cells change files and folders",
     "generators_threads": "its generators live on the device and end with the lease",
+    "ecosystem": "its cells count calls, and draw from generators that go on",
+    "shop_tables": "its cells change frames in place",
 }
 SEEDED: Final = {
     **dict.fromkeys(("display", "frames", "figures", "scalar_autograd", "trees"), ("numpy",)),
-    **dict.fromkeys(("figures_over_cells", "frames_deep", "training_loop"), ("numpy",)),
+    **dict.fromkeys(("figures_over_cells", "frames_deep", "shop_tables", "training_loop"), ("numpy",)),
     **dict.fromkeys(("backprop", "bigrams", "from_imports", "tiny_transformer", "torch_intro"), ("numpy", "torch")),
 }
 """Our own that load a library and leave its generator as they find it."""
@@ -112,7 +114,7 @@ TOGETHER: Final = {
 """Numbers of cells that compute with gradients, and of those that call ``backward()`` on what they computed."""
 LIGHT: Final = (
     *("byte_pairs", "classes", "errors", "generators_threads", "language_games", "linked", "names_and_errors"),
-    *("testing_tools", "text_statistics"),
+    *("testing_tools", "text_statistics", "ecosystem"),
 )
 """Of our own those that load no large library."""
 

@@ -85,7 +85,7 @@ REASONS: Final = (
         "added to it first. Attributes of instances keep their order.",
         facet="name",
         key=r"\w+: order of attributes",
-        notebook="simulations",
+        notebook="simulations|ecosystem",
     ),
     Reason(
         name="Python's builtins belong to a side",
@@ -114,7 +114,7 @@ REASONS: Final = (
         "of unittest has a stream); the notebook has a remote value.",
         facet="name",
         plain=r"(builtins\.generator|_io\.\w+|threading\.\w+|_thread\.\w+|concurrent\.futures\.thread\.\w+"
-        r"|unittest\.runner\.\w+|builtins\.(list|tuple|dict|map|zip)\w*iterator)",
+        r"|unittest\.runner\.\w+|asyncio\.taskgroups\.TaskGroup|builtins\.(list|tuple|dict|map|zip)\w*iterator)",
         leased=r"remote value|not there",
     ),
 )
