@@ -329,7 +329,8 @@ def test_between_cells_a_lease_runs_out_without_a_word(kernel: Kernel, fabric: s
         kernel.run("%gpu release")
         assert not kernel.run("%%gpu --ttl 2s\n1").of("error")
         until("the lease is over", lambda: not live(fabric))
-        assert kernel.run("%%gpu\n2").of("execute_result")
+        cell = kernel.run("%%gpu\n2")
+        assert cell.of("execute_result"), cell.messages
         assert "nothing r" not in kernel.run("print(heard)").text()  # runs, ran
     finally:
         kernel.run("logging.getLogger('sublet').removeHandler(ear)\ndel heard, ear, logging")
