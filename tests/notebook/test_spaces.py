@@ -283,10 +283,18 @@ steps = st.one_of(
     st.builds("del {}".format, names),
     st.builds("{}['k'][0] = 9; {}['k'] = 0".format, names, names),
     st.builds("{} = tuple([{}, {}])".format, names, names, names),
+    st.builds("{} = eval('[{}, total]')".format, names, names),
+    st.builds("exec('{}.append(5)')".format, names),
+    st.builds("import __main__\n{} = __main__.{}".format, names, names),
+    st.builds("{} = look()".format, names),
+    st.builds("def look():\n    return eval('{}')".format, names),
+    st.builds("t = threading.Thread(target=note, args=({},)); t.start(); t.join(); del t".format, names),
 )
 cells = st.lists(st.tuples(st.booleans(), st.lists(steps, min_size=1, max_size=3)), min_size=1, max_size=6)
 BEGIN = (
-    "import numpy as np\ntotal = 0\n"
+    "import numpy as np, threading\ntotal, noted = 0, []\n"
+    "def note(x):\n    global total\n    total += 1\n    noted.append(x)\n"
+    "def look():\n    return eval('a')\n"
     "def bump(x):\n    global total\n    total += 1\n    return [x]\n"
     "class Box:\n    v = None\n"
     "a = [0]; b = {'k': a}; c = np.arange(4); d = Box()"
@@ -328,7 +336,7 @@ def _picture(space: dict[str, Any]) -> Any:
             return ("Box", draw(dict(value.__dict__)))
         return type(value).__name__
 
-    return {name: draw(space[name]) for name in ("a", "b", "c", "d", "total") if name in space}
+    return {name: draw(space[name]) for name in ("a", "b", "c", "d", "total", "noted") if name in space}
 
 
 def test_an_unchanged_frame_with_text_is_not_sent_again(nb: Notebook) -> None:
