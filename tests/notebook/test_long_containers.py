@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from sublet.durable import roots
 from sublet.notebook.spaces import Space
+from tests.notebook.crossing import Sides
 from tests.notebook.sides import Notebook, Other
 
 MANY = 12_000
@@ -130,3 +132,46 @@ def test_an_object_that_a_cell_changed_and_let_go_of_still_comes_back(nb: Notebo
     assert nb.names["held"] == [1, 2]
     nb.there("n = len(a); held.append(3)")
     assert nb.names["held"] == [1, 2, 3]
+
+
+def frame() -> Any:
+    return pytest.importorskip("pandas").DataFrame({"n": [1, 2], "t": ["x", "y"]})
+
+
+def model() -> Any:
+    return pytest.importorskip("torch").nn.Linear(2, 1)
+
+
+def tree() -> Any:
+    return pytest.importorskip("sklearn.tree").DecisionTreeClassifier().fit([[0], [1]], [0, 1])
+
+
+@pytest.mark.parametrize("make", [frame, model, tree])
+def test_what_a_library_keeps_inside_an_object_is_not_looked_for_as_lost(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that came and that no encoding made here meets are no news with each cell that reads the object: the array
+    below the values of a frame, the dict of a parameter's hooks, the fields of a tree's nodes."""
+    sides = Sides()
+    sides.here["a"] = make()
+    sides.go("a")
+    encoded: list[set[str]] = []
+    encode = Space._encoded
+
+    def noted(space: Space, names: set[str], *args: Any, **named: Any) -> Any:
+        encoded.append(set(names))
+        return encode(space, names, *args, **named)
+
+    device = sides.spaces[1]
+    device._remember_owed()
+    monkeypatch.setattr(Space, "_encoded", noted)
+    found = device.outgoing(("a",), lost_of=("a",))
+    assert (encoded, found.parcels) == ([{"a"}], [])
+
+
+def test_a_frame_that_was_changed_and_let_go_of_is_changed_where_others_hold_it(nb: Notebook) -> None:
+    assert nb.here("import pandas as pd\na = pd.DataFrame({'n': [1, 2]})\nheld = a") is None
+    nb.there("n = len(a)")
+    assert nb.there("a.loc[0, 'n'] = 7\na = None") is None
+    assert nb.here("shown = held.loc[0, 'n']") is None
+    assert nb.names["shown"] == 7

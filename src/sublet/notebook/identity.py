@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,6 +33,9 @@ class _Crossing:
     tags: list[Tag]
     names: set[str]
     """Those whose latest crossing it is."""
+    unseen: frozenset[Tag] = frozenset()
+    """What no encoding meets here, although it came: what put an object together, or what a library keeps inside of
+    one, such as the empty dict of a parameter's hooks, or the array below the values of a frame."""
 
 
 class Identities:
@@ -67,10 +70,15 @@ class Identities:
         return {n: tag for n, tag in crossed.items() if objects[tag] is met[n]}
 
     def came_for(self, names: Iterable[str]) -> list[Any]:
-        """The objects that crossed with these names when each of them did so last."""
+        """The objects that crossed with these names when each of them did so last, and that can be met here."""
         crossings = {id(one): one for one in map(self._latest.get, names) if one is not None}
-        tags = dict.fromkeys(tag for crossing in crossings.values() for tag in crossing.tags)
+        tags = dict.fromkeys(tag for one in crossings.values() for tag in one.tags if tag not in one.unseen)
         return [self._objects[tag] for tag in tags if tag in self._objects]
+
+    def met(self, names: Iterable[str], ids: Set[int]) -> None:
+        """These names have just arrived, and this is what an encoding of them meets here."""
+        for crossing in {id(one): one for one in map(self._latest.get, names) if one is not None}.values():
+            crossing.unseen = frozenset(tag for tag in crossing.tags if id(self._objects[tag]) not in ids)
 
     def crossed_with(self, names: Iterable[str]) -> set[str]:
         """Names whose latest crossing is that of one of these, which are among them."""

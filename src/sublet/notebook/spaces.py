@@ -513,7 +513,12 @@ class Space:
             elif named:
                 like.append(named)
                 self._note_group(named, is_joined=arrived.is_joined)
-        for group in self._encoded(known, rules, Outgoing(), must=False, like=like):
+        groups = self._encoded(known, rules, Outgoing(), must=False, like=like)
+        met, encoded = _ids_of(groups), {name for group in groups for name in group.names}
+        for arrived in came.values():
+            if encoded.issuperset(arrived.names):
+                self._identities.met(arrived.names, met)
+        for group in groups:
             parcel = came.get(group.names)
             if parcel is None or parcel.head != group.encoded.head or len(parcel.hashes) != len(parcel.buffers):
                 self._remember(group, digest(group))
