@@ -29,7 +29,7 @@ def has_too_many(value: Any, most: int = OBJECTS_MAX) -> bool:
     """Looks at all objects that the value holds, level by level, until there are more than ``most``. What the garbage
     collector does not track, such as numbers, texts and dicts of these, holds nothing."""
     level: dict[int, Any] = {id(value): value} if gc.is_tracked(value) else {}
-    modules: set[int] | None = None
+    modules: frozenset[int] | None = None
     seen: set[int] = set()
     count = 0
     while level:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import types
-from typing import Any, Final
+from operator import is_
+from typing import Any, Final, NamedTuple
 
 from sublet.durable.rules import MAINS
 
@@ -21,9 +22,8 @@ class Untouchable:
     """As this process is now: made for one transfer."""
 
     def __init__(self) -> None:
-        modules = list(sys.modules.values())
-        self._ids = set(map(id, modules))
-        self._ids.update(map(id, _dicts_of(modules)))
+        self._modules = _modules_now()
+        self._ids = set[int]()
         for owner in (vars(sys), vars(os.environ), *_shells()):
             self._ids.add(id(owner))
             self._ids.update(id(one) for one in list(owner.values()) if not isinstance(one, _PLAIN))
@@ -32,16 +32,43 @@ class Untouchable:
     def has(self, value: Any) -> bool:
         """Whether it is one of these: a module or its names, ``sys`` and what it holds, the shell and its parts, a
         class or function that stands in a library."""
-        if id(value) in self._ids:
+        if id(value) in self._modules.ids or id(value) in self._ids:
             return True
         if isinstance(value, type):
             return value.__module__ not in MAINS
-        return type(value) is types.FunctionType and id(value.__globals__) in self._ids and _stands_in_library(value)
+        return (
+            type(value) is types.FunctionType
+            and id(value.__globals__) in self._modules.names
+            and _stands_in_library(value)
+        )
 
 
-def module_names() -> set[int]:
+def module_names() -> frozenset[int]:
     """The ids of the namespaces of all modules."""
-    return set(map(id, _dicts_of(list(sys.modules.values()))))
+    return _modules_now().names
+
+
+class _Modules(NamedTuple):
+    """All modules, as they were when they were last looked at."""
+
+    modules: list[Any]
+    names: frozenset[int]
+    """Ids of their namespaces."""
+    ids: frozenset[int]
+    """These, and the ids of the modules."""
+
+
+def _modules_now() -> _Modules:
+    """There are thousands, and mostly they are those of the last time, which two lists tell without a look at any."""
+    global _known
+    now = list(sys.modules.values())
+    if len(now) != len(_known.modules) or not all(map(is_, now, _known.modules)):
+        names = frozenset(map(id, _dicts_of(now)))
+        _known = _Modules(now, names, names.union(map(id, now)))
+    return _known
+
+
+_known = _Modules([], frozenset(), frozenset())
 
 
 def _dicts_of(modules: list[Any]) -> list[Any]:
