@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
+import types
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sublet.durable.rules import loaded
 from sublet.notebook import ahead
+from sublet.notebook.in_use import in_use
+from sublet.notebook.merging import can_change
 from tests.left_open import threads_now
+from tests.notebook.crossing import Sides
 
 
 @pytest.mark.parametrize(
@@ -66,3 +72,19 @@ def test_what_cannot_be_imported_is_nobodys_question(monkeypatch: pytest.MonkeyP
     one.begin()
     one.settle()
     assert not threads_now("sublet-import") - before
+
+
+@pytest.mark.parametrize("name", ["torch", "pandas"])
+def test_values_cross_while_a_library_is_half_imported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a first cell that imports it, what the cell reads is sent."""
+    half = types.ModuleType(name)
+    half.__spec__ = ModuleSpec(name, None)
+    half.__spec__._initializing = True  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, name, half)
+    sides = Sides()
+    sides.here["a"] = [[1], {"k": np.arange(3)}]
+    sides.go("a")
+    sides.there["a"].append(sides.there["a"][0])
+    sides.back("a")
+    assert sides.here["a"][2] is sides.here["a"][0]
+    assert in_use(sides.here, can_change).names == {}

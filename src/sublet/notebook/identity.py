@@ -9,12 +9,12 @@ crossed again, with whatever it had by then, or is gone.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sublet.durable.rules import loaded
 from sublet.notebook.memories import gradient_of, is_tensor
 
 __all__ = ["Identities", "Tag"]
@@ -111,7 +111,7 @@ class Identities:
             crossing.tags.append(tag)
         crossing.tags += new
         self._uses.update(crossing.tags)
-        torch = sys.modules.get("torch")
+        torch = loaded("torch")
         if torch is not None and not {torch.Tensor, torch.nn.Parameter}.isdisjoint(map(type, met.values())):
             for tag in crossing.tags:
                 if is_tensor(objects[tag]):

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from sublet.durable.rules import loaded
 from sublet.notebook.memories import is_array
 from sublet.notebook.reading import names_of, names_set_by
 from sublet.notebook.untouchable import Untouchable
@@ -180,7 +181,7 @@ def _registered() -> Iterator[Any]:
     for widget in list(getattr(widgets, "_instances", {}).values()):
         for held in (widget._trait_notifiers, getattr(widget, "_click_handlers", None), widget._msg_callbacks):
             yield from _callables_in(held)
-    pandas = sys.modules.get("pandas")
+    pandas = loaded("pandas")
     for kind in () if pandas is None else (pandas.DataFrame, pandas.Series, pandas.Index):
         for name in getattr(kind, "_accessors", ()):
             yield getattr(vars(kind).get(name), "_accessor", None)

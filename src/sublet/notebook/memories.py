@@ -10,6 +10,7 @@ from sublet.durable.lasting import Exchanged, area_at, exchange
 from sublet.durable.memory import copy_bytes, memory_at
 from sublet.durable.pages import process_pages
 from sublet.durable.rebuild import is_computed_elsewhere, operation_of
+from sublet.durable.rules import loaded
 from sublet.durable.sealed import move
 from sublet.errors import Unpicklable
 
@@ -109,12 +110,12 @@ def is_memory(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
+    numpy = loaded("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     return torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter)
 
 

@@ -21,7 +21,7 @@ from sublet.durable import rebuild
 from sublet.durable.codec import ATOMS
 from sublet.durable.memory import address_of
 from sublet.durable.rebuild import ClassState, gone_from
-from sublet.durable.rules import OWNERS, behind, owner_of
+from sublet.durable.rules import OWNERS, behind, loaded, owner_of
 from sublet.notebook.memories import gradient_of, is_settled
 from sublet.notebook.operations import (
     ArrayMemory,
@@ -499,7 +499,7 @@ def into_frame(plan: Plan, target: Any, new: Any) -> Any:
 
 
 def is_frame(value: Any) -> bool:
-    pandas = sys.modules.get("pandas")
+    pandas = loaded("pandas")
     return pandas is not None and type(value) in (pandas.DataFrame, pandas.Series)
 
 
