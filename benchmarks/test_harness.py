@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import select
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 from benchmarks import harness
 from benchmarks.harness import Bench, Goal, Report, figure, judge
 from benchmarks.load.closed import ClosedLoop
-from benchmarks.load.http1 import BadAnswer, Request, Step, Template, ask, take_answer
+from benchmarks.load.http1 import BadAnswer, Request, Step, Template, ask, connect, take_answer
 from benchmarks.load.paced import Due, Paced
 from benchmarks.machine import Disk, this_machine
 from benchmarks.peers.null import NullServer
@@ -161,6 +162,15 @@ def test_a_paced_load_keeps_its_schedule(tmp_path: Path) -> None:
         assert 20 <= sample.requests <= 29
         load.close()
         assert ask(server.address, request).status == 200
+
+
+def test_a_client_that_leaves_its_answer_unread_keeps_no_other_from_its_own(tmp_path: Path) -> None:
+    with NullServer(tmp_path) as server:
+        request = Request(method="POST", path="/", body="{}")
+        with connect(server.address) as sock:
+            sock.sendall(request.to_bytes())
+            assert select.select([sock], [], [], 60) == ([sock], [], []), "no answer came"
+        assert ask(server.address, request, timeout_s=60).status == 200
 
 
 def test_processor_time_of_another_process_is_read(tmp_path: Path) -> None:

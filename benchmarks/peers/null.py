@@ -37,7 +37,7 @@ class NullServer:
             [sys.executable, "-m", "benchmarks.peers.null", str(socket_path)], name=self.name, pipes=True
         )
         try:
-            wait_until(self._listens, within_s=10, what="the null server did not listen")
+            wait_until(self._listens, within_s=60, what="the null server did not listen")
         except BaseException:
             self.child.end()
             raise
@@ -80,9 +80,11 @@ def serve(path: str) -> None:
         for fd, _ in epoll.poll():
             connection = connections.get(fd)
             if connection is not None:
-                if connection.recv(1 << 16):
-                    connection.send(_ANSWER)
-                else:
+                try:
+                    goes_on = connection.recv(1 << 16) and connection.send(_ANSWER)
+                except OSError:  # the client has closed it with an answer unread; the others are served on
+                    goes_on = 0
+                if not goes_on:
                     epoll.unregister(fd)
                     connections.pop(fd).close()
             elif fd == listener.fileno():

@@ -72,6 +72,16 @@ def test_it_reads_what_it_is_given(lease: sublet.Lease) -> None:
             guest.write(b"more")
 
 
+def test_its_input_goes_on_after_a_close(lease: sublet.Lease) -> None:
+    with lease.start(["cat"]) as guest:
+        guest.write(b"before, ")
+        guest.close()
+        guest.write(b"after")
+        guest.close_stdin()
+        assert b"".join(piece.data for piece in guest.output() if piece.stream == "stdout") == b"before, after"
+        assert guest.wait(PATIENCE_S) == 0
+
+
 def test_the_lease_is_in_use_while_it_runs(fabric: sublet.Fabric) -> None:
     """So it is renewed, for as long as the command runs and no longer."""
     with fabric.cpu(1, ttl="20s", renew_every="300ms") as lease:

@@ -5,8 +5,9 @@ the next client has started it anew. Nothing was promised that was not kept: no 
 save that was acknowledged is readable, the bills add up to the time of the devices, and no lease or process is left.
 
 The limits of live processes are lowered (``prlimit``): of the office, the supervisor, a holder, a guest, a kernel. For
-processes it is their control group, since root has no other limit; for the disk the state folder is a small file
-system in memory. ``SUBLET_SCARCE_ROUNDS`` says how many rounds (17: each once), ``SUBLET_SCARCE_SEED`` with which seed.
+processes it is their control group, since root has no other limit, and in an office of an ordinary user the limit that
+a system sets for one (``RLIMIT_NPROC``); for the disk the state folder is a small file system in memory.
+``SUBLET_SCARCE_ROUNDS`` says how many rounds (17: each once), ``SUBLET_SCARCE_SEED`` with which seed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,11 +36,12 @@ from sublet.broker.history import History
 from sublet.broker.journal import verify_file
 from sublet.broker.journal_files import JOURNAL_NAME, Anchors
 from sublet.broker.journal_reader import Reader
-from sublet.client.home import runtime_dir, socket_path
+from sublet.client.home import runtime_dir
 from sublet.observe.bills import reconcile
 from sublet.supervisor.procs import Procs
 from tests.crash.office_judge import folded
 from tests.integration.test_cli import Shell
+from tests.integration.test_ordinary_users import User, user
 from tests.traces import PATIENCE_S, Traces, end_office, office_of, supervisor_of, until
 
 ROUNDS: Final = int(os.environ.get("SUBLET_SCARCE_ROUNDS", "17"))
@@ -58,6 +60,8 @@ LIMITS: Final = {
     "memory": resource.RLIMIT_AS,
     "data": resource.RLIMIT_DATA,
 }
+CARL: Final = 65531
+"""An ordinary user whom no other test plays: the limit is of one process, what is counted are all of the user's."""
 
 
 def _may_mount() -> bool:
@@ -67,15 +71,18 @@ def _may_mount() -> bool:
 class Stage:
     """An office, programs that work with it, and a hand on their limits."""
 
-    def __init__(self, place: Path, rng: random.Random) -> None:
+    def __init__(self, place: Path, rng: random.Random, owner: User | None = None) -> None:
+        """``owner``: whose office it is (default: that of the user who runs the tests)."""
         self.rng = rng
+        self.owner = owner
         self.place = place / "place"
-        self.place.mkdir()
         self.home = place / "home"
-        self.home.mkdir(mode=0o700)
-        self.runtime = runtime_dir(self.home.resolve())
-        self.shell = Shell(self.home)
-        self.shell.env["SUBLET_HOME"] = str(self.home)
+        for folder in (self.place, self.home):
+            folder.mkdir(mode=0o700)
+            if owner is not None:
+                os.chown(folder, owner.uid, owner.uid)
+        self.runtime = runtime_dir(self.home.resolve()) if owner is None else self.home / "run"
+        self.env = Shell(self.home).env if owner is None else owner.env | {"SUBLET_HOME": str(self.home)}
         self.procs = Procs()
         self.programs: dict[str, subprocess.Popen[str]] = {}
         self.accounts: list[tuple[str, dict[str, Any]]] = []
@@ -88,9 +95,9 @@ class Stage:
     # ---- life ----
 
     def start(self) -> None:
-        if _may_mount():
+        if self.owner is None and _may_mount():
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=700", "tmpfs", self.home], check=True)
-        if (PIDS / "cgroup.procs").exists() and os.access(PIDS, os.W_OK):
+        if self.owner is None and (PIDS / "cgroup.procs").exists() and os.access(PIDS, os.W_OK):
             self.group = PIDS / f"sublet-test-{os.getpid()}"
             self.group.mkdir()
         assert self._command("up", "--host-gpus", "2x256MiB").returncode == 0
@@ -108,17 +115,19 @@ class Stage:
         words += [kind, str(self.home), str(self.place), kind]
         with open(self.place / f"{kind}.log", "ab") as log:
             self.programs[kind] = subprocess.Popen(
-                self._enter(words), env=self.shell.env, stdout=subprocess.PIPE, stderr=log, text=True
+                self._enter(words), env=self.env, stdout=subprocess.PIPE, stderr=log, text=True
             )
 
     def _enter(self, words: list[str]) -> list[str]:
+        if self.owner is not None:
+            return self.owner.words(*words)
         if self.group is None:
             return words
         return [sys.executable, "-c", _ENTER, str(self.group / "cgroup.procs"), *words]
 
     def _command(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = self._enter([sys.executable, "-m", "sublet", *words])
-        return subprocess.run(command, env=self.shell.env, capture_output=True, text=True, timeout=90)
+        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=90)
 
     def close(self) -> None:
         self.give_back_disk()
@@ -139,7 +148,7 @@ class Stage:
             self.traces.clear()
         if self.group is not None:
             self._remove(self.group)
-        if _may_mount():
+        if self.owner is None and _may_mount():
             subprocess.run(["umount", "-l", self.home], check=False)
         shutil.rmtree(self.runtime, ignore_errors=True)
 
@@ -158,7 +167,7 @@ class Stage:
 
     def office(self) -> int | None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            if sock.connect_ex(str(socket_path(self.home.resolve()))) != 0:
+            if sock.connect_ex(str(self.runtime / "office.sock")) != 0:
                 return None
             return int(struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
 
@@ -192,13 +201,20 @@ class Stage:
             self.take_processes(self.rng.choice((0, 0, 1, 2, 4)))
             yield
             self.give_back_processes()
-        else:
-            pid = self.target(who)
-            before = self.lower(pid, what) if pid is not None else None
+        elif what == "tasks":
+            found = self.target(who) if who != "all" else None
+            pids = list(self.owned()) if who == "all" else [found] if found is not None else []
+            self.allow_tasks(pids, self.tasks() + self.rng.choice((0, 0, 1, 2, 5)))
             yield
-            if pid is not None and before is not None:
+            for _ in range(2):  # what is started meanwhile has the limit as well
+                self.allow_tasks(self.owned())
+        else:
+            found = self.target(who)
+            before = self.lower(found, what) if found is not None else None
+            yield
+            if found is not None and before is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    resource.prlimit(pid, LIMITS[what], before)
+                    resource.prlimit(found, LIMITS[what], before)
 
     def lower(self, pid: int, what: str) -> tuple[int, int] | None:
         try:
@@ -214,6 +230,29 @@ class Stage:
         except (OSError, StopIteration):  # it has just ended
             return None
         return before
+
+    def allow_tasks(self, pids: Iterable[int], most: int = -1) -> None:
+        """How many processes and threads their user may have for each of these to begin another. Root itself may not
+        say that of another user's processes everywhere, their user may."""
+        assert self.owner is not None
+        words = [sys.executable, "-I", "-S", "-c", _ALLOW, str(most), *map(str, pids)]
+        subprocess.run(self.owner.words(*words), check=True, timeout=90)
+
+    def owned(self) -> Iterator[int]:
+        """The processes of the owner. Some belong to root in the listing, since nobody may look into them."""
+        assert self.owner is not None
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            with contextlib.suppress(OSError):
+                if f"\nUid:\t{self.owner.uid}\t" in Path(f"/proc/{pid}/status").read_text():
+                    yield pid
+
+    def tasks(self) -> int:
+        """The processes and threads of the owner."""
+        found = 0
+        for pid in self.owned():
+            with contextlib.suppress(OSError):
+                found += len(os.listdir(f"/proc/{pid}/task"))
+        return found
 
     def fill_disk(self, leave: int) -> None:
         free = os.statvfs(self.home)
@@ -284,7 +323,7 @@ class Stage:
 
     def nothing_is_left(self) -> None:
         assert self.traces is not None
-        with sublet.connect(home=self.home) as fabric:
+        with sublet.connect(f"unix://{self.runtime / 'office.sock'}") as fabric:
 
             def leases() -> list[Any]:
                 found: list[Any] = fabric.request("GET", "/v1/leases", shape=list)
@@ -319,7 +358,7 @@ class Stage:
             shutil.copyfile(self.home / (JOURNAL_NAME + end), path.parent / (JOURNAL_NAME + end))
         state, _ = folded(path)
         state.check()
-        anchors = Anchors(Path(self.shell.env["XDG_STATE_HOME"]) / "sublet-anchors", self.home)
+        anchors = Anchors(Path(self.env["XDG_STATE_HOME"]) / "sublet-anchors", self.home)
         verdict = verify_file(path, anchors)
         assert verdict.ok, verdict.problem
         reader = Reader(path)
@@ -343,10 +382,18 @@ class Stage:
 
 _ENTER: Final = "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid())); os.execvp(sys.argv[2], sys.argv[2:])"
 
+_ALLOW: Final = """if True:
+    import contextlib, resource, sys
+    for pid in map(int, sys.argv[2:]):
+        with contextlib.suppress(ProcessLookupError):
+            hard = resource.prlimit(pid, resource.RLIMIT_NPROC)[1]
+            most = int(sys.argv[1]) if sys.argv[1] != "-1" else hard
+            resource.prlimit(pid, resource.RLIMIT_NPROC, (most, hard))
+"""
 
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(tmp_path, random.Random(SEED))
+
+@contextlib.contextmanager
+def started(made: Stage) -> Iterator[Stage]:
     try:
         made.start()
         yield made
@@ -354,14 +401,28 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         made.close()
 
 
-def test_what_runs_out_comes_back_and_no_promise_is_broken(stage: Stage) -> None:
+def test_what_runs_out_comes_back_and_no_promise_is_broken(tmp_path: Path) -> None:
+    with started(Stage(tmp_path, random.Random(SEED))) as stage:
+        play(stage, ROUNDS)
+
+
+@pytest.mark.needs("setpriv")
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user can only be played by root")
+def test_an_ordinary_user_who_may_have_no_more_processes_goes_on_when_some_have_ended() -> None:
+    with user(CARL) as carl, started(Stage(carl.home, random.Random(SEED), carl)) as stage:
+        play(stage, max(1, ROUNDS * 6 // 17))
+
+
+def play(stage: Stage, rounds: int) -> None:
     whats = ["descriptors", "memory", "data"]
     whats += ["disk"] if _may_mount() else []
     whats += ["processes"] if stage.group is not None else []
+    whats = whats if stage.owner is None else ["tasks"]
     whos = ["office", "supervisor", "holder", "guest", "kernel"]
-    pairs = [(what, who) for what in whats for who in (whos if what in LIMITS else ["all"])]
-    order = [stage.rng.sample(pairs, len(pairs)) for _ in range(ROUNDS // len(pairs) + 1)]
-    for what, who in [pair for some in order for pair in some][:ROUNDS]:
+    everywhere = {"disk": ["all"], "processes": ["all"], "tasks": [*whos, "all"]}
+    pairs = [(what, who) for what in whats for who in everywhere.get(what, whos)]
+    order = [stage.rng.sample(pairs, len(pairs)) for _ in range(rounds // len(pairs) + 1)]
+    for what, who in [pair for some in order for pair in some][:rounds]:
         stage.met[f"{what} of {who}"] += 1
         stage.said.append(f"{time.monotonic():.2f} {what} of {who}")
         with stage.scarce(what, who):

@@ -172,7 +172,7 @@ class Desk:
     def park(self, *, amount: int = GIB, ttl_s: float = 600) -> Parking:
         """Off the device. Returns where it lies."""
         under = self.set_aside(amount=amount, ttl_s=ttl_s)
-        self.end(park=under)
+        self.end(park=under, grace_s=600)  # its device is free once it is off it, not when its grace is over
         assert self.torn_down(self.lease).parked, self.stage.log
         return under
 
