@@ -573,10 +573,14 @@ def test_who_waits_and_is_ended_leaves_the_queue(sublet: Shell) -> None:
 
 
 def test_the_lease_is_renewed_and_busy_while_the_command_runs(sublet: Shell) -> None:
-    process = sublet.start("run", "--ttl", "6s", "--", "sh", "-c", "echo $SUBLET_LEASE; sleep 7; echo after")
+    script = "echo $SUBLET_LEASE; read go; echo after"
+    process = sublet.start("run", "--ttl", "6s", "--", "sh", "-c", script, stdin=subprocess.PIPE)
     lease = first_line(process).decode().strip()
     until(lambda: sublet.json("lease", "show", lease)["renewals"] > 0)
     assert sublet.json("lease", "show", lease)["idle"] is False
+    assert process.stdin is not None
+    process.stdin.write(b"go\n")
+    process.stdin.flush()
     done = finished(process)
     assert (done.status, done.out) == (0, b"after\n"), done
     end = sublet.json("lease", "show", lease)
