@@ -33,9 +33,8 @@ GREEN: Final = 10
 LOAD: Final = 8
 LONGEST_S: Final = 3 * 3600
 """A run that takes longer hangs, and is red; the load beside it ends then as well."""
-TESTED: Final = ("src", "tests", "benchmarks", "docs", "examples", "Makefile", "pyproject.toml", "requirements.lock")
-NO_PART: Final = "tests/mutants/"
-"""A result as this one is; it changes no test run."""
+NO_PART: Final = ("tests/mutants", "tools/under_load.json", "benchmarks/results", "CHANGELOG.md")
+"""Results, and what no test reads. Whatever else is in the checkout may change what a run of the suite says."""
 FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::[^\[\n]+?)*(?:\[.*?\])?)(?: - .*)?$", re.MULTILINE)
 UNSTEADY: Final = re.compile(r"^unsteady: (.+) failed among the others", re.MULTILINE)
 LAST_LINE: Final = re.compile(r"^=* ?(.*(?:passed|failed|error).* in [0-9.]+s.*?) ?=*$", re.MULTILINE)
@@ -47,9 +46,11 @@ def state_of_the_source() -> str:
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
-    listed = [line for line in git("ls-files", "-s", "--", *TESTED).splitlines() if NO_PART not in line]
-    changed = git("diff", "HEAD", "--", *TESTED, f":(exclude){NO_PART}")
-    return hashlib.sha256("\n".join([*listed, changed]).encode()).hexdigest()[:12]
+    those = ("--", ".", *(f":(exclude){path}" for path in NO_PART))
+    added = git("ls-files", "--others", "--exclude-standard", *those).splitlines()
+    told = [git("ls-files", "-s", *those), git("diff", "HEAD", *those), *added]
+    told += [hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in added if (ROOT / name).is_file()]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
 
 
 def commit() -> str:
@@ -114,6 +115,8 @@ def run_once(command: Sequence[str], *, processes: int, seed: int, longest_s: fl
             too_long.join()
         found["load_average"] = [round(one, 1) for one in os.getloadavg()]
     output = "".join(lines)
+    if state_of_the_source() != found["source"]:
+        found["source"] = "changed during the run"
     found["seconds"] = round(time.monotonic() - began)
     found["exit_status"] = code
     found["failed"] = sorted(set(FAILED.findall(output)))

@@ -39,6 +39,11 @@ RUN_BY: Final = {
 LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
+LONGEST_S = 280
+"""For all blocks of a page: what hangs ends before the limit of a test, and what is slow beside others is not called
+hanging."""
+
+
 def test_there_are_pages_with_blocks() -> None:
     """Otherwise the other tests would pass for want of anything to look at."""
     assert BLOCK.search((ROOT / "docs/tutorial.md").read_text())
@@ -63,7 +68,7 @@ def test_python_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "SUBLET_HOME": str(tmp_path / "home")}
     command = [sys.executable, "-W", "error", "-c", program]
     try:
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST_S, check=False)
     finally:
         down = [sys.executable, "-m", "sublet", "down", "--now"]
         subprocess.run(down, env=environment, capture_output=True, timeout=30, check=False)
@@ -124,12 +129,18 @@ def test_shell_blocks_run_as_they_stand(page: Path, place: Path) -> None:
 
     def sublet(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["sublet", *words], cwd=place, env=environment, capture_output=True, text=True, timeout=60, check=False
+            ["sublet", *words],
+            cwd=place,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_S,
+            check=False,
         )
 
     try:
         run = subprocess.run(
-            ["sh", "-eux"], input=script, cwd=place, env=environment, capture_output=True, text=True, timeout=120
+            ["sh", "-eux"], input=script, cwd=place, env=environment, capture_output=True, text=True, timeout=LONGEST_S
         )
         assert run.returncode == 0, f"{page.name}:\n{run.stdout}\n{run.stderr}"
         if "nb submit" in script:  # and the job that goes on in the background ends well

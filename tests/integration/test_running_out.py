@@ -351,11 +351,15 @@ class Stage:
 
     def books_add_up(self) -> None:
         """The journal of the whole story: its chain holds, a device is free before it is granted anew, and what tenants
-        are billed is what devices were held for."""
+        are billed is what devices were held for. The office has ended by then: what it still wrote between two looks,
+        at its files and at the anchor, would be missing from one of them."""
+        done = self._command("down", "--now")
+        assert done.returncode == 0, done
+        until("the end of the office", lambda: self.office() is None)
         path = self.place / "copy" / JOURNAL_NAME
         path.parent.mkdir()
-        for end in ("", "-wal"):
-            shutil.copyfile(self.home / (JOURNAL_NAME + end), path.parent / (JOURNAL_NAME + end))
+        for file in self.home.glob(JOURNAL_NAME + "*"):
+            shutil.copyfile(file, path.parent / file.name)
         state, _ = folded(path)
         state.check()
         anchors = Anchors(Path(self.env["XDG_STATE_HOME"]) / "sublet-anchors", self.home)

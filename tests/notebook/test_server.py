@@ -326,8 +326,11 @@ def test_between_cells_a_lease_runs_out_without_a_word(kernel: Kernel, fabric: s
     """It is meant to. What is logged would stand below a cell that has nothing to do with it."""
     kernel.run(LISTENS)
     try:
-        kernel.run("%gpu release")
-        assert not kernel.run("%%gpu --ttl 2s\n1").of("error")
+        for ttl in ("2s", "12s"):  # on a busy machine a short one is over before the cell is
+            kernel.run("%gpu release\nheard.clear()")
+            if not (found := kernel.run(f"%%gpu --ttl {ttl}\n1")).of("error"):
+                break
+        assert not found.of("error"), found.messages
         until("the lease is over", lambda: not live(fabric))
         cell = kernel.run("%%gpu\n2")
         assert cell.of("execute_result"), cell.messages

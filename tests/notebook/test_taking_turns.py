@@ -16,14 +16,15 @@ from jupyter_client.manager import KernelManager
 
 from tests.integration.office_stage import OfficeStage
 from tests.notebook.shell_stage import PATIENCE_S, Shell, shell_on, stage_on
+from tests.traces import until
 
 GPU = "%%gpu --vram 64MiB\n"
-SHORT = "%%gpu --vram 64MiB --ttl 3s\n"
 REST_S = 0.5
 """Longer than a holder must have been idle before it yields."""
 ROUNDS_S = 4.0
-HAND_OVER_S = 8.0
-"""Most that a hand-over may take on a busy machine. On a quiet one it is a fraction of a second (docs/notebook.md)."""
+HAND_OVER_S = 20.0
+"""Most that a hand-over may take on a busy machine: one that waits for an idle holder's bound takes longer. On a quiet
+machine it is a fraction of a second (docs/notebook.md)."""
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +75,15 @@ def test_two_notebooks_take_turns_and_lose_nothing(notebooks: tuple[Shell, Shell
 def test_a_short_time_to_live_runs_out_and_nothing_is_lost(notebooks: tuple[Shell, Shell]) -> None:
     """The lease ends as idle before it needs the guest's memory; the next cell goes on with what stayed there."""
     shell, _ = notebooks
-    made(shell, "h", cell=SHORT)
-    assert turn(shell, "h", cell=SHORT)[0] == 10
-    time.sleep(4)
-    said = shell.run("%gpu")
-    assert "no lease is held (idle); what is on the device is parked" in said["out"], said
-    assert turn(shell, "h", cell=SHORT)[0] == 20
+    for ttl in ("3s", "15s"):  # on a busy machine a short one is over before the cell is
+        short = f"%%gpu --vram 64MiB --ttl {ttl}\n"
+        first = shell.run(f"{short}h = iter([10, 20, 30])\nx = next(h)")
+        if not first["error"]:
+            break
+    assert not first["error"], first
+    over = "no lease is held (idle); what is on the device is parked"
+    until(over, lambda: over in shell.run("%gpu")["out"], 60)
+    assert turn(shell, "h", cell=short)[0] == 20
     time.sleep(REST_S)
 
 

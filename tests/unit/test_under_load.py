@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from tools import under_load
-from tools.under_load import in_a_row, load, main, run_once
+from tools.under_load import in_a_row, load, main, run_once, state_of_the_source
 
 SAYS = "import sys; print({said!r}); sys.exit({code})"
 UNSTEADY = "unsteady: tests/a.py::test_b failed among the others and passed alone, so this run FAILS; find out why."
@@ -73,6 +74,36 @@ RUN: dict[str, Any] = {"green": True, "source": "now", "load": 8}
 )
 def test_a_red_run_or_another_source_or_less_load_starts_the_count_anew(runs: list[dict[str, Any]], count: int) -> None:
     assert in_a_row(runs, "now", 8) == count
+
+
+def test_whatever_tests_may_read_is_part_of_the_source_and_a_result_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changed, or added and not committed yet."""
+    monkeypatch.setattr(under_load, "ROOT", tmp_path)
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    for name in ("tools", "docs", "tests/mutants"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "docs" / "page.md").write_text("before")
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["add", "."], [*author, "commit", "--quiet", "--message", "first"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    states = [state_of_the_source()]
+    for name, text in (("docs/page.md", "after"), ("tools/new.py", "1"), ("tools/new.py", "2")):
+        (tmp_path / name).write_text(text)
+        states.append(state_of_the_source())
+    assert len(set(states)) == 4
+    for name in ("tools/under_load.json", "tests/mutants/table.md", "CHANGELOG.md"):
+        (tmp_path / name).write_text("new")
+    assert state_of_the_source() == states[-1]
+
+
+def test_a_run_in_which_the_source_changed_counts_for_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = iter(("before", "after"))
+    monkeypatch.setattr(under_load, "state_of_the_source", lambda: next(states))
+    found = run_once(said_by("3 passed in 0.1s", 0), processes=1, seed=1)
+    assert found["green"]
+    assert [in_a_row([found], source, 1) for source in ("before", "after")] == [0, 0]
 
 
 def test_the_count_goes_on_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -357,7 +357,10 @@ def test_an_office_that_was_told_to_end_is_not_started_for_a_lease_that_it_has_e
     book = Book(script.clock, lambda: "r-1")
     held = book.open(Grant(view=view(), sent_ns=script.clock.now_ns()), RenewalPolicy())
     many = [held.owed, book.open(Grant(view=view(id="l-2"), sent_ns=0), RenewalPolicy()).owed]
+    alone = book.open(Grant(view=view(id="l-3"), sent_ns=0), RenewalPolicy()).owed
+    alone.tries = 1
     asked: list[Program[object]] = [
+        core.give_back(alone),
         errands.renew_one(core, book, book.attempt(held, None), 1.0),
         core.release(held.id, request_id="r-1", busy_s=0.0),
         core.release_many(many),
@@ -368,7 +371,7 @@ def test_an_office_that_was_told_to_end_is_not_started_for_a_lease_that_it_has_e
         script.answers, script.steps = [NOBODY], []
         script.run(program)
         assert [type(step).__name__ for step in script.steps] == ["Call"]
-    assert all(one.done for one in many)
+    assert all(one.done for one in (*many, alone))
     script.answers, script.steps = [NOBODY, reply(GrantAnswer(lease=view()))], []
     script.run(core.acquire(request(), Hooks()))
     assert Revive() in script.steps
