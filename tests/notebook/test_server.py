@@ -326,14 +326,15 @@ def test_between_cells_a_lease_runs_out_without_a_word(kernel: Kernel, fabric: s
     """It is meant to. What is logged would stand below a cell that has nothing to do with it."""
     kernel.run(LISTENS)
     try:
-        for ttl in ("2s", "12s"):  # on a busy machine a short one is over before the cell is
+        for ttl in ("2s", "12s"):  # where a busy machine is late, a short one is over before its process is parked
             kernel.run("%gpu release\nheard.clear()")
-            if not (found := kernel.run(f"%%gpu --ttl {ttl}\n1")).of("error"):
+            first = kernel.run(f"%%gpu --ttl {ttl}\n1")
+            until("the lease is over", lambda: not live(fabric))
+            second = kernel.run("%%gpu\n2")
+            if not (first.of("error") or second.of("error")):
                 break
-        assert not found.of("error"), found.messages
-        until("the lease is over", lambda: not live(fabric))
-        cell = kernel.run("%%gpu\n2")
-        assert cell.of("execute_result"), cell.messages
+        assert not first.of("error"), first.messages
+        assert second.of("execute_result"), second.messages
         assert "nothing r" not in kernel.run("print(heard)").text()  # runs, ran
     finally:
         kernel.run("logging.getLogger('sublet').removeHandler(ear)\ndel heard, ear, logging")

@@ -75,15 +75,17 @@ def test_two_notebooks_take_turns_and_lose_nothing(notebooks: tuple[Shell, Shell
 def test_a_short_time_to_live_runs_out_and_nothing_is_lost(notebooks: tuple[Shell, Shell]) -> None:
     """The lease ends as idle before it needs the guest's memory; the next cell goes on with what stayed there."""
     shell, _ = notebooks
-    for ttl in ("3s", "15s"):  # on a busy machine a short one is over before the cell is
-        short = f"%%gpu --vram 64MiB --ttl {ttl}\n"
-        first = shell.run(f"{short}h = iter([10, 20, 30])\nx = next(h)")
-        if not first["error"]:
-            break
-    assert not first["error"], first
     over = "no lease is held (idle); what is on the device is parked"
-    until(over, lambda: over in shell.run("%gpu")["out"], 60)
-    assert turn(shell, "h", cell=short)[0] == 20
+    for ttl in ("3s", "15s"):  # where a busy machine is late, a short one is over before its process is parked
+        short = f"%%gpu --vram 64MiB --ttl {ttl}\n"
+        answers = [shell.run(f"{short}h = iter([10, 20, 30])\nx = next(h)")]
+        with contextlib.suppress(AssertionError):
+            until(over, lambda: over in shell.run("%gpu")["out"], 60)
+            answers.append(shell.run(f"{short}x = next(h)"))
+        if len(answers) == 2 and not any(one["error"] for one in answers):
+            break
+    assert [one["error"] for one in answers] == ["", ""], answers
+    assert int(shell.value("x")) == 20
     time.sleep(REST_S)
 
 
