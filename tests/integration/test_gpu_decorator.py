@@ -159,6 +159,7 @@ def test_a_lease_that_ended_is_replaced(fabric: sublet.Fabric, how: str) -> None
 
 def test_an_idle_lease_runs_out_without_a_word(fabric: sublet.Fabric, caplog: pytest.LogCaptureFixture) -> None:
     """It is meant to; and the next call gets another."""
+    work = decorated.square
     for ttl in ("2s", "12s"):  # on a busy machine a short one is over before the call is
         work = decorated.square.options(ttl=ttl)
         with contextlib.suppress(sublet.LeaseEnded):

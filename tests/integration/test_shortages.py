@@ -98,8 +98,10 @@ with sublet.connect() as fabric:
 
 
 def test_a_program_without_descriptors_keeps_its_leases(home: Path) -> None:
+    done = None
     for ttl_s in (2.0, 12.0):  # a program that gets no processor for a second has missed a renewal of the short one
         done = run(f"ttl_s = {ttl_s}\n{PROGRAM}", home)
         if done.stdout.split() == ["24", "active", "active", "active"]:
             break
+    assert done is not None
     assert done.stdout.split() == ["24", "active", "active", "active"], done.stderr

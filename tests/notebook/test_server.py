@@ -326,6 +326,7 @@ def test_between_cells_a_lease_runs_out_without_a_word(kernel: Kernel, fabric: s
     """It is meant to. What is logged would stand below a cell that has nothing to do with it."""
     kernel.run(LISTENS)
     try:
+        first = second = None
         for ttl in ("2s", "12s"):  # where a busy machine is late, a short one is over before its process is parked
             kernel.run("%gpu release\nheard.clear()")
             first = kernel.run(f"%%gpu --ttl {ttl}\n1")
@@ -333,6 +334,8 @@ def test_between_cells_a_lease_runs_out_without_a_word(kernel: Kernel, fabric: s
             second = kernel.run("%%gpu\n2")
             if not (first.of("error") or second.of("error")):
                 break
+        assert first is not None
+        assert second is not None
         assert not first.of("error"), first.messages
         assert second.of("execute_result"), second.messages
         assert "nothing r" not in kernel.run("print(heard)").text()  # runs, ran

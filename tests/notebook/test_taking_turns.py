@@ -76,6 +76,7 @@ def test_a_short_time_to_live_runs_out_and_nothing_is_lost(notebooks: tuple[Shel
     """The lease ends as idle before it needs the guest's memory; the next cell goes on with what stayed there."""
     shell, _ = notebooks
     over = "no lease is held (idle); what is on the device is parked"
+    answers: list[dict[str, Any]] = []
     for ttl in ("3s", "15s"):  # where a busy machine is late, a short one is over before its process is parked
         short = f"%%gpu --vram 64MiB --ttl {ttl}\n"
         answers = [shell.run(f"{short}h = iter([10, 20, 30])\nx = next(h)")]
