@@ -321,14 +321,14 @@ class Running:
         core.tick(now_ns)
         if core.stopped is not None:
             core.abandon(now_ns)
+        for slot in self._with_idle_neighbours():
+            if now_ns >= self._stuck_ns(slot):
+                self._take_back(slot, now_ns)
         for most in range(1, AHEAD + 1):  # who has nothing to do goes first
             if not core.has_ready:
                 break
             for slot in list(self._slots.values()):
                 self._hand_out(slot, most, now_ns)
-        for slot in self._with_idle_neighbours():
-            if now_ns >= self._stuck_ns(slot):
-                self._take_back(slot, now_ns)
         self._adjust_leases(now_ns)
         self._publish_if_due(now_ns)
         self._tell_failures()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sublet.jobs import Executor
+from sublet.jobs import executor as executor_module
 from tests.unit.jobs.stage import FakePool, pool
 
 __all__ = ["pool"]
@@ -67,8 +68,12 @@ def test_arguments_of_any_name_reach_the_function(make: Make) -> None:
             executor.submit()  # type: ignore[call-arg]
 
 
-def test_a_short_call_does_not_wait_behind_a_long_one_while_a_worker_is_free(make: Make) -> None:
-    """Also where all calls before were so short that many of them go to a worker together."""
+def test_a_short_call_does_not_wait_behind_a_long_one_while_a_worker_is_free(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where all calls before were so short that many of them go to a worker together. The idle worker gets them
+    at once, and not when it would be given back."""
+    monkeypatch.setattr(executor_module, "IDLE_S", 3600.0)
     with make(2) as executor:
         assert list(executor.map(abs, range(3000))) == list(range(3000))
         gate = Gate()
