@@ -42,6 +42,7 @@ LIST: Final[tuple[tuple[str, ...], ...]] = (
     (FACE,),
     PROGRAMS,
     ("engines",),
+    ("simulate",),
     ("sim",),
     ("testing",),
     ("cli",),

@@ -57,6 +57,7 @@ COMMANDS: Final[dict[str, str]] = {
     "group set": "group:change",
     "group rm": "group:rm",
     "group ls": "group:ls",
+    "simulate": "simulate:simulate",
     "policy show": "policy:show",
     "policy check": "policy:check",
     "policy apply": "policy:apply",
@@ -91,7 +92,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Commands under a lease": ("run", "train", "burst", "ps", "logs", "exec", "stop"),
     "Notebooks": ("nb", "lab", "kernelspec"),
     "Leases": ("lease", "volume", "bill"),
-    "For the operator": ("tenant", "group", "policy", "fence", "drain", "audit", "backup", "restore"),
+    "For the operator": ("tenant", "group", "policy", "simulate", "fence", "drain", "audit", "backup", "restore"),
     "This installation": ("config", "purge", "completion"),
 }
 """How the help groups the words that can come first."""

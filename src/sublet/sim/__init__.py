@@ -5,7 +5,6 @@
     python -m sublet.sim --seeds 1000            # both modes, the counters, and the seeds that failed
     python -m sublet.sim --from 4711 --seeds 1   # one seed again
     python -m sublet.sim --mutants               # known bugs of other systems, each caught or not
-    python -m sublet.sim.replay                  # a workload through the real ledger
 
 A ``World`` is a queue of moments. Around it stand processes with clocks of their own (``process``), a network that
 loses, doubles, delays and cuts (``net``), and a disk that forgets what was not synced (``disk``). The processes run the

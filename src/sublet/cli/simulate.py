@@ -1,0 +1,327 @@
+"""``sublet simulate``: a workload on the office's own ledger with a held clock, beside what others do."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from sublet.cli.declare import Opt, UsageError
+from sublet.cli.exits import DONE
+from sublet.cli.parsing import AsJson, count, size
+from sublet.cli.show import document, plural, table
+from sublet.errors import InvalidRequest
+from sublet.values import GIB
+
+if TYPE_CHECKING:
+    from sublet.broker.policy import Policy
+    from sublet.observe.bills import Rates
+    from sublet.simulate.find import Answer
+    from sublet.simulate.replay import Costs, Hardware
+    from sublet.simulate.results import Result
+    from sublet.simulate.workload import Session
+
+__all__ = ["simulate"]
+
+SEEDS: Final = 5
+_TEXT_MAX: Final = 64 * 1024
+
+
+def simulate(
+    *,
+    trace: Annotated[
+        str | None, Opt("--trace", metavar="FILE", help="Sessions and cells as CSV (default: generated ones).")
+    ] = None,
+    course: Annotated[
+        int | None, Opt("--course", metavar="N", parse=count, help="Students of a course, one week of it.")
+    ] = None,
+    lab: Annotated[
+        list[str], Opt("--lab", metavar="WHEN", help="When the course meets, such as 'Tue 10:00-12:00'. Repeatable.")
+    ] = [],  # noqa: B006 - never changed, as for every command
+    sessions: Annotated[
+        int | None, Opt("--sessions", metavar="N", parse=count, help="Sessions that are generated (default: 64).")
+    ] = None,
+    days: Annotated[
+        int | None, Opt("--days", metavar="N", parse=count, help="Days that are generated (default: 14).")
+    ] = None,
+    jobs: Annotated[
+        str | None, Opt("--jobs", metavar="FILE", help="Batch jobs as CSV, in the background of the rest.")
+    ] = None,
+    job_columns: Annotated[
+        str | None,
+        Opt(
+            "--job-columns",
+            metavar="LIST",
+            help="Names of their columns: start=COLUMN,duration=COLUMN,gpus=COLUMN, and where need be user=COLUMN, "
+            "unit=s|min|h, tier=batch|spot.",
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None, Opt("--gpus", metavar="N", parse=count, help="Number of GPUs; with --find, the most to try.")
+    ] = None,
+    gpus_per_node: Annotated[
+        int, Opt("--gpus-per-node", metavar="N", parse=count, help="GPUs of one machine (default: 8).")
+    ] = 8,
+    vram: Annotated[int, Opt("--vram", metavar="SIZE", parse=size, help="Memory of one GPU (default: 80GiB).")] = 80
+    * GIB,
+    seed: Annotated[
+        int, Opt("--seed", metavar="N", parse=count, help="First seed of what is generated (default: 1).")
+    ] = 1,
+    seeds: Annotated[
+        int | None,
+        Opt("--seeds", metavar="N", parse=count, help=f"With --find, seeds for each count (default: {SEEDS})."),
+    ] = None,
+    find: Annotated[str | None, Opt("--find", choices=("gpus",), help="Find the number that reaches the goal.")] = None,
+    such_that: Annotated[
+        str | None, Opt("--such-that", metavar="GOAL", help="The goal, such as 'start_within(10s) >= 0.95'.")
+    ] = None,
+    policy: Annotated[
+        str | None, Opt("--policy", metavar="FILE", help="A policy.toml whose limits hold (default: no limits).")
+    ] = None,
+    second_policy: Annotated[
+        str | None, Opt("--second-policy", metavar="FILE", help="Another policy.toml, in a column of its own.")
+    ] = None,
+    costs: Annotated[
+        str | None,
+        Opt("--costs", metavar="FILE", help="What `python -m benchmarks notebook_taken` measured (default: assumed)."),
+    ] = None,
+    rates: Annotated[
+        str | None, Opt("--rates", metavar="FILE", help="A rates.toml, for the cost of what is held.")
+    ] = None,
+    svg: Annotated[str | None, Opt("--svg", metavar="FOLDER", help="Folder for plots as SVG files.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Run a workload on simulated GPUs, with the office's own ledger.
+
+    It answers how many GPUs are needed, and what leases save beside sessions that hold theirs, idle cullers and batch
+    queues. No office is asked or changed. What is assumed is printed.
+    """
+    from sublet.simulate import replay, workload
+
+    if (find is None) != (such_that is None):
+        raise UsageError("--find and --such-that belong together", do="Give both, or none of them.")
+    if find is None and gpus is None:
+        raise UsageError("the number of GPUs is missing", do="Give --gpus N, or --find gpus --such-that GOAL.")
+    if trace is not None and course is not None:
+        raise UsageError("--trace and --course contradict each other", do="Give one of them.")
+    if (course is None) != (not lab):
+        raise UsageError("--course and --lab belong together", do="Write --course 500 --lab 'Tue 10:00-12:00'.")
+    if (trace is not None or course is not None) and (sessions is not None or days is not None):
+        raise UsageError("--sessions and --days are for generated sessions", do="Leave them out.")
+    if (jobs is None) != (job_columns is None):
+        raise UsageError("--jobs and --job-columns belong together", do="Say what the columns of the file are called.")
+    background = workload.read_jobs(Path(jobs), _pairs(job_columns)) if jobs and job_columns else []
+    labs = [workload.parse_lab(text) for text in lab]
+    read = workload.read_trace(Path(trace)) if trace is not None else []
+
+    def sessions_of(number: int) -> list[Session]:
+        if course is not None:
+            found = workload.course(number, students=course, labs=labs)
+        elif trace is not None:
+            found = workload.resample(read, number)
+        else:
+            found = workload.generate(number, sessions=sessions or 64, days=days or 14)
+        return workload.merged(found, background)
+
+    plan = _Plan(
+        sessions_of=sessions_of,
+        per_node=gpus_per_node,
+        vram_gib=vram / GIB,
+        policies=[(name, _policy(path)) for name, path in (("leases", policy), ("policy 2", second_policy))],
+        has_second=second_policy is not None,
+        costs=replay.read_costs(Path(costs)) if costs is not None else replay.Costs(),
+    )
+    answer = None
+    if such_that is not None:
+        answer = plan.find(such_that, gpus, range(seed, seed + (seeds or SEEDS)))
+        gpus = answer.gpus
+    assert gpus is not None
+    results = plan.compare(gpus, seed)
+    assumed = plan.assumptions(gpus, course=course is not None, resampled=trace is not None and answer is not None)
+    prices = _rates(rates)
+    if svg is not None:
+        _draw(Path(svg), results, answer)
+    if as_json:
+        figures = [result.figures(prices) for result in results]
+        document({"find": answer and answer.figures(), "results": figures, "assumptions": assumed})
+    else:
+        print(_for_people(results, answer, assumed, prices))
+    return DONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What is the same for every number of GPUs."""
+
+    sessions_of: Callable[[int], list[Session]]
+    per_node: int
+    vram_gib: float
+    policies: Sequence[tuple[str, Policy]]
+    has_second: bool
+    costs: Costs
+
+    def hardware(self, gpus: int) -> Hardware:
+        from sublet.simulate.replay import Hardware
+
+        return Hardware(gpus=gpus, per_node=self.per_node, vram_gib=self.vram_gib)
+
+    def compare(self, gpus: int, seed: int) -> list[Result]:
+        """The ledger's result, those of the models, and that of the second policy."""
+        from sublet.simulate.peers import PEERS, run_peer
+
+        sessions, hardware = self.sessions_of(seed), self.hardware(gpus)
+        found = [self._run(sessions, hardware, self.policies[0], f"{gpus} GPUs")]
+        if self.has_second:
+            found.append(self._run(sessions, hardware, self.policies[1], f"{gpus} GPUs, second policy"))
+        return [*found, *(run_peer(peer, sessions, hardware) for peer in PEERS)]
+
+    def find(self, text: str, most: int | None, seeds: Sequence[int]) -> Answer:
+        from sublet.simulate.find import find, parse_goal
+        from sublet.simulate.workload import peak_gpus
+
+        goal = parse_goal(text)
+        workloads = {seed: self.sessions_of(seed) for seed in seeds}
+        if most is None:
+            most = max(peak_gpus(sessions) for sessions in workloads.values())
+            most = -(-most * 3 // 2 // self.per_node) * self.per_node + self.per_node  # parts of nodes stay free
+
+        def run(gpus: int, seed: int) -> Result:
+            label = f"{gpus} GPUs, seed {seed}"
+            return self._run(workloads[seed], self.hardware(gpus), self.policies[0], label)
+
+        return find(goal, most, seeds, run)
+
+    def _run(self, sessions: Sequence[Session], hardware: Hardware, policy: tuple[str, Policy], label: str) -> Result:
+        from sublet.simulate.replay import Replay
+
+        name, limits = policy
+        with_progress = _Progress(label)
+        try:
+            return Replay(sessions, hardware, policy=limits, costs=self.costs, name=name).run(with_progress)
+        finally:
+            with_progress.clear()
+
+    def assumptions(self, gpus: int, *, course: bool, resampled: bool) -> list[str]:
+        from sublet.simulate.replay import assumptions
+
+        found = assumptions(self.hardware(gpus), self.costs, self.policies[0][1], shared=course)
+        if course:
+            found.append(
+                "students come within 10 minutes of the beginning of a lab and run cells of seconds to minutes, a "
+                "third of them without GPU, with pauses as published; half of them work on Sunday evening as well"
+            )
+        if resampled:
+            found.append("seeds after the first draw whole sessions of the trace anew, with replacement")
+        found.append(
+            "models beside the ledger: GPUs change hands and servers start in no time; backfill knows run times"
+        )
+        return found
+
+
+class _Progress:
+    """A line on the terminal that says how far a run is; nothing where there is no terminal."""
+
+    def __init__(self, label: str) -> None:
+        self._label, self._said = label, 0.0
+        self._shown = sys.stderr.isatty()
+
+    def __call__(self, share: float) -> None:
+        if self._shown and time.monotonic() - self._said > 0.2:
+            self._said = time.monotonic()
+            sys.stderr.write(f"\r\x1b[K{self._label}: {share:.0%}")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        if self._said:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def _for_people(results: Sequence[Result], answer: Answer | None, assumed: Sequence[str], prices: Rates | None) -> str:
+    from sublet.simulate.results import HOUR_NS, compare
+
+    ours = results[0]
+    hours, days = (ours.used_ns - ours.moving_ns) / HOUR_NS, ours.planned_ns / HOUR_NS / 24
+    of_all = f"{ours.load:.0%} of {plural(ours.gpus, 'GPU')} for {days:.1f} days"
+    what = f"{plural(ours.sessions, 'session')}, {plural(ours.cells, 'GPU cell')}"
+    lines = [f"{what}. The cells alone need {hours:,.0f} GPU-hours, {of_all}."]
+    if ours.load > 0.9:
+        lines.append(
+            f"That is {ours.load * days:.1f} days of full use: under any policy cells stretch (the fluid bound)."
+        )
+    if ours.impossible:
+        lines.append(f"{plural(ours.impossible, 'cell')} left out: no node has as many GPUs, or as much memory.")
+    if ours.refused:
+        lines.append(f"{plural(ours.refused, 'cell')} left out: a limit of the policy never lets them in.")
+    if answer is not None:
+        lines += ["", *_curve(answer)]
+    heads, rows = compare(results, prices)
+    lines += ["", table(heads, rows, right=heads[1:]), "", "Assumed:", *(f"- {line}" for line in assumed)]
+    rate = ours.commands / max(1e-9, ours.wall_s)
+    lines += ["", f"{ours.commands:,} commands to the ledger in {ours.wall_s:.1f} s ({rate:,.0f} per second)."]
+    return "\n".join(lines)
+
+
+def _curve(answer: Answer) -> list[str]:
+    heads = ["GPUS", "START IN TIME", "95 % INTERVAL", "GOAL"]
+    rows = []
+    for point in answer.points:
+        low, high = point.interval
+        met = "met" if point.meets(answer.goal) else "missed"
+        rows.append([str(point.gpus), f"{point.mean:.2%}", f"{low:.2%} to {high:.2%}", met])
+    seeds = len(answer.points[0].shares)
+    said = f"{plural(answer.gpus, 'GPU')} for {answer.goal}, over {plural(seeds, 'seed')}."
+    if answer.exceptions:
+        said += f" So would {', '.join(map(str, answer.exceptions))} be, but not all counts between."
+    return [table(heads, rows, right=heads[:3]), "", said]
+
+
+def _draw(folder: Path, results: Sequence[Result], answer: Answer | None) -> None:
+    from sublet.simulate import plots
+
+    drawn = {"waits": plots.waits(results), "queue": plots.queue(results), "gpu-hours": plots.gpu_hours(results)}
+    if answer is not None:
+        drawn["find"] = plots.curve(answer)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in drawn.items():
+            (folder / f"{name}.svg").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(
+            f"the plots cannot be written to {folder} ({error.strerror})", do="Give a folder that you may write to."
+        ) from error
+
+
+def _pairs(text: str) -> dict[str, str]:
+    found = dict(pair.partition("=")[::2] for pair in text.split(","))
+    if not all(found.values()):
+        raise UsageError(
+            "--job-columns needs NAME=COLUMN for each", do="Write start=COLUMN,duration=COLUMN,gpus=COLUMN."
+        )
+    return found
+
+
+def _policy(path: str | None) -> Policy:
+    from sublet.broker.policy_file import parse_policy
+    from sublet.simulate.replay import POLICY
+
+    return POLICY if path is None else parse_policy(_text(path), path).policy(POLICY)
+
+
+def _rates(path: str | None) -> Rates | None:
+    from sublet.observe.bills import parse_rates
+
+    return None if path is None else parse_rates(_text(path))
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(_TEXT_MAX + 1)
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read ({error.strerror})", do="Give the path of a file.") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path} is not in UTF-8", do="Save it in UTF-8.") from error

@@ -1,0 +1,154 @@
+"""How many GPUs reach a goal: a curve of simulated figures, with what chance leaves open, and the number it names.
+
+More GPUs do not always help: one node more changes where things are placed and who is preempted. So nothing is
+concluded from a count about those that were not tried. Counts over the whole range are tried first, then the gap below
+the smallest count from which on all that were tried meet the goal, until the count beneath it misses; and then the
+counts right above it. Each that misses moves the answer up. What was tried is told with the answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Any, Final, NamedTuple
+
+from sublet.errors import InvalidRequest
+from sublet.simulate.results import Result
+from sublet.values import NS_PER_S, format_duration, parse_duration_ns, shown
+
+__all__ = ["Answer", "Goal", "Point", "find", "parse_goal"]
+
+COARSE: Final = 12
+"""Counts over the whole range that are tried first."""
+NEAR: Final = 4
+"""Counts right above the answer that are tried as well: where the curve falls again, it does so there."""
+TRIES_MAX: Final = 40
+_GOAL: Final = re.compile(r"\s*start_within\(([^()]+)\)\s*>=\s*([0-9.]+)(%?)\s*", re.ASCII)
+_DO: Final = "Write it as 'start_within(10s) >= 0.95'."
+_T95: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+"""Student's t, two-sided 95 %, by degrees of freedom from 1."""
+
+
+class Goal(NamedTuple):
+    """A share of the cells starts within a time."""
+
+    bound_ns: int
+    share: float
+
+    def __str__(self) -> str:
+        return f"start_within({format_duration(self.bound_ns)}) >= {self.share:g}"
+
+
+def parse_goal(text: str) -> Goal:
+    """``start_within(10s) >= 0.95``, or ``>= 95%``."""
+    found = _GOAL.fullmatch(text)
+    if found is None:
+        raise InvalidRequest(f"{shown(text)} is not a goal", do=_DO)
+    bound_ns = parse_duration_ns(found[1], zero_ok=True)
+    try:
+        share = float(found[2]) / (100 if found[3] else 1)
+    except ValueError:
+        raise InvalidRequest(f"{shown(found[2])} is not a number", do=_DO) from None
+    if not 0 < share <= 1:
+        raise InvalidRequest(f"no share of the cells is {share:g}", do=_DO)
+    return Goal(bound_ns, share)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one number of GPUs came to, by seed."""
+
+    gpus: int
+    shares: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.shares)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval of the mean over seeds; of one seed, the figure itself."""
+        count = len(self.shares)
+        if count == 1:
+            return self.mean, self.mean
+        half = _T95[min(count - 1, len(_T95)) - 1] * stdev(self.shares) / sqrt(count)
+        return max(0.0, self.mean - half), min(1.0, self.mean + half)
+
+    def meets(self, goal: Goal) -> bool:
+        """Whether the goal is reached even at the lower end of the interval."""
+        return self.interval[0] >= goal.share
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The number, and what was tried for it."""
+
+    goal: Goal
+    gpus: int
+    points: tuple[Point, ...]
+    """By number of GPUs."""
+
+    @property
+    def exceptions(self) -> list[int]:
+        """Smaller counts that meet the goal although a larger one below the answer does not."""
+        return [point.gpus for point in self.points if point.gpus < self.gpus and point.meets(self.goal)]
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "goal": {"start_within_s": self.goal.bound_ns / NS_PER_S, "share": self.goal.share},
+            "gpus": self.gpus,
+            "below_that_meet_it": self.exceptions,
+            "points": [
+                {"gpus": p.gpus, "mean": p.mean, "low": p.interval[0], "high": p.interval[1], "seeds": list(p.shares)}
+                for p in self.points
+            ],
+        }
+
+
+def find(
+    goal: Goal,
+    most: int,
+    seeds: Sequence[int],
+    run: Callable[[int, int], Result],
+    note: Callable[[Point], None] = lambda _: None,
+) -> Answer:
+    """The answer, from ``run(gpus, seed)`` for counts from 1 to ``most``: as many as the workload could ever use."""
+    tried: dict[int, Point] = {}
+
+    def point(gpus: int) -> Point:
+        if gpus not in tried:
+            shares = tuple(run(gpus, seed).start_within(goal.bound_ns) for seed in seeds)
+            tried[gpus] = Point(gpus, shares)
+            note(tried[gpus])
+        return tried[gpus]
+
+    for gpus in sorted({1 + round((most - 1) * (n / (COARSE - 1)) ** 2) for n in range(COARSE)}):
+        point(gpus)
+    if not tried[most].meets(goal):
+        best = max(tried.values(), key=lambda one: one.interval[0])
+        raise InvalidRequest(
+            f"no number of GPUs up to {most} reaches {goal}; the best is {best.mean:.1%}, with {best.gpus}"
+            + (f" ({best.interval[0]:.1%} at the lower end of the interval over seeds)" if len(seeds) > 1 else ""),
+            do="Ask for a longer time or a smaller share. Cells that fit no node count as not started: see "
+            "--gpus-per-node and --vram.",
+        )
+    while len(tried) < TRIES_MAX:
+        answer = _smallest(goal, tried)
+        below = max((gpus for gpus in tried if gpus < answer), default=0)
+        above = [gpus for gpus in range(answer + 1, min(most, answer + NEAR) + 1) if gpus not in tried]
+        if below + 1 < answer:
+            point((below + answer) // 2)
+        elif above:
+            point(above[0])
+        else:
+            break
+    return Answer(goal, _smallest(goal, tried), tuple(tried[gpus] for gpus in sorted(tried)))
+
+
+def _smallest(goal: Goal, tried: dict[int, Point]) -> int:
+    """The smallest count from which on all that were tried meet the goal."""
+    missing = [gpus for gpus, one in tried.items() if not one.meets(goal)]
+    return min(gpus for gpus in tried if gpus > max(missing, default=0))

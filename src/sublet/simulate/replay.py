@@ -1,0 +1,445 @@
+"""Replays a workload through the real ledger on a held clock.
+
+Every cell that needs GPUs asks for them, works while it holds them, and keeps them idle until their time to live is
+over, so that the next cell may find them warm. A cell that is taken saves, asks again, and goes on where it was, for
+the price of saving and restoring. The loop is closed: who waits longer asks for the next cell later.
+
+Holders renew as the client does, at 0.7 of the time to live; the ledger is woken when it asks for that, and at no other
+moment.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from sublet.broker import commands as cmd
+from sublet.broker import events as ev
+from sublet.broker.answers import Granted, Outcome, Refusal
+from sublet.broker.ledger import Ledger
+from sublet.broker.policy import Policy
+from sublet.broker.records import NoticeRecord, Now, Want
+from sublet.errors import InvalidRequest, SubletError
+from sublet.lease.states import LIVE_STATES
+from sublet.simulate.results import Result
+from sublet.simulate.workload import Cell, Session
+from sublet.values import (
+    GIB,
+    MILLIS_PER_DEVICE,
+    NS_PER_S,
+    EndReason,
+    Exclusivity,
+    Kind,
+    LeaseId,
+    NodeId,
+    RequestId,
+    ResourceId,
+    TenantId,
+)
+from sublet.wire.orders import Device, End, Inventory, Parkable, TornDown
+
+__all__ = ["POLICY", "Costs", "Hardware", "Replay", "assumptions", "read_costs"]
+
+_MIN: Final = 60 * NS_PER_S
+TTL_NS: Final = 5 * _MIN
+RENEW_NS: Final = TTL_NS * 7 // 10
+POLICY: Final = Policy(ended_keep_ns=60 * NS_PER_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """GPUs of one kind, on nodes of one size; the last node has what is left."""
+
+    gpus: int
+    per_node: int = 8
+    vram_gib: float = 80.0
+
+    @property
+    def nodes(self) -> list[int]:
+        """The GPUs of each node."""
+        return [min(self.per_node, self.gpus - first) for first in range(0, self.gpus, self.per_node)]
+
+    def has_room_for(self, cell: Cell) -> bool:
+        """Whether one node could run the cell."""
+        return cell.gpus <= min(self.gpus, self.per_node) and cell.vram_gib <= self.vram_gib
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What it takes to clear a device and to go on elsewhere."""
+
+    clear_ns: int = 2 * NS_PER_S
+    """From the end of a lease until its device is verified to be free."""
+    move_ns: int = 60 * NS_PER_S
+    """Of work, what a cell that was taken loses: a save and a restore."""
+    source: str = "assumed"
+
+
+def read_costs(path: Path) -> Costs:
+    """From what ``python -m benchmarks notebook_taken`` measured on a machine, for a GiB of state."""
+    try:
+        figures = {figure["name"]: figure["ours"]["median"] for figure in json.loads(path.read_bytes())["figures"]}
+        off_ms, on_ms = figures["from the notice to a free device"], figures["from the grant to the first line"]
+        clear_ns, move_ns = round(off_ms * 1e6), round((off_ms + on_ms) * 1e6)
+        if not (0 < clear_ns <= move_ns):
+            raise ValueError("times that are not above zero")
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read ({error.strerror})", do="Give the path of a file.") from error
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise InvalidRequest(
+            f"{path} is no result of the benchmark notebook_taken",
+            do="Make one with `python -m benchmarks notebook_taken`, or leave the option out.",
+        ) from error
+    return Costs(clear_ns=clear_ns, move_ns=move_ns, source=f"measured, {path.name}")
+
+
+def assumptions(hardware: Hardware, costs: Costs, policy: Policy, *, shared: bool) -> list[str]:
+    """What is not the ledger's own, one line each."""
+    found = [
+        f"{hardware.gpus} GPUs of {hardware.vram_gib:g} GiB, all alike, on nodes of {hardware.per_node}",
+        f"a device is clear {costs.clear_ns / NS_PER_S:.3g} s after its lease ({costs.source})",
+        f"a cell that is taken loses {costs.move_ns / NS_PER_S:.3g} s to saving and restoring ({costs.source})",
+        "an idle holder has nothing left to save, and says so at once",
+        f"a holder keeps its GPUs, idle, for the rest of {TTL_NS // _MIN} minutes after a cell",
+        "who waits longer asks for the next cell later (closed loop)",
+        f"within a notice: {_notice_ns(policy) / NS_PER_S:.0f} s, notice and the most that clearing may take",
+    ]
+    if shared:
+        found.append("tenants share devices, each with the memory that its cell has in use; sharing slows no cell down")
+    return found
+
+
+def _notice_ns(policy: Policy) -> int:
+    return policy.notice_ns + policy.suspend_ns
+
+
+@dataclass(slots=True)
+class _Notebook:
+    """Where one session is."""
+
+    session: Session
+    tenant: TenantId
+    next_cell: int = 0
+    lease: LeaseId | None = None
+    held: Cell | None = None
+    """For which cell the lease was asked for."""
+    millis: int = 0
+    """How much of devices the lease is."""
+    waits: bool = False
+    left_ns: int = 0
+    """Of the cell that runs or waits; 0 if none does."""
+    asked_ns: int = 0
+    runs_since_ns: int | None = None
+    first_start: bool = True
+    turn: int = 0
+    """Rises with every change, so that what was planned before is void."""
+
+    @property
+    def cell(self) -> Cell:
+        return self.session.cells[self.next_cell]
+
+
+class Replay:
+    """One workload on so many GPUs."""
+
+    def __init__(
+        self,
+        sessions: Sequence[Session],
+        hardware: Hardware,
+        *,
+        policy: Policy = POLICY,
+        costs: Costs | None = None,
+        name: str = "leases",
+        check_every: int = 0,
+    ) -> None:
+        """``check_every`` says after how many commands with consequences the books are walked; 0: never."""
+        if any(cell.shared for session in sessions for cell in session.cells):
+            policy = msgspec.structs.replace(policy, share_across_tenants=True)
+        self.result = Result(name=name, gpus=hardware.gpus, sessions=len(sessions), notice_ns=_notice_ns(policy))
+        self._hardware, self._costs = hardware, costs or Costs()
+        self._now_ns = 1_000 * NS_PER_S
+        self._origin_ns = self.result.start_ns = self._now_ns
+        self._ledger = Ledger(policy)
+        self._check_every = check_every
+        self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+        self._asked = 0
+        self._granted: dict[LeaseId, tuple[int, int]] = {}
+        self._by_lease: dict[LeaseId, _Notebook] = {}
+        self._tick_ns: int | None = None
+        self._left = sum(len(session.cells) for session in sessions)
+        self._total = self._left
+        self._tell(cmd.OpenOffice(incarnation=1, clock_domain="replay"))
+        for number, gpus in enumerate(hardware.nodes):
+            self._tell(cmd.NodeUp(inventory=_node(number, gpus, round(hardware.vram_gib * GIB))))
+        tenants: set[TenantId] = set()
+        for session in sessions:
+            tenant = TenantId(f"t-{session.owner}")
+            if tenant not in tenants:
+                tenants.add(tenant)
+                self._tell(cmd.AddTenant(tenant=tenant, token_hash=tenant))
+            self._plan(session.start_min, self._next_cell, _Notebook(session, tenant))
+            self.result.reserved_ns += round(session.gpus * (session.stop_min - session.start_min) * _MIN)
+        last_min = max((session.stop_min for session in sessions), default=0.0)
+        self.result.planned_ns = round(last_min * _MIN)
+
+    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+        """To the end of the last session. ``progress`` is told the share of the cells that is done."""
+        began, turns = time.monotonic(), 0
+        while self._queue:
+            at_ns, _, do, arguments = heapq.heappop(self._queue)
+            self._now_ns = max(self._now_ns, at_ns)
+            do(*arguments)
+            self._arm()
+            turns += 1
+            if progress is not None and turns % 1024 == 0:
+                progress(1 - self._left / max(1, self._total))
+        self.result.wall_s = time.monotonic() - began
+        self.result.end_ns = self._now_ns
+        return self.result
+
+    # ---- a notebook's life ----
+
+    def _next_cell(self, notebook: _Notebook) -> None:
+        """After the pause that comes before it, the next cell wants to run."""
+        if notebook.next_cell < len(notebook.session.cells):
+            self._after(notebook.cell.pause_min, self._start, notebook)
+
+    def _start(self, notebook: _Notebook) -> None:
+        cell = notebook.cell
+        if cell.gpus == 0:
+            self._left -= 1
+            notebook.next_cell += 1
+            self._after(cell.duration_min, self._next_cell, notebook)
+            return
+        if not self._hardware.has_room_for(cell):
+            self.result.impossible += 1
+            self._leave_out(notebook)
+            return
+        notebook.left_ns = max(1, round(cell.duration_min * _MIN))
+        notebook.asked_ns, notebook.first_start = self._now_ns, True
+        if notebook.lease is not None and _holds(notebook, cell) and self._renew(notebook, active=True):
+            self.result.warm += 1
+            self._work(notebook)
+        else:
+            self._give_back(notebook)
+            self._ask(notebook)
+
+    def _leave_out(self, notebook: _Notebook) -> None:
+        self._left -= 1
+        notebook.next_cell += 1
+        self._next_cell(notebook)
+
+    def _ask(self, notebook: _Notebook) -> None:
+        self._asked += 1
+        lease = LeaseId(f"l{self._asked}")
+        notebook.lease, notebook.held = lease, notebook.cell
+        self._by_lease[lease] = notebook
+        cell = notebook.cell
+        want = Want(
+            kind=Kind.GPU,
+            amount=max(1, round(cell.vram_gib * GIB)),
+            count=cell.gpus,
+            exclusivity=Exclusivity.SHARED if cell.shared else None,
+        )
+        self._wait(notebook, +1)
+        outcome = self._tell(
+            cmd.Acquire(
+                tenant=notebook.tenant,
+                lease=lease,
+                request_id=RequestId(lease),
+                wants=(want,),
+                ttl_ns=TTL_NS,
+                tier=notebook.session.tier,
+            )
+        )
+        if isinstance(outcome.answer, SubletError | Refusal):  # beyond a quota, for good
+            del self._by_lease[lease]
+            notebook.lease = None
+            self._wait(notebook, -1)
+            self.result.refused += notebook.first_start
+            self._leave_out(notebook)
+        elif isinstance(outcome.answer, Granted) and outcome.answer.lease.status in LIVE_STATES:
+            self._work(notebook)
+
+    def _work(self, notebook: _Notebook) -> None:
+        """It has its GPUs: run to the end, and renew on the way."""
+        self._wait(notebook, -1)
+        if notebook.first_start:
+            notebook.first_start = False
+            self.result.cells += 1
+            self.result.waits_ns.append(self._now_ns - notebook.asked_ns)
+        notebook.runs_since_ns = self._now_ns
+        notebook.turn += 1
+        self._at(self._now_ns + notebook.left_ns, self._done, notebook, notebook.turn)
+        self._at(self._now_ns + RENEW_NS, self._keep, notebook, notebook.turn)
+
+    def _keep(self, notebook: _Notebook, turn: int) -> None:
+        if notebook.turn == turn and self._renew(notebook, active=True):
+            self._at(self._now_ns + RENEW_NS, self._keep, notebook, turn)
+
+    def _done(self, notebook: _Notebook, turn: int) -> None:
+        """The cell is through; its lease stays, idle, for as long as it has time."""
+        if notebook.turn != turn:
+            return
+        self._stop_clock(notebook)
+        run_ns = max(1, round(notebook.cell.duration_min * _MIN))
+        self.result.done.append((notebook.session.owner, run_ns, max(run_ns, self._now_ns - notebook.asked_ns)))
+        self._left -= 1
+        notebook.left_ns = 0
+        notebook.next_cell += 1
+        self._renew(notebook, active=False)
+        self._next_cell(notebook)
+
+    def _renew(self, notebook: _Notebook, *, active: bool) -> bool:
+        """True if the lease is there with all its time. A cell that ends says only that it is idle."""
+        lease = self._ledger.state.leases.get(notebook.lease) if notebook.lease is not None else None
+        if lease is None or lease.status not in LIVE_STATES or lease.epoch is None:
+            return False
+        tenant, epoch = notebook.tenant, lease.epoch
+        if active:
+            return isinstance(self._tell(cmd.Renew(tenant=tenant, lease=lease.id, epoch=epoch)).answer, Granted)
+        self._tell(cmd.NoteActivity(tenant=tenant, lease=lease.id, epoch=epoch, active=False))
+        return True
+
+    def _give_back(self, notebook: _Notebook) -> None:
+        if notebook.lease is not None:
+            lease, notebook.lease = notebook.lease, None
+            if lease in self._ledger.state.leases:
+                self._tell(cmd.Release(tenant=notebook.tenant, lease=lease))
+
+    def _wait(self, notebook: _Notebook, by: int) -> None:
+        """It waits for GPUs from now on, or no longer."""
+        if notebook.waits != (by > 0):
+            notebook.waits = by > 0
+            self.result.note_queue(self._now_ns, by)
+
+    def _stop_clock(self, notebook: _Notebook) -> None:
+        if notebook.runs_since_ns is not None:
+            ran_ns = self._now_ns - notebook.runs_since_ns
+            notebook.left_ns = max(0, notebook.left_ns - ran_ns)
+            used = notebook.millis if notebook.cell.shared else notebook.cell.gpus * MILLIS_PER_DEVICE
+            self.result.used_ns += ran_ns * used // MILLIS_PER_DEVICE
+            notebook.runs_since_ns = None
+        notebook.turn += 1
+
+    # ---- what the ledger says ----
+
+    def _tell(self, command: cmd.Command) -> Outcome:
+        """One command, and what follows from it at once."""
+        outcome = self._ledger.handle(command, Now(self._now_ns, self._now_ns))
+        self.result.commands += 1
+        if self._check_every and outcome.events and self.result.commands % self._check_every == 0:
+            self._ledger.state.check()
+        for order in outcome.orders:
+            if isinstance(order, End):
+                torn = tuple(part.resource for part in order.parts)
+                self._at(self._now_ns + self._costs.clear_ns, self._torn_down, order, torn)
+        for event in outcome.events:
+            self._heard(event)
+        return outcome
+
+    def _torn_down(self, order: End, resources: tuple[ResourceId, ...]) -> None:
+        node = NodeId(str(resources[0]).partition("/")[0])
+        report = TornDown(node=node, lease=order.lease, epoch=order.epoch, resources=resources)
+        self._tell(cmd.AgentReport(report=report))
+
+    def _heard(self, event: ev.Event) -> None:
+        match event:
+            case ev.Granted():
+                millis = sum(part.millis for part in event.parts)
+                self._granted[event.lease] = (self._now_ns, millis)
+                self._by_lease[event.lease].millis = millis
+                self._at(self._now_ns, self._claim, event.lease)
+            case ev.Ending():
+                since_ns, millis = self._granted.pop(event.lease)
+                self.result.held_ns += millis * (self._now_ns - since_ns) // MILLIS_PER_DEVICE
+                self._lost(event.lease, event.end.reason)
+            case ev.Noticed(notice=NoticeRecord(when_safe=True)):
+                self._at(self._now_ns, self._is_safe, event.lease)
+            case _:
+                pass
+
+    def _is_safe(self, lease: LeaseId) -> None:
+        """Its agent finds nothing under the idle lease that would be lost."""
+        found = self._ledger.state.leases.get(lease)
+        if found is not None and found.epoch is not None and found.node is not None:
+            report = Parkable(
+                node=found.node, lease=lease, epoch=found.epoch, amount=0, why="not in this replay", safe=True
+            )
+            self._tell(cmd.AgentReport(report=report))
+
+    def _claim(self, lease: LeaseId) -> None:
+        notebook = self._by_lease[lease]
+        outcome = self._tell(cmd.Claim(tenant=notebook.tenant, lease=lease))
+        waits = notebook.lease == lease and notebook.runs_since_ns is None and notebook.left_ns > 0
+        if waits and isinstance(outcome.answer, Granted):
+            self._work(notebook)
+
+    def _lost(self, lease: LeaseId, reason: EndReason) -> None:
+        """The lease is over. If a cell ran, it goes on later from what it saved."""
+        notebook = self._by_lease.pop(lease)
+        if notebook.lease != lease:
+            return
+        notebook.lease = None
+        if reason not in (EndReason.RELEASED, EndReason.IDLE, EndReason.EXPIRED):
+            word = reason.value if notebook.runs_since_ns is not None else "idle"
+            self.result.preemptions[word] = self.result.preemptions.get(word, 0) + 1
+        if notebook.runs_since_ns is not None:
+            self._stop_clock(notebook)
+            notebook.left_ns += self._costs.move_ns
+            self.result.moving_ns += self._costs.move_ns * notebook.millis // MILLIS_PER_DEVICE
+            self._at(self._now_ns, self._ask_again, notebook, notebook.turn)
+
+    def _ask_again(self, notebook: _Notebook, turn: int) -> None:
+        if notebook.turn == turn:
+            self._ask(notebook)
+
+    # ---- time ----
+
+    def _plan(self, minute: float, do: Callable[..., None], *arguments: Any) -> None:
+        self._at(self._origin_ns + round(minute * _MIN), do, *arguments)
+
+    def _after(self, minutes: float, do: Callable[..., None], *arguments: Any) -> None:
+        self._at(self._now_ns + round(minutes * _MIN), do, *arguments)
+
+    def _at(self, at_ns: int, do: Callable[..., None], *arguments: Any) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (at_ns, self._count, do, arguments))
+
+    def _arm(self) -> None:
+        """Wake the ledger when it wants to be woken, for as long as anybody is there."""
+        state = self._ledger.state
+        wake_ns = self._ledger.next_wake_ns() if state.live_count or state.queued_count else None
+        if wake_ns is not None and (self._tick_ns is None or wake_ns < self._tick_ns):
+            self._tick_ns = max(wake_ns, self._now_ns)
+            self._at(self._tick_ns, self._tick, self._tick_ns)
+
+    def _tick(self, planned_ns: int) -> None:
+        if planned_ns == self._tick_ns:
+            self._tick_ns = None
+            self._tell(cmd.Tick())
+
+
+def _holds(notebook: _Notebook, cell: Cell) -> bool:
+    """Whether its lease is enough for the cell."""
+    held = notebook.held
+    if held is None or held.shared != cell.shared or held.gpus < cell.gpus:
+        return False
+    return not cell.shared or held.vram_gib >= cell.vram_gib
+
+
+def _node(number: int, gpus: int, vram_bytes: int) -> Inventory:
+    name = f"n{number}"
+    devices = tuple(
+        Device(id=ResourceId(f"{name}/gpu{index}"), kind=Kind.GPU, capacity=vram_bytes, model="replay")
+        for index in range(gpus)
+    )
+    return Inventory(node=NodeId(name), domain=name, devices=devices)

@@ -1,0 +1,184 @@
+"""The command, the search for a number of GPUs, and the plots."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from sublet.cli import main
+from sublet.errors import InvalidRequest
+from sublet.simulate.find import Point, find, parse_goal
+from sublet.simulate.results import Result
+from sublet.values import NS_PER_S
+
+HEADS = "session,session_start_min,session_stop_min,cell_start_min,cell_duration_min,gpus,vram_gb\n"
+TRACE = HEADS + "".join(f"s{n},{n},{n + 90},{n + 1},{5 + n},{1 + n % 2},2.0\n" for n in range(8))
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    return str(path)
+
+
+def found(share_of: dict[int, float], most: int = 60, goal: str = "start_within(10s) >= 0.9") -> tuple[int, set[int]]:
+    """The answer for a curve given by its steps, and the counts that were tried."""
+
+    def run(gpus: int, seed: int) -> Result:
+        share = max((at, share) for at, share in share_of.items() if at <= gpus)[1]
+        return Result(waits_ns=[0] * round(100 * share) + [3600 * NS_PER_S] * round(100 * (1 - share)))
+
+    answer = find(parse_goal(goal), most, [1], run)
+    return answer.gpus, {point.gpus for point in answer.points}
+
+
+# ---- the search ----
+
+
+def test_the_smallest_number_is_found_on_a_curve_that_rises() -> None:
+    gpus, tried = found({1: 0.2, 17: 0.95})
+    assert gpus == 17
+    assert 16 in tried
+    assert {18, 19, 20, 21} <= tried
+
+
+def test_a_curve_that_falls_again_moves_the_answer_up() -> None:
+    """17 meets the goal and 19 does not: whoever buys 17 is told so, and the answer is 23."""
+    gpus, tried = found({1: 0.2, 17: 0.95, 19: 0.5, 23: 0.96})
+    assert gpus == 23
+    assert len(tried) < 41
+
+
+def test_the_first_count_can_be_the_answer() -> None:
+    assert found({1: 1.0})[0] == 1
+
+
+def test_a_goal_that_no_number_reaches_is_refused_with_the_best() -> None:
+    with pytest.raises(InvalidRequest, match=r"no number of GPUs up to 60 reaches .*; the best is 70\.0%, with"):
+        found({1: 0.2, 20: 0.7})
+
+
+def test_chance_counts_against_the_goal() -> None:
+    """The lower end of the interval over seeds must meet it, not the mean."""
+    goal = parse_goal("start_within(10s) >= 90%")
+    assert not Point(3, (0.85, 0.99, 0.99)).meets(goal)
+    assert Point(3, (0.96, 0.97, 0.98)).meets(goal)
+    low, high = Point(3, (0.96, 0.97, 0.98)).interval
+    assert (low, high) == pytest.approx((0.97 - 4.30 * 0.01 / 3**0.5, 0.97 + 4.30 * 0.01 / 3**0.5))
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "start_within(10s)", "start_within(10) > 0.9", "wait(10s) >= 0.9", "start_within(x) >= 0.9",
+              "start_within(10s) >= 1.5", "start_within(10s) >= 0", "start_within(10s) >= 0.9.5"]
+)  # fmt: skip
+def test_a_goal_that_says_nothing_is_refused(wrong: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_goal(wrong)
+
+
+# ---- the command ----
+
+
+def test_the_command_compares_leases_with_what_others_do(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table with a column for each, and every assumption on a line."""
+    assert main(["simulate", "--trace", trace, "--gpus", "4"]) == 0
+    said = capsys.readouterr().out
+    assert "8 sessions, 8 GPU cells" in said
+    for head in ("leases", "reservation", "cull 90m", "cull 30m", "FIFO", "backfill"):
+        assert head in said
+    assert "- 4 GPUs of 80 GiB, all alike, on nodes of 8" in said
+    assert "- a device is clear 2 s after its lease (assumed)" in said
+
+
+def test_the_document_has_what_the_table_has(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rates, policy = tmp_path / "rates.toml", tmp_path / "policy.toml"
+    rates.write_text('currency = "EUR"\ngpu = 2.0\n')
+    policy.write_text("[tenant]\ngpus = 1\n")
+    words = ["simulate", "--trace", trace, "--gpus", "4", "--json", "--rates", str(rates)]
+    assert main([*words, "--second-policy", str(policy)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    ours, second, reserved = document["results"][:3]
+    assert document["find"] is None
+    assert (ours["name"], second["name"], reserved["name"]) == ("leases", "policy 2", "reservation")
+    assert ours["cells"] == 8
+    assert (second["cells"], second["refused"]) == (4, 4), "no tenant may have two GPUs"
+    assert ours["gpu_hours"]["used"] < ours["gpu_hours"]["held"] < reserved["gpu_hours"]["held"]
+    assert ours["cost"] == {"amount": pytest.approx(2 * ours["gpu_hours"]["held"]), "currency": "EUR"}
+    assert document["assumptions"]
+
+
+def test_the_command_finds_the_number_and_draws_it(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With as many GPUs as it names the goal holds, and the plots are SVG that can be read."""
+    plots = tmp_path / "plots"
+    words = [
+        "simulate",
+        "--trace",
+        trace,
+        "--find",
+        "gpus",
+        "--such-that",
+        "start_within(10s) >= 0.6",
+        "--seeds",
+        "3",
+        "--gpus",
+        "16",
+    ]
+    assert main([*words, "--json", "--svg", str(plots)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    answer = document["find"]
+    assert 2 <= answer["gpus"] <= 16
+    assert document["results"][0]["gpus"] == answer["gpus"]
+    [point] = [one for one in answer["points"] if one["gpus"] == answer["gpus"]]
+    assert point["low"] >= 0.6
+    assert len(point["seeds"]) == 3
+    assert sorted(path.name for path in plots.iterdir()) == ["find.svg", "gpu-hours.svg", "queue.svg", "waits.svg"]
+    for path in plots.iterdir():
+        root = ET.parse(path).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert root.findall("{http://www.w3.org/2000/svg}text")
+        assert "nan" not in path.read_text()
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert f"{answer['gpus']} GPUs for start_within(10s) >= 0.6, over 3 seeds." in said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "the number of GPUs is missing"),
+        (("--gpus", "0"), "is not a count"),
+        (("--gpus", "2", "--course", "5"), "belong together"),
+        (("--gpus", "2", "--course", "5", "--lab", "noon"), "is not the time of a lab"),
+        (("--gpus", "2", "--find", "gpus"), "belong together"),
+        (("--gpus", "2", "--trace", "none.csv"), "cannot be read"),
+        (("--gpus", "2", "--trace", "none.csv", "--days", "3"), "are for generated sessions"),
+        (("--gpus", "2", "--jobs", "none.csv"), "belong together"),
+        (("--gpus", "2", "--jobs", "none.csv", "--job-columns", "start"), "needs NAME=COLUMN"),
+        (("--gpus", "2", "--policy", "none.toml"), "cannot be read"),
+        (("--gpus", "2", "--days", "1", "--sessions", "1", "--svg", "/dev/null/x"), "cannot be written"),
+        (("--find", "gpus", "--such-that", "much"), "is not a goal"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_in_a_sentence(
+    words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *words]) in (1, 2)
+    assert says in capsys.readouterr().err
+
+
+def test_a_goal_out_of_reach_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten cells come at once, and there are never more than two GPUs."""
+    path = tmp_path / "trace.csv"
+    path.write_text(HEADS + "".join(f"s{n},0,90,1,60,1,2.0\n" for n in range(10)))
+    words = ["--find", "gpus", "--such-that", "start_within(10s) >= 0.9", "--gpus", "2", "--seeds", "1"]
+    assert main(["simulate", "--trace", str(path), *words]) == 2
+    assert (
+        "no number of GPUs up to 2 reaches start_within(10s) >= 0.9; the best is 20.0%, with 2"
+        in capsys.readouterr().err
+    )
