@@ -35,6 +35,9 @@ def simulate(
     trace: Annotated[
         str | None, Opt("--trace", metavar="FILE", help="Sessions and cells as CSV (default: generated ones).")
     ] = None,
+    journal: Annotated[
+        str | None, Opt("--journal", metavar="FILE", help="An office's past: its journal.db, or a backup of one.")
+    ] = None,
     course: Annotated[
         int | None, Opt("--course", metavar="N", parse=count, help="Students of a course, one week of it.")
     ] = None,
@@ -63,10 +66,13 @@ def simulate(
         int | None, Opt("--gpus", metavar="N", parse=count, help="Number of GPUs; with --find, the most to try.")
     ] = None,
     gpus_per_node: Annotated[
-        int, Opt("--gpus-per-node", metavar="N", parse=count, help="GPUs of one machine (default: 8).")
-    ] = 8,
-    vram: Annotated[int, Opt("--vram", metavar="SIZE", parse=size, help="Memory of one GPU (default: 80GiB).")] = 80
-    * GIB,
+        int | None,
+        Opt("--gpus-per-node", metavar="N", parse=count, help="GPUs of one machine (default: 8, or the journal's)."),
+    ] = None,
+    vram: Annotated[
+        int | None,
+        Opt("--vram", metavar="SIZE", parse=size, help="Memory of one GPU (default: 80GiB, or the journal's)."),
+    ] = None,
     seed: Annotated[
         int, Opt("--seed", metavar="N", parse=count, help="First seed of what is generated (default: 1).")
     ] = 1,
@@ -86,7 +92,7 @@ def simulate(
     ] = None,
     costs: Annotated[
         str | None,
-        Opt("--costs", metavar="FILE", help="What `python -m benchmarks notebook_taken` measured (default: assumed)."),
+        Opt("--costs", metavar="FILE", help="What `python3 -m benchmarks notebook_taken` measured (default: assumed)."),
     ] = None,
     rates: Annotated[
         str | None, Opt("--rates", metavar="FILE", help="A rates.toml, for the cost of what is held.")
@@ -103,24 +109,32 @@ def simulate(
 
     if (find is None) != (such_that is None):
         raise UsageError("--find and --such-that belong together", do="Give both, or none of them.")
-    if find is None and gpus is None:
+    if find is None and gpus is None and journal is None:
         raise UsageError("the number of GPUs is missing", do="Give --gpus N, or --find gpus --such-that GOAL.")
-    if trace is not None and course is not None:
-        raise UsageError("--trace and --course contradict each other", do="Give one of them.")
+    if sum(one is not None for one in (trace, journal, course)) > 1:
+        raise UsageError("--trace, --journal and --course contradict each other", do="Give one of them.")
     if (course is None) != (not lab):
         raise UsageError("--course and --lab belong together", do="Write --course 500 --lab 'Tue 10:00-12:00'.")
-    if (trace is not None or course is not None) and (sessions is not None or days is not None):
+    recorded = trace is not None or journal is not None
+    if (recorded or course is not None) and (sessions is not None or days is not None):
         raise UsageError("--sessions and --days are for generated sessions", do="Leave them out.")
     if (jobs is None) != (job_columns is None):
         raise UsageError("--jobs and --job-columns belong together", do="Say what the columns of the file are called.")
     background = workload.read_jobs(Path(jobs), _pairs(job_columns)) if jobs and job_columns else []
     labs = [workload.parse_lab(text) for text in lab]
-    read = workload.read_trace(Path(trace)) if trace is not None else []
+    known = replay.Hardware(gpus=1)
+    read: list[Session] = []
+    if trace is not None:
+        read = workload.read_trace(Path(trace))
+    elif journal is not None:
+        from sublet.simulate.past import read_journal
+
+        read, known = read_journal(Path(journal))
 
     def sessions_of(number: int) -> list[Session]:
         if course is not None:
             found = workload.course(number, students=course, labs=labs)
-        elif trace is not None:
+        elif recorded:
             found = workload.resample(read, number)
         else:
             found = workload.generate(number, sessions=sessions or 64, days=days or 14)
@@ -128,8 +142,8 @@ def simulate(
 
     plan = _Plan(
         sessions_of=sessions_of,
-        per_node=gpus_per_node,
-        vram_gib=vram / GIB,
+        per_node=gpus_per_node or known.per_node,
+        vram_gib=known.vram_gib if vram is None else vram / GIB,
         policies=[(name, _policy(path)) for name, path in (("leases", policy), ("policy 2", second_policy))],
         has_second=second_policy is not None,
         costs=replay.read_costs(Path(costs)) if costs is not None else replay.Costs(),
@@ -138,9 +152,11 @@ def simulate(
     if such_that is not None:
         answer = plan.find(such_that, gpus, range(seed, seed + (seeds or SEEDS)))
         gpus = answer.gpus
-    assert gpus is not None
+    gpus = gpus or known.gpus
     results = plan.compare(gpus, seed)
-    assumed = plan.assumptions(gpus, course=course is not None, resampled=trace is not None and answer is not None)
+    assumed = plan.assumptions(gpus, results[0], course=course is not None, resampled=recorded and answer is not None)
+    if journal is not None:
+        assumed.append("requests come when they came, each on its own, whatever became of those before them")
     prices = _rates(rates)
     if svg is not None:
         _draw(Path(svg), results, answer)
@@ -179,7 +195,7 @@ class _Plan:
         return [*found, *(run_peer(peer, sessions, hardware) for peer in PEERS)]
 
     def find(self, text: str, most: int | None, seeds: Sequence[int]) -> Answer:
-        from sublet.simulate.find import find, parse_goal
+        from sublet.simulate.find import find, late, parse_goal
         from sublet.simulate.workload import peak_gpus
 
         goal = parse_goal(text)
@@ -190,31 +206,39 @@ class _Plan:
 
         def run(gpus: int, seed: int) -> Result:
             label = f"{gpus} GPUs, seed {seed}"
-            return self._run(workloads[seed], self.hardware(gpus), self.policies[0], label)
+            cells = sum(cell.gpus > 0 for session in workloads[seed] for cell in session.cells)
+            return self._run(workloads[seed], self.hardware(gpus), self.policies[0], label, late(goal, cells))
 
         return find(goal, most, seeds, run)
 
-    def _run(self, sessions: Sequence[Session], hardware: Hardware, policy: tuple[str, Policy], label: str) -> Result:
+    def _run(
+        self,
+        sessions: Sequence[Session],
+        hardware: Hardware,
+        policy: tuple[str, Policy],
+        label: str,
+        late: tuple[int, int] | None = None,
+    ) -> Result:
         from sublet.simulate.replay import Replay
 
         name, limits = policy
         with_progress = _Progress(label)
         try:
-            return Replay(sessions, hardware, policy=limits, costs=self.costs, name=name).run(with_progress)
+            return Replay(sessions, hardware, policy=limits, costs=self.costs, name=name, late=late).run(with_progress)
         finally:
             with_progress.clear()
 
-    def assumptions(self, gpus: int, *, course: bool, resampled: bool) -> list[str]:
+    def assumptions(self, gpus: int, ours: Result, *, course: bool, resampled: bool) -> list[str]:
         from sublet.simulate.replay import assumptions
 
-        found = assumptions(self.hardware(gpus), self.costs, self.policies[0][1], shared=course)
+        found = assumptions(self.hardware(gpus), self.costs, self.policies[0][1], shared=ours.shared)
         if course:
             found.append(
                 "students come within 10 minutes of the beginning of a lab and run cells of seconds to minutes, a "
                 "third of them without GPU, with pauses as published; half of them work on Sunday evening as well"
             )
         if resampled:
-            found.append("seeds after the first draw whole sessions of the trace anew, with replacement")
+            found.append("seeds other than 1 draw whole sessions anew, with replacement")
         found.append(
             "models beside the ledger: GPUs change hands and servers start in no time; backfill knows run times"
         )
@@ -271,8 +295,10 @@ def _curve(answer: Answer) -> list[str]:
     for point in answer.points:
         low, high = point.interval
         met = "met" if point.meets(answer.goal) else "missed"
-        rows.append([str(point.gpus), f"{point.mean:.2%}", f"{low:.2%} to {high:.2%}", met])
-    seeds = len(answer.points[0].shares)
+        between = f"{low:.2%} to {high:.2%}" if len(point.shares) > 1 else "-"
+        share = f"under {point.mean:.0%}" if point.stopped else f"{point.mean:.2%}"
+        rows.append([str(point.gpus), share, between, met])
+    seeds = max(len(point.shares) for point in answer.points)
     said = f"{plural(answer.gpus, 'GPU')} for {answer.goal}, over {plural(seeds, 'seed')}."
     if answer.exceptions:
         said += f" So would {', '.join(map(str, answer.exceptions))} be, but not all counts between."

@@ -19,13 +19,15 @@ from sublet.errors import InvalidRequest
 from sublet.simulate.results import Result
 from sublet.values import NS_PER_S, format_duration, parse_duration_ns, shown
 
-__all__ = ["Answer", "Goal", "Point", "find", "parse_goal"]
+__all__ = ["Answer", "Goal", "Point", "find", "late", "parse_goal"]
 
 COARSE: Final = 12
 """Counts over the whole range that are tried first."""
 NEAR: Final = 4
 """Counts right above the answer that are tried as well: where the curve falls again, it does so there."""
 TRIES_MAX: Final = 40
+FAR: Final = 0.2
+"""A run is stopped when its share is certain to be below the goal by this much, and no other seed is tried."""
 _GOAL: Final = re.compile(r"\s*start_within\(([^()]+)\)\s*>=\s*([0-9.]+)(%?)\s*", re.ASCII)
 _DO: Final = "Write it as 'start_within(10s) >= 0.95'."
 _T95: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
@@ -57,12 +59,19 @@ def parse_goal(text: str) -> Goal:
     return Goal(bound_ns, share)
 
 
+def late(goal: Goal, cells: int) -> tuple[int, int]:
+    """The wait, and the number of cells that may be longer, beyond which the goal is far out of reach."""
+    return goal.bound_ns, int(cells * (1 - goal.share + FAR))
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """What one number of GPUs came to, by seed."""
 
     gpus: int
     shares: tuple[float, ...]
+    stopped: bool = False
+    """The share is below what stands here: the run was stopped when that was certain."""
 
     @property
     def mean(self) -> float:
@@ -102,7 +111,14 @@ class Answer:
             "gpus": self.gpus,
             "below_that_meet_it": self.exceptions,
             "points": [
-                {"gpus": p.gpus, "mean": p.mean, "low": p.interval[0], "high": p.interval[1], "seeds": list(p.shares)}
+                {
+                    "gpus": p.gpus,
+                    "mean": p.mean,
+                    "low": p.interval[0],
+                    "high": p.interval[1],
+                    "seeds": list(p.shares),
+                    "at_most": p.stopped,
+                }
                 for p in self.points
             ],
         }
@@ -115,23 +131,36 @@ def find(
     run: Callable[[int, int], Result],
     note: Callable[[Point], None] = lambda _: None,
 ) -> Answer:
-    """The answer, from ``run(gpus, seed)`` for counts from 1 to ``most``: as many as the workload could ever use."""
+    """The answer, from ``run(gpus, seed)``, which may stop as ``late`` says, for counts from 1 to ``most``: as many as
+    the workload could ever use."""
     tried: dict[int, Point] = {}
 
     def point(gpus: int) -> Point:
         if gpus not in tried:
-            shares = tuple(run(gpus, seed).start_within(goal.bound_ns) for seed in seeds)
-            tried[gpus] = Point(gpus, shares)
+            shares: list[float] = []
+            for seed in seeds:
+                result = run(gpus, seed)
+                if result.stopped:
+                    tried[gpus] = Point(gpus, (max(0.0, goal.share - FAR),), stopped=True)
+                    break
+                shares.append(result.start_within(goal.bound_ns))
+            else:
+                tried[gpus] = Point(gpus, tuple(shares))
             note(tried[gpus])
         return tried[gpus]
 
     for gpus in sorted({1 + round((most - 1) * (n / (COARSE - 1)) ** 2) for n in range(COARSE)}):
         point(gpus)
     if not tried[most].meets(goal):
-        best = max(tried.values(), key=lambda one: one.interval[0])
+        whole = [one for one in tried.values() if not one.stopped]
+        best = max(whole, key=lambda one: one.interval[0], default=None)
+        said = f"all are below {goal.share - FAR:.0%}"
+        if best is not None:
+            said = f"the best is {best.mean:.1%}, with {best.gpus}"
+            if len(seeds) > 1:
+                said += f" ({best.interval[0]:.1%} at the lower end of the interval over seeds)"
         raise InvalidRequest(
-            f"no number of GPUs up to {most} reaches {goal}; the best is {best.mean:.1%}, with {best.gpus}"
-            + (f" ({best.interval[0]:.1%} at the lower end of the interval over seeds)" if len(seeds) > 1 else ""),
+            f"no number of GPUs up to {most} reaches {goal}; {said}",
             do="Ask for a longer time or a smaller share. Cells that fit no node count as not started: see "
             "--gpus-per-node and --vram.",
         )

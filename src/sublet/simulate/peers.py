@@ -209,22 +209,27 @@ class _Run:
 
     def _backfill(self) -> None:
         """Cells behind the first in line that fit and do not delay it on the node where it can start soonest."""
+        if not any(self._free):
+            return
         need = self._need(self._line[0])
         running: list[list[tuple[int, int]]] = [[] for _ in self._free]
         for holder in self._running:
             assert holder.node is not None
             running[holder.node].append((holder.ends_ns, holder.gpus))
         start_ns, kept = min((_soonest(self._free[node], here, need), node) for node, here in enumerate(running))
+        left = self._free[kept] - need + sum(gpus for ends_ns, gpus in running[kept] if ends_ns <= start_ns)
         for holder in self._line[1 : 1 + BACKFILL_DEPTH]:
             wants, run_ns = self._need(holder), round(holder.cell.duration_min * _MIN)
+            still_runs = self._now_ns + run_ns > start_ns
             spare = list(self._free)
-            if self._now_ns + run_ns > start_ns:  # it would still run: only what the first one leaves over
-                ending = sum(h.gpus for h in self._running if h.node == kept and h.ends_ns <= start_ns)
-                spare[kept] = min(spare[kept], self._free[kept] + ending - need)
+            if still_runs:  # when the first one starts: only what that leaves over
+                spare[kept] = min(spare[kept], left)
             fitting = [(free, node) for node, free in enumerate(spare) if free >= wants]
             if fitting:
+                node = min(fitting)[1]
+                left -= wants * (still_runs and node == kept)
                 self._line.remove(holder)
-                self._let_in(holder, min(fitting)[1])
+                self._let_in(holder, node)
 
 
 def _soonest(free: int, running: list[tuple[int, int]], need: int) -> int:

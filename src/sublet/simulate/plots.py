@@ -23,7 +23,7 @@ COLOURS: Final = ("#2563a8", "#b45309", "#15803d", "#7c3aed", "#be123c", "#0e749
 DASHES: Final = ("", "6 3", "2 3", "8 3 2 3", "10 4", "4 4", "1 3")
 WAITS_S: Final = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 10800, 36000)
 _WAIT_TEXT: Final = {1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3600: "1 h", 36000: "10 h"}
-_NICE: Final = (1, 2, 5)
+_NICE: Final = (1, 1.5, 2, 3, 4, 5, 6, 8)
 
 
 class Line(NamedTuple):
@@ -94,7 +94,7 @@ def curve(answer: Answer) -> str:
     """The share that starts in time by number of GPUs, with its interval, the goal, and the answer."""
     points, goal = answer.points, answer.goal
     most = points[-1].gpus
-    shown = [point for point in points if point.gpus <= max(2 * answer.gpus, 8)] or list(points)
+    shown = [p for p in points if p.gpus <= max(2 * answer.gpus, 8) and not p.stopped] or list(points)
     last = max(2, min(most, shown[-1].gpus))
     high = HEIGHT - TOP - BOTTOM
 

@@ -83,7 +83,7 @@ class Costs:
 
 
 def read_costs(path: Path) -> Costs:
-    """From what ``python -m benchmarks notebook_taken`` measured on a machine, for a GiB of state."""
+    """From what ``python3 -m benchmarks notebook_taken`` measured on a machine, for a GiB of state."""
     try:
         figures = {figure["name"]: figure["ours"]["median"] for figure in json.loads(path.read_bytes())["figures"]}
         off_ms, on_ms = figures["from the notice to a free device"], figures["from the grant to the first line"]
@@ -95,7 +95,7 @@ def read_costs(path: Path) -> Costs:
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise InvalidRequest(
             f"{path} is no result of the benchmark notebook_taken",
-            do="Make one with `python -m benchmarks notebook_taken`, or leave the option out.",
+            do="Make one with `python3 -m benchmarks notebook_taken`, or leave the option out.",
         ) from error
     return Costs(clear_ns=clear_ns, move_ns=move_ns, source=f"measured, {path.name}")
 
@@ -158,11 +158,19 @@ class Replay:
         costs: Costs | None = None,
         name: str = "leases",
         check_every: int = 0,
+        late: tuple[int, int] | None = None,
     ) -> None:
-        """``check_every`` says after how many commands with consequences the books are walked; 0: never."""
+        """``check_every`` says after how many commands with consequences the books are walked; 0: never. ``late``, a
+        wait and a number: the run stops once more cells than that have waited longer."""
         if any(cell.shared for session in sessions for cell in session.cells):
             policy = msgspec.structs.replace(policy, share_across_tenants=True)
-        self.result = Result(name=name, gpus=hardware.gpus, sessions=len(sessions), notice_ns=_notice_ns(policy))
+        self.result = Result(
+            shared=policy.share_across_tenants,
+            name=name,
+            gpus=hardware.gpus,
+            sessions=len(sessions),
+            notice_ns=_notice_ns(policy),
+        )
         self._hardware, self._costs = hardware, costs or Costs()
         self._now_ns = 1_000 * NS_PER_S
         self._origin_ns = self.result.start_ns = self._now_ns
@@ -174,6 +182,7 @@ class Replay:
         self._granted: dict[LeaseId, tuple[int, int]] = {}
         self._by_lease: dict[LeaseId, _Notebook] = {}
         self._tick_ns: int | None = None
+        self._late_ns, self._late_left = late or (0, 1 << 60)
         self._left = sum(len(session.cells) for session in sessions)
         self._total = self._left
         self._tell(cmd.OpenOffice(incarnation=1, clock_domain="replay"))
@@ -199,6 +208,9 @@ class Replay:
             do(*arguments)
             self._arm()
             turns += 1
+            if self._late_left < 0:
+                self.result.stopped = True
+                break
             if progress is not None and turns % 1024 == 0:
                 progress(1 - self._left / max(1, self._total))
         self.result.wall_s = time.monotonic() - began
@@ -276,6 +288,7 @@ class Replay:
             notebook.first_start = False
             self.result.cells += 1
             self.result.waits_ns.append(self._now_ns - notebook.asked_ns)
+            self._late_left -= self._now_ns - notebook.asked_ns > self._late_ns
         notebook.runs_since_ns = self._now_ns
         notebook.turn += 1
         self._at(self._now_ns + notebook.left_ns, self._done, notebook, notebook.turn)
@@ -289,16 +302,16 @@ class Replay:
         """The cell is through; its lease stays, idle, for as long as it has time."""
         if notebook.turn != turn:
             return
-        self._stop_clock(notebook)
+        busy_ns = self._stop_clock(notebook)
         run_ns = max(1, round(notebook.cell.duration_min * _MIN))
         self.result.done.append((notebook.session.owner, run_ns, max(run_ns, self._now_ns - notebook.asked_ns)))
         self._left -= 1
         notebook.left_ns = 0
         notebook.next_cell += 1
-        self._renew(notebook, active=False)
+        self._renew(notebook, active=False, busy_ns=busy_ns)
         self._next_cell(notebook)
 
-    def _renew(self, notebook: _Notebook, *, active: bool) -> bool:
+    def _renew(self, notebook: _Notebook, *, active: bool, busy_ns: int = 0) -> bool:
         """True if the lease is there with all its time. A cell that ends says only that it is idle."""
         lease = self._ledger.state.leases.get(notebook.lease) if notebook.lease is not None else None
         if lease is None or lease.status not in LIVE_STATES or lease.epoch is None:
@@ -306,7 +319,7 @@ class Replay:
         tenant, epoch = notebook.tenant, lease.epoch
         if active:
             return isinstance(self._tell(cmd.Renew(tenant=tenant, lease=lease.id, epoch=epoch)).answer, Granted)
-        self._tell(cmd.NoteActivity(tenant=tenant, lease=lease.id, epoch=epoch, active=False))
+        self._tell(cmd.NoteActivity(tenant=tenant, lease=lease.id, epoch=epoch, active=False, busy_ns=busy_ns))
         return True
 
     def _give_back(self, notebook: _Notebook) -> None:
@@ -321,7 +334,9 @@ class Replay:
             notebook.waits = by > 0
             self.result.note_queue(self._now_ns, by)
 
-    def _stop_clock(self, notebook: _Notebook) -> None:
+    def _stop_clock(self, notebook: _Notebook) -> int:
+        """Nothing of it runs from now on. Returns for how long it ran."""
+        ran_ns = 0
         if notebook.runs_since_ns is not None:
             ran_ns = self._now_ns - notebook.runs_since_ns
             notebook.left_ns = max(0, notebook.left_ns - ran_ns)
@@ -329,6 +344,7 @@ class Replay:
             self.result.used_ns += ran_ns * used // MILLIS_PER_DEVICE
             notebook.runs_since_ns = None
         notebook.turn += 1
+        return ran_ns
 
     # ---- what the ledger says ----
 

@@ -52,6 +52,10 @@ class Result:
     """Of each finished cell: tenant, run time alone, and time from the wish to the end."""
     changes: list[tuple[int, int]] = field(default_factory=list)
     """(instant, by how much the queue grew), in the order of time."""
+    stopped: bool = False
+    """Too many cells had waited too long, and the rest was not run."""
+    shared: bool = False
+    """Whether cells had parts of devices."""
     start_ns: int = 0
     end_ns: int = 0
     planned_ns: int = 0

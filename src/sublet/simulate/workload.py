@@ -246,7 +246,7 @@ def _sitting(source: random.Random, name: str, tenant: str, start_min: float, en
         if source.random() < NO_GPU:
             cells.append(Cell(pause_min, duration_min, 0))
         else:
-            vram_gib = min(COURSE_VRAM_MAX_GIB, quantile(VRAM_GIB, source.random()))
+            vram_gib = min(COURSE_VRAM_MAX_GIB, math.ceil(2 * quantile(VRAM_GIB, source.random())) / 2)
             cells.append(Cell(pause_min, duration_min, 1, vram_gib, shared=True))
 
 

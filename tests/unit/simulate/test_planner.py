@@ -10,8 +10,10 @@ import pytest
 
 from sublet.cli import main
 from sublet.errors import InvalidRequest
-from sublet.simulate.find import Point, find, parse_goal
+from sublet.simulate.find import Point, find, late, parse_goal
+from sublet.simulate.replay import Hardware, Replay
 from sublet.simulate.results import Result
+from sublet.simulate.workload import Cell, Session
 from sublet.values import NS_PER_S
 
 HEADS = "session,session_start_min,session_stop_min,cell_start_min,cell_duration_min,gpus,vram_gb\n"
@@ -69,6 +71,30 @@ def test_chance_counts_against_the_goal() -> None:
     assert Point(3, (0.96, 0.97, 0.98)).meets(goal)
     low, high = Point(3, (0.96, 0.97, 0.98)).interval
     assert (low, high) == pytest.approx((0.97 - 4.30 * 0.01 / 3**0.5, 0.97 + 4.30 * 0.01 / 3**0.5))
+
+
+def test_a_run_is_stopped_when_it_is_certain_to_miss_the_goal() -> None:
+    """Ten cells of ten minutes for one GPU at once; the first four say enough."""
+    sessions = [Session(f"s{n}", 0.0, (Cell(0, 10, 1),), 60.0) for n in range(10)]
+    goal = parse_goal("start_within(10s) >= 0.9")
+    bound = late(goal, 10)
+    assert bound == (10 * NS_PER_S, 3)
+    stopped = Replay(sessions, Hardware(gpus=1), late=bound).run()
+    assert stopped.stopped
+    assert 4 <= stopped.cells < 10
+    assert not Replay(sessions, Hardware(gpus=10), late=bound).run().stopped
+    seeds: list[int] = []
+
+    def run(gpus: int, seed: int) -> Result:
+        seeds.append(seed)
+        return Replay(sessions, Hardware(gpus=gpus), late=bound).run()
+
+    answer = find(goal, 10, [1, 2], run)
+    assert answer.gpus == 9
+    first = answer.points[0]
+    assert (first.gpus, first.stopped) == (1, True)
+    assert first.shares == pytest.approx((0.7,))
+    assert len(seeds) < 2 * len(answer.points), "no second seed where the first was stopped"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +204,4 @@ def test_a_goal_out_of_reach_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     path.write_text(HEADS + "".join(f"s{n},0,90,1,60,1,2.0\n" for n in range(10)))
     words = ["--find", "gpus", "--such-that", "start_within(10s) >= 0.9", "--gpus", "2", "--seeds", "1"]
     assert main(["simulate", "--trace", str(path), *words]) == 2
-    assert (
-        "no number of GPUs up to 2 reaches start_within(10s) >= 0.9; the best is 20.0%, with 2"
-        in capsys.readouterr().err
-    )
+    assert "no number of GPUs up to 2 reaches start_within(10s) >= 0.9; all are below 70%" in capsys.readouterr().err

@@ -1,0 +1,84 @@
+"""An office's own past as a workload: what its journal says was asked for, when, and how long it ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from sublet.broker import events as ev
+from sublet.broker.journal_reader import Reader
+from sublet.broker.records import LeaseRecord
+from sublet.errors import InvalidRequest, JournalError
+from sublet.observe import audit
+from sublet.simulate.replay import Hardware
+from sublet.simulate.workload import CELLS_MAX, Cell, Session
+from sublet.values import GIB, NS_PER_S, Exclusivity, Kind, LeaseId, NodeId
+from sublet.wire.orders import Inventory
+
+__all__ = ["read_journal"]
+
+_Told = ev.NodeJoined | ev.Queued | ev.Claimed | ev.Ending
+_KINDS: Final = frozenset(str(fact.__struct_config__.tag) for fact in _Told.__args__)
+_decode: Final = msgspec.json.Decoder(_Told).decode
+_MIN: Final = 60 * NS_PER_S
+
+
+def read_journal(path: Path) -> tuple[list[Session], Hardware]:
+    """Each lease with GPUs that has ended, as a session of one cell, and the GPUs that the office had. The cell is as
+    long as the lease was busy, or, where that was not told, as long as it was held."""
+    leases: dict[LeaseId, LeaseRecord] = {}
+    claimed_ns: dict[LeaseId, int] = {}
+    nodes: dict[NodeId, Inventory] = {}
+    found: list[tuple[int, LeaseRecord, int]] = []
+    if not path.is_file():
+        raise InvalidRequest(f"{path} is no file", do="Give the path of a journal.db, or of a backup of one.")
+    reader, walk = Reader(path), audit.Walk()
+    try:
+        for record in reader.records():
+            problem = walk.step(record)
+            if problem is not None:
+                raise JournalError(
+                    f"the audit chain of {path} does not hold ({problem})", do="`sublet audit verify` says more."
+                )
+            match _decode(record.body) if record.kind in _KINDS else None:
+                case ev.NodeJoined(inventory=inventory):
+                    nodes[inventory.node] = inventory
+                case ev.Queued(lease=lease) if any(want.kind is Kind.GPU for want in lease.wants):
+                    leases[lease.id] = lease
+                case ev.Claimed(lease=name) if name in leases:
+                    claimed_ns[name] = record.ns
+                case ev.Ending(lease=name) as ending if name in claimed_ns:
+                    ran_ns = ending.busy_ns or record.ns - claimed_ns.pop(name)
+                    lease = leases.pop(name)
+                    found.append((lease.asked_wall_ns, lease, max(1, ran_ns)))
+                case _:
+                    pass
+    finally:
+        reader.close()
+    if not found:
+        raise InvalidRequest(
+            f"no lease with a GPU has ended in {path}", do="Give the journal of an office with a past."
+        )
+    if len(found) > CELLS_MAX:
+        raise InvalidRequest(f"{path} has more than {CELLS_MAX:,} leases with GPUs", do="Use a generated workload.")
+    first_ns = min(asked_ns for asked_ns, _, _ in found)
+    sessions = [_session(lease, (asked_ns - first_ns) / _MIN, ran_ns / _MIN) for asked_ns, lease, ran_ns in found]
+    return sorted(sessions, key=lambda session: session.start_min), _hardware(nodes)
+
+
+def _session(lease: LeaseRecord, start_min: float, duration_min: float) -> Session:
+    [want] = [want for want in lease.wants if want.kind is Kind.GPU]
+    cell = Cell(0.0, duration_min, want.count, want.amount / GIB, want.exclusivity is Exclusivity.SHARED)
+    return Session(lease.id, start_min, (cell,), start_min + duration_min, lease.tenant, lease.tier)
+
+
+def _hardware(nodes: dict[NodeId, Inventory]) -> Hardware:
+    sizes = [[device.capacity for device in node.devices if device.kind is Kind.GPU] for node in nodes.values()]
+    capacities = [capacity for node in sizes for capacity in node]
+    return Hardware(
+        gpus=max(1, len(capacities)),
+        per_node=max(1, *map(len, sizes), 1),
+        vram_gib=max(capacities, default=80 * GIB) / GIB,
+    )

@@ -1,0 +1,85 @@
+"""What an office's journal says of its past is a workload that can be run again on other hardware."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sublet.broker.answers import Outcome
+from sublet.broker.commands import Command
+from sublet.broker.journal import Journal
+from sublet.broker.ledger import Ledger
+from sublet.broker.records import Now
+from sublet.cli import main
+from sublet.errors import InvalidRequest
+from sublet.simulate import replay
+from sublet.simulate.past import read_journal
+from sublet.simulate.replay import Hardware, Replay
+from sublet.simulate.workload import Cell, Session
+from sublet.values import Tier
+
+SESSIONS = [
+    Session("a", 0.0, (Cell(0, 3, 1, 2.0),), 10.0, tenant="ana"),
+    Session("b", 1.0, (Cell(0, 20, 2, 4.0),), 40.0, tenant="ben", tier=Tier.BATCH),
+    Session("c", 2.0, (Cell(0, 1, 1, 1.0, shared=True),), 40.0, tenant="ana"),
+]
+
+
+@pytest.fixture
+def past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The journal of an office with three GPUs, in which these sessions ran."""
+    with Journal.open(tmp_path / "home", wall_ns=0) as journal:
+        journal.recover()
+
+        class Recorded(Ledger):
+            def handle(self, command: Command, now: Now) -> Outcome:
+                outcome = super().handle(command, now)
+                if outcome.events:
+                    journal.commit(outcome.events, now)
+                return outcome
+
+        monkeypatch.setattr(replay, "Ledger", Recorded)
+        Replay(SESSIONS, Hardware(gpus=4, per_node=4, vram_gib=16.0)).run()
+        monkeypatch.undo()
+        journal.backup(tmp_path / "past.db")
+    return tmp_path / "past.db"
+
+
+def test_the_past_comes_back_as_it_was(past: Path) -> None:
+    """When, who, how much, in which tier and for how long; and the hardware there was."""
+    found, hardware = read_journal(past)
+    assert hardware == Hardware(gpus=4, per_node=4, vram_gib=16.0)
+    assert [(one.start_min, one.owner, one.tier) for one in found] == [
+        (0.0, "t-ana", Tier.INTERACTIVE),
+        (1.0, "t-ben", Tier.BATCH),
+        (2.0, "t-ana", Tier.INTERACTIVE),
+    ]
+    assert [cell for one in found for cell in one.cells] == [cell for one in SESSIONS for cell in one.cells]
+
+
+def test_one_card_less_is_asked_on_the_command_line(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--journal", str(past), "--json"]) == 0
+    asked = json.loads(capsys.readouterr().out)["results"][0]
+    assert (asked["gpus"], asked["start_within"]["at_once"]) == (4, 1.0)
+    assert main(["simulate", "--journal", str(past), "--gpus", "2", "--json"]) == 0
+    fewer = json.loads(capsys.readouterr().out)["results"][0]
+    assert fewer["cells"] == 3
+    assert fewer["start_within"]["at_once"] < 1.0
+
+
+def test_a_file_that_is_no_journal_is_refused(past: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """None, text, one that was changed, and one of an office in which nothing ran."""
+    text = tmp_path / "text.db"
+    text.write_text("nothing")
+    with Journal.open(tmp_path / "new", wall_ns=0) as journal:
+        journal.recover()
+        journal.backup(tmp_path / "new.db")
+    with pytest.raises(InvalidRequest, match="no lease with a GPU has ended"):
+        read_journal(tmp_path / "new.db")
+    changed = tmp_path / "changed.db"
+    changed.write_bytes(past.read_bytes().replace(b'"t-ben"', b'"t-bem"'))
+    for path, says in ((tmp_path / "none.db", "is no file"), (text, "journal"), (changed, "does not hold")):
+        assert main(["simulate", "--journal", str(path)]) != 0
+        assert says in capsys.readouterr().err
