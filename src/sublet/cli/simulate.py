@@ -201,7 +201,7 @@ class _Plan:
         goal = parse_goal(text)
         workloads = {seed: self.sessions_of(seed) for seed in seeds}
         if most is None:
-            most = max(peak_gpus(sessions) for sessions in workloads.values())
+            most = max(peak_gpus(sessions, self.vram_gib) for sessions in workloads.values())
             most = -(-most * 3 // 2 // self.per_node) * self.per_node + self.per_node  # parts of nodes stay free
 
         def run(gpus: int, seed: int) -> Result:

@@ -7,7 +7,7 @@ from html import escape
 from math import ceil, log10
 from typing import Final, NamedTuple
 
-from sublet.simulate.find import Answer
+from sublet.simulate.find import Answer, Point
 from sublet.simulate.results import HOUR_NS, Result
 from sublet.values import NS_PER_S
 
@@ -23,6 +23,7 @@ COLOURS: Final = ("#2563a8", "#b45309", "#15803d", "#7c3aed", "#be123c", "#0e749
 DASHES: Final = ("", "6 3", "2 3", "8 3 2 3", "10 4", "4 4", "1 3")
 WAITS_S: Final = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 10800, 36000)
 _WAIT_TEXT: Final = {1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3600: "1 h", 36000: "10 h"}
+DOTTED: Final = 'stroke-dasharray="1 4"'
 _NICE: Final = (1, 1.5, 2, 3, 4, 5, 6, 8)
 
 
@@ -94,7 +95,7 @@ def curve(answer: Answer) -> str:
     """The share that starts in time by number of GPUs, with its interval, the goal, and the answer."""
     points, goal = answer.points, answer.goal
     most = points[-1].gpus
-    shown = [p for p in points if p.gpus <= max(2 * answer.gpus, 8) and not p.stopped] or list(points)
+    shown = [p for p in points if p.gpus <= max(2 * answer.gpus, 8)] or list(points)
     last = max(2, min(most, shown[-1].gpus))
     high = HEIGHT - TOP - BOTTOM
 
@@ -104,18 +105,31 @@ def curve(answer: Answer) -> str:
     def place(gpus: int, share: float) -> str:
         return f"{LEFT + (WIDTH - LEFT - RIGHT) * gpus / last:.1f},{TOP + high * (1 - share):.1f}"
 
-    band = [place(p.gpus, p.interval[1]) for p in shown] + [place(p.gpus, p.interval[0]) for p in reversed(shown)]
+    runs: list[list[Point]] = [[]]
+    for p in shown:  # nothing is drawn between points where a run was stopped and so only its bound is known
+        if p.stopped:
+            runs.append([])
+        else:
+            runs[-1].append(p)
     step = max(1, round(_axis_end(last / 8)))
     ticks_x = [(n / last, str(n)) for n in range(0, last + 1, step)]
     ticks_y = [(n / 5, f"{n / 5:.0%}") for n in range(6)]
     lines = [
-        Line("mean of the seeds", [at(p.gpus, p.mean) for p in shown]),
+        Line("mean of seeds", [at(p.gpus, p.mean) for p in runs[-1]]),
         Line(f"goal: {goal.share:.0%}", [(0.0, goal.share), (1.0, goal.share)]),
     ]
-    under = [f'<polygon points="{" ".join(band)}" fill="{COLOURS[0]}" fill-opacity="0.15"/>']
+    under: list[str] = []
+    for run in runs:
+        band = [place(p.gpus, p.interval[1]) for p in run] + [place(p.gpus, p.interval[0]) for p in reversed(run)]
+        under.append(f'<polygon points="{" ".join(band)}" fill="{COLOURS[0]}" fill-opacity="0.15"/>')
+        means = " ".join(place(p.gpus, p.mean) for p in run)
+        under.append(f'<polyline points="{means}" fill="none" stroke="{COLOURS[0]}" stroke-width="2"/>')
     for p in shown:
         x, y = place(p.gpus, p.mean).split(",")
-        under.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{COLOURS[0]}"/>')
+        if p.stopped:
+            under.append(f'<line x1="{x}" y1="{y}" x2="{x}" y2="{TOP + high}" stroke="{COLOURS[0]}" {DOTTED}/>')
+        else:
+            under.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{COLOURS[0]}"/>')
     x, y = place(answer.gpus, goal.share).split(",")
     under.append(f'<circle cx="{x}" cy="{y}" r="6" fill="none" stroke="#be123c" stroke-width="2"/>')
     within = f"{goal.bound_ns / NS_PER_S:g} s"

@@ -268,19 +268,20 @@ def merged(sessions: Sequence[Session], background: Sequence[Session]) -> list[S
     return _checked(sorted(both, key=lambda session: session.start_min))
 
 
-def peak_gpus(sessions: Sequence[Session]) -> int:
-    """GPUs that cells use at once at most, if none waits; parts of a device count as whole ones."""
-    edges: list[tuple[float, int]] = []
+def peak_gpus(sessions: Sequence[Session], vram_gib: float) -> int:
+    """GPUs of this size that cells use at once at most, if none waits."""
+    edges: list[tuple[float, float]] = []
     for session in sessions:
         at_min = session.start_min
         for cell in session.cells:
-            edges += [(at_min + cell.pause_min, cell.gpus), (at_min + cell.pause_min + cell.duration_min, -cell.gpus)]
+            gpus = min(1.0, cell.vram_gib / vram_gib) if cell.shared else float(cell.gpus)
+            edges += [(at_min + cell.pause_min, gpus), (at_min + cell.pause_min + cell.duration_min, -gpus)]
             at_min += cell.pause_min + cell.duration_min
-    level = most = 0
-    for _, gpus in sorted(edges):
-        level += gpus
+    level = most = 0.0
+    for _, more in sorted(edges):
+        level += more
         most = max(most, level)
-    return max(1, most)
+    return max(1, math.ceil(most - 1e-6))
 
 
 def _checked(sessions: list[Session]) -> list[Session]:

@@ -250,7 +250,7 @@ def test_another_seed_of_a_trace_draws_whole_sessions() -> None:
     assert other == resample(sessions, 2)
     assert {one.cells for one in other} < {one.cells for one in sessions}
     assert len({one.owner for one in other}) == 20
-    assert peak_gpus(sessions) == max(sum(n <= at < 2 * n + 1 for n in range(20)) for at in range(60))
+    assert peak_gpus(sessions, 80.0) == max(sum(n <= at < 2 * n + 1 for n in range(20)) for at in range(60))
 
 
 # ---- what holds in the replay ----
