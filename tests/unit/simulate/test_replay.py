@@ -97,6 +97,7 @@ def test_a_cell_that_fits_no_node_is_left_out_and_said() -> None:
     cells = (Cell(0, 5, 8), Cell(0, 5, 1, 90.0), Cell(0, 5, 2))
     result = Replay([Session("s", 0.0, cells, 20.0)], Hardware(gpus=2)).run()
     assert (result.cells, result.impossible) == (1, 2)
+    assert result.at_once == pytest.approx(1 / 3), "who was left out did not start"
 
 
 def test_a_trace_is_read_in_the_order_of_its_sessions(tmp_path: Path) -> None:
