@@ -92,6 +92,26 @@ def _is_there(need: str) -> bool:
     return probe() if probe else shutil.which(need) is not None
 
 
+STARTED_IN: Final = os.getcwd()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """A test that leaves another working folder behind breaks those that start a program in this one."""
+    yield
+    found = _folder_now()
+    if found != STARTED_IN:
+        os.chdir(STARTED_IN)
+        raise AssertionError(f"{item.nodeid} left the working folder at {found}")
+
+
+def _folder_now() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "a folder that is gone"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     _say_what_stays_cold(item)

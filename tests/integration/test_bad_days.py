@@ -165,7 +165,7 @@ def test_an_office_on_a_full_disk_grants_nothing_more_or_ends_and_room_brings_ev
         else:
             assert office.ended() == 1
             make_room()
-            refused(office.said, "the office stopped", "Make room")
+            refused(office.said, "the office stopped", "Free space on the disk")
             assert told, "the disk was full too early to tell"
             assert office.start()
         same_lease(office, kept)

@@ -226,7 +226,7 @@ Journal.commit = failing
     assert status == 1
     what, do = said.splitlines()
     assert what == "sublet: the office stopped: no space left on device; nothing was answered on it"
-    assert do.startswith("  Make room")
+    assert do.startswith("  Free space on the disk")
     again = start()
     assert again.ready, "what was durable before is still good"
 

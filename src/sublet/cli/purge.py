@@ -112,8 +112,10 @@ def purge(
     if not yes and not _agreed():
         print("Nothing was removed.")
         return FAILED
-    _end(office, running, runners, now=now, runtime=runtime)
-    with _none_starts(runtime):
+    with _none_starts(runtime):  # from before its end: a program whose lease goes on would start it again
+        _end(office, running, runners, now=now, runtime=runtime)
+        if answers(runtime / "office.sock"):
+            raise OfficeInUse("another office was started meanwhile", do="Purge again.")
         _unmount(home)
         _unmount(runtime)
         _remove(home, ours)
@@ -296,8 +298,6 @@ def _none_starts(runtime: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OfficeInUse("another program is starting the office", do="End it, and purge again.") from None
-        if answers(runtime / "office.sock"):
-            raise OfficeInUse("another office was started meanwhile", do="Purge again.")
         yield
     finally:
         os.close(handle)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
 from sublet.cli import main
+from sublet.cli import purge as purging
 from sublet.cli.purge import entries, refuse_place
 from sublet.errors import InvalidRequest
 
@@ -32,6 +34,28 @@ def test_names_of_ours_are_told_from_others(home: Path) -> None:
     assert {entry.name for entry in found if not entry.kind} == {"notes.txt", "keys.txt", "mine"}
     assert [bool(entry.kind) for entry in found] == sorted((bool(entry.kind) for entry in found), reverse=True)
     assert next(entry.nbytes for entry in found if entry.name == "journal.db") >= 5000
+
+
+def test_no_program_can_start_an_office_from_before_the_end_of_this_one(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program whose lease goes on starts an office again as soon as it misses it."""
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setattr(purging, "runtime_dir", lambda _: runtime)
+    tried: list[bool] = []
+
+    def end(*_: object, **__: object) -> None:
+        with open(runtime / "start.lock", "rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                tried.append(True)
+
+    monkeypatch.setattr(purging, "_end", end)
+    assert main(["purge", "--yes"]) == 0
+    assert tried == [True]
+    assert not runtime.exists()
 
 
 def test_it_removes_what_is_ours_and_names_what_stays(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

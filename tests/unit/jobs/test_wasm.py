@@ -129,7 +129,9 @@ def test_binary_and_text_are_the_same_module() -> None:
 def test_fuel_and_bytes_are_the_same_in_every_run_and_process() -> None:
     results = {run(UPPER, b"abc" * 1000) for _ in range(5)}
     code = "from tests.unit.jobs.test_wasm import *; print(run(UPPER, b'abc' * 1000).fuel)"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    here = Path(__file__).parents[3]
+    other = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, timeout=60)
+    assert other.returncode == 0, other.stderr
     (result,) = results
     assert int(other.stdout) == result.fuel == 57_024
 
