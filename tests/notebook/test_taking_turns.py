@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from jupyter_client.manager import KernelManager
+from jupyter_core.utils import ensure_event_loop
 
 from tests.integration.office_stage import OfficeStage
 from tests.notebook.shell_stage import PATIENCE_S, Shell, shell_on, stage_on
@@ -149,6 +150,7 @@ def kernel_on(stage: OfficeStage, folder: Path) -> Iterator[Any]:
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+        ensure_event_loop().close()  # the one that the manager's calls have made for this thread
 
 
 def said(client: Any, asked: str) -> str:

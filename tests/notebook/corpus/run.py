@@ -155,9 +155,12 @@ class Kernel:
         return int(self.manager.provisioner.pid)
 
     def close(self) -> None:
+        from jupyter_core.utils import ensure_event_loop
+
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=not self.manager.is_alive())
         self.manager.cleanup_resources()
+        ensure_event_loop().close()  # the one that the manager's calls have made for this thread
 
 
 class _Shown:
