@@ -6,13 +6,14 @@ import builtins
 import collections
 import random
 import sys
+import types
 from typing import Any
 
 import pytest
 
 from sublet.errors import Unpicklable
 from sublet.notebook.merging import merge
-from sublet.notebook.untouchable import Untouchable
+from sublet.notebook.untouchable import Untouchable, module_names
 from tests.notebook import library
 from tests.notebook.module_digest import changed, digest
 from tests.notebook.sides import Notebook, Other
@@ -178,6 +179,20 @@ class Refuses:
 
     def __eq__(self, other: object) -> bool:
         return self is other
+
+
+def test_a_class_among_the_modules_makes_nothing_else_untouchable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The view of its names is made anew with each look, so its id is soon that of any object of the notebook."""
+
+    class Part:
+        """Stands in ``sys.modules``, as ``typing.io`` does in Python 3.11."""
+
+    monkeypatch.setitem(sys.modules, "part.of.something", Part)
+    dicts = {id(names) for one in sys.modules.values() if isinstance(names := getattr(one, "__dict__", None), dict)}
+    assert module_names() <= dicts
+    views = [types.MappingProxyType({}) for _ in range(1_000)]
+    guard = Untouchable()
+    assert not any(guard.has(view) for view in views)
 
 
 def test_a_write_that_fails_in_the_middle_is_undone_and_named() -> None:

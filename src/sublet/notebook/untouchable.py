@@ -75,9 +75,11 @@ def _dicts_of(modules: list[Any]) -> list[Any]:
     found = []
     for one in modules:
         try:
-            found.append(object.__getattribute__(one, "__dict__"))
+            names = object.__getattribute__(one, "__dict__")
         except (AttributeError, TypeError):  # some put other things where modules are
             continue
+        if isinstance(names, dict):  # of a class it is a view that is made anew each time, so its id is soon another's
+            found.append(names)
     return found
 
 
