@@ -141,7 +141,9 @@ def facts(top: Path) -> list[tuple[object, ...]]:
     return found
 
 
-def test_a_tree_that_is_being_swapped_is_removed_and_nothing_else(folder: Path) -> None:
+def test_a_tree_that_is_being_swapped_is_removed_and_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     canary = folder / "canary"
     for number in range(20):
         (canary / f"d{number}").mkdir(parents=True)
@@ -150,7 +152,7 @@ def test_a_tree_that_is_being_swapped_is_removed_and_nothing_else(folder: Path) 
     top = folder / "top"
     top.mkdir()
     os.chown(top, STRANGER, STRANGER)
-    os.chdir("/")
+    monkeypatch.chdir("/")
 
     def plant() -> None:
         for number in range(20):
