@@ -20,6 +20,7 @@ from sublet.client.office import ensure_office
 from sublet.errors import CallTimeout, WorkerLost
 
 PATIENCE_S = 30.0
+from tests.traces import until
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +74,7 @@ def test_calls_are_awaited(home: Path, tmp_path: Path) -> None:
             assert [n async for n in await lease.run(letters)] == ["a", "b", "c"]
             assert [n async for n in lease.map(pow, range(50), [2] * 50)] == [n * n for n in range(50)]
             assert await asyncio.gather(*(lease.submit(add, n, 1) for n in range(50))) == list(range(1, 51))
-            async with asyncio.timeout(60):  # the loop hears of the end after the result
-                while lease.busy:
-                    await asyncio.sleep(0.01)
+            await asyncio.to_thread(until, "the loop has heard of the end", lambda: not lease.busy)
             pid = await lease.run(os.getpid)
             with pytest.raises(ZeroDivisionError):
                 await lease.run(lambda: 1 // 0)
