@@ -18,9 +18,9 @@ from sublet import aio
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.errors import CallTimeout, WorkerLost
+from tests.traces import until
 
 PATIENCE_S = 30.0
-from tests.traces import until
 
 
 @pytest.fixture(scope="module")
