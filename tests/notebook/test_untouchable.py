@@ -190,7 +190,7 @@ def test_a_class_among_the_modules_makes_nothing_else_untouchable(monkeypatch: p
     monkeypatch.setitem(sys.modules, "part.of.something", Part)
     dicts = {id(names) for one in sys.modules.values() if isinstance(names := getattr(one, "__dict__", None), dict)}
     assert module_names() <= dicts
-    views = [types.MappingProxyType({}) for _ in range(1_000)]
+    views = [types.MappingProxyType[str, int]({}) for _ in range(1_000)]
     guard = Untouchable()
     assert not any(guard.has(view) for view in views)
 
