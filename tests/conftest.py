@@ -95,14 +95,27 @@ def _is_there(need: str) -> bool:
 STARTED_IN: Final = os.getcwd()
 
 
+class LeavesNothing:
+    """What a test leaves behind is found at its own end, and not by the next test that happens to run in the process."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self) -> None:
+        """Garbage is looked for among what is new, so that a warning given as it goes names the test that left it."""
+        gc.collect(1)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    """A test that leaves another working folder behind breaks those that start a program in this one."""
+    """A test that leaves another working folder behind breaks those that start a program in this one. One that leaves
+    an exception being handled (an exception raised by a trace function inside an ``except`` clause does, in CPython)
+    gives it as the context to every later one."""
     yield
     found = _folder_now()
     if found != STARTED_IN:
         os.chdir(STARTED_IN)
         raise AssertionError(f"{item.nodeid} left the working folder at {found}")
+    if (handled := sys.exc_info()[1]) is not None:
+        raise AssertionError(f"{item.nodeid} left an exception as if it were still handled: {handled!r}")
 
 
 def _folder_now() -> str:
@@ -311,6 +324,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.pluginmanager.register(LeavesNothing(), "sublet-leaves-nothing")
     config.pluginmanager.register(LeftOut(require_all=os.environ.get("SUBLET_REQUIRE_ALL") == "1"), "sublet-left-out")
     if config.pluginmanager.hasplugin("xdist") and not hasattr(config, "workerinput"):
         from tests.handing_out import HandingOut

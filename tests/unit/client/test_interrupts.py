@@ -218,13 +218,19 @@ class Tracer:
         self._then = then
         self._last: dict[FrameType, int] = {}
 
-    def __enter__(self) -> Tracer:
-        sys.settrace(self._begin)
-        return self
+    def run(self, program: Callable[[Fabric, Helper], None], fabric: Fabric, helper: Helper) -> None:
+        """In a generator, which has its own state of exceptions that are being handled: raised by a trace function in
+        an ``except`` clause, an interrupt leaves CPython with the clause's exception in that state."""
+        next(self._traced(program, fabric, helper))
 
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-        sys.setprofile(None)
+    def _traced(self, program: Callable[[Fabric, Helper], None], fabric: Fabric, helper: Helper) -> Iterator[None]:
+        sys.settrace(self._begin)
+        try:
+            program(fabric, helper)
+        finally:
+            sys.settrace(None)
+            sys.setprofile(None)
+        yield
 
     def _begin(self, frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(SOURCE):
@@ -279,8 +285,8 @@ def test_an_interrupt_anywhere_leaves_no_lease(office: OfficeThread, program: Ca
     try:
         helper.leave()
         fabric = fabric_of(office)
-        with Tracer() as counted:
-            program(fabric, helper)
+        counted = Tracer()
+        counted.run(program, fabric, helper)
         fabric.close()
         assert look(office, helper) == []
         for turn in range(ROUNDS):
@@ -291,8 +297,7 @@ def test_an_interrupt_anywhere_leaves_no_lease(office: OfficeThread, program: Ca
             interrupted: BaseException | None = None
             tracer = Tracer(at)
             try:
-                with tracer:
-                    program(fabric, helper)
+                tracer.run(program, fabric, helper)
             except BaseException as error:
                 interrupted = error
             helper.done()
@@ -327,8 +332,8 @@ def test_two_interrupts_leave_no_lease(
     gc.disable()
     try:
         helper.leave()
-        with Tracer() as counted:
-            program(fabric, helper)
+        counted = Tracer()
+        counted.run(program, fabric, helper)
         fabric.close()
         for _ in range(ROUNDS // 2):
             at, then = chance.randrange(counted.count) + 1, 1 + int(40 * chance.random() ** 2)
@@ -336,8 +341,8 @@ def test_two_interrupts_leave_no_lease(
             if program is attaches:
                 helper.leave()
             tracer = Tracer(at, then)
-            with contextlib.suppress(BaseException), tracer:
-                program(fabric, helper)
+            with contextlib.suppress(BaseException):
+                tracer.run(program, fabric, helper)
             helper.done()
             if program is attaches:  # the keeper gives the attach 5 s to arrive
                 fabric.close()
