@@ -96,7 +96,7 @@ STARTED_IN: Final = os.getcwd()
 
 
 class LeavesNothing:
-    """What a test leaves behind is found at its own end, and not by the next test that happens to run in the process."""
+    """What a test leaves behind is found at its own end, not by the next test that happens to run in the process."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self) -> None:
