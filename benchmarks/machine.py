@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.procs import cpu_seconds, tree
+from benchmarks.procs import cpu_seconds, tree, waited_for_seconds
 from benchmarks.stats import percentile
 
 __all__ = [
@@ -141,14 +141,17 @@ def _busy_seconds() -> float:
 
 
 def _own_seconds() -> float:
-    """Of the living by their clocks, of the dead by what they left to us."""
+    """Of the living by their clocks, of the dead by what they left to who waited for them: a worker that ended leaves
+    it to its supervisor, which lives."""
     _bury_the_adopted()
     left = resource.getrusage(resource.RUSAGE_CHILDREN)
-    living = 0.0
+    used = left.ru_utime + left.ru_stime
     for pid in tree(os.getpid()):
         with contextlib.suppress(OSError):  # one may end between the two looks
-            living += cpu_seconds(pid)
-    return living + left.ru_utime + left.ru_stime
+            used += cpu_seconds(pid)
+            if pid != os.getpid():
+                used += waited_for_seconds(pid)
+    return used
 
 
 def _bury_the_adopted() -> None:

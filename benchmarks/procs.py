@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import signal
 import socket
 import subprocess
@@ -13,7 +14,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-__all__ = ["Child", "Memory", "cpu_seconds", "free_port", "memory_of", "time_command", "tree", "wait_until"]
+__all__ = [
+    "Child",
+    "Memory",
+    "cpu_seconds",
+    "free_port",
+    "memory_of",
+    "time_command",
+    "tree",
+    "wait_until",
+    "waited_for_seconds",
+]
 
 END_WITHIN_S: Final = 15.0
 _PR_SET_PDEATHSIG: Final = 1
@@ -155,6 +166,13 @@ def cpu_seconds(pid: int) -> float:
     has it for any process (``clock_getcpuclockid(3)`` makes the number so).
     """
     return time.clock_gettime((~pid << 3) | 2)
+
+
+def waited_for_seconds(pid: int) -> float:
+    """Processor time of the children of a process that it has waited for, and of theirs."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    fields = text[text.rindex(")") + 2 :].split()
+    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
 
 
 class Memory:

@@ -231,3 +231,27 @@ def test_what_left_its_parent_is_still_counted_as_ours() -> None:
         assert machine._own_seconds() - before >= 0.3
     """
     subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[1], check=True, timeout=60)
+
+
+def test_the_work_of_a_worker_that_ended_is_ours_while_its_supervisor_lives() -> None:
+    """The supervisor has waited for it, and so it is in nobody's count of the living."""
+    script = """if True:
+        import os
+        from benchmarks import machine
+        before = machine._own_seconds()
+        ended, told = os.pipe()
+        may_end, end = os.pipe()
+        if (supervisor := os.fork()) == 0:
+            os.close(end)
+            if (worker := os.fork()) == 0:
+                while os.times().user < 0.3: pass
+                os._exit(0)
+            os.waitpid(worker, 0)
+            os.write(told, b".")
+            os.read(may_end, 1)
+            os._exit(0)
+        os.read(ended, 1)
+        assert machine._own_seconds() - before >= 0.25
+        os.close(end)
+    """
+    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[1], check=True, timeout=60)

@@ -82,9 +82,7 @@ elif name == "joblib":
         return Parallel(n_jobs=workers, backend="loky")(delayed(function)(item) for item in items)
 
     def shared(array, count):
-        return Parallel(n_jobs=workers, backend="loky", temp_folder=folder)(
-            delayed(part)(array, index) for index in range(count)
-        )
+        return Parallel(n_jobs=workers, backend="loky")(delayed(part)(array, index) for index in range(count))
 else:
     pool = concurrent.futures.ProcessPoolExecutor(workers)
 

@@ -24,7 +24,7 @@ from benchmarks.peers.bursts import NAMES, BurstPeer
 CHUNKS: Final = 1000
 KILLED_CHUNKS: Final = 4000
 EACH_S: Final = 0.01
-PAIRS: Final = 5
+PAIRS: Final = 3
 CORES: Final = os.cpu_count() or 1
 IDEAL: Final = "ideal time of the measured"
 KILLED: Final = "the same, a worker killed every second"

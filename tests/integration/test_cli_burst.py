@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import sublet
+from sublet import jobs
 from sublet.client.office import ensure_office
 from tests.integration.test_client import end_office
 from tests.traces import until
@@ -194,3 +195,24 @@ def test_no_such_burst_is_said(home: Path, script: Path) -> None:
     status, _, err = run(home, script.parent, "show", "nothing")
     assert status == 1
     assert "there is no burst nothing" in err
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+def test_a_burst_that_stored_nothing_is_listed_and_other_programs_are_not(home: Path, script: Path) -> None:
+    with sublet.connect(home=home) as fabric:
+        assert list(jobs.map(square, range(4), want=1, name="unstored", fabric=fabric)) == [0, 1, 4, 9]
+        with fabric.cpu(1, labels={"program": "notebook", "job": "a-notebook"}):
+            pass
+        keys = {"burst,unstored", "notebook,a-notebook"}
+        until("both to be on the bill", lambda: keys <= {line.key for line in fabric.bill(by="label:program,job")})
+    status, listing, err = run(home, script.parent, "ls", "--json")
+    assert status == 0, err
+    found = {one["name"]: one for one in json.loads(listing)}
+    assert "a-notebook" not in found
+    assert (found["unstored"]["leases"], found["unstored"]["volume"]) == (0, None)
+    assert found["unstored"]["core_seconds"] > 0
+    status, shown, err = run(home, script.parent, "show", "unstored", "--json")
+    assert (status, json.loads(shown)["results"]) == (0, None), err

@@ -417,7 +417,7 @@ def _table() -> tuple[Route, ...]:
             "What was consumed",
             answers={200: list[wire.BillLine]},
             query={
-                "by": "lease (default), tenant, group, device or label:KEY",
+                "by": "lease (default), tenant, group, device, label:KEY or label:KEY,KEY",
                 "per": "day or month, in UTC: lines of their own for each",
                 "since": "RFC 3339",
                 "until": "RFC 3339",

@@ -495,11 +495,12 @@ def _bursts(fabric: sublet.Fabric) -> list[dict[str, Any]]:
             one = of(volume.name.removeprefix(VOLUME))
             one["volume"], one["keep_until"] = format_size(volume.size), volume.keep_until
     for view in fabric.leases():
-        if view.end is None and PROGRAM.items() <= view.labels.items():
+        if PROGRAM.items() <= view.labels.items():
             of(view.labels.get(LABEL, ""))["leases"] += 1
-    for line in fabric.bill(by=f"label:{LABEL}"):
-        if line.key in found or line.key.startswith(VOLUME):
-            one = of(line.key)
+    for line in fabric.bill(by=f"label:{','.join((*PROGRAM, LABEL))}"):
+        program, _, name = line.key.partition(",")
+        if program in PROGRAM.values() and name:
+            one = of(name)
             one["core_seconds"], one["cost"], one["currency"] = line.core_seconds, line.cost, line.currency
     return sorted(found.values(), key=lambda one: str(one["name"]))
 

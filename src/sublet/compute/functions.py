@@ -7,6 +7,7 @@ trusted to have its own. Everything else (``__main__``, notebooks, closures, lam
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -19,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from sublet.background import start_thread
 from sublet.compute.kept import Kept
 from sublet.errors import InvalidRequest, Unsupported
 from sublet.guest.cargo import Stowed, encode, stow
@@ -60,13 +62,26 @@ class Packed:
             self.function, self._stowed = _nothing, None
             self._let_go()
 
-    def definition(self, number: int) -> Message:
-        """What makes it function ``number`` of a worker. The descriptors are the caller's."""
+    def prepare(self) -> None:
+        """Take it apart while the workers that need it are still being started: large arrays are copied meanwhile."""
+
+        def work() -> None:
+            with contextlib.suppress(Exception):  # whatever it is, it shows where the first worker needs it
+                self._taken_apart()
+
+        with contextlib.suppress(RuntimeError):  # no room for a thread
+            start_thread("burst_function", work)
+
+    def _taken_apart(self) -> Stowed:
         with self._lock:
             if self._stowed is None:
                 self._stowed = stow(encode(self.function, _shown(self.function)))
                 self._let_go = weakref.finalize(self, close_all, self._stowed.fds)
-        stowed = self._stowed
+            return self._stowed
+
+    def definition(self, number: int) -> Message:
+        """What makes it function ``number`` of a worker. The descriptors are the caller's."""
+        stowed = self._taken_apart()
         body = pack(Asked.DEFINE, subject=number, pieces=stowed.pieces, inline=stowed.inline)
         return Message(body, tuple(map(os.dup, stowed.fds)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Unpack
@@ -11,7 +12,7 @@ from sublet.compute.functions import Packed
 from sublet.errors import InvalidRequest
 from sublet.jobs.chunks import Chunk, Needs, is_work_chunk, needs_of
 from sublet.jobs.core import SavedChunk, Works
-from sublet.jobs.identity import ChunkId, content_digest, valid_id
+from sublet.jobs.identity import ChunkId, check_stable, content_digest, valid_id
 from sublet.jobs.inside import Task
 from sublet.jobs.mapping import CoordinatorTerms
 from sublet.jobs.policy import RetryPolicy
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["JobCoordinator", "Outputs", "Phase"]
 
 FEED: Final = 4096
-"""Chunks that are read from an iterable before the next are."""
+"""Chunks that are handed on together."""
+READ: Final = 64
+"""The same of an iterable that may be slow, or without an end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +106,13 @@ class JobCoordinator:
         _check_store(store)
         phase_before, saved = load_state(store.begin(self._terms.name if self._terms.is_named else ""))
         session: Session | None = None
+        progress = threading.Event()
         try:
             outputs = Outputs(store, ())
             for phase in phases:
                 again = saved if phase.name == phase_before else {}
                 chunks = phase.chunks(outputs) if callable(phase.chunks) else phase.chunks
-                works = self._works(phase, chunks)
+                works = self._works(phase, chunks, FEED if isinstance(chunks, Sequence) else READ)
                 if isinstance(chunks, Sequence):  # then all of them are looked at before anything runs
                     works = _checked(works)
                 if session is None:
@@ -116,10 +120,10 @@ class JobCoordinator:
                     if first is None:
                         raise InvalidRequest("there are no chunks", do="Give at least one chunk.")
                     works = _chained(first, works)
-                    session = self._begun(store, again, phase)
+                    session = self._begun(store, again, phase, progress)
                 else:
                     session.running.next_phase(session.core(saved=again), phase.name)
-                outputs = Outputs(store, self._phase(session, works, store))
+                outputs = Outputs(store, self._phase(session, works, store, progress))
             assert session is not None
             session.close()
             return session.result(finalize(outputs))
@@ -127,14 +131,21 @@ class JobCoordinator:
             if session is not None:
                 session.close()
 
-    def _begun(self, store: JobOutputStore, saved: dict[ChunkId, SavedChunk], phase: Phase) -> Session:
+    def _begun(
+        self, store: JobOutputStore, saved: dict[ChunkId, SavedChunk], phase: Phase, progress: threading.Event
+    ) -> Session:
         def deliver(_: list[Delivered]) -> None:
             """Results are read from the store at the end."""
+            progress.set()
 
         return Session(self._terms, deliver, store=store, saved=saved, phase=phase.name, make_pool=self._make_pool)
 
     def _phase(
-        self, session: Session, works: Iterator[tuple[Works, list[bytes]]], store: JobOutputStore
+        self,
+        session: Session,
+        works: Iterator[tuple[Works, list[bytes]]],
+        store: JobOutputStore,
+        progress: threading.Event,
     ) -> list[ChunkId]:
         """Feed one phase, and wait for its end. The chunks that have results, in order, each once."""
         running = session.running
@@ -142,7 +153,10 @@ class JobCoordinator:
         for some, contents in works:
             keys |= dict.fromkeys(some.keys)
             running.feed(some, contents)
-            if running.error is not None or running.core.stopped is not None:
+            while running.backlog >= running.window and not running.is_stopped:
+                progress.wait()
+                progress.clear()
+            if running.is_stopped:
                 break
         running.complete()
         while not running.wait_over(1.0):
@@ -155,17 +169,22 @@ class JobCoordinator:
             raise_failure(failures)
         return [key for key in keys if key in store]
 
-    def _works(self, phase: Phase, chunks: Iterable[Any]) -> Iterator[tuple[Works, list[bytes]]]:
+    def _works(self, phase: Phase, chunks: Iterable[Any], most: int) -> Iterator[tuple[Works, list[bytes]]]:
         """The chunks, those together that one call executes on leases of one size; and what their ids stand for."""
         task = None if phase.exec_fn is None else Packed(Task(_callable(phase.exec_fn), raw=True))
         tasks: dict[int, Packed] = {}
         """By function; a task keeps its function, so the address stays its own."""
+        stable: dict[int, Any] = {}
+        """Functions that have the same id in every process, by address."""
         works: Works | None = None
         contents: list[bytes] = []
         for index, chunk in enumerate(_iterated(chunks)):
             needs: Needs = needs_of(chunk, self._terms.needs)
             if isinstance(chunk, Chunk) and task is None:
                 made = tasks.get(id(chunk.function))
+                if self._terms.is_named and id(chunk.function) not in stable:
+                    check_stable(chunk.function, f"the function of chunk {index}")
+                    stable[id(chunk.function)] = chunk.function
                 if chunk.kwargs:
                     made = Packed(Task(functools.partial(chunk.function, **chunk.kwargs), spread=True))
                 elif made is None:
@@ -189,7 +208,7 @@ class JobCoordinator:
                     f"item {index} is {shown(chunk)}, which is no chunk",
                     do="Give Chunk(function, args), or objects with chunk_id(), to_bytes() and from_bytes().",
                 )
-            if works is not None and (works.call is not made or works.needs != needs or len(works) >= FEED):
+            if works is not None and (works.call is not made or works.needs != needs or len(works) >= most):
                 yield works, contents
                 works = None
             if works is None:

@@ -328,7 +328,7 @@ class Coordinator:
             found, works = works.where(is_stored), works.where([not one for one in is_stored])
             found.move(ChunkEvent.FOUND)
             self._skipped += len(found)
-        if not self._saved.keys().isdisjoint(works.keys):
+        if self._saved and not self._saved.keys().isdisjoint(works.keys):
             is_known = [key in self._saved for key in works.keys]
             for work in works.where(is_known).singles():
                 self._resume(work, self._saved[work.keys[0]])
@@ -373,6 +373,11 @@ class Coordinator:
         self._duplicates += copies
         return works.where(is_new) if copies else works
 
+    @property
+    def keeps_ids(self) -> bool:
+        """Whether an id may come twice."""
+        return self._ids is not None
+
     def complete(self) -> None:
         """No more chunks will come."""
         self.is_complete = True
@@ -404,7 +409,9 @@ class Coordinator:
         batch.done += len(works)
         fresh: list[tuple[Works, Sequence[Any]]] = []
         start = 0
-        failed = [place for place, kind in enumerate(map(type, outcomes)) if kind is Failed and place < len(works)]
+        failed: list[int] = []
+        if Failed in map(type, outcomes):
+            failed = [place for place, one in enumerate(outcomes[: len(works)]) if type(one) is Failed]
         for place in (*failed, len(works)):
             if place > start:
                 made = works.part(start, place)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.wire.http import LeaseView
 
-__all__ = ["LABEL", "PROGRAM", "Holdings", "LeasePool", "job_leases"]
+__all__ = ["LABEL", "PROGRAM", "Holdings", "LeasePool", "job_leases", "leases_left"]
 
 LABEL: Final = "job"
 """The label of a job's leases, by which bills and listings find them."""
@@ -32,6 +33,9 @@ AGAIN_S: Final = 1.0
 """After a refusal that is not for want of capacity now: how long until it is asked again."""
 TOO_BIG: Final = "too_big"
 CLOSE_S: Final = 10.0
+PAUSE_S: Final = 0.002
+PAUSE_MAX_S: Final = 0.1
+ENDED: Final = "ended"
 MANY_MAX: Final = 1024
 """Leases of one request."""
 
@@ -202,9 +206,19 @@ class LeasePool:
 
 
 def job_leases(office: Fabric, job: str) -> list[LeaseView]:
-    """The live leases with this job's label, as the office has them: a list of one's own proves nothing."""
+    """The leases with this job's label that have not ended, as the office has them: a list of one's own proves nothing.
+    One that is still ending counts: its worker may live."""
     labels = {**PROGRAM, LABEL: job}
-    return [view for view in office.leases() if view.end is None and labels.items() <= view.labels.items()]
+    return [view for view in office.leases() if view.status != ENDED and labels.items() <= view.labels.items()]
+
+
+def leases_left(office: Fabric, job: str) -> int:
+    """How many leases of a job are left once it has given all back; those that are ending are waited for."""
+    until_s, pause_s = time.monotonic() + CLOSE_S, PAUSE_S
+    while (left := job_leases(office, job)) and time.monotonic() < until_s:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, PAUSE_MAX_S)
+    return len(left)
 
 
 def _release(lease: Lease) -> None:

@@ -170,6 +170,7 @@ class _Feeder:
             return
         saved = {} if self._store is None else load_state(self._store.begin(self._name))[1]
         session: Session | None = None
+        self._task.prepare()
         try:
             session = Session(
                 self._terms, self._deliver, store=self._store, saved=saved, keeps_ids=False, make_pool=self._make_pool

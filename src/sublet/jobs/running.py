@@ -159,6 +159,8 @@ class Running:
         self.began_ns = 0
         self._deliver = deliver
         self._store = store
+        self._stored: object = store if store is not None and (core.keeps_ids or len(store)) else ()
+        """Where a chunk may have a result already: if no id comes twice, not in a store that was empty."""
         self._want = want
         self._options = Options() if options is None else options
         self._linger_ns = round(linger_s * NS_PER_S)
@@ -180,6 +182,9 @@ class Running:
         self._asked = 0
         """Times that chunks or a phase were given, and below, taken in: until these are equal nothing is over."""
         self._answered = 0
+        self._fed = 0
+        self._taken_in = 0
+        """Chunks of those that were fed that the core knows."""
         self._over = threading.Event()
         self._ended = threading.Event()
         self._pool = make_pool(
@@ -193,6 +198,7 @@ class Running:
     def feed(self, works: Works, contents: Sequence[bytes] | None = None) -> None:
         """More chunks. ``InvalidRequest`` of theirs ends the job, as it would if they were refused here."""
         self._asked += 1
+        self._fed += len(works)
         self._over.clear()
 
         def add() -> None:
@@ -256,6 +262,16 @@ class Running:
         """How many chunks may be fed and not consumed, so that no worker waits and memory stays bounded."""
         sizes = sum(self._paces[slot.needs].size for slot in list(self._slots.values()) if slot.needs in self._paces)
         return max(WINDOW_MIN, 2 * self._want, min(WINDOW_MAX, 4 * AHEAD * sizes))
+
+    @property
+    def backlog(self) -> int:
+        """Chunks that were fed and are not finished."""
+        return self._fed - self._taken_in + self.core.outstanding
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing new is begun any more."""
+        return self.error is not None or self.core.stopped is not None
 
     # ---- the job's own thread
 
@@ -355,10 +371,11 @@ class Running:
         self._deliver([])
 
     def _add(self, works: Works, contents: Sequence[bytes] | None) -> None:
-        found = self.core.add(works, contents, self._store if self._store is not None else ())
+        found = self.core.add(works, contents, self._stored)
+        self._taken_in += len(works)
         if found:
             self._note("skipped", len(found))
-            self._deliver([Delivered(found.indexes, found.keys, None)])
+        self._deliver([Delivered(found.indexes, found.keys, None)] if found else [])  # copies are no backlog any more
 
     # ---- leases
 

@@ -18,7 +18,7 @@ from sublet.errors import Disconnected, InvalidRequest, JobFailed
 from sublet.jobs.chunks import Needs, needs_stated
 from sublet.jobs.core import ChunkFailed, Coordinator, JobEvent, SavedChunk
 from sublet.jobs.identity import ChunkId
-from sublet.jobs.leases import LABEL, LeasePool, job_leases
+from sublet.jobs.leases import LABEL, LeasePool, job_leases, leases_left
 from sublet.jobs.metrics import Metrics
 from sublet.jobs.policy import RetryPolicy
 from sublet.jobs.running import LINGER_S, Delivered, PoolMaker, Running
@@ -116,7 +116,7 @@ class JobResult:
     leases_before: int
     """Leases with this job's label when it began, as the office says."""
     leases_after: int
-    """The same at its end; the office was asked."""
+    """The same at its end, those that are still ending included; the office was asked."""
     leases_most: int
     """How many it held at once at most."""
     bill: BillLine | None
@@ -209,7 +209,7 @@ class Session:
             office = self._office
             if office is not None:
                 with contextlib.suppress(Disconnected):
-                    self.leases_after = len(job_leases(office, self.terms.name))
+                    self.leases_after = leases_left(office, self.terms.name)
                     lines = office.bill(by=f"label:{LABEL}")
                     self.bill = next((line for line in lines if line.key == self.terms.name), None)
                 if self.terms.fabric is None:

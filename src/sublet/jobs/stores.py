@@ -78,9 +78,12 @@ class MemoryOutputStore:
 
     def put(self, results: Sequence[tuple[ChunkId, bytes]]) -> None:
         """In memory there is nothing between taking a result and having it."""
-        keep = self._results.setdefault
-        for chunk, data in results:
-            keep(chunk, data)
+        fresh = dict(results)
+        if len(fresh) == len(results) and self._results.keys().isdisjoint(fresh):
+            self._results |= fresh
+            return
+        for chunk, data in results:  # the first result of a chunk is the one that stays
+            self._results.setdefault(chunk, data)
 
     def publish(self, state: bytes) -> None:
         self._state = state

@@ -269,12 +269,12 @@ def fold(
     since_ns: int | None = None,
     until_ns: int | None = None,
 ) -> Bill:
-    """Sum by one of ``GROUPINGS`` or ``label:KEY`` within a window of wall time, from ``since`` up to ``until``.
+    """Sum by one of ``GROUPINGS``, ``label:KEY`` or ``label:KEY,KEY``, from ``since`` up to ``until`` of wall time.
 
-    A lease that held nothing in the window has no part in the bill. Leases without the label share the line "". With
-    ``per`` each day or month (UTC) has lines of its own. By device a lease of two devices stands in both lines: what it
-    held of each, and its price, are exact; what is known of the lease alone (busy time, launches) is divided between
-    its GPUs, or where it had none between all that it held.
+    A lease that held nothing in the window has no part in the bill. Leases without the label share the line ""; the
+    values of several labels are joined with commas. With ``per`` each day or month (UTC) has lines of its own. By
+    device a lease of two devices stands in both lines: what it held of each, and its price, are exact; what is known of
+    the lease alone (busy time, launches) is divided between its GPUs, or where it had none between all that it held.
     """
     rates = rates or Rates()
     if since_ns is not None and until_ns is not None and since_ns >= until_ns:
@@ -312,7 +312,7 @@ def _key(usage: Usage, by: str) -> str:
         case "group":
             return usage.group
         case _:
-            return usage.labels.get(by.removeprefix("label:"), "")
+            return ",".join(usage.labels.get(key, "") for key in by.removeprefix("label:").split(","))
 
 
 def _periods(

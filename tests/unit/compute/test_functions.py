@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 import weakref
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from sublet.compute.functions import Functions, Packed, Peer
 from sublet.compute.kept import Kept
-from sublet.errors import Unsupported
+from sublet.errors import Unpicklable, Unsupported
 from sublet.guest.cargo import load, unstow
 from sublet.wire.frames import close_all
 from sublet.wire.work import LARGE_BYTES, Message, unpack
@@ -59,6 +60,40 @@ def test_a_packed_function_is_what_it_was_when_it_was_first_sent() -> None:
     given.append(1000)
     _, (definition,) = worker().refer(packed)
     assert loaded(definition)() == 1  # type: ignore[operator]
+
+
+class Noted:
+    """A callable that says when it is taken apart."""
+
+    def __init__(self) -> None:
+        self.is_taken = threading.Event()
+        self.times = 0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        self.times += 1
+        self.is_taken.set()
+        return int, ()
+
+    def __call__(self) -> None:
+        """Nobody calls it."""
+
+
+def test_a_packed_function_is_taken_apart_before_a_worker_needs_it() -> None:
+    """While leases are acquired its arrays are copied."""
+    noted = Noted()
+    packed = Packed(noted)
+    packed.prepare()
+    assert noted.is_taken.wait(30)
+    _, (definition,) = worker().refer(packed)
+    close_all(definition.fds)
+    assert noted.times == 1
+
+
+def test_a_function_that_cannot_be_taken_apart_says_so_where_it_is_needed() -> None:
+    packed = Packed(functools.partial(length, threading.Lock()))
+    packed.prepare()
+    with pytest.raises(Unpicklable, match="lock"):
+        worker().refer(packed)
 
 
 def test_a_packed_function_goes_to_no_worker_that_could_not_read_it() -> None:

@@ -339,6 +339,53 @@ def test_the_same_chunk_twice_runs_once(pool: FakePool) -> None:
     chunks = [Numbers(0, 10), Numbers(0, 10), Numbers(10, 20)]
     result = JobCoordinator(make_pool=pool.make).run(chunks, MemoryOutputStore(), add_up, total)
     assert (result.aggregate, result.chunks_succeeded) == (sum(range(20)), 2)
+    copies = itertools.repeat(Numbers(0, 10), 1000)
+    result = JobCoordinator(make_pool=pool.make).run(copies, MemoryOutputStore(), add_up, total)
+    assert (result.aggregate, result.chunks_succeeded) == (sum(range(10)), 1)
+
+
+def test_the_coordinator_reads_chunks_only_as_others_are_finished(pool: FakePool) -> None:
+    """Chunks that come without an end pass in bounded memory."""
+    LET_GO.clear()
+    timer = threading.Timer(0.3, LET_GO.set)
+    ahead = [0]
+
+    def chunks() -> Iterator[Chunk]:
+        for n in range(500):
+            if not LET_GO.is_set():
+                ahead[0] = n
+            yield Chunk(waits_unless_first, (n,))
+
+    timer.start()
+    result = JobCoordinator(make_pool=pool.make, want=2).run(chunks(), MemoryOutputStore(), None, len)
+    timer.join()
+    assert result.aggregate == 500
+    assert ahead[0] < 200
+
+
+class Copied:
+    """Each copy differs from the one it was made of."""
+
+    def __init__(self, n: int = 0) -> None:
+        self.n = n
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _next_copy, (self.n,)
+
+    def __call__(self) -> int:
+        return self.n
+
+
+def _next_copy(n: int) -> Copied:
+    return Copied(n + 1)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"key": 1}])
+def test_a_named_job_of_chunks_that_could_not_be_resumed_is_refused(pool: FakePool, kwargs: dict[str, int]) -> None:
+    chunks = [Chunk(square, (1,)), Chunk(Copied(), (), kwargs)]
+    with pytest.raises(InvalidRequest, match="another process could not compute the same id for the function of chunk"):
+        JobCoordinator(make_pool=pool.make, name="named").run(chunks, MemoryOutputStore(), None, len)
+    assert pool.made == 0
 
 
 class Liar(Numbers):

@@ -571,7 +571,7 @@ def test_without_wasmtime_the_error_names_the_command_that_installs_it(monkeypat
         run(UPPER + " ")
 
 
-# ---- C
+# ---- the examples
 
 PRIMES = Path(__file__).parents[3] / "examples" / "primes.c"
 
@@ -585,8 +585,17 @@ def test_the_example_in_c_counts_primes(tmp_path: Path) -> None:
     clang = shutil.which("clang")
     assert clang is not None
     subprocess.run([clang, *flags, *exports, "-o", str(module), str(PRIMES)], check=True, timeout=60)
-    tasklet = WasmTasklet(module.read_bytes())
-    assert [tasklet(b"%d" % n).output for n in (10, 100, 1000, 100_000)] == [b"4", b"25", b"168", b"9592"]
+    counts_primes(WasmTasklet(module.read_bytes()))
+
+
+def test_the_same_example_as_text_counts_primes() -> None:
+    counts_primes(WasmTasklet(PRIMES.with_suffix(".wat").read_text()))
+
+
+def counts_primes(tasklet: WasmTasklet) -> None:
+    found = [tasklet(b"%d" % n).output for n in (0, 10, 100, 1000, 100_000, 1_000_000)]
+    assert found == [b"0", b"4", b"25", b"168", b"9592", b"78498"]
     assert tasklet(b"1000").fuel == tasklet(b"1000").fuel
-    with pytest.raises(WasmTrap, match="status 1"):
-        tasklet(b"ten")
+    for wrong, status in ((b"ten", 1), (b"", 1), (b"1000001", 2)):
+        with pytest.raises(WasmTrap, match=f"status {status}"):
+            tasklet(wrong)

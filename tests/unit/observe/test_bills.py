@@ -75,6 +75,20 @@ def test_lines_are_sums_by_tenant_or_label() -> None:
     ]
 
 
+def test_lines_are_sums_by_several_labels_at_once() -> None:
+    usages = [
+        usage("a", holding(0, 10, gpu()), program="burst", job="x"),
+        usage("b", holding(0, 20, gpu()), program="notebook", job="x"),
+        usage("c", holding(0, 40, gpu()), program="burst", job="x"),
+        usage("d", holding(0, 80, gpu()), job="x"),
+    ]
+    assert [(line.key, line.held_ns) for line in fold(usages, by="label:program,job").lines] == [
+        (",x", 80),
+        ("burst,x", 50),
+        ("notebook,x", 20),
+    ]
+
+
 def whole_usage(n: int) -> Usage:
     """Something of everything, and no two amounts alike."""
     names = ("memory", "cpu", "block")
