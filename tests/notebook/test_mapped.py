@@ -183,7 +183,9 @@ def test_failures_are_told_by_their_reason_with_the_lines_of_the_first() -> None
 def test_the_line_of_a_mapped_cell_says_how_far_it_is_and_what_came_of_it() -> None:
     runs = Mapped(done=3, total=8, failed=1, skipped=0, leases=2)
     assert as_text(runs) == "sublet: 3 of 8 items · 1 failed · 2 leases · an interrupt keeps what is finished"
-    waits = Mapped(done=0, total=1, failed=0, skipped=0, leases=0)
+    begins = Mapped(done=0, total=1, failed=0, skipped=0, leases=0)
+    assert as_text(begins) == "sublet: 0 of 1 item · an interrupt keeps what is finished"
+    waits = Mapped(done=0, total=1, failed=0, skipped=0, leases=0, waits=True)
     assert as_text(waits) == "sublet: 0 of 1 item · waiting for a device · an interrupt keeps what is finished"
     over = Mapped(
         done=8, total=8, failed=0, skipped=3, leases=2, took_s=61, bill=CellBill(cost=1.5, currency="credits")
@@ -236,6 +238,11 @@ def ran(log: Path) -> list[int]:
     return sorted(int(line) for line in log.read_text().splitlines())
 
 
+def billed(shell: Shell) -> int:
+    """Rows of the notebook's bill."""
+    return sum(line.lstrip().startswith("[") for line in shell.run("%gpu bill")["out"].splitlines())
+
+
 def test_a_cell_runs_once_for_each_item_and_what_is_finished_is_not_run_again(
     stage: OfficeStage, folder: Path, shell: Shell
 ) -> None:
@@ -283,6 +290,7 @@ def test_an_interrupt_stops_all_and_keeps_what_is_finished(stage: OfficeStage, f
     shell.run(f"LOG, GO_ON = {str(log)!r}, {str(go_on)!r}\nparams = [{{'n': n}} for n in range(4)]\nkept = 'before'")
     waits = "while n > 1 and not os.path.exists(GO_ON):\n    time.sleep(0.01)\n"
     cell = f"{MAP}kept\nimport os, time\n{NOTE}{waits}kept = n"
+    rows = billed(shell)
     shell.ask(cell)
     until("items 2 and 3 to begin", lambda: len(ran(log)) == 4)
     shell.interrupt()
@@ -291,6 +299,7 @@ def test_an_interrupt_stops_all_and_keeps_what_is_finished(stage: OfficeStage, f
     assert "finished items are kept" in answer["err"]
     assert shell.value("kept") == "before"
     assert leases(stage) == []
+    assert billed(shell) == rows + 1  # what it used is on the bill, though it ended early
     go_on.touch()
     answer = shell.run(cell)
     assert "2 finished by an earlier run" in answer["err"], answer

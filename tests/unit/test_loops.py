@@ -89,6 +89,7 @@ ONCE: Final = {
     "acquire": "one call; what it raises belongs to its future",
     "burst_aio": "reads one map for asyncio; what it raises is raised where the map is awaited",
     "burst_end": "gives the leases of one executor back; the end of the program does it otherwise",
+    "burst_function": "takes one function apart ahead of time; what it raises is raised where a worker needs it",
     "burst_store": "one publication of results; if it fails the job ends with that",
     "burst_worker": "starts one worker; if it fails the lease is given back, or the job is told",
     "card_look": "one look at the cards; the next one is another thread, and one without an answer is a fault",

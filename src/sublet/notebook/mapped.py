@@ -44,7 +44,7 @@ from sublet.values import GIB, NS_PER_S, shown
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
-    from sublet.jobs import ChunkFailed, ChunkId, JobEvent, JobOutputStore, JobResult
+    from sublet.jobs import ChunkFailed, ChunkId, JobEvent, JobOutputStore
     from sublet.notebook.cells import Cells
     from sublet.notebook.options import CellOptions
     from sublet.notebook.reading import Reading
@@ -206,15 +206,22 @@ def map_cell(cells: Cells, source: str, options: CellOptions, given: CellOptions
             **terms,
         )
         # a second interrupt waits until the leases are given back: this kernel would go on renewing them
-        with with_what_is_free(fabric), interrupts.patient(), interrupts.open():
-            result = coordinator.run(chunks, store, cell, lambda _: None)
+        try:
+            with with_what_is_free(fabric), interrupts.patient(), interrupts.open():
+                result = coordinator.run(chunks, store, cell, lambda _: None)
+        except BaseException:  # what it used until then is on the bill all the same
+            with contextlib.suppress(SubletError):
+                bill = _row(before, _billed(fabric, name), options)
+                if bill.held_s:
+                    cells.bills.add_burst(number_of(cells.shell), name, bill)
+            raise
         failures = {failure.index: failure for failure in result.failures}
         values = [
             failures[n] if n in failures else _unpacked(store.get(one.chunk_id())) for n, one in enumerate(chunks)
         ]
     for one in gives:
         names[one] = [value[one] if isinstance(value, dict) else value for value in values]
-    bill = _row(before, result, options)
+    bill = _row(before, result.bill, options)
     cells.bills.add_burst(number_of(cells.shell), name, bill)
     status.show(
         Mapped(
@@ -398,12 +405,16 @@ class _Progress:
         self._status = status
         self._total = total
         self._counts: Counter[str] = Counter()
+        self._waits = False
         self._shown_ns = 0
 
     def heard(self, event: JobEvent) -> None:
         """On a thread of the job."""
         if event.what == "leases":
             self._counts["leases"] = event.count
+            self._waits = bool(event.detail)  # one was taken, and is asked for again; else there is one or no need
+        elif event.what == "capacity":
+            self._waits = True
         else:
             self._counts[event.what] += event.count
         if event.at_ns - self._shown_ns < SHOW_EVERY_NS:
@@ -417,6 +428,7 @@ class _Progress:
                 failed=counts["failed"],
                 skipped=counts["skipped"],
                 leases=counts["leases"],
+                waits=self._waits,
             ),
             quiet=True,
         )
@@ -427,9 +439,8 @@ def _billed(fabric: Fabric, name: str) -> BillLine | None:
     return next((line for line in fabric.bill(by="label:job") if line.key == name), None)
 
 
-def _row(before: BillLine | None, result: JobResult, options: CellOptions) -> CellBill:
+def _row(before: BillLine | None, now: BillLine | None, options: CellOptions) -> CellBill:
     """Of this run alone: the office's bill by its name has all runs."""
-    now = result.bill
     if now is None:
         return CellBill()
 

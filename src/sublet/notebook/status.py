@@ -177,6 +177,8 @@ class Mapped:
     """Finished by an earlier run."""
     leases: int
     """Held now; of a run that is over the most at once."""
+    waits: bool = False
+    """No device is free for another lease."""
     took_s: float = 0.0
     bill: CellBill | None = None
     """None while it runs."""
@@ -266,8 +268,8 @@ def _mapped(status: Mapped) -> list[str]:
     leases = f"{status.leases} lease" if status.leases == 1 else f"{status.leases} leases"
     said = [f"{status.failed} failed"] if status.failed else []
     if status.bill is None:
-        held = leases if status.leases else "waiting for a device"
-        return [f"{status.done} of {status.total} {items}", *said, held, "an interrupt keeps what is finished"]
+        held = [leases] if status.leases else ["waiting for a device"] * status.waits
+        return [f"{status.done} of {status.total} {items}", *said, *held, "an interrupt keeps what is finished"]
     said += [f"{status.skipped} finished by an earlier run"] if status.skipped else []
     said += [f"up to {leases}"] if status.leases else []
     cost = [format_cost(status.bill.cost, status.bill.currency)] if status.bill.cost > COST_MIN else []
