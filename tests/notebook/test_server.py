@@ -326,17 +326,16 @@ def test_between_cells_a_lease_runs_out_without_a_word(kernel: Kernel, fabric: s
     """It is meant to. What is logged would stand below a cell that has nothing to do with it."""
     kernel.run(LISTENS)
     try:
-        first = second = None
-        for ttl in ("2s", "12s"):  # where a busy machine is late, a short one is over before its process is parked
+        first = None
+        for ttl in ("2s", "12s"):  # a short one may be over before the cell is, where its holder gets no processor
             kernel.run("%gpu release\nheard.clear()")
             first = kernel.run(f"%%gpu --ttl {ttl}\n1")
-            until("the lease is over", lambda: not live(fabric))
-            second = kernel.run("%%gpu\n2")
-            if not (first.of("error") or second.of("error")):
+            if not first.of("error"):
                 break
         assert first is not None
-        assert second is not None
         assert not first.of("error"), first.messages
+        until("the lease is over", lambda: not live(fabric))
+        second = kernel.run("%%gpu\n2")
         assert second.of("execute_result"), second.messages
         assert "nothing r" not in kernel.run("print(heard)").text()  # runs, ran
     finally:

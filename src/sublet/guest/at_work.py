@@ -12,8 +12,7 @@ import os
 import threading
 from types import TracebackType
 
-from sublet.guest.tally import TALLY_VARIABLE
-from sublet.wire.tally import TallyFile
+from sublet.wire.tally import TALLY_VARIABLE, TallyFile
 
 __all__ = ["AtWork", "at_work"]
 

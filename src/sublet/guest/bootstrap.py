@@ -3,6 +3,24 @@
 The supervisor announces an end with SIGTERM, after it wrote the reason on the guest's page. The main thread then gets
 ``LeaseInterrupt``, once, wherever it is in Python code; a call into C that does not come back delays it. A program may
 catch it to save and leave; if it goes on, it is ended by force when the grace is over.
+
+A program that gets no processor for a while, or is stopped, may come to handle the signal when its reason is gone. What
+it does then follows from the page as it is *then*, and from whether the page counts a warning (``PageView.warnings``)
+that this process has not met:
+
+=========================================  =====================  ====================
+the page says                              a warning, met late    any other SIGTERM
+=========================================  =====================  ====================
+live: renewed, or parked and resumed       goes on                ends by the signal
+noticed, for another reason than its time  goes on                ``LeaseInterrupt``
+parked                                     goes on                ``LeaseInterrupt``
+noticed: its time runs out                 ``LeaseInterrupt``     ``LeaseInterrupt``
+leaving, over                              ``LeaseInterrupt``     ``LeaseInterrupt``
+=========================================  =====================  ====================
+
+A guest that leaves says so in the tally of its lease first and then looks again, so the supervisor knows of everything
+that stands still whether it would leave when it goes on: that is not parked (``supervisor.parking``).
+
 Where it goes through to the top the program is over: its other threads are not waited for, as Python would, since they
 would only be met by that force (who wants to wait for them catches it and does). SIGTERM *without* an end on the
 page is an ordinary one and does what it always does.
@@ -31,9 +49,10 @@ from sublet.guest.program import Program
 from sublet.guest.program import __file__ as program_file
 from sublet.wire.page import PageReader, PageState
 from sublet.wire.page import __file__ as page_file
+from sublet.wire.tally import TALLY_VARIABLE, TallyFile
 from sublet.wire.zygote import LEASE_ENDED
 
-__all__ = ["arrange_interrupt", "main", "run"]
+__all__ = ["EndOfLease", "arrange_interrupt", "main", "run"]
 
 SAVING_S: Final = 600.0
 _INTERRUPTED: Final = -int(signal.SIGINT)
@@ -71,25 +90,59 @@ def arrange_interrupt() -> None:
     path = os.environ.get(PAGE_VARIABLE, "")
     if not path:
         return
-    page = PageReader(path)
-    pid, raised = os.getpid(), False
+    signal.signal(signal.SIGTERM, EndOfLease(PageReader(path), os.environ.get(TALLY_VARIABLE, "")))
+    _let_processes_be_terminated()
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal pid, raised
-        if pid != os.getpid():  # a fork of the program inherits the handler, and has its own one time
-            pid, raised = os.getpid(), False
-        if raised:
+
+class EndOfLease:
+    """Handles SIGTERM in a guest, as the table at the top of the module has it."""
+
+    def __init__(self, page: PageReader, tally_path: str) -> None:
+        self._page = page
+        self._tally_path = tally_path
+        self._pid = os.getpid()
+        self._raised = False
+        self._warnings = page.read().warnings
+        """Those that this process has met, or that came before it did."""
+        self._tally: TallyFile | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._pid != os.getpid():  # a fork of the program inherits the handler, and has its own one time
+            self._pid, self._raised, self._tally = os.getpid(), False, None
+        if self._raised:
             return
-        view = page.read()
+        view = self._page.read()
+        is_warning, self._warnings = view.warnings != self._warnings, view.warnings
+        if is_warning and not view.says_leave:
+            return
         if view.state is PageState.LIVE:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        raised = True
+        self._say_leaving()
+        view = self._page.read()
+        if is_warning and not view.says_leave:  # renewed, or parked, between the two looks
+            self._say_staying()
+            return
+        self._raised = True
         raise _interrupt_class()(end_of(view))
 
-    signal.signal(signal.SIGTERM, handle)
-    _let_processes_be_terminated()
+    def stays(self) -> None:
+        """What was raised has been caught, and the program does not leave: it may be parked, and is told of the next
+        warning or end as of the first."""
+        if self._raised and self._pid == os.getpid():
+            self._raised = False
+            self._say_staying()
+
+    def _say_leaving(self) -> None:
+        if self._tally is None and self._tally_path:  # not before: a fork would share what is locked
+            self._tally = TallyFile.open(self._tally_path)
+        if self._tally is not None:
+            self._tally.leaving(begins=True)
+
+    def _say_staying(self) -> None:
+        if self._tally is not None:
+            self._tally.leaving(begins=False)
 
 
 def _let_processes_be_terminated() -> None:

@@ -19,10 +19,9 @@ from typing import Final
 
 from sublet.background import start_thread
 from sublet.errors import Unsupported
-from sublet.guest.tally import TALLY_VARIABLE
 from sublet.values import EndReason, LeaseId
 from sublet.wire.page import PageReader, PageState
-from sublet.wire.tally import TallyFile
+from sublet.wire.tally import TALLY_VARIABLE, TallyFile
 
 __all__ = ["Checkpoints", "checkpoints_of", "is_save_due", "wait_for_save"]
 

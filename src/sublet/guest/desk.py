@@ -73,7 +73,8 @@ class Desk:
             job = self._jobs.get()
             if job is not None:
                 job()
-            self._leave()
+            leave, self._leave = self._leave, _nothing
+            leave()
             if self._end_seen is not None:  # somebody swallowed it; that changes nothing
                 raise self._end_seen
 

@@ -11,6 +11,7 @@ import contextvars
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -170,6 +171,8 @@ def _leave_if_over(page: PageReader) -> None:
     taken = view.state is PageState.NOTICED and view.take_at_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     if taken or view.state in (PageState.OVER, PageState.LEAVING):
         _loop().add_callback(_loop().stop)
+    elif (stays := getattr(signal.getsignal(signal.SIGTERM), "stays", None)) is not None:
+        stays()
 
 
 def _loop() -> Any:

@@ -15,11 +15,10 @@ from typing import Final
 
 from sublet.devices.account import Account
 from sublet.errors import Unsupported
-from sublet.wire.tally import TallyFile
+from sublet.wire.tally import TALLY_VARIABLE, TallyFile
 
-__all__ = ["TALLY_VARIABLE", "VRAM_VARIABLE", "LeaseAccounts", "SharedAccount"]
+__all__ = ["VRAM_VARIABLE", "LeaseAccounts", "SharedAccount"]
 
-TALLY_VARIABLE: Final = "SUBLET_TALLY"
 VRAM_VARIABLE: Final = "SUBLET_VRAM"
 """Bytes of each device of the lease, in their order, with commas between them."""
 

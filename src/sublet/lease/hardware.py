@@ -104,7 +104,8 @@ class Hardware(Protocol):
         """
 
     def spare(self, lease: LeaseId, epoch: Epoch, /) -> None:
-        """The deadline was moved after a warning, which does not hold any more. There may be another."""
+        """The deadline was moved after a warning, which does not hold any more: guests that have not met it go on, and
+        those that leave do. There may be another."""
 
     # ---- parking ----
 
@@ -116,6 +117,7 @@ class Hardware(Protocol):
         is live. From this moment on they do nothing. They count as the other's, and no longer as there, once nothing of
         them is on any resource of the lease and before they do anything again. What is not parked by ``until_ns``, or
         when the other lease is over, is told to leave like anybody else. False: none can be, and none was told.
+        Guests that leave because they were warned are none that can be.
         """
 
     def parked(self, under: LeaseId, /) -> bool:

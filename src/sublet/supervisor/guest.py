@@ -83,6 +83,8 @@ class Guest:
         """Bytes that the guests of its lease may use together; 0: any."""
         self.is_told_of_memory = False
         """Whether a line on its stderr has said that it had too little."""
+        self.was_warned = False
+        """Whether it was told that its lease runs out, even if the lease was renewed after that."""
         self.on_gone: Callable[[], object] = lambda: None
         """Told once nothing of it runs."""
         self.visits: Visits | None = None

@@ -52,6 +52,9 @@ SAYS_WHAT_IS_SAVED: Final = SERVES_CALLS | {KERNEL_ENTRY}
 """Guests that do nothing between two calls or cells, and hold a lock on the tally while they have something to save."""
 
 
+LEAVING: Final = "it was told to save and leave before, and leaves"
+
+
 @dataclass(slots=True)
 class _Leaving:
     tenancy: Tenancy
@@ -82,6 +85,8 @@ class Parker:
         used = self._used(tenancy)
         if not used:
             return Need()
+        if tenancy.is_leaving():
+            return Need(why_not=LEAVING)
         entries = {guest.spec.entry for guest in tenancy.running()}
         has_no_session = SESSIONS not in entries or not tenancy.uses_devices()
         return Need(
@@ -206,6 +211,9 @@ class Parker:
             return
         if any(guest.state is not GuestState.PARKING for guest in tenancy.running()):
             self._give_up(leaving, "it is being ended")
+            return
+        if tenancy.is_leaving():  # set going again under another lease, it would end there
+            self._give_up(leaving, LEAVING)
             return
         del self._leaving[tenancy.lease]
         cards = _cards_of(tenancy)

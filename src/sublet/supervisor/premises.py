@@ -142,8 +142,7 @@ class Premises:
         tenancy = self.tenancies.get(lease)
         if tenancy is None:
             return
-        tenancy.expiring = True
-        tenancy.show(self._now_ns())  # before SIGTERM: a guest looks there why it came
+        tenancy.warn(self._now_ns())
         left_s = max(0.0, (deadline_ns - self._now_ns()) / NS_PER_S)
         if tenancy.is_parked:
             line = f"its parking lease runs out in {left_s:.1f} s; it goes on without its device, to save and leave"

@@ -15,7 +15,7 @@ from sublet.supervisor.limits import Limits
 from sublet.values import NS_PER_S, EndReason, Epoch, GuestId, Kind, LeaseId, TenantId
 from sublet.wire.orders import Metered, Notify, Part
 from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
-from sublet.wire.tally import TALLY_BYTES, TallyFile, total
+from sublet.wire.tally import TALLY_BYTES, TALLY_VARIABLE, TallyFile, total
 from sublet.wire.volumes import VOLUME_VARIABLE
 
 if TYPE_CHECKING:
@@ -202,6 +202,12 @@ class Tenancy:
         """Whether a guest has something left to save, as far as they say."""
         return self._tally is None or self._tally.is_unsaved()
 
+    def is_leaving(self) -> bool:
+        """Whether a guest was told to save and leave, and perhaps does. Entry points of Python say so when they begin
+        to, and heed no warning that was taken back before; of a command nothing is known but that it was told."""
+        says_so = self._tally is not None and self._tally.is_leaving()
+        return says_so or any(guest.was_warned and not guest.spec.entry for guest in self.running())
+
     def uses_devices(self) -> bool:
         """Whether a guest has memory of a device that Sublet gave it."""
         return self._tally is None or self._tally.is_any_used()
@@ -221,6 +227,16 @@ class Tenancy:
         other.guests, self.guests = self.guests, {}
         self.folder, self._page, self._tally, self._group = "", None, None, None
         self.parking = self.is_parked = False
+
+    def warn(self, now_ns: int) -> None:
+        """Its deadline is near and was not moved. Its guests are sent a SIGTERM after this, and look on the page then
+        why it came, and whether that is still so."""
+        self.expiring = True
+        for guest in self.running():
+            guest.was_warned = True
+        if self._page is not None:
+            self._page.warnings += 1
+        self.show(now_ns)
 
     def show(self, now_ns: int) -> None:
         """Bring the page up to date."""
@@ -264,7 +280,7 @@ class Tenancy:
             "SUBLET_PAGE": self.page_path,
         }
         if self._tally is not None:
-            found["SUBLET_TALLY"] = self.tally_path
+            found[TALLY_VARIABLE] = self.tally_path
         if self.devices:
             found["SUBLET_VRAM"] = ",".join(str(part.amount) for part in self.parts if part.kind is Kind.GPU)
         if self.blocks:
@@ -314,6 +330,7 @@ class Tenancy:
             detail=self.detail,
             namespace=_namespace(),
             since=self.since,
+            warnings=0 if self._page is None else self._page.warnings,
         )
 
 

@@ -64,7 +64,7 @@ TRY_PAUSE_S: Final = 0.000_2
 PARKED_PAUSE_S: Final = 0.02
 
 _HEAD: Final = struct.Struct("<8sI4x")  # magic, version
-_SLOT: Final = struct.Struct(f"<QQQqqqQQQBBxxHHHH{LEASE_MAX}s{OFFICE_MAX}s{DEVICES_MAX}s{DETAIL_MAX}s")
+_SLOT: Final = struct.Struct(f"<QQQqqqQQQBBHHHHH{LEASE_MAX}s{OFFICE_MAX}s{DEVICES_MAX}s{DETAIL_MAX}s")
 _TAIL: Final = struct.Struct("<IQ")  # checksum, number again
 _SLOT_BYTES: Final = 2032
 _SLOTS: Final = (_HEAD.size, _HEAD.size + _SLOT_BYTES)
@@ -89,6 +89,7 @@ class PageState(enum.StrEnum):
 
 
 _STATES: Final = tuple(PageState)
+_WARNINGS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,15 @@ class PageView:
     """The supervisor's time namespace; 0 where there is only one."""
     since: Epoch | None = None
     """Where a guest was parked and goes on: the first epoch whose connections are still good. None: the present one."""
+    warnings: int = 0
+    """How many SIGTERMs have said that the lease runs out, modulo 65,536. By this a guest that comes to handle one late
+    tells it from any other: the lease may have been renewed since, or its guests parked, and it means nothing then."""
+
+    @property
+    def says_leave(self) -> bool:
+        """Whether guests are to leave: the lease is over, or it runs out and its deadline was not moved."""
+        runs_out = self.state is PageState.NOTICED and self.reason is EndReason.EXPIRED
+        return runs_out or self.state in (PageState.OVER, PageState.LEAVING)
 
     def at(self, own_ns: int, seen_ns: int, namespace: int) -> int:
         """The supervisor's present time, from the reader's clock; in doubt later than it is, never earlier.
@@ -181,6 +191,7 @@ def encode(view: PageView, number: int) -> bytes:
         *(view.since or view.epoch),
         _STATES.index(view.state),
         0 if view.reason is None else _REASONS.index(view.reason) + 1,
+        view.warnings % _WARNINGS,
         *(len(text) for text in texts),
         *texts,
     )
@@ -221,6 +232,7 @@ def _whole(page: bytes, start: int) -> tuple[int, PageView] | None:
         since_n,
         state,
         reason,
+        warnings,
         *lengths,
         lease,
         office,
@@ -242,6 +254,7 @@ def _whole(page: bytes, start: int) -> tuple[int, PageView] | None:
         detail=_cut(detail, lengths[3]),
         namespace=namespace,
         since=None if (since_incarnation, since_n) == (incarnation, n) else Epoch(since_incarnation, since_n),
+        warnings=warnings,
     )
 
 
@@ -265,6 +278,8 @@ class PageWriter:
     def __init__(self, fd: int, number: int) -> None:
         self._fd = fd
         self._number = number
+        self.warnings = 0
+        """For the next view. It goes along where the page becomes that of another lease."""
 
     @classmethod
     def create(cls, path: str, view: PageView, *, mode: int = 0o444) -> PageWriter:

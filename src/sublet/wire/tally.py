@@ -19,8 +19,10 @@ import struct
 from dataclasses import dataclass, replace
 from typing import Final
 
-__all__ = ["ROWS_MAX", "TALLY_BYTES", "Row", "TallyFile", "total"]
+__all__ = ["ROWS_MAX", "TALLY_BYTES", "TALLY_VARIABLE", "Row", "TallyFile", "total"]
 
+TALLY_VARIABLE: Final = "SUBLET_TALLY"
+"""Where a guest finds the path of the file."""
 ROWS_MAX: Final = 256
 """Rows of one lease: processes that live at once, times the devices they use."""
 _MAGIC: Final = b"SUBLETTY"
@@ -36,6 +38,8 @@ _AT_WORK: Final = 4096
 """The byte that is locked by those who answer a call; no row has it."""
 _UNSAVED: Final = 4097
 """The byte that is locked by those who have something to save."""
+_LEAVING: Final = 4098
+"""The byte that is locked by those who were told to save and leave, and do."""
 _U64: Final = (1 << 64) - 1
 
 
@@ -238,6 +242,14 @@ class TallyFile:
     def is_unsaved(self) -> bool:
         """Whether another process that has it open says so."""
         return self._is_locked(_UNSAVED)
+
+    def leaving(self, *, begins: bool) -> None:
+        """This process was told to save and leave, and begins to; or it stays, since that was taken back."""
+        self._locked(fcntl.F_OFD_SETLK, fcntl.F_RDLCK if begins else fcntl.F_UNLCK, _LEAVING)
+
+    def is_leaving(self) -> bool:
+        """Whether another process that has it open says so."""
+        return self._is_locked(_LEAVING)
 
     def is_any_used(self) -> bool:
         """Whether a living process has memory of a device."""

@@ -7,13 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from sublet.errors import LeaseInterrupt
+from sublet.guest.bootstrap import EndOfLease
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
-from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
+from sublet.wire.page import PageReader, PageState, PageView, PageWriter, time_namespace
+from sublet.wire.tally import TallyFile
 from sublet.wire.zygote import python_argv
 
 BOOTSTRAP: Final = "sublet.guest.bootstrap"
@@ -192,6 +196,65 @@ if pid == 0:
 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 print(is_ours, said.get(), code, signal.pthread_sigmask(signal.SIG_BLOCK, []))
 """
+
+
+LATE: Final = """
+import os, signal, sys
+from sublet.guest.bootstrap import arrange_interrupt
+arrange_interrupt()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("busy", flush=True)
+for line in sys.stdin:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    print("goes on", flush=True)
+"""
+"""What gets no processor, or is in a call into C, meets a signal late."""
+
+
+@pytest.mark.parametrize("state", [PageState.LIVE, PageState.PARKED, PageState.NOTICED])
+def test_a_warning_that_was_taken_back_before_it_was_met_ends_nothing(tmp_path: Path, state: PageState) -> None:
+    """The lease was renewed after all, or what runs was parked, or will be taken later. The next SIGTERM is an ordinary
+    one."""
+    live = PageView(lease=LeaseId("l-a"), epoch=Epoch(1, 5), deadline_ns=1 << 60, now_ns=0)
+    page = PageWriter.create(str(tmp_path / "page"), live)
+    env = {**os.environ, "SUBLET_PAGE": str(tmp_path / "page")}
+    words = [sys.executable, "-c", LATE]
+    with page, subprocess.Popen(words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as guest:
+        assert guest.stdin is not None
+        assert guest.stdout is not None
+        assert guest.stdout.readline() == "busy\n"
+        page.write(replace(live, state=PageState.NOTICED, reason=EndReason.EXPIRED, warnings=1))
+        guest.send_signal(signal.SIGTERM)
+        page.write(replace(live, state=state, reason=EndReason.PREEMPTED, warnings=1))
+        guest.stdin.write("met\n")
+        guest.stdin.flush()
+        assert guest.stdout.readline() == "goes on\n"
+        page.write(replace(live, warnings=1))
+        guest.send_signal(signal.SIGTERM)
+        guest.stdin.write("met\n")
+        guest.stdin.flush()
+        assert guest.wait(60) == -signal.SIGTERM
+
+
+def test_what_caught_its_warning_and_stays_may_be_parked_and_is_told_again(tmp_path: Path) -> None:
+    """As a kernel whose cell was interrupted by it; until then its supervisor is told that it leaves."""
+    view = PageView(lease=LeaseId("l-a"), epoch=Epoch(1, 5), deadline_ns=1 << 60, now_ns=0)
+    ending = replace(view, state=PageState.NOTICED, reason=EndReason.EXPIRED)
+    tally = TallyFile.create(str(tmp_path / "tally"))
+    with PageWriter.create(str(tmp_path / "page"), view) as page:
+        handler = EndOfLease(PageReader(str(tmp_path / "page")), str(tmp_path / "tally"))
+        for number in (1, 2):
+            page.write(replace(ending, warnings=number))
+            with pytest.raises(LeaseInterrupt):
+                handler(signal.SIGTERM, None)
+            assert tally.is_leaving()
+            handler(signal.SIGTERM, None)  # once only
+            handler.stays()
+            assert not tally.is_leaving()
+    tally.close()
+    assert handler._tally is not None
+    handler._tally.close()
 
 
 def test_a_process_of_multiprocessing_is_terminated_as_anywhere(tmp_path: Path) -> None:
