@@ -28,25 +28,37 @@ KILLED_IN_VAIN_MAX: Final = 5
 """Runners that were killed one after the other and finished no cell: then it is left to a person."""
 PAUSE_S: Final = 0.5
 BEGINS_S: Final = 20.0
-_left_alone: list[subprocess.Popen[bytes]] = []
-"""They outlive us; nobody waits for them."""
+_left_alone: list[int] = []
+"""Processes that may outlive this one. Those that have ended are put away when the next one is started."""
 
 
 def launch(job: Job) -> int:
     """Start both in a session of their own; returns when the runner has the job. Its pid, 0 if it is over already."""
+    _left_alone[:] = [pid for pid in _left_alone if _runs(pid)]
     words = [sys.executable, "-m", "sublet.notebook.batch.detached", str(job.folder)]
     with open(job.log, "ab") as log:
         started = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True
         )
-    _left_alone.append(started)
-    until = time.monotonic() + BEGINS_S
-    while time.monotonic() < until:
-        runner = job.runner
-        if runner > 0 or started.poll() is not None:
-            return max(0, runner)
-        time.sleep(PAUSE_S / 20)
-    return 0
+    try:
+        until = time.monotonic() + BEGINS_S
+        while time.monotonic() < until:
+            runner = job.runner
+            if runner > 0 or started.poll() is not None:
+                return max(0, runner)
+            time.sleep(PAUSE_S / 20)
+        return 0
+    finally:
+        if started.returncode is None:
+            _left_alone.append(started.pid)
+            started.returncode = 0  # else Python would complain of it when this process ends
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    except ChildProcessError:
+        return False
 
 
 def main(words: Sequence[str] | None = None) -> int:
