@@ -1,8 +1,9 @@
-"""Guests that come late to the signal that warns them: what was taken back by then ends none of them, and what has begun
-to leave is not parked."""
+"""Guests that come late to the signal that warns them: what was taken back by then ends none of them, and what has
+begun to leave is not parked."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ class Warned(Desk):
     def begin_work(self) -> int:
         """A guest of Python that beats until it is told to leave, and then saves until it is enough; its process."""
         self.epoch = self.grant("a", self.gpu())
-        said = '{"beat": "%s", "saved": "%s", "enough": "%s"}' % (self.beats, self.saved, self.enough)
+        said = json.dumps({"beat": str(self.beats), "saved": str(self.saved), "enough": str(self.enough)})
         env = {"PATH": PATH, "PYTHONPATH": f"{package_folder()}:{self._folder}"}
         spec = GuestSpec(entry="late_work:main", args=said, cwd="/", env=env)
         started = self.stage.holder(self.lease, self.epoch).ask(Start(spec=spec))
@@ -135,7 +136,9 @@ def test_a_guest_that_has_begun_to_leave_is_not_parked(desk: Warned) -> None:
 
 def test_a_command_that_was_warned_is_not_parked(desk: Warned) -> None:
     """What it does about a signal that it meets later cannot be known."""
-    started = desk.begin("-c", f"import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n{BEAT}", str(desk.beats))
+    started = desk.begin(
+        "-c", f"import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n{BEAT}", str(desk.beats)
+    )
     until("a beat", lambda: desk.beats.exists() and desk.beats.stat().st_size > 0)
     under: Parking = desk.set_aside()
     os.kill(started.pid, signal.SIGSTOP)
