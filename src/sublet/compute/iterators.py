@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from sublet.compute.calls import Pending
 from sublet.compute.outcomes import Cancelled, GeneratorBegun, Items, read
+from sublet.compute.shown import sees_our_folders
 from sublet.errors import CallTimeout, LeaseEnded, SubletError
 from sublet.wire.work import Asked, Message, pack
 
@@ -126,7 +127,7 @@ class RemoteIterator(Iterator[Any]):
                 raise CallTimeout("the generator took longer for an item than it was given, and was interrupted")
             if pending.came is None:
                 raise self._worker.why_lost(self._lease)
-            found: Items | Cancelled = read(pending.came, self._lease.id)
+            found: Items | Cancelled = read(pending.came, self._lease.id, of_tenant=not sees_our_folders(self._lease))
         except (CallTimeout, KeyboardInterrupt):  # it may not have begun, and so be there still
             self._is_over = True
             self._worker.dropped.append(self._number)

@@ -11,7 +11,7 @@ from sublet.client.line import open_line
 from sublet.compute.calls import Exchange, Pending
 from sublet.compute.functions import checked_callable
 from sublet.compute.outcomes import read
-from sublet.compute.shown import folder_for, interpreter_for
+from sublet.compute.shown import folder_for, interpreter_for, sees_our_folders
 from sublet.compute.worker_guest import CELL, check_python, end_worker, why_lost
 from sublet.compute.workers import Job, Worker
 from sublet.errors import SubletError
@@ -112,7 +112,7 @@ class KernelGuest:
             self.when_waiting()
         if pending.came is None:
             raise self._worker.why_lost(self.lease)
-        return read(pending.came, self.lease.id)
+        return read(pending.came, self.lease.id, of_tenant=not sees_our_folders(self.lease))
 
     def why_lost(self) -> SubletError:
         """Why it does not answer any more: with the lease, or by itself."""

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sublet import errors
-from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, RemoteError, SubletError
+from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, OutOfMemory, RemoteError, SubletError
 from sublet.guest.cargo import load, unstow
 from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.values import EndReason, LeaseId
 from sublet.wire.frames import close_all
 from sublet.wire.happenings import Refused, Replied
 from sublet.wire.page import ended_error
+from sublet.wire.shared import take_over
 from sublet.wire.work import Flag, Said, Told, unpack
 
 __all__ = [
@@ -80,14 +81,26 @@ class Many(NamedTuple):
     """False where the worker was lost before it began any of them; ``error`` is then how it ended."""
 
 
-def read(came: Replied | Refused, lease: LeaseId) -> Any:
-    """The result. Raises what the function raised, or what kept it from being called."""
+def read(came: Replied | Refused, lease: LeaseId, *, of_tenant: bool = False) -> Any:
+    """The result. Raises what the function raised, or what kept it from being called. ``of_tenant``: large parts come
+    into memory of this process, so that a result that is kept does not keep memory of a tenant's lease."""
     if isinstance(came, Refused):
         raise came.error
+    fds = came.fds
     try:
-        return _read(unpack(came.body), came.fds, lease)
+        if of_tenant and fds:
+            given, fds = fds, ()
+            fds = _taken_over(given)
+        return _read(unpack(came.body), fds, lease)
     finally:
-        close_all(came.fds)
+        close_all(fds)
+
+
+def _taken_over(fds: tuple[int, ...]) -> tuple[int, ...]:
+    try:
+        return take_over(fds)
+    except OSError as error:
+        raise OutOfMemory(f"what was sent found no memory here ({error})") from error
 
 
 def _read(said: Said, fds: tuple[int, ...], lease: LeaseId) -> Any:
@@ -118,13 +131,22 @@ def _read(said: Said, fds: tuple[int, ...], lease: LeaseId) -> Any:
             raise Disconnected(f"the worker answered with {said.kind}, which this version does not know")
 
 
-def read_many(parts: list[tuple[Said, tuple[int, ...]]], lost: tuple[int, Sequence[bytes]] = (0, ())) -> Many:
+def read_many(
+    parts: list[tuple[Said, tuple[int, ...]]],
+    lost: tuple[int, Sequence[bytes]] = (0, ()),
+    *,
+    of_tenant: bool = False,
+) -> Many:
     """The results of a call of many that were made, in order: those that were sent, and ``lost``, which the worker had
     made and not sent, with the item they begin at. One that cannot be loaded ends them, with its error. ``parts`` is
-    empty afterwards."""
+    empty afterwards. ``of_tenant``: as for ``read``."""
     results: list[Any] = []
     try:
-        for said, fds in parts:
+        for index, (said, fds) in enumerate(parts):
+            if of_tenant and fds:
+                parts[index] = said, ()
+                fds = _taken_over(fds)
+                parts[index] = said, fds
             if said.kind == Told.RESULTS and said.amount == len(results) and len(said.pieces) == 2:
                 end = said.pieces[0].length
                 _take(results, pickle.loads(said.data[:end]), said.data[end:])  # noqa: S301 - one program

@@ -21,6 +21,7 @@ from sublet.compute.futures import CallFuture
 from sublet.compute.holder_cuda import check_holder
 from sublet.compute.iterators import RemoteIterator
 from sublet.compute.outcomes import Cancelled, GeneratorBegun, Many, Unlike, read, read_many
+from sublet.compute.shown import sees_our_folders
 from sublet.compute.workers import Job, Options, Worker, workers_of
 from sublet.errors import CallTimeout, InvalidRequest, LeaseEnded, SubletError
 from sublet.guest.desk import is_worker
@@ -160,7 +161,7 @@ def outcome(lease: Lease, worker: Worker, pending: Pending, job: Job) -> Any:
     """What came of a call that is done; AGAIN where it can be sent again. Raises what it raised."""
     if pending.came is None:
         error = worker.why_lost(lease)
-        if pending.lost is not None and job.is_many and (many := _made_before(pending, job, error)) is not None:
+        if pending.lost is not None and job.is_many and (many := _made_before(lease, pending, job, error)) is not None:
             return many
         if pending.was_begun or (pending.call == 0 and worker.guest is None):
             raise error
@@ -168,19 +169,19 @@ def outcome(lease: Lease, worker: Worker, pending: Pending, job: Job) -> Any:
             raise _not_begun(error)
         return Many([], error, 0, is_begun=False) if job.is_many else AGAIN
     try:
-        found = read(pending.came, lease.id)
+        found = read(pending.came, lease.id, of_tenant=not sees_our_folders(lease))
     except LeaseEnded as error:
         if error.end is not None and lease.end is not None:
             error.end = lease.end  # the office's own word
         if pending.parts:
-            return _with_results(pending, error)
+            return _with_results(lease, pending, error)
         raise
     except SubletError as error:
         if pending.parts:
-            return _with_results(pending, error)
+            return _with_results(lease, pending, error)
         raise
     if isinstance(found, Many):
-        return _with_results(pending, found.error)._replace(took_ns=found.took_ns)
+        return _with_results(lease, pending, found.error)._replace(took_ns=found.took_ns)
     if isinstance(found, Unlike):
         if not worker.distrust(job.function):
             raise InvalidRequest(f"the worker does not know the function: {found.why}")
@@ -188,19 +189,20 @@ def outcome(lease: Lease, worker: Worker, pending: Pending, job: Job) -> Any:
     return found
 
 
-def _with_results(pending: Pending, error: BaseException | None) -> Many:
+def _with_results(lease: Lease, pending: Pending, error: BaseException | None) -> Many:
     """The results of a call of many, and what ended it early."""
-    made = read_many(pending.parts)
+    made = read_many(pending.parts, of_tenant=not sees_our_folders(lease))
     return Many(made.results, made.error or error, 0)
 
 
-def _made_before(pending: Pending, job: Job, error: SubletError) -> Many | None:
+def _made_before(lease: Lease, pending: Pending, job: Job, error: SubletError) -> Many | None:
     """The results of a call of many that were made before its worker was lost, and why there are no more; None where
     the call was not begun. Only the item that was executing was begun, and its error says so."""
     lost = pending.lost
     if lost is None or not (pending.was_begun or pending.parts):
         return None
-    made = read_many(pending.parts, (lost.first, lost.results) if pending.was_begun else (0, ()))
+    left = (lost.first, lost.results) if pending.was_begun else (0, ())
+    made = read_many(pending.parts, left, of_tenant=not sees_our_folders(lease))
     if made.error is not None or len(made.results) == len(job.args):
         return made
     return Many(made.results, error, 0)

@@ -2,6 +2,11 @@
 
 A folder is put aside by giving it another name, which is one call; to remove it takes a dozen, and on a disk that is
 busy each of them may wait. What is not managed before this process ends, the next supervisor finds.
+
+What guests handed to programs of their tenant (files in memory, ``wire.shared``) outlives them there, and stays charged
+to all guests of the office together. Our programs copy it (``take_over``); what others keep is counted, and a tenant of
+whom too much is kept gets no guest under another lease until it is less. So a tenant takes from the others at most what
+it could use under leases that live.
 """
 
 from __future__ import annotations
@@ -14,13 +19,16 @@ from collections.abc import Callable
 from typing import Final
 
 from sublet.background import is_shortage
+from sublet.errors import QuotaExceeded
 from sublet.supervisor.errands import Errands
 from sublet.supervisor.group import Group
 from sublet.supervisor.isolation import remove_tree
 from sublet.supervisor.isolation.cleaning import Left
+from sublet.supervisor.lease_limits import OWNER
 from sublet.supervisor.loop import Loop, Timer, confess
+from sublet.values import MIB, TenantId, format_size
 
-__all__ = ["Aside"]
+__all__ = ["HELD_GROUPS_MAX", "HELD_MAX", "Aside", "HeldMemory"]
 
 WAIT_S: Final = 0.05
 """After the last that came: of many ends at once, none waits for this."""
@@ -32,6 +40,12 @@ AGAIN_MAX_S: Final = 60.0
 """What could not be done is tried again after so long: twice as long each time, up to the second of them."""
 NAMES_AT_ONCE: Final = 2000
 """Names that are removed while everybody waits: some 20 ms."""
+HELD_MAX: Final = 256 * MIB
+"""Memory of a tenant's ended leases that its programs may keep when it starts a guest under another one."""
+HELD_GROUPS_MAX: Final = 256
+"""Ended leases of a tenant of which they may keep any."""
+HELD_LOOK_S: Final = 3.0
+"""The kernel sums up what a control group has every two seconds; what is little shows only then."""
 
 
 class Aside:
@@ -132,6 +146,57 @@ class Aside:
     def _removed(self, folder: str, said: str | None) -> None:
         if said != "":
             self._loop.after(AGAIN_MAX_S, lambda: self._try(lambda: self._remove(folder), AGAIN_S))
+
+
+class HeldMemory:
+    """The control groups of ended leases of tenants, each of which stays while memory of its guests is kept."""
+
+    def __init__(self, loop: Loop, aside: Aside) -> None:
+        self._loop = loop.guarded(lambda _: self._later())
+        self._aside = aside
+        self._held: dict[str, tuple[TenantId, Group]] = {}
+        """By the name of the group."""
+        self._timer: Timer | None = None
+
+    def leave(self, tenant: TenantId, group: Group) -> None:
+        """Nobody is in this group any more: it goes soon, or once nothing of it is kept."""
+        if tenant == OWNER:
+            self._aside.leave(group)
+        else:
+            self._held[group.name] = tenant, group
+            self._later()
+
+    def check(self, tenant: TenantId) -> None:
+        """Raises where this tenant's programs keep too much."""
+        found = [held for one, group in self._held.values() if one == tenant and (held := group.shared_bytes())]
+        if sum(found) > HELD_MAX or len(found) > HELD_GROUPS_MAX:
+            raise QuotaExceeded(
+                f"programs of tenant {tenant} keep {format_size(sum(found))} of memory of ended leases ({len(found)})",
+                do="Let go of results of ended leases, or copy them; or end the programs that have them.",
+            )
+
+    def make_way(self, group: Group | None) -> None:
+        """This one is about to be made: if there is another of its name here it is the same one, and lives again."""
+        if group is not None:
+            self._held.pop(group.name, None)
+
+    def finish(self) -> None:
+        """This process ends, and counts no more."""
+        for _, group in self._held.values():
+            self._aside.leave(group)
+        self._held.clear()
+
+    def _later(self) -> None:
+        if self._timer is None and self._held:
+            self._timer = self._loop.after(HELD_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        for name, (_, group) in list(self._held.items()):
+            if not group.shared_bytes():
+                del self._held[name]
+                self._aside.leave(group)
+        self._later()
 
 
 def _said(left: Left) -> str:

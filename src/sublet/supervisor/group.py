@@ -193,6 +193,13 @@ class Group:
             return self._files.number(f"{self._v1('memory')}/{v1}")
         return self._files.number(f"{self._v2}/{v2}") if self._v2 is not None else 0
 
+    def shared_bytes(self) -> int:
+        """Memory of files in memory (memfd, tmpfs) that its processes wrote first, and that somebody still has. What
+        the last two seconds changed may be missing."""
+        if "memory" in self._where.v1:
+            return _value(self._files.read(f"{self._v1('memory')}/memory.stat") or "", "total_shmem")
+        return _value(self._files.read(f"{self._v2}/memory.stat") or "", "shmem") if self._v2 is not None else 0
+
     def oom_kills(self) -> int:
         """How many of its processes the kernel ended for want of memory."""
         if "memory" in self._where.v1:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sublet.errors import InvalidRequest, SubletError
-from sublet.supervisor.aside import Aside
+from sublet.supervisor.aside import Aside, HeldMemory
 from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.cores import choose
 from sublet.supervisor.ends import child_setup
@@ -108,6 +108,7 @@ class Launch:
         """Where guests ask for publication; opened with the first that may."""
         self.errands = Errands(loop, self.helper_lives)
         self.aside = Aside(loop, self.errands)
+        self.held = HeldMemory(loop, self.aside)
         self.stores = Stores(loop=loop, errands=self.errands, state=state, runtime=runtime)
         self.zygotes = zygotes
         self.zygotes.tell(self.helper_lives)
@@ -217,7 +218,10 @@ class Launch:
         check_spec(spec)
         behind = self.walls.behind(tenancy.tenant) if profile is Profile.TENANT else None
         if not tenancy.folder:
-            self.aside.make_way(self._groups.group(tenancy.lease))
+            self.held.check(tenancy.tenant)
+            lease_group = self._groups.group(tenancy.lease)
+            self.held.make_way(lease_group)
+            self.aside.make_way(lease_group)
         limits = limits_for(tenancy.parts, self.caps, tenant=tenancy.tenant, cores_max=self.caps.office_cores)
         tenancy.open(self.leases, self._groups, self._loop.now_ns(), self._cores, limits)
         tenancy.only_sessions &= spec.entry == SESSIONS_ENTRY

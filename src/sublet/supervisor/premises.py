@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from sublet.lease.hardware import Clean, Leftover, Need, NotYet, Verdict
-from sublet.supervisor.aside import Aside
+from sublet.supervisor.aside import Aside, HeldMemory
 from sublet.supervisor.card_cleaning import CardCleaning
 from sublet.supervisor.errands import Errands
 from sublet.supervisor.group import Group
@@ -44,6 +45,7 @@ class Premises:
         stores: Stores,
         errands: Errands,
         aside: Aside,
+        held: HeldMemory,
         parker: Parker,
         office: str,
         now_ns: Callable[[], int],
@@ -58,6 +60,7 @@ class Premises:
         """What the holder of a lease calls it."""
         self._stores = stores
         self._aside = aside
+        self._held = held
         self._parker = parker
         self.saved: Mapping[LeaseId, Saved] = {}
         """What was published for which lease."""
@@ -254,7 +257,8 @@ class Premises:
             )
         for tenancy in tuple(self._of(lease, epoch)):
             self._stores.leave(tenancy)
-            left = tenancy.close(self._aside.put, self._aside.leave, alone=self._is_alone(tenancy))
+            leave = partial(self._held.leave, tenancy.tenant)
+            left = tenancy.close(self._aside.put, leave, alone=self._is_alone(tenancy))
             if left:
                 return NotYet(what=f"{', '.join(left)} could not be removed", again_ns=now_ns + LOOK_AGAIN_NS)
             self._remember(tenancy)
@@ -285,6 +289,7 @@ class Premises:
 
     def leave(self) -> None:
         """The supervisor ends: where no guest is left, neither folder nor group stays."""
+        self._held.finish()
         self._aside.finish()
         for tenancy in tuple(self._all()):
             if not any(tenancy.running()):

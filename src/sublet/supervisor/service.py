@@ -148,6 +148,7 @@ class Supervisor:
             stores=self._launch.stores,
             errands=self._launch.errands,
             aside=self._launch.aside,
+            held=self._launch.held,
             parker=self._parker,
             office=settings.office,
             now_ns=self.loop.now_ns,

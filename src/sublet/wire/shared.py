@@ -11,6 +11,8 @@ and whose pages are ordinary ones (huge pages may be missing, which is SIGBUS ag
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import itertools
 import mmap
@@ -31,6 +33,7 @@ __all__ = [
     "SharedBuffer",
     "map_shared",
     "sealed_maps",
+    "take_over",
     "write_all",
     "write_shared",
 ]
@@ -169,6 +172,49 @@ def map_shared(fd: int, offset: int, length: int, *, writable: bool = False) -> 
         mapped.renew()
         _sealed[mapped.number] = mapped
     return memoryview(mapped)[offset - start :]
+
+
+def take_over(fds: Sequence[int]) -> tuple[int, ...]:
+    """The same descriptors; instead of each published buffer one with the same bytes in memory of this process.
+
+    Memory is charged to the control group that wrote it first, for as long as anything has it open or mapped. A guest's
+    group ends with its lease, so what a program keeps for longer it copies here, once. The descriptors that were given
+    are closed, also where this raises.
+    """
+    made: list[int] = []
+    with contextlib.ExitStack() as undo:
+        undo.callback(lambda: [os.close(fd) for fd in made])
+        for fd in fds:
+            undo.callback(os.close, fd)
+        made.extend(_copied(fd) if _is_published(fd) else os.dup(fd) for fd in fds)
+        found = tuple(made)
+        made.clear()
+        return found
+
+
+def _is_published(fd: int) -> bool:
+    """Whether it is of ordinary pages, all there, that will not change: ``map_shared`` refuses all others."""
+    try:
+        _check(fd, 0, os.fstat(fd).st_size)
+    except InvalidRequest:
+        return False
+    return True
+
+
+def _copied(fd: int) -> int:
+    size, made = os.fstat(fd).st_size, os.memfd_create("sublet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        at = 0
+        while at < size:
+            sent = os.sendfile(made, fd, at, min(WRITE_MAX, size - at))
+            if not sent:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            at += sent
+        fcntl.fcntl(made, fcntl.F_ADD_SEALS, SEALS | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(made)
+        raise
+    return made
 
 
 def sealed_maps() -> list[Sealed]:

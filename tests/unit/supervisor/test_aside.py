@@ -11,11 +11,23 @@ from typing import Any, cast
 
 import pytest
 
-from sublet.supervisor.aside import AGAIN_MAX_S, AGAIN_S, WAIT_S, WAITING_MAX, Aside
+from sublet.errors import QuotaExceeded
+from sublet.supervisor.aside import (
+    AGAIN_MAX_S,
+    AGAIN_S,
+    HELD_GROUPS_MAX,
+    HELD_LOOK_S,
+    HELD_MAX,
+    WAIT_S,
+    WAITING_MAX,
+    Aside,
+    HeldMemory,
+)
 from sublet.supervisor.group import Group
 from sublet.supervisor.isolation.cleaning import Left
 from sublet.supervisor.loop import Loop
 from sublet.testing.clock import HeldClock
+from sublet.values import TenantId
 
 NEARLY_NS = round(WAIT_S * 0.9e9)
 
@@ -113,6 +125,10 @@ class Box:
         self.name = name
         self.people = people
         self.did: list[str] = []
+        self.shared = 0
+
+    def shared_bytes(self) -> int:
+        return self.shared
 
     def remove(self) -> list[str]:
         self.did.append("remove")
@@ -222,6 +238,62 @@ def test_a_group_makes_way_for_another_of_its_name(loop: Loop, clock: HeldClock)
     assert box.did == []
     aside.make_way(Box(None).as_group())
     assert box.did == ["remove"]
+    pass_time(loop, clock, 2 * WAIT_S)
+    assert box.did == ["remove"]
+
+
+ANA, BEN = TenantId("ana"), TenantId("ben")
+
+
+def test_a_group_stays_while_memory_of_it_is_kept(loop: Loop, clock: HeldClock) -> None:
+    held, box = HeldMemory(loop, Aside(loop, no_errands())), Box(None)
+    box.shared = 4096
+    held.leave(ANA, box.as_group())
+    for _ in range(5):
+        pass_time(loop, clock, HELD_LOOK_S)
+    assert box.did == []
+    box.shared = 0
+    pass_time(loop, clock, HELD_LOOK_S)
+    pass_time(loop, clock, 2 * WAIT_S)
+    assert box.did == ["remove"]
+    pass_time(loop, clock, 5 * HELD_LOOK_S)
+    assert box.did == ["remove"]
+
+
+def test_who_keeps_too_much_is_told_and_nobody_else_is(loop: Loop) -> None:
+    held, boxes = HeldMemory(loop, Aside(loop, no_errands())), [Box(None, name=f"sublet-o/{n}") for n in range(2)]
+    for box in boxes:
+        box.shared = HELD_MAX // 2
+        held.leave(ANA, box.as_group())
+    held.check(ANA)
+    boxes[0].shared += 1
+    with pytest.raises(QuotaExceeded, match=r"programs of tenant ana keep .* of ended leases \(2\)"):
+        held.check(ANA)
+    held.check(BEN)
+    held.make_way(Box(None, name="sublet-o/1").as_group())  # granted anew
+    held.check(ANA)
+
+
+def test_very_many_small_parts_are_too_much_as_well(loop: Loop) -> None:
+    held = HeldMemory(loop, Aside(loop, no_errands()))
+    for number in range(HELD_GROUPS_MAX + 1):
+        held.check(ANA)
+        box = Box(None, name=f"sublet-o/{number}")
+        box.shared = 4096
+        held.leave(ANA, box.as_group())
+    with pytest.raises(QuotaExceeded, match=r"\(257\)"):
+        held.check(ANA)
+
+
+@pytest.mark.parametrize(("tenant", "finish"), [("local", False), ("ana", True)])
+def test_of_the_owner_and_at_the_end_no_memory_is_waited_for(
+    loop: Loop, clock: HeldClock, tenant: str, finish: bool
+) -> None:
+    held, box = HeldMemory(loop, Aside(loop, no_errands())), Box(None)
+    box.shared = HELD_MAX
+    held.leave(TenantId(tenant), box.as_group())
+    if finish:
+        held.finish()
     pass_time(loop, clock, 2 * WAIT_S)
     assert box.did == ["remove"]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from sublet.errors import InvalidRequest
-from sublet.wire.shared import SEALS, SHARED_MAX, SharedBuffer, map_shared
+from sublet.wire.shared import SEALS, SHARED_MAX, SharedBuffer, map_shared, take_over
 from tests.left_open import nothing_left_open
 
 
@@ -121,6 +121,32 @@ def test_a_descriptor_that_could_do_harm_is_refused(make: Callable[[], int], wor
         with pytest.raises(InvalidRequest, match=words):
             map_shared(fd, 0, 4096)
         os.close(fd)
+
+
+def test_what_is_taken_over_is_another_file_with_the_same_bytes() -> None:
+    """The memory of the first is given back, and all but published buffers pass as they are."""
+    with nothing_left_open():
+        data = bytes(range(256)) * 40
+        given = (published(data), memory_file(8192, SHRINK | GROW), published(b"x"))
+        before = [os.fstat(fd).st_ino for fd in given]
+        first, lasting, last = taken = take_over(given)
+        after = [os.fstat(fd).st_ino for fd in taken]
+        assert [one == other for one, other in zip(before, after, strict=True)] == [False, True, False]
+        assert bytes(map_shared(first, 0, len(data))) == data
+        assert bytes(map_shared(last, 0, 1)) == b"x"
+        with pytest.raises(InvalidRequest, match="not sealed"):
+            map_shared(lasting, 0, 8192)
+        for fd in taken:
+            os.close(fd)
+
+
+def test_what_cannot_be_taken_over_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    with nothing_left_open():
+        given = (published(b"x"), published(b"y"))
+        sent = [0, 1]  # bytes of each call, the last first
+        monkeypatch.setattr(os, "sendfile", lambda *_: sent.pop())
+        with pytest.raises(OSError, match="Input/output error"):
+            take_over(given)
 
 
 def test_the_seal_cannot_be_set_while_a_writer_has_it_mapped() -> None:
