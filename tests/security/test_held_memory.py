@@ -28,7 +28,7 @@ def ones(size: int) -> np.ndarray:
 
 def taken(fabric: sublet.Fabric) -> tuple[np.ndarray, Path]:
     """A large result of a lease that has ended, and the control group that this lease had."""
-    with fabric.block("1B") as lease:
+    with fabric.memory("768MiB") as lease:
         group = group_of(lease.start(["sleep", "60"], cwd="/").pid, "memory")
         return lease.run(ones, LARGE), next(one for one in (group, *group.parents) if one.name == lease.id)
 
