@@ -101,7 +101,7 @@ $here/.venv/bin/python -m pytest -q -rfEs -p no:cacheprovider --timeout=600 --ba
 echo \$? > /mnt/rc
 DO
 echo "the machine starts; what it says is in $VM/share/out"
-TMPDIR=/dev/shm timeout -k 10 "$LIMIT" linux.uml mem=4096M ubd0="$VM/root.img" ubd1="$VM/quota.img" root=/dev/ubda rw \
+TMPDIR=/dev/shm timeout -k 10 "$LIMIT" linux.uml mem=6144M ubd0="$VM/root.img" ubd1="$VM/quota.img" root=/dev/ubda rw \
     uml_dir="$VM/uml" con=null con0=null,fd:1 ssl=null quiet < /dev/null > "$VM/console" 2>&1 || true
 cat "$VM/share/out"
 [ -f "$VM/share/rc" ] || die "it did not come to an end within $LIMIT s; its console is in $VM/console"
