@@ -26,6 +26,8 @@ _PROGRAM: Final = """
 import json, os, sys, time
 import sublet
 home, token = sys.argv[1:]
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
 fabric = sublet.connect(home=home, **({"token": token} if token else {}))
 
 def command(lease, *argv):
@@ -78,7 +80,7 @@ def cell():
 
 ways = {"start": start, "teardown": teardown, "cell": cell, "save": save}
 for line in sys.stdin:
-    print(json.dumps(ways[line.strip()]() * 1e3), flush=True)
+    print(json.dumps(ways[line.strip()]() * 1e3), file=answers, flush=True)
 fabric.close()
 """
 

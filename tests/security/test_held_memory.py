@@ -30,7 +30,9 @@ def taken(fabric: sublet.Fabric) -> tuple[np.ndarray, Path]:
     """A large result of a lease that has ended, and the control group that this lease had."""
     with fabric.memory("768MiB") as lease:
         group = group_of(lease.start(["sleep", "60"], cwd="/").pid, "memory")
-        return lease.run(ones, LARGE), next(one for one in (group, *group.parents) if one.name == lease.id)
+        found = lease.run(ones, LARGE)
+    until("a lease of which nothing is left", lambda: all(one.id != lease.id for one in fabric.leases()))
+    return found, next(one for one in (group, *group.parents) if one.name == lease.id)
 
 
 def shared_bytes(group: Path) -> int:

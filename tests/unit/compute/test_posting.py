@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -60,7 +61,8 @@ def many_came_of(
         body = pack(Told.RESULTS, subject=call, amount=0, inline=(pickle.dumps(said, 5), b""))
         pending.parts.append((unpack(body), ()))
     job = Job(len, [()] * 5, {}, is_many=True)
-    return outcome(cast(Any, None), cast(Any, Gone(why)), pending, job)
+    lease = SimpleNamespace(_held=SimpleNamespace(view=SimpleNamespace(tenant="local")))
+    return outcome(cast(Any, lease), cast(Any, Gone(why)), pending, job)
 
 
 def test_results_that_were_made_are_kept_when_the_worker_dies() -> None:
