@@ -11,7 +11,6 @@ and whose pages are ordinary ones (huge pages may be missing, which is SIGBUS ag
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import itertools
@@ -24,6 +23,7 @@ from typing import Final
 
 from sublet.errors import InvalidRequest
 from sublet.values import GIB
+from sublet.wire.frames import close_all
 
 __all__ = [
     "ALIGNMENT",
@@ -182,14 +182,14 @@ def take_over(fds: Sequence[int]) -> tuple[int, ...]:
     are closed, also where this raises.
     """
     made: list[int] = []
-    with contextlib.ExitStack() as undo:
-        undo.callback(lambda: [os.close(fd) for fd in made])
-        for fd in fds:
-            undo.callback(os.close, fd)
+    try:
         made.extend(_copied(fd) if _is_published(fd) else os.dup(fd) for fd in fds)
-        found = tuple(made)
-        made.clear()
-        return found
+    except BaseException:
+        close_all(made)
+        raise
+    finally:
+        close_all(fds)
+    return tuple(made)
 
 
 def _is_published(fd: int) -> bool:
