@@ -28,6 +28,7 @@ Importing this package loads nothing but this file; each public name is fetched 
 #   guest/                  what runs inside: where a program stands, how it is begun, warm interpreters
 #   client/                 what programs hold: connect, leases, renewal, transport
 #   aio                     the same for asyncio
+#   studio/                 sessions: a person's GPU work that outlives its leases
 #   jobs/                   bursts: many chunks over many leases; results that outlive them
 #   engines/                where broker and agents are put together
 #   simulate/               the planner: workloads, their replay on the real ledger, models beside it

@@ -106,6 +106,18 @@ EXEMPT: Final = (
     ),
     Exemption(
         importer="notebook.cells",
+        imported="studio",
+        type_only=False,
+        reason="a kernel with SUBLET_SESSION holds its session through the public sublet.studio, as any program may",
+    ),
+    Exemption(
+        importer="notebook.cell_terms",
+        imported="studio",
+        type_only=True,
+        reason="what a cell does not say is as the session's public Terms have it",
+    ),
+    Exemption(
+        importer="notebook.cells",
         imported="jobs",
         type_only=True,
         reason="what a mapped cell has finished is a public MemoryOutputStore",

@@ -103,6 +103,9 @@ class Terms(TypedDict, total=False):
     replaces: LeaseFacts | None
     """A lease of this program that the new one takes the place of. What it has counts as free for this request. It is
     given back when the new one is there; while the request waits, and if it is refused, it stays and is renewed."""
+    request_id: str | None
+    """What makes a repeated request one request: sent again after a crash, it has one effect, and the answer is what
+    came of it. The same id with other content is refused. None: an id of its own."""
     bound: bool | None
     """Whether the lease ends when this process ends, however it ends. None: as `connect` was told, which is True where
     nothing else was said. Over TCP no lease is bound to a process."""
@@ -272,7 +275,7 @@ def _asked(want: WantBody | None, terms: Terms) -> Asked:
     if ttl_ns is not None:
         policy.check(ttl_ns)
     request = AcquireRequest(
-        request_id=new_request_id(),
+        request_id=_text(terms.get("request_id"), "request_id", "Give 1 to 128 characters.") or new_request_id(),
         wants=[] if want is None else [want],
         ttl=None if ttl_ns is None else ttl_ns / NS_PER_S,
         tier=None if tier is None else tier.value,
@@ -330,11 +333,11 @@ def _whole(value: object, what: str, most: int) -> int:
     return value
 
 
-def _text(value: object, what: str) -> str | None:
+def _text(value: object, what: str, do: str = "Write it as `sublet status` shows it.") -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not 0 < len(value) <= 128 or not value.isprintable():
-        raise InvalidRequest(f"{what} {shown(value)} is not a name", do="Write it as `sublet status` shows it.")
+        raise InvalidRequest(f"{what} {shown(value)} is not a name", do=do)
     return value
 
 

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sublet.errors import CapacityExceeded, CheckpointFailed, InvalidRequest, SubletError
@@ -13,11 +14,12 @@ from sublet.lease.states import SliceState
 from sublet.notebook.options import CellOptions
 from sublet.notebook.settings import own_paths
 from sublet.notebook.status import CellBill, Moving, Running, coarse
-from sublet.values import Kind, format_size
+from sublet.values import NS_PER_S, Exclusivity, Kind, Tier, format_size
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
+    from sublet.studio import Terms
 
 __all__ = [
     "Ran",
@@ -29,6 +31,7 @@ __all__ = [
     "nearest_name",
     "quiet",
     "running",
+    "with_terms_of",
     "with_what_is_free",
 ]
 
@@ -82,6 +85,18 @@ def fits(lease: Lease, had: CellOptions, wants: CellOptions) -> bool:
     if len(lease.devices) != wants.gpus or had.python != wants.python or had.shared != wants.shared:
         return False
     return wants.vram_bytes is None or all(device.amount >= wants.vram_bytes for device in lease.devices)
+
+
+def with_terms_of(options: CellOptions, terms: Terms) -> CellOptions:
+    """What a cell does not say is as the session has it."""
+    return replace(
+        options,
+        vram_bytes=terms.vram if options.vram_bytes is None else options.vram_bytes,
+        gpus=terms.count if options.gpus == 1 else options.gpus,
+        ttl_ns=round(terms.ttl_s * NS_PER_S) if options.ttl_ns is None and terms.ttl_s else options.ttl_ns,
+        tier=Tier(terms.tier) if options.tier is None else options.tier,
+        shared=options.shared or terms.exclusivity == Exclusivity.SHARED,
+    )
 
 
 @contextlib.contextmanager

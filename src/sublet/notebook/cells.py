@@ -7,6 +7,7 @@ notebook; so when the lease is lost, the next cell takes another one and goes on
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,6 +38,7 @@ from sublet.notebook.cell_terms import (
     moving,
     quiet,
     running,
+    with_terms_of,
     with_what_is_free,
 )
 from sublet.notebook.explain import explain
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
     from sublet.jobs import MemoryOutputStore
     from sublet.lease.value import LeaseEnd
     from sublet.notebook.parcels import Outgoing
+    from sublet.studio import NotebookSession
 
 __all__ = ["Cells"]
 
@@ -146,6 +149,8 @@ class Cells:
         self._is_begun = False
         """Whether its first line may have run. While nothing was heard of it, ``_call`` knows better."""
         self._call: CellCall | None = None
+        self._session: NotebookSession | None = None
+        """The session that ``SUBLET_SESSION`` names; found with the first cell."""
         self._activities = contextlib.ExitStack()
         """What keeps the leases of the cell that runs from being idle."""
 
@@ -301,7 +306,30 @@ class Cells:
 
     # ---- the lease and the kernel
 
+    def _session_for(self, options: CellOptions) -> NotebookSession | None:
+        """The session whose leases these are; None without ``SUBLET_SESSION``. The first cell of a new name starts one,
+        with what it asks for."""
+        name = os.environ.get("SUBLET_SESSION", "")
+        if name and self._session is None:
+            from sublet.studio import NotebookSession, Terms
+
+            terms = Terms(
+                vram=VRAM_DEFAULT if options.vram_bytes is None else options.vram_bytes,
+                count=options.gpus,
+                ttl_s=None if options.ttl_ns is None else options.ttl_ns / NS_PER_S,
+                tier=(options.tier or Tier.INTERACTIVE).value,
+                exclusivity=Exclusivity.SHARED.value if options.shared else None,
+            )
+            found = NotebookSession(name, self.fabric(), terms)
+            if not self.owner.has_own_name:
+                self.owner.rename(found.session.volume)
+            self._session = found
+        return self._session if name else None
+
     def _leased(self, options: CellOptions, status: StatusLine) -> Lease:
+        session = self._session_for(options)
+        if session is not None:
+            options = with_terms_of(options, session.session.terms)
         lease = self.lease
         if lease is not None and lease.end is None and lease.notice is not None:
             wait_until_taken(lease)
@@ -327,7 +355,7 @@ class Cells:
             terms["replaces"] = old
         with with_what_is_free(fabric, old):
             try:
-                lease = fabric.gpu(
+                lease = (fabric if session is None else session).gpu(
                     min_vram=VRAM_DEFAULT if options.vram_bytes is None else options.vram_bytes,
                     count=options.gpus,
                     exclusivity=Exclusivity.SHARED if options.shared else None,
@@ -618,7 +646,11 @@ class Cells:
     def _go_on(self, lease: Lease, kernel: KernelGuest, options: CellOptions, status: StatusLine) -> Lease:
         assert self._fabric is not None
         began_s = time.monotonic()
-        new = self.lease = quiet(go_on(self._fabric, lease, kernel, options, status.show, self.labels))
+        session = self._session
+        labels = self.labels if session is None else {**self.labels, "session": session.session.id}
+        new = self.lease = quiet(go_on(self._fabric, lease, kernel, options, status.show, labels))
+        if session is not None:
+            session.moved(new)
         stood_s = time.monotonic() - began_s
         self._stood_s, self._billed_s = self._stood_s + stood_s, self._billed_s + stood_s
         self.bills.suspended.add(lease.id)

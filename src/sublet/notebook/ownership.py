@@ -136,6 +136,11 @@ class Owner:
         """Of the notebook, if it is known."""
         return notebook_path(self._user_ns, self._environ)
 
+    @property
+    def has_own_name(self) -> bool:
+        """Whether a person named it (``%gpu name``)."""
+        return bool(self._name)
+
     def rename(self, name: str, size: str = "") -> None:
         """Say whose state it is from now on."""
         self._name = valid_name(name, "name")

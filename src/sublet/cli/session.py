@@ -1,0 +1,312 @@
+"""``sublet session``: GPU work that outlives its leases. A notebook takes part with ``SUBLET_SESSION``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from sublet.cli.declare import Arg, Opt
+from sublet.cli.exits import DONE
+from sublet.cli.parsing import FOREVER, AsJson, count, duration, name, vram, wait
+from sublet.cli.show import Json, document, paint, plural, seconds, table, visible
+from sublet.invocation import typed
+from sublet.values import Exclusivity, Tier, format_size
+
+if TYPE_CHECKING:
+    from sublet.client.fabric import Fabric
+    from sublet.client.lease import Lease
+    from sublet.studio import LeaseRecord, Session, Sessions
+    from sublet.wire.http import LeaseView
+
+__all__ = ["end", "explain", "ls", "rest", "resume", "show", "start"]
+
+SessionArg = Annotated[str, Arg("SESSION", help="Name or id of the session, from `sublet session ls`.")]
+_Wait = Annotated[
+    float,
+    Opt("--wait", metavar="DURATION", parse=wait, help="Longest wait in the queue, 0 to try once (default: forever)."),
+]
+_Now = Annotated[bool, Opt("--now", help="Also while something runs in it; that is ended.")]
+
+
+def start(
+    *,
+    session: Annotated[str, Arg("NAME", parse=name, help="Name of the new session.")],
+    gpu: Annotated[int, Opt("--vram", "--gpu", metavar="SIZE", parse=vram, help="GPU memory, such as 8GiB.")],
+    gpus: Annotated[
+        int, Opt("--gpus", metavar="N", parse=count, help="Number of GPUs, all on one machine (default: 1).")
+    ] = 1,
+    ttl: Annotated[
+        float | None,
+        Opt("--ttl", metavar="DURATION", parse=duration, help="Time to live of its leases (default: 5m)."),
+    ] = None,
+    tier: Annotated[
+        str, Opt("--tier", choices=[t.value for t in Tier], help="Scheduling tier (default: interactive).")
+    ] = Tier.INTERACTIVE.value,
+    exclusivity: Annotated[
+        str | None,
+        Opt("--exclusivity", choices=[e.value for e in Exclusivity], help="How the GPU is shared (default: session)."),
+    ] = None,
+    model: Annotated[str | None, Opt("--model", metavar="MODEL", help="GPU model to require.")] = None,
+    waiting: _Wait = FOREVER,
+    later: Annotated[bool, Opt("--later", help="Ask for no lease now: the first cell does.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Start a session and acquire its first lease.
+
+    Set SUBLET_SESSION to its name where the notebook's kernel starts. The lease lives on without this command, for its
+    time to live; the first `%%gpu` cell takes it over.
+
+    Exit status 75: started, and no lease was granted within the wait.
+    """
+    from sublet.studio import Terms
+
+    fabric, sessions = _reach()
+    terms = Terms(vram=gpu, count=gpus, ttl_s=ttl, tier=tier, exclusivity=exclusivity, model=model)
+    made = sessions.start(session, terms)
+    if not later:
+        _hold(sessions, made, waiting)
+    return _say(fabric, sessions, made.id, f"Use it in a notebook: export SUBLET_SESSION={made.name}", as_json=as_json)
+
+
+def resume(*, session: SessionArg, waiting: _Wait = FOREVER, as_json: AsJson = False) -> int:
+    """Acquire a lease for a session that rests.
+
+    The lease lives on without this command, for its time to live; the next `%%gpu` cell takes it over.
+
+    Exit status 75: no lease was granted within the wait.
+    """
+    fabric, sessions = _reach()
+    found = sessions.find(session)
+    _hold(sessions, found, waiting)
+    return _say(fabric, sessions, found.id, "The next %%gpu cell of its notebook runs at once.", as_json=as_json)
+
+
+def rest(*, session: SessionArg, now: _Now = False, as_json: AsJson = False) -> int:
+    """Give the lease of a session back, or leave the queue. What was saved is kept."""
+    fabric, sessions = _reach()
+    found = sessions.rest(session, even_if_busy=now)
+    return _say(fabric, sessions, found.id, f"Go on: {typed('sublet session resume')} {found.name}", as_json=as_json)
+
+
+def end(*, session: SessionArg, now: _Now = False, as_json: AsJson = False) -> int:
+    """End a session: it gets no further lease. Its volume is kept for as long as volumes are."""
+    fabric, sessions = _reach()
+    found = sessions.end(session, even_if_busy=now)
+    hint = f"What it saved is in the volume {found.volume}, if it saved anything."
+    return _say(fabric, sessions, found.id, hint, as_json=as_json)
+
+
+def ls(
+    *,
+    everything: Annotated[bool, Opt("--all", help="Include sessions that have ended.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """List sessions."""
+    from sublet.studio import are_recorded
+
+    views: list[Json] = []
+    if are_recorded():
+        fabric, sessions = _reach()
+        views = _views(fabric, [one for one in sessions.settle() if everything or not one.is_over])
+    if as_json:
+        document(views)
+        return DONE
+    if not views:
+        print("No sessions.")
+        print(f"  Start one: {typed('sublet session start')} NAME --vram 8GiB")
+        return DONE
+    heads = ["SESSION", "STATE", "WHAT", "WHERE", "LEFT", "LEASES", "SAVED"]
+    print(table(heads, [_row(view) for view in views]))
+    return DONE
+
+
+def show(*, session: SessionArg, as_json: AsJson = False) -> int:
+    """Show one session in full, with its leases."""
+    fabric, sessions = _reach()
+    view = _views(fabric, [_settled(sessions, session)])[0]
+    if as_json:
+        document(view)
+        return DONE
+    facts = [
+        ("session", view["name"]),
+        ("id", view["id"]),
+        ("state", _state(view)),
+        *([("queue", _place(view))] if view["position"] else []),
+        ("asks for", _what(view)),
+        ("tenant", view["tenant"] or "-"),
+        ("started at", view["started_at"]),
+        ("volume", view["volume"]),
+        ("saved at", view["saved_at"] or "-"),
+        *([("bill", _bill(view["bill"]))] if view["bill"] else []),
+    ]
+    width = max(len(fact) for fact, _ in facts)
+    for fact, value in facts:
+        print(f"{paint(fact.ljust(width), 'dim')}  {visible(str(value))}")
+    if view["leases"]:
+        rows = [
+            [one["id"], ", ".join(one["devices"]) or "-", one["from"], one["until"] or "-", one["reason"] or "held"]
+            for one in view["leases"]
+        ]
+        print()
+        print(table(["LEASE", "WHERE", "FROM", "UNTIL", "END"], rows))
+    return DONE
+
+
+def explain(*, session: SessionArg, as_json: AsJson = False) -> int:
+    """Explain why a session waits or rests, or what may end its lease."""
+    fabric, sessions = _reach()
+    found = _settled(sessions, session)
+    view = _views(fabric, [found])[0]
+    if view["lease"] is not None:
+        from sublet.cli.lease import explain as explain_lease
+
+        return explain_lease(lease=view["lease"], as_json=as_json)
+    if as_json:
+        document(view)
+        return DONE
+    print(visible(f"Session {found.name} is {_state(view)}."))
+    last = found.lease
+    if last is not None and last.reason:
+        why = f"{last.reason}: {last.detail}" if last.detail else last.reason
+        print(visible(f"  last lease  {last.id} ended at {_moment(last.ended_ns)} ({why})"))
+    if found.refused:
+        print(visible(f"  last asked  {found.refused}"))
+    if not found.is_over:
+        print(f"  you can     run a cell, or {typed('sublet session resume')} {found.name}")
+    return DONE
+
+
+# ---- within
+
+
+def _reach() -> tuple[Fabric, Sessions[Lease]]:
+    from sublet.client.fabric import connect
+    from sublet.studio import FabricOffice, open_sessions
+
+    fabric = connect()
+    return fabric, open_sessions(FabricOffice(fabric), name="sublet session")
+
+
+def _settled(sessions: Sessions[Lease], session: str) -> Session:
+    """This session, compared with the office."""
+    found = sessions.find(session)
+    sessions.settle()
+    return sessions.find(found.id)
+
+
+def _hold(sessions: Sessions[Lease], session: Session, waiting: float) -> None:
+    """Acquire its lease, and leave it to the notebook that takes it over."""
+    lease = sessions.acquire(session.id, {"wait": waiting})
+    lease.leave()
+
+
+def _views(fabric: Fabric, listed: Sequence[Session]) -> list[Json]:
+    """Sessions as the documents that ``--json`` prints."""
+    from msgspec import to_builtins
+
+    live = {lease.labels["session"]: lease for lease in fabric.leases() if "session" in lease.labels}
+    bills = {line.key: to_builtins(line) for line in fabric.bill(by="label:session")} if listed else {}
+    return [_view(fabric, one, None if one.is_over else live.get(one.id), bills.get(one.id)) for one in listed]
+
+
+def _view(fabric: Fabric, session: Session, lease: LeaseView | None, bill: Json | None) -> Json:
+    from msgspec import to_builtins
+
+    from sublet.errors import SubletError
+    from sublet.wire.http import ExplainAnswer
+
+    view: Json = {
+        "id": session.id,
+        "name": session.name,
+        "state": session.state.value,
+        "end": None if session.end is None else session.end.value,
+        "tenant": session.tenant,
+        "terms": to_builtins(session.terms),
+        "started_at": _moment(session.started_ns),
+        "changed_at": _moment(session.changed_ns),
+        "volume": session.volume,
+        "saved_at": session.saved_at,
+        "lease": None if lease is None else lease.id,
+        "remaining": None if lease is None else lease.remaining,
+        "busy": lease is not None and lease.granted_at is not None and not lease.idle,
+        "position": None,
+        "estimate": None,
+        "reason": session.refused,
+        "leases": [_lease_view(one) for one in session.leases],
+        "bill": bill,
+    }
+    if lease is not None and lease.granted_at is None:
+        with contextlib.suppress(SubletError):  # it was granted, or withdrawn, in this moment
+            why = fabric.request("GET", f"/v1/leases/{lease.id}/explain", shape=ExplainAnswer)
+            view |= {"position": why.position, "estimate": why.estimate, "reason": why.summary}
+    return view
+
+
+def _lease_view(lease: LeaseRecord) -> Json:
+    return {
+        "id": lease.id,
+        "epoch": list(lease.epoch),
+        "devices": list(lease.devices),
+        "from": _moment(lease.at_ns),
+        "until": None if lease.ended_ns is None else _moment(lease.ended_ns),
+        "reason": lease.reason,
+        "detail": lease.detail,
+        "saved_at": lease.saved_at,
+    }
+
+
+def _say(fabric: Fabric, sessions: Sessions[Lease], ident: str, hint: str, *, as_json: bool) -> int:
+    view = _views(fabric, [sessions.find(ident)])[0]
+    if as_json:
+        document(view)
+        return DONE
+    print(visible(f"Session {view['name']} is {_state(view)}."))
+    print(f"  {hint}")
+    return DONE
+
+
+def _row(view: Json) -> list[str]:
+    holds = view["leases"][-1] if view["leases"] and view["lease"] else None
+    return [
+        view["name"],
+        _state(view),
+        _what(view),
+        ", ".join(holds["devices"]) if holds else "-",
+        seconds(view["remaining"]),
+        str(len(view["leases"])),
+        view["saved_at"] or "-",
+    ]
+
+
+def _state(view: Json) -> str:
+    """``active``, with what else is worth knowing at a glance."""
+    said: str = view["state"]
+    if view["end"]:
+        return f"{said}: {view['end']}"
+    if view["position"]:
+        return f"{said}, place {view['position']}"
+    return f"{said}, busy" if view["busy"] else said
+
+
+def _place(view: Json) -> str:
+    about = "" if view["estimate"] is None else f", in about {seconds(view['estimate'])}"
+    return f"place {view['position']}{about}: {view['reason']}"
+
+
+def _what(view: Json) -> str:
+    terms = view["terms"]
+    many = terms.get("count", 1)
+    return f"{many} × {format_size(terms['vram'])} gpu" if many > 1 else f"{format_size(terms['vram'])} gpu"
+
+
+def _bill(line: Json) -> str:
+    cost = f", {line['cost']:.4g} {line['currency']}".rstrip() if line["cost"] else ""
+    held = f"{seconds(line['gpu_seconds'])} of GPU, {seconds(line['busy_seconds'])} busy"
+    return f"{plural(line['leases'], 'lease')}, {held}, {seconds(line['waited_seconds'])} in the queue{cost}"
+
+
+def _moment(wall_ns: int | None) -> str:
+    from sublet.lease.value import rfc3339
+
+    return "" if wall_ns is None else rfc3339(wall_ns)

@@ -1,0 +1,29 @@
+"""Sessions: a person's GPU work that outlives its leases.
+
+``sublet session`` and ``SUBLET_SESSION`` stand on this; it uses the public API of the office and no other way in.
+"""
+
+# General layout: states (the table) · records (values and their fold) · store (records on disk) · sessions (what is
+# done with them, step by step) · office (the public API, as sessions use it) · drawing (the table in the docs).
+
+from __future__ import annotations
+
+from sublet.studio.office import VARIABLE, FabricOffice, NotebookSession, are_recorded, open_sessions
+from sublet.studio.records import LeaseRecord, Session, Terms
+from sublet.studio.sessions import Seen, Sessions
+from sublet.studio.states import SessionEnd, SessionState
+
+__all__ = [
+    "VARIABLE",
+    "FabricOffice",
+    "LeaseRecord",
+    "NotebookSession",
+    "Seen",
+    "Session",
+    "SessionEnd",
+    "SessionState",
+    "Sessions",
+    "Terms",
+    "are_recorded",
+    "open_sessions",
+]

@@ -1,0 +1,198 @@
+"""The office as sessions use it: the public API, on one fabric. Where this process stands, and where records lie."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from sublet.client.fabric import Fabric
+from sublet.client.home import home_dir
+from sublet.client.lease import Lease
+from sublet.client.model import Offer
+from sublet.errors import LeaseEnded, NotFound
+from sublet.lease.states import LeaseStatus
+from sublet.studio.records import Offered, Process, Terms
+from sublet.studio.sessions import LABEL, Asking, Seen, Sessions, new_id
+from sublet.studio.store import DATABASE, SqliteStore
+from sublet.wire.http import LeaseView
+
+__all__ = [
+    "VARIABLE",
+    "FabricOffice",
+    "NotebookSession",
+    "are_recorded",
+    "is_alive",
+    "open_sessions",
+    "sessions_folder",
+    "this_process",
+]
+
+VARIABLE: Final = "SUBLET_SESSION"
+_HELD: Final = (LeaseStatus.ACTIVE, LeaseStatus.NOTICED)
+_QUEUED: Final = (LeaseStatus.QUEUED, LeaseStatus.GRANTED)
+
+
+class FabricOffice:
+    """One fabric. What is acquired is a `Lease` of it."""
+
+    def __init__(self, fabric: Fabric, *, bound: bool | None = None) -> None:
+        """``bound``: whether leases end with this process; None: as the fabric does."""
+        self.fabric = fabric
+        self._bound = bound
+
+    def live(self) -> list[Seen]:
+        return [_seen(view) for view in self.fabric.leases() if LABEL in view.labels and view.status != "ended"]
+
+    def look(self, lease: str) -> Seen | None:
+        try:
+            return _seen(self.fabric.lease(lease))
+        except NotFound:
+            return None
+
+    def acquire(self, asking: Asking) -> Lease:
+        terms = asking.terms
+
+        def offered(offer: Offer) -> bool:
+            return asking.offered(Offered(offered=offer.offered, asked=offer.asked, valid_s=offer.valid))
+
+        asked: dict[str, Any] = {
+            "min_vram": terms.vram,
+            "count": terms.count,
+            "ttl": terms.ttl_s,
+            "tier": terms.tier,
+            "exclusivity": terms.exclusivity,
+            "model": terms.model,
+            "bound": self._bound,
+            "on_offer": offered,
+            "request_id": asking.request_id,
+            **{name: value for name, value in asking.more.items() if value is not None},
+        }
+        asked["labels"] = {**(asked.get("labels") or {}), **asking.labels}
+        return self.fabric.gpu(**asked)
+
+    def attach(self, lease: str) -> Lease:
+        return self.fabric.attach(lease, bound=self._bound)
+
+    def release(self, lease: str) -> None:
+        with contextlib.suppress(LeaseEnded, NotFound):
+            body = {"request_id": f"release-{lease}"}
+            self.fabric.request("POST", f"/v1/leases/{lease}/release", body, shape=LeaseView)
+
+    def leave(self, held: Lease) -> None:
+        held.leave()
+
+    def drop(self, held: Lease) -> None:
+        held.release()
+
+    def seen(self, held: Lease) -> Seen:
+        return _seen(self.fabric.lease(held.id))
+
+
+def _seen(view: LeaseView) -> Seen:
+    end = view.end
+    return Seen(
+        id=view.id,
+        session=view.labels.get(LABEL, ""),
+        tenant=view.tenant,
+        epoch=None if view.epoch is None else (view.epoch.incarnation, view.epoch.n),
+        is_held=view.status in _HELD,
+        is_queued=view.status in _QUEUED,
+        is_busy=view.status in _HELD and not view.idle,
+        bound_to=view.bound_to,
+        devices=tuple(part.resource for part in view.parts),
+        reason="" if end is None else end.reason,
+        detail="" if end is None else end.detail,
+        saved_at=None if end is None else end.saved_at,
+    )
+
+
+def this_process(name: str = "") -> Process:
+    """This one, told apart from a later one with its number."""
+    pid = os.getpid()
+    program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+    return Process(host=socket.gethostname(), pid=pid, started=_started(pid) or 0, name=name or program)
+
+
+def is_alive(process: Process) -> bool:
+    """Whether it still runs. A process of another machine may, so it does."""
+    return process.host != socket.gethostname() or _started(process.pid) == process.started
+
+
+def _started(pid: int) -> int | None:
+    """When it was started, in ticks since the machine was; None if there is no such process, or only its remains."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if len(fields) < 20 or fields[0] in "ZX" else int(fields[19])
+
+
+def open_sessions(office: FabricOffice, *, home: str | None = None, name: str = "") -> Sessions[Lease]:
+    """The sessions of this user, in the state folder."""
+    return Sessions(
+        SqliteStore(sessions_folder(home)),
+        office,
+        me=this_process(name),
+        is_alive=is_alive,
+        wall_ns=time.time_ns,
+        new_id=lambda: new_id(secrets.token_bytes(8)),
+    )
+
+
+def are_recorded(home: str | None = None) -> bool:
+    """Whether this user ever had a session; the office need not run for that."""
+    return (sessions_folder(home) / DATABASE).exists()
+
+
+def sessions_folder(home: str | None = None) -> Path:
+    """Where the sessions of this user lie."""
+    return home_dir(home) / "studio"
+
+
+class NotebookSession:
+    """The session that a notebook's kernel holds: what its cells ask for, and the lease under which they run."""
+
+    def __init__(self, text: str, fabric: Fabric, terms: Terms) -> None:
+        """``terms`` are those of a new session, where there is none of this name."""
+        self._fabric = fabric
+        self._sessions = open_sessions(FabricOffice(fabric), name="a notebook")
+        try:
+            self.session = self._sessions.find(text)
+        except NotFound:
+            self.session = self._sessions.start(text, terms)
+        """As it was when the kernel came to it; its id, name and terms do not change."""
+
+    def gpu(self, **asked: Any) -> Lease:
+        """As ``Fabric.gpu``: the lease that the session has, if it will do, else one that is asked for."""
+        if asked.get("replaces") is not None:
+            return self._replaced(asked)
+        lease = self._sessions.acquire(self.session.id, asked)
+        least, count = asked.get("min_vram", self.session.terms.vram), asked.get("count", self.session.terms.count)
+        if len(lease.devices) == count and all(one.amount >= least for one in lease.devices):
+            return lease
+        if asked.get("or_smaller"):
+            return lease
+        try:
+            return self._replaced({**asked, "replaces": lease})
+        except BaseException:
+            lease.release()
+            raise
+
+    def moved(self, lease: Lease) -> None:
+        """The kernel goes on under this lease."""
+        self._sessions.moved(self.session.id, lease)
+
+    def _replaced(self, asked: dict[str, Any]) -> Lease:
+        terms = self.session.terms
+        given = {name: value for name, value in asked.items() if value is not None}
+        given = {"exclusivity": terms.exclusivity, "model": terms.model, **given}
+        lease = self._fabric.gpu(**{**given, "labels": {**given.get("labels", {}), LABEL: self.session.id}})
+        self.moved(lease)
+        return lease

@@ -1,0 +1,309 @@
+"""The records of sessions, and what they fold to. Pure: no clock, no file, no office.
+
+Every change of a session is one record. A session *is* the fold of its records, so after a restart it is what it was.
+Fields are only ever added, each with a usual value, and a record's tag never changes: old records stay readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, TypeAlias
+
+import msgspec
+from msgspec import structs
+
+from sublet.studio.states import SessionEnd, SessionEvent, SessionState, TransitionError, next_session
+
+__all__ = [
+    "LEASES_KEPT",
+    "Abandoned",
+    "Asked",
+    "Declined",
+    "Ended",
+    "Entry",
+    "Granted",
+    "LeaseRecord",
+    "Lost",
+    "Moved",
+    "Offered",
+    "Process",
+    "Record",
+    "Refused",
+    "Session",
+    "Started",
+    "Terms",
+    "event_of",
+    "fold",
+    "fold_all",
+    "request_id",
+]
+
+LEASES_KEPT: Final = 100
+"""Ended leases that a session shows. The records of older ones stay, and so does the bill."""
+
+
+class _Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    pass
+
+
+class Terms(_Value, frozen=True, kw_only=True):
+    """What each lease of the session is asked with, where its holder says nothing else."""
+
+    vram: int
+    """Bytes on each device."""
+    count: int = 1
+    ttl_s: float | None = None
+    tier: str = "interactive"
+    exclusivity: str | None = None
+    model: str | None = None
+
+
+class Process(_Value, frozen=True, kw_only=True):
+    """One process of one machine; a number that was used again is another process."""
+
+    host: str
+    pid: int
+    started: int
+    """Clock ticks since the machine was started, as the kernel counts them."""
+    name: str = ""
+
+
+class LeaseRecord(_Value, frozen=True, kw_only=True):
+    """One lease of the session."""
+
+    id: str
+    epoch: tuple[int, int]
+    at_ns: int
+    """Since when it is the session's; wall time."""
+    devices: tuple[str, ...] = ()
+    holder: Process | None = None
+    ended_ns: int | None = None
+    reason: str = ""
+    detail: str = ""
+    saved_at: str | None = None
+    """When the last checkpoint was published under it."""
+
+
+# ---- records ----
+
+
+class Started(_Value, frozen=True, kw_only=True, tag="started"):
+    """A new session."""
+
+    name: str
+    terms: Terms
+
+
+class Asked(_Value, frozen=True, kw_only=True, tag="asked"):
+    """A lease is about to be asked for, under the request id of the attempt."""
+
+    by: Process
+
+
+class Offered(_Value, frozen=True, kw_only=True, tag="offered"):
+    """The office offers less."""
+
+    offered: int
+    asked: int
+    valid_s: float | None
+
+
+class Declined(_Value, frozen=True, kw_only=True, tag="declined"):
+    """The offer was not taken."""
+
+
+class Granted(_Value, frozen=True, kw_only=True, tag="granted"):
+    """The lease that was asked for is the session's."""
+
+    lease: LeaseRecord
+    tenant: str
+
+
+class Refused(_Value, frozen=True, kw_only=True, tag="refused"):
+    """The request is over without a lease."""
+
+    reason: str
+    detail: str = ""
+    is_known: bool = False
+    """The office remembers the request's id, so no copy of it that is still under way can be granted."""
+
+
+class Abandoned(_Value, frozen=True, kw_only=True, tag="abandoned"):
+    """Nothing is known of the request; the next one repeats it."""
+
+    detail: str = ""
+
+
+class Moved(_Value, frozen=True, kw_only=True, tag="moved"):
+    """The session goes on under this lease."""
+
+    lease: LeaseRecord
+    tenant: str
+    was: str = "replaced"
+    """How the lease before it ended, where it was another one and had not ended yet."""
+
+
+class Lost(_Value, frozen=True, kw_only=True, tag="lost"):
+    """Its lease has ended."""
+
+    lease: str
+    reason: str
+    detail: str = ""
+    saved_at: str | None = None
+
+
+class Ended(_Value, frozen=True, kw_only=True, tag="ended"):
+    """The session is over."""
+
+    reason: SessionEnd
+    detail: str = ""
+
+
+Record: TypeAlias = Started | Asked | Offered | Declined | Granted | Refused | Abandoned | Moved | Lost | Ended
+
+_EVENTS: Final[dict[type[Record], SessionEvent]] = {
+    Asked: SessionEvent.ASK,
+    Offered: SessionEvent.OFFER,
+    Declined: SessionEvent.DECLINE,
+    Granted: SessionEvent.GRANT,
+    Refused: SessionEvent.REFUSE,
+    Abandoned: SessionEvent.ABANDON,
+    Moved: SessionEvent.MOVE,
+    Lost: SessionEvent.LOSE,
+    Ended: SessionEvent.END,
+}
+"""Every record but the first is an event of the table."""
+
+
+class Entry(_Value, frozen=True, kw_only=True):
+    """One record as it is stored."""
+
+    seq: int
+    session: str
+    at_ns: int
+    record: Record
+
+
+class Session(_Value, frozen=True, kw_only=True):
+    """One session, as its records say."""
+
+    id: str
+    name: str
+    terms: Terms
+    state: SessionState
+    started_ns: int
+    changed_ns: int
+    tenant: str = ""
+    """Whose its leases are; known with the first of them."""
+    attempt: int = 1
+    """Of asking. It rises when the office's answer is known, so an unanswered request is asked again as itself."""
+    asks: int = 0
+    """How often this attempt was begun. More than once: the office may have answered it already."""
+    by: Process | None = None
+    """Who asks, while a lease is asked for."""
+    offer: Offered | None = None
+    lease: LeaseRecord | None = None
+    """The lease that it has, or had last."""
+    earlier: tuple[LeaseRecord, ...] = ()
+    """Leases before that, oldest first."""
+    refused: str = ""
+    """Why the last request came to nothing; empty where it did not."""
+    saved_at: str | None = None
+    """When the last checkpoint under a lease of the session was published."""
+    end: SessionEnd | None = None
+    end_detail: str = ""
+
+    @property
+    def volume(self) -> str:
+        """The name of the volume in which its checkpoints lie."""
+        return self.id
+
+    @property
+    def is_over(self) -> bool:
+        return self.state is SessionState.ENDED
+
+    @property
+    def leases(self) -> tuple[LeaseRecord, ...]:
+        """All of its leases that are remembered, oldest first."""
+        return self.earlier if self.lease is None else (*self.earlier, self.lease)
+
+
+def request_id(session: Session) -> str:
+    """The id of the request that this attempt makes: the same after a crash, so it has one effect."""
+    return f"{session.id}-{session.attempt}"
+
+
+def event_of(record: Record) -> SessionEvent | None:
+    """The event of the table that this record is; None for the record that starts a session."""
+    return _EVENTS.get(type(record))
+
+
+def fold(session: Session | None, entry: Entry) -> Session:
+    """The session after this record. Raises ``TransitionError`` where the table does not know it."""
+    record, at_ns = entry.record, entry.at_ns
+    if isinstance(record, Started):
+        if session is not None:
+            raise TransitionError(f"session {session.id} was started already")
+        return Session(
+            id=entry.session,
+            name=record.name,
+            terms=record.terms,
+            state=SessionState.RESTING,
+            started_ns=at_ns,
+            changed_ns=at_ns,
+        )
+    if session is None:
+        raise TransitionError(f"session {entry.session} was never started")
+    state = next_session(session.state, _EVENTS[type(record)], f"session {session.name}")
+    base = structs.replace(session, state=state, changed_ns=at_ns, by=None, offer=None)
+    match record:
+        case Asked():
+            return structs.replace(base, by=record.by, refused="", asks=session.asks + 1)
+        case Offered():
+            return structs.replace(base, by=session.by, offer=record)
+        case Declined():
+            return structs.replace(base, by=session.by)
+        case Refused():
+            why = f"{record.reason}: {record.detail}" if record.detail else record.reason
+            if session.asks > 1 and not record.is_known:  # an earlier request under this id may still arrive
+                return structs.replace(base, refused=why)
+            return structs.replace(base, attempt=session.attempt + 1, asks=0, refused=why)
+        case Abandoned():
+            return structs.replace(base, refused=record.detail)
+        case Granted():
+            held = _with_lease(base, record.lease, record.tenant, at_ns, "replaced")
+            return structs.replace(held, attempt=session.attempt + 1, asks=0)
+        case Moved():
+            return _with_lease(base, record.lease, record.tenant, at_ns, record.was)
+        case Lost():
+            return _without_lease(base, record, at_ns)
+        case Ended():
+            lease = session.lease
+            if lease is not None and lease.ended_ns is None:
+                lease = structs.replace(lease, ended_ns=at_ns, reason="session ended")
+            return structs.replace(base, lease=lease, end=record.reason, end_detail=record.detail)
+
+
+def _with_lease(session: Session, lease: LeaseRecord, tenant: str, at_ns: int, was: str) -> Session:
+    old, earlier = session.lease, session.earlier
+    if old is not None and old.id == lease.id:  # the same one, under a newer epoch
+        lease = structs.replace(lease, at_ns=old.at_ns)
+    elif old is not None:
+        if old.ended_ns is None:
+            old = structs.replace(old, ended_ns=at_ns, reason=was)
+        earlier = (*earlier, old)[-LEASES_KEPT:]
+    return structs.replace(session, lease=lease, earlier=earlier, tenant=tenant, refused="")
+
+
+def _without_lease(session: Session, record: Lost, at_ns: int) -> Session:
+    lease = session.lease
+    if lease is None or lease.id != record.lease:
+        raise TransitionError(f"session {session.name} has no lease {record.lease}")
+    lease = structs.replace(lease, ended_ns=at_ns, reason=record.reason, detail=record.detail, saved_at=record.saved_at)
+    return structs.replace(session, lease=lease, saved_at=record.saved_at or session.saved_at)
+
+
+def fold_all(sessions: dict[str, Session], entries: Iterable[Entry]) -> None:
+    """Bring these sessions up to date, in place."""
+    for entry in entries:
+        sessions[entry.session] = fold(sessions.get(entry.session), entry)

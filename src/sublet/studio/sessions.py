@@ -1,0 +1,442 @@
+"""What is done with sessions: started, given a lease, rested, ended, and compared with the office.
+
+Each step is a durable record before its result is seen. A lease is asked for in three steps: a record with the id of
+the request, the request, a record with the lease. Where the first record is found without the last, the request is
+repeated under the same id, and the office, which answers an id once, gives the lease that it gave before. So a crash
+between any two steps leads to at most one lease. Leases carry the label ``session``, by which those that no record
+names are found.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+
+from sublet.errors import (
+    Disconnected,
+    IdempotencyConflict,
+    InvalidRequest,
+    LeaseEnded,
+    NotFound,
+    SubletError,
+)
+from sublet.studio.records import (
+    Abandoned,
+    Asked,
+    Declined,
+    Ended,
+    Entry,
+    Granted,
+    LeaseRecord,
+    Lost,
+    Moved,
+    Offered,
+    Process,
+    Record,
+    Refused,
+    Session,
+    Started,
+    Terms,
+    event_of,
+    fold,
+    fold_all,
+    request_id,
+)
+from sublet.studio.states import SESSION_TABLE, SessionEnd, SessionState
+from sublet.studio.store import Store
+from sublet.values import valid_name
+
+__all__ = ["LABEL", "Asking", "Office", "Seen", "Sessions", "new_id"]
+
+LABEL: Final = "session"
+"""The label of every lease of a session; its value is the session's id."""
+TRIES: Final = 50
+"""Of an append, or of a request, that another process was quicker with."""
+NOTHING: Final[Mapping[str, Any]] = {}
+_ASKING: Final = (SessionState.WAITING, SessionState.OFFERED)
+L = TypeVar("L")
+OnOffer: TypeAlias = "Callable[[Offered], bool] | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A lease as the office tells it."""
+
+    id: str
+    session: str
+    """The value of its label."""
+    tenant: str = ""
+    epoch: tuple[int, int] | None = None
+    is_held: bool = False
+    """It was granted and claimed, and has not ended."""
+    is_queued: bool = False
+    """It waits, or is granted and not claimed."""
+    is_busy: bool = False
+    bound_to: int | None = None
+    devices: tuple[str, ...] = ()
+    reason: str = ""
+    """Why it ended, if it has."""
+    detail: str = ""
+    saved_at: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """One request for a lease of a session."""
+
+    request_id: str
+    labels: dict[str, str]
+    terms: Terms
+    more: Mapping[str, Any]
+    """Further arguments of ``Fabric.gpu``, which go before the terms."""
+    offered: Callable[[Offered], bool]
+    """Told of a smaller amount; whether it is taken."""
+
+
+class Office(Protocol[L]):
+    """What the office does for sessions, through the public API. ``L`` is what a program holds a lease by."""
+
+    def live(self) -> list[Seen]:
+        """Every lease with the label that has not ended, queued requests included."""
+
+    def look(self, lease: str) -> Seen | None:
+        """One lease; None where the office does not know it any more."""
+
+    def acquire(self, asking: Asking) -> L:
+        """Ask, wait and hold. Raises what ``Fabric.gpu`` raises."""
+
+    def attach(self, lease: str) -> L:
+        """Take a lease over under a new epoch."""
+
+    def release(self, lease: str) -> None:
+        """Give it back, or leave the queue; harmless where it has ended."""
+
+    def leave(self, held: L) -> None:
+        """Let it outlive this process, which holds it no more."""
+
+    def drop(self, held: L) -> None:
+        """Give back what this program holds."""
+
+    def seen(self, held: L) -> Seen:
+        """What is held, as the office told it."""
+
+
+class Sessions(Generic[L]):
+    """All sessions of one store. Safe to use from several threads, and beside others on the same store."""
+
+    def __init__(
+        self,
+        store: Store,
+        office: Office[L],
+        *,
+        me: Process,
+        is_alive: Callable[[Process], bool],
+        wall_ns: Callable[[], int],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._store, self._office, self._me = store, office, me
+        self._is_alive, self._wall_ns, self._new_id = is_alive, wall_ns, new_id
+        self._lock = threading.RLock()
+        self._seq = 0
+        self._found: dict[str, Session] = {}
+
+    # ---- looking
+
+    def all(self) -> list[Session]:
+        """Every session, newest first, as the records have it now."""
+        with self._lock:
+            self._catch_up()
+            return sorted(self._found.values(), key=lambda one: one.started_ns, reverse=True)
+
+    def find(self, text: str) -> Session:
+        """By its id or its name. A name that was used again means the newest of them."""
+        found = self.all()
+        for session in found:
+            if text == session.id:
+                return session
+        live = [session for session in found if session.name == text and not session.is_over]
+        for session in live or [one for one in found if one.name == text]:
+            return session
+        raise NotFound(f"there is no session {text[:40]}", do="`sublet session ls` lists them.")
+
+    def lease_of(self, session: Session) -> Seen | None:
+        """Its live lease, or its request in the queue, as the office has it; None where there is none."""
+        if session.state is SessionState.ACTIVE and session.lease is not None:
+            found = self._office.look(session.lease.id)
+            return found if found is not None and found.is_held else None
+        return next((one for one in self._office.live() if one.session == session.id), None)
+
+    # ---- doing
+
+    def start(self, name: str, terms: Terms) -> Session:
+        """A new session. It rests until a lease is asked for."""
+        name = valid_name(name, "the session's name")
+        ident = self._new_id()
+
+        def begun() -> Record:
+            if any(one.name == name and not one.is_over for one in self._found.values()):
+                raise InvalidRequest(
+                    f"there is a session {name} already",
+                    do=f"Go on with it (`sublet session resume {name}`), or use another name.",
+                )
+            return Started(name=name, terms=terms)
+
+        self._append(ident, begun)
+        return self._found[ident]
+
+    def acquire(self, text: str, more: Mapping[str, Any] = NOTHING, on_offer: OnOffer = None) -> L:
+        """The session's lease: the one that it has, taken over, or one that is asked for. It waits as the office does.
+
+        ``more`` is for ``Fabric.gpu``, and ``on_offer`` may decline a smaller amount. Refused while another living
+        process asks for a lease of the session, or holds it.
+        """
+        for _ in range(TRIES):
+            session = self._settled(self.find(text))
+            if session.is_over:
+                raise InvalidRequest(
+                    f"session {session.name} has ended",
+                    do=f"Start another: `sublet session start {session.name} --vram SIZE`.",
+                )
+            self._check_free(session)
+            if session.state is SessionState.ACTIVE:
+                held = self._taken_over(session)
+            else:
+                held = self._asked_for(session, more, on_offer)
+            if held is not None:
+                return held
+        raise Disconnected(f"session {text} is changed by others again and again", do="Try again.")
+
+    def moved(self, text: str, held: L) -> None:
+        """Its holder goes on under this lease: a larger one in its place, or one that what was parked resumed under."""
+        self._record_held(self.find(text).id, held, lambda lease, tenant: Moved(lease=lease, tenant=tenant))
+
+    def rest(self, text: str, *, even_if_busy: bool = False) -> Session:
+        """Give the lease back, or leave the queue; what was saved is kept. Refused while something runs."""
+        session = self._settled(self.find(text))
+        if session.is_over:
+            raise InvalidRequest(f"session {session.name} has ended", do="There is nothing to give back.")
+        seen = self.lease_of(session)
+        if seen is not None and seen.is_busy and not even_if_busy:
+            raise InvalidRequest(
+                f"something runs in session {session.name}, and would be lost",
+                do="Wait until it is done, or add --now to end it.",
+            )
+        if seen is not None:
+            self._office.release(seen.id)
+        session = self._settled(session)
+        asker = session.by
+        if asker is not None and asker.host != self._me.host and self.lease_of(session) is None:
+            self._append_if(session, Abandoned(detail="withdrawn"))
+        return self.find(session.id)
+
+    def end(self, text: str, *, reason: SessionEnd = SessionEnd.ENDED, even_if_busy: bool = False) -> Session:
+        """No further lease for it. Its volume is kept for as long as volumes are."""
+        session = self._settled(self.find(text))
+        if session.is_over:
+            return session
+        seen = self.lease_of(session)
+        if seen is not None and seen.is_busy and not even_if_busy:
+            raise InvalidRequest(
+                f"something runs in session {session.name}, and would be lost",
+                do="Wait until it is done, or add --now to end it.",
+            )
+        self._append(session.id, lambda: None if self._found[session.id].is_over else Ended(reason=reason))
+        for lease in self._office.live():  # from here on nothing is asked for; what is there goes
+            if lease.session == session.id:
+                self._office.release(lease.id)
+        return self._found[session.id]
+
+    def settle(self) -> list[Session]:
+        """Compare every session with the office: leases that have ended, that no record names, and requests of
+        processes that are gone. All sessions, newest first."""
+        listed = self.all()  # before the leases: what is recorded meanwhile is not compared with what was
+        live = self._office.live()
+        for session in listed:
+            self._compare(session, [one for one in live if one.session == session.id])
+        return self.all()
+
+    # ---- comparing with the office
+
+    def _settled(self, session: Session) -> Session:
+        self._compare(session, [one for one in self._office.live() if one.session == session.id])
+        return self.find(session.id)
+
+    def _compare(self, session: Session, live: list[Seen]) -> None:
+        held = next((one for one in live if one.is_held), None)
+        if session.is_over:
+            for one in live:
+                self._office.release(one.id)
+        elif session.state is SessionState.ACTIVE:
+            self._compare_active(session, held, live)
+        elif session.state is SessionState.RESTING and held is not None:
+            self._append_if(session, Moved(lease=_lease_record(held, None, self._wall_ns()), tenant=held.tenant))
+        elif session.state in _ASKING and not self._asker_lives(session):
+            if held is not None:  # it got what it asked for, and was gone before that was written down
+                self._append_if(session, Granted(lease=_lease_record(held, None, self._wall_ns()), tenant=held.tenant))
+            elif not live:
+                self._append_if(session, Abandoned(detail="the process that asked is gone"))
+
+    def _compare_active(self, session: Session, held: Seen | None, live: list[Seen]) -> None:
+        lease = session.lease
+        if lease is None or any(one.id == lease.id and one.is_held for one in live):
+            return
+        if held is not None:
+            now_ns = self._wall_ns()
+            self._append_if(session, Moved(lease=_lease_record(held, None, now_ns), tenant=held.tenant))
+            return
+        seen = self._office.look(lease.id)
+        if seen is not None and seen.is_held:  # it came back into view since the list was made
+            return
+        if seen is None:
+            self._append_if(session, Lost(lease=lease.id, reason="unknown", detail="the office has forgotten it"))
+        else:
+            self._append_if(
+                session,
+                Lost(lease=lease.id, reason=seen.reason or "ending", detail=seen.detail, saved_at=seen.saved_at),
+            )
+
+    def _asker_lives(self, session: Session) -> bool:
+        return session.by is not None and (session.by == self._me or self._is_alive(session.by))
+
+    def _check_free(self, session: Session) -> None:
+        """Raise if another living process asks for a lease of the session, or holds it."""
+        if session.state is SessionState.RESTING:
+            return
+        lease, asks = session.lease, session.state in _ASKING
+        other = session.by if asks else None if lease is None else lease.holder
+        if other == self._me:
+            return
+        pid = other.pid if other is not None and self._is_alive(other) else None
+        if not asks and lease is not None and pid is None:  # a lease that is bound ends with its process
+            seen = self._office.look(lease.id)
+            pid = seen.bound_to if seen is not None and seen.is_held else None
+        if pid is not None:
+            name = other.name if other is not None and other.name else "a program"
+            raise InvalidRequest(
+                f"session {session.name} {'waits for a lease of' if asks else 'is held by'} {name} (process {pid})",
+                do=f"Go on there, or give it back first: `sublet session rest {session.name}`.",
+            )
+
+    # ---- the lease
+
+    def _taken_over(self, session: Session) -> L | None:
+        assert session.lease is not None
+        try:
+            held = self._office.attach(session.lease.id)
+        except (LeaseEnded, NotFound):
+            return None  # in this moment; it is compared with the office once more
+        return self._record_held(session.id, held, lambda lease, tenant: Moved(lease=lease, tenant=tenant))
+
+    def _asked_for(self, session: Session, more: Mapping[str, Any], on_offer: OnOffer) -> L | None:
+        ident = session.id
+        if not self._append_if(session, Asked(by=self._me)):
+            return None  # another process was quicker: look again
+        is_repeat = self._found[ident].asks > 1
+        asking = Asking(
+            request_id=request_id(session),
+            labels={LABEL: ident},
+            terms=session.terms,
+            more=more,
+            offered=lambda offer: self._offered(ident, offer, on_offer),
+        )
+        try:
+            held = self._office.acquire(asking)
+            if is_repeat:  # another process may have been given it under this id: a new epoch fences it
+                self._office.leave(held)
+                held = self._office.attach(self._office.seen(held).id)
+        except IdempotencyConflict as error:
+            # The request before this one arrived after all, and was for something else. So it is in the list now.
+            for one in self._office.live():
+                if one.session == ident:
+                    self._office.release(one.id)
+            self._answered(ident, "repeated", error.message, is_known=True)
+            return None
+        except Disconnected as error:
+            self._unanswered(ident, error.message)
+            raise
+        except SubletError as error:
+            is_known = isinstance(error, LeaseEnded)
+            self._answered(ident, error.reason or error.kind, error.message, is_known=is_known)
+            if is_repeat and is_known and not self._found[ident].is_over:
+                return None  # that was the answer to the request before; now ask anew
+            raise
+        except BaseException:
+            self._unanswered(ident, "interrupted")
+            raise
+        return self._record_held(ident, held, lambda lease, tenant: Granted(lease=lease, tenant=tenant))
+
+    def _answered(self, ident: str, reason: str, detail: str, *, is_known: bool) -> None:
+        record = Refused(reason=reason, detail=detail, is_known=is_known)
+        self._append(ident, lambda: record if self._is_mine(ident) else None)
+
+    def _unanswered(self, ident: str, detail: str) -> None:
+        self._append(ident, lambda: Abandoned(detail=detail) if self._is_mine(ident) else None)
+
+    def _is_mine(self, ident: str) -> bool:
+        found = self._found[ident]
+        return found.state in _ASKING and found.by == self._me
+
+    def _offered(self, ident: str, offer: Offered, on_offer: OnOffer) -> bool:
+        self._append(ident, lambda: offer if self._is_mine(ident) else None)
+        is_taken = on_offer is None or on_offer(offer)
+        if not is_taken:
+            self._append(ident, lambda: Declined() if self._is_mine(ident) else None)
+        return is_taken
+
+    def _record_held(self, ident: str, held: L, record: Callable[[LeaseRecord, str], Record]) -> L:
+        """The lease is the session's once that is on disk; where it cannot be, it is given back."""
+        try:
+            seen = self._office.seen(held)
+            lease = _lease_record(seen, self._me, self._wall_ns())
+            made = record(lease, seen.tenant)
+            self._append(ident, lambda: made if self._allows(ident, made) else Moved(lease=lease, tenant=seen.tenant))
+        except BaseException:
+            self._office.drop(held)
+            raise
+        return held
+
+    def _allows(self, ident: str, record: Record) -> bool:
+        event = event_of(record)
+        return event is not None and (self._found[ident].state, event) in SESSION_TABLE
+
+    # ---- records
+
+    def _catch_up(self) -> None:
+        entries = self._store.read(self._seq)
+        fold_all(self._found, entries)
+        if entries:
+            self._seq = entries[-1].seq
+
+    def _append(self, ident: str, decide: Callable[[], Record | None]) -> bool:
+        """Append what is decided on the newest records; whether there was anything. Raises ``InvalidRequest`` where the
+        state does not allow it."""
+        with self._lock:
+            for _ in range(TRIES):
+                self._catch_up()
+                record = decide()
+                if record is None:
+                    return False
+                entry = Entry(seq=self._seq + 1, session=ident, at_ns=self._wall_ns(), record=record)
+                try:
+                    folded = fold(self._found.get(ident), entry)
+                except ValueError as error:
+                    raise InvalidRequest(str(error), do="`sublet session show` tells how it stands now.") from error
+                if self._store.append(entry):
+                    self._found[ident], self._seq = folded, entry.seq
+                    return True
+        raise Disconnected("the sessions are changed by others again and again", do="Try again.")
+
+    def _append_if(self, session: Session, record: Record) -> bool:
+        """Append it if the session is still what was looked at."""
+        return self._append(session.id, lambda: record if self._found[session.id] == session else None)
+
+
+def new_id(random: bytes) -> str:
+    """The id of a session, which is also the name of its volume."""
+    return f"s-{random[:6].hex()}"
+
+
+def _lease_record(seen: Seen, holder: Process | None, now_ns: int) -> LeaseRecord:
+    return LeaseRecord(id=seen.id, epoch=seen.epoch or (0, 0), at_ns=now_ns, devices=tuple(seen.devices), holder=holder)

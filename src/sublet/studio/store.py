@@ -1,0 +1,169 @@
+"""The records of sessions on disk: one SQLite database, appended to by any process of its user.
+
+An append compares and swaps: it says which record it believes to be the last, and is refused if another came in
+between; then the caller reads what is new and decides again. It returns when the record is on disk. There is no state
+beside the records, so nothing can disagree with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+from blake3 import blake3
+
+from sublet.client.home import make_private_dir
+from sublet.durable.files import name_once, sync_file
+from sublet.errors import JournalError
+from sublet.studio.records import Entry, Record
+
+__all__ = ["DATABASE", "MemoryStore", "SqliteStore", "Store"]
+
+DATABASE: Final = "sessions.db"
+VERSION: Final = 1
+BUSY_S: Final = 10.0
+"""How long another process may keep the database to itself; it takes milliseconds."""
+CHECK_BYTES: Final = 16
+_SCHEMA: Final = """
+CREATE TABLE record (
+    seq INTEGER PRIMARY KEY,
+    session TEXT NOT NULL,
+    at_ns INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    sum BLOB NOT NULL
+) STRICT
+"""
+
+
+class Store(Protocol):
+    """Where records are kept. Safe to use from several threads and processes."""
+
+    def read(self, after: int) -> list[Entry]:
+        """Every record behind this one, in order."""
+
+    def append(self, entry: Entry) -> bool:
+        """Append a record; it is durable when this returns True. False: its ``seq`` is taken, and nothing was done."""
+
+
+class MemoryStore:
+    """The same rules in memory, for tests."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def read(self, after: int) -> list[Entry]:
+        return self.entries[after:]
+
+    def append(self, entry: Entry) -> bool:
+        if entry.seq != len(self.entries) + 1:
+            return False
+        self.entries.append(entry)
+        return True
+
+
+class SqliteStore:
+    """A database in a folder of its user's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = make_private_dir(folder) / DATABASE
+        self._lock = threading.Lock()
+        self._decoder = msgspec.json.Decoder(Record)
+
+    def read(self, after: int) -> list[Entry]:
+        if not self.path.exists():
+            return []
+        with self._opened() as db:
+            rows = db.execute(
+                "SELECT seq, session, at_ns, body, sum FROM record WHERE seq > ? ORDER BY seq", (after,)
+            ).fetchall()
+        entries = [self._entry(*row) for row in rows]
+        if [entry.seq for entry in entries] != list(range(after + 1, after + 1 + len(entries))):
+            raise self._damaged("records are missing")
+        return entries
+
+    def append(self, entry: Entry) -> bool:
+        body = msgspec.json.encode(entry.record)
+        row = (entry.seq, entry.session, entry.at_ns, body, _sum(entry.seq, entry.session, entry.at_ns, body))
+        with self._opened() as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                last: int = db.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()[0]
+                if entry.seq != last + 1:
+                    return False
+                db.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?)", row)
+                db.execute("COMMIT")
+            finally:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+        return True
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """Opened for each use: a program holds it for years, forks, and asks it for something twice a day."""
+        with self._lock:
+            try:
+                if not self.path.exists():
+                    self._make()
+                with contextlib.closing(_connected(self.path)) as db:
+                    version: int = db.execute("PRAGMA user_version").fetchone()[0]
+                    if version != VERSION:
+                        raise JournalError(
+                            f"the sessions in {self.path} were written by another Sublet (version {version})",
+                            do="Use that one, or upgrade this one. Nothing was changed.",
+                        )
+                    yield db
+            except (OSError, sqlite3.Error) as error:
+                raise JournalError(
+                    f"the sessions in {self.path} cannot be read or written: {error}",
+                    do="Make room on its disk, or mend it; nothing of a session was changed.",
+                ) from error
+
+    def _make(self) -> None:
+        """An empty database, which gets its name when it is whole; where two are made, one stays."""
+        temporary = self.path.with_name(f"{DATABASE}.{secrets.token_hex(4)}~")
+        try:
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            with contextlib.closing(_connected(temporary)) as db:
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute(_SCHEMA)
+                db.execute(f"PRAGMA user_version = {VERSION}")
+            sync_file(temporary)
+            with contextlib.suppress(FileExistsError):
+                name_once(temporary, self.path)
+        finally:
+            for name in (temporary, f"{temporary}-wal", f"{temporary}-shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name)
+
+    def _entry(self, seq: int, session: str, at_ns: int, body: bytes, check: bytes) -> Entry:
+        if check != _sum(seq, session, at_ns, body):
+            raise self._damaged(f"record {seq} is not what was written")
+        try:
+            record = self._decoder.decode(body)
+        except msgspec.DecodeError as error:
+            raise self._damaged(f"record {seq} cannot be read ({error})") from error
+        return Entry(seq=seq, session=session, at_ns=at_ns, record=record)
+
+    def _damaged(self, how: str) -> JournalError:
+        return JournalError(
+            f"the sessions in {self.path} are damaged: {how}",
+            do="Keep the file for inspection and put a backup in its place. Leases and volumes are not affected.",
+        )
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S, check_same_thread=False)
+    db.execute("PRAGMA synchronous = FULL")
+    return db
+
+
+def _sum(seq: int, session: str, at_ns: int, body: bytes) -> bytes:
+    head = f"{seq} {session} {at_ns} ".encode()
+    return blake3(head + body).digest(CHECK_BYTES)
