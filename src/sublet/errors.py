@@ -380,7 +380,7 @@ class WasmInvalidModule(WasmError):
 
 
 class JournalError(SubletError):
-    """The office's journal cannot be used as it is; it was not changed."""
+    """A journal, the office's or that of sessions, cannot be used as it is; it was not changed."""
 
     scope = "office"
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.office_stage import OfficeStage, until
+from tests.integration.office_stage import OfficeStage
 from tests.notebook.shell_stage import shell_on, stage_on
-from tests.traces import plain_env
+from tests.traces import plain_env, until
 
 pytestmark = pytest.mark.slow  # real kernels: one second each
 
@@ -57,7 +57,7 @@ def test_a_session_goes_from_kernel_to_kernel_and_has_one_lease_at_a_time(stage:
     assert session("ls") == "No sessions.\n  Start one: sublet session start NAME --vram 8GiB\n"
     assert "Session thesis is active" in session("start", "thesis", "--vram", "256MiB", "--ttl", "1m")
     first = session.view("thesis")
-    assert "there is a session thesis already" in session("start", "thesis", "--vram", "1GiB", status=1)
+    assert "there is a session thesis already" in session("start", "thesis", "--vram", "1GiB", status=2)
     with shell_on(stage, tmp_path / "a", SUBLET_SESSION="thesis") as one:
         answer = one.run("%%gpu\nimport os\nlease = os.environ['SUBLET_LEASE']")
         assert answer["error"] == "", answer
@@ -75,10 +75,11 @@ def test_a_session_goes_from_kernel_to_kernel_and_has_one_lease_at_a_time(stage:
             went_on = session.view("thesis")
             assert two.value("lease") == went_on["lease"] != first["lease"]
             assert [lease["reason"] for lease in went_on["leases"]] == ["holder_gone", ""]
+            until("nothing runs in it", lambda: not session.view("thesis")["busy"])
             assert "Session thesis is resting" in session("rest", "thesis")
             assert "last lease" in session("explain", "thesis")
             assert "Session thesis is ended" in session("end", "thesis")
-            assert "session thesis has ended" in two.run("%%gpu\n1")["said"]
+            until("its kernel is told", lambda: "session thesis has ended" in two.run("%%gpu\n1")["said"])
     assert session.view("thesis")["bill"]["leases"] == 2
     assert session("ls").startswith("No sessions.")
     assert "there is no session nothing" in session("show", "nothing", status=1)
@@ -96,7 +97,7 @@ def test_a_session_that_waits_says_its_place_and_leaves_the_queue(stage: OfficeS
         shell.ask("%%gpu\n1")
         until("the cell waits", lambda: session.view("second")["position"] == 1)
         assert session.state("second") == "waiting"
-        assert "second  waiting, place 1" in session("ls")
+        assert "waiting, place 1" in session("ls")
         session("end", "first")
         assert shell.answer()["error"] == ""
         assert session.state("second") == "active"

@@ -10,6 +10,7 @@ import contextlib
 import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 import pytest
 
@@ -18,7 +19,6 @@ from sublet.lease.value import LeaseEnd
 from sublet.studio.records import Entry, Offered, Process, Session, Terms, event_of, fold_all
 from sublet.studio.sessions import Asking, Seen, Sessions
 from sublet.studio.states import SESSION_TABLE, SessionEvent, SessionState
-from sublet.studio.store import MemoryStore
 from sublet.values import GIB, EndReason
 
 DEVICES = 2
@@ -31,6 +31,19 @@ MET: Counter[SessionEvent] = Counter()
 
 class Crash(BaseException):
     """The process dies here."""
+
+
+class MemoryStore:
+    """The rules of the store, in memory."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def append(self, entry: Entry) -> bool:
+        if entry.seq != len(self.entries) + 1:
+            return False
+        self.entries.append(entry)
+        return True
 
 
 @dataclass(kw_only=True)
@@ -54,6 +67,9 @@ class World:
     depth: int = 0
     now_ns: int = 0
     crashes: int = 0
+    acting: set[int] = field(default_factory=set)
+    dying: set[int] = field(default_factory=set)
+    """Processes that do nothing more, whatever they still try."""
     in_flight: list[tuple[str, str, str]] = field(default_factory=list)
     """Requests of processes that died before the office read them."""
     holders: dict[tuple[str, tuple[int, int] | None], int] = field(default_factory=dict)
@@ -66,7 +82,7 @@ class World:
 
     def begin(self, pid: int) -> Sessions[Lease]:
         return Sessions(
-            _Store(self),
+            _Store(self, pid),
             _Office(self, pid),
             me=Process(host="here", pid=pid, started=pid),
             is_alive=lambda process: process.pid in self.alive,
@@ -80,11 +96,12 @@ class World:
 
     # ---- what happens
 
-    def point(self) -> None:
+    def point(self, pid: int) -> None:
         """Between two steps of a process: it may die here, and another may act."""
+        self.live(pid)
         self.points += 1
         if self.points == self.crash_at:
-            raise Crash
+            self.die(pid)
         if self.depth == 0 and self.chance.random() < 0.25:
             self.depth += 1
             try:
@@ -92,13 +109,20 @@ class World:
             finally:
                 self.depth -= 1
 
+    def live(self, pid: int) -> None:
+        if pid in self.dying:
+            raise Crash
+
+    def die(self, pid: int) -> NoReturn:
+        self.dying.add(pid)
+        raise Crash
+
     def act(self) -> None:
         """One thing that one process does, or that happens to a lease."""
-        pid, name = self.chance.choice(sorted(self.alive)), self.chance.choice(NAMES)
+        pid, name = self.chance.choice(sorted(self.alive - self.acting)), self.chance.choice(NAMES)
         sessions = self.sessions[pid]
-        does = self.chance.choice(
-            ("acquire",) * 5 + ("start", "start", "rest", "end", "settle", "expire", "arrive", "move", "kill")
-        )
+        does = self.chance.choice(ACTS)
+        self.acting.add(pid)
         try:
             with contextlib.suppress(SubletError):
                 match does:
@@ -121,10 +145,12 @@ class World:
                     case "move":
                         self.move(pid, sessions)
                     case "kill":
-                        raise Crash
+                        self.die(pid)
         except Crash:
             self.crashes += 1
             self.kill(pid)
+        finally:
+            self.acting.discard(pid)
         self.check()
 
     def kill(self, pid: int) -> None:
@@ -147,7 +173,7 @@ class World:
         for old in [lease for lease in self.leases if lease.is_live and lease.bound == pid]:
             self.over(old, "released")
             new = self.grant("", "", pid, old.seen.session)
-            self.point()
+            self.point(pid)
             sessions.moved(new.seen.session, new)
 
     def arrive(self) -> None:
@@ -192,11 +218,11 @@ class World:
     def finish(self) -> dict[str, Session]:
         """The last of it: no process acts any more, and a new one compares the records with the office."""
         self.crash_at = None
+        self.depth = 1
         self.arrive()
         self.check()
         for pid in sorted(self.alive):
             self.kill(pid)
-        self.depth = 1
         found = self.begin(99)
         found.settle()
         found.settle()
@@ -216,20 +242,20 @@ class World:
 
 
 class _Store:
-    """The store, with a crash before and after each record."""
+    """The store as one process sees it, with a crash before and after each record."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, pid: int) -> None:
+        self._world, self._pid = world, pid
 
     def read(self, after: int) -> list[Entry]:
-        return self._world.store.read(after)
+        self._world.live(self._pid)
+        return self._world.store.entries[after:]
 
     def append(self, entry: Entry) -> bool:
-        self._world.point()
+        self._world.point(self._pid)
         is_done = self._world.store.append(entry)
-        if is_done and self._world.points + 1 == self._world.crash_at:  # durable, and its writer never hears of it
-            self._world.points += 1
-            raise Crash
+        if is_done:
+            self._world.point(self._pid)  # durable, and its writer may never hear of it
         return is_done
 
 
@@ -240,7 +266,7 @@ class _Office:
         self._world, self._pid = world, pid
 
     def live(self) -> list[Seen]:
-        self._world.point()
+        self._world.point(self._pid)
         return [lease.seen for lease in self._world.leases if lease.is_live]
 
     def look(self, lease: str) -> Seen | None:
@@ -250,7 +276,7 @@ class _Office:
         world = self._world
         session, content = asking.labels["session"], str(asking.more["content"])
         try:
-            world.point()
+            world.point(self._pid)
         except Crash:
             if world.chance.random() < 0.5:
                 world.in_flight.append((asking.request_id, content, session))
@@ -270,35 +296,36 @@ class _Office:
         if self._pid % 2:
             known.bound = None
             known.seen = replace(known.seen, bound_to=None)
-        world.point()
+        world.point(self._pid)
         if not known.is_live:
             raise LeaseEnded("it has ended", end=LeaseEnd(reason=EndReason.EXPIRED, at=""))
         return known
 
     def attach(self, lease: str) -> Lease:
         world = self._world
-        world.point()
+        world.point(self._pid)
         found = next(one for one in world.leases if one.seen.id == lease)
         if not found.is_live:
             raise LeaseEnded("it has ended")
         found.bound = self._pid
         found.seen = replace(found.seen, bound_to=self._pid, epoch=(1, 1000 + world.tick()))
-        world.point()
+        world.point(self._pid)
         return found
 
     def release(self, lease: str) -> None:
-        self._world.point()
+        self._world.point(self._pid)
         for one in self._world.leases:
             if one.seen.id == lease:
                 self._world.over(one, "released")
-        self._world.point()
+        self._world.point(self._pid)
 
     def leave(self, held: Lease) -> None:
         held.bound = None
         held.seen = replace(held.seen, bound_to=None)
-        self._world.point()
+        self._world.point(self._pid)
 
     def drop(self, held: Lease) -> None:
+        self._world.live(self._pid)
         self._world.over(held, "released")
 
     def seen(self, held: Lease) -> Seen:

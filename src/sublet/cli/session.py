@@ -65,7 +65,7 @@ def start(
     terms = Terms(vram=gpu, count=gpus, ttl_s=ttl, tier=tier, exclusivity=exclusivity, model=model)
     made = sessions.start(session, terms)
     if not later:
-        _hold(sessions, made, waiting)
+        _hold(fabric, sessions, made, waiting)
     return _say(fabric, sessions, made.id, f"Use it in a notebook: export SUBLET_SESSION={made.name}", as_json=as_json)
 
 
@@ -78,7 +78,7 @@ def resume(*, session: SessionArg, waiting: _Wait = FOREVER, as_json: AsJson = F
     """
     fabric, sessions = _reach()
     found = sessions.find(session)
-    _hold(sessions, found, waiting)
+    _hold(fabric, sessions, found, waiting)
     return _say(fabric, sessions, found.id, "The next %%gpu cell of its notebook runs at once.", as_json=as_json)
 
 
@@ -195,23 +195,26 @@ def _settled(sessions: Sessions[Lease], session: str) -> Session:
     return sessions.find(found.id)
 
 
-def _hold(sessions: Sessions[Lease], session: Session, waiting: float) -> None:
+def _hold(fabric: Fabric, sessions: Sessions[Lease], session: Session, waiting: float) -> None:
     """Acquire its lease, and leave it to the notebook that takes it over."""
-    lease = sessions.acquire(session.id, {"wait": waiting})
-    lease.leave()
+    from sublet.studio import FabricOffice
+
+    FabricOffice(fabric).set_down(sessions.acquire(session.id, {"wait": waiting}))
 
 
 def _views(fabric: Fabric, listed: Sequence[Session]) -> list[Json]:
     """Sessions as the documents that ``--json`` prints."""
     from msgspec import to_builtins
 
-    live = {lease.labels["session"]: lease for lease in fabric.leases() if "session" in lease.labels}
+    from sublet.studio import is_of_session
+
+    live = {lease.labels["session"]: lease for lease in fabric.leases() if is_of_session(lease)}
     bills = {line.key: to_builtins(line) for line in fabric.bill(by="label:session")} if listed else {}
     return [_view(fabric, one, None if one.is_over else live.get(one.id), bills.get(one.id)) for one in listed]
 
 
 def _view(fabric: Fabric, session: Session, lease: LeaseView | None, bill: Json | None) -> Json:
-    from msgspec import to_builtins
+    from msgspec import structs
 
     from sublet.errors import SubletError
     from sublet.wire.http import ExplainAnswer
@@ -222,7 +225,7 @@ def _view(fabric: Fabric, session: Session, lease: LeaseView | None, bill: Json 
         "state": session.state.value,
         "end": None if session.end is None else session.end.value,
         "tenant": session.tenant,
-        "terms": to_builtins(session.terms),
+        "terms": structs.asdict(session.terms),
         "started_at": _moment(session.started_ns),
         "changed_at": _moment(session.changed_ns),
         "volume": session.volume,
@@ -296,7 +299,7 @@ def _place(view: Json) -> str:
 
 def _what(view: Json) -> str:
     terms = view["terms"]
-    many = terms.get("count", 1)
+    many = terms["count"]
     return f"{many} × {format_size(terms['vram'])} gpu" if many > 1 else f"{format_size(terms['vram'])} gpu"
 
 

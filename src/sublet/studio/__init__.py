@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from sublet.studio.office import VARIABLE, FabricOffice, NotebookSession, are_recorded, open_sessions
+from sublet.studio.office import VARIABLE, FabricOffice, NotebookSession, are_recorded, is_of_session, open_sessions
 from sublet.studio.records import LeaseRecord, Session, Terms
 from sublet.studio.sessions import Seen, Sessions
 from sublet.studio.states import SessionEnd, SessionState
@@ -25,5 +25,6 @@ __all__ = [
     "Sessions",
     "Terms",
     "are_recorded",
+    "is_of_session",
     "open_sessions",
 ]

@@ -20,7 +20,8 @@ from sublet.lease.states import LeaseStatus
 from sublet.studio.records import Offered, Process, Terms
 from sublet.studio.sessions import LABEL, Asking, Seen, Sessions, new_id
 from sublet.studio.store import DATABASE, SqliteStore
-from sublet.wire.http import LeaseView
+from sublet.values import Kind
+from sublet.wire.http import ActivityRequest, LeaseView, ReleaseRequest
 
 __all__ = [
     "VARIABLE",
@@ -28,6 +29,7 @@ __all__ = [
     "NotebookSession",
     "are_recorded",
     "is_alive",
+    "is_of_session",
     "open_sessions",
     "sessions_folder",
     "this_process",
@@ -47,7 +49,7 @@ class FabricOffice:
         self._bound = bound
 
     def live(self) -> list[Seen]:
-        return [_seen(view) for view in self.fabric.leases() if LABEL in view.labels and view.status != "ended"]
+        return [_seen(view) for view in self.fabric.leases() if is_of_session(view)]
 
     def look(self, lease: str) -> Seen | None:
         try:
@@ -81,10 +83,16 @@ class FabricOffice:
 
     def release(self, lease: str) -> None:
         with contextlib.suppress(LeaseEnded, NotFound):
-            body = {"request_id": f"release-{lease}"}
+            body = ReleaseRequest(request_id=f"release-{lease}")
             self.fabric.request("POST", f"/v1/leases/{lease}/release", body, shape=LeaseView)
 
     def leave(self, held: Lease) -> None:
+        held.leave()
+
+    def set_down(self, held: Lease) -> None:
+        """Leave it to the program that takes it over. Nothing runs under it until then, so it is the first to yield."""
+        body = ActivityRequest(epoch=held.epoch, active=False)
+        self.fabric.request("POST", f"/v1/leases/{held.id}/activity", body, shape=LeaseView)
         held.leave()
 
     def drop(self, held: Lease) -> None:
@@ -92,6 +100,12 @@ class FabricOffice:
 
     def seen(self, held: Lease) -> Seen:
         return _seen(self.fabric.lease(held.id))
+
+
+def is_of_session(lease: LeaseView) -> bool:
+    """Whether this is a session's lease of GPUs that has not ended. What the office parks carries its labels too."""
+    is_gpu = lease.parks is None and (not lease.wants or lease.wants[0].kind == Kind.GPU)
+    return LABEL in lease.labels and is_gpu and lease.status != LeaseStatus.ENDED
 
 
 def _seen(view: LeaseView) -> Seen:

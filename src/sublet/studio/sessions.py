@@ -209,8 +209,14 @@ class Sessions(Generic[L]):
         raise Disconnected(f"session {text} is changed by others again and again", do="Try again.")
 
     def moved(self, text: str, held: L) -> None:
-        """Its holder goes on under this lease: a larger one in its place, or one that what was parked resumed under."""
-        self._record_held(self.find(text).id, held, lambda lease, tenant: Moved(lease=lease, tenant=tenant))
+        """Its holder goes on under this lease: a larger one in its place, or one that what was parked resumed under.
+        Another one that was acquired for the session meanwhile is given back."""
+        ident = self.find(text).id
+        self._record_held(ident, held, lambda lease, tenant: Moved(lease=lease, tenant=tenant))
+        now = self._office.seen(held).id
+        for one in self._office.live():
+            if one.session == ident and one.id != now:
+                self._office.release(one.id)
 
     def rest(self, text: str, *, even_if_busy: bool = False) -> Session:
         """Give the lease back, or leave the queue; what was saved is kept. Refused while something runs."""

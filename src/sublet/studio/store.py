@@ -24,7 +24,7 @@ from sublet.durable.files import name_once, sync_file
 from sublet.errors import JournalError
 from sublet.studio.records import Entry, Record
 
-__all__ = ["DATABASE", "MemoryStore", "SqliteStore", "Store"]
+__all__ = ["DATABASE", "SqliteStore", "Store"]
 
 DATABASE: Final = "sessions.db"
 VERSION: Final = 1
@@ -50,22 +50,6 @@ class Store(Protocol):
 
     def append(self, entry: Entry) -> bool:
         """Append a record; it is durable when this returns True. False: its ``seq`` is taken, and nothing was done."""
-
-
-class MemoryStore:
-    """The same rules in memory, for tests."""
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-
-    def read(self, after: int) -> list[Entry]:
-        return self.entries[after:]
-
-    def append(self, entry: Entry) -> bool:
-        if entry.seq != len(self.entries) + 1:
-            return False
-        self.entries.append(entry)
-        return True
 
 
 class SqliteStore:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,7 +35,7 @@ from sublet.studio.records import (
     request_id,
 )
 from sublet.studio.states import SESSION_TABLE, SessionEnd, SessionEvent, SessionState, TransitionError
-from sublet.studio.store import MemoryStore, SqliteStore, Store
+from sublet.studio.store import SqliteStore
 from sublet.values import GIB
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -128,9 +127,8 @@ def test_the_drawing_in_the_docs_is_that_of_the_table() -> None:
     assert all(f"`{event}`" in page for event in SessionEvent)
 
 
-@pytest.mark.parametrize("make", [lambda _: MemoryStore(), SqliteStore], ids=["memory", "sqlite"])
-def test_a_store_appends_only_behind_the_last_record(make: Callable[[Path], Store], tmp_path: Path) -> None:
-    store = make(tmp_path / "studio")
+def test_a_store_appends_only_behind_the_last_record(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "studio")
     assert store.read(0) == []
     first, second = entry(1, Started(name="thesis", terms=TERMS)), entry(2, Asked(by=ME))
     assert store.append(first)
