@@ -285,7 +285,9 @@ class _Office:
         if known is not None and known.content != content:
             raise IdempotencyConflict("this request id was used for another request")
         if known is not None and not known.is_live:
-            raise LeaseEnded("it has ended", end=LeaseEnd(reason=EndReason.EXPIRED, at=""))
+            if known.seen.reason == "expired":  # as of a request that waited for as long as it could
+                raise CapacityExceeded("not granted within the time it could wait")
+            raise LeaseEnded("it has ended", end=LeaseEnd(reason=EndReason.RELEASED, at=""))
         if known is None:
             if asking.more["smaller"] and not asking.offered(Offered(offered=1, asked=2, valid_s=30.0)):
                 raise CapacityExceeded("declined")
@@ -300,6 +302,10 @@ class _Office:
         if not known.is_live:
             raise LeaseEnded("it has ended", end=LeaseEnd(reason=EndReason.EXPIRED, at=""))
         return known
+
+    def remembers(self, asking: Asking) -> bool:
+        self._world.point(self._pid)
+        return any(one.request == asking.request_id for one in self._world.leases)
 
     def attach(self, lease: str) -> Lease:
         world = self._world

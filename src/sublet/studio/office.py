@@ -78,6 +78,9 @@ class FabricOffice:
         asked["labels"] = {**(asked.get("labels") or {}), **asking.labels}
         return self.fabric.gpu(**asked)
 
+    def remembers(self, asking: Asking) -> bool:
+        return any(view.labels.items() >= asking.labels.items() for view in self.fabric.leases(all=True))
+
     def attach(self, lease: str) -> Lease:
         return self.fabric.attach(lease, bound=self._bound)
 

@@ -9,6 +9,7 @@ names are found.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ __all__ = ["LABEL", "Asking", "Office", "Seen", "Sessions", "new_id"]
 
 LABEL: Final = "session"
 """The label of every lease of a session; its value is the session's id."""
+ATTEMPT: Final = "attempt"
+"""The label by which the office is asked whether it remembers a request."""
 TRIES: Final = 50
 """Of an append, or of a request, that another process was quicker with."""
 NOTHING: Final[Mapping[str, Any]] = {}
@@ -106,6 +109,9 @@ class Office(Protocol[L]):
 
     def acquire(self, asking: Asking) -> L:
         """Ask, wait and hold. Raises what ``Fabric.gpu`` raises."""
+
+    def remembers(self, asking: Asking) -> bool:
+        """Whether a lease was made for this request, also where it has ended."""
 
     def attach(self, lease: str) -> L:
         """Take a lease over under a new epoch."""
@@ -342,7 +348,7 @@ class Sessions(Generic[L]):
         is_repeat = self._found[ident].asks > 1
         asking = Asking(
             request_id=request_id(session),
-            labels={LABEL: ident},
+            labels={LABEL: ident, ATTEMPT: str(session.attempt)},
             terms=session.terms,
             more=more,
             offered=lambda offer: self._offered(ident, offer, on_offer),
@@ -363,7 +369,7 @@ class Sessions(Generic[L]):
             self._unanswered(ident, error.message)
             raise
         except SubletError as error:
-            is_known = isinstance(error, LeaseEnded)
+            is_known = isinstance(error, LeaseEnded) or (is_repeat and self._remembers(asking))
             self._answered(ident, error.reason or error.kind, error.message, is_known=is_known)
             if is_repeat and is_known and not self._found[ident].is_over:
                 return None  # that was the answer to the request before; now ask anew
@@ -372,6 +378,11 @@ class Sessions(Generic[L]):
             self._unanswered(ident, "interrupted")
             raise
         return self._record_held(ident, held, lambda lease, tenant: Granted(lease=lease, tenant=tenant))
+
+    def _remembers(self, asking: Asking) -> bool:
+        with contextlib.suppress(SubletError):  # then the next one asks under this id again
+            return self._office.remembers(asking)
+        return False
 
     def _answered(self, ident: str, reason: str, detail: str, *, is_known: bool) -> None:
         record = Refused(reason=reason, detail=detail, is_known=is_known)

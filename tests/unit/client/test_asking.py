@@ -56,6 +56,14 @@ def test_a_request_says_what_was_written() -> None:
     assert asked.policy.mode is RenewMode.ALWAYS
 
 
+def test_a_request_has_the_id_that_was_given_or_one_of_its_own() -> None:
+    assert gpu(request_id="s-1-2").request.request_id == "s-1-2"
+    assert gpu().request.request_id != gpu().request.request_id
+    for wrong in ("", "x" * 129, "a\nb", 7):
+        with pytest.raises(InvalidRequest, match="request_id"):
+            gpu(request_id=wrong)
+
+
 def test_by_default_it_waits_without_bound_and_takes_nothing_smaller() -> None:
     request = gpu().request
     assert (request.wait, request.ttl, request.tier, request.renew) == (None, None, None, "while-busy")
