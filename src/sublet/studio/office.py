@@ -37,7 +37,6 @@ __all__ = [
 
 VARIABLE: Final = "SUBLET_SESSION"
 _HELD: Final = (LeaseStatus.ACTIVE, LeaseStatus.NOTICED)
-_QUEUED: Final = (LeaseStatus.QUEUED, LeaseStatus.GRANTED)
 
 
 class FabricOffice:
@@ -119,7 +118,6 @@ def _seen(view: LeaseView) -> Seen:
         tenant=view.tenant,
         epoch=None if view.epoch is None else (view.epoch.incarnation, view.epoch.n),
         is_held=view.status in _HELD,
-        is_queued=view.status in _QUEUED,
         is_busy=view.status in _HELD and not view.idle,
         bound_to=view.bound_to,
         devices=tuple(part.resource for part in view.parts),

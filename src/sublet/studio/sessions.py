@@ -74,8 +74,6 @@ class Seen:
     epoch: tuple[int, int] | None = None
     is_held: bool = False
     """It was granted and claimed, and has not ended."""
-    is_queued: bool = False
-    """It waits, or is granted and not claimed."""
     is_busy: bool = False
     bound_to: int | None = None
     devices: tuple[str, ...] = ()
@@ -229,12 +227,7 @@ class Sessions(Generic[L]):
         session = self._settled(self.find(text))
         if session.is_over:
             raise InvalidRequest(f"session {session.name} has ended", do="There is nothing to give back.")
-        seen = self.lease_of(session)
-        if seen is not None and seen.is_busy and not even_if_busy:
-            raise InvalidRequest(
-                f"something runs in session {session.name}, and would be lost",
-                do="Wait until it is done, or add --now to end it.",
-            )
+        seen = self._idle_lease(session, even_if_busy)
         if seen is not None:
             self._office.release(seen.id)
         session = self._settled(session)
@@ -243,22 +236,27 @@ class Sessions(Generic[L]):
             self._append_if(session, Abandoned(detail="withdrawn"))
         return self.find(session.id)
 
-    def end(self, text: str, *, reason: SessionEnd = SessionEnd.ENDED, even_if_busy: bool = False) -> Session:
+    def end(self, text: str, *, even_if_busy: bool = False) -> Session:
         """No further lease for it. Its volume is kept for as long as volumes are."""
         session = self._settled(self.find(text))
         if session.is_over:
             return session
+        _ = self._idle_lease(session, even_if_busy)
+        self._append(session.id, lambda: None if self._found[session.id].is_over else Ended(reason=SessionEnd.ENDED))
+        for lease in self._office.live():  # from here on nothing is asked for; what is there goes
+            if lease.session == session.id:
+                self._office.release(lease.id)
+        return self._found[session.id]
+
+    def _idle_lease(self, session: Session, even_if_busy: bool) -> Seen | None:
+        """What the office has of it; refused where something runs under it, unless that is to be ended."""
         seen = self.lease_of(session)
         if seen is not None and seen.is_busy and not even_if_busy:
             raise InvalidRequest(
                 f"something runs in session {session.name}, and would be lost",
                 do="Wait until it is done, or add --now to end it.",
             )
-        self._append(session.id, lambda: None if self._found[session.id].is_over else Ended(reason=reason))
-        for lease in self._office.live():  # from here on nothing is asked for; what is there goes
-            if lease.session == session.id:
-                self._office.release(lease.id)
-        return self._found[session.id]
+        return seen
 
     def settle(self) -> list[Session]:
         """Compare every session with the office: leases that have ended, that no record names, and requests of
@@ -324,7 +322,7 @@ class Sessions(Generic[L]):
         if not asks and lease is not None and pid is None:  # a lease that is bound ends with its process
             seen = self._office.look(lease.id)
             pid = seen.bound_to if seen is not None and seen.is_held else None
-        if pid is not None:
+        if pid is not None and pid != self._me.pid:
             name = other.name if other is not None and other.name else "a program"
             raise InvalidRequest(
                 f"session {session.name} {'waits for a lease of' if asks else 'is held by'} {name} (process {pid})",

@@ -49,7 +49,7 @@ class SessionEvent(enum.StrEnum):
     LOSE = "lose"
     """Its lease has ended, for the reason that is recorded."""
     END = "end"
-    """A person, or the operator, ended the session."""
+    """Its person ended the session."""
 
 
 _S, _E = SessionState, SessionEvent
@@ -80,8 +80,6 @@ class SessionEnd(enum.StrEnum):
 
     ENDED = "ended"
     """Its person ended it."""
-    OPERATOR = "operator"
-    """An operator ended it."""
 
 
 class TransitionError(ValueError):
