@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+import sublet
+from sublet.studio import FabricOffice, SessionState, open_sessions
+from sublet.studio import Session as StudioSession
 from tests.integration.office_stage import OfficeStage
 from tests.notebook.shell_stage import shell_on, stage_on
 from tests.traces import plain_env, until
@@ -25,10 +28,12 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfficeStage]:
 
 
 class Session:
-    """``sublet session`` beside the office of the stage."""
+    """``sublet session`` beside the office of the stage, and what it would show."""
 
     def __init__(self, stage: OfficeStage) -> None:
         self._env = {**plain_env(), **stage.office.env(), "SUBLET_HOME": str(stage.office.home)}
+        self.fabric = sublet.connect(home=stage.office.home)
+        self._sessions = open_sessions(FabricOffice(self.fabric), home=str(stage.office.home))
 
     def __call__(self, *words: str, status: int = 0) -> str:
         done = subprocess.run(
@@ -46,14 +51,30 @@ class Session:
         found: dict[str, Any] = json.loads(self("show", name, "--json"))
         return found
 
-    def state(self, name: str) -> str:
-        return str(self.view(name)["state"])
+    def now(self, name: str) -> StudioSession:
+        self._sessions.settle()
+        return self._sessions.find(name)
+
+    def state(self, name: str) -> SessionState:
+        return self.now(name).state
+
+    def is_idle(self, name: str) -> bool:
+        lease = self.now(name).lease
+        return lease is not None and self.fabric.lease(lease.id).idle
 
 
-def test_a_session_goes_from_kernel_to_kernel_and_has_one_lease_at_a_time(stage: OfficeStage, tmp_path: Path) -> None:
+@pytest.fixture
+def session(stage: OfficeStage) -> Iterator[Session]:
+    made = Session(stage)
+    yield made
+    made.fabric.close()
+
+
+def test_a_session_goes_from_kernel_to_kernel_and_has_one_lease_at_a_time(
+    stage: OfficeStage, session: Session, tmp_path: Path
+) -> None:
     """Started by the command; taken over by the first cell; refused to a second kernel; found again when the kernel was
     killed; resumed by the next one, which has its name and volume; rested; ended."""
-    session = Session(stage)
     assert session("ls") == "No sessions.\n  Start one: sublet session start NAME --vram 8GiB\n"
     assert "Session thesis is active" in session("start", "thesis", "--vram", "256MiB", "--ttl", "1m")
     first = session.view("thesis")
@@ -69,13 +90,15 @@ def test_a_session_goes_from_kernel_to_kernel_and_has_one_lease_at_a_time(stage:
             answer = two.run("%%gpu\n1")
             assert "session thesis is held by" in answer["said"], answer
             one.kill()
-            until("the lease of a kernel that was killed is over", lambda: session.state("thesis") == "resting")
+            until(
+                "the lease of a kernel that was killed is over", lambda: session.state("thesis") is SessionState.RESTING
+            )
             answer = two.run("%%gpu\nimport os\nlease = os.environ['SUBLET_LEASE']")
             assert answer["error"] == "", answer
             went_on = session.view("thesis")
             assert two.value("lease") == went_on["lease"] != first["lease"]
             assert [lease["reason"] for lease in went_on["leases"]] == ["holder_gone", ""]
-            until("nothing runs in it", lambda: not session.view("thesis")["busy"])
+            until("nothing runs in it", lambda: session.is_idle("thesis"))
             assert "Session thesis is resting" in session("rest", "thesis")
             assert "last lease" in session("explain", "thesis")
             assert "Session thesis is ended" in session("end", "thesis")
@@ -85,20 +108,22 @@ def test_a_session_goes_from_kernel_to_kernel_and_has_one_lease_at_a_time(stage:
     assert "there is no session nothing" in session("show", "nothing", status=1)
 
 
-def test_a_session_that_waits_says_its_place_and_leaves_the_queue(stage: OfficeStage, tmp_path: Path) -> None:
-    """The device is held by another session; a new one waits, is told why, and is not granted within its wait."""
-    session = Session(stage)
-    session("start", "first", "--vram", "1GiB", "--ttl", "5m")
-    said = session("start", "second", "--vram", "1GiB", "--wait", "0", status=75)
-    assert "GPU unavailable" in said
-    assert session.state("second") == "resting"
-    assert "last asked" in session("explain", "second")
-    with shell_on(stage, tmp_path / "c", SUBLET_SESSION="second") as shell:
-        shell.ask("%%gpu\n1")
-        until("the cell waits", lambda: session.view("second")["position"] == 1)
-        assert session.state("second") == "waiting"
-        assert "waiting, place 1" in session("ls")
-        session("end", "first")
-        assert shell.answer()["error"] == ""
-        assert session.state("second") == "active"
-    session("end", "second")
+def test_a_session_that_waits_says_its_place_and_goes_on_when_it_is_granted(
+    stage: OfficeStage, session: Session, tmp_path: Path
+) -> None:
+    """The device is held by another; a new session is not granted within its wait, and rests. Its first cell waits, is
+    seen to wait and why, and runs when the device is free."""
+    held = session.fabric.gpu(min_vram="1GiB", ttl="5m")
+    with held.activity():
+        assert "GPU unavailable" in session("start", "second", "--vram", "1GiB", "--wait", "0", status=75)
+        assert session.state("second") is SessionState.RESTING
+        assert "last asked" in session("explain", "second")
+        with shell_on(stage, tmp_path / "c", SUBLET_SESSION="second") as shell:
+            shell.ask("%%gpu\n1")
+            until("the cell waits", lambda: session.state("second") is SessionState.WAITING)
+            until("it has a place", lambda: session.view("second")["position"] == 1)
+            assert "waiting, place 1" in session("ls")
+            held.release()
+            assert shell.answer()["error"] == ""
+            assert session.state("second") is SessionState.ACTIVE
+    session("end", "second", "--now")

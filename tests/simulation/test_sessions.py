@@ -21,11 +21,13 @@ from sublet.studio.sessions import Asking, Seen, Sessions
 from sublet.studio.states import SESSION_TABLE, SessionEvent, SessionState
 from sublet.values import GIB, EndReason
 
-DEVICES = 2
+DEVICES = 3
 NAMES = ("ana", "ben")
 STEPS = 30
+DIES = 0.04
+"""The chance that a process dies at a step of its own, beside the crash that a test asks for."""
 ACTS = ("start", "start", *["acquire"] * 5, "rest", "end", "settle", "expire", "arrive", "move", "kill")
-SEEDS = range(60)
+SEEDS = range(200)
 MET: Counter[SessionEvent] = Counter()
 
 
@@ -100,7 +102,7 @@ class World:
         """Between two steps of a process: it may die here, and another may act."""
         self.live(pid)
         self.points += 1
-        if self.points == self.crash_at:
+        if self.points == self.crash_at or (self.depth == 0 and self.chance.random() < DIES):
             self.die(pid)
         if self.depth == 0 and self.chance.random() < 0.25:
             self.depth += 1
@@ -144,7 +146,7 @@ class World:
                         self.arrive()
                     case "move":
                         self.move(pid, sessions)
-                    case "kill":
+                    case _:
                         self.die(pid)
         except Crash:
             self.crashes += 1
@@ -278,7 +280,7 @@ class _Office:
         try:
             world.point(self._pid)
         except Crash:
-            if world.chance.random() < 0.5:
+            if world.chance.random() < 0.8:
                 world.in_flight.append((asking.request_id, content, session))
             raise
         known = next((one for one in world.leases if one.request == asking.request_id), None)
