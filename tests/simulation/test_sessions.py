@@ -14,11 +14,11 @@ from typing import NoReturn
 
 import pytest
 
-from sublet.errors import CapacityExceeded, IdempotencyConflict, LeaseEnded, SubletError
+from sublet.errors import CapacityExceeded, IdempotencyConflict, InvalidRequest, LeaseEnded, SubletError
 from sublet.lease.value import LeaseEnd
-from sublet.studio.records import Entry, Offered, Process, Session, Terms, event_of, fold_all
+from sublet.studio.records import Ended, Entry, Offered, ProcessIdentity, Session, Terms, event_of, fold_all
 from sublet.studio.sessions import Asking, Seen, Sessions
-from sublet.studio.states import SESSION_TABLE, SessionEvent, SessionState
+from sublet.studio.states import SESSION_TABLE, SessionEnd, SessionEvent, SessionState
 from sublet.values import GIB, EndReason
 
 DEVICES = 3
@@ -27,6 +27,8 @@ STEPS = 30
 DIES = 0.04
 """The chance that a process dies at a step of its own, beside the crash that a test asks for."""
 ACTS = ("start", "start", *["acquire"] * 5, "rest", "end", "settle", "expire", "arrive", "move", "kill")
+BLIND = 0.05
+"""The chance that a living process is taken for dead, as one of another container is."""
 SEEDS = range(200)
 MET: Counter[SessionEvent] = Counter()
 
@@ -86,8 +88,8 @@ class World:
         return Sessions(
             _Store(self, pid),
             _Office(self, pid),
-            me=Process(host="here", pid=pid, started=pid),
-            is_alive=lambda process: process.pid in self.alive,
+            me=ProcessIdentity(host="here", pid=pid, started=pid),
+            is_alive=lambda process: process.pid in self.alive and self.chance.random() > BLIND,
             wall_ns=self.tick,
             new_id=lambda: f"s-{len(self.store.entries)}-{pid}",
         )
@@ -303,7 +305,7 @@ class _Office:
         world.point(self._pid)
         if not known.is_live:
             raise LeaseEnded("it has ended", end=LeaseEnd(reason=EndReason.EXPIRED, at=""))
-        return known
+        return replace(known)
 
     def remembers(self, asking: Asking) -> bool:
         self._world.point(self._pid)
@@ -317,8 +319,9 @@ class _Office:
             raise LeaseEnded("it has ended")
         found.bound = self._pid
         found.seen = replace(found.seen, bound_to=self._pid, epoch=(1, 1000 + world.tick()))
+        taken = replace(found)
         world.point(self._pid)
-        return found
+        return taken
 
     def release(self, lease: str) -> None:
         self._world.point(self._pid)
@@ -328,16 +331,19 @@ class _Office:
         self._world.point(self._pid)
 
     def leave(self, held: Lease) -> None:
-        held.bound = None
-        held.seen = replace(held.seen, bound_to=None)
+        lease = self._of(held)
+        lease.bound, lease.seen = None, replace(lease.seen, bound_to=None)
         self._world.point(self._pid)
 
     def drop(self, held: Lease) -> None:
         self._world.live(self._pid)
-        self._world.over(held, "released")
+        self._world.over(self._of(held), "released")
 
     def seen(self, held: Lease) -> Seen:
-        return held.seen
+        return self._of(held).seen
+
+    def _of(self, held: Lease) -> Lease:
+        return next(one for one in self._world.leases if one.seen.id == held.seen.id)
 
 
 def folded(entries: list[Entry]) -> dict[str, Session]:
@@ -376,6 +382,28 @@ def test_the_simulation_catches_a_second_request_under_a_new_id(monkeypatch: pyt
     monkeypatch.setattr("sublet.studio.sessions.request_id", lambda session: f"{session.id}-{session.changed_ns}")
     with pytest.raises(AssertionError, match="has two leases"):
         _ = [run(seed) for seed in SEEDS]
+
+
+def test_a_session_that_is_ended_while_it_asks_gives_the_lease_back_at_once() -> None:
+    world = World(1)
+    world.depth = 1  # nothing else happens
+    asks, ends = world.sessions[1], world.sessions[2]
+    asks.start("ana", Terms(vram=GIB))
+    acquire = _Office.acquire
+
+    class Slow(_Office):
+        def acquire(self, asking: Asking) -> Lease:
+            held = acquire(self, asking)
+            world.store.append(
+                Entry(seq=3, session=asking.labels["session"], at_ns=9, record=Ended(reason=SessionEnd.ENDED))
+            )
+            return held
+
+    asks._office = Slow(world, 1)
+    with pytest.raises(InvalidRequest, match="is ended: move is not possible"):
+        asks.acquire("ana", {"content": "a", "smaller": False})
+    assert not any(lease.is_live for lease in world.leases)
+    assert ends.find("ana").is_over
 
 
 def test_every_arrow_of_the_table_is_reached() -> None:

@@ -17,7 +17,7 @@ from sublet.client.lease import Lease
 from sublet.client.model import Offer
 from sublet.errors import LeaseEnded, NotFound
 from sublet.lease.states import LeaseStatus
-from sublet.studio.records import Offered, Process, Terms
+from sublet.studio.records import Offered, ProcessIdentity, Terms
 from sublet.studio.sessions import LABEL, Asking, Seen, Sessions, new_id
 from sublet.studio.store import DATABASE, SqliteStore
 from sublet.values import Kind
@@ -127,14 +127,14 @@ def _seen(view: LeaseView) -> Seen:
     )
 
 
-def this_process(name: str = "") -> Process:
+def this_process(name: str = "") -> ProcessIdentity:
     """This one, told apart from a later one with its number."""
     pid = os.getpid()
     program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
-    return Process(host=socket.gethostname(), pid=pid, started=_started(pid) or 0, name=name or program)
+    return ProcessIdentity(host=socket.gethostname(), pid=pid, started=_started(pid) or 0, name=name or program)
 
 
-def is_alive(process: Process) -> bool:
+def is_alive(process: ProcessIdentity) -> bool:
     """Whether it still runs. A process of another machine may, so it does."""
     return process.host != socket.gethostname() or _started(process.pid) == process.started
 

@@ -26,7 +26,7 @@ __all__ = [
     "Lost",
     "Moved",
     "Offered",
-    "Process",
+    "ProcessIdentity",
     "Record",
     "Refused",
     "Session",
@@ -58,7 +58,7 @@ class Terms(_Value, frozen=True, kw_only=True):
     model: str | None = None
 
 
-class Process(_Value, frozen=True, kw_only=True):
+class ProcessIdentity(_Value, frozen=True, kw_only=True):
     """One process of one machine; a number that was used again is another process."""
 
     host: str
@@ -76,7 +76,7 @@ class LeaseRecord(_Value, frozen=True, kw_only=True):
     at_ns: int
     """Since when it is the session's; wall time."""
     devices: tuple[str, ...] = ()
-    holder: Process | None = None
+    holder: ProcessIdentity | None = None
     ended_ns: int | None = None
     reason: str = ""
     detail: str = ""
@@ -97,7 +97,7 @@ class Started(_Value, frozen=True, kw_only=True, tag="started"):
 class Asked(_Value, frozen=True, kw_only=True, tag="asked"):
     """A lease is about to be asked for, under the request id of the attempt."""
 
-    by: Process
+    by: ProcessIdentity
 
 
 class Offered(_Value, frozen=True, kw_only=True, tag="offered"):
@@ -199,7 +199,7 @@ class Session(_Value, frozen=True, kw_only=True):
     """Of asking. It rises when the office's answer is known, so an unanswered request is asked again as itself."""
     asks: int = 0
     """How often this attempt was begun. More than once: the office may have answered it already."""
-    by: Process | None = None
+    by: ProcessIdentity | None = None
     """Who asks, while a lease is asked for."""
     offer: Offered | None = None
     lease: LeaseRecord | None = None

@@ -34,7 +34,7 @@ from sublet.studio.records import (
     Lost,
     Moved,
     Offered,
-    Process,
+    ProcessIdentity,
     Record,
     Refused,
     Session,
@@ -135,8 +135,8 @@ class Sessions(Generic[L]):
         store: Store,
         office: Office[L],
         *,
-        me: Process,
-        is_alive: Callable[[Process], bool],
+        me: ProcessIdentity,
+        is_alive: Callable[[ProcessIdentity], bool],
         wall_ns: Callable[[], int],
         new_id: Callable[[], str],
     ) -> None:
@@ -353,7 +353,8 @@ class Sessions(Generic[L]):
         )
         try:
             held = self._office.acquire(asking)
-            if is_repeat:  # another process may have been given it under this id: a new epoch fences it
+            self.all()
+            if is_repeat or not self._is_mine(ident):  # another process may have it as well: a new epoch fences that
                 self._office.leave(held)
                 held = self._office.attach(self._office.seen(held).id)
         except IdempotencyConflict as error:
@@ -453,5 +454,5 @@ def new_id(random: bytes) -> str:
     return f"s-{random[:6].hex()}"
 
 
-def _lease_record(seen: Seen, holder: Process | None, now_ns: int) -> LeaseRecord:
+def _lease_record(seen: Seen, holder: ProcessIdentity | None, now_ns: int) -> LeaseRecord:
     return LeaseRecord(id=seen.id, epoch=seen.epoch or (0, 0), at_ns=now_ns, devices=tuple(seen.devices), holder=holder)

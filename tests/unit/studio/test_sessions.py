@@ -23,7 +23,7 @@ from sublet.studio.records import (
     Lost,
     Moved,
     Offered,
-    Process,
+    ProcessIdentity,
     Record,
     Refused,
     Session,
@@ -40,7 +40,7 @@ from sublet.values import GIB
 
 DOCS = Path(__file__).parents[3] / "docs"
 TERMS = Terms(vram=2 * GIB, ttl_s=300.0)
-ME = Process(host="here", pid=7, started=100, name="a notebook")
+ME = ProcessIdentity(host="here", pid=7, started=100, name="a notebook")
 
 
 def lease(number: int) -> LeaseRecord:
