@@ -27,7 +27,7 @@ STEPS = 30
 DIES = 0.04
 """The chance that a process dies at a step of its own, beside the crash that a test asks for."""
 ACTS = ("start", "start", *["acquire"] * 5, "rest", "end", "settle", "expire", "arrive", "move", "kill")
-BLIND = 0.05
+BLIND = 0.3
 """The chance that a living process is taken for dead, as one of another container is."""
 SEEDS = range(200)
 MET: Counter[SessionEvent] = Counter()
@@ -89,7 +89,7 @@ class World:
             _Store(self, pid),
             _Office(self, pid),
             me=ProcessIdentity(host="here", pid=pid, started=pid),
-            is_alive=lambda process: process.pid in self.alive and self.chance.random() > BLIND,
+            is_alive=lambda process: process.pid in self.alive and self.chance.random() >= BLIND,
             wall_ns=self.tick,
             new_id=lambda: f"s-{len(self.store.entries)}-{pid}",
         )
