@@ -429,6 +429,160 @@ def test_scikit_learn_is_read_and_set_by_its_own_functions(monkeypatch: pytest.M
         two.close()
 
 
+@pytest.mark.parametrize(
+    ("key", "path", "name", "value"),
+    [
+        ("torch cudnn", "torch.backends.cudnn", "enabled", False),
+        ("mpmath", "mpmath.mp", "prec", 170),
+        ("Pillow size limit", "PIL.Image", "MAX_IMAGE_PIXELS", None),
+        ("Pillow truncated images", "PIL.ImageFile", "LOAD_TRUNCATED_IMAGES", True),
+    ],
+)
+def test_an_attribute_of_a_library_that_a_program_sets(key: str, path: str, name: str, value: object) -> None:
+    module, _, attribute = path.rpartition(".") if key == "mpmath" else (path, "", "")
+    owner = pytest.importorskip(module)
+    owner = getattr(owner, attribute) if attribute else owner
+    here, before = row(key), getattr(owner, name)
+    assert here.default is not None
+    assert here.read() == here.default(), "what the library begins with"
+    setattr(owner, name, value)
+    try:
+        said = here.read()
+        assert said[name] == value
+        setattr(owner, name, before)
+        row(key, is_notebook=False).write({name: said[name]}, ())
+        assert getattr(owner, name) == value
+        assert f"{path.partition('.')[0]}:{name}" in here.assigned, "else it would be named as not carried"
+    finally:
+        setattr(owner, name, before)
+
+
+def test_names_of_colors_that_a_program_has_set() -> None:
+    """As ``seaborn.set_theme`` does with the short names."""
+    colors = pytest.importorskip("matplotlib.colors")
+    here, names = row("matplotlib colors"), colors.get_named_colors_mapping()
+    assert here.read() == {}, "those that matplotlib comes with"
+    before = names["b"]
+    try:
+        names["b"], names["house"] = (0.3, 0.4, 0.7), "#123456"
+        said = here.read()
+        assert said == {"b": (0.3, 0.4, 0.7), "house": "#123456"}
+        assert here.read() is said
+        here.write({}, ("b", "house"))
+        assert (names["b"], "house" in names) == (before, False)
+        assert colors.to_rgb("b") == before
+        row("matplotlib colors", is_notebook=False).write(said, ())
+        assert colors.to_hex("house") == "#123456"
+        assert colors.to_rgb("b") == (0.3, 0.4, 0.7)
+    finally:
+        names["b"] = before
+        names.pop("house", None)
+
+
+PRINTING = """
+import sympy
+from IPython.core.interactiveshell import InteractiveShell
+from sublet.notebook.settings import table
+
+shell = InteractiveShell.instance()
+row = next(one for one in table(is_notebook=True) if one.key == "SymPy printing")
+x = sympy.Symbol("x")
+values = [[x**2, 1 + x], x**2 / 3, (x + x**3 + 1)]
+shown = lambda: [shell.display_formatter.format(one, exclude=("image/png",)) for one in values]
+assert row.read() == {}, row.read()
+fresh = shown()
+for given in (
+    {"use_latex": "mathjax"}, {"use_latex": False, "order": "rev-lex"}, {"pretty_print": False},
+    {"use_latex": "mathjax", "fold_short_frac": True, "latex_mode": "equation", "print_builtin": False},
+):
+    sympy.printing.printer.Printer._global_settings.clear()
+    sympy.init_printing(ip=shell, **given)
+    expected, said = shown(), row.read()
+    assert expected != fresh, given
+    sympy.printing.printer.Printer._global_settings.clear()
+    sympy.init_printing(ip=shell, use_latex="mathjax" if given.get("use_latex") is False else False)
+    assert shown() != expected, given
+    sympy.printing.printer.Printer._global_settings.clear()
+    row.write(said, ())
+    assert (shown(), row.read()) == (expected, said), given
+sympy.init_printing(ip=shell, pretty_printer=lambda one, **_: "mine")
+assert row.read() == {}, "it was given a function of the program"
+"""
+
+
+def test_how_sympy_prints_is_read_from_its_printers_and_set_by_its_own_function() -> None:
+    pytest.importorskip("sympy")
+    subprocess.run([sys.executable, "-c", PRINTING], check=True, timeout=300)
+
+
+def library(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> Any:
+    """Stands for a library that the tests do not install: what a row calls of it."""
+    made = types.ModuleType(name)
+    vars(made).update(attributes)
+    monkeypatch.setitem(sys.modules, name, made)
+    return made
+
+
+class Template:
+    def __init__(self, props: dict[str, Any]) -> None:
+        self._props = props
+
+
+class Templates(dict[str, Any]):
+    default = "plotly"
+
+    @property
+    def _templates(self) -> dict[str, Any]:
+        return self
+
+
+def test_templates_of_plotly_cross_with_what_is_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of plotly's own that was not used yet is not read."""
+    here = Templates(plotly=type("Lazy", (), {}), mine=Template({"layout": {"font": {"size": 3}}}))
+    io = library(monkeypatch, "plotly.io", templates=here)
+    library(monkeypatch, "plotly.graph_objects", layout=types.SimpleNamespace(Template=Template))
+    here.default = "mine"
+    read = row("plotly templates").read
+    said = read()
+    assert said == {"": "mine", "mine": {"layout": {"font": {"size": 3}}}}
+    assert read() is said
+    here["mine"]._props["layout"]["font"]["size"] = 4
+    assert read()["mine"] == {"layout": {"font": {"size": 4}}}, "it was changed in place"
+    io.templates = there = Templates(plotly=type("Lazy", (), {}))
+    there_row = row("plotly templates", is_notebook=False)
+    there_row.write(said, ())
+    assert (there.default, there["mine"]._props) == ("mine", said["mine"])
+    there_row.write({}, ("mine", "never"))
+    assert list(there) == ["plotly"]
+
+
+def test_settings_of_polars_altair_xarray_and_jax_go_through_their_own_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[Any] = []
+    text = '{"environment": {}, "direct": {}}'
+    config = types.SimpleNamespace(save=lambda: text, load=lambda given: called.append(("polars", given)))
+    library(monkeypatch, "polars", Config=config)
+    registry = types.SimpleNamespace(
+        active="default", options={"max_rows": None}, enable=lambda name, **more: called.append((name, more))
+    )
+    library(monkeypatch, "altair", data_transformers=registry, renderers=registry)
+    xarray = {"display_width": 80, "keep_attrs": True}
+    library(monkeypatch, "xarray", get_options=lambda: xarray, set_options=lambda **new: called.append(new))
+    jax = types.SimpleNamespace(jax_enable_x64=True, jax_platforms="cpu", update=lambda *one: called.append(one))
+    library(monkeypatch, "jax", config=jax)
+    expected = {
+        "polars": {"": text},
+        "altair": {"data_transformers": ("default", {"max_rows": None})},
+        "xarray": xarray,
+        "JAX": {"jax_enable_x64": True},
+    }
+    for key, values in expected.items():
+        assert row(key).read() == values
+        row(key, is_notebook=False).write(values, ())
+    assert called == [("polars", text), ("default", {"max_rows": None}), xarray, ("jax_enable_x64", True)]
+
+
 # ------------------------------------------------------------------------------------------------ libraries' own
 
 LIBRARY = """

@@ -551,6 +551,8 @@ class Cells:
 
     def _tell_copies(self, sent: frozenset[str]) -> None:
         """One line for what running code of the notebook goes on to change: the cell has it as it was."""
+        if not sent and not self._copied:
+            return
         used = in_use(self._space.names, can_change).changing
         changing = {name: why for name, why in used.items() if why in (THREAD, TASK)}
         self._copied &= changing.keys()

@@ -1,16 +1,18 @@
-"""Settings of the libraries that notebooks use most: torch, NumPy, pandas, matplotlib, scikit-learn."""
+"""Settings of the libraries that notebooks use most: torch, NumPy, pandas, matplotlib, scikit-learn, plotly and more."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any, Final
 
 from sublet.notebook.on_demand import bring
-from sublet.notebook.settings.setting import MAIN, Entries, Kind, Setting, call_of, nothing, single
+from sublet.notebook.settings.setting import ALL, MAIN, Entries, Kind, Setting, call_of, nothing, single
 
 __all__ = ["PANDAS_KINDS", "ByName", "of_libraries"]
 
@@ -55,15 +57,12 @@ def of_libraries() -> Iterable[Setting]:
         module=torch,
         default=lambda: (False, False),
     )
-    cudnn = ("deterministic", "benchmark")
-    yield Setting(
-        key="torch cudnn",
-        about="`torch.backends.cudnn.deterministic`, `benchmark`",
-        read=lambda: {name: getattr(_torch().backends.cudnn, name) for name in cudnn},
-        write=_set_cudnn,
+    yield _attributes(
+        "torch cudnn",
+        "`torch.backends.cudnn.deterministic`, `benchmark`, `enabled`",
+        "torch.backends.cudnn",
+        {"deterministic": False, "benchmark": False, "enabled": True},
         module=torch,
-        default=lambda: dict.fromkeys(cudnn, False),
-        assigned=tuple(f"torch:{name}" for name in cudnn),
     )
     yield single(
         "torch matmul precision",
@@ -165,16 +164,116 @@ def of_libraries() -> Iterable[Setting]:
         default=lambda: _FRESH_SKLEARN,
         kind=Kind.LOCAL,
     )
+    colors = _ColorNames()
+    yield Setting(
+        key="matplotlib colors",
+        about="names of colors that a program has set, as `seaborn.set_theme` and `set_color_codes` do",
+        read=colors.read,
+        write=colors.write,
+        module="matplotlib.colors",
+        default=nothing,
+        stored=("matplotlib.colors._colors_full_map",),
+    )
+    templates = _PlotlyTemplates()
+    yield Setting(
+        key="plotly templates",
+        about="`plotly.io.templates`: the default, and those that a program has added or changed; not `renderers`",
+        read=templates.read,
+        write=templates.write,
+        module="plotly.io",
+        default=nothing,
+        stored=("plotly.io.templates",),
+        assigned=("plotly:default",),
+    )
+    yield Setting(
+        key="plotly express",
+        about="`plotly.express.defaults`",
+        read=lambda: {name: getattr(_express_defaults(), name) for name in _express_defaults().__slots__},
+        write=lambda values, gone: [setattr(_express_defaults(), name, one) for name, one in values.items()],
+        module="plotly.express",
+        default=nothing,
+        stored=("plotly.express.defaults",),
+    )
+    yield Setting(
+        key="altair",
+        about="`altair.data_transformers`, `altair.theme` (or `themes`); not `renderers`",
+        read=_altair,
+        write=_set_altair,
+        module="altair",
+        default=nothing,
+        stored=tuple(f"altair.{name}" for name in ALTAIR_REGISTRIES),
+    )
+    yield Setting(
+        key="polars",
+        about="`polars.Config`",
+        read=_polars,
+        write=_set_polars,
+        module="polars",
+        default=nothing,
+    )
+    yield Setting(
+        key="xarray",
+        about="`xarray.set_options`",
+        read=call_of("xarray.get_options"),
+        write=_set_xarray,
+        module="xarray",
+        default=nothing,
+        stored=("xarray.core.options.OPTIONS",),
+    )
+    yield Setting(
+        key="JAX",
+        about="`jax.config.update`; not which platform and which device",
+        read=_jax,
+        write=_set_jax,
+        module="jax",
+        default=nothing,
+    )
+    yield _attributes(
+        "mpmath",
+        "`mpmath.mp.dps`, `prec`, `pretty`",
+        "mpmath.mp",
+        {"prec": 53, "pretty": False},
+        module="mpmath",
+    )
+    yield _attributes(
+        "Pillow size limit",
+        "`PIL.Image.MAX_IMAGE_PIXELS`",
+        "PIL.Image",
+        {"MAX_IMAGE_PIXELS": 89478485},
+        module="PIL.Image",
+    )
+    yield _attributes(
+        "Pillow truncated images",
+        "`PIL.ImageFile.LOAD_TRUNCATED_IMAGES`",
+        "PIL.ImageFile",
+        {"LOAD_TRUNCATED_IMAGES": False},
+        module="PIL.ImageFile",
+    )
+
+
+def _attributes(key: str, about: str, path: str, fresh: Entries, *, module: str) -> Setting:
+    """Attributes that a program assigns to what a library has under ``path``. ``fresh``: the library's own values."""
+    owner = attrgetter(path.partition(".")[2])
+
+    def write(values: Entries, gone: tuple[str, ...]) -> None:
+        for name, value in values.items():
+            setattr(owner(sys.modules[library]), name, value)
+
+    library = path.partition(".")[0]
+    return Setting(
+        key=key,
+        about=about,
+        read=lambda: {name: getattr(owner(sys.modules[library]), name) for name in fresh},
+        write=write,
+        module=module,
+        default=lambda: fresh,
+        assigned=tuple(f"{library}:{name}" for name in fresh),
+    )
 
 
 def _torch() -> Any:
     """torch, which is imported."""
     return sys.modules["torch"]
-
-
-def _set_cudnn(values: Entries, gone: tuple[str, ...]) -> None:
-    for name, value in values.items():
-        setattr(_torch().backends.cudnn, name, value)
 
 
 def _torch_print() -> Entries:
@@ -379,3 +478,119 @@ class _RcParams:
 
 def _own(one: Any) -> Any:
     return list(one) if type(one) is list else one
+
+
+class _ColorNames:
+    """What matplotlib has under a name of a color where that is not what it came with."""
+
+    def __init__(self) -> None:
+        self._was: dict[str, Any] = {}
+        self._entries: Entries = {}
+        self._shipped: dict[str, Any] = {}
+
+    def read(self) -> Entries:
+        now = self._names()
+        if not dict.__eq__(now, self._was):
+            self._was = dict(now)
+            shipped = self._shipped_names()
+            self._entries = {name: one for name, one in self._was.items() if name not in shipped or shipped[name] != one}
+        return self._entries
+
+    def write(self, values: Entries, gone: tuple[str, ...]) -> None:
+        names, shipped = self._names(), self._shipped_names()
+        for name, value in {**values, **{name: shipped[name] for name in gone if name in shipped}}.items():
+            names[name] = value  # one by one: ``update`` would leave what is cached
+        for name in gone:
+            if name not in shipped and name in names:
+                del names[name]
+
+    def _names(self) -> dict[str, Any]:
+        found: dict[str, Any] = sys.modules["matplotlib.colors"].get_named_colors_mapping()
+        return found
+
+    def _shipped_names(self) -> dict[str, Any]:
+        if not self._shipped:
+            colors: Any = sys.modules["matplotlib.colors"]
+            for table in colors.XKCD_COLORS, colors.CSS4_COLORS, colors.TABLEAU_COLORS, colors.BASE_COLORS:
+                for one, other in ("grey", "gray"), ("gray", "grey"):
+                    self._shipped |= {name.replace(one, other): value for name, value in table.items()}
+                self._shipped |= table
+        return self._shipped
+
+
+class _PlotlyTemplates:
+    """The default, and of templates what is in them. One of plotly's own is a class of its own until it is used."""
+
+    def __init__(self) -> None:
+        self._was: dict[str, Any] = {}
+        self._entries: Entries = {}
+
+    def read(self) -> Entries:
+        templates: Any = sys.modules["plotly.io"].templates
+        held = {name: getattr(one, "_props", None) for name, one in templates._templates.items()}
+        now = {ALL: templates.default, **{name: props for name, props in held.items() if props is not None}}
+        if now != self._was:
+            self._entries = self._was = copy.deepcopy(now)
+        return self._entries
+
+    def write(self, values: Entries, gone: tuple[str, ...]) -> None:
+        templates: Any = sys.modules["plotly.io"].templates
+        template = importlib.import_module("plotly.graph_objects").layout.Template
+        for name, props in values.items():
+            if name != ALL:
+                templates[name] = template(copy.deepcopy(props))
+        if ALL in values:
+            templates.default = values[ALL]
+        for name in gone:
+            if name in templates:
+                del templates[name]
+
+
+def _express_defaults() -> Any:
+    return sys.modules["plotly.express"].defaults
+
+
+ALTAIR_REGISTRIES: Final = ("data_transformers", "theme", "themes")
+
+
+def _altair() -> Entries:
+    found = {name: vars(sys.modules["altair"]).get(name) for name in ALTAIR_REGISTRIES}
+    return {
+        name: (one.active, dict(one.options)) for name, one in found.items() if isinstance(getattr(one, "active", 0), str)
+    }
+
+
+def _set_altair(values: Entries, gone: tuple[str, ...]) -> None:
+    for name, (active, options) in values.items():
+        getattr(sys.modules["altair"], name).enable(active, **options)
+
+
+def _polars() -> Entries:
+    return {ALL: sys.modules["polars"].Config.save()}
+
+
+def _set_polars(values: Entries, gone: tuple[str, ...]) -> None:
+    sys.modules["polars"].Config.load(values[ALL])
+
+
+def _set_xarray(values: Entries, gone: tuple[str, ...]) -> None:
+    with warnings.catch_warnings():  # of options that are deprecated
+        warnings.simplefilter("ignore")
+        sys.modules["xarray"].set_options(**values)
+
+
+JAX_OPTIONS: Final = (
+    *("jax_enable_x64", "jax_debug_nans", "jax_debug_infs", "jax_disable_jit", "jax_check_tracer_leaks"),
+    *("jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_random_seed_offset"),
+    *("jax_numpy_rank_promotion", "jax_numpy_dtype_promotion", "jax_log_compiles", "jax_traceback_filtering"),
+)
+
+
+def _jax() -> Entries:
+    config: Any = sys.modules["jax"].config
+    return {name: getattr(config, name) for name in JAX_OPTIONS if hasattr(config, name)}
+
+
+def _set_jax(values: Entries, gone: tuple[str, ...]) -> None:
+    for name, value in values.items():
+        sys.modules["jax"].config.update(name, value)

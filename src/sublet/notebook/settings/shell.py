@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Iterable
 from typing import Any, Final
 
-from sublet.notebook.settings.setting import ALL, Entries, Setting, nothing
+from sublet.notebook.settings.setting import ALL, Entries, Setting, nothing, single
 
 __all__ = ["of_ipython"]
 
@@ -45,6 +46,15 @@ def of_ipython() -> Iterable[Setting]:
         write=_set_interactive,
         module="matplotlib.pyplot",
         default=nothing,
+    )
+    yield single(
+        "SymPy printing",
+        "`sympy.init_printing`, without printers of your own",
+        _sympy_printing,
+        _set_sympy_printing,
+        module="sympy",
+        default=lambda: None,
+        stored=("sympy.printing.printer.Printer", "sympy.printing.defaults.Printable"),
     )
 
 
@@ -193,3 +203,37 @@ def _show_figures(values: Entries, gone: tuple[str, ...]) -> None:
     shell = _shell()
     if values and hasattr(shell, "kernel") and not _figures_shown():
         _select_formats(shell, importlib.import_module("matplotlib_inline.config").InlineBackend.instance(parent=shell))
+
+
+_OF_PRINTERS: Final = ("order", "use_unicode", "wrap_line", "num_columns")
+_SYMPY_IMAGES: Final = {"_print_latex_png": "png", "_print_latex_matplotlib": "matplotlib"}
+
+
+def _sympy_printing() -> dict[str, Any] | None:
+    """Arguments of ``init_printing``, as the printers tell that it has set up. None: it was not called, or with
+    functions of the program."""
+    shell, printable = _shell(), sys.modules["sympy.printing.defaults"].Printable
+    formatters = {} if shell is None else shell.display_formatter.formatters
+    plain = formatters["text/plain"].type_printers.get(printable) if formatters else None
+    if plain is None:
+        return None
+    text, png, svg = (formatters[one].type_printers.get(list) for one in ("text/latex", "image/png", "image/svg+xml"))
+    image = _SYMPY_IMAGES.get(getattr(png, "__name__", ""), "svg" if svg is not None else False)
+    known = dict.fromkeys(_OF_PRINTERS) | sys.modules["sympy.printing.printer"].Printer._global_settings
+    told = inspect.getclosurevars(plain).nonlocals
+    printer = told.get("stringify_func")
+    if getattr(printer, "__name__", "") not in ("pretty", "sstrrepr"):
+        return None
+    found = {name: known[name] for name in _OF_PRINTERS} | {
+        "pretty_print": printer.__name__ == "pretty",
+        "use_latex": image if text is None else True if png is not None else "mathjax",
+        "print_builtin": inspect.getclosurevars(told["_can_print"]).nonlocals.get("print_builtin", True),
+    }
+    if text is not None:
+        told = inspect.getclosurevars(text).nonlocals
+        found |= {"latex_mode": told.get("latex_mode", "plain"), **told.get("settings", {})}
+    return found
+
+
+def _set_sympy_printing(given: dict[str, Any]) -> None:
+    sys.modules["sympy"].init_printing(ip=_shell(), **given)
