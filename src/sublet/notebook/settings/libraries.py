@@ -1,4 +1,4 @@
-"""Settings of the libraries that notebooks use most: torch, NumPy, pandas, matplotlib, scikit-learn, plotly and more."""
+"""Settings of the libraries that notebooks use most: torch, NumPy, pandas, matplotlib, plotly and more."""
 
 from __future__ import annotations
 
@@ -493,7 +493,7 @@ class _ColorNames:
         if not dict.__eq__(now, self._was):
             self._was = dict(now)
             shipped = self._shipped_names()
-            self._entries = {name: one for name, one in self._was.items() if name not in shipped or shipped[name] != one}
+            self._entries = {name: one for name, one in now.items() if name not in shipped or shipped[name] != one}
         return self._entries
 
     def write(self, values: Entries, gone: tuple[str, ...]) -> None:
@@ -554,10 +554,9 @@ ALTAIR_REGISTRIES: Final = ("data_transformers", "theme", "themes")
 
 
 def _altair() -> Entries:
-    found = {name: vars(sys.modules["altair"]).get(name) for name in ALTAIR_REGISTRIES}
-    return {
-        name: (one.active, dict(one.options)) for name, one in found.items() if isinstance(getattr(one, "active", 0), str)
-    }
+    registries = {name: vars(sys.modules["altair"]).get(name) for name in ALTAIR_REGISTRIES}
+    found = {name: one for name, one in registries.items() if isinstance(getattr(one, "active", None), str)}
+    return {name: (one.active, dict(one.options)) for name, one in found.items()}
 
 
 def _set_altair(values: Entries, gone: tuple[str, ...]) -> None:
