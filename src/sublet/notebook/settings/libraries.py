@@ -189,7 +189,7 @@ def of_libraries() -> Iterable[Setting]:
         key="plotly express",
         about="`plotly.express.defaults`",
         read=lambda: {name: getattr(_express_defaults(), name) for name in _express_defaults().__slots__},
-        write=lambda values, gone: [setattr(_express_defaults(), name, one) for name, one in values.items()],
+        write=_set_express,
         module="plotly.express",
         default=nothing,
         stored=("plotly.express.defaults",),
@@ -253,17 +253,19 @@ def of_libraries() -> Iterable[Setting]:
 
 def _attributes(key: str, about: str, path: str, fresh: Entries, *, module: str) -> Setting:
     """Attributes that a program assigns to what a library has under ``path``. ``fresh``: the library's own values."""
-    owner = attrgetter(path.partition(".")[2])
+    library, _, rest = path.partition(".")
+
+    def owner() -> Any:
+        return sys.modules.get(path) or attrgetter(rest)(sys.modules[library])  # a package gets its modules after that
 
     def write(values: Entries, gone: tuple[str, ...]) -> None:
         for name, value in values.items():
-            setattr(owner(sys.modules[library]), name, value)
+            setattr(owner(), name, value)
 
-    library = path.partition(".")[0]
     return Setting(
         key=key,
         about=about,
-        read=lambda: {name: getattr(owner(sys.modules[library]), name) for name in fresh},
+        read=lambda: {name: getattr(owner(), name) for name in fresh},
         write=write,
         module=module,
         default=lambda: fresh,
@@ -550,11 +552,16 @@ def _express_defaults() -> Any:
     return sys.modules["plotly.express"].defaults
 
 
+def _set_express(values: Entries, gone: tuple[str, ...]) -> None:
+    for name, value in values.items():
+        setattr(_express_defaults(), name, value)
+
+
 ALTAIR_REGISTRIES: Final = ("data_transformers", "theme", "themes")
 
 
 def _altair() -> Entries:
-    registries = {name: vars(sys.modules["altair"]).get(name) for name in ALTAIR_REGISTRIES}
+    registries: dict[str, Any] = {name: vars(sys.modules["altair"]).get(name) for name in ALTAIR_REGISTRIES}
     found = {name: one for name, one in registries.items() if isinstance(getattr(one, "active", None), str)}
     return {name: (one.active, dict(one.options)) for name, one in found.items()}
 

@@ -212,8 +212,8 @@ _SYMPY_IMAGES: Final = {"_print_latex_png": "png", "_print_latex_matplotlib": "m
 def _sympy_printing() -> dict[str, Any] | None:
     """Arguments of ``init_printing``, as the printers tell that it has set up. None: it was not called, or with
     functions of the program."""
-    shell, printable = _shell(), sys.modules["sympy.printing.defaults"].Printable
-    formatters = {} if shell is None else shell.display_formatter.formatters
+    shell, printable = "IPython" in sys.modules and _shell(), sys.modules["sympy.printing.defaults"].Printable
+    formatters = shell.display_formatter.formatters if shell else {}
     plain = formatters["text/plain"].type_printers.get(printable) if formatters else None
     if plain is None:
         return None
@@ -221,11 +221,11 @@ def _sympy_printing() -> dict[str, Any] | None:
     image = _SYMPY_IMAGES.get(getattr(png, "__name__", ""), "svg" if svg is not None else False)
     known = dict.fromkeys(_OF_PRINTERS) | sys.modules["sympy.printing.printer"].Printer._global_settings
     told = inspect.getclosurevars(plain).nonlocals
-    printer = told.get("stringify_func")
-    if getattr(printer, "__name__", "") not in ("pretty", "sstrrepr"):
+    printer = getattr(told.get("stringify_func"), "__name__", "")
+    if printer not in ("pretty", "sstrrepr"):
         return None
     found = {name: known[name] for name in _OF_PRINTERS} | {
-        "pretty_print": printer.__name__ == "pretty",
+        "pretty_print": printer == "pretty",
         "use_latex": image if text is None else True if png is not None else "mathjax",
         "print_builtin": inspect.getclosurevars(told["_can_print"]).nonlocals.get("print_builtin", True),
     }
