@@ -70,3 +70,26 @@ def test_what_draws_on_memory_that_its_image_no_longer_has_is_refused_by_name(nb
     nb.here(MAKE + "\nimg.im = Image.new('RGB', (8, 8)).im")
     with pytest.raises(Exception, match=r"d\.im: a ImagingCore"):
         nb.there("d.point((0, 0))")
+
+
+OPENED = """
+import io
+from PIL import Image, PngImagePlugin
+info = PngImagePlugin.PngInfo(); info.add_text("who", "me")
+png, jpeg = io.BytesIO(), io.BytesIO()
+Image.new("RGB", (8, 8)).save(png, "png", pnginfo=info); Image.new("RGB", (8, 8)).save(jpeg, "jpeg", quality=40)
+opened, photo = Image.open(png), Image.open(jpeg); opened.load()
+"""
+TOLD = "told = opened.text, opened.get_format_mimetype(), opened.n_frames, opened.seek(0), photo.quantization"
+
+
+@pytest.mark.parametrize("made_there", [True, False])
+def test_an_image_of_a_file_goes_on_to_tell_what_stands_in_the_file(nb: Notebook, made_there: bool) -> None:
+    """Pillow's own pickling leaves that out, and then even its own methods fail."""
+    (nb.there if made_there else nb.here)(OPENED)
+    for run in (nb.there, nb.here):
+        assert run(TOLD) is None
+        assert nb.names["told"][:4] == ({"who": "me"}, "image/png", 1, None)
+        assert len(nb.names["told"][4]) == 2
+        assert run(f"opened.putpixel((0, 0), {RED})") is None
+    assert nb.here("photo.save(io.BytesIO(), 'jpeg', quality='keep')") is None

@@ -23,6 +23,7 @@ from sublet.errors import Unsupported
 __all__ = [
     "DRAWS_ON",
     "HOOKS",
+    "SAVED_WITH",
     "ClassState",
     "Flat",
     "HeldReference",
@@ -62,6 +63,7 @@ __all__ = [
     "set_grad",
     "set_hook_handle",
     "set_hooks",
+    "set_image",
     "shell",
     "single_dispatch",
     "torch_storage",
@@ -197,6 +199,17 @@ DRAWS_ON: Final = ("im", "draw")
 def image_draw(image: Any, mode: str) -> Any:
     """What draws on an image of Pillow."""
     return importlib.import_module("PIL.ImageDraw").ImageDraw(image, mode)
+
+
+SAVED_WITH: Final = ("encoderinfo", "encoderconfig", "_default_encoderinfo")
+"""What an image of Pillow keeps of how it was saved last. Nothing reads it, and it may hold other images."""
+
+
+def set_image(image: Any, state: tuple[list[Any], dict[str, Any]]) -> None:
+    """Give an image of Pillow its pixels, and of its other attributes those that its own state has not set."""
+    own, left = state
+    image.__setstate__(own)
+    vars(image).update({name: held for name, held in left.items() if name not in vars(image)})
 
 
 def of_module(module: str, name: str) -> Any:

@@ -72,6 +72,7 @@ class Refused(TypeError):
     """A rule says that this object cannot travel; the text says what it is."""
 
 
+PLAIN_KINDS: Final = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict})
 ARROW_PADDING_BYTES: Final = 4096
 """What the buffers of an array of Arrow may have beyond its values: each is padded to a multiple of 64 bytes."""
 
@@ -223,6 +224,8 @@ class Rules:
             return self._plotted
         if (drawing := sys.modules.get("PIL.ImageDraw")) is not None and kind is drawing.ImageDraw:
             return self._image_draw
+        if (pillow := sys.modules.get("PIL.Image")) is not None and issubclass(kind, getattr(pillow, "Image", ())):
+            return self._image
         if (internals := sys.modules.get("pandas._libs.internals")) is not None and issubclass(kind, internals.Block):
             return self._pandas_block
         if (arrow := sys.modules.get("pandas.core.arrays.arrow.array")) is not None:
@@ -508,6 +511,15 @@ class Rules:
             return NotImplemented  # the image was given other memory since, and this draws on the old
         state = {name: held for name, held in vars(value).items() if name not in rebuild.DRAWS_ON}
         return rebuild.image_draw, (value._image, value.mode), state
+
+    def _image(self, value: Any) -> Any:
+        """An image of Pillow, with what its own state leaves out: texts of its file, its type, its tables."""
+        call, arguments, state, *more = value.__reduce_ex__(2)  # that may read the file
+        if more != [None, None] or type(state) is not list:
+            return NotImplemented
+        known = rebuild.SAVED_WITH
+        left = {name: held for name, held in vars(value).items() if type(held) in PLAIN_KINDS and name not in known}
+        return call, arguments, (state, left), None, None, rebuild.set_image
 
     def _hook_handle(self, value: Any) -> Any:
         """It knows its dicts by weak references; those that are gone it cannot restore itself."""
