@@ -102,10 +102,7 @@ class _Publication:
 
     def __init__(self, place: Place, asked: Publish, undo: contextlib.ExitStack, top: int) -> None:
         self._place, self._asked, self._undo = place, asked, undo
-        self._checkpoints, self._packs = ours(top, CHECKPOINTS), ours(top, PACKS)
-        staging = ours(top, STAGING)
-        for fd in (self._checkpoints, self._packs, staging):
-            undo.callback(os.close, fd)
+        self._checkpoints, self._packs, staging = (self._folder(top, name) for name in (CHECKPOINTS, PACKS, STAGING))
         try:
             own = os.open(staging_of(asked.epoch, apart=place.apart), FOLDER, dir_fd=staging)
             undo.callback(os.close, own)
@@ -113,6 +110,11 @@ class _Publication:
             undo.callback(os.close, self._staged)
         except OSError as error:
             raise _odd(asked.staging, error) from None
+
+    def _folder(self, top: int, name: str) -> int:
+        fd = ours(top, name)
+        self._undo.callback(os.close, fd)
+        return fd
 
     def done(self) -> Published:
         data = self._manifest()

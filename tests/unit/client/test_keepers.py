@@ -69,7 +69,8 @@ class Office:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
 
     def set(self, request: str, answer: Answer | None) -> None:
         with self._changed:
@@ -98,16 +99,20 @@ class Office:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._threads[0].join()
         for sock in self._open:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads[1:]:
+            thread.join()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 sock, _ = self._listener.accept()
                 self._open.append(sock)
-                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+                self._threads.append(threading.Thread(target=self._serve, args=(sock,), daemon=True))
+                self._threads[-1].start()
 
     def _serve(self, sock: socket.socket) -> None:
         with sock, sock.makefile("rb") as file, contextlib.suppress(OSError, ValueError):

@@ -48,6 +48,7 @@ class Server:
         self._listener.bind(str(path))
         self._listener.listen()
         self._open: list[socket.socket] = []
+        self._serving: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
@@ -59,7 +60,8 @@ class Server:
                 return
             self.connections += 1
             self._open.append(connection)
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            self._serving.append(threading.Thread(target=self._serve, args=(connection,), daemon=True))
+            self._serving[-1].start()
 
     def _serve(self, connection: socket.socket) -> None:
         raw = b""
@@ -89,8 +91,9 @@ class Server:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join()
-        for connection in self._open:
-            connection.close()
+        self.hang_up()
+        for thread in self._serving:
+            thread.join()
 
 
 class Exchange(Protocol):

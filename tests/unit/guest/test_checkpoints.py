@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,14 +21,22 @@ NOTICED = replace(LIVE, state=PageState.NOTICED, reason=EndReason.PREEMPTED, tak
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Callable[[PageView], None]:
-    writer = PageWriter.create(str(tmp_path / "page"), LIVE)
-    return writer.write
+def page(tmp_path: Path) -> Iterator[Callable[[PageView], None]]:
+    with PageWriter.create(str(tmp_path / "page"), LIVE) as writer:
+        yield writer.write
 
 
 @pytest.fixture
-def saves(tmp_path: Path, page: Callable[[PageView], None]) -> Checkpoints:
-    return Checkpoints(PageReader(str(tmp_path / "page")))
+def saves(tmp_path: Path, page: Callable[[PageView], None]) -> Iterator[Checkpoints]:
+    reader = PageReader(str(tmp_path / "page"))
+    made = Checkpoints(reader)
+    yield made
+    page(replace(LIVE, state=PageState.OVER, reason=EndReason.RELEASED))
+    if made._watcher is not None:
+        made._watcher.join()
+    if made._tally is not None:
+        made._tally.close()
+    reader.close()
 
 
 def counted(saves: Checkpoints) -> list[str]:

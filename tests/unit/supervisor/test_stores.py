@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -152,6 +153,9 @@ class Runner:
     def life(self, pid: int, lives: bool) -> None:
         (self.alive.add if lives else self.alive.discard)(pid)
         self.most = max(self.most, len(self.alive))
+        if not lives:
+            with contextlib.suppress(ChildProcessError):  # it was waited for already
+                os.waitpid(pid, 0)
 
     def until(self, is_so: Callable[[], object]) -> None:
         for _ in range(3000):

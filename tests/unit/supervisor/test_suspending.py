@@ -55,6 +55,7 @@ def stage() -> Iterator[Stage]:
     yield made
     made.suspending.close()
     reap(made)
+    made.loop.close()
 
 
 def reap(stage: Stage) -> None:
