@@ -26,7 +26,7 @@ from benchmarks.peers.bursts import BurstPeer
 from benchmarks.procs import time_command
 
 PAIRS: Final = 9
-PEER_PAIRS: Final = 5
+PEER_PAIRS: Final = 3
 CORES: Final = os.cpu_count() or 1
 FIRST: Final = "call to first result, office running"
 COLD: Final = "call to first result, no office"

@@ -123,7 +123,11 @@ def positioned_ids(work: bytes, items: Sequence[Any], first: int) -> list[ChunkI
     position of the same function, and large or nested items enter with their BLAKE3 digest.
     """
     simple = _SIMPLE.get
-    contents = [simple(type(item), _nested)(item) for item in items]
+    kinds = set(map(type, items))
+    if len(kinds) == 1:
+        contents = list(map(simple(kinds.pop(), _nested), items))
+    else:
+        contents = [simple(type(item), _nested)(item) for item in items]
     positions = map(_POSITION.pack, range(first, first + len(items)))
     hashed = map(b"".join, zip(repeat(work), positions, contents))
     return list(map(xxh3_128_digest, hashed))  # type: ignore[arg-type]
@@ -337,7 +341,7 @@ _PARTS_OF: Final[dict[type, Callable[[Any], tuple[Any, ...]]]] = {
 _SIMPLE: Final[dict[type, Callable[[Any], bytes]]] = {
     type(None): lambda value: b"n",
     bool: lambda value: b"1!" if value else b"0!",
-    int: lambda value: b"d%d" % value,
+    int: b"d%d".__mod__,
     float: lambda value: b"g" + _FLOAT.pack(value),
     complex: lambda value: b"c" + _FLOAT.pack(value.real) + _FLOAT.pack(value.imag),
     str: lambda value: b"u" + value.encode("utf-8", "surrogatepass"),

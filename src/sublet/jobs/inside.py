@@ -43,19 +43,17 @@ class Task:
     ``raw``: the function returns bytes, which are the result as they are. ``spread``: an item is a tuple of arguments.
     """
 
-    __slots__ = ("function", "pid", "raw", "spread")
+    __slots__ = ("function", "raw", "spread")
 
     def __init__(self, function: Callable[..., Any], *, raw: bool = False, spread: bool = False) -> None:
         self.function = function
         self.raw = raw
         self.spread = spread
-        self.pid = os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _task, (self.function, self.raw, self.spread)
 
     def __call__(self, item: Any) -> bytes | Raised:
-        here = self.pid
         try:
             found = self.function(*item) if self.spread else self.function(item)
             if type(found) is types.CoroutineType:
@@ -65,9 +63,11 @@ class Task:
         except (KeyboardInterrupt, LeaseInterrupt):
             raise
         except BaseException as error:  # noqa: BLE001 - an outcome of the chunk, SystemExit too
-            _only_in(here)
+            if _left:
+                _come_back()
             return _raised(error)
-        _only_in(here)
+        if _left:
+            _come_back()
         if self.raw:
             if isinstance(found, bytes | bytearray | memoryview):
                 return bytes(found)
@@ -134,35 +134,38 @@ def error_of(raised: Raised) -> BaseException:
 
 def _task(function: Callable[..., Any], raw: bool, spread: bool) -> Task:
     """Of a worker: from its first chunk on it comes back to its working folder after each."""
-    _keep_folder()
+    _keep_watch()
     return Task(function, raw=raw, spread=spread)
 
 
-def _only_in(pid: int) -> None:
-    """A fork that comes out of the chunk's function ends here, or it would execute the rest of the batch as well."""
-    if os.getpid() != pid:
+def _come_back() -> None:
+    """A fork that comes out of the chunk's function ends here, or it would execute the rest of the batch as well. A
+    process that has left its working folder returns to it."""
+    if "process" in _left:
         os._exit(0)
-    if _moved:
-        _moved.clear()
-        os.fchdir(_folder[0])
-        _moved.clear()
+    os.fchdir(_folder[0])
+    _left.clear()
 
 
 _folder: list[int] = []
-_moved: list[bool] = []
+_left: set[str] = set()
+"""What a chunk's function has left: the worker's process, its working folder. Asking the kernel after each chunk would
+cost as much as all else that is done for it here."""
 
 
-def _keep_folder() -> None:
+def _keep_watch() -> None:
     if _folder:
         return
+    os.register_at_fork(after_in_child=lambda: _left.add("process"))
     try:
         _folder.append(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     except OSError:  # the folder is gone or may not be read; then there is none to come back to
+        _folder.append(-1)
         return
 
     def watch(event: str, args: tuple[Any, ...]) -> None:
-        if event == "os.chdir" and not _moved:
-            _moved.append(True)
+        if event == "os.chdir":
+            _left.add("folder")
 
     sys.addaudithook(watch)
 
