@@ -30,6 +30,7 @@ __all__ = [
     "NodeId",
     "RenewMode",
     "RequestId",
+    "ReservationId",
     "ResourceId",
     "Suspend",
     "TenantId",
@@ -51,6 +52,7 @@ LeaseId = NewType("LeaseId", str)
 GuestId = NewType("GuestId", str)
 TenantId = NewType("TenantId", str)
 GroupId = NewType("GroupId", str)
+ReservationId = NewType("ReservationId", str)
 NodeId = NewType("NodeId", str)
 ResourceId = NewType("ResourceId", str)
 RequestId = NewType("RequestId", str)

@@ -66,6 +66,11 @@ def example(route: Route) -> Any:
         "path": "/nowhere/at/all",
         "request": {"request_id": "examples", "wants": [{"kind": "memory", "amount": MIB}]},
         "count": 2,
+        "id": "example",
+        "group": "default",
+        "gpus": 1,
+        "when": "every Tue 10:00-12:00",
+        "zone": "UTC",
     }
     fields = {field.name: field for field in msgspec.structs.fields(route.request)}
     needed = {name for name, field in fields.items() if field.required}

@@ -39,6 +39,7 @@ def check_books(state: State) -> None:
         _check_resource(state, resource, epochs)
     for volume in state.volumes.values():
         _check_volume(state, volume)
+    _check_reserved(state)
     latest = max(epochs, default=None)
     assert latest is None or latest < state.next_epoch(), (
         f"{epochs[latest]} has epoch {latest}, not below {state.next_epoch()} (L2)"
@@ -130,6 +131,16 @@ def _check_tenants(state: State, holding: list[LeaseRecord]) -> None:
     for groups_in_line in state.queue.values():
         for group, tenants in groups_in_line.items():
             assert tenants and all(state.group_of(tenant) == group for tenant in tenants), f"{group}: misfiled"
+
+
+def _check_reserved(state: State) -> None:
+    books = state.books
+    found = [(resource, name) for name, reserved in books.reserved.items() for resource in reserved.resources]
+    assert len(found) == len(state.reserved_by), "a device is reserved twice"
+    assert dict(found) == state.reserved_by, "the index of reserved devices is out of date"
+    assert books.reserved.keys() <= books.reservations.keys(), "devices are kept for a reservation that is gone"
+    for reserved in books.reserved.values():
+        assert reserved.began or not reserved.lends, f"{reserved} is lent before it began"
 
 
 def _check_resource(state: State, resource: ResourceRecord, epochs: dict[Epoch, LeaseId]) -> None:

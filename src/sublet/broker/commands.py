@@ -6,8 +6,20 @@ from typing import Final
 
 import msgspec
 
-from sublet.broker.records import GroupRecord, ProcessRecord, Quota, Want
-from sublet.values import EndReason, Epoch, GroupId, LeaseId, NodeId, RenewMode, RequestId, ResourceId, TenantId, Tier
+from sublet.broker.records import GroupRecord, ProcessRecord, Quota, ReservationRecord, Want
+from sublet.values import (
+    EndReason,
+    Epoch,
+    GroupId,
+    LeaseId,
+    NodeId,
+    RenewMode,
+    RequestId,
+    ReservationId,
+    ResourceId,
+    TenantId,
+    Tier,
+)
 from sublet.wire.orders import Inventory, Report
 
 __all__ = [
@@ -33,11 +45,13 @@ __all__ = [
     "OpenOffice",
     "Release",
     "RemoveGroup",
+    "RemoveReservation",
     "RemoveTenant",
     "RemoveVolume",
     "Renew",
     "Revoke",
     "SetGroup",
+    "SetReservation",
     "SetTenant",
     "Tick",
     "Unbind",
@@ -287,6 +301,19 @@ class RemoveGroup(_Operators, frozen=True, kw_only=True):
     group: GroupId
 
 
+class SetReservation(_Operators, frozen=True, kw_only=True):
+    """Make a reservation; or (``is_new=False``) replace the instants of one, worked out anew from its rule."""
+
+    reservation: ReservationRecord
+    is_new: bool = True
+
+
+class RemoveReservation(_Operators, frozen=True, kw_only=True):
+    """Forget a reservation. Devices that are kept for it are everybody's again."""
+
+    reservation: ReservationId
+
+
 class ClearFence(_Operators, frozen=True, kw_only=True):
     """Ask for a new verification, or (``vouch``) take the operator's word for it."""
 
@@ -361,6 +388,8 @@ Command = (
     | RemoveTenant
     | SetGroup
     | RemoveGroup
+    | SetReservation
+    | RemoveReservation
     | ClearFence
     | Drain
     | ApplyPolicy

@@ -402,7 +402,7 @@ class Driver:
         """Set the timer for the next thing that is due; it is only ever moved forward, an early look does no harm."""
         assert self._loop is not None
         wakes = [*self._agent_wake_ns.values()]
-        self._tick_due_ns, resend_ns = self.ledger.next_wake_ns(), self.ledger.next_resend_ns()
+        self._tick_due_ns, resend_ns = self.ledger.next_wake_ns(now), self.ledger.next_resend_ns()
         if self._tick_due_ns is not None:
             wakes.append(self._tick_due_ns)
         if resend_ns is not None:
@@ -438,7 +438,7 @@ class Driver:
             lease = self.ledger.state.leases.get(lease_id)
             if lease is not None:
                 self.post(Release(tenant=lease.tenant, lease=lease_id, gone=True))
-        self._tick_due_ns = self.ledger.next_wake_ns()
+        self._tick_due_ns = self.ledger.next_wake_ns(now)
         if self._tick_due_ns is not None and self._tick_due_ns <= now.ns:
             self._flush_soon()
         try:

@@ -101,20 +101,30 @@ def _room_free_at(want: Want, tenant: TenantId, room: Room, state: State, now: N
     if gpu and not shared and room.blocked:
         return None  # nobody knows when strangers leave
     amount = room.capacity - room.foreign if gpu and not shared else want.amount
+    kept_ns = _reserved_until(room, tenant, state, now) if state.reserved_by else now.ns
     if room.free >= amount and not (gpu and room.slices):
-        return now.ns
+        return kept_ns
     slices = islice(state.resources[room.resource].slices.values(), SLICES_MAX)
     ours = [p for p in slices if p.lease in state.leases and not p.volume]  # nobody knows how long a volume stays
     there = [p for p in ours if p.state is not SliceState.QUARANTINED]
     leaving = sorted((leaves_at(state.leases[p.lease], now, policy), p.part.amount) for p in there)
     strangers = [] if policy.share_across_tenants or not gpu else [p.lease for p in there if p.tenant != tenant]
     soonest = max((leaves_at(state.leases[lease], now, policy) for lease in strangers), default=now.ns)
+    soonest = max(soonest, kept_ns)
     free = room.free
     for at, left in [(now.ns, 0), *leaving]:
         free += left
         if free >= amount:
             return max(at, soonest)
     return None
+
+
+def _reserved_until(room: Room, tenant: TenantId, state: State, now: Now) -> int:
+    """When a device that is kept for another group is everybody's."""
+    reservation = state.reserved_by.get(room.resource)
+    if reservation is None or state.reserved_group(room.resource) == state.group_of(tenant):
+        return now.ns
+    return now.ns + max(0, state.books.reserved[reservation].span.end_ns - now.wall_ns)
 
 
 def leaves_at(lease: LeaseRecord, now: Now, policy: Policy) -> int:

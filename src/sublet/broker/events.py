@@ -18,9 +18,11 @@ from sublet.broker.records import (
     LeaseRecord,
     NoticeRecord,
     ProcessRecord,
+    ReservationRecord,
+    Span,
     TenantRecord,
 )
-from sublet.values import EndReason, Epoch, GroupId, LeaseId, NodeId, RequestId, ResourceId, TenantId
+from sublet.values import EndReason, Epoch, GroupId, LeaseId, NodeId, RequestId, ReservationId, ResourceId, TenantId
 from sublet.wire import orders
 from sublet.wire.orders import Inventory, Part
 
@@ -58,6 +60,12 @@ __all__ = [
     "Rebased",
     "Renewed",
     "Replaced",
+    "ReservationBegan",
+    "ReservationLent",
+    "ReservationOver",
+    "ReservationPlaced",
+    "ReservationRemoved",
+    "ReservationSet",
     "ResourceFaulted",
     "ResourceLost",
     "ResourceReturned",
@@ -179,6 +187,44 @@ class GroupRemoved(_Audited, frozen=True, kw_only=True, tag="group_removed"):
     """No tenant was in it any more."""
 
     group: GroupId
+
+
+class ReservationSet(_Audited, frozen=True, kw_only=True, tag="reservation_set"):
+    """With the instants that were worked out from its rule: a newer time-zone database changes nothing of the past."""
+
+    reservation: ReservationRecord
+
+
+class ReservationRemoved(_Audited, frozen=True, kw_only=True, tag="reservation_removed"):
+    reservation: ReservationId
+
+
+class ReservationPlaced(_Audited, frozen=True, kw_only=True, tag="reservation_placed"):
+    """These devices are kept for one time of a reservation: chosen before its start, and again when one is lost."""
+
+    reservation: ReservationId
+    span: Span
+    resources: tuple[ResourceId, ...]
+
+
+class ReservationBegan(_Audited, frozen=True, kw_only=True, tag="reservation_began"):
+    """Its time has come."""
+
+    reservation: ReservationId
+    ready: int
+    """Devices on which nothing of another group was left at that moment."""
+
+
+class ReservationLent(_Audited, frozen=True, kw_only=True, tag="reservation_lent"):
+    """What the group does not use goes to requests of tier spot from now on."""
+
+    reservation: ReservationId
+
+
+class ReservationOver(_Audited, frozen=True, kw_only=True, tag="reservation_over"):
+    """The end of one of its times."""
+
+    reservation: ReservationId
 
 
 class Queued(_Audited, frozen=True, kw_only=True, tag="queued"):
@@ -464,6 +510,12 @@ Event = (
     | PolicyApplied
     | GroupSet
     | GroupRemoved
+    | ReservationSet
+    | ReservationRemoved
+    | ReservationPlaced
+    | ReservationBegan
+    | ReservationLent
+    | ReservationOver
     | Queued
     | Granted
     | Ungranted

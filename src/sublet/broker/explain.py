@@ -51,6 +51,7 @@ class ReasonKind(enum.StrEnum):
     ROOM = "room"
     CLEARING = "clearing"
     FLOOR = "floor"
+    RESERVATION = "reservation"
     GANG = "gang"
     SERVICE = "service"
     """Out of service, quarantined, or used by what has no lease."""
@@ -150,6 +151,7 @@ def _in_its_way(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, 
         yield Reason(ReasonKind.NOTICE, admission.why_waiting(lease, state, now, policy), gone_ns, victims)
         return
     unguarded = promises.rooms_for(state, lease)
+    yield from _reserved(lease, unguarded, state, now)
     yield from _no_room(lease, unguarded, state, now, policy)
     if len(rooms) < len(unguarded):
         patience = format_duration(policy.gang_patience_ns)
@@ -158,6 +160,17 @@ def _in_its_way(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, 
     kept = admission.out_of_service(lease, state).strip(" ()") or admission.in_the_way(lease, state).strip("; ")
     if kept:
         yield Reason(ReasonKind.SERVICE, kept)
+
+
+def _reserved(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now) -> Iterator[Reason]:
+    """Devices that it does not see, since reservations keep them for other groups."""
+    seen = {room.resource for here in rooms.values() for room in here}
+    hidden = [name for resource, name in state.reserved_by.items() if resource not in seen]
+    if hidden and Kind.GPU in kinds_of(lease):
+        ends_ns = min(state.books.reserved[name].span.end_ns for name in hidden) - now.wall_ns + now.ns
+        count = "1 GPU is" if len(hidden) == 1 else f"{len(hidden)} GPUs are"
+        text = f"{count} reserved for another group for {_in(ends_ns, now)} more"
+        yield Reason(ReasonKind.RESERVATION, text, ends_ns)
 
 
 def _no_room(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, policy: Policy) -> Iterator[Reason]:
@@ -283,8 +296,16 @@ def _who_may_take_it(lease: LeaseRecord, state: State, now: Now, policy: Policy)
     if preemption.is_at_rest(lease, state, now.ns, policy):
         yield Reason(ReasonKind.IDLE, "it is idle: any request that waits may have it, once its state is safe", now.ns)
         return
+    group, reserved = state.group_of(lease.tenant), state.has_reserved(lease)
+    if reserved == group:
+        yield Reason(
+            ReasonKind.RESERVATION, f"no other group may take it while it is used: its device is reserved for {group}"
+        )
+        return
+    if reserved is not None:
+        text = "its device is reserved for another group, which may take it at once, with notice"
+        yield Reason(ReasonKind.RESERVATION, text, now.ns)
     if is_within_floor(state, lease):
-        group = state.group_of(lease.tenant)
         yield Reason(
             ReasonKind.FLOOR, f"no other group may take it while it is used: {group} has no more than its floor"
         )

@@ -15,7 +15,16 @@ import msgspec
 from sublet.broker import events as ev
 from sublet.broker.fairness import DEFAULT_GROUP
 from sublet.broker.fold_volumes import VOLUME_FOLD, keep_volume, take_over, volume_attached
-from sublet.broker.records import NO_LONGER_THERE, LeaseRecord, NodeRecord, Now, ResourceRecord, SliceRecord, volume_key
+from sublet.broker.records import (
+    NO_LONGER_THERE,
+    LeaseRecord,
+    NodeRecord,
+    Now,
+    ReservedRecord,
+    ResourceRecord,
+    SliceRecord,
+    volume_key,
+)
 from sublet.broker.rooms import Room
 from sublet.lease.states import (
     LIVE_STATES,
@@ -26,7 +35,7 @@ from sublet.lease.states import (
     next_lease,
     next_slice,
 )
-from sublet.values import Kind, LeaseId, Way
+from sublet.values import Kind, LeaseId, ReservationId, Way
 
 if TYPE_CHECKING:
     from sublet.broker.state import State
@@ -193,6 +202,41 @@ def _group_set(state: State, event: ev.GroupSet, now: Now) -> None:
 def _group_removed(state: State, event: ev.GroupRemoved, now: Now) -> None:
     state.books.groups.pop(event.group, None)
     state.books.group_accounts.pop(event.group, None)
+    state.capacity_version += 1
+
+
+def _reservation_set(state: State, event: ev.ReservationSet, now: Now) -> None:
+    state.books.reservations[event.reservation.id] = event.reservation
+
+
+def _reservation_removed(state: State, event: ev.ReservationRemoved, now: Now) -> None:
+    del state.books.reservations[event.reservation]
+    _reserve(state, event.reservation, None)
+
+
+def _reservation_placed(state: State, event: ev.ReservationPlaced, now: Now) -> None:
+    known = state.books.reserved.get(event.reservation) or ReservedRecord(span=event.span)
+    _reserve(state, event.reservation, msgspec.structs.replace(known, resources=event.resources))
+
+
+def _reservation_began(state: State, event: ev.ReservationBegan, now: Now) -> None:
+    _reserve(state, event.reservation, msgspec.structs.replace(state.books.reserved[event.reservation], began=True))
+
+
+def _reservation_lent(state: State, event: ev.ReservationLent, now: Now) -> None:
+    _reserve(state, event.reservation, msgspec.structs.replace(state.books.reserved[event.reservation], lends=True))
+
+
+def _reservation_over(state: State, event: ev.ReservationOver, now: Now) -> None:
+    _reserve(state, event.reservation, None)
+
+
+def _reserve(state: State, reservation: ReservationId, reserved: ReservedRecord | None) -> None:
+    if reserved is not None:
+        state.books.reserved[reservation] = reserved
+    else:
+        state.books.reserved.pop(reservation, None)
+    state.index_reserved()
     state.capacity_version += 1
 
 
@@ -492,6 +536,12 @@ FOLD: Final[dict[type, Callable[[State, Any, Now], None]]] = {
     ev.PolicyApplied: _policy_applied,
     ev.GroupSet: _group_set,
     ev.GroupRemoved: _group_removed,
+    ev.ReservationSet: _reservation_set,
+    ev.ReservationRemoved: _reservation_removed,
+    ev.ReservationPlaced: _reservation_placed,
+    ev.ReservationBegan: _reservation_began,
+    ev.ReservationLent: _reservation_lent,
+    ev.ReservationOver: _reservation_over,
     ev.Queued: _queued,
     ev.Granted: _granted,
     ev.Ungranted: _ungranted,

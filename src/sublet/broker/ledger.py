@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from sublet.broker import bound, holders, keeping, operators, parking, reports, volumes
+from sublet.broker import bound, holders, keeping, operators, parking, reports, reservations, volumes
 from sublet.broker import commands as cmd
 from sublet.broker.answers import Answer, Done, Outcome, Place
 from sublet.broker.explain import Explanation, explain
@@ -67,9 +67,9 @@ class Ledger:
         self._unconfirmed.confirm(report)
         return parking.waited_for(self.state, report) is not None
 
-    def next_wake_ns(self) -> int | None:
+    def next_wake_ns(self, now: Now | None = None) -> int | None:
         """When a ``Tick`` will have something to do, if no command comes before."""
-        return self._schedule.next_wake_ns(self.state)
+        return self._schedule.next_wake_ns(self.state, now)
 
     def next_resend_ns(self) -> int | None:
         """When ``orders_due`` will have something, if nothing is confirmed before."""
@@ -151,6 +151,8 @@ _HANDLERS: Final[dict[type, Callable[[Step, Schedule, Any], Answer]]] = {
     cmd.RemoveTenant: _plain(operators.remove_tenant),
     cmd.SetGroup: _plain(operators.set_group),
     cmd.RemoveGroup: _plain(operators.remove_group),
+    cmd.SetReservation: _plain(reservations.set_reservation),
+    cmd.RemoveReservation: _plain(reservations.remove),
     cmd.Revoke: _plain(operators.revoke),
     cmd.Drain: _plain(operators.drain),
     cmd.ClearFence: _plain(operators.clear_fence),

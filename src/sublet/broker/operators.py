@@ -8,7 +8,7 @@ import msgspec
 
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
-from sublet.broker import volumes
+from sublet.broker import reservations, volumes
 from sublet.broker.answers import Answer, Done
 from sublet.broker.fairness import DEFAULT_GROUP
 from sublet.broker.records import LOCAL_TENANT, LeaseRecord, NodeRecord, Quota, TenantRecord
@@ -157,6 +157,7 @@ def set_group(step: Step, command: cmd.SetGroup) -> Answer:
             f"floors would add up to {group.floor + others} GPUs, and there are {there}",
             do=f"Give group {group.id} at most {max(0, there - others)}, or lower the floor of another.",
         )
+    reservations.check_groups(state, group, step.now.wall_ns)
     if state.books.groups.get(group.id) != group:
         step.emit(ev.GroupSet(group=group))
     return Done()
@@ -177,6 +178,11 @@ def remove_group(step: Step, command: cmd.RemoveGroup) -> Answer:
         raise InvalidRequest(
             f"group {command.group} still has {few}",
             do=f"`sublet tenant set {members[0]} --group default` puts a tenant into the default group.",
+        )
+    reserved = next((each.id for each in state.books.reservations.values() if each.group == command.group), None)
+    if reserved is not None:
+        raise InvalidRequest(
+            f"group {command.group} has reservation {reserved}", do=f"`sublet reservation rm {reserved}` first."
         )
     step.emit(ev.GroupRemoved(group=command.group))
     return Done()

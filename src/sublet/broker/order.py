@@ -104,8 +104,10 @@ class InOrder:
 
 def others_wait_for(state: State, lease: LeaseRecord) -> bool:
     """Whether a request of another tenant waits for something of the kinds that this lease has, and has a claim to it:
-    to what a group has by its floor, only those inside the group have one."""
-    own = state.group_of(lease.tenant) if is_within_floor(state, lease) else None
+    to what a group has by its floor or by a reservation, only those inside the group have one."""
+    own: GroupId | None = state.group_of(lease.tenant)
+    if not is_within_floor(state, lease) and state.has_reserved(lease) != own:
+        own = None
     kinds = {part.kind for part in lease.parts} - {Kind.BLOCK}
     return any(
         kinds & kinds_of(state.leases[other])

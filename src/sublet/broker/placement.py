@@ -167,8 +167,8 @@ def _admits(want: Want, tenant: TenantId, room: Room, *, mix: bool) -> bool:
     return room.exclusive == 0 and (mix or not room.tenants or (len(room.tenants) == 1 and tenant in room.tenants))
 
 
-def _tightness(room: Room) -> tuple[bool, int, str]:
-    return (room.slices == 0, room.free, room.resource)
+def _tightness(room: Room) -> tuple[bool, bool, int, str]:
+    return (not room.reserved, room.slices == 0, room.free, room.resource)
 
 
 def _is_exclusive(want: Want) -> bool:

@@ -42,6 +42,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """The rolling window of device time, for quota."""
     half_life_ns: int = HALF_LIFE_NS
     """After this long, what was used counts half as much in the order of the queue."""
+    reserved_clear_ns: int = _MIN_NS
+    """Leases on the devices of a reservation end so long before its start, for their devices to be verified free by
+    then; the choice of the devices is earlier by the notice."""
+    reserved_keep_ns: int = 10 * _MIN_NS
+    """For so long after its start, reserved devices are kept free for the group; then unused ones are lent as spot."""
     gang_patience_ns: int = 5 * _MIN_NS
     """After this long in line, nobody of the same or a lower tier is let past to what the head could use."""
     held_counts_as_ns: int = _MIN_NS

@@ -25,6 +25,12 @@ taken but what is idle. So the potential has a first component that counts befor
 lack of their floors, of what they ask for. A preemption by floor lowers it by what is asked and leaves the victims'
 groups at or above their floors; every other leaves it as it is, or lowers it.
 
+**Reservations.** What a reservation keeps for a group is not seen by requests of others, so it is not taken by them;
+once it lends, requests of tier spot see it, and take from the group only what is idle there. A lease of another group
+on such a device has standing 0 for the group's own requests, whatever its tier. So the potential has a component before
+all others: how many leases of others are on the devices of groups that ask for them. A preemption for the group lowers
+it, and none raises it.
+
 **Idle.** A holder counts as idle only after a rest that is as long as its guests' last move took (``Policy``). A new
 lease is not idle, so a device that two holders share is busy, or at rest, for at least as long as it changes hands. For
 that reason the cool-down does not protect an idle holder.
@@ -66,6 +72,8 @@ class Victim:
     reason: EndReason
     ran_ns: int
     is_idle: bool = False
+    is_lent: bool = False
+    """Its device is reserved for the group of the request."""
     by_floor: bool = False
     """It may be taken because the request is inside the floor of its group, whatever the tiers."""
 
@@ -103,9 +111,15 @@ def victim(
     if any(part.kind is Kind.BLOCK for part in lease.parts):  # a volume keeps its bytes, so nothing would come free
         return None
     is_idle = is_at_rest(lease, state, now_ns, policy)
+    ran_ns = now_ns - held_since_ns(lease)
+    reserved, own, other = state.has_reserved(lease), state.group_of(request.tenant), state.group_of(lease.tenant)
+    if reserved is not None and own != other:
+        if reserved == own:
+            return Victim(lease, 0, EndReason.PREEMPTED, ran_ns, is_idle, is_lent=True)
+        if reserved == other and not is_idle:
+            return None
     if not is_idle and state.is_cooling(request.tenant, lease.tenant, now_ns):
         return None
-    ran_ns = now_ns - held_since_ns(lease)
     standing, reason = standing_of_request(lease.tier), EndReason.PREEMPTED
     if is_idle:
         standing = 0
@@ -117,7 +131,7 @@ def victim(
         standing = standing_of_request(request.tier)
     if standing < standing_of_request(request.tier):
         return Victim(lease, standing, reason, ran_ns, is_idle)
-    if inside_floor and state.group_of(lease.tenant) != state.group_of(request.tenant):
+    if inside_floor and own != other:
         return Victim(lease, standing, EndReason.PREEMPTED, ran_ns, by_floor=True)
     return None
 
@@ -187,7 +201,7 @@ def _group_may_lose(
     """Whether its group has its floor without it, too, and without what it loses already. What is idle is not kept for
     it: the group can have it back when it is needed."""
     group = state.group_of(candidate.lease.tenant)
-    if candidate.is_idle or group == state.group_of(request.tenant):
+    if candidate.is_idle or candidate.is_lent or group == state.group_of(request.tenant):
         return True
     lost = [*(v.lease for v in chosen if state.group_of(v.lease.tenant) == group), candidate.lease]
     return floors.above(group) >= sum(gpu_millis(lease.parts) for lease in lost)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from sublet.broker.parked_rooms import only_where_it_goes_on
 from sublet.broker.placement import RoomsByNode
 from sublet.broker.records import LeaseRecord
+from sublet.broker.reservations import rooms_seen
 from sublet.broker.rooms import Room
 from sublet.broker.state import State
 from sublet.broker.volume_rooms import only_where_its_volume_is
@@ -35,6 +36,7 @@ def rooms_for(state: State, lease: LeaseRecord) -> RoomsByNode:
 
 
 def _only_where_it_can_be(state: State, lease: LeaseRecord, rooms: RoomsByNode) -> RoomsByNode:
+    rooms = rooms_seen(state, lease, rooms)
     if lease.name is not None:
         rooms = only_where_its_volume_is(state, lease, rooms)
     return only_where_it_goes_on(state, lease, rooms)

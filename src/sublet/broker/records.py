@@ -22,6 +22,7 @@ from sublet.values import (
     NodeId,
     RenewMode,
     RequestId,
+    ReservationId,
     ResourceId,
     Suspend,
     TenantId,
@@ -46,8 +47,11 @@ __all__ = [
     "Parks",
     "ProcessRecord",
     "Quota",
+    "ReservationRecord",
+    "ReservedRecord",
     "ResourceRecord",
     "SliceRecord",
+    "Span",
     "TenantRecord",
     "VolumeRecord",
     "Want",
@@ -114,6 +118,39 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """What all its tenants together may hold."""
 
 
+class Span(NamedTuple):
+    """From one instant of the wall clock to another, in nanoseconds of UTC."""
+
+    start_ns: int
+    end_ns: int
+
+
+class ReservationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """GPUs promised to a group at stated times."""
+
+    id: ReservationId
+    group: GroupId
+    gpus: int
+    model: str | None = None
+    when: str = ""
+    """The rule as it was written; only ``spans`` decide."""
+    zone: str = ""
+    """The time zone in which it was written."""
+    spans: tuple[Span, ...] = ()
+    """The instants of the rule, in order and apart from one another, as far as they were worked out."""
+
+
+class ReservedRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One time of a reservation, from the moment at which its devices are chosen to its end."""
+
+    span: Span
+    resources: tuple[ResourceId, ...] = ()
+    """The devices that are kept for the group; fewer than reserved where there are no more in service."""
+    began: bool = False
+    lends: bool = False
+    """What the group leaves unused goes to requests of tier spot, until the group asks for it."""
+
+
 class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Who is accountable."""
 
@@ -147,6 +184,8 @@ class NoticeRecord(msgspec.Struct, frozen=True, kw_only=True):
     beneficiary: LeaseId | None = None
     when_safe: bool = False
     """It ends as soon as nothing of it would be lost; ``take_at_ns`` is only the bound."""
+    reservation: ReservationId | None = None
+    """For which its device is kept."""
 
 
 class EndRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,6 +40,8 @@ class Room:
     """Others are here, so nobody can have it for himself."""
     stays: int = 0
     """What no end of a lease gives back: it is quarantined, or kept as a volume."""
+    reserved: bool = False
+    """Kept for the group of the request that looks at it: taken before any other."""
 
     @classmethod
     def empty(cls, resource: ResourceRecord) -> Room:
@@ -114,6 +116,7 @@ class Room:
             self.foreign,
             self.blocked,
             self.stays,
+            self.reserved,
         )
 
     def once_all_have_left(self) -> Room:

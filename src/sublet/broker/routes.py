@@ -16,6 +16,7 @@ from sublet.broker import serve_leases as leases
 from sublet.broker import serve_looking as looking
 from sublet.broker import serve_office as office
 from sublet.broker import serve_policy as limits
+from sublet.broker import serve_reservations as reservations
 from sublet.broker import serve_volumes as volumes
 from sublet.broker.service import Asked, Call, Reply, Service
 from sublet.wire import http as wire
@@ -52,7 +53,7 @@ class Route:
     query: Mapping[str, str] = field(default_factory=dict)
     """Parameter → what it means."""
     of: str = ""
-    """What ``{id}`` names: lease, volume, tenant, group or node."""
+    """What ``{id}`` names: lease, volume, tenant, group, reservation or node."""
     keeps: bool = False
     """Whether it keeps, or gives back, what the caller has: then it is answered where other requests are too many."""
 
@@ -363,6 +364,32 @@ def _table() -> tuple[Route, ...]:
             "Forget a group in which no tenant is",
             answers={200: wire.GroupView},
             of="group",
+        ),
+        route(
+            "GET",
+            "/v1/reservations",
+            Right.OPERATOR,
+            reservations.reservations,
+            "All reservations",
+            answers={200: list[wire.ReservationView]},
+        ),
+        route(
+            "POST",
+            "/v1/reservations",
+            Right.OPERATOR,
+            reservations.add,
+            "GPUs for a group at stated times",
+            request=wire.ReservationRequest,
+            answers={201: wire.ReservationView},
+        ),
+        route(
+            "POST",
+            "/v1/reservations/{id}/remove",
+            Right.OPERATOR,
+            reservations.remove,
+            "Forget a reservation",
+            answers={200: wire.ReservationView},
+            of="reservation",
         ),
         route(
             "GET",

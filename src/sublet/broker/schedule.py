@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import islice, takewhile
 
-from sublet.broker import admission, parking, preemption, promises, replacing, volumes
+from sublet.broker import admission, parking, preemption, promises, replacing, reservations, volumes
 from sublet.broker import events as ev
 from sublet.broker.order import InOrder, kinds_of
 from sublet.broker.placement import RoomsByNode, fit, fit_on_node
 from sublet.broker.policy import Policy
-from sublet.broker.records import LeaseRecord
+from sublet.broker.records import LeaseRecord, Now
 from sublet.broker.replacing import held_since_ns
 from sublet.broker.state import State
 from sublet.broker.step import Step
@@ -41,6 +41,27 @@ PLAN_AGAIN_NS = 50_000_000
 """Holders that become idle are looked at for waiting requests at most this often, however many there are."""
 FORGET_AT_ONCE = 100
 """Ended leases are forgotten in groups of at least so many, unless they are old."""
+_FOR_RESERVATIONS = frozenset(
+    {
+        ev.Claimed,
+        ev.Cleared,
+        ev.ForeignSeen,
+        ev.NodeDrained,
+        ev.NodeJoined,
+        ev.NodeLost,
+        ev.NodeReturned,
+        ev.Promised,
+        ev.Quarantined,
+        ev.ReservationRemoved,
+        ev.ReservationSet,
+        ev.ResourceFaulted,
+        ev.ResourceLost,
+        ev.ResourceReturned,
+        ev.Spared,
+        ev.TenantSet,
+    }
+)
+"""After these a reservation may need another device, or there may be a lease that has to leave one."""
 
 
 class Schedule:
@@ -60,12 +81,20 @@ class Schedule:
         self._planned_at_ns = 0
         self._turn = 0
         """How far the looks in turn have come."""
+        self._reservations_at_ns: int | None = 0
+        """The instant of the wall clock at which a reservation takes its next step."""
+        self._wall_ahead_ns = 0
+        """How far the wall clock was ahead of the other when it was last seen."""
         self._guarded: dict[tuple[NodeId, Kind], tuple[int, LeaseId]] = {}
         """What is kept for a patient head of the line, on nodes that could have it: the rank of its tier, and who."""
 
-    def next_wake_ns(self, state: State) -> int | None:
-        """When time alone will change something."""
+    def next_wake_ns(self, state: State, now: Now | None = None) -> int | None:
+        """When time alone will change something. ``now``: as the clocks are by now, where one of them may have been set
+        since the last command."""
         wake_ns = _sooner(state.next_timer_ns(), state.next_volume_ns())
+        if self._reservations_at_ns:
+            ahead_ns = self._wall_ahead_ns if now is None else now.wall_ns - now.ns
+            wake_ns = _sooner(wake_ns, self._reservations_at_ns - ahead_ns)
         if state.queued_count:
             wake_ns = _sooner(_sooner(wake_ns, self._look_at_ns), self._moments.next_ns())
             if self._yields:
@@ -80,7 +109,11 @@ class Schedule:
         rooms = promises.rooms_for(state, lease)
         if not self._guarded:
             return rooms
-        return {node: here for node, here in rooms.items() if self._lets_past(lease, node)}
+        return {
+            node: here if self._lets_past(lease, node) else kept
+            for node, here in rooms.items()
+            if (kept := [room for room in here if room.reserved]) or self._lets_past(lease, node)
+        }
 
     def _lets_past(self, lease: LeaseRecord, node: NodeId) -> bool:
         guards = (self._guarded.get((node, kind)) for kind in kinds_of(lease))
@@ -136,9 +169,26 @@ class Schedule:
     def settle(self, step: Step) -> None:
         """Let in whoever can go in now, and look for victims for those who cannot, if it is time to. What has come with
         this command is looked at in a turn of its own."""
+        self._settle_reservations(step, 0)
+        before = len(step.events)
         self._let_in(step)
+        self._settle_reservations(step, before)
         if self._moments.note(step.state, step.events, step.now.ns):
             self._look_soon(step.state, step.now.ns + 1)
+
+    def _settle_reservations(self, step: Step, begin: int) -> None:
+        """``begin``: the first of the events that it has not seen."""
+        state, wall_ns = step.state, step.now.wall_ns
+        self._wall_ahead_ns = wall_ns - step.now.ns
+        if not state.books.reservations:
+            self._reservations_at_ns = None
+            return
+        at_ns = self._reservations_at_ns
+        if (at_ns is not None and wall_ns >= at_ns) or any(
+            type(event) in _FOR_RESERVATIONS for event in step.events[begin:]
+        ):
+            reservations.settle(step)
+            self._reservations_at_ns = reservations.next_wall_ns(state, wall_ns, self.policy)
 
     def _let_in(self, step: Step) -> None:
         state, now_ns = step.state, step.now.ns
@@ -396,6 +446,8 @@ def _ended_at(lease: LeaseRecord) -> int:
 
 
 def _why_taken(victim: preemption.Victim, request: LeaseRecord) -> str:
+    if victim.is_lent:
+        return "its device is reserved for the group of a request"
     if victim.is_idle:
         return f"idle, and a request of tier {request.tier} waits"
     if victim.by_floor:

@@ -32,6 +32,8 @@ from sublet.broker.records import (
     NodeRecord,
     Now,
     Quota,
+    ReservationRecord,
+    ReservedRecord,
     ResourceRecord,
     SliceRecord,
     TenantRecord,
@@ -56,6 +58,7 @@ from sublet.values import (
     LeaseId,
     NodeId,
     RequestId,
+    ReservationId,
     ResourceId,
     TenantId,
     Tier,
@@ -95,6 +98,9 @@ class Books(msgspec.Struct, kw_only=True):
     """By ``volume_key``."""
     usage: dict[TenantId, UsageMeter] = {}
     groups: dict[GroupId, GroupRecord] = {}
+    reservations: dict[ReservationId, ReservationRecord] = {}
+    reserved: dict[ReservationId, ReservedRecord] = {}
+    """The times for which devices are kept now."""
     accounts: dict[TenantId, Account] = {}
     """What decides the order of the queue."""
     group_accounts: dict[GroupId, Account] = {}
@@ -155,6 +161,8 @@ class State:
         self.volumes: Final = books.volumes
         self.rooms: dict[ResourceId, Room] = {r.id: Room.of(r) for r in books.resources.values()}
         self.rooms_by_node: dict[NodeId, list[Room]] = {}
+        self.reserved_by: dict[ResourceId, ReservationId] = {}
+        """Devices that are kept for a reservation now."""
         self.held: dict[TenantId, Held] = {}
         self.held_by_group: dict[GroupId, Held] = {}
         self._capacity: list[int] | None = None
@@ -198,6 +206,18 @@ class State:
     def group(self, name: GroupId) -> GroupRecord:
         """What holds for a group; the default group is there without being made."""
         return self.books.groups.get(name) or GroupRecord(id=name)
+
+    def reserved_group(self, resource: ResourceId) -> GroupId | None:
+        """The group for which a reservation keeps the device; None if none does."""
+        reservation = self.reserved_by.get(resource)
+        return None if reservation is None else self.books.reservations[reservation].group
+
+    def has_reserved(self, lease: LeaseRecord) -> GroupId | None:
+        """The group for which a device of this lease is reserved; None if none is."""
+        if not self.reserved_by:
+            return None
+        groups = (self.reserved_group(part.resource) for part in lease.parts)
+        return next((group for group in groups if group is not None), None)
 
     @property
     def capacity(self) -> Sequence[int]:
@@ -268,6 +288,7 @@ class State:
             self._open_accounts()
         for node in self.nodes.values():
             self.index_node(node)
+        self.index_reserved()
         for lease in self.leases.values():
             self.requests[lease.tenant, lease.request_id] = lease.id
             if lease.status is LeaseStatus.QUEUED:
@@ -504,6 +525,11 @@ class State:
         else:
             self.rooms_by_node.pop(node.id, None)
         self._capacity = None
+
+    def index_reserved(self) -> None:
+        self.reserved_by = {
+            resource: name for name, reserved in self.books.reserved.items() for resource in reserved.resources
+        }
 
     def index_granted(self, lease: LeaseRecord) -> None:
         self.on_node[self.node_of(lease)][lease.id] = None

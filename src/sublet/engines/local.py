@@ -49,6 +49,7 @@ from sublet.broker.ports import Agent
 from sublet.broker.processes import Processes
 from sublet.broker.records import Now
 from sublet.broker.reports import with_what_is_held
+from sublet.broker.serve_reservations import look_ahead
 from sublet.broker.service import Identity, Service
 from sublet.broker.shared_socket import SharedSocket
 from sublet.broker.signing import Signer
@@ -182,6 +183,7 @@ class Office:
             self._inventory = with_what_is_held(within(self._machine, self._limits), ledger.state)
             agent = await self._agent(with_what_is_held(self._machine, ledger.state), beginning, ledger.state)
             await self.driver.start(opening, [agent])
+            look_ahead(self.driver)
             if isinstance(agent, SupervisedAgent):
                 agent.listen()
                 if self._cards is not None:

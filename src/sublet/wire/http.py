@@ -97,6 +97,8 @@ __all__ = [
     "RenewRequest",
     "RenewalsAnswer",
     "RenewalsRequest",
+    "ReservationRequest",
+    "ReservationView",
     "RevokeRequest",
     "ShareView",
     "StatusView",
@@ -291,6 +293,20 @@ class GroupRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     """GPUs that it never has more of at once."""
     no_ceiling: bool = False
     quota: QuotaView | None = None
+
+
+class ReservationRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    """GPUs for a group at stated times."""
+
+    id: str
+    group: str
+    gpus: int
+    when: str
+    """``every Tue 10:00-12:00``, ``every weekday 9:00-10:30 until 2027-02-12`` or ``2026-12-01 09:00-17:00``."""
+    zone: str
+    """The time zone in which that is meant, as in ``Europe/Berlin``."""
+    model: str | None = None
+    """Only devices of this model."""
 
 
 class TenantDisableRequest(_Request, kw_only=True, forbid_unknown_fields=True):
@@ -531,6 +547,28 @@ class GroupView(Message, kw_only=True):
     share_of: str
     """Of what: gpu, cpu or memory."""
     queued: int
+
+
+class SpanView(Message, kw_only=True):
+    begins_at: str
+    ends_at: str
+
+
+class ReservationView(Message, kw_only=True):
+    id: str
+    group: str
+    gpus: int
+    model: str | None
+    when: str
+    zone: str
+    times: list[SpanView]
+    """The next ones."""
+    state: str
+    """planned, clearing (devices are chosen, others leave them), kept, lent (unused ones are lent as spot) or over."""
+    devices: list[str]
+    """Kept for the group now."""
+    ready: int
+    """Of them, those on which there is nothing of another group."""
 
 
 class TenantToken(Message, kw_only=True):

@@ -6,15 +6,19 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
+from sublet.broker.commands import SetReservation, Tick
 from sublet.broker.events import Event, Granted, Queued
 from sublet.broker.http_app import BODY_MAX_BYTES, STATUS_OF
+from sublet.broker.records import Span
 from sublet.broker.routes import ROUTES
+from sublet.broker.serve_reservations import look_ahead
 from sublet.errors import SubletError
 from sublet.lease.states import LeaseStatus
 from sublet.testing import FaultName
-from sublet.values import GIB, Epoch, LeaseId
+from sublet.values import GIB, Epoch, LeaseId, ReservationId
 from sublet.wire.http import WIRE_VERSION
 from tests.unit.broker_http.bench import Bench, bench, exchange, run, turns
 
@@ -591,6 +595,67 @@ def test_a_group_is_made_changed_shown_and_removed() -> None:
                     401,
                     403,
                 )
+
+    run(story)
+
+
+def test_a_reservation_is_made_shown_and_removed() -> None:
+    """Its rule is worked out in its zone; what is no rule is refused with the reason, and changes nothing."""
+
+    async def story() -> None:
+        async with bench(local_rule=True) as b:
+            asked = {"id": "lab", "group": "default", "gpus": 1, "when": " every  day 00:00-24:00", "zone": "UTC"}
+            made = await b.ask("POST", "/v1/reservations", asked)
+            assert made.status == 201, made.body
+            assert (made.json["when"], made.json["zone"], len(made.json["times"])) == (
+                "every day 00:00-24:00",
+                "UTC",
+                3,
+            )
+            assert made.json["times"][0]["ends_at"] == made.json["times"][1]["begins_at"]
+            (listed,) = (await b.ask("GET", "/v1/reservations")).json
+            assert listed["state"] in ("kept", "lent")
+            assert (len(listed["devices"]), listed["ready"]) == (1, 1)
+            for wrong, says in (
+                ({"when": "every Teusday 10:00-12:00"}, "did you mean tuesday"),
+                ({"zone": "Europe/Belrin"}, "did you mean Europe/Berlin"),
+                ({"when": "2019-03-31 02:10-02:50", "zone": "Europe/Berlin"}, "the clock in Europe/Berlin jumps"),
+                ({"when": "2019-04-01 02:10-02:50"}, "all times of reservation other are past"),
+                ({"gpus": 99}, "99 GPUs are more than there are"),
+                ({"group": "never"}, "there is no group"),
+            ):
+                answer = await b.ask("POST", "/v1/reservations", {**asked, "id": "other", **wrong})
+                assert answer.status in (400, 404)
+                assert says in answer.error["message"], answer.error
+            assert len((await b.ask("GET", "/v1/reservations")).json) == 1
+            assert (await b.ask("POST", "/v1/reservations/lab/remove", {})).json["state"] == listed["state"]
+            assert (await b.ask("POST", "/v1/reservations/lab/remove", {})).status == 404
+            assert (await b.ask("GET", "/v1/reservations")).json == []
+
+    run(story)
+
+
+def test_times_of_a_reservation_are_worked_out_again_before_they_end() -> None:
+    """At a start, and when much of what is known is over; a rule that was changed by a newer database is replaced."""
+
+    async def story() -> None:
+        async with bench(local_rule=True) as b:
+            asked = {"id": "lab", "group": "default", "gpus": 1, "when": "every day 10:00-12:00", "zone": "UTC"}
+            await b.ask("POST", "/v1/reservations", asked)
+            books = b.driver.ledger.state.books
+            name = ReservationId("lab")
+            whole = books.reservations[name]
+            short = msgspec.structs.replace(whole, spans=whole.spans[:2])
+            await b.driver.submit(SetReservation(reservation=short, is_new=False))
+            assert len(books.reservations[name].spans) == 2
+            look_ahead(b.driver)
+            await b.driver.submit(Tick())
+            assert books.reservations[name].spans == whole.spans
+            moved = tuple(Span(start + 1, end + 1) for start, end in whole.spans)
+            await b.driver.submit(SetReservation(reservation=msgspec.structs.replace(whole, spans=moved), is_new=False))
+            look_ahead(b.driver)
+            await b.driver.submit(Tick())
+            assert books.reservations[name].spans[1:] == whole.spans[1:]
 
     run(story)
 

@@ -13,7 +13,16 @@ from sublet.broker import events as ev
 from sublet.broker.answers import Granted, Outcome, Refusal
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
-from sublet.broker.records import GroupRecord, LeaseRecord, ProcessRecord, Quota, ResourceRecord, Want
+from sublet.broker.records import (
+    GroupRecord,
+    LeaseRecord,
+    ProcessRecord,
+    Quota,
+    ReservationRecord,
+    ResourceRecord,
+    Span,
+    Want,
+)
 from sublet.broker.state import State
 from sublet.errors import (
     IdempotencyConflict,
@@ -31,6 +40,7 @@ from sublet.values import (
     Kind,
     LeaseId,
     RequestId,
+    ReservationId,
     ResourceId,
     Suspend,
     TenantId,
@@ -80,6 +90,8 @@ class Chaos:
             min_run_batch_ns=seconds(rng.choice((5, 30))),
             max_hold_ns=seconds(rng.choice((20, 60))),
             cool_down_ns=seconds(rng.choice((1, 15))),
+            reserved_clear_ns=seconds(5),
+            reserved_keep_ns=seconds(15),
             gang_patience_ns=seconds(rng.choice((30, 100_000))),
             usage_window_ns=seconds(120),
             ended_keep_ns=seconds(300),
@@ -135,6 +147,8 @@ class Chaos:
             self.do(cmd.SetTenant(tenant=tenant, quota=Quota()))
         for group in GROUPS:
             self.do(cmd.SetGroup(group=GroupRecord(id=group)))
+        for reservation in list(state.books.reservations):
+            self.do(cmd.RemoveReservation(reservation=reservation))
         self.air = [report for report in self.air if not isinstance(report, Foreign)]
         self.air += [Foreign(node=resource.node, resource=resource.id) for resource in state.resources.values()]
         for _ in range(3):
@@ -447,6 +461,24 @@ class Chaos:
         self.do(cmd.SetGroup(group=group))
         self.do(cmd.SetTenant(tenant=rng.choice(TENANTS), group=rng.choice(GROUPS), weight=rng.choice((1, 3))))
         self.do(cmd.RemoveGroup(group=rng.choice(GROUPS)))
+        self._reservations()
+
+    def _reservations(self) -> None:
+        """Times of devices for a group, at once or soon; some are removed while they go on."""
+        rng, wall_ns = self.rights, self.bench.now.wall_ns
+        known = self.bench.state.books.reservations
+        if known and rng.random() < 0.3:
+            self.do(cmd.RemoveReservation(reservation=rng.choice(sorted(known))))
+            return
+        spans = []
+        for _ in range(rng.choice((1, 1, 2))):
+            start_ns = wall_ns + seconds(rng.choice((0, 5, 40, 90)))
+            wall_ns = start_ns + seconds(rng.choice((20, 60, 200)))
+            spans.append(Span(start_ns, wall_ns))
+        name = ReservationId(f"res-{len(known)}")
+        gpus = rng.choice((1, 1, 2, 3))
+        record = ReservationRecord(id=name, group=rng.choice(GROUPS), gpus=gpus, spans=tuple(spans))
+        self.do(cmd.SetReservation(reservation=record))
 
     def node(self, number: int) -> None:
         found = self.rng.choice(self.nodes)

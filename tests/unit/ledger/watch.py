@@ -30,7 +30,17 @@ from tests.unit.ledger.bench import Bench
 
 __all__ = ["OF_ITSELF", "Watch"]
 
-OF_ITSELF = (ev.Granted, ev.Promised, ev.Noticed, ev.Spared, ev.PromiseDropped)
+OF_ITSELF = (
+    ev.Granted,
+    ev.Promised,
+    ev.Noticed,
+    ev.Spared,
+    ev.PromiseDropped,
+    ev.ReservationPlaced,
+    ev.ReservationBegan,
+    ev.ReservationLent,
+    ev.ReservationOver,
+)
 """What the scheduler may do after any command."""
 BY_THE_AGENT = (EndedHere, NotHeld, TornDown, Failed, Fault, Resumed)
 
@@ -79,6 +89,7 @@ class Watch:
             self.met[type(event).__name__] += 1
             self._event(event, command, state, now_ns)
         self._notices_have_a_reason(state)
+        self._reserved_are_cleared(state)
         if isinstance(command, cmd.Tick):
             self._nothing_is_overdue(state, now_ns)
         self._work_is_conserved(bench)
@@ -119,6 +130,7 @@ class Watch:
             case ev.Granted():
                 self._epoch(event.epoch)
                 note = self.notes[event.lease]
+                self._is_not_reserved(state, event)
                 self._within_quota(state, note.tenant, {part.kind for part in event.parts})
                 self._is_free(state, event)
                 note.millis = sum(part.millis for part in event.parts)
@@ -222,15 +234,26 @@ class Watch:
 
     def _promised(self, event: ev.Promised, state: State, now_ns: int) -> None:
         request = state.leases[event.lease]
-        lost = sum(1 << 20 * self._standing(state.leases[victim], request, now_ns) for victim in event.victims)
+        lost = sum(1 << 20 * self._standing(state, state.leases[victim], request, now_ns) for victim in event.victims)
         gained = 1 << 20 * (request.tier.rank + 1)
         assert lost < gained, f"S7: {event.victims} weigh {lost}, the request {gained}"
 
-    def _standing(self, lease: LeaseRecord, request: LeaseRecord, now_ns: int) -> int:
+    def _is_lent(self, lease: LeaseRecord, request: LeaseRecord, state: State) -> bool:
+        """Whether the request's group has reserved a device of it, and it is another group's."""
+        groups = {
+            state.books.reservations[state.reserved_by[part.resource]].group
+            for part in lease.parts
+            if part.resource in state.reserved_by
+        }
+        return state.group_of(request.tenant) in groups and state.group_of(lease.tenant) not in groups
+
+    def _standing(self, state: State, lease: LeaseRecord, request: LeaseRecord, now_ns: int) -> int:
         assert lease.claimed_at_ns is not None
         ran_ns, own = now_ns - (lease.held_since_ns or lease.claimed_at_ns), lease.tier.rank + 1
         if lease.id == request.replaces:
             return 0  # it makes room for its own holder
+        if self._is_lent(lease, request, state):
+            return 0
         since_ns = self.notes[lease.id].idle_since_ns
         if since_ns is not None and now_ns - since_ns >= self.policy.idle_most_ns:
             return 0
@@ -267,6 +290,25 @@ class Watch:
                 assert resource.used + resource.foreign.amount <= resource.device.capacity, f"{event}: it is in use"
                 alone = part.kind is Kind.GPU and part.exclusivity is not Exclusivity.SHARED
                 assert not (alone and resource.foreign.blocks), f"{event}: somebody is there"
+
+    def _is_not_reserved(self, state: State, event: ev.Granted) -> None:
+        """R1: what is reserved goes to its group; the rest of it, once it is lent, to spot."""
+        lease = state.leases[event.lease]
+        for part in event.parts:
+            name = state.reserved_by.get(part.resource)
+            if name is not None and state.books.reservations[name].group != state.group_of(lease.tenant):
+                lent = state.books.reserved[name].lends and lease.tier is Tier.SPOT
+                assert lent, f"R1: {lease.id} was granted {part.resource}, which is reserved ({name})"
+                self.met["lent"] += 1
+
+    def _reserved_are_cleared(self, state: State) -> None:
+        """R2: who is on a reserved device, is not of the group and has nothing lent, has notice or is to claim it."""
+        for resource, name in state.reserved_by.items():
+            reserved, group = state.books.reserved[name], state.books.reservations[name].group
+            for piece in state.resources[resource].slices.values():
+                lease = state.leases.get(piece.lease)
+                if lease is not None and lease.status is LeaseStatus.ACTIVE and state.group_of(lease.tenant) != group:
+                    assert reserved.lends and lease.tier is Tier.SPOT, f"R2: {lease.id} stays on {resource} ({name})"  # noqa: PT018
 
     def _within_quota(self, state: State, tenant: TenantId, kinds: set[Kind]) -> None:
         """At the moment of a grant; a quota that is lowered later takes nothing away."""
