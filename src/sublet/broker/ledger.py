@@ -50,6 +50,10 @@ class Ledger:
         answer: Answer | SubletError
         if type(command) is cmd.AgentReport and type(command.report) is Held:
             self._unconfirmed.confirm(command.report)
+        if self._schedule.is_reservation_due(now) and type(command) is not cmd.OpenOffice:
+            step.as_office()
+            self._schedule.settle_reservations(step)
+            step.by = command.actor
         try:
             answer = _HANDLERS[type(command)](step, self._schedule, command)
         except SubletError as error:

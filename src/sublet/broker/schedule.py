@@ -169,26 +169,26 @@ class Schedule:
     def settle(self, step: Step) -> None:
         """Let in whoever can go in now, and look for victims for those who cannot, if it is time to. What has come with
         this command is looked at in a turn of its own."""
-        self._settle_reservations(step, 0)
+        self.settle_reservations(step)
         before = len(step.events)
         self._let_in(step)
-        self._settle_reservations(step, before)
+        self.settle_reservations(step, before)
         if self._moments.note(step.state, step.events, step.now.ns):
             self._look_soon(step.state, step.now.ns + 1)
 
-    def _settle_reservations(self, step: Step, begin: int) -> None:
-        """``begin``: the first of the events that it has not seen."""
-        state, wall_ns = step.state, step.now.wall_ns
-        self._wall_ahead_ns = wall_ns - step.now.ns
+    def is_reservation_due(self, now: Now) -> bool:
+        """Whether a reservation takes a step before anything is decided at this moment."""
+        return self._reservations_at_ns is not None and now.wall_ns >= self._reservations_at_ns
+
+    def settle_reservations(self, step: Step, begin: int = 0) -> None:
+        """``begin``: the first of the step's events that they have not seen."""
+        state, now = step.state, step.now
+        self._wall_ahead_ns = now.wall_ns - now.ns
         if not state.books.reservations:
             self._reservations_at_ns = None
-            return
-        at_ns = self._reservations_at_ns
-        if (at_ns is not None and wall_ns >= at_ns) or any(
-            type(event) in _FOR_RESERVATIONS for event in step.events[begin:]
-        ):
+        elif self.is_reservation_due(now) or any(type(event) in _FOR_RESERVATIONS for event in step.events[begin:]):
             reservations.settle(step)
-            self._reservations_at_ns = reservations.next_wall_ns(state, wall_ns, self.policy)
+            self._reservations_at_ns = reservations.next_wall_ns(state, now.wall_ns, self.policy)
 
     def _let_in(self, step: Step) -> None:
         state, now_ns = step.state, step.now.ns
@@ -246,11 +246,14 @@ class Schedule:
         return state.queued_count > 0
 
     def make_room_if_next(self, step: Step, lease: LeaseRecord) -> None:
-        """Look for victims at once for a newcomer; behind others it has to wait until they have had their look."""
-        waiting = (other for other in InOrder(step.state, step.now.ns, self.policy) if not other.promise)
-        if next(waiting, None) is lease:
+        """Look for victims at once for a newcomer; behind others it has to wait until they have had their look, but for
+        what is reserved for its group, which is of no use to them."""
+        state = step.state
+        waiting = (other for other in InOrder(state, step.now.ns, self.policy) if not other.promise)
+        is_next = next(waiting, None) is lease
+        if is_next or any(state.reserved_group(one) == state.group_of(lease.tenant) for one in state.reserved_by):
             step.as_office()
-            self._make_room(step, lease)
+            self._make_room(step, lease, only_reserved=not is_next)
 
     def _to_plan_for(self, state: State, now_ns: int) -> list[LeaseRecord]:
         waiting = [lease for lease in InOrder(state, now_ns, self.policy) if not lease.promise]
@@ -261,12 +264,18 @@ class Schedule:
             first += (rest[start:] + rest[:start])[: PLANS_PER_SETTLE // 2]
         return first
 
-    def _make_room(self, step: Step, lease: LeaseRecord) -> None:
-        """Evict and admit in one step: notice the victims and promise their parts to the request."""
+    def _make_room(self, step: Step, lease: LeaseRecord, *, only_reserved: bool = False) -> None:
+        """Evict and admit in one step: notice the victims and promise their parts to the request. ``only_reserved``: of
+        devices, only those that are reserved for its group."""
         state, policy = step.state, self.policy
         if admission.own_limit(state, lease, step.now, with_promises=True) is not None:
             return
         rooms = self.rooms_for(state, lease)
+        if only_reserved:
+            rooms = {
+                node: [room for room in here if room.reserved or room.kind is not Kind.GPU]
+                for node, here in rooms.items()
+            }
         freed = replacing.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
         plan = preemption.plan(lease, rooms if freed is None else freed, state, step.now.ns, policy)
         if plan is None:
