@@ -1,9 +1,10 @@
 """How many GPUs reach a goal: a curve of simulated figures, with what chance leaves open, and the number it names.
 
-More GPUs do not always help: one node more changes where things are placed and who is preempted. So nothing is
-concluded from a count about those that were not tried. Counts over the whole range are tried first, then the gap below
-the smallest count from which on all that were tried meet the goal, until the count beneath it misses; and then the
-counts right above it. Each that misses moves the answer up. What was tried is told with the answer.
+The largest count is tried first, then the gap below the smallest count from which on all that were tried meet the
+goal is halved, until the count beneath it misses. More GPUs do not always help: one node more changes where things are
+placed and who is preempted. So nothing is concluded from a count about those that were not tried: counts right above
+the answer are tried as well, and some between it and the largest. Each that misses moves the answer up. What was tried
+is told with the answer.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from sublet.values import NS_PER_S, format_duration, parse_duration_ns, shown
 
 __all__ = ["Answer", "Goal", "Point", "find", "late", "parse_goal"]
 
-COARSE: Final = 12
-"""Counts over the whole range that are tried first."""
+SPREAD: Final = 3
+"""Counts between the answer and the largest that are tried as well; and over the range, where the largest misses."""
 NEAR: Final = 4
 """Counts right above the answer that are tried as well: where the curve falls again, it does so there."""
 TRIES_MAX: Final = 40
@@ -124,6 +125,16 @@ class Answer:
         }
 
 
+def _may_meet(goal: Goal, shares: Sequence[float], count: int) -> bool:
+    """Whether a count can still meet the goal once all of ``count`` seeds are tried. For a given smallest share the
+    lower end of the interval is highest if all others are 1; with up to four seeds it is never above the smallest."""
+    low, others = min(shares), count - 1
+    if not others:
+        return low >= goal.share
+    gain = max(0.0, 1 - _T95[min(others, len(_T95)) - 1] / others)
+    return low + gain * (1 - low) * others / count >= goal.share
+
+
 def find(
     goal: Goal,
     most: int,
@@ -144,14 +155,15 @@ def find(
                     tried[gpus] = Point(gpus, (max(0.0, goal.share - FAR),), stopped=True)
                     break
                 shares.append(result.start_within(goal.bound_ns))
-            else:
-                tried[gpus] = Point(gpus, tuple(shares))
+                if not _may_meet(goal, shares, len(seeds)):
+                    break
+            tried.setdefault(gpus, Point(gpus, tuple(shares)))
             note(tried[gpus])
         return tried[gpus]
 
-    for gpus in sorted({1 + round((most - 1) * (n / (COARSE - 1)) ** 2) for n in range(COARSE)}):
-        point(gpus)
-    if not tried[most].meets(goal):
+    if not point(most).meets(goal):
+        for gpus in _spread(0, most):
+            point(gpus)
         whole = [one for one in tried.values() if not one.stopped]
         best = max(whole, key=lambda one: one.interval[0], default=None)
         said = f"all are below {goal.share - FAR:.0%}"
@@ -172,9 +184,16 @@ def find(
             point((below + answer) // 2)
         elif above:
             point(above[0])
+        elif between := [gpus for gpus in _spread(answer, most) if gpus not in tried]:
+            point(between[0])
         else:
             break
     return Answer(goal, _smallest(goal, tried), tuple(tried[gpus] for gpus in sorted(tried)))
+
+
+def _spread(low: int, high: int) -> list[int]:
+    """Counts between these two, at like distances."""
+    return [gpus for n in range(1, SPREAD + 1) if low < (gpus := low + (high - low) * n // (SPREAD + 1)) < high]
 
 
 def _smallest(goal: Goal, tried: dict[int, Point]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from sublet.cli import main
 from sublet.errors import InvalidRequest
-from sublet.simulate.find import Point, find, late, parse_goal
+from sublet.simulate.find import Point, _may_meet, find, late, parse_goal
 from sublet.simulate.replay import Hardware, Replay
 from sublet.simulate.results import Result
 from sublet.simulate.workload import Cell, Session
@@ -55,6 +56,32 @@ def test_a_curve_that_falls_again_moves_the_answer_up() -> None:
     assert len(tried) < 41
 
 
+def test_few_numbers_are_tried_of_many() -> None:
+    """Halving: a range ten times as large costs three or four runs more."""
+    counts = [len(found({1: 0.2, most // 3: 0.95}, most)[1]) for most in (60, 600, 6000)]
+    assert counts[2] <= counts[1] + 5 <= counts[0] + 10
+    assert counts[2] <= 25
+
+
+def test_a_number_far_above_the_answer_that_misses_moves_it_up() -> None:
+    """17 meets the goal, and so do those right above it; 38, which is half-way to the largest, does not."""
+    gpus, tried = found({1: 0.2, 17: 0.95, 38: 0.5, 42: 0.96})
+    assert gpus == 42
+    assert 38 in tried
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9])
+def test_a_seed_that_is_left_out_could_not_have_helped(count: int) -> None:
+    """Whatever the others came to: compared with many drawn shares."""
+    goal, rng = parse_goal("start_within(10s) >= 0.9"), random.Random(count)
+    for _ in range(3000):
+        shares = [rng.choice((rng.random(), rng.uniform(0.85, 1.0), 1.0)) for _ in range(count)]
+        tried = next((n for n in range(1, count + 1) if not _may_meet(goal, shares[:n], count)), count)
+        if tried < count:
+            assert not Point(1, tuple(shares)).meets(goal), f"{shares} meet it, and {tried} of them were tried"
+            assert not Point(1, tuple(shares[:tried])).meets(goal)
+
+
 def test_the_first_count_can_be_the_answer() -> None:
     assert found({1: 1.0})[0] == 1
 
@@ -92,7 +119,7 @@ def test_a_run_is_stopped_when_it_is_certain_to_miss_the_goal() -> None:
     answer = find(goal, 10, [1, 2], run)
     assert answer.gpus == 9
     first = answer.points[0]
-    assert (first.gpus, first.stopped) == (1, True)
+    assert (first.gpus, first.stopped) == (5, True)
     assert first.shares == pytest.approx((0.7,))
     assert len(seeds) < 2 * len(answer.points), "no second seed where the first was stopped"
 
