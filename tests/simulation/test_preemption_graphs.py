@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
+from sublet.broker import preemption
+from sublet.broker.fold import FOLD
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
 from sublet.broker.preemption import standing_of_request, weight
@@ -90,6 +92,7 @@ class Office:
         for event in outcome.events:
             if isinstance(event, ev.Promised):
                 self._must_lower_the_potential(event, before)
+        self._every_eviction_admits()
         for order in outcome.orders:
             if isinstance(order, End):
                 done = TornDown(
@@ -103,6 +106,18 @@ class Office:
             if isinstance(event, ev.Ended) and event.end.reason is EndReason.PREEMPTED:
                 victim = self.ledger.state.leases[event.lease]
                 self.ask(victim.tenant, victim.tier, len(victim.parts))
+
+    def _every_eviction_admits(self) -> None:
+        """Whoever has notice for a request has it because parts are promised to that request."""
+        leases = self.ledger.state.leases
+        for lease in leases.values():
+            if (
+                lease.status is LeaseStatus.NOTICED
+                and lease.notice is not None
+                and lease.notice.beneficiary is not None
+            ):
+                served = leases[lease.notice.beneficiary]
+                assert lease.id in served.victims, f"{lease.id} is evicted, and nothing is promised to {served.id}"
 
     def ask(self, tenant: TenantId, tier: Tier, count: int) -> LeaseId:
         self._asked += 1
@@ -169,6 +184,35 @@ class Office:
         """Whether it is on a device that is reserved for this group, and not of the group."""
         state = self.ledger.state
         return state.has_reserved(victim) == to != state.group_of(victim.tenant)
+
+
+def _evicts_without_admitting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Z25: victims have notice, and the request still stands in line like before (a loop of evictions in Kueue)."""
+    monkeypatch.setitem(FOLD, ev.Promised, lambda state, event, now: None)
+
+
+def _puts_back_in_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Z26: a victim that is spared in the end is not counted again when it is seen whether the request fits."""
+    monkeypatch.setattr(preemption, "_stay", lambda lease, rooms: None)
+
+
+@pytest.mark.parametrize("fault", [_evicts_without_admitting, _puts_back_in_name_only], ids=["Z25", "Z26"])
+def test_faults_of_other_schedulers_are_caught(
+    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a few graphs, which pass without the fault."""
+
+    def some_graphs() -> None:
+        for requests in itertools.islice(_graphs(2), 0, None, 50):
+            office = Office(2)
+            for index, (tenant, tier) in enumerate(requests):
+                office.ask(TENANTS[tenant], tier, 2 if index == 3 else 1)
+            office.settle()
+
+    some_graphs()
+    fault(monkeypatch)
+    with pytest.raises(AssertionError):
+        some_graphs()
 
 
 def _standing(victim: LeaseRecord) -> int:
