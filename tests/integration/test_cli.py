@@ -322,6 +322,23 @@ def _read(painting: io.FileIO, is_enough: Callable[[bytes], bool]) -> bytes:
 # ---- people ----
 
 
+def test_gpus_are_reserved_listed_and_given_up(sublet: Shell) -> None:
+    words = ("exam", "2100-01-04 10:00-12:00", "--group", "default", "--gpus", "1", "--zone", "Europe/Berlin")
+    added = sublet("reservation", "add", *words)
+    assert added.status == 0, added.err
+    assert added.out == (
+        "Reservation exam: 1 GPU for default, 2100-01-04 10:00-12:00 (Europe/Berlin), "
+        "first from 2100-01-04 09:00 UTC to 2100-01-04 11:00 UTC.\n"
+    )
+    (view,) = sublet("reservation", "ls", "--json").json
+    assert (view["id"], view["state"], view["devices"]) == ("exam", "planned", [])
+    assert "exam" in sublet("reservation", "ls").out
+    assert sublet("reservation", "add", *words).status == 2
+    assert sublet("reservation", "rm", "exam").out == "Reservation exam is removed.\n"
+    assert sublet("reservation", "rm", "exam").status == 1
+    assert sublet("reservation", "ls", "--json").json == []
+
+
 def test_a_token_is_printed_once_and_opens_only_its_own_tenants_things(sublet: Shell) -> None:
     added = sublet("tenant", "add", "ana", "--leases", "1")
     assert added.status == 0
@@ -450,6 +467,10 @@ NONSENSE = [
     ["group", "add", "Not A Name"],
     ["group", "add", "lab", "--weight", "0"],
     ["group", "set", "lab", "--ceiling", "-1"],
+    ["reservation", "add", "lab", "every Teusday 10:00-12:00", "--group", "default", "--gpus", "1", "--zone", "UTC"],
+    ["reservation", "add", "lab", "every Tue 10:00-12:00", "--group", "default", "--gpus", "1", "--zone", "Berlin"],
+    ["reservation", "add", "lab", "every Tue 10:00-12:00", "--group", "default", "--gpus", "0", "--zone", "UTC"],
+    ["reservation", "add", "lab", "every Tue 10:00-12:00", "--group", "default", "--gpus", "1"],
     ["tenant", "add", "bob", "--tier-max", "gold"],
     ["tenant", "set", "bob", "--operator", "--no-operator"],
     ["bill", "--by", "mood"],

@@ -106,6 +106,8 @@ async def furnish(b: Bench) -> Office:
         "offered": offered["lease"]["id"],
         "queued": queued["lease"]["id"],
     }
+    exam = {"id": "exam", "group": "default", "gpus": 1, "when": "2100-01-04 10:00-12:00", "zone": "UTC"}
+    assert (await b.ask("POST", "/v1/reservations", exam, token=ROOT)).status == 201
     await b.volume(ANN, "ann-live", live=True)
     await b.volume(ANN, "ann-kept")
     states = {name: str(b.driver.ledger.state.leases[lease].status) for name, lease in leases.items()}
@@ -155,7 +157,7 @@ def test_a_tenant_is_no_operator(route: Route) -> None:
             office = await furnish(b)
             before = b.driver.commits
             objects = {"lease": [*office.leases.values(), NEVER_WAS], "tenant": ["ann", "bob", "none"]}
-            objects |= {"node": ["n1", "none"], "group": ["default", "none"]}
+            objects |= {"node": ["n1", "none"], "group": ["default", "none"], "reservation": ["exam", "none"]}
             for token in (ANN, BOB):
                 answers = [await office.ask(route, token, of=of) for of in (objects[route.of] if route.of else [""])]
                 assert {answer.status for answer in answers} == {401}
@@ -318,7 +320,7 @@ def test_a_request_id_of_another_tenant_is_ones_own() -> None:
 def test_the_matrix_has_every_route() -> None:
     """What is open to everybody is so on purpose, and is listed here by name."""
     assert {name_of(route) for route in ROUTES if route.right is Right.OPEN} == {"GET /v1/hello", "GET /openapi.json"}
-    assert {route.of for route in ROUTES} <= {"", "lease", "tenant", "group", "node", "volume"}
+    assert {route.of for route in ROUTES} <= {"", "lease", "tenant", "group", "reservation", "node", "volume"}
 
 
 def test_the_owner_of_the_matrix_may_do_what_others_may_not() -> None:
@@ -335,6 +337,7 @@ def test_the_owner_of_the_matrix_may_do_what_others_may_not() -> None:
                     "node": "n1",
                     "volume": "ann-kept",
                     "group": "default",
+                    "reservation": "exam",
                 }.get(route.of, "")
                 if route.path.endswith(("/claim", "/decline")):
                     of = office.leases["offered"]
