@@ -29,7 +29,7 @@ from sublet.errors import (
     Unauthorized,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.values import EndReason, Kind, LeaseId, NodeId, RequestId
+from sublet.values import EndReason, Kind, LeaseId, NodeId, RequestId, Tier, format_duration
 from sublet.wire.orders import Part
 
 __all__ = ["acquire", "acquire_many", "answer_now", "attach", "claim", "decline", "release"]
@@ -455,22 +455,37 @@ def _offer_of(lease: LeaseRecord) -> Offer:
 
 
 def _queue(step: Step, schedule: Schedule, lease: LeaseRecord) -> Answer:
-    state, policy = step.state, step.policy
-    in_line = len(state.line(lease.tier, lease.tenant))
-    if state.queued_count >= policy.queue_max or in_line >= policy.queue_tenant_max:
-        limit, whose = (
-            (policy.queue_tenant_max, "your requests")
-            if in_line >= policy.queue_tenant_max
-            else (policy.queue_max, "all")
-        )
-        return Refusal(
-            code=RefusalCode.LIMIT,
-            reason=f"the queue is full: {limit} of {whose} wait already",
-            do="Ask again later, or withdraw some.",
-        )
+    refusal = _queue_is_full(step, lease)
+    if refusal is not None:
+        return refusal
     lease = _enter(step, lease)
     schedule.make_room_if_next(step, lease)
     return answer_now(step, lease)
+
+
+def _queue_is_full(step: Step, lease: LeaseRecord) -> Refusal | None:
+    """A refusal if as many requests of its tenant, its group or of all wait as may."""
+    state, policy = step.state, step.policy
+    tenant, group = lease.tenant, state.group_of(lease.tenant)
+    own, of_group = state.quota_of(tenant).queue, state.group(group).quota.queue
+    limits = (
+        (policy.queue_tenant_max if own is None else own, state.waiting_of(tenant), "of your requests wait"),
+        (of_group, state.waiting_of_group(group), f"requests of group {group} wait"),
+        (policy.queue_max, state.queued_count, "requests wait"),
+    )
+    for limit, waiting, whose in limits:
+        if limit is not None and waiting >= limit:
+            mine = [state.line(tier, tenant) for tier in Tier]
+            first = next((state.leases[line[0][-1]] for line in mine if line), None)
+            in_ns = None if first is None else estimate.estimate_ns(first, state, step.now, policy)
+            when = "when one of them has been granted" if in_ns is None else f"in about {format_duration(in_ns)}"
+            return Refusal(
+                code=RefusalCode.LIMIT,
+                reason=f"the queue is full: {waiting} {whose} already, and {limit} may",
+                do=f"Ask again {when}, or withdraw one.",
+                estimate_ns=in_ns,
+            )
+    return None
 
 
 def _enter(step: Step, lease: LeaseRecord) -> LeaseRecord:

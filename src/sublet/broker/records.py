@@ -98,6 +98,8 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     leases: int | None = None
     gpu_seconds: int | None = None
     """Device time within the rolling window of the policy."""
+    queue: int | None = None
+    """Requests that wait at once."""
 
 
 NO_QUOTA: Final = Quota()

@@ -22,6 +22,7 @@ OF_QUOTA: Final = {
     "tenant.block": "block_bytes",
     "tenant.leases": "leases",
     "tenant.gpu_time": "gpu_seconds",
+    "tenant.queue": "queue",
 }
 """Which of the limits a tenant may have of its own."""
 NOT_OWNER: Final = ("tenant.", "lease.")

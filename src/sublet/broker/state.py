@@ -195,6 +195,10 @@ class State:
         """How many requests of a tenant wait."""
         return sum(len(self.line(tier, tenant)) for tier in Tier)
 
+    def waiting_of_group(self, group: GroupId) -> int:
+        """How many requests of its tenants wait."""
+        return sum(len(line) for groups in self.queue.values() for line in groups.get(group, {}).values())
+
     def line(self, tier: Tier, tenant: TenantId) -> Sequence[Waiting]:
         """The waiting requests of a tenant in one tier."""
         return self.queue[tier].get(self.group_of(tenant), {}).get(tenant, ())

@@ -385,5 +385,5 @@ def group_view(group: GroupRecord, state: State, now_ns: int) -> GroupView:
         gpus=account.level[0] / MILLIS_PER_DEVICE,
         share=round(float(share), 6),
         share_of=kind.value,
-        queued=sum(len(line) for lines in state.queue.values() for line in lines.get(group.id, {}).values()),
+        queued=state.waiting_of_group(group.id),
     )

@@ -19,6 +19,7 @@ __all__ = [
     "Gpus",
     "Leases",
     "Memory",
+    "Queue",
     "Vram",
     "add",
     "change",
@@ -54,6 +55,9 @@ GpuTime = Annotated[
     int | NoLimit | None,
     Opt("--gpu-time", metavar="DURATION", parse=limit_duration, help="Maximum device time within a rolling hour."),
 ]
+Queue = Annotated[
+    int | NoLimit | None, Opt("--queue", metavar="N", parse=limit, help="Maximum number of waiting requests at once.")
+]
 _Uid = Annotated[
     int | NoLimit | None,
     Opt(
@@ -85,6 +89,7 @@ def add(
     block: Block = None,
     leases: Leases = None,
     gpu_time: GpuTime = None,
+    queue: Queue = None,
     tier_max: _TierMax = None,
     group: _Group = None,
     weight: _Weight = None,
@@ -100,7 +105,7 @@ def add(
     The token alone goes to stdout, so TOKEN=$(sublet tenant add ana) keeps it. The office stores only its hash. A limit
     that is not given is the office's own (`sublet policy show`).
     """
-    quota = quota_of({}, gpus, vram, cores, memory, block, leases, gpu_time)
+    quota = quota_of({}, gpus, vram, cores, memory, block, leases, gpu_time, queue)
     body: Json = {"id": tenant, "quota": quota, "tier_max": tier_max, "operator": operator, **_user(uid)}
     body |= {"group": group, "weight": weight}
     if no_token_needed:
@@ -123,6 +128,7 @@ def change(
     block: Block = None,
     leases: Leases = None,
     gpu_time: GpuTime = None,
+    queue: Queue = None,
     tier_max: _TierMax = None,
     group: _Group = None,
     weight: _Weight = None,
@@ -150,9 +156,9 @@ def change(
         body["needs_token"] = token_needed
     if operator or no_operator:
         body["operator"] = operator
-    if any(given is not None for given in (gpus, vram, cores, memory, block, leases, gpu_time)):
+    if any(given is not None for given in (gpus, vram, cores, memory, block, leases, gpu_time, queue)):
         known: Json = office.get(path)["quota"]
-        body["quota"] = quota_of(known, gpus, vram, cores, memory, block, leases, gpu_time)
+        body["quota"] = quota_of(known, gpus, vram, cores, memory, block, leases, gpu_time, queue)
     answer: Json = office.patch(path, body)
     if as_json:
         document(answer)
@@ -258,6 +264,7 @@ def quota_of(
     block: int | NoLimit | None,
     leases: int | NoLimit | None,
     gpu_time: int | NoLimit | None,
+    queue: int | NoLimit | None,
 ) -> Json:
     """What is known, with what was given put over it."""
     given = {
@@ -268,6 +275,7 @@ def quota_of(
         "block_bytes": block,
         "leases": leases,
         "gpu_seconds": gpu_time,
+        "queue": queue,
     }
     return known | {k: None if isinstance(v, NoLimit) else v for k, v in given.items() if v is not None}
 
@@ -283,4 +291,6 @@ def limits(quota: Json) -> str:
             said.append(f"{format_size(quota[key])} {noun}")
     if quota["gpu_seconds"] is not None:
         said.append(f"{seconds(quota['gpu_seconds'])} of GPU time an hour")
+    if quota["queue"] is not None:
+        said.append(f"{plural(quota['queue'], 'request')} waiting")
     return ", ".join(said) or "no limits"

@@ -261,6 +261,8 @@ class QuotaView(_Request, kw_only=True, forbid_unknown_fields=True):
     block_bytes: int | None = None
     leases: int | None = None
     gpu_seconds: int | None = None
+    queue: int | None = None
+    """Requests that wait at once."""
 
 
 class TenantRequest(_Request, kw_only=True, forbid_unknown_fields=True):

@@ -184,6 +184,24 @@ def test_a_ceiling_holds_for_all_tenants_of_the_group_together() -> None:
     assert second.status is LeaseStatus.GRANTED
 
 
+def test_a_group_has_so_many_places_in_the_line_and_a_tenant_as_well() -> None:
+    """In all tiers together. Who is refused is told how many wait, and when to ask again; others are let in."""
+    bench = office(gpus=1, course=GroupRecord(id=COURSE, quota=Quota(queue=3)))
+    bench.do(cmd.SetTenant(tenant=ANN, quota=Quota(queue=2)))
+    bench.granted()
+    for tier in (Tier.BATCH, Tier.SPOT):
+        bench.queued(tenant=ANN, tier=tier)
+    own = bench.refused(tenant=ANN)
+    assert (own.code, own.reason) == ("limit", "the queue is full: 2 of your requests wait already, and 2 may")
+    assert own.do == "Ask again in about 5m 5s, or withdraw one."
+    bench.queued(tenant=CLEO)
+    of_group = bench.refused(tenant=CLEO)
+    assert of_group.reason == "the queue is full: 3 requests of group course wait already, and 3 may"
+    bench.queued(tenant=BEN)
+    bench.do(cmd.SetTenant(tenant=ANN, quota=Quota(queue=0)))
+    assert bench.refused(tenant=ANN).code == "limit"
+
+
 def test_parts_of_a_card_are_parts_of_a_ceiling() -> None:
     bench = office(gpus=2, course=GroupRecord(id=COURSE, ceiling=1))
     for _ in range(4):
