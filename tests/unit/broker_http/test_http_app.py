@@ -616,14 +616,15 @@ def test_a_reservation_is_made_shown_and_removed() -> None:
             (listed,) = (await b.ask("GET", "/v1/reservations")).json
             assert listed["state"] in ("kept", "lent")
             assert (len(listed["devices"]), listed["ready"]) == (1, 1)
-            for wrong, says in (
+            wrongs: tuple[tuple[dict[str, Any], str], ...] = (
                 ({"when": "every Teusday 10:00-12:00"}, "did you mean tuesday"),
                 ({"zone": "Europe/Belrin"}, "did you mean Europe/Berlin"),
                 ({"when": "2019-03-31 02:10-02:50", "zone": "Europe/Berlin"}, "the clock in Europe/Berlin jumps"),
                 ({"when": "2019-04-01 02:10-02:50"}, "all times of reservation other are past"),
                 ({"gpus": 99}, "99 GPUs are more than there are"),
                 ({"group": "never"}, "there is no group"),
-            ):
+            )
+            for wrong, says in wrongs:
                 answer = await b.ask("POST", "/v1/reservations", {**asked, "id": "other", **wrong})
                 assert answer.status in (400, 404)
                 assert says in answer.error["message"], answer.error

@@ -57,7 +57,7 @@ def reserve(
 
 
 def kept(bench: Bench) -> list[str]:
-    return sorted(bench.state.reserved_by)
+    return [str(resource) for resource in sorted(bench.state.reserved_by)]
 
 
 def busy(bench: Bench, tenant: TenantId, *, tier: Tier = Tier.INTERACTIVE, count: int = 1) -> LeaseRecord:
