@@ -35,6 +35,8 @@ __all__ = [
 
 WEIGHT_MAX: Final = 10_000
 GPUS_MAX: Final = 1 << 31
+REQUESTS_MIN: Final = 60
+"""A minute: leases have to be renewed, and their state to be looked at."""
 UID_MAX: Final = (1 << 32) - 2
 """The number after it stands for no user."""
 
@@ -352,6 +354,11 @@ def _check_quota(quota: Quota) -> None:
         value = getattr(quota, name)
         if value is not None and not 0 <= value < 1 << 62:
             raise InvalidRequest(f"the quota {name} = {value} is not possible", do="Give zero or more.")
+    if quota.requests_per_minute is not None and quota.requests_per_minute < REQUESTS_MIN:
+        raise InvalidRequest(
+            f"{quota.requests_per_minute} requests a minute are less than what runs needs",
+            do=f"Give at least {REQUESTS_MIN}.",
+        )
 
 
 def _check_user(step: Step, tenant: TenantRecord) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from sublet.broker.records import LOCAL_TENANT
 from sublet.errors import QuotaExceeded
-from sublet.values import NS_PER_S, TenantId, format_duration
+from sublet.values import NS_PER_S, GroupId, TenantId, format_duration
 
 __all__ = ["Bucket", "RateLimits", "RequestRates", "TooMany"]
 
@@ -79,32 +79,47 @@ class RateLimits:
 
     def __init__(self, rates: RequestRates) -> None:
         self.rates = rates
-        self._requests: dict[TenantId, Bucket] = {}
+        self._requests: dict[tuple[str, int], Bucket] = {}
+        """By tenant, or `group/NAME`, and by rate: one that was changed is counted anew."""
         self._leases: dict[TenantId, Bucket] = {}
 
     def go_by(self, rates: RequestRates) -> None:
         """Other rates hold from now on; what one of them counts is counted anew where it has changed."""
-        if rates.requests_per_minute != self.rates.requests_per_minute:
-            self._requests.clear()
         if rates.leases_per_hour != self.rates.leases_per_hour:
             self._leases.clear()
         self.rates = rates
 
-    def request(self, tenant: TenantId, now_ns: int, count: int = 1, *, keeps: bool = False) -> None:
+    def request(
+        self,
+        tenant: TenantId,
+        now_ns: int,
+        count: int = 1,
+        *,
+        keeps: bool = False,
+        own: int | None = None,
+        group: tuple[GroupId, int] | None = None,
+    ) -> None:
         """So many more requests, or a message with so many in it, which counts for as many as may come at once at the
-        most; raises ``TooMany``. ``keeps``: it keeps or gives back what the tenant has."""
+        most; raises ``TooMany``. ``keeps``: it keeps or gives back what the tenant has. ``own``: the tenant's own rate;
+        ``group``: its group and the rate of that, for what does not keep: a neighbour's flood ends no lease."""
         if tenant == LOCAL_TENANT:
             return
-        rate = self.rates.requests_per_minute
-        burst = max(BURST_MIN, rate // BURST_PART)
-        bucket = self._requests.get(tenant)
-        if bucket is None:
-            bucket = self._requests[tenant] = Bucket(amount=rate, within_ns=MINUTE_NS, burst=burst)
-        wait_ns = bucket.take(now_ns, min(count, burst), ahead=KEEPING if keeps else 1)
+        rate = self.rates.requests_per_minute if own is None else own
+        wait_ns = self._take(tenant, rate, now_ns, count, ahead=KEEPING if keeps else 1)
         if wait_ns:
-            raise TooMany(
-                f"tenant {tenant} sends more than {self.rates.requests_per_minute} requests a minute", wait_ns=wait_ns
-            )
+            raise TooMany(f"tenant {tenant} sends more than {rate} requests a minute", wait_ns=wait_ns)
+        if group is not None and not keeps:
+            name, rate = group
+            wait_ns = self._take(f"group/{name}", rate, now_ns, count, ahead=1)
+            if wait_ns:
+                raise TooMany(f"group {name} sends more than {rate} requests a minute", wait_ns=wait_ns)
+
+    def _take(self, whose: str, rate: int, now_ns: int, count: int, *, ahead: int) -> int:
+        burst = max(BURST_MIN, rate // BURST_PART)
+        bucket = self._requests.get((whose, rate))
+        if bucket is None:
+            bucket = self._requests[whose, rate] = Bucket(amount=rate, within_ns=MINUTE_NS, burst=burst)
+        return bucket.take(now_ns, min(count, burst), ahead=ahead)
 
     def lease(self, tenant: TenantId, now_ns: int, count: int = 1) -> None:
         """So many leases begin, or one is attached anew; raises ``TooMany``."""

@@ -100,6 +100,8 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     """Device time within the rolling window of the policy."""
     queue: int | None = None
     """Requests that wait at once."""
+    requests_per_minute: int | None = None
+    """Sent to the office."""
 
 
 NO_QUOTA: Final = Quota()

@@ -23,6 +23,7 @@ OF_QUOTA: Final = {
     "tenant.leases": "leases",
     "tenant.gpu_time": "gpu_seconds",
     "tenant.queue": "queue",
+    "tenant.requests_per_minute": "requests_per_minute",
 }
 """Which of the limits a tenant may have of its own."""
 NOT_OWNER: Final = ("tenant.", "lease.")

@@ -22,7 +22,7 @@ from sublet.broker.history import History
 from sublet.broker.policy_file import Limits
 from sublet.broker.processes import Peer
 from sublet.broker.rate_limits import RateLimits, TooMany
-from sublet.broker.records import LeaseRecord, Now, ProcessRecord
+from sublet.broker.records import NO_QUOTA, LeaseRecord, Now, ProcessRecord
 from sublet.broker.shared_socket import SharedSocket
 from sublet.broker.signing import Signer
 from sublet.broker.sse import STREAMS_MAX, STREAMS_TENANT_MAX, Hub, Stream
@@ -256,7 +256,17 @@ class Service:
     def count_requests(self, tenant: TenantId, count: int = 1, *, keeps: bool) -> None:
         """So many requests of this tenant came, or one message with so many in it; raises if they were too many."""
         try:
-            self.rate_limits.request(tenant, self.driver.clock.now_ns(), count, keeps=keeps)
+            state = self.driver.ledger.state
+            group, known = state.group(state.group_of(tenant)), state.tenants.get(tenant)
+            own, of_group = (quota.requests_per_minute for quota in (known.quota if known else NO_QUOTA, group.quota))
+            self.rate_limits.request(
+                tenant,
+                self.driver.clock.now_ns(),
+                count,
+                keeps=keeps,
+                own=own,
+                group=None if of_group is None else (group.id, of_group),
+            )
         except TooMany:
             self.limit("requests_of_tenant")
             raise

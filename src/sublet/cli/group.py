@@ -9,7 +9,7 @@ from sublet.cli.declare import Arg, Opt
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, NoLimit, count, limit, name
 from sublet.cli.show import Json, document, plural, table
-from sublet.cli.tenant import Block, Cores, Gpus, GpuTime, Leases, Memory, Queue, Vram, limits, quota_of
+from sublet.cli.tenant import Block, Cores, Gpus, GpuTime, Leases, Memory, Queue, Requests, Vram, limits, quota_of
 
 __all__ = ["add", "change", "ls", "rm"]
 
@@ -44,13 +44,14 @@ def add(
     leases: Leases = None,
     gpu_time: GpuTime = None,
     queue: Queue = None,
+    requests: Requests = None,
     as_json: AsJson = False,
 ) -> int:
     """Add a group. `sublet tenant set NAME --group GROUP` puts a tenant into it.
 
     Limits such as --gpus hold for all its tenants together.
     """
-    quota = quota_of({}, gpus, vram, cores, memory, block, leases, gpu_time, queue)
+    quota = quota_of({}, gpus, vram, cores, memory, block, leases, gpu_time, queue, requests)
     body: Json = {"id": group, "quota": quota, **_given(weight, floor, ceiling)}
     answer: Json = Office.reach().post("/v1/groups", body)
     return _say(answer, f"Group {group} is added", as_json)
@@ -70,6 +71,7 @@ def change(
     leases: Leases = None,
     gpu_time: GpuTime = None,
     queue: Queue = None,
+    requests: Requests = None,
     as_json: AsJson = False,
 ) -> int:
     """Change what a group may have.
@@ -79,7 +81,7 @@ def change(
     """
     office = Office.reach()
     body = _given(weight, floor, ceiling)
-    given = (gpus, vram, cores, memory, block, leases, gpu_time, queue)
+    given = (gpus, vram, cores, memory, block, leases, gpu_time, queue, requests)
     if any(one is not None for one in given):
         known: list[Json] = [view["quota"] for view in office.get("/v1/groups") if view["id"] == group]
         body["quota"] = quota_of(known[0] if known else {}, *given)

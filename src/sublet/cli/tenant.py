@@ -20,6 +20,7 @@ __all__ = [
     "Leases",
     "Memory",
     "Queue",
+    "Requests",
     "Vram",
     "add",
     "change",
@@ -58,6 +59,10 @@ GpuTime = Annotated[
 Queue = Annotated[
     int | NoLimit | None, Opt("--queue", metavar="N", parse=limit, help="Maximum number of waiting requests at once.")
 ]
+Requests = Annotated[
+    int | NoLimit | None,
+    Opt("--requests-per-minute", metavar="N", parse=limit, help="Maximum number of requests to the office a minute."),
+]
 _Uid = Annotated[
     int | NoLimit | None,
     Opt(
@@ -90,6 +95,7 @@ def add(
     leases: Leases = None,
     gpu_time: GpuTime = None,
     queue: Queue = None,
+    requests: Requests = None,
     tier_max: _TierMax = None,
     group: _Group = None,
     weight: _Weight = None,
@@ -105,7 +111,7 @@ def add(
     The token alone goes to stdout, so TOKEN=$(sublet tenant add ana) keeps it. The office stores only its hash. A limit
     that is not given is the office's own (`sublet policy show`).
     """
-    quota = quota_of({}, gpus, vram, cores, memory, block, leases, gpu_time, queue)
+    quota = quota_of({}, gpus, vram, cores, memory, block, leases, gpu_time, queue, requests)
     body: Json = {"id": tenant, "quota": quota, "tier_max": tier_max, "operator": operator, **_user(uid)}
     body |= {"group": group, "weight": weight}
     if no_token_needed:
@@ -129,6 +135,7 @@ def change(
     leases: Leases = None,
     gpu_time: GpuTime = None,
     queue: Queue = None,
+    requests: Requests = None,
     tier_max: _TierMax = None,
     group: _Group = None,
     weight: _Weight = None,
@@ -156,9 +163,9 @@ def change(
         body["needs_token"] = token_needed
     if operator or no_operator:
         body["operator"] = operator
-    if any(given is not None for given in (gpus, vram, cores, memory, block, leases, gpu_time, queue)):
+    if any(given is not None for given in (gpus, vram, cores, memory, block, leases, gpu_time, queue, requests)):
         known: Json = office.get(path)["quota"]
-        body["quota"] = quota_of(known, gpus, vram, cores, memory, block, leases, gpu_time, queue)
+        body["quota"] = quota_of(known, gpus, vram, cores, memory, block, leases, gpu_time, queue, requests)
     answer: Json = office.patch(path, body)
     if as_json:
         document(answer)
@@ -265,6 +272,7 @@ def quota_of(
     leases: int | NoLimit | None,
     gpu_time: int | NoLimit | None,
     queue: int | NoLimit | None,
+    requests: int | NoLimit | None,
 ) -> Json:
     """What is known, with what was given put over it."""
     given = {
@@ -276,6 +284,7 @@ def quota_of(
         "leases": leases,
         "gpu_seconds": gpu_time,
         "queue": queue,
+        "requests_per_minute": requests,
     }
     return known | {k: None if isinstance(v, NoLimit) else v for k, v in given.items() if v is not None}
 
@@ -293,4 +302,6 @@ def limits(quota: Json) -> str:
         said.append(f"{seconds(quota['gpu_seconds'])} of GPU time an hour")
     if quota["queue"] is not None:
         said.append(f"{plural(quota['queue'], 'request')} waiting")
+    if quota["requests_per_minute"] is not None:
+        said.append(f"{quota['requests_per_minute']} requests a minute")
     return ", ".join(said) or "no limits"

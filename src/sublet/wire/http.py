@@ -263,6 +263,8 @@ class QuotaView(_Request, kw_only=True, forbid_unknown_fields=True):
     gpu_seconds: int | None = None
     queue: int | None = None
     """Requests that wait at once."""
+    requests_per_minute: int | None = None
+    """Sent to the office."""
 
 
 class TenantRequest(_Request, kw_only=True, forbid_unknown_fields=True):

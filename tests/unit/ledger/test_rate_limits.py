@@ -9,7 +9,7 @@ import pytest
 from sublet.broker.rate_limits import BURST_MIN, HOUR_NS, KEEPING, MINUTE_NS, Bucket, RateLimits, RequestRates, TooMany
 from sublet.broker.records import LOCAL_TENANT
 from sublet.errors import QuotaExceeded
-from sublet.values import NS_PER_S, TenantId
+from sublet.values import NS_PER_S, GroupId, TenantId
 
 ANA, BEN = TenantId("ana"), TenantId("ben")
 RATES = RequestRates(requests_per_minute=600, leases_per_hour=10)
@@ -60,6 +60,28 @@ def test_tenants_do_not_count_for_each_other_and_the_owner_is_not_counted() -> N
     for _ in range(10_000):
         limits.request(LOCAL_TENANT, 0)
         limits.lease(LOCAL_TENANT, 0)
+
+
+def test_a_group_has_a_rate_of_its_own_which_a_renewal_does_not_meet() -> None:
+    """One tenant's flood uses up what its group may send, and takes no lease from its neighbours; a tenant of the same
+    name as the group is another thing."""
+    limits, group = RateLimits(RATES), (GroupId("ben"), 60)
+    for _ in range(60):
+        limits.request(ANA, 0, group=group)
+    with pytest.raises(TooMany, match="group ben sends more than 60 requests a minute") as caught:
+        limits.request(BEN, 0, group=group)
+    limits.request(BEN, 0, group=group, keeps=True)
+    limits.request(BEN, 0, own=60)
+    limits.request(BEN, caught.value.retry_s * NS_PER_S, group=group)
+
+
+def test_a_tenant_may_have_a_rate_of_its_own() -> None:
+    limits = RateLimits(RATES)
+    for _ in range(60):
+        limits.request(ANA, 0, own=60)
+    with pytest.raises(TooMany, match="tenant ana sends more than 60 requests a minute"):
+        limits.request(ANA, 0, own=60)
+    limits.request(ANA, 0, own=6000)
 
 
 def test_leases_that_begin_are_counted_by_the_hour() -> None:
