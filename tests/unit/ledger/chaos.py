@@ -109,6 +109,7 @@ class Chaos:
         self.boots = 1
         self.programs = random.Random(f"programs/{seed}")
         """Which process asks: drawn apart, so that the stories of older seeds stay as they were."""
+        self.times = random.Random(f"times/{seed}")
         self.pids = 100
         self.dead: list[ProcessRecord] = []
         self.processes: list[ProcessRecord] = [self._new_process() for _ in range(4)]
@@ -465,7 +466,7 @@ class Chaos:
 
     def _reservations(self) -> None:
         """Times of devices for a group, at once or soon; some are removed while they go on."""
-        rng, wall_ns = self.rights, self.bench.now.wall_ns
+        rng, wall_ns = self.times, self.bench.now.wall_ns
         known = self.bench.state.books.reservations
         if known and rng.random() < 0.3:
             self.do(cmd.RemoveReservation(reservation=rng.choice(sorted(known))))
