@@ -275,9 +275,13 @@ def drain(step: Step, command: cmd.Drain) -> Answer:
         if not command.draining:
             if lease.notice is not None and lease.notice.reason is EndReason.DRAINED and lease.status in LIVE_STATES:
                 step.spare(lease)
-        elif lease.status is LeaseStatus.GRANTED:
+            continue
+        if lease.status is LeaseStatus.GRANTED:
             step.end(lease, EndReason.DRAINED, f"{node.id} is being emptied")
-        elif lease.status is LeaseStatus.ACTIVE:
+            continue
+        if lease.notice is not None and lease.notice.reservation is not None and lease.status in LIVE_STATES:
+            step.spare(lease)  # another device will be chosen
+        if lease.status is LeaseStatus.ACTIVE:
             notice_ns = command.notice_ns
             if notice_ns is None:
                 notice_ns = step.policy.notice_for_ns(lease.tier)

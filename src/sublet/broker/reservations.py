@@ -98,26 +98,32 @@ def _next_step(state: State, reservation: ReservationRecord, wall_ns: int, polic
 def settle(step: Step) -> None:
     """Take the steps whose time has come, and see that the chosen devices become, and stay, free of other groups."""
     wall_ns, policy = step.now.wall_ns, step.policy
-    for reservation in list(step.state.books.reservations.values()):
-        reserved = step.state.books.reserved.get(reservation.id)
-        if reserved is not None and wall_ns >= reserved.span.end_ns:
-            _spare(step, reservation, ())
-            step.emit(ev.ReservationOver(reservation=reservation.id))
-            reserved = None
+    books = step.state.books
+    for name, known in list(books.reserved.items()):  # all of them first: the next reservation has their devices
+        if wall_ns >= known.span.end_ns:
+            _spare(step, books.reservations[name], ())
+            step.emit(ev.ReservationOver(reservation=name))
+    for reservation in list(books.reservations.values()):
+        reserved = books.reserved.get(reservation.id) or _next(reservation, wall_ns, policy)
         if reserved is None:
-            span = _span_after(reservation.spans, wall_ns)
-            if span is None or wall_ns < span.start_ns - policy.notice_ns - policy.reserved_clear_ns:
-                continue
-            reserved = ReservedRecord(span=span)
+            continue
         _place(step, reservation, reserved)
-        reserved = step.state.books.reserved[reservation.id]
+        reserved = books.reserved[reservation.id]
         if not reserved.began and wall_ns >= reserved.span.start_ns:
             step.emit(ev.ReservationBegan(reservation=reservation.id, ready=ready(step.state, reservation, reserved)))
         if not reserved.lends and wall_ns >= _lends_from(reserved.span, policy):
             step.emit(ev.ReservationLent(reservation=reservation.id))
         _drop_promises(step, reservation, reserved)
-    for name, reserved in step.state.books.reserved.items():  # only now, since a promise that is dropped spares others
-        _clear(step, step.state.books.reservations[name], reserved)
+    for name, reserved in books.reserved.items():  # only now, since a promise that is dropped spares others
+        _clear(step, books.reservations[name], reserved)
+
+
+def _next(reservation: ReservationRecord, wall_ns: int, policy: Policy) -> ReservedRecord | None:
+    """Its time that goes on, or for which devices are to be chosen by now."""
+    span = _span_after(reservation.spans, wall_ns)
+    if span is None or wall_ns < span.start_ns - policy.notice_ns - policy.reserved_clear_ns:
+        return None
+    return ReservedRecord(span=span)
 
 
 def ready(state: State, reservation: ReservationRecord, reserved: ReservedRecord) -> int:
@@ -143,35 +149,57 @@ def _span_after(spans: Sequence[Span], wall_ns: int) -> Span | None:
 
 def _place(step: Step, reservation: ReservationRecord, reserved: ReservedRecord) -> None:
     state = step.state
-    chosen = tuple(sorted(_choose(step, reservation, reserved.resources)))
+    chosen = tuple(sorted(_choose(step, reservation, reserved)))
     if chosen == reserved.resources and reservation.id in state.books.reserved:
         return
     step.emit(ev.ReservationPlaced(reservation=reservation.id, span=reserved.span, resources=chosen))
     _spare(step, reservation, chosen)
 
 
-def _choose(step: Step, reservation: ReservationRecord, present: Sequence[ResourceId]) -> Iterator[ResourceId]:
+def _choose(step: Step, reservation: ReservationRecord, reserved: ReservedRecord) -> Iterator[ResourceId]:
     """As many devices as are reserved, or as there are. Those that are kept already stay; of the others, the cheapest
-    in turn: once a lease has to go, its other devices cost nothing more."""
-    state = step.state
-    usable = [room for room in _in_service(state, reservation.model) if _is_open(state, room, reservation)]
-    kept = [room.resource for room in usable if room.resource in present][: reservation.gpus]
+    in turn, those last that other reservations need: once a lease has to go, its other devices cost nothing more."""
+    state, present = step.state, reserved.resources
+    usable = [room for room in _in_service(state) if _is_open(state, room, reservation)]
+    free = [room for room in usable if room.resource not in present]
+    fitting = [room for room in usable if reservation.model is None or is_model(reservation.model, room)]
+    kept = [room.resource for room in fitting if room.resource in present][: reservation.gpus]
     yield from kept
-    others = [room for room in usable if room.resource not in present]
+    others, needs = [room for room in fitting if room in free], _models_needed(state, reservation, reserved.span)
     leaving: set[str] = set()
     for _ in range(min(reservation.gpus - len(kept), len(others))):
-        best = min(others, key=lambda room: (*_cost(step, reservation, room, leaving), room.node, room.resource))
+        scarce = [model for model, count in needs.items() if sum(is_model(model, room) for room in free) <= count]
+        best = min(
+            others,
+            key=lambda room: (
+                any(is_model(model, room) for model in scarce),
+                *_cost(step, reservation, room, leaving),
+                room.node,
+                room.resource,
+            ),
+        )
         others.remove(best)
+        free.remove(best)
         leaving.update(lease.id for lease in _strangers(state, reservation, best.resource))
         yield best.resource
 
 
-def _in_service(state: State, model: str | None) -> Iterator[Room]:
+def _models_needed(state: State, reservation: ReservationRecord, span: Span) -> dict[str, int]:
+    """How many devices of which model other reservations will still need during this time."""
+    needs: dict[str, int] = {}
+    for other in state.books.reservations.values():
+        if other.model is None or other.id == reservation.id or other.model == reservation.model:
+            continue
+        next_one, reserved = _span_after(other.spans, span.start_ns), state.books.reserved.get(other.id)
+        if next_one is not None and next_one.start_ns < span.end_ns:
+            has = len(reserved.resources) if reserved is not None else 0
+            needs[other.model] = needs.get(other.model, 0) + other.gpus - has
+    return needs
+
+
+def _in_service(state: State) -> Iterator[Room]:
     for here in state.rooms_by_node.values():
-        for room in here:
-            is_usable = room.kind is Kind.GPU and not room.partition and not room.quarantined
-            if is_usable and (model is None or is_model(model, room)):
-                yield room
+        yield from (room for room in here if room.kind is Kind.GPU and not room.partition and not room.quarantined)
 
 
 def _is_open(state: State, room: Room, reservation: ReservationRecord) -> bool:
@@ -284,7 +312,7 @@ def set_reservation(step: Step, command: cmd.SetReservation) -> Answer:
                 f"reservation {new.id} would overlap with {other.id} of the same group on {_utc(both.start_ns)}",
                 do=f"Remove {other.id} first, or choose another time.",
             )
-    _check_sum([*state.books.reservations.values(), new], state.books.groups, state, new.spans)
+    _check_sum([*state.books.reservations.values(), new], state.books.groups, state, step.now.wall_ns, new)
     step.emit(ev.ReservationSet(reservation=new))
     return Done()
 
@@ -311,10 +339,8 @@ def check_groups(state: State, group: GroupRecord, wall_ns: int) -> None:
                 f"group {group.id} would have at most {_gpus(most)}, and reservation {mine.id} is for {mine.gpus}",
                 do=f"Raise the limit, or remove reservation {mine.id}.",
             )
-    if group.floor:
-        groups = {**state.books.groups, group.id: group}
-        for each in reservations:
-            _check_sum(list(reservations), groups, state, [s for s in each.spans if s.end_ns > wall_ns])
+    if group.floor > state.group(group.id).floor:
+        _check_sum(reservations, {**state.books.groups, group.id: group}, state, wall_ns)
 
 
 def _check_spans(reservation: ReservationRecord) -> None:
@@ -346,33 +372,42 @@ def _check_amount(step: Step, new: ReservationRecord) -> None:
 
 
 def _check_sum(
-    reservations: Sequence[ReservationRecord],
+    reservations: Iterable[ReservationRecord],
     groups: Mapping[GroupId, GroupRecord],
     state: State,
-    spans: Iterable[Span],
+    wall_ns: int,
+    new: ReservationRecord | None = None,
 ) -> None:
-    """At every instant of these times there are as many devices as are reserved, and kept by the floors of others."""
-    there = _count(state, None)
-    for span in spans:
-        overlapping = [
-            (each, other)
-            for each in reservations
-            if (other := _span_after(each.spans, span.start_ns)) is not None and other.start_ns < span.end_ns
-        ]
-        for at_ns in {span.start_ns} | {other.start_ns for _, other in overlapping if other.start_ns > span.start_ns}:
-            now = [each for each, other in overlapping if other.start_ns <= at_ns < other.end_ns]
-            wanted = {name: group.floor for name, group in groups.items() if group.floor}
-            for each in now:
-                wanted[each.group] = max(wanted.get(each.group, 0), each.gpus)
-            models = {each.model: sum(one.gpus for one in now if one.model == each.model) for each in now if each.model}
-            short = next((name for name, many in models.items() if many > _count(state, name)), None)
-            if sum(wanted.values()) > there or short is not None:
-                names = ", ".join(sorted(each.id for each in now))
-                what = f" called {short}" if short else ""
-                many = models[short] if short else sum(wanted.values())
+    """At every instant to come (``new``: at which this one goes on) there are as many devices as are reserved, and kept
+    by the floors of others."""
+    edges = sorted(
+        (at_ns, begins, each.id, each)
+        for each in reservations
+        for span in each.spans
+        if span.end_ns > wall_ns
+        for at_ns, begins in ((span.start_ns, True), (span.end_ns, False))
+    )
+    floors = {name: group.floor for name, group in groups.items() if group.floor}
+    there = {model: _count(state, model) for model in {None, *(each.model for *_, each in edges)}}
+    now: dict[str, ReservationRecord] = {}
+    for at_ns, begins, name, each in edges:
+        if not begins:
+            del now[name]
+            continue
+        now[name] = each
+        if new is not None and new.id not in now:
+            continue
+        wanted, models = dict(floors), dict.fromkeys(there, 0)
+        for one in now.values():
+            wanted[one.group] = max(wanted.get(one.group, 0), one.gpus)
+            models[one.model] += one.gpus
+        models[None] = sum(wanted.values())
+        for model, many in models.items():
+            if many > there[model]:
+                called = f" called {model}" if model else ""
                 raise InvalidRequest(
-                    f"on {_utc(at_ns)} reservations ({names}) and floors would add up to {many} GPUs{what}, and there "
-                    f"are {_count(state, short)}",
+                    f"on {_utc(at_ns)} reservations ({', '.join(sorted(now))}) and floors would add up to {many} GPUs"
+                    f"{called}, and there are {there[model]}",
                     do="Reserve fewer or at another time, or lower a floor.",
                 )
 

@@ -331,6 +331,7 @@ class Schedule:
                 volume,
                 lease.resume,
                 lease.replaces,
+                bool(state.reserved_by) and lease.tier is Tier.SPOT,  # it may see devices that are lent
             )
             if shape not in hopeless:
                 if admission.own_limit(state, lease, step.now) is not None:

@@ -64,6 +64,11 @@ def busy(bench: Bench, tenant: TenantId, *, tier: Tier = Tier.INTERACTIVE, count
     return bench.granted(gpu(8, count=count), tenant=tenant, tier=tier, ttl_s=24 * 3600)
 
 
+def status(lease: LeaseRecord) -> LeaseStatus:
+    """As of now."""
+    return lease.status
+
+
 def began(bench: Bench) -> list[int]:
     return [event.ready for event in bench.events if isinstance(event, ev.ReservationBegan)]
 
@@ -93,7 +98,7 @@ def test_devices_are_verified_free_at_the_start_and_nobody_else_gets_them() -> N
     assert "reserved" in (noticed[0].end.detail if noticed[0].end else "")
     bench.wait(60)
     assert began(bench) == [2]
-    assert waiting.status is LeaseStatus.QUEUED, "the devices are free, and kept"
+    assert status(waiting) is LeaseStatus.QUEUED, "the devices are free, and kept"
     for tenant in (ANN, CLEO):
         bench.granted(tenant=tenant)
     assert bench.state.snapshot() == bench.folded().snapshot()
@@ -106,10 +111,10 @@ def test_the_group_keeps_its_own_leases_and_they_count() -> None:
     bench.idle(idle)
     reserve(bench, gpus=3)
     bench.wait(START - 1000)
-    assert mine.status is LeaseStatus.ACTIVE
-    assert work.status is LeaseStatus.ACTIVE
-    assert idle.status is LeaseStatus.ENDED
-    assert spot.status is LeaseStatus.ENDED
+    assert status(mine) is LeaseStatus.ACTIVE
+    assert status(work) is LeaseStatus.ACTIVE
+    assert status(idle) is LeaseStatus.ENDED
+    assert status(spot) is LeaseStatus.ENDED
     assert began(bench) == [3]
 
 
@@ -130,11 +135,11 @@ def test_who_claims_a_grant_on_a_reserved_device_has_notice_at_once() -> None:
     reserve(bench, gpus=1)
     bench.at(START - LEAD - 1)
     bench.release(first)
-    assert waiting.status is LeaseStatus.GRANTED
+    assert status(waiting) is LeaseStatus.GRANTED
     bench.wait(2)
     assert kept(bench)
     bench.claim(waiting)
-    assert waiting.status is LeaseStatus.NOTICED
+    assert status(waiting) is LeaseStatus.NOTICED
     bench.wait(START - bench.now_ns / 1e9)
     assert began(bench) == [1]
 
@@ -164,19 +169,19 @@ def test_what_the_group_does_not_use_is_lent_as_spot_and_comes_back_at_once() ->
     bench.wait(START - 1000)
     batch, spot = bench.queued(tenant=BEN, tier=Tier.BATCH), bench.queued(tenant=BEN, tier=Tier.SPOT, ttl_s=3600)
     bench.wait(KEEP - 1)
-    assert spot.status is LeaseStatus.QUEUED
+    assert status(spot) is LeaseStatus.QUEUED
     bench.wait(1)
-    assert spot.status is LeaseStatus.GRANTED
-    assert batch.status is LeaseStatus.QUEUED
+    assert status(spot) is LeaseStatus.GRANTED
+    assert status(batch) is LeaseStatus.QUEUED
     bench.claim(spot)
-    assert spot.status is LeaseStatus.ACTIVE
+    assert status(spot) is LeaseStatus.ACTIVE
     mine = bench.queued(tenant=ANN, tier=Tier.SPOT)
-    assert spot.status is LeaseStatus.NOTICED, "it is lent, so it gives way to the group in any tier"
+    assert status(spot) is LeaseStatus.NOTICED, "it is lent, so it gives way to the group in any tier"
     bench.wait(5)
-    assert mine.status is LeaseStatus.GRANTED
+    assert status(mine) is LeaseStatus.GRANTED
     bench.claim(mine)
     bench.wait(10)
-    assert mine.status is LeaseStatus.ACTIVE
+    assert status(mine) is LeaseStatus.ACTIVE
 
 
 def test_a_lease_of_the_group_on_its_reserved_device_is_not_taken_by_others() -> None:
@@ -187,14 +192,14 @@ def test_a_lease_of_the_group_on_its_reserved_device_is_not_taken_by_others() ->
     mine = busy(bench, ANN, tier=Tier.SPOT)
     other = bench.queued(tenant=BEN)
     bench.wait(END - START - 1)
-    assert mine.status is LeaseStatus.ACTIVE
+    assert status(mine) is LeaseStatus.ACTIVE
     assert isinstance(bench.renew(mine), Granted), "held for longer than the maximum"
-    assert mine.status is LeaseStatus.ACTIVE
+    assert status(mine) is LeaseStatus.ACTIVE
     bench.wait(1)
     assert not kept(bench)
     bench.wait(10)
-    assert mine.status is LeaseStatus.ENDED
-    assert other.status is LeaseStatus.GRANTED
+    assert status(mine) is LeaseStatus.ENDED
+    assert status(other) is LeaseStatus.GRANTED
 
 
 def test_the_group_goes_past_a_patient_request_of_others_to_its_own_devices() -> None:
@@ -241,16 +246,48 @@ def test_another_device_is_chosen_for_one_that_fails() -> None:
     assert kept(bench) == [now], "what was chosen stays"
 
 
+def test_who_has_notice_for_a_reservation_has_notice_of_a_drain_instead() -> None:
+    """The device is of no use to the reservation any more, and the lease leaves the node all the same."""
+    bench = office(gpus=1)
+    lease = busy(bench, BEN)
+    reserve(bench, gpus=1)
+    bench.at(START - LEAD)
+    bench.do(cmd.Tick())
+    assert status(lease) is LeaseStatus.NOTICED
+    bench.do(cmd.Drain(node=NodeId("n1"), draining=True))
+    assert not kept(bench)
+    assert status(lease) is LeaseStatus.NOTICED
+    assert lease.notice is not None
+    assert (lease.notice.reason, lease.notice.reservation) == (EndReason.DRAINED, None)
+
+
+@pytest.mark.parametrize("names", [("early", "late"), ("late", "early")])
+def test_a_reservation_right_after_that_of_another_group_gets_its_devices(names: tuple[str, str]) -> None:
+    """Whichever was made first: leases of the group before have notice when their time is over."""
+    bench = office(gpus=1)
+    when = {"early": {"group": COURSE}, "late": {"group": LAB, "start_s": END, "end_s": END + 1000}}
+    for name in names:
+        reserve(bench, gpus=1, name=name, **when[name])  # type: ignore[arg-type]
+    bench.wait(START - 1000)
+    first = busy(bench, ANN)
+    bench.wait(END - START)
+    assert bench.state.reserved_by == {"gpu0": "late"}
+    assert status(first) is LeaseStatus.NOTICED
+    bench.wait(30)
+    assert status(first) is LeaseStatus.ENDED
+    bench.granted(tenant=BEN)
+
+
 def test_who_had_notice_for_a_reservation_that_is_removed_stays() -> None:
     bench = office(gpus=1)
     lease = busy(bench, BEN)
     reserve(bench, gpus=1)
     bench.wait(START - LEAD - 1000)
-    assert lease.status is LeaseStatus.NOTICED
+    assert status(lease) is LeaseStatus.NOTICED
     bench.do(cmd.RemoveReservation(reservation=LAB_HOUR))
-    assert lease.status is LeaseStatus.ACTIVE
+    assert status(lease) is LeaseStatus.ACTIVE
     bench.wait(END)
-    assert lease.status is LeaseStatus.ACTIVE
+    assert status(lease) is LeaseStatus.ACTIVE
     assert not bench.state.books.reserved
 
 
@@ -366,6 +403,33 @@ def test_two_models_are_reserved_apart() -> None:
     assert not isinstance(reserve(bench, name="t4", group=LAB, gpus=1, model="T4"), InvalidRequest)
     bench.wait(START - 1000)
     assert bench.state.reserved_by == {"a": LAB_HOUR, "b": LAB_HOUR, "t": "t4"}
+
+
+@pytest.mark.parametrize("names", [("any", "a100"), ("a100", "any")])
+def test_any_device_is_none_that_another_reservation_needs(names: tuple[str, str]) -> None:
+    """Even where that is the free one, and even where the other begins later."""
+    bench = Bench(inventory("n1", device("a", model="A100"), device("b", model="T4")), policy=POLICY)
+    bench.do(cmd.SetGroup(group=GroupRecord(id=LAB)))
+    bench.do(cmd.SetGroup(group=GroupRecord(id=COURSE)))
+    bench.do(cmd.SetTenant(tenant=ANN, group=COURSE))
+    bench.granted(gpu(8, model="T4"), tenant=ANN, ttl_s=24 * 3600)
+    how = {"any": {"group": LAB}, "a100": {"group": GroupId("default"), "model": "a100", "start_s": START + 100}}
+    for name in names:
+        assert not isinstance(reserve(bench, gpus=1, name=name, **how[name]), InvalidRequest)  # type: ignore[arg-type]
+    bench.wait(START + 100 - 1000)
+    assert bench.state.reserved_by == {"a": "a100", "b": "any"}
+    assert began(bench) == [1, 1]
+
+
+def test_a_floor_can_be_lowered_while_too_much_is_promised() -> None:
+    """A node is gone, so that floors and reservations do not fit any more: lowering a floor a little is allowed."""
+    bench = office(gpus=2)
+    bench.do(cmd.NodeUp(inventory=inventory("n2", device("b"), device("c"))))
+    bench.do(cmd.SetGroup(group=GroupRecord(id=LAB, floor=2)))
+    reserve(bench, gpus=2)
+    bench.do(cmd.NodeGone(node=NodeId("n2"), detail="silent"))
+    assert not isinstance(bench.do(cmd.SetGroup(group=GroupRecord(id=LAB, floor=1))).answer, InvalidRequest)
+    assert isinstance(bench.do(cmd.SetGroup(group=GroupRecord(id=LAB, floor=2))).answer, InvalidRequest)
 
 
 def test_a_group_with_a_reservation_is_not_removed() -> None:
