@@ -236,10 +236,11 @@ def _strangers(state: State, reservation: ReservationRecord, resource: ResourceI
 
 
 def _drop_promises(step: Step, reservation: ReservationRecord, reserved: ReservedRecord) -> None:
-    """Requests of other groups to which parts of its devices were promised wait again."""
+    """Requests of other groups to which parts of its devices were promised wait again, but for what is lent."""
     for promised in [step.state.leases[lease] for lease in step.state.promises]:
         is_there = any(part.resource in reserved.resources for part in promised.promise)
-        if is_there and step.state.group_of(promised.tenant) != reservation.group:
+        is_lent = reserved.lends and promised.tier is Tier.SPOT
+        if is_there and not is_lent and step.state.group_of(promised.tenant) != reservation.group:
             step.drop_promise(promised)
 
 

@@ -184,16 +184,32 @@ def test_what_the_group_does_not_use_is_lent_as_spot_and_comes_back_at_once() ->
     assert status(mine) is LeaseStatus.ACTIVE
 
 
-def test_a_lease_of_the_group_on_its_reserved_device_is_not_taken_by_others() -> None:
+def test_what_is_lent_goes_on_to_another_when_its_holder_is_idle() -> None:
+    """A promise to a request of tier spot holds on a device that is lent: it is not made and dropped again and again."""
+    bench = office(gpus=1)
+    reserve(bench, gpus=1)
+    bench.wait(START + KEEP - 1000)
+    lent = busy(bench, BEN, tier=Tier.SPOT)
+    bench.idle(lent)
+    other = bench.queued(tenant=LOCAL, tier=Tier.SPOT)
+    bench.wait(120)
+    assert sum(isinstance(event, ev.PromiseDropped) for event in bench.events) == 0
+    assert status(lent) is LeaseStatus.ENDED
+    assert other.granted_at_ns is not None
+
+
+@pytest.mark.parametrize("tier", Tier)
+def test_a_lease_of_the_group_on_its_reserved_device_is_not_taken_by_others(tier: Tier) -> None:
     """Neither by tier nor by the maximum hold; at the end of the reservation it is a lease like any other."""
     bench = office(gpus=1)
     reserve(bench, gpus=1)
     bench.wait(START - 1000)
     mine = busy(bench, ANN, tier=Tier.SPOT)
-    other = bench.queued(tenant=BEN)
+    other = bench.queued(tenant=BEN, tier=tier)
     bench.wait(END - START - 1)
     assert status(mine) is LeaseStatus.ACTIVE
     assert isinstance(bench.renew(mine), Granted), "held for longer than the maximum"
+    assert not any(isinstance(event, ev.Promised) for event in bench.events), "and nobody else is promised it"
     assert status(mine) is LeaseStatus.ACTIVE
     bench.wait(1)
     assert not kept(bench)
@@ -303,6 +319,17 @@ def test_an_office_that_was_away_takes_up_what_is_due(away_s: float) -> None:
     assert len(kept(bench)) == (away_s < END - 1000)
     bench.wait(LEAD)
     assert bench.lease(lease.id).status is LeaseStatus.ACTIVE, "there was a free device"
+
+
+def test_what_is_kept_is_kept_by_an_office_that_starts_again() -> None:
+    bench = office(gpus=1)
+    reserve(bench, gpus=1)
+    bench.wait(START - 1000)
+    bench.ledger = Ledger(POLICY, State.restore(bench.state.snapshot()))
+    assert kept(bench) == ["gpu0"]
+    assert bench.refused(tenant=BEN, wait_s=0).code == "capacity"
+    bench.granted(tenant=ANN)
+    assert began(bench) == [1], "it did not begin twice"
 
 
 @pytest.mark.parametrize("by_s", [-7200, -300, 300, 7200])
