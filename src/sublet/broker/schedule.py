@@ -251,7 +251,10 @@ class Schedule:
         state = step.state
         waiting = (other for other in InOrder(state, step.now.ns, self.policy) if not other.promise)
         is_next = next(waiting, None) is lease
-        if is_next or any(state.reserved_group(one) == state.group_of(lease.tenant) for one in state.reserved_by):
+        has_reserved = Kind.GPU in kinds_of(lease) and any(
+            state.reserved_group(one) == state.group_of(lease.tenant) for one in state.reserved_by
+        )
+        if is_next or has_reserved:
             step.as_office()
             self._make_room(step, lease, only_reserved=not is_next)
 

@@ -16,9 +16,20 @@ from sublet.broker.records import GroupRecord, LeaseRecord, Now, Quota, Reservat
 from sublet.broker.state import State
 from sublet.errors import InvalidRequest, NotFound
 from sublet.lease.states import LeaseStatus
-from sublet.values import EndReason, GroupId, LeaseId, NodeId, RequestId, ReservationId, ResourceId, TenantId, Tier
+from sublet.values import (
+    EndReason,
+    GroupId,
+    Kind,
+    LeaseId,
+    NodeId,
+    RequestId,
+    ReservationId,
+    ResourceId,
+    TenantId,
+    Tier,
+)
 from sublet.wire.orders import Fault
-from tests.unit.ledger.bench import ANN, BEN, LOCAL, Bench, device, gpu, inventory, seconds
+from tests.unit.ledger.bench import ANN, BEN, LOCAL, Bench, cores, device, gpu, inventory, seconds
 
 COURSE, LAB = GroupId("course"), GroupId("lab")
 LAB_HOUR = ReservationId("lab-hour")
@@ -226,6 +237,24 @@ def test_the_group_goes_past_a_patient_request_of_others_to_its_own_devices() ->
     reserve(bench, gpus=1)
     bench.wait(START - 1000 + 400)
     bench.granted(tenant=ANN)
+
+
+def test_a_request_without_gpus_has_its_turn_like_any_other() -> None:
+    """Where its group has devices, only requests for devices look for victims before those ahead of them have."""
+    bench = Bench(inventory("n1", device("a"), device("b"), device("cpu", Kind.CPU, 4)), policy=POLICY)
+    bench.do(cmd.SetGroup(group=GroupRecord(id=COURSE)))
+    bench.do(cmd.SetTenant(tenant=ANN, group=COURSE))
+    reserve(bench, gpus=1)
+    bench.wait(START - 1000)
+    assert len(kept(bench)) == 1
+    work = bench.granted(cores(4), tenant=BEN, tier=Tier.SPOT, ttl_s=3600)
+    bench.granted(tenant=BEN, tier=Tier.BATCH, ttl_s=3600)
+    head = bench.queued(gpu(8), tenant=LOCAL)
+    assert not head.promise
+    mine = bench.queued(cores(4), tenant=ANN)
+    assert not mine.promise
+    bench.wait(2)
+    assert status(work) is LeaseStatus.NOTICED
 
 
 def test_others_are_told_how_long_it_is_reserved() -> None:
