@@ -470,7 +470,7 @@ def _queue_is_full(step: Step, lease: LeaseRecord) -> Refusal | None:
     own, of_group = state.quota_of(tenant).queue, state.group(group).quota.queue
     limits = (
         (policy.queue_tenant_max if own is None else own, state.waiting_of(tenant), "of your requests wait"),
-        (of_group, state.waiting_of_group(group), f"requests of group {group} wait"),
+        (of_group, 0 if of_group is None else state.waiting_of_group(group), f"requests of group {group} wait"),
         (policy.queue_max, state.queued_count, "requests wait"),
     )
     for limit, waiting, whose in limits:
