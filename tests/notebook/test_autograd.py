@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sublet.durable.rebuild import graph_hint
+from sublet.errors import Unpicklable
 from sublet.guest.current import note_graph_elsewhere
+from sublet.notebook import operations
+from sublet.notebook.untouchable import Untouchable
 from tests.notebook.sides import Notebook, Other
 
 
@@ -128,3 +131,61 @@ def test_new_gradients_bring_no_old_values_of_what_once_crossed_together_with_th
     assert nb.there("loss.backward()") is None
     assert nb.names["history"] == [1, 2, 3, 4]
     assert nb.names["model"].weight.grad.tolist() == [[2.0, 2.0]]
+
+
+@pytest.mark.parametrize("made_there", [True, False])
+@pytest.mark.parametrize("kind", ["half", "double", "bfloat16"])
+def test_a_model_with_gradients_gets_numbers_of_another_type(nb: Notebook, made_there: bool, kind: str) -> None:
+    """Its parameters refuse gradients of the type that they had."""
+    made = "net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)); opt = torch.optim.AdamW"
+    made += "(net.parameters())\nnet(torch.ones(1, 2)).sum().backward(); grad = net[0].bias.grad"
+    assert (nb.there if made_there else nb.here)(made) is None
+    first = nb.names["net"][0].weight
+    types = "{p.dtype for p in net.parameters()} | {p.grad.dtype for p in net.parameters()}"
+    assert nb.there(f"net.{kind}(); found = {types}") is None
+    assert nb.names["found"] == eval(types, nb.names)  # noqa: S307
+    assert nb.names["torch"].float32 not in nb.names["found"]
+    assert len(nb.names["found"]) == 1
+    assert nb.names["net"][0].weight is first
+    assert nb.there("net.float(); opt.step()") is None
+    assert nb.names["grad"] is nb.names["net"][0].bias.grad
+    assert nb.here(f"net.{kind}()") is None
+    assert both(nb, types) == nb.names["found"]
+
+
+class Fails:
+    """Comes last, and cannot be written."""
+
+    target, phase, is_fresh = (), operations.GRADED, False
+
+    def resolve(self, stands_for: operations.StandsFor) -> bool:
+        return True
+
+    def check(self) -> None:
+        return
+
+    def apply(self) -> None:
+        raise MemoryError
+
+    def undo(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_tensors_of_another_type_are_undone_with_their_gradients(order: int) -> None:
+    import torch
+
+    old, new = (torch.nn.Parameter(torch.ones(2, dtype=kind)) for kind in (torch.float32, torch.float16))
+    old.sum().backward()
+    new.sum().backward()
+    before = old.grad
+    assert before is not None
+    writes = [operations.TensorMemory(old, new, new.grad, ()), operations.TensorMemory(before, new.grad, None, ())]
+    for one in writes:
+        one.is_fresh = False
+    stands_for = {id(new.grad): before}
+    with pytest.raises(Unpicklable, match="MemoryError"):
+        operations.apply([Fails(), *writes[::order]], Untouchable(), lambda one: stands_for.get(id(one), one))
+    assert old.grad is before
+    assert old.dtype is before.dtype is torch.float32
+    assert before.tolist() == [1.0, 1.0]

@@ -48,9 +48,10 @@ __all__ = [
 ]
 
 StandsFor = Callable[[Any], Any]
-OBJECTS, KEYED, MEMORY = range(3)
+OBJECTS, KEYED, MEMORY, GRADED = PHASES = range(4)
 """Phases. Attributes come before dicts and sets, whose keys may be hashed by them; memory comes last: it is checked
-before and cannot fail, and so needs no copy for undoing."""
+before and cannot fail, and so needs no copy for undoing. Of tensors, those with a gradient come after their gradients,
+which must be of their type and shape by then; they are undone after them as well."""
 MISSING: Final = object()
 FEW: Final = 100
 _VALUES: Final = frozenset({bool, int, float, complex, str, bytes})
@@ -96,7 +97,7 @@ def apply(planned: Sequence[Operation], untouchable: Untouchable, stands_for: St
         except (TypeError, ValueError) as error:
             raise _refused(one, str(error)) from error
     done: list[Operation] = []
-    for phase in (OBJECTS, KEYED, MEMORY):
+    for phase in PHASES:
         for one in reversed(operations):  # parts were planned after what holds them, and are written before it
             if one.phase != phase:
                 continue
@@ -104,6 +105,7 @@ def apply(planned: Sequence[Operation], untouchable: Untouchable, stands_for: St
             try:
                 one.apply()
             except BaseException as error:
+                done.sort(key=lambda one: one.phase != GRADED)  # so they are undone last
                 for made in reversed(done):
                     made.undo()
                 if not isinstance(error, Exception):
@@ -654,11 +656,11 @@ class DrawsOn(_Write):
 class TensorMemory(_Write):
     """All numbers of a tensor, its gradient and its hooks."""
 
-    phase = MEMORY
-    __slots__ = ("_data", "_grad", "_hooks", "_requires_grad", "grad", "hooks", "new", "target")
+    __slots__ = ("_data", "_grad", "_hooks", "_requires_grad", "grad", "hooks", "new", "phase", "target")
 
     def __init__(self, target: Any, new: Any, grad: Any, hooks: tuple[Any, ...]) -> None:
         self.target, self.new, self.grad, self.hooks = target, new, grad, hooks
+        self.phase = MEMORY if grad is None and gradient_of(target) is None else GRADED
         self._grad: Any = MISSING
         self._hooks = tuple((held, dict(held)) if held else None for held in rebuild.hooks_of(target))
         self._requires_grad = target.requires_grad
