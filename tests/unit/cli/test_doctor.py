@@ -7,7 +7,7 @@ import os
 import sqlite3
 import sys
 import time
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import cast
@@ -20,7 +20,7 @@ from sublet.cli.doctor import _wrapped
 from sublet.cli.doctor_devices import check_machine, device_checks, nvidia_cards_on_the_bus
 from sublet.cli.doctor_guests import Check, _in_scope, check_logout, guest_checks
 from sublet.supervisor.cgroups import Said
-from sublet.supervisor.locks import DeviceLocks
+from sublet.supervisor.locks import DeviceLocks, all_held
 from sublet.values import GIB
 from tests.unit.agent.fake_nvml import FakeCard, FakeNvml
 
@@ -219,9 +219,13 @@ def test_a_card_without_a_driver_is_not_overlooked(tmp_path: Path) -> None:
 def test_what_is_lent_on_this_machine_is_told_with_who_lends_it(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Beside offices of root on this machine, whose claims lie in root's folder: here that is an empty one."""
+    roots = tmp_path / "roots"
+    roots.mkdir(mode=0o700)
     monkeypatch.setattr("sublet.cli.doctor_devices.lock_folder", lambda: str(tmp_path))
+    monkeypatch.setattr("sublet.cli.doctor_devices.all_held", partial(all_held, roots=str(roots)))
     assert "no device of this machine is lent" in findings(capsys, broken=False)["device locks"]["text"]
-    locks = DeviceLocks("/srv/ada", folder=str(tmp_path))
+    locks = DeviceLocks("/srv/ada", folder=str(tmp_path), roots=str(roots))
     locks.take("host-lab-0")
     try:
         said = findings(capsys, broken=False)["device locks"]["text"]
