@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 import sublet
+from sublet.cli import main
 from sublet.studio import FabricOffice, SessionState, open_sessions
 from sublet.studio import Session as StudioSession
+from sublet.values import GIB
 from tests.integration.office_stage import OfficeStage
 from tests.notebook.shell_stage import shell_on, stage_on
 from tests.traces import plain_env, until
@@ -28,14 +30,24 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfficeStage]:
 
 
 class Session:
-    """``sublet session`` beside the office of the stage, and what it would show."""
+    """``sublet session`` beside the office of the stage, in this process, and what it would show."""
 
-    def __init__(self, stage: OfficeStage) -> None:
+    def __init__(self, stage: OfficeStage, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
+        self._capsys = capsys
         self._env = {**plain_env(), **stage.office.env(), "SUBLET_HOME": str(stage.office.home)}
         self.fabric = sublet.connect(home=stage.office.home)
         self._sessions = open_sessions(FabricOffice(self.fabric), home=str(stage.office.home))
+        patch.setenv("SUBLET_HOME", str(stage.office.home))
+        patch.setattr("sublet.client.fabric.connect", lambda: self.fabric)
 
     def __call__(self, *words: str, status: int = 0) -> str:
+        self._capsys.readouterr()
+        assert main(["session", *words]) == status
+        said = self._capsys.readouterr()
+        return said.out if status == 0 else said.err
+
+    def of_its_own(self, *words: str) -> str:
+        """The same in a process, which ends when the command is done."""
         done = subprocess.run(
             [sys.executable, "-m", "sublet", "session", *words],
             env=self._env,
@@ -43,9 +55,8 @@ class Session:
             text=True,
             timeout=120,
         )
-        assert "Traceback" not in done.stderr, done.stderr
-        assert done.returncode == status, done
-        return done.stdout if status == 0 else done.stderr
+        assert done.returncode == 0, done
+        return done.stdout
 
     def view(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self("show", name, "--json"))
@@ -55,8 +66,10 @@ class Session:
         self._sessions.settle()
         return self._sessions.find(name)
 
-    def state(self, name: str) -> SessionState:
-        return self.now(name).state
+    def state(self, name: str) -> SessionState | None:
+        """None where there is no session of this name."""
+        self._sessions.settle()
+        return next((one.state for one in self._sessions.all() if one.name == name), None)
 
     def is_idle(self, name: str) -> bool:
         lease = self.now(name).lease
@@ -64,8 +77,10 @@ class Session:
 
 
 @pytest.fixture
-def session(stage: OfficeStage) -> Iterator[Session]:
-    made = Session(stage)
+def session(
+    stage: OfficeStage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Session]:
+    made = Session(stage, capsys, monkeypatch)
     yield made
     made.fabric.close()
 
@@ -76,7 +91,7 @@ def test_a_session_goes_from_kernel_to_kernel_and_has_one_lease_at_a_time(
     """Started by the command; taken over by the first cell; refused to a second kernel; found again when the kernel was
     killed; resumed by the next one, which has its name and volume; rested; ended."""
     assert session("ls") == "No sessions.\n  Start one: sublet session start NAME --vram 8GiB\n"
-    assert "Session thesis is active" in session("start", "thesis", "--vram", "256MiB", "--ttl", "1m")
+    assert "Session thesis is active" in session.of_its_own("start", "thesis", "--vram", "256MiB", "--ttl", "1m")
     first = session.view("thesis")
     assert "there is a session thesis already" in session("start", "thesis", "--vram", "1GiB", status=2)
     with shell_on(stage, tmp_path / "a", SUBLET_SESSION="thesis") as one:
@@ -111,19 +126,31 @@ def test_a_session_goes_from_kernel_to_kernel_and_has_one_lease_at_a_time(
 def test_a_session_that_waits_says_its_place_and_goes_on_when_it_is_granted(
     stage: OfficeStage, session: Session, tmp_path: Path
 ) -> None:
-    """The device is held by another; a new session is not granted within its wait, and rests. Its first cell waits, is
-    seen to wait and why, and runs when the device is free."""
+    """The device is held by another; a new session is not granted within its wait, and rests. The first cell of a name
+    that was never used starts a session with what it asks for: it waits, is seen to wait and why, and runs when the
+    device is free. Names that cannot be and sessions that are not there are refused."""
     held = session.fabric.gpu(min_vram="1GiB", ttl="5m")
     with held.activity():
         assert "GPU unavailable" in session("start", "second", "--vram", "1GiB", "--wait", "0", status=75)
         assert session.state("second") is SessionState.RESTING
         assert "last asked" in session("explain", "second")
-        with shell_on(stage, tmp_path / "c", SUBLET_SESSION="second") as shell:
-            shell.ask("%%gpu\n1")
-            until("the cell waits", lambda: session.state("second") is SessionState.WAITING)
-            until("it has a place", lambda: session.view("second")["position"] == 1)
+        before = session("ls", "--all")
+        for word in ("☃", "", " ", "s-0123456789ab", "x" * 200):
+            assert "there is no session" in session("rest", word, "--now", status=1)
+            assert "there is no session" in session("end", word, "--now", status=1)
+        for word in ("☃ ", "", " ", "../up", "x" * 200):
+            assert session("start", word, "--vram", "1GiB", "--later", status=2)
+        assert session("ls", "--all") == before, "and nothing was changed"
+        with shell_on(stage, tmp_path / "c", SUBLET_SESSION="fresh") as shell:
+            shell.ask("%%gpu --vram 512MiB\n1")
+            until("the cell waits", lambda: session.state("fresh") is SessionState.WAITING)
+            until("it has a place", lambda: session.view("fresh")["position"] == 1)
             assert "waiting, place 1" in session("ls")
+            assert session.now("fresh").terms.vram == GIB // 2, "what the cell asks for"
             held.release()
             assert shell.answer()["error"] == ""
-            assert session.state("second") is SessionState.ACTIVE
-    session("end", "second", "--now")
+            assert session.state("fresh") is SessionState.ACTIVE
+            assert session.state("second") is SessionState.RESTING
+    session("end", "second")
+    assert session.now("second").is_over
+    session("end", "fresh", "--now")
