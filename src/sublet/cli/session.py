@@ -208,9 +208,14 @@ def _views(fabric: Fabric, listed: Sequence[Session]) -> list[Json]:
 
     from sublet.studio import is_of_session
 
-    live = {lease.labels["session"]: lease for lease in fabric.leases() if is_of_session(lease)}
+    live = [lease for lease in fabric.leases() if is_of_session(lease) and lease.parks is None]
+
+    def lease_of(session: Session) -> LeaseView | None:
+        of_it = (one for one in live if one.labels["session"] == session.id and session.tenant in ("", one.tenant))
+        return None if session.is_over else next(of_it, None)
+
     bills = {line.key: to_builtins(line) for line in fabric.bill(by="label:session")} if listed else {}
-    return [_view(fabric, one, None if one.is_over else live.get(one.id), bills.get(one.id)) for one in listed]
+    return [_view(fabric, one, lease_of(one), bills.get(one.id)) for one in listed]
 
 
 def _view(fabric: Fabric, session: Session, lease: LeaseView | None, bill: Json | None) -> Json:

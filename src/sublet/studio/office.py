@@ -105,9 +105,9 @@ class FabricOffice:
 
 
 def is_of_session(lease: LeaseView) -> bool:
-    """Whether this is a session's lease of GPUs that has not ended. What the office parks carries its labels too."""
-    is_gpu = lease.parks is None and (not lease.wants or lease.wants[0].kind == Kind.GPU)
-    return LABEL in lease.labels and is_gpu and lease.status != LeaseStatus.ENDED
+    """Whether this is a session's lease of GPUs, or of what is parked of it, that has not ended."""
+    is_gpu = not lease.wants or lease.wants[0].kind == Kind.GPU
+    return LABEL in lease.labels and (is_gpu or lease.parks is not None) and lease.status != LeaseStatus.ENDED
 
 
 def _seen(view: LeaseView) -> Seen:
@@ -119,6 +119,7 @@ def _seen(view: LeaseView) -> Seen:
         epoch=None if view.epoch is None else (view.epoch.incarnation, view.epoch.n),
         is_held=view.status in _HELD,
         is_busy=view.status in _HELD and not view.idle,
+        is_parked=view.parks is not None,
         bound_to=view.bound_to,
         devices=tuple(part.resource for part in view.parts),
         reason="" if end is None else end.reason,

@@ -75,6 +75,8 @@ class Seen:
     is_held: bool = False
     """It was granted and claimed, and has not ended."""
     is_busy: bool = False
+    is_parked: bool = False
+    """It has no GPU: it is the memory of a suspended program, which goes on under another lease of the session."""
     bound_to: int | None = None
     devices: tuple[str, ...] = ()
     reason: str = ""
@@ -100,7 +102,7 @@ class Office(Protocol[L]):
     """What the office does for sessions, through the public API. ``L`` is what a program holds a lease by."""
 
     def live(self) -> list[Seen]:
-        """Every lease with the label that has not ended, queued requests included."""
+        """Every lease with the label that has not ended, queued requests and suspended programs included."""
 
     def look(self, lease: str) -> Seen | None:
         """One lease; None where the office does not know it any more."""
@@ -170,7 +172,7 @@ class Sessions(Generic[L]):
         if session.state is SessionState.ACTIVE and session.lease is not None:
             found = self._office.look(session.lease.id)
             return found if found is not None and found.is_held else None
-        return next((one for one in self._office.live() if one.session == session.id), None)
+        return next((one for one in self._live(session) if not one.is_parked), None)
 
     # ---- doing
 
@@ -194,16 +196,19 @@ class Sessions(Generic[L]):
         """The session's lease: the one that it has, taken over, or one that is asked for. It waits as the office does.
 
         ``more`` is for ``Fabric.gpu``, and ``on_offer`` may decline a smaller amount. Refused while another living
-        process asks for a lease of the session, or holds it.
+        process asks for a lease of the session, holds it, or keeps a suspended program of it.
         """
         for _ in range(TRIES):
-            session = self._settled(self.find(text))
+            session = self.find(text)
+            live = self._live(session)
+            self._compare(session, live)
+            session = self.find(session.id)
             if session.is_over:
                 raise InvalidRequest(
                     f"session {session.name} has ended",
                     do=f"Start another: `sublet session start {session.name} --vram SIZE`.",
                 )
-            self._check_free(session)
+            self._check_free(session, live)
             if session.state is SessionState.ACTIVE:
                 held = self._taken_over(session)
             else:
@@ -218,8 +223,8 @@ class Sessions(Generic[L]):
         ident = self.find(text).id
         self._record_held(ident, held, lambda lease, tenant: Moved(lease=lease, tenant=tenant))
         now = self._office.seen(held).id
-        for one in self._office.live():
-            if one.session == ident and one.id != now:
+        for one in self._live(self.find(ident)):
+            if one.id != now and not one.is_parked:
                 self._office.release(one.id)
 
     def rest(self, text: str, *, even_if_busy: bool = False) -> Session:
@@ -227,8 +232,9 @@ class Sessions(Generic[L]):
         session = self._settled(self.find(text))
         if session.is_over:
             raise InvalidRequest(f"session {session.name} has ended", do="There is nothing to give back.")
-        seen = self._idle_lease(session, even_if_busy)
+        seen = self.lease_of(session)
         if seen is not None:
+            self._check_idle(session, seen, even_if_busy)
             self._office.release(seen.id)
         session = self._settled(session)
         asker = session.by
@@ -241,22 +247,26 @@ class Sessions(Generic[L]):
         session = self._settled(self.find(text))
         if session.is_over:
             return session
-        _ = self._idle_lease(session, even_if_busy)
+        self._check_idle(session, self.lease_of(session), even_if_busy)
         self._append(session.id, lambda: None if self._found[session.id].is_over else Ended(reason=SessionEnd.ENDED))
-        for lease in self._office.live():  # from here on nothing is asked for; what is there goes
-            if lease.session == session.id:
-                self._office.release(lease.id)
+        for lease in self._live(session):  # from here on nothing is asked for; what is there goes
+            self._office.release(lease.id)
         return self._found[session.id]
 
-    def _idle_lease(self, session: Session, even_if_busy: bool) -> Seen | None:
-        """What the office has of it; refused where something runs under it, unless that is to be ended."""
-        seen = self.lease_of(session)
-        if seen is not None and seen.is_busy and not even_if_busy:
+    def _check_idle(self, session: Session, seen: Seen | None, even_if_busy: bool) -> None:
+        """Refuse where something runs under this lease, or is suspended, unless that is to be ended."""
+        if even_if_busy:
+            return
+        if seen is not None and seen.is_busy:
             raise InvalidRequest(
                 f"something runs in session {session.name}, and would be lost",
                 do="Wait until it is done, or add --now to end it.",
             )
-        return seen
+        if any(one.is_parked and one.is_held for one in self._live(session)):
+            raise InvalidRequest(
+                f"a program of session {session.name} is suspended, and would be lost",
+                do="Run the next cell of its notebook, which resumes it, or add --now to end it.",
+            )
 
     def settle(self) -> list[Session]:
         """Compare every session with the office: leases that have ended, that no record names, and requests of
@@ -264,17 +274,20 @@ class Sessions(Generic[L]):
         listed = self.all()  # before the leases: what is recorded meanwhile is not compared with what was
         live = self._office.live()
         for session in listed:
-            self._compare(session, [one for one in live if one.session == session.id])
+            self._compare(session, [one for one in live if _is_of(session, one)])
         return self.all()
 
     # ---- comparing with the office
 
+    def _live(self, session: Session) -> list[Seen]:
+        return [one for one in self._office.live() if _is_of(session, one)]
+
     def _settled(self, session: Session) -> Session:
-        self._compare(session, [one for one in self._office.live() if one.session == session.id])
+        self._compare(session, self._live(session))
         return self.find(session.id)
 
     def _compare(self, session: Session, live: list[Seen]) -> None:
-        held = next((one for one in live if one.is_held), None)
+        held = next((one for one in live if one.is_held and not one.is_parked), None)
         if session.is_over:
             for one in live:
                 self._office.release(one.id)
@@ -285,7 +298,7 @@ class Sessions(Generic[L]):
         elif session.state in _ASKING and not self._asker_lives(session):
             if held is not None:  # it got what it asked for, and was gone before that was written down
                 self._append_if(session, Granted(lease=_lease_record(held, None, self._wall_ns()), tenant=held.tenant))
-            elif not live:
+            elif all(one.is_parked for one in live):
                 self._append_if(session, Abandoned(detail="the process that asked is gone"))
 
     def _compare_active(self, session: Session, held: Seen | None, live: list[Seen]) -> None:
@@ -310,11 +323,23 @@ class Sessions(Generic[L]):
     def _asker_lives(self, session: Session) -> bool:
         return session.by is not None and (session.by == self._me or self._is_alive(session.by))
 
-    def _check_free(self, session: Session) -> None:
-        """Raise if another living process asks for a lease of the session, or holds it."""
-        if session.state is SessionState.RESTING:
-            return
+    def _check_free(self, session: Session, live: list[Seen]) -> None:
+        """Raise if another living process asks for a lease of the session, holds it, or keeps its suspended program."""
         lease, asks = session.lease, session.state in _ASKING
+        if session.state is SessionState.RESTING:
+            parked = next((one for one in live if one.is_parked and one.is_held), None)
+            holder = None if lease is None else lease.holder
+            if parked is None or holder == self._me:
+                return
+            kept_by = parked.bound_to
+            if kept_by is None and holder is not None and self._is_alive(holder):
+                kept_by = holder.pid
+            if kept_by is not None and kept_by != self._me.pid:
+                raise InvalidRequest(
+                    f"a program of session {session.name} is suspended, and process {kept_by} goes on with it",
+                    do=f"Run the next cell there, or give it up: `sublet session end {session.name} --now`.",
+                )
+            return
         other = session.by if asks else None if lease is None else lease.holder
         if other == self._me:
             return
@@ -359,8 +384,8 @@ class Sessions(Generic[L]):
                 held = self._office.attach(self._office.seen(held).id)
         except IdempotencyConflict as error:
             # The request before this one arrived after all, and was for something else. So it is in the list now.
-            for one in self._office.live():
-                if one.session == ident:
+            for one in self._live(session):
+                if not one.is_parked:
                     self._office.release(one.id)
             self._answered(ident, "repeated", error.message, is_known=True)
             return None
@@ -452,6 +477,11 @@ class Sessions(Generic[L]):
 def new_id(random: bytes) -> str:
     """The id of a session, which is also the name of its volume."""
     return f"s-{random[:6].hex()}"
+
+
+def _is_of(session: Session, lease: Seen) -> bool:
+    """Whether its label says so, and its tenant may say so: an operator is shown the labels of every tenant."""
+    return lease.session == session.id and session.tenant in ("", lease.tenant)
 
 
 def _lease_record(seen: Seen, holder: ProcessIdentity | None, now_ns: int) -> LeaseRecord:
