@@ -91,7 +91,7 @@ def test_a_session_goes_from_kernel_to_kernel_and_has_one_lease_at_a_time(
     """Started by the command; taken over by the first cell; refused to a second kernel; found again when the kernel was
     killed; resumed by the next one, which has its name and volume; rested; ended."""
     assert session("ls") == "No sessions.\n  Start one: sublet session start NAME --vram 8GiB\n"
-    assert "Session thesis is active" in session.of_its_own("start", "thesis", "--vram", "256MiB", "--ttl", "1m")
+    assert "Session thesis is active" in session.of_its_own("start", "thesis", "--vram", "256MiB", "--ttl", "10m")
     first = session.view("thesis")
     assert "there is a session thesis already" in session("start", "thesis", "--vram", "1GiB", status=2)
     with shell_on(stage, tmp_path / "a", SUBLET_SESSION="thesis") as one:
@@ -128,7 +128,8 @@ def test_a_session_that_waits_says_its_place_and_goes_on_when_it_is_granted(
 ) -> None:
     """The device is held by another; a new session is not granted within its wait, and rests. The first cell of a name
     that was never used starts a session with what it asks for: it waits, is seen to wait and why, and runs when the
-    device is free. Names that cannot be and sessions that are not there are refused."""
+    device is free. Where its program is suspended, no command takes a lease beside it. Names that cannot be and
+    sessions that are not there are refused."""
     held = session.fabric.gpu(min_vram="1GiB", ttl="5m")
     with held.activity():
         assert "GPU unavailable" in session("start", "second", "--vram", "1GiB", "--wait", "0", status=75)
@@ -151,6 +152,14 @@ def test_a_session_that_waits_says_its_place_and_goes_on_when_it_is_granted(
             assert shell.answer()["error"] == ""
             assert session.state("fresh") is SessionState.ACTIVE
             assert session.state("second") is SessionState.RESTING
+            assert shell.run("%%gpu\nturns = iter([10, 20])\nx = next(turns)")["error"] == ""  # it cannot be saved
+            with session.fabric.gpu(min_vram="1GiB", ttl="5m"):
+                until("the idle session yields", lambda: session.state("fresh") is SessionState.RESTING)
+                assert "is suspended, and process" in session("resume", "fresh", "--wait", "0", status=2)
+                assert "is suspended, and would be lost" in session("end", "fresh", status=2)
+            assert shell.run("%%gpu\nx = next(turns)")["error"] == ""
+            assert shell.value("x") == 20
+            assert session.state("fresh") is SessionState.ACTIVE
     session("end", "second")
     assert session.now("second").is_over
     session("end", "fresh", "--now")
