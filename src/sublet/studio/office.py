@@ -37,6 +37,7 @@ __all__ = [
 
 VARIABLE: Final = "SUBLET_SESSION"
 _HELD: Final = (LeaseStatus.ACTIVE, LeaseStatus.NOTICED)
+_OVER: Final = (LeaseStatus.ENDING, LeaseStatus.ENDED)
 
 
 class FabricOffice:
@@ -105,9 +106,9 @@ class FabricOffice:
 
 
 def is_of_session(lease: LeaseView) -> bool:
-    """Whether this is a session's lease of GPUs, or of what is parked of it, that has not ended."""
+    """Whether this is a session's lease of GPUs, or of what is parked of it, whose end has not begun."""
     is_gpu = not lease.wants or lease.wants[0].kind == Kind.GPU
-    return LABEL in lease.labels and (is_gpu or lease.parks is not None) and lease.status != LeaseStatus.ENDED
+    return LABEL in lease.labels and (is_gpu or lease.parks is not None) and lease.status not in _OVER
 
 
 def _seen(view: LeaseView) -> Seen:

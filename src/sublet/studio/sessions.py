@@ -102,7 +102,7 @@ class Office(Protocol[L]):
     """What the office does for sessions, through the public API. ``L`` is what a program holds a lease by."""
 
     def live(self) -> list[Seen]:
-        """Every lease with the label that has not ended, queued requests and suspended programs included."""
+        """Every lease with the label whose end has not begun, queued requests and suspended programs included."""
 
     def look(self, lease: str) -> Seen | None:
         """One lease; None where the office does not know it any more."""

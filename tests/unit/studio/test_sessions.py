@@ -11,6 +11,7 @@ from hypothesis import strategies as some
 from msgspec import json
 
 from sublet.errors import JournalError
+from sublet.studio import is_of_session
 from sublet.studio.drawing import page_with_drawing
 from sublet.studio.records import (
     Abandoned,
@@ -37,6 +38,8 @@ from sublet.studio.records import (
 from sublet.studio.states import SESSION_TABLE, SessionEnd, SessionEvent, SessionState, TransitionError
 from sublet.studio.store import SqliteStore
 from sublet.values import GIB
+from sublet.wire.http import ParksView, WantBody
+from tests.unit.client.script import view
 
 DOCS = Path(__file__).parents[3] / "docs"
 TERMS = Terms(vram=2 * GIB, ttl_s=300.0)
@@ -175,3 +178,17 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sessions.db").write_bytes(b"no database" * 100)
     with pytest.raises(JournalError, match="cannot be read or written"):
         SqliteStore(tmp_path).append(entry(1, Started(name="thesis", terms=TERMS)))
+
+
+def test_a_session_has_a_lease_until_its_end_begins_and_what_is_parked_of_it() -> None:
+    """While its devices are cleared it is no lease of the session any more. A lease of another kind never is."""
+    labels = {"session": "s-1"}
+    assert is_of_session(view("queued", labels=labels))
+    assert is_of_session(view("active", labels=labels))
+    assert not is_of_session(view("ending", labels=labels))
+    assert not is_of_session(view("ended", labels=labels))
+    assert not is_of_session(view("active"))
+    memory = [WantBody(kind="memory", amount=GIB)]
+    assert not is_of_session(view("active", labels=labels, wants=memory))
+    parks = ParksView(of="l-1", holds=True, resumed_by=None)
+    assert is_of_session(view("active", labels=labels, wants=memory, parks=parks))
