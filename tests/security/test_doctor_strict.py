@@ -18,6 +18,7 @@ from sublet.cli import doctor as module
 from sublet.cli import main
 from sublet.cli.doctor_strict import NEEDED, judged, strict_checks
 from sublet.client.home import runtime_text
+from tests.security.conftest import Place
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="what belongs to another user only root can make")
 STRANGER = 65534
@@ -82,6 +83,28 @@ def test_this_machine_run_by_root_is_judged_line_by_line(folder: Path) -> None:
     broken = [one for one in found.values() if one["state"] == "broken"]
     assert status == (1 if broken else 0)
     assert all(one["do"] for one in broken), "each has its remedy"
+
+
+def test_a_supervisor_that_was_started_before_an_upgrade_is_named(
+    place: Place, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It outlives the office, and guests are walled in by it."""
+    monkeypatch.setenv("SUBLET_HOME", str(place.home))
+    with place.ben.block("1B") as lease:
+        assert lease.start(["true"], cwd="/").wait(timeout=60) == 0
+        check = strict_checks()["strict: running program"]
+        assert check()[0] == "ok"
+        with monkeypatch.context() as patched:
+            patched.setattr("sublet.agent.starting.package_folder", lambda: str(folder))
+            (folder / "sublet").mkdir()
+            (folder / "sublet" / "program.py").touch()
+            assert check()[0] == "broken", "another installation"
+        with monkeypatch.context() as patched:
+            patched.setattr("sublet.cli.doctor_strict.time.time", lambda: 0.0)
+            state, text, *do = check()
+        assert state == "broken", "changed since"
+        assert "was started by an earlier program" in text
+        assert "sublet down" in do[0]
 
 
 @needs_root

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
@@ -51,6 +52,7 @@ def strict_checks() -> dict[str, Check]:
         "strict: environment": _check_environment,
         "strict: reserve of the journal": _check_reserve,
         "strict: limits of tenants": _check_limits,
+        "strict: running program": _check_running,
     }
 
 
@@ -63,6 +65,40 @@ def judged(findings: Iterable[tuple[str, str, str, str]], make: Callable[..., _F
             state, text = "broken", f"{text}; {why}"
         found.append(make(subject, state, text, do))
     return found
+
+
+def _check_running() -> tuple[str, str] | tuple[str, str, str]:
+    """Guests are walled in by the supervisor that runs, which outlives an office and so an upgrade."""
+    from sublet.agent.starting import package_folder
+    from sublet.client.home import runtime_dir
+    from sublet.supervisor.procs import Procs
+    from sublet.wire.sockets import peer_of
+    from sublet.wire.unix import connect
+
+    try:
+        with connect(str(runtime_dir(home_dir()) / "supervisor.sock"), timeout_s=5.0) as sock:
+            pid = peer_of(sock).pid
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            arguments = [os.fsdecode(one) for one in file.read().split(b"\0")]
+    except OSError:
+        return "ok", "no supervisor runs"
+    ours, identity = package_folder(), Procs().identity(pid)
+    if identity is None:
+        return "ok", "no supervisor runs"
+    ran_s = time.clock_gettime(time.CLOCK_BOOTTIME) - identity.start_ticks / os.sysconf("SC_CLK_TCK")
+    changed_s = time.time() - max(
+        os.stat(os.path.join(folder, name)).st_ctime
+        for folder, _, names in os.walk(os.path.join(ours, "sublet"))
+        for name in names
+        if name.endswith(".py")
+    )
+    if ours in arguments and changed_s >= ran_s:
+        return "ok", f"the supervisor (pid {pid}) is of the program as it is now"
+    return (
+        "broken",
+        f"the supervisor (pid {pid}) was started by an earlier program: guests are walled in as that one did it",
+        "End it with `sublet down` (`--drain` lets leases end first); the next command starts the present one.",
+    )
 
 
 def _check_root() -> tuple[str, str] | tuple[str, str, str]:
