@@ -24,7 +24,7 @@ from sublet.values import EndReason, Epoch, LeaseId, TenantId
 from sublet.wire.page import PageReader, PageView
 
 SEED = 20261123
-WORLDS = 400
+WORLDS = 200
 STEPS = 14
 STEPS_OF_A_WORLD = ("warn", "warn", "spare", "park", "resume", "notice", "end", "stop", "handle", "handle")
 

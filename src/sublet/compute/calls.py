@@ -297,6 +297,9 @@ class Exchange:
         """Hang up. What is under way is lost; whoever waits is told. Harmless twice."""
         self.line.hang_up()
         self._break(Over(None, by_peer=False))
+        for fd in self.take_shared():
+            if fd >= 0:  # it ends before the other side was given them
+                os.close(fd)
         with self._lock:
             if self._leader is None:
                 self.line.close()

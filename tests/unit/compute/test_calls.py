@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -63,6 +66,27 @@ def both() -> Iterator[tuple[Exchange, Pretended]]:
     pretended.answers.set()
     exchange.close()
     pretended.thread.join(PATIENCE_S)
+
+
+def shared_descriptors() -> int:
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:sublet-")
+    return found
+
+
+def test_what_was_not_handed_over_is_closed_with_the_exchange() -> None:
+    """Else each worker that does not begin would cost its holder two descriptors."""
+    gc.collect()
+    ours, theirs = pair()
+    before = shared_descriptors()
+    exchange = Exchange(ours, lambda: None)
+    assert shared_descriptors() == before + 4, "of board and result buffer: one for the other side, one of the mapping"
+    for _ in range(2):
+        exchange.close()
+    assert shared_descriptors() == before + 2
+    theirs.close()
 
 
 def body(text: str) -> Message:
