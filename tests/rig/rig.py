@@ -1,0 +1,202 @@
+"""Pretended cards beneath the true ``cuda.bindings`` and ``pynvml``: a folder with the two libraries and their state.
+
+Who has the folder in ``LD_LIBRARY_PATH`` is on that machine. The state is mapped here as well, so a test looks at the
+cards and changes them while whole offices run on them::
+
+    rig = make_rig(tmp_path, FOUR_H100)
+    rig.state.cards[2].uncorrected += 1
+    rig.trouble("nvmlDeviceGetName", code=999)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import mmap
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from tests.rig.personalities import Personality
+
+__all__ = ["Rig", "State", "build", "make_rig"]
+
+CARDS: Final = 16
+PROCESSES: Final = 64
+PIECES: Final = 4096
+TROUBLES: Final = 32
+XIDS: Final = 64
+NAME: Final = 64
+SOURCES: Final = {"libcuda.so.1": ("cuda.c", "modules.c", "state.c"), "libnvidia-ml.so.1": ("nvml.c", "state.c")}
+FLAGS: Final = "-shared -fPIC -O1 -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -pthread"
+HERE: Final = Path(__file__).parent
+
+_U64: Final = ctypes.c_uint64
+
+
+def _numbers(*names: str) -> list[tuple[str, Any]]:
+    return [(name, _U64) for name in names]
+
+
+class Card(ctypes.Structure):
+    """``struct card`` of state.h; so are the next ones."""
+
+    _fields_ = [
+        ("uuid", ctypes.c_uint8 * 16),
+        ("model", ctypes.c_char * NAME),
+        *_numbers("present", "hidden", "memory", "reserved", "idle", "context", "major", "minor", "node", "code"),
+        *_numbers("compute_mode", "persistence", "power_mw", "uncorrected", "retiring"),
+        *_numbers("remapped", "remap_pending", "remap_failed", "busy"),
+    ]
+
+    @property
+    def name(self) -> str:
+        """Its UUID, as NVML writes it."""
+        text = bytes(self.uuid).hex()
+        return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+class Process(ctypes.Structure):
+    _fields_ = [
+        *_numbers("taken", "pid", "pretended", "list", "ended_ns"),
+        ("contexts", _U64 * CARDS),
+        *_numbers("state", "order", "outcome", "calls", "launches"),
+        ("becomes", _U64 * CARDS),
+    ]
+
+
+class Piece(ctypes.Structure):
+    _fields_ = _numbers("bytes", "card", "process", "offset", "address")
+
+
+class Trouble(ctypes.Structure):
+    _fields_ = [
+        ("call", ctypes.c_char * NAME),
+        *_numbers("code", "delay_ms", "hangs", "kills", "pid", "skip", "times", "met"),
+    ]
+
+
+class Xid(ctypes.Structure):
+    _fields_ = _numbers("card", "number")
+
+
+class State(ctypes.Structure):
+    _fields_ = [
+        *_numbers("size"),
+        ("driver", ctypes.c_char * NAME),
+        *_numbers("cuda", "nodes", "lingers_ms", "init_code", "nvml_code", "namespaced", "xids_come"),
+        ("cards", Card * CARDS),
+        ("processes", Process * PROCESSES),
+        ("pieces", Piece * PIECES),
+        ("troubles", Trouble * TROUBLES),
+        ("xids", Xid * XIDS),
+    ]
+
+
+class Rig:
+    """One pretended machine."""
+
+    def __init__(self, folder: Path, personality: Personality) -> None:
+        """Use ``make_rig``."""
+        self.folder = folder
+        self.personality = personality
+        with open(folder / "state", "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), ctypes.sizeof(State))
+        self.state = State.from_buffer(self._map)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a program needs to be on this machine."""
+        return {"LD_LIBRARY_PATH": str(self.folder)}
+
+    def card(self, index: int) -> Card:
+        """The card with this number on the machine itself."""
+        found: Card = self.state.cards[index]
+        return found
+
+    def trouble(self, call: str, **how: int) -> Trouble:
+        """From now on this entry point goes wrong, as ``struct trouble`` says. ``clear`` of it ends that."""
+        row = next(row for row in self.state.troubles if not row.call)
+        for name, value in how.items():
+            setattr(row, name, value)
+        row.met = 0
+        row.call = call.encode()
+        found: Trouble = row
+        return found
+
+    def xid(self, card: int, number: int) -> None:
+        """The driver reports this of a card."""
+        row = self.state.xids[self.state.xids_come % XIDS]
+        row.card, row.number = card, number
+        self.state.xids_come += 1
+
+    def dirty(self, card: int) -> bool:
+        """Whether anything but zeros lies in its memory, whoever wrote it."""
+        return any(piece.strip(b"\0") for piece in self._written(card))
+
+    def _written(self, card: int) -> Iterator[bytes]:
+        """Those parts that were ever touched: the rest is a hole in the file."""
+        with open(self.folder / f"card{card}", "rb") as file:
+            at, end = 0, os.fstat(file.fileno()).st_size
+            while at < end:
+                try:
+                    at = os.lseek(file.fileno(), at, os.SEEK_DATA)
+                except OSError:  # nothing but holes from here
+                    return
+                until = os.lseek(file.fileno(), at, os.SEEK_HOLE)
+                while at < until:
+                    piece = os.pread(file.fileno(), min(until - at, 1 << 24), at)
+                    at += len(piece)
+                    yield piece
+
+
+def clear(trouble: Trouble) -> None:
+    """It goes well again, and who hangs in it goes on."""
+    trouble.hangs = 0
+    trouble.call = b""
+
+
+def make_rig(place: Path, personality: Personality) -> Rig:
+    """A machine of this kind, with nobody on its cards."""
+    folder = place / "rig"
+    folder.mkdir()
+    for name, path in build().items():
+        shutil.copy(path, folder / name)
+    (folder / "lock").touch()
+    state = State(size=ctypes.sizeof(State))
+    for field, value in personality.machine.items():
+        setattr(state, field, value)
+    for index, kind in enumerate(personality.cards):
+        card = state.cards[index]
+        for field, value in kind.fields.items():
+            setattr(card, field, value)
+        card.present, card.node, card.hidden = 1, index, index in personality.hidden
+        # Of all the machine's offices only one may lend a card, so no two tests may have the same.
+        card.uuid[:] = hashlib.blake2b(f"{folder} {index}".encode(), digest_size=16).digest()
+        with open(folder / f"card{index}", "wb") as file:
+            file.truncate(card.memory)
+    (folder / "state").write_bytes(bytes(state))
+    return Rig(folder, personality)
+
+
+def build() -> dict[str, Path]:
+    """Both libraries, compiled once for each state of the sources."""
+    names = sorted({name for names in SOURCES.values() for name in names} | {"modules.h", "state.h"})
+    text = b"".join((HERE / name).read_bytes() for name in names) + FLAGS.encode()
+    folder = Path(tempfile.gettempdir(), f"sublet-rig-{os.getuid()}-{hashlib.sha256(text).hexdigest()[:16]}")
+    if not folder.exists():
+        made = Path(tempfile.mkdtemp(prefix="sublet-rig-"))
+        for library, sources in SOURCES.items():
+            paths = [str(HERE / source) for source in sources]
+            subprocess.run(
+                ["gcc", *FLAGS.split(), f"-Wl,-soname,{library}", "-o", str(made / library), *paths], check=True
+            )
+        try:
+            made.rename(folder)
+        except OSError:  # another process was quicker
+            shutil.rmtree(made)
+    return {library: folder / library for library in SOURCES}
