@@ -15,7 +15,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,7 +36,6 @@ __all__ = [
     "end_of",
     "note_graph_elsewhere",
     "note_host_device",
-    "prefer_cards",
 ]
 
 PAGE_VARIABLE = "SUBLET_PAGE"
@@ -220,23 +219,6 @@ def note_graph_elsewhere(error: BaseException) -> None:
         hint = "" if rebuild is None else rebuild.graph_hint(error)
         if hint and hint not in getattr(error, "__notes__", ()):
             error.add_note(hint)
-
-
-def prefer_cards(devices: Iterable[str], known: str = "/proc/driver/nvidia/gpus") -> str:
-    """What ``CUDA_VISIBLE_DEVICES`` is to be, so that the leased cards come first: "cuda" without a number is then one
-    of them. The others stay visible behind them (a card can be taken from a process and given back only while it sees
-    all that it saw before); whether it may use them is not decided by this. Empty where no card is leased."""
-    from sublet.wire.orders import card_uuid
-
-    leased = [uuid for name in devices if (uuid := card_uuid(name))]
-    if not leased or any(uuid.startswith("MIG-") for uuid in leased):
-        return ",".join(leased[:1])
-    others = []
-    with contextlib.suppress(OSError):
-        for name in sorted(os.listdir(known)):
-            with open(os.path.join(known, name, "information"), encoding="utf-8") as file:
-                others += [line.split()[-1] for line in file if line.startswith("GPU UUID")]
-    return ",".join([*leased, *(uuid for uuid in others if uuid not in leased)])
 
 
 _known: dict[str, Current] = {}

@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from sublet.errors import LeaseInterrupt, Unsupported
+from sublet.guest.caps import cap_torch
 from sublet.guest.current import PAGE_VARIABLE
 from sublet.guest.desk import Desk
 from sublet.guest.forked import end_with_the_cell
@@ -54,6 +55,7 @@ def main() -> None:
     end_with_the_cell(app.shell, _loop().asyncio_loop)
     plot_where_told(app.shell)
     page = PageReader(os.environ[PAGE_VARIABLE])
+    cap_torch(page.read().devices)
     app.shell.events.register("post_run_cell", lambda _: _leave_if_over(page))
     desk = _Desk(page, app.shell)
     kernels.append(desk)

@@ -11,7 +11,7 @@ import os
 import sys
 
 from sublet.guest.caps import cap_torch
-from sublet.guest.current import PAGE_VARIABLE, prefer_cards
+from sublet.guest.current import PAGE_VARIABLE
 from sublet.guest.desk import Desk
 from sublet.guest.inbox import Inbox
 from sublet.guest.serving import start_serving
@@ -27,10 +27,7 @@ __all__ = ["main"]
 def main() -> None:
     """Until the lease ends."""
     page = PageReader(os.environ[PAGE_VARIABLE])
-    cards = prefer_cards(page.read().devices)
-    if cards:
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", cards)
-        cap_torch(page.read().devices)
+    cap_torch(page.read().devices)
     inbox = Inbox.from_stdin()
     desk = Desk()
     desk.arrange()

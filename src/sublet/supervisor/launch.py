@@ -34,7 +34,9 @@ from sublet.supervisor.zygote_policy import ZygoteKey, arguments_of, is_python, 
 from sublet.supervisor.zygotes import Zygotes
 from sublet.values import GuestId, TenantId
 from sublet.wire.caps import LeaseCaps
+from sublet.wire.cards import card_environment
 from sublet.wire.guests import GuestSpec, Profile, StdioKind
+from sublet.wire.orders import card_uuid
 from sublet.wire.volumes import PUBLISH_VARIABLE, VOLUME_VARIABLE
 from sublet.wire.zygote import WARM_WITHIN_S, Fork, fingerprint, python_argv
 
@@ -248,6 +250,7 @@ class Launch:
                     stdio.give_to(*room.ids)
             else:
                 room = Room(env=dict(spec.env), cwd=spec.cwd or "/", enter=_stay, ids=None)
+            shares = {uuid: part.amount for part in tenancy.parts if (uuid := card_uuid(part.resource))}
             plan = SpawnPlan(
                 take_stdio=lambda: child_setup(ends),
                 join=group.join_paths() if group is not None else (),
@@ -256,7 +259,7 @@ class Launch:
                 cwd=room.cwd,
                 umask=spec.umask,
                 argv=_argv(spec),
-                env={**room.env, **marks},
+                env={**room.env, **card_environment(shares, room.env), **marks},
             )
             undo.pop_all()
         uid = room.ids.uid if room.ids is not None else None

@@ -28,7 +28,9 @@ from sublet.supervisor.isolation import Profile as IsolationProfile
 from sublet.supervisor.isolation.plan import SYSTEM_PATHS
 from sublet.supervisor.tenancy import Tenancy
 from sublet.values import Kind, TenantId
+from sublet.wire.cards import device_nodes
 from sublet.wire.guests import GuestSpec
+from sublet.wire.orders import card_uuid
 from sublet.wire.unix import replaceable
 
 __all__ = ["Room", "Walls", "policy_for", "prefix_of"]
@@ -167,6 +169,7 @@ class _Behind:
                 writable=(*tenancy.writable, *lent),
                 written=(counts,) if counts else (),
                 hidden=self._walls.hidden,
+                devices=_nodes(tenancy),
                 counted=counted,
             ),
             policy_for(tenancy, self._walls.policy, lends=bool(lent)),
@@ -174,6 +177,19 @@ class _Behind:
         term = spec.env.get("TERM", "dumb")
         env = clean_env(self._tenant, home=home, term=term, extra=spec.env)
         return Room(env, spec.cwd or home, lambda parent: enter(steps, parent=parent), self._ids, steps.forks, steps)
+
+
+def _nodes(tenancy: Tenancy) -> tuple[str, ...]:
+    """Device files of its cards. Raises ``Unsupported`` where they are not found: it would see no card at all."""
+    cards = [uuid for part in tenancy.parts if (uuid := card_uuid(part.resource))]
+    found = device_nodes(cards) if cards else ()
+    if cards and not found:
+        raise Unsupported(
+            f"the device files of {cards[0]} cannot be found, so a guest of a tenant would see no GPU",
+            do="Look for /dev/nvidia* (`nvidia-modprobe -u -c0` makes them) and /proc/driver/nvidia/gpus; "
+            "parts of a card (MIG) are lent to tenant local only.",
+        )
+    return found
 
 
 def policy_for(tenancy: Tenancy, policy: Policy, *, lends: bool = False) -> Policy:

@@ -1,13 +1,26 @@
-"""What was found on a card between two leases, and who takes how much of it while it is lent.
+"""What was found on a card between two leases, who takes how much of it while it is lent, what a guest is told of it.
 
 Standard library only: the supervisor reads these.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-__all__ = ["CardFound", "CardUse"]
+__all__ = ["OF_CARDS", "VISIBLE", "CardFound", "CardUse", "card_environment", "device_nodes", "prefer_cards"]
+
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+OF_CARDS: Final = (VISIBLE, "XLA_PYTHON_CLIENT_PREALLOCATE", "TF_FORCE_GPU_ALLOW_GROWTH", "CUPY_GPU_MEMORY_LIMIT")
+"""Variables that a guest with a card is given."""
+_MIG: Final = "MIG-"
+KNOWN: Final = "/proc/driver/nvidia/gpus"
+"""Where the driver lists the cards of the machine."""
+_WSL: Final = "dxg"
+_SHARED: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", _WSL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,3 +46,49 @@ class CardUse:
     card: str
     pid: int
     bytes: int
+
+
+def card_environment(shares: Mapping[str, int], given: Mapping[str, str]) -> dict[str, str]:
+    """Variables of a guest whose lease has so many bytes of these cards, over what the holder sent (``given``).
+
+    A holder's own choice of cards holds only within the lease: its environment is that of another process, which may
+    have been kept off all cards, or have one of its own. Frameworks that would take most of a card at their first line
+    are told to grow as they need, unless the holder says how.
+    """
+    if not shares:
+        return {}
+    asked = [name for name in given.get(VISIBLE, "").split(",") if name]
+    visible = ",".join(asked) if asked and shares.keys() >= set(asked) else prefer_cards(list(shares))
+    grows = dict(zip(OF_CARDS[1:], ("false", "true", str(min(shares.values()))), strict=True))
+    return {VISIBLE: visible} | {name: value for name, value in grows.items() if name not in given}
+
+
+def prefer_cards(leased: Sequence[str], known: str = KNOWN) -> str:
+    """What ``CUDA_VISIBLE_DEVICES`` is to be, so that the leased cards come first: "cuda" without a number is then one
+    of them. The others stay visible behind them (a card can be taken from a process and given back only while it sees
+    all that it saw before); whether it may use them is not decided by this. Empty where no card is leased."""
+    if not leased or any(uuid.startswith(_MIG) for uuid in leased):
+        return ",".join(leased[:1])
+    others = [listed["GPU UUID"] for listed in _listed(known) if "GPU UUID" in listed]
+    # The driver has not looked at every card yet; CUDA would see nothing that stands behind such a name.
+    return ",".join([*leased, *(uuid for uuid in others if uuid not in leased and "?" not in uuid)])
+
+
+def device_nodes(leased: Sequence[str], known: str = KNOWN, dev: str = "/dev") -> tuple[str, ...]:
+    """The device files that a program needs for these cards and no others. Empty where one of them cannot be found: a
+    part of a card has files of its own, which are not known here."""
+    always = [path for name in _SHARED if os.path.exists(path := os.path.join(dev, name))]
+    if os.path.join(dev, _WSL) in always:
+        return tuple(always)
+    minors = {listed.get("GPU UUID"): listed.get("Device Minor") for listed in _listed(known)}
+    own = [os.path.join(dev, f"nvidia{minors.get(uuid)}") for uuid in leased]
+    return (*always, *own) if always and all(map(os.path.exists, own)) else ()
+
+
+def _listed(known: str) -> Iterator[dict[str, str]]:
+    """What the driver says of each card of the machine."""
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(known)):
+            with open(os.path.join(known, name, "information"), encoding="utf-8") as file:
+                pairs = (line.partition(":") for line in file)
+                yield {key.strip(): value.strip() for key, _, value in pairs}

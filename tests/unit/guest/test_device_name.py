@@ -11,8 +11,9 @@ import pytest
 import sublet
 from sublet.errors import NotFound, Unsupported
 from sublet.guest import current as current_module
-from sublet.guest.current import note_host_device, prefer_cards
+from sublet.guest.current import note_host_device
 from sublet.values import NS_PER_S, Epoch, LeaseId
+from sublet.wire.cards import card_environment, prefer_cards
 from sublet.wire.page import PageView, PageWriter, time_namespace
 
 Guest = Callable[..., None]
@@ -70,10 +71,31 @@ def test_the_leased_cards_come_first_and_the_others_stay_visible(tmp_path: Path)
         folder = tmp_path / f"0000:0{number}:00.0"
         folder.mkdir()
         (folder / "information").write_text(f"Model: \t\t NVIDIA H200\nGPU UUID: \t {uuid}\n")
-    assert prefer_cards(["node/GPU-cc"], str(tmp_path)) == "GPU-cc,GPU-aa,GPU-bb"
-    assert prefer_cards(["node/MIG-1", "node/MIG-2"], str(tmp_path)) == "MIG-1"
-    assert prefer_cards(["node/gpu0"], str(tmp_path)) == ""
-    assert prefer_cards(["node/GPU-cc"], str(tmp_path / "none")) == "GPU-cc"
+    (tmp_path / "0000:09:00.0").mkdir()
+    (tmp_path / "0000:09:00.0" / "information").write_text("GPU UUID: \t GPU-????????-????-????-????-????????????\n")
+    assert prefer_cards(["GPU-cc"], str(tmp_path)) == "GPU-cc,GPU-aa,GPU-bb", "CUDA stops at a name that is none"
+    assert prefer_cards(["MIG-1", "MIG-2"], str(tmp_path)) == "MIG-1"
+    assert prefer_cards([], str(tmp_path)) == ""
+    assert prefer_cards(["GPU-cc"], str(tmp_path / "none")) == "GPU-cc"
+
+
+@pytest.mark.parametrize("holders", [None, "", "-1", "0", "GPU-other", "GPU-bb,GPU-other"])
+def test_the_cards_of_the_lease_are_those_that_a_guest_is_shown(holders: str | None) -> None:
+    """Whatever the holder's own process was shown: it may be kept off all cards, or have one of its own."""
+    given = {} if holders is None else {"CUDA_VISIBLE_DEVICES": holders}
+    found = card_environment({"GPU-bb": 3 << 30, "GPU-cc": 2 << 30}, given)
+    assert found["CUDA_VISIBLE_DEVICES"].startswith("GPU-bb,GPU-cc")
+    assert found["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    assert found["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+    assert found["CUPY_GPU_MEMORY_LIMIT"] == str(2 << 30)
+
+
+def test_a_holder_may_choose_among_the_cards_of_the_lease() -> None:
+    chosen = {"CUDA_VISIBLE_DEVICES": "GPU-cc", "XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
+    found = card_environment({"GPU-bb": 1, "GPU-cc": 1}, chosen)
+    assert found["CUDA_VISIBLE_DEVICES"] == "GPU-cc"
+    assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in found
+    assert card_environment({}, chosen) == {}
 
 
 class Wordless(Exception):
