@@ -1,7 +1,10 @@
 """One look at a card between two leases, as a program that lives for a moment: ``python -m sublet.agent.clean_card``.
 
     GPU-1b4e28ba-… --look                       what it is set to
-    GPU-1b4e28ba-… --scrub --settings '…'       nobody on it, memory at rest, settings back, memory overwritten
+    GPU-1b4e28ba-… --scrub --settings '…' --since NS    nobody on it, memory at rest, settings back, memory overwritten
+
+``--since`` is when the card was lent (nanoseconds of CLOCK_BOOTTIME). What drew on a screen with it before that still
+does, and is not what the lease has left.
 
 It writes one ``CardFound`` as JSON. A process of its own, because a driver may never answer, and because whoever has
 used CUDA keeps a piece of the card until it ends: this one ends.
@@ -19,11 +22,11 @@ from typing import Any, Final
 
 from sublet.agent.health import sees_all_processes, who_is
 from sublet.agent.nvml import Library, Nvml, NvmlFailed
-from sublet.devices.cuda import find_device
-from sublet.devices.cuda_driver import CudaDriver, open_driver
+from sublet.devices.cuda_driver import CudaDriver, find_device
+from sublet.devices.plain_cuda import open_plain_driver
 from sublet.errors import GpuError, SubletError
-from sublet.values import MIB, format_size
-from sublet.wire.cards import CardFound
+from sublet.values import MIB, NS_PER_S, format_size
+from sublet.wire.cards import VISIBLE, CardFound
 from sublet.wire.codec import dumps
 from sublet.wire.open_files import handed_on
 
@@ -31,6 +34,8 @@ __all__ = ["AT_REST", "SETTINGS", "clean", "look", "main", "scrub"]
 
 AT_REST: Final = 64 * MIB
 """In use beyond what an idle card uses: so much may be the driver's own, and no more."""
+DRAWN: Final = 512 * MIB
+"""Left free where something draws: a desktop that gets no memory ends."""
 PIECES: Final = (1024 * MIB, 64 * MIB, 2 * MIB)
 """In what pieces the memory is taken to be overwritten: the largest that can be had, then smaller ones."""
 SETTINGS: Final = {
@@ -53,16 +58,18 @@ def look(uuid: str, library: Library | None = None) -> CardFound:
 def clean(
     uuid: str,
     settings: str = "",
+    since_ns: int = 0,
     *,
     library: Library | None = None,
-    driver: Callable[[], CudaDriver] = open_driver,
+    driver: Callable[[], CudaDriver] = open_plain_driver,
     now_ns: Callable[[], int] = time.monotonic_ns,
     sees_processes: bool | None = None,
     node: str | None = None,
 ) -> CardFound:
     """Every step, in order; the first that does not succeed is the answer."""
     try:
-        left = _left_on(uuid, library, sees_all_processes() if sees_processes is None else sees_processes)
+        sees_processes = sees_all_processes() if sees_processes is None else sees_processes
+        left, draws = _left_on(uuid, library, sees_processes, since_ns)
         left = left or _handed_on(_node(uuid, library) if node is None else node)
         if left:
             return CardFound(left=left)
@@ -73,23 +80,32 @@ def clean(
         return CardFound(failed=failed.message, is_hard=True)
     began_ns = now_ns()
     try:
-        count = scrub(uuid, driver())
+        opened = driver()
+    except SubletError as error:  # what is missing there is no fault of the card
+        return CardFound(failed=f"its memory could not be overwritten ({error.message})")
+    try:
+        count = scrub(uuid, opened, spare=DRAWN if draws else 0)
     except SubletError as error:
         return CardFound(failed=f"its memory could not be overwritten ({error.message})", is_hard=True)
     return CardFound(scrubbed_bytes=count, scrub_ns=now_ns() - began_ns)
 
 
-def scrub(uuid: str, driver: CudaDriver) -> int:
-    """Overwrite all memory of the card that can be had; how much that was. Raises if that is too little."""
+def scrub(uuid: str, driver: CudaDriver, spare: int = 0) -> int:
+    """Overwrite all memory of the card that can be had, but for ``spare`` bytes; how much that was. Raises if that is
+    too little."""
     device = find_device(driver, uuid)
     context = driver("scrub", "cuDevicePrimaryCtxRetain", device)
     try:
         driver("scrub", "cuCtxSetCurrent", context)
         free, _ = driver("scrub", "cuMemGetInfo")
         taken: list[tuple[int, int]] = []
+        count = 0
+        free = max(0, free - spare)
         for size in PIECES:
-            while (address := driver.says_no("cuMemAlloc", size)) is not None:
+            # No more than was free: some drivers go on in the memory of the host when that of the card is used up.
+            while count + size <= free and (address := driver.says_no("cuMemAlloc", size)) is not None:
                 taken.append((int(address), size))
+                count += size
         for address, size in taken:
             driver("scrub", "cuMemsetD8", address, 0, size)
         driver("scrub", "cuCtxSynchronize")
@@ -97,13 +113,13 @@ def scrub(uuid: str, driver: CudaDriver) -> int:
             driver("scrub", "cuMemFree", address)
     finally:
         driver.says_no("cuDevicePrimaryCtxRelease", device)
-    count = sum(size for _, size in taken)
     if free - count > 2 * AT_REST:
         raise GpuError(f"{format_size(free)} were free, and only {format_size(count)} could be taken", call="scrub")
     return count
 
 
-def _left_on(uuid: str, library: Library | None, sees_processes: bool) -> str:
+def _left_on(uuid: str, library: Library | None, sees_processes: bool, since_ns: int) -> tuple[str, bool]:
+    """What is still there, in words; and whether something draws that was there before."""
     nvml = Nvml.open(library)
     try:
         reading = nvml.read(uuid)
@@ -111,13 +127,26 @@ def _left_on(uuid: str, library: Library | None, sees_processes: bool) -> str:
         nvml.close()
     if reading.failed is not None:
         raise reading.failed
-    if sees_processes and reading.processes:
-        first = reading.processes[0].pid
+    listed = reading.processes if sees_processes else ()
+    before = [process for process in listed if process.draws and _is_older(process.pid, since_ns)]
+    first = next((process.pid for process in listed if process not in before), None)
+    if first is not None:
         name, user = who_is(first)
-        return f"process {first} ({name or '?'}) of {user or '?'} is on it"
-    if reading.used is not None and reading.used > AT_REST:
-        return f"{format_size(reading.used)} of its memory are in use, and nobody can be seen who uses it"
-    return ""
+        return f"process {first} ({name or '?'}) of {user or '?'} is on it", bool(before)
+    used = None if reading.used is None else reading.used - sum(process.bytes or 0 for process in before)
+    if used is not None and used > AT_REST:
+        return f"{format_size(used)} of its memory are in use, and nobody can be seen who uses it", bool(before)
+    return "", bool(before)
+
+
+def _is_older(pid: int, than_ns: int) -> bool:
+    """Whether the process was started before this instant."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+    except OSError:
+        return False
+    return ticks * NS_PER_S // os.sysconf("SC_CLK_TCK") < than_ns
 
 
 def _handed_on(node: str) -> str:
@@ -191,9 +220,9 @@ def main(arguments: list[str]) -> int:
     if what == "--look":
         found = look(uuid)
     else:
-        if uuid.startswith("MIG-"):
-            os.environ["CUDA_VISIBLE_DEVICES"] = uuid
-        found = clean(uuid, rest[1] if rest[:1] == ["--settings"] else "")
+        os.environ[VISIBLE] = uuid  # a neighbour that is sick, or split, is then none of its business
+        given = dict(zip(rest[::2], rest[1::2], strict=True))
+        found = clean(uuid, given.get("--settings", ""), int(given.get("--since", 0)))
     sys.stdout.write(dumps(found).decode())
     return 0
 

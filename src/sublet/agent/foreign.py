@@ -64,7 +64,8 @@ def foreign_use(
     """What others have of this card.
 
     ``sees_processes`` is False where the pids of the driver are not ours to compare with (a container): then all that
-    is known is how much is in use. ``allowed``: the operator lends a card for itself even if others are on it.
+    is known is how much is in use. ``allowed``: the operator lends a card for itself even if others are on it. What
+    only draws (a desktop) keeps its memory, and keeps nobody else from the card: a workstation always has it.
     """
     listed: Sequence[UsedBy] = reading.processes if sees_processes else ()
     strangers = [process for process in listed if process.pid not in own.pids]
@@ -81,7 +82,7 @@ def foreign_use(
         detail = _sentence(reading.uuid, amount, who, more=len(strangers) - len(who))
     else:
         detail = f"{format_size(amount)} of {reading.uuid} is used by guests beyond what their leases have"
-    blocks = bool(strangers or unnamed) and not allowed
+    blocks = bool(unnamed or any(not process.draws for process in strangers)) and not allowed
     return Foreign(node=node, resource=resource, amount=amount, blocks=blocks, detail=detail)
 
 

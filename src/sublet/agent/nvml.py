@@ -39,6 +39,7 @@ _LIBRARY: Final = "libnvidia-ml.so.1"
 _LIBRARY_FOLDERS: Final = ("usr/lib", "usr/lib64", "lib", "lib64", "usr/local/nvidia/lib64", "usr/lib/wsl/lib")
 _DEVICES: Final = ("dev/nvidiactl", "dev/dxg")
 
+UNINITIALIZED: Final = 1
 NOT_SUPPORTED: Final = 3
 NO_PERMISSION: Final = 4
 NOT_FOUND: Final = 6
@@ -56,6 +57,9 @@ CARD_BROKEN: Final = frozenset((NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED))
 """What is said about one card, not about the driver."""
 _CANNOT_TELL: Final = frozenset((NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND))
 """The card is as well as it was; it only does not know this."""
+_BROKEN: Final = frozenset((UNINITIALIZED, DRIVER_NOT_LOADED, TIMEOUT, GPU_IS_LOST, RESET_REQUIRED))
+"""The only answers to a question that a card need not know which say that something is wrong. WSL answers 999 to some,
+and others to a part of a card (2); newer drivers have codes that are not known here."""
 IDLE_SHARE: Final = 64 * MIB
 """In use on an idle card (a few MiB, more on an instance): not lent, so that nobody has to be found who uses it."""
 IDLE_SHARE_OLD: Final = 768 * MIB
@@ -121,6 +125,8 @@ class UsedBy:
     pid: int
     bytes: int | None
     """None where the driver does not say how much."""
+    draws: bool = False
+    """It draws on a screen, and computes nothing: a desktop, a browser."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,10 +351,17 @@ class Nvml:
     def _memory(self, handle: Any) -> Any:
         """The newer question tells apart what the driver keeps for itself; older drivers do not know it."""
         found = self._ask(self._lib.nvmlDeviceGetMemoryInfo, handle, self._lib.nvmlMemory_v2, default=None)
-        return self._ask(self._lib.nvmlDeviceGetMemoryInfo, handle, default=None) if found is None else found
+        if found is not None:
+            return found
+        try:  # that it answers this is what tells a card that works from one that does not
+            return self._call(self._lib.nvmlDeviceGetMemoryInfo, handle)
+        except NvmlFailed as failed:
+            if failed.code in _CANNOT_TELL:
+                return None
+            raise
 
     def _processes(self, handle: Any) -> tuple[UsedBy, ...]:
-        lib, found = self._lib, dict[int, int | None]()
+        lib, found, compute = self._lib, dict[int, int | None](), set[int]()
         for question in (
             lib.nvmlDeviceGetComputeRunningProcesses_v3,
             lib.nvmlDeviceGetGraphicsRunningProcesses_v3,
@@ -358,7 +371,9 @@ class Nvml:
                 pid, used = int(process.pid), process.usedGpuMemory
                 known = found.get(pid)
                 found[pid] = known if used is None else max(int(used), known or 0)
-        return tuple(UsedBy(pid=pid, bytes=used) for pid, used in sorted(found.items()))
+                if question != lib.nvmlDeviceGetGraphicsRunningProcesses_v3:
+                    compute.add(pid)
+        return tuple(UsedBy(pid=pid, bytes=used, draws=pid not in compute) for pid, used in sorted(found.items()))
 
     def _busy(self, handle: Any) -> int | None:
         rates = self._ask(self._lib.nvmlDeviceGetUtilizationRates, handle, default=None)
@@ -389,9 +404,9 @@ class Nvml:
         try:
             return self._call(question, *arguments)
         except NvmlFailed as failed:
-            if failed.code in _CANNOT_TELL:
-                return default
-            raise
+            if failed.code in _BROKEN:
+                raise
+            return default
 
     def _tell(self, question: Callable[..., Any], *arguments: Any, default: Any) -> Any:
         """The answer, or ``default`` whatever is the matter."""

@@ -174,7 +174,9 @@ class _Process:
             os.waitpid(self._pid, 0)
 
 
-_KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ", COLD_VARIABLE, UIDS_VARIABLE, WARM_VARIABLE, *KEPT)
+_LIBRARIES: Final = ("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_MPS_PIPE_DIRECTORY")
+"""By which this process finds the driver's libraries: what cleans, watches and suspends has to find the same."""
+_KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ", COLD_VARIABLE, UIDS_VARIABLE, WARM_VARIABLE, *_LIBRARIES, *KEPT)
 
 
 def command(settings: SupervisorSettings) -> list[str]:

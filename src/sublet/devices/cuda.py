@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from sublet.devices import nvrtc
 from sublet.devices.account import Account
-from sublet.devices.cuda_driver import ContextLost, CudaDriver, open_driver
+from sublet.devices.cuda_driver import ContextLost, CudaDriver, find_device, open_driver, uuid_digits
 from sublet.devices.interface import Identity, Sources
 from sublet.devices.memory import Piece
 from sublet.devices.objects import check_cubin, check_ptx
@@ -28,7 +28,7 @@ from sublet.errors import GpuError, NotFound, OutOfMemory, SubletError
 from sublet.wire.device import ModuleKind
 from sublet.wire.scalars import ARGUMENTS_MAX, ArgKind
 
-__all__ = ["CudaDevice", "find_device"]
+__all__ = ["CudaDevice"]
 
 _ORDER: Final = (ModuleKind.CUBIN, ModuleKind.PTX, ModuleKind.CUDA, ModuleKind.WARP)
 """What is nearest to the device first: of several kinds the first one that it takes is used."""
@@ -69,7 +69,8 @@ class CudaDevice(TabledDevice):
         self._driver = driver or open_driver()
         self._device = find_device(self._driver, uuid)
         name: bytes = self._call("open", "cuDeviceGetName", _NAME_MAX, self._device)
-        super().__init__(Identity(id=id, label=name.rstrip(b"\0").decode(errors="replace"), is_host=False), account)
+        label = name.split(b"\0", 1)[0].decode(errors="replace")  # the bindings pad with blanks behind the driver's NUL
+        super().__init__(Identity(id=id, label=label, is_host=False), account)
         self._uuid = uuid
         self._cache = cache
         self._arch = 10 * self._attribute(_MAJOR) + self._attribute(_MINOR)
@@ -250,9 +251,9 @@ class CudaDevice(TabledDevice):
     def _warp_name(self, wp: Any) -> str:
         """What Warp calls this device."""
         if self._warp_device is None:
-            wanted = _digits(self._uuid)
+            wanted = uuid_digits(self._uuid)
             for one in wp.get_cuda_devices():
-                if _digits(one.uuid or "") == wanted:
+                if uuid_digits(one.uuid or "") == wanted:
                     self._warp_device = str(one)
                     self._warp_stream = wp.Stream(one, cuda_stream=int(self._stream))
                     break
@@ -269,20 +270,3 @@ class _Kernel:
     def __init__(self, function: Any, types: tuple[Any, ...]) -> None:
         self.function = function
         self.types = types
-
-
-def find_device(driver: CudaDriver, uuid: str) -> Any:
-    """The driver's own name for the GPU, or the instance of one, with this UUID."""
-    wanted = _digits(uuid)
-    for ordinal in range(driver("open", "cuDeviceGetCount")):
-        device = driver("open", "cuDeviceGet", ordinal)
-        if bytes(driver("open", "cuDeviceGetUuid", device).bytes).hex() == wanted:
-            return device
-    raise NotFound(
-        f"the CUDA driver shows no GPU {uuid} to this process", do="See `sublet doctor`, and CUDA_VISIBLE_DEVICES."
-    )
-
-
-def _digits(uuid: str) -> str:
-    """``GPU-1b4e28ba-…`` and ``MIG-1b4e28ba-…`` as the driver's own 16 bytes, in hex."""
-    return uuid.removeprefix("GPU-").removeprefix("MIG-").replace("-", "").lower()

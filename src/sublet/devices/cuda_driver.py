@@ -10,10 +10,10 @@ import importlib
 import importlib.util
 from typing import Any, Final
 
-from sublet.errors import GpuError, OutOfMemory, SubletError, Unsupported
+from sublet.errors import GpuError, NotFound, OutOfMemory, SubletError, Unsupported
 from sublet.invocation import installing
 
-__all__ = ["ContextLost", "CudaDriver", "has_bindings", "open_driver"]
+__all__ = ["ContextLost", "CudaDriver", "find_device", "has_bindings", "open_driver", "uuid_digits"]
 
 CUDA_OLDEST: Final = 12_040
 """What the driver must speak at least, 12.4: since then it can say which kernels a module has, and what they take."""
@@ -118,3 +118,20 @@ def open_driver() -> CudaDriver:
             do="Install a newer driver.",
         )
     return driver
+
+
+def find_device(driver: CudaDriver, uuid: str) -> Any:
+    """The driver's own name for the GPU, or the instance of one, with this UUID."""
+    wanted = uuid_digits(uuid)
+    for ordinal in range(driver("open", "cuDeviceGetCount")):
+        device = driver("open", "cuDeviceGet", ordinal)
+        if bytes(driver("open", "cuDeviceGetUuid", device).bytes).hex() == wanted:
+            return device
+    raise NotFound(
+        f"the CUDA driver shows no GPU {uuid} to this process", do="See `sublet doctor`, and CUDA_VISIBLE_DEVICES."
+    )
+
+
+def uuid_digits(uuid: str) -> str:
+    """``GPU-1b4e28ba-…`` and ``MIG-1b4e28ba-…`` as the driver's own 16 bytes, in hex."""
+    return uuid.removeprefix("GPU-").removeprefix("MIG-").replace("-", "").lower()

@@ -40,6 +40,8 @@ class NotYet:
     """What is still there, for people: it is what they read if it never goes."""
     again_ns: int | None = None
     """When to look again; None: after the usual pause."""
+    is_working: bool = False
+    """Whether the look itself is under way, which comes to an end by itself: nobody runs out of patience meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

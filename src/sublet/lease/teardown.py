@@ -153,6 +153,9 @@ class Teardown:
                     self.steps[SCRUBBING] = scrub_ns
             case Unclean(detail=detail, hard=hard):
                 self.fail(detail, hard=hard)
+            case NotYet(is_working=True, again_ns=again_ns):
+                self.look_until_ns = None  # it counts from the first answer
+                self.due_ns = again_ns if again_ns is not None else now_ns + bounds.retry_ns
             case NotYet(what=what) if now_ns >= self.look_until_ns:
                 self.fail(what, hard=False)
                 self.is_late = True

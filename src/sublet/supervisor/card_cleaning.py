@@ -44,6 +44,8 @@ class _Look:
 class _Card:
     settings: str = ""
     """Those it had before anybody had it."""
+    since_ns: int | None = None
+    """Since when it is lent without having been seen clean."""
     looks: dict[tuple[LeaseId, Epoch], _Look] = field(default_factory=dict)
 
 
@@ -55,10 +57,14 @@ class CardCleaning:
         self._run = run or run_program
         self._cards: dict[str, _Card] = {}
 
-    def lent(self, card: str) -> None:
-        """It is about to be used: what it is set to now is what it is set to again afterwards."""
-        if card not in self._cards:
-            known = self._cards[card] = _Card()
+    def lent(self, card: str, now_ns: int) -> None:
+        """It is about to be used: what it is set to now is what it is set to again afterwards, and what draws with it
+        now may go on."""
+        if card in self._cards:
+            if self._cards[card].since_ns is None:
+                self._cards[card].since_ns = now_ns
+        else:
+            known = self._cards[card] = _Card(since_ns=now_ns)
 
             def told(said: str | None) -> None:
                 found = _found_in(said)
@@ -76,9 +82,12 @@ class CardCleaning:
         if look is None:
             look = known.looks[lease, epoch] = self._begin(card, known)
         if not look.is_done:
-            return NotYet(what=f"{card} is still being cleaned", again_ns=now_ns + AGAIN_NS)
+            return NotYet(what=f"{card} is still being cleaned", again_ns=now_ns + AGAIN_NS, is_working=True)
         del known.looks[lease, epoch]
-        return _verdict(card, look.found, now_ns)
+        verdict = _verdict(card, look.found, now_ns)
+        if isinstance(verdict, Clean):
+            known.since_ns = None
+        return verdict
 
     def _begin(self, card: str, known: _Card) -> _Look:
         look = _Look()
@@ -87,7 +96,8 @@ class CardCleaning:
             look.is_done, look.found = True, _found_in(said)
 
         settings = ("--settings", known.settings) if known.settings else ()
-        self._errands.run(lambda: self._run((card, "--scrub", *settings)), told)
+        since = ("--since", str(known.since_ns)) if known.since_ns is not None else ()
+        self._errands.run(lambda: self._run((card, "--scrub", *settings, *since)), told)
         return look
 
 

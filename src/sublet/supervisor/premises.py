@@ -84,7 +84,7 @@ class Premises:
         self, lease: LeaseId, tenant: TenantId, epoch: Epoch, parts: tuple[Part, ...], deadline_ns: int, /
     ) -> None:
         for card in filter(None, (card_uuid(part.resource) for part in parts)):
-            self.cards.lent(card)
+            self.cards.lent(card, self._now_ns())
         tenancy = self.tenancies.get(lease)
         if tenancy is None or tenancy.over is not None:  # what was ended before does not go on under this epoch
             self.tenancies[lease] = Tenancy(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from typing import Any
 
 import pytest
 
-from sublet.agent.clean_card import AT_REST, clean, look
+from sublet.agent.clean_card import AT_REST, DRAWN, clean, look
 from sublet.devices.cuda_driver import CudaDriver
 from sublet.errors import Unsupported
 from sublet.values import GIB, MIB
@@ -90,6 +92,37 @@ def test_who_is_still_on_it_is_waited_for_by_name() -> None:
     assert desk.clean(sees=False).left == "", "whose pids these are nobody can tell in a container"
 
 
+def test_a_desktop_that_was_there_before_the_lease_is_not_what_the_lease_left() -> None:
+    """It goes on, and with memory to draw in. What draws since the lease is waited for like anybody else."""
+    desk = Desk(graphics={os.getpid(): GIB}, used=GIB + 64 * MIB)
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    found = clean(
+        CARD,
+        since_ns=now_ns,
+        library=desk.library,
+        driver=lambda: CudaDriver(desk.cuda),
+        sees_processes=True,
+    )
+    assert (found.left, found.failed) == ("", "")
+    assert FREE - DRAWN - 2 * MIB < desk.cuda.overwritten <= FREE - DRAWN
+    assert f"process {os.getpid()}" in desk.clean().left
+    desk.card.processes = {os.getpid(): MIB}
+    assert f"process {os.getpid()}" in clean(CARD, since_ns=now_ns, library=desk.library, sees_processes=True).left
+
+
+def test_no_more_is_overwritten_than_was_free() -> None:
+    """Some drivers go on in the memory of the host: what was free is as much as the card has."""
+    desk = Desk()
+    real = desk.cuda.free
+
+    class Endless(ScrubCuda):
+        def cuMemGetInfo(self) -> tuple[Any, ...]:  # noqa: N802
+            return Code(0), real, 80 * GIB
+
+    desk.cuda = Endless(free=1 << 50)
+    assert desk.clean().scrubbed_bytes <= real
+
+
 def test_memory_that_nobody_is_seen_to_use_is_waited_for() -> None:
     desk = Desk(reserved=GIB, used=AT_REST + 65 * MIB)
     assert "nobody can be seen" in desk.clean().left
@@ -138,4 +171,4 @@ def test_a_card_that_fell_off_and_a_driver_that_is_gone_are_faults() -> None:
 
     found = clean(CARD, library=Desk().library, driver=none, sees_processes=True)
     assert "no NVIDIA driver" in found.failed
-    assert found.is_hard
+    assert not found.is_hard, "what is missing beside a card is no fault of it"

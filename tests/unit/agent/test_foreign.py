@@ -60,6 +60,13 @@ def test_what_a_guest_leaves_while_its_lease_is_torn_down_is_not_taken_for_a_str
     assert look(5 * GIB, {}, Own(leased=8 * GIB)) == NOTHING
 
 
+def test_a_desktop_has_its_memory_and_keeps_nobody_from_the_card() -> None:
+    reading = Reading(uuid="GPU-1", used=GIB, processes=(UsedBy(pid=4711, bytes=GIB, draws=True),))
+    found = foreign_use(reading, Own(), node=NodeId("n"), resource=ResourceId("n/GPU-1"), capacity=80 * GIB)
+    assert (found.amount, found.blocks) == (GIB, False)
+    assert "process 4711" in found.detail
+
+
 def test_what_nobody_can_be_named_for_is_subtracted_and_blocks_as_well() -> None:
     found = look(3 * GIB, {})
     assert (found.amount, found.blocks) == (3 * GIB, True)

@@ -617,6 +617,24 @@ def test_what_never_goes_is_named_in_the_failure() -> None:
     assert max(asked[-1] for asked in rig.paper.asked if asked[0] == "look") == 3 * S  # type: ignore[type-var]
 
 
+def test_patience_counts_from_an_answer_and_not_while_the_look_is_under_way() -> None:
+    """To overwrite a card takes longer than that, when the machine is busy."""
+    rig = Rig(bounds=Bounds(attempts=3))
+    rig.grant()
+    working = NotYet(what="it is still being cleaned", is_working=True)
+    rig.paper.verdicts = [*[working] * 8, NotYet(what="5 MiB"), working, working]
+    rig.end()
+    rig.at(10)
+    assert not rig.said(Failed)
+    rig.at(12)
+    assert rig.said(TornDown)
+    rig.grant(B, 2)
+    rig.paper.verdicts = [*[working] * 8, *[NotYet(what="5 MiB")] * 100]
+    rig.end(B, 2)
+    rig.at(60)
+    assert rig.said(Failed), "what is there and stays is given up all the same"
+
+
 def test_what_was_only_late_is_told_when_it_has_gone_after_all() -> None:
     """Else a volume whose putting away took long is never had again. A fault is not looked at again."""
     rig = Rig(bounds=Bounds(attempts=3))

@@ -60,13 +60,27 @@ def test_it_is_clean_when_the_program_said_so_and_not_before() -> None:
 def test_settings_of_before_are_handed_on() -> None:
     desk = Desk()
     desk.answer = CardFound(settings='{"power limit": 7}')
-    desk.cleaning.lent(CARD)
-    desk.cleaning.lent(CARD)
+    desk.cleaning.lent(CARD, 5)
+    desk.cleaning.lent(CARD, 6)
     desk.errands.end()
     assert not desk.errands.waiting, "they are looked at once"
     desk.look()
     desk.errands.end()
-    assert desk.asked == [(CARD, "--look"), (CARD, "--scrub", "--settings", '{"power limit": 7}')]
+    assert desk.asked == [(CARD, "--look"), (CARD, "--scrub", "--settings", '{"power limit": 7}', "--since", "5")]
+
+
+def test_what_drew_before_the_lease_is_told_by_when_the_card_was_lent() -> None:
+    """From one clean look to the next, since the card may be several leases' between them."""
+    desk = Desk()
+    desk.cleaning.lent(CARD, 5)
+    desk.errands.end()
+    desk.look()
+    desk.errands.end()
+    assert isinstance(desk.look(), Clean)
+    desk.cleaning.lent(CARD, 9)
+    desk.look()
+    desk.errands.end()
+    assert [asked[-2:] for asked in desk.asked if "--since" in asked] == [("--since", "5"), ("--since", "9")]
 
 
 @pytest.mark.parametrize(
