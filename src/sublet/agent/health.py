@@ -31,34 +31,40 @@ PATIENCE_NS: Final = 30 * NS_PER_S
 SILENT_LOOKS: Final = 3
 """A driver may be reloaded under us; so many looks in a row without an answer are a fault."""
 
-XIDS_OF_PROGRAMS: Final = frozenset((13, 31, 43, 45, 68, 69))
-"""What a program does to itself: bad addresses, bad instructions, being killed. The card is well."""
-XIDS_NOTED: Final = frozenset((63, 92, 94))
-"""Memory errors that were contained: whoever had the memory is dead, and the card goes on until it is next reset."""
+CONTAINED: Final = 94
+"""A memory error that was contained: what had the memory is dead, and the card goes on until it is next reset."""
 _XID_TEXTS: Final[Mapping[int, str]] = {
     48: "an uncorrectable memory error",
+    62: "its controller stopped",
     64: "broken memory that could not be taken out of use",
     74: "an error of its link to other cards",
     79: "it fell off its bus",
     95: "an uncorrectable memory error that was not contained",
+    110: "a security fault",
     119: "its controller does not answer",
     120: "its controller failed",
+    121: "an error of its link to the processor",
+    140: "an uncorrectable memory error",
+    143: "its memory could not be made ready",
 }
+"""Those that say that the hardware failed. Every other one is a program's own doing (13, 31, 43, 45, 109 and more:
+any tenant can bring them about), tells of what was contained (63, 94), or is not known here: what is then wrong with
+the card the next look shows by itself."""
 _FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
 """The number of the machine's own pid namespace, on every Linux."""
 
 
 def fault_of_xid(xid: int) -> str:
     """What an error that the driver reported says of the card; empty if nothing."""
-    if xid in XIDS_OF_PROGRAMS or xid in XIDS_NOTED:
-        return ""
-    return f"the driver reported {_XID_TEXTS.get(xid, 'an error of the card')} (Xid {xid})"
+    text = _XID_TEXTS.get(xid)
+    return f"the driver reported {text} (Xid {xid})" if text else ""
 
 
 def fault_in(reading: Reading, before: Reading | None = None) -> str:
     """What is wrong with the card, in words; empty if nothing is. ``before``: the look before this one.
 
-    A count of memory errors only tells something by rising: what it was when the watch began was there before us.
+    A count of memory errors only tells something by rising: what it was when the watch began was there before us. If
+    the driver says in the same look that the error was contained, the card is well.
     """
     if reading.failed is not None:
         return reading.failed.message
@@ -68,7 +74,8 @@ def fault_in(reading: Reading, before: Reading | None = None) -> str:
     if reading.worn_out:
         return "its memory is broken, and there is nothing left to replace it"
     known = None if before is None else before.uncorrected
-    if known is not None and reading.uncorrected is not None and reading.uncorrected > known:
+    is_contained = CONTAINED in reading.xids
+    if known is not None and reading.uncorrected is not None and reading.uncorrected > known and not is_contained:
         return f"{reading.uncorrected - known} memory errors could not be corrected"
     return ""
 
@@ -138,12 +145,13 @@ class CardWatch:
             if self._nvml is None:
                 self._nvml = self._open()
                 self._nvml.watch(tuple({device.machine_id or uuid: None for uuid, device in self._cards.items()}))
+            readings = [self._nvml.read(uuid) for uuid in self._cards]
             xids: dict[str, tuple[int, ...]] = {}
-            for uuid, xid in self._nvml.xids():
+            for uuid, xid in self._nvml.xids():  # after the counts: what explains a rise is then there as well
                 xids[uuid] = (*xids.get(uuid, ()), xid)
             readings = [
-                replace(self._nvml.read(uuid), xids=xids.get(device.machine_id or uuid, ()))
-                for uuid, device in self._cards.items()
+                replace(reading, xids=xids.get(device.machine_id or reading.uuid, ()))
+                for reading, device in zip(readings, self._cards.values(), strict=True)
             ]
         except NvmlFailed as failed:
             return [Reading(uuid=uuid, failed=failed) for uuid in self._cards]
