@@ -69,22 +69,24 @@ class Suspender:
     def suspend(self, pids: Iterable[int], timeout_ms: int = LOCK_MS) -> list[int]:
         """Take these processes off their devices, all or none; those that have none are left as they are. Returns
         which were suspended. Raises ``SuspendFailed``; then all of them run as before."""
-        chosen = [pid for pid in pids if self._state(pid) is not None]
+        # Asked before the first lock: of processes that compute together, the driver answers nothing about one while
+        # another is locked, not even its state.
+        states = {pid: state for pid in pids if (state := self._state(pid)) is not None}
         done: list[int] = []
         try:
-            for pid in chosen:
+            for pid, state in states.items():
                 done.append(pid)
-                if self._state(pid) == RUNNING:
+                if state == RUNNING:
                     self._do(
                         "cuCheckpointProcessLock", pid, self._arguments("CUcheckpointLockArgs", timeoutMs=timeout_ms)
                     )
-            for pid in chosen:
-                if self._state(pid) == LOCKED:
+            for pid, state in states.items():
+                if state != CHECKPOINTED:
                     self._do("cuCheckpointProcessCheckpoint", pid, self._arguments("CUcheckpointCheckpointArgs"))
         except SubletError as error:
             why = self._undone(done)
             raise SuspendFailed(f"suspend: {error.message}{why}", call="suspend") from error
-        return chosen
+        return list(states)
 
     def resume(self, pids: Iterable[int], pairs: Sequence[tuple[bytes, bytes]] = ()) -> None:
         """Put them back, and let them go on. ``pairs`` says for each device they saw which one it is now, by UUID.
@@ -93,13 +95,13 @@ class Suspender:
             raise SuspendFailed(
                 f"resume: a driver of CUDA {_dotted(self.version)} puts a process back only where it was", call="resume"
             )
-        chosen = [pid for pid in pids if self._state(pid) is not None]
+        states = {pid: state for pid in pids if (state := self._state(pid)) is not None}
         try:
-            for pid in chosen:
-                if self._state(pid) == CHECKPOINTED:
+            for pid, state in states.items():
+                if state == CHECKPOINTED:
                     self._do("cuCheckpointProcessRestore", pid, self._restore_arguments(pairs))
-            for pid in chosen:
-                if self._state(pid) == LOCKED:
+            for pid, state in states.items():
+                if state != RUNNING:
                     self._do("cuCheckpointProcessUnlock", pid, self._arguments("CUcheckpointUnlockArgs"))
         except SubletError as error:
             raise SuspendFailed(f"resume: {error.message}", call="resume") from error

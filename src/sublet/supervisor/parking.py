@@ -129,6 +129,9 @@ class Parker:
         def told(said: Mapping[str, Any]) -> None:
             if "failed" in said:
                 self._give_up(leaving, str(said["failed"]))
+                if said.get("stuck"):  # its calls of the driver wait for ever, so it can save nothing of its card
+                    for guest in guests:
+                        self.on_lost(guest, str(said["failed"]))
                 return
             leaving.tenancy.suspended = tuple(said["done"])
             leaving.until_ns = self._loop.now_ns() + STAND_NS

@@ -21,17 +21,23 @@ for line in sys.stdin:
     asked = json.loads(line)
     if asked["pids"] == [666]:
         sys.exit(1)
+    if asked["pids"] == [7] and asked["do"] == "suspend" or asked["pids"] == [8]:
+        import time
+        time.sleep(600)
     done = {"done": asked["pids"], "asked": asked}
     print(json.dumps({"failed": "managed memory"} if asked["pids"] == [13] else done), flush=True)
 """
 
 
 class Stage:
-    def __init__(self, code: str = ECHO, program: str = sys.executable) -> None:
+    def __init__(self, code: str = ECHO, program: str = sys.executable, **limits: float) -> None:
         self.loop = Loop(SystemClock())
         self.lives: list[tuple[int, bool]] = []
         self.suspending = Suspending(
-            self.loop, lambda pid, lives: self.lives.append((pid, lives)), (program, "-c", code)
+            self.loop,
+            lambda pid, lives: self.lives.append((pid, lives)),
+            (program, "-c", code),
+            **limits,
         )
         self.told: list[Mapping[str, Any]] = []
 
@@ -86,7 +92,8 @@ def test_when_it_ends_those_who_wait_are_told_and_the_next_starts_another(stage:
     stage.suspending.suspend([666], 1, stage.told.append)
     stage.suspending.suspend([1], 1, stage.told.append)
     stage.until(2)
-    assert [said["failed"] for said in stage.told] == ["its helper ended"] * 2
+    assert stage.told[0] == {"failed": "its helper ended", "stuck": True}, "nor could it be put back"
+    assert stage.told[1]["done"] == [1], "what waited for its turn is asked of the next"
     stage.suspending.suspend([2], 1, stage.told.append)
     stage.until(3)
     assert stage.told[2]["done"] == [2]
@@ -94,7 +101,37 @@ def test_when_it_ends_those_who_wait_are_told_and_the_next_starts_another(stage:
     stage.suspending.suspend([3], 1, stage.told.append)
     stage.until(4)
     assert "failed" in stage.told[3]
-    assert [lives for _, lives in stage.lives] == [True, False, True, False]
+    assert [lives for _, lives in stage.lives] == [True, False, True, False, True, False, True]
+
+
+def test_one_hung_call_blocks_nobody_else_and_is_put_back() -> None:
+    """The program is killed, and the next one resumes what the call may have left locked."""
+    stage = Stage(grace_s=0.5)
+    stage.suspending.suspend([7], 1, stage.told.append)
+    stage.suspending.suspend([1], 20_000, stage.told.append)
+    stage.until(2)
+    assert "did not answer" in stage.told[0]["failed"]
+    assert "stuck" not in stage.told[0], "it runs as before"
+    assert stage.told[1]["done"] == [1]
+    assert [lives for _, lives in stage.lives] == [True, False, True]
+    stage.suspending.close()
+    reap(stage)
+
+
+@pytest.mark.parametrize("do", ["suspend", "resume"])
+def test_what_cannot_be_put_back_either_is_of_no_use_any_more(do: str) -> None:
+    stage = Stage(grace_s=0.5, resume_s=0.5)
+    if do == "suspend":
+        stage.suspending.suspend([8], 1, stage.told.append)
+    else:
+        stage.suspending.resume([8], (), stage.told.append)
+    stage.suspending.suspend([1], 20_000, stage.told.append)
+    stage.until(2)
+    assert "did not answer" in stage.told[0]["failed"]
+    assert stage.told[0].get("stuck", False) is (do == "suspend")
+    assert stage.told[1]["done"] == [1]
+    stage.suspending.close()
+    reap(stage)
 
 
 def test_one_that_cannot_do_it_says_why() -> None:
