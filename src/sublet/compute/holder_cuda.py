@@ -3,14 +3,17 @@
 The holder's process must not touch the GPU: what it allocates lies outside of every lease, nobody tears it down, and
 memory that is not back at its baseline keeps the card from the next one. Most often it is one call too many, such as
 ``torch.cuda.is_available()`` being followed by ``.to("cuda")`` at import. So it is said at the first call, in words.
+
+What counts is a context. CUDA that was only begun (that very question does it, in the first cell of most notebooks)
+keeps device files open and has nothing of a card; so has who asks NVML.
 """
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import os
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sublet.errors import InvalidRequest
 from sublet.values import Kind
@@ -18,12 +21,10 @@ from sublet.values import Kind
 if TYPE_CHECKING:
     from sublet.client.handle import LeaseFacts
 
-__all__ = ["ALLOWED_BY", "check_holder", "open_cards"]
+__all__ = ["ALLOWED_BY", "check_holder", "contexts", "loaded_driver"]
 
 ALLOWED_BY: Final = "SUBLET_HOLDER_CUDA"
 """Set to ``allow`` by who has a card of his own in this program and knows what he does."""
-_HARMLESS: Final = frozenset(("/dev/nvidiactl", "/dev/nvidia-modeset"))
-"""Opened by who merely looks (NVML)."""
 _DO: Final = (
     "Move what uses CUDA into the function that is called, and restart this program; "
     f"or, if it has another card of its own, set {ALLOWED_BY}=allow."
@@ -39,20 +40,28 @@ def check_holder(lease: LeaseFacts) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         raise InvalidRequest("torch has begun to use CUDA in the program that holds the lease", do=_DO)
-    cards = open_cards()
-    if cards:
-        raise InvalidRequest(
-            f"the program that holds the lease has {', '.join(cards)} open: something in it uses CUDA", do=_DO
-        )
+    count = contexts(loaded_driver())
+    if count:
+        cards = "a card" if count == 1 else f"{count} cards"
+        raise InvalidRequest(f"the program that holds the lease has a CUDA context on {cards}", do=_DO)
 
 
-def open_cards(folder: str = "/proc/self/fd") -> list[str]:
-    """The device files of cards that this process has open."""
-    found = set()
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            with contextlib.suppress(OSError):
-                path = os.readlink(os.path.join(folder, name))
-                if path.startswith("/dev/nvidia") and path not in _HARMLESS:
-                    found.add(path)
-    return sorted(found)
+def loaded_driver() -> Any:
+    """The CUDA driver's library, if this process has it already; None otherwise. Loads nothing."""
+    try:
+        return ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return None
+
+
+def contexts(driver: Any) -> int:
+    """On how many cards this process has a primary context, which torch, Warp and the runtime share. Makes none."""
+    count = ctypes.c_int()
+    if driver is None or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:  # not begun
+        return 0
+    found = 0
+    for device in range(count.value):
+        flags, active = ctypes.c_uint(), ctypes.c_int()
+        known = driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active)) == 0
+        found += known and active.value != 0
+    return found

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 
 from sublet.client.model import LeasedDevice
 from sublet.compute import holder_cuda
-from sublet.compute.holder_cuda import check_holder, open_cards
+from sublet.compute.holder_cuda import check_holder
 from sublet.errors import InvalidRequest
 from sublet.guest.cargo import encode
 from sublet.values import Kind
@@ -22,24 +20,37 @@ def lease(kind: Kind = Kind.GPU, *, host: bool = False) -> Any:
     return SimpleNamespace(devices=(LeasedDevice(id="n/GPU-1", kind=kind, amount=1 << 30, host=host),))
 
 
-@pytest.fixture
-def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What this process has open, as it were."""
-    os.symlink("/dev/null", tmp_path / "0")
-    os.symlink("/dev/nvidiactl", tmp_path / "4")
-    monkeypatch.setattr(holder_cuda, "open_cards", lambda: open_cards(str(tmp_path)))
+class Driver:
+    """libcuda as ``ctypes`` has it, in a process with contexts on these cards."""
+
+    def __init__(self, *active: bool, begun: bool = True) -> None:
+        self.active, self.begun = active, begun
+
+    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = len(self.active)
+        return 0 if self.begun else 3
+
+    def cuDevicePrimaryCtxGetState(self, device: int, flags: Any, active: Any) -> int:  # noqa: N802
+        active._obj.value = self.active[device]
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    return tmp_path
 
 
-def test_who_merely_looks_is_left_alone(cards: Path) -> None:
+@pytest.mark.parametrize("driver", [None, Driver(), Driver(True, begun=False), Driver(False, False)])
+def test_who_has_no_context_is_left_alone(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> None:
+    """``torch.cuda.is_available()`` begins CUDA and makes none."""
+    monkeypatch.setattr(holder_cuda, "loaded_driver", lambda: driver)
     check_holder(lease())
 
 
-def test_an_open_card_is_named(cards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.symlink("/dev/nvidia0", cards / "5")
-    os.symlink("/dev/nvidia-uvm", cards / "6")
-    with pytest.raises(InvalidRequest, match="/dev/nvidia-uvm, /dev/nvidia0 open"):
+@pytest.mark.parametrize(("driver", "said"), [(Driver(False, True), "on a card"), (Driver(True, True), "on 2 cards")])
+def test_a_context_is_named(monkeypatch: pytest.MonkeyPatch, driver: Driver, said: str) -> None:
+    monkeypatch.setattr(holder_cuda, "loaded_driver", lambda: driver)
+    with pytest.raises(InvalidRequest, match=said):
         check_holder(lease())
     check_holder(lease(host=True))
     check_holder(lease(Kind.CPU))
@@ -47,7 +58,7 @@ def test_an_open_card_is_named(cards: Path, monkeypatch: pytest.MonkeyPatch) -> 
     check_holder(lease())
 
 
-def test_torch_that_has_begun_is_named(cards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_that_has_begun_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", begun)
     with pytest.raises(InvalidRequest, match="torch has begun to use CUDA"):
