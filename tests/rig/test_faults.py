@@ -1,0 +1,245 @@
+"""What went wrong on machines with cards, each on pretended ones: named after what a person would have met."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import pytest
+
+from sublet.clock import SystemClock
+from sublet.supervisor.loop import Loop
+from sublet.supervisor.suspending import Suspending
+from tests.rig.personalities import FOUR_H100
+from tests.rig.rig import Rig, clear, make_rig
+from tests.rig.test_interface import SOURCES, run_on
+from tests.traces import plain_env
+
+pytestmark = pytest.mark.needs("gcc")
+
+WAIT_S: Final = 60.0
+OPTIONAL: Final = (
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetTotalEccErrors",
+    "nvmlDeviceGetRetiredPagesPendingStatus",
+    "nvmlDeviceGetRemappedRows",
+)
+CANNOT_TELL: Final = (2, 3, 4, 19, 21, 25, 26, 29, 999, 12_345)
+"""Answers that say nothing of a card; the last one is newer than anybody knows."""
+BROKEN: Final = (1, 9, 10, 15, 16)
+
+
+@pytest.fixture
+def rig(tmp_path: Any) -> Rig:
+    return make_rig(tmp_path, FOUR_H100)
+
+
+class Program:
+    """A program on the machine that answers a line with a line of JSON."""
+
+    def __init__(self, rig: Rig, code: str, *arguments: str) -> None:
+        env = plain_env() | rig.env | {"PYTHONPATH": str(SOURCES.parent)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def said(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "it has ended"
+        return json.loads(line)
+
+    def asked(self) -> Any:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.said()
+
+
+LOOKS: Final = """
+import json, sys
+from sublet.agent.nvml import Nvml
+nvml = Nvml.open()
+for _ in sys.stdin:
+    reading = nvml.read(sys.argv[1])
+    print(json.dumps(reading.failed and reading.failed.message), flush=True)
+"""
+
+
+def test_an_unknown_answer_to_an_optional_question_makes_no_card_faulty(rig: Rig) -> None:
+    """WSL answers 999 to some questions, parts of cards answer 2 to others; both were faults after three looks."""
+    with Program(rig, LOOKS, rig.card(0).name) as program:
+        assert program.asked() is None
+        met = 0
+        for question in OPTIONAL:
+            for code in CANNOT_TELL:
+                row = rig.trouble(question, code=code)
+                assert program.asked() is None, (question, code)
+                met += row.met
+                clear(row)
+        assert met > len(CANNOT_TELL) * (len(OPTIONAL) - 2), "all but name and MIG mode are asked in each look"
+        for code in BROKEN:
+            row = rig.trouble("nvmlDeviceGetUtilizationRates", code=code)
+            assert program.asked(), code
+            clear(row)
+        row = rig.trouble("nvmlDeviceGetMemoryInfo_v2", code=999)
+        both = rig.trouble("nvmlDeviceGetMemoryInfo", code=999)
+        assert "does not answer" in program.asked(), "that a card answers this tells one that works"
+        clear(row)
+        clear(both)
+
+
+HOLDER: Final = """
+import ctypes, json, types
+from sublet.compute.holder_cuda import check_holder
+from sublet.errors import InvalidRequest
+from sublet.values import Kind
+lease = types.SimpleNamespace(devices=[types.SimpleNamespace(kind=Kind.GPU, host=False)])
+def refused():
+    try:
+        check_holder(lease)
+    except InvalidRequest as error:
+        return error.message
+    return ""
+said = [refused()]
+cuda = ctypes.CDLL("libcuda.so.1")
+said.append(refused())
+assert cuda.cuInit(0) == 0
+said.append(refused())
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 1) == 0
+said.append(refused())
+print(json.dumps(said))
+"""
+
+
+def test_a_notebook_that_asked_whether_there_is_a_gpu_may_hold_a_lease(rig: Rig) -> None:
+    """``torch.cuda.is_available()`` begins CUDA and makes no context; every ``@sublet.gpu`` call was then refused."""
+    before, loaded, begun, with_context = run_on(rig, HOLDER)
+    assert (before, loaded, begun) == ("", "", "")
+    assert "has a CUDA context on a card" in with_context
+
+
+NAME: Final = """
+import json, sys
+from sublet.devices.account import Account
+from sublet.devices.cuda import CudaDevice
+device = CudaDevice("n/gpu", sys.argv[1], Account(1 << 30), cache="/nonexistent")
+print(json.dumps(device.identity.label))
+device.close()
+"""
+
+
+def test_the_name_of_a_device_is_its_name(rig: Rig) -> None:
+    """It was 230 blanks long, with a NUL in it."""
+    assert run_on(rig, NAME, rig.card(3).name) == "NVIDIA H100 80GB HBM3"
+
+
+COMPUTES: Final = """
+import json, os, sys
+from sublet.devices.cuda_driver import open_driver
+driver = open_driver()
+driver("t", "cuCtxSetCurrent", driver("t", "cuDevicePrimaryCtxRetain", driver("t", "cuDeviceGet", 0)))
+memory = driver("t", "cuMemAlloc", 4096)
+driver("t", "cuMemsetD8", memory, 7, 4096)
+print(json.dumps(os.getpid()), flush=True)
+for _ in sys.stdin:
+    back = bytearray(4096)
+    driver("t", "cuMemcpyDtoH", back, memory, 4096)
+    print(json.dumps(back == bytes([7]) * 4096), flush=True)
+"""
+
+
+class Supervisor:
+    """As much of one as suspends processes, with the true helper on the machine."""
+
+    def __init__(self, **limits: float) -> None:
+        self.loop = Loop(SystemClock())
+        self.lives: list[tuple[int, bool]] = []
+        self.suspending = Suspending(self.loop, lambda pid, lives: self.lives.append((pid, lives)), None, **limits)
+        self.told: list[Mapping[str, Any]] = []
+
+    def until(self, count: int) -> None:
+        def look() -> None:
+            if len(self.told) >= count:
+                self.loop.stop()
+            else:
+                self.loop.after(0.01, look)
+
+        late = self.loop.after(WAIT_S, self.loop.stop)
+        look()
+        self.loop.run()
+        late.cancel()
+        assert len(self.told) >= count, "it waits for ever"
+
+    def close(self) -> None:
+        self.suspending.close()
+        for pid, lives in self.lives:
+            if lives:
+                os.waitpid(pid, 0)
+
+
+@pytest.fixture
+def on_the_machine(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """What this process starts is on it; this process itself loads nothing of it."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(rig.folder))
+    monkeypatch.setenv("PYTHONPATH", str(SOURCES.parent))
+    return rig
+
+
+@pytest.mark.parametrize("call", ["cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint"])
+def test_one_hung_driver_call_blocks_no_other_suspend(on_the_machine: Rig, call: str) -> None:
+    """Nobody was parked or brought back any more. And the guest of that call goes on."""
+    rig = on_the_machine
+    supervisor = Supervisor(grace_s=1.0)
+    with Program(rig, COMPUTES) as first, Program(rig, COMPUTES) as second:
+        pids = [first.said(), second.said()]
+        row = rig.trouble(call, hangs=1, times=1)
+        supervisor.suspending.suspend([pids[0]], 1, supervisor.told.append)
+        supervisor.suspending.suspend([pids[1]], 20_000, supervisor.told.append)
+        supervisor.until(2)
+        assert "did not answer" in supervisor.told[0]["failed"]
+        assert "stuck" not in supervisor.told[0]
+        assert supervisor.told[1]["done"] == [pids[1]]
+        clear(row)
+        assert first.asked() is True, "its calls do not wait, and its memory is as it was"
+        supervisor.suspending.resume([pids[1]], (), supervisor.told.append)
+        supervisor.until(3)
+        assert supervisor.told[2]["done"] == [pids[1]]
+        assert second.asked() is True
+    supervisor.close()
+
+
+@pytest.mark.parametrize("signal", [9, 11])
+def test_a_helper_that_dies_between_lock_and_copy_leaves_nobody_locked(on_the_machine: Rig, signal: int) -> None:
+    rig = on_the_machine
+    supervisor = Supervisor()
+    with Program(rig, COMPUTES) as program:
+        pid = program.said()
+        row = rig.trouble("cuCheckpointProcessCheckpoint", kills=signal, times=1)
+        supervisor.suspending.suspend([pid], 20_000, supervisor.told.append)
+        supervisor.until(1)
+        assert supervisor.told[0]["failed"] == "its helper ended"
+        clear(row)
+        assert program.asked() is True
+    supervisor.close()

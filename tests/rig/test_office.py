@@ -1,0 +1,159 @@
+"""A whole office on pretended cards: up, lease, command, teardown, scrub, quarantine, doctor."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from sublet.client.home import socket_path
+from tests.crash.office_process import Call, Line, release_all
+from tests.integration.test_run import Shell, finished, first_line, until
+from tests.rig.personalities import FOUR_H100
+from tests.rig.rig import Rig, clear, make_rig
+
+pytestmark = [pytest.mark.needs("gcc"), pytest.mark.xdist_group("tests/rig/test_office.py")]
+
+USES_A_CARD: Final = """
+import json, os, sys
+from sublet.devices.cuda_driver import open_driver
+driver = open_driver()
+device = driver("t", "cuDeviceGet", 0)
+driver("t", "cuCtxSetCurrent", driver("t", "cuDevicePrimaryCtxRetain", device))
+memory = driver("t", "cuMemAlloc", 256 << 20)
+driver("t", "cuMemsetD8", memory, 0x5A, 256 << 20)
+uuid = bytes(driver("t", "cuDeviceGetUuid", device).bytes).hex()
+import sublet
+here = sublet.current()
+print(json.dumps({"uuid": uuid, "device": sublet.device(), "leased": here.devices, "pid": os.getpid(),
+                  "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}), flush=True)
+sys.stdin.readline()
+"""
+"""Writes to the first card that CUDA shows it, says which that is, and stays until it is told to go."""
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    return make_rig(tmp_path_factory.mktemp("machine"), FOUR_H100)
+
+
+@pytest.fixture(scope="module")
+def office(tmp_path_factory: pytest.TempPathFactory, rig: Rig) -> Iterator[Shell]:
+    shell = Shell(tmp_path_factory.mktemp("office"))
+    shell.env |= rig.env
+    started = shell("up")
+    assert started.status == 0, started
+    yield shell
+    shell.end()
+
+
+@pytest.fixture
+def sublet(office: Shell) -> Iterator[Shell]:
+    yield office
+    release_all(office.home)
+    until(lambda: all(card["state"] == "free" for card in cards_of(office)))
+
+
+def cards_of(sublet: Shell) -> list[dict[str, Any]]:
+    line = Line(socket_path(sublet.home.resolve()))
+    try:
+        answer = line.ask(Call(method="GET", path="/v1/status"))
+    finally:
+        line.close()
+    assert answer is not None
+    return [device for device in answer.doc["devices"] if device["kind"] == "gpu"]
+
+
+def index_of(rig: Rig, name: str) -> int:
+    """Which card of the machine this is, by a name of whatever form."""
+    digits = name.rpartition("GPU-")[2].replace("-", "")
+    return [bytes(card.uuid).hex() for card in rig.state.cards].index(digits)
+
+
+def test_the_office_lends_the_cards_that_the_driver_shows(sublet: Shell, rig: Rig) -> None:
+    assert sorted(index_of(rig, card["id"]) for card in cards_of(sublet)) == [0, 1, 2, 3]
+    assert all("H100" in card["model"] for card in cards_of(sublet))
+
+
+def test_two_cards_every_guest_uses_the_card_of_its_lease(sublet: Shell, rig: Rig) -> None:
+    """All but workers used the first card of the machine, and were ended for it."""
+    running = [using_a_card(sublet) for _ in range(2)]
+    for _, said in running:
+        assert index_of(rig, said["uuid"]) == index_of(rig, said["leased"][0])
+        assert said["device"] == "cuda:0"
+    assert len({said["uuid"] for _, said in running}) == 2
+    for process, said in running:
+        assert rig.dirty(index_of(rig, said["uuid"]))
+        done = finished(process)
+        assert done.status == 0, done
+
+
+def test_a_card_is_free_again_when_nothing_of_anybody_is_left_on_it(sublet: Shell, rig: Rig) -> None:
+    """Whether the guest ends by itself or is killed. What it had lingers for a moment, and is waited for."""
+    for end in (finished, killed):
+        process, said = using_a_card(sublet)
+        index = index_of(rig, said["uuid"])
+        assert rig.dirty(index)
+        end(process)
+        release_all(sublet.home)
+        until(lambda: card_of(sublet, rig, index)["state"] == "free")  # noqa: B023
+        assert not rig.dirty(index)
+
+
+def test_a_card_that_cannot_be_overwritten_is_lent_to_nobody_until_an_operator_vouches(sublet: Shell, rig: Rig) -> None:
+    process, said = using_a_card(sublet)
+    index = index_of(rig, said["uuid"])
+    broken = rig.trouble("cuMemsetD8_v2", code=1)
+    finished(process)
+    release_all(sublet.home)
+    (fence,) = until(lambda: sublet.json("fence", "ls"))
+    clear(broken)
+    assert index_of(rig, fence["resource"]) == index
+    assert "could not be overwritten" in fence["detail"]
+    assert fence["hard"]
+    assert rig.dirty(index)
+    refused = sublet("run", "--gpus", "4", "--gpu", "1GiB", "--no-wait", "--", "true")
+    assert refused.status == 75, refused
+    vouched = sublet("fence", "clear", fence["resource"], "--vouch")
+    assert vouched.status == 0, vouched
+
+
+def test_a_fault_of_the_hardware_quarantines_and_a_fault_of_a_program_does_not(sublet: Shell, rig: Rig) -> None:
+    """Any tenant can bring about those of programs."""
+    for number in (13, 31, 109, 137, 154):
+        rig.xid(0, number)
+    rig.card(1).uncorrected += 1
+    rig.xid(1, 94)  # contained
+    rig.xid(2, 79)
+    until(lambda: "Xid 79" in card_of(sublet, rig, 2)["detail"], 60)
+    assert card_of(sublet, rig, 0)["state"] == card_of(sublet, rig, 1)["state"] == "free"
+    vouched = sublet("fence", "clear", card_of(sublet, rig, 2)["id"], "--vouch")
+    assert vouched.status == 0, vouched
+
+
+def test_doctor_says_which_cards_there_are(sublet: Shell) -> None:
+    done = sublet("doctor")
+    assert "driver 580.65.06: 4 × NVIDIA H100 80GB HBM3" in done.out.decode()
+
+
+def using_a_card(sublet: Shell) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+    """A command on most of a card, and what it found there. It ends with its input."""
+    words = ("run", "--gpu", "60GiB", "--", sys.executable, "-c", USES_A_CARD)
+    process = sublet.start(*words, stdin=subprocess.PIPE)
+    line = first_line(process)
+    assert line, finished(process)
+    return process, json.loads(line)
+
+
+def killed(process: subprocess.Popen[bytes]) -> None:
+    """Its holder, with no time to say anything."""
+    process.kill()
+    process.communicate()
+
+
+def card_of(sublet: Shell, rig: Rig, index: int) -> dict[str, Any]:
+    return next(card for card in cards_of(sublet) if index_of(rig, card["id"]) == index)
