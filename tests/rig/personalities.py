@@ -49,6 +49,11 @@ class Personality:
     """Cards that the machine has and this container has not."""
 
     @property
+    def all_lines(self) -> tuple[tuple[str, tuple[Line, ...]], ...]:
+        """Those of the machine and of each card, with the name of what they are about."""
+        return ((self.name, self.lines), *((card.name, card.lines) for card in self.cards))
+
+    @property
     def machine(self) -> Mapping[str, Any]:
         return {line.field: line.value for line in self.lines}
 
@@ -100,10 +105,10 @@ PERSONALITIES: Final = (FOUR_H100, SOME_IN_CONTAINER)
 def guessed() -> list[str]:
     """What no source says, a line each."""
     found = {
-        f"{owner.name}: {line.field} = {line.value!r}"
+        f"{owner}: {line.field} = {line.value!r}"
         for personality in PERSONALITIES
-        for owner in (personality, *personality.cards)
-        for line in owner.lines
+        for owner, lines in personality.all_lines
+        for line in lines
         if line.source == GUESSED
     }
     return sorted(found)

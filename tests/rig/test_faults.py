@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pytest
@@ -200,7 +200,7 @@ class Supervisor:
 
 
 @pytest.fixture
-def on_the_machine(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+def on_the_machine(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Rig:
     """What this process starts is on it; this process itself loads nothing of it."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(rig.folder))
     monkeypatch.setenv("PYTHONPATH", str(SOURCES.parent))

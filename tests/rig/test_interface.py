@@ -89,7 +89,7 @@ def missing_in_cuda(names: set[str]) -> list[str]:
 
 def test_the_rig_has_every_entry_point_that_the_code_names() -> None:
     """A new call of the product's fails here until the rig has it."""
-    called = named_in_sources(r"cu[A-Z]\w+") | {symbol for symbol, _, _ in CALLS.values()}
+    called = named_in_sources(r"cu[A-Z]\w+") | {name + version for name, (version, _, _) in CALLS.items()}
     asked = {symbol for name in named_in_sources(r"nvml[A-Z]\w+") for symbol in symbols_of_nvml(name)}
     assert len(called) > 25, called
     assert len(asked) > 25, asked
@@ -133,10 +133,10 @@ def test_structures_are_as_long_as_the_bindings_have_them(rig: Rig) -> None:
 
 def test_every_line_of_a_personality_says_where_it_was_read() -> None:
     for personality in PERSONALITIES:
-        for owner in (personality, *personality.cards):
-            fields = [line.field for line in owner.lines]
-            assert len(fields) == len(set(fields)), owner.name
-            assert all(line.source for line in owner.lines), owner.name
+        for owner, lines in personality.all_lines:
+            fields = [line.field for line in lines]
+            assert len(fields) == len(set(fields)), owner
+            assert all(line.source for line in lines), owner
     print(*guessed(), sep="\n")
     assert guessed(), "what no source says is listed, and compared with the first real card"
 

@@ -55,7 +55,12 @@ def office(tmp_path_factory: pytest.TempPathFactory, rig: Rig) -> Iterator[Shell
 def sublet(office: Shell) -> Iterator[Shell]:
     yield office
     release_all(office.home)
-    until(lambda: all(card["state"] == "free" for card in cards_of(office)))
+    until(lambda: all(map(is_free, cards_of(office))))
+
+
+def is_free(card: dict[str, Any]) -> bool:
+    """Whether anybody may have all of it: nothing is lent, torn down or quarantined there."""
+    return bool(card["state"] == "free" and card["free"] == card["capacity"] and not card["leases"])
 
 
 def cards_of(sublet: Shell) -> list[dict[str, Any]]:
@@ -100,7 +105,7 @@ def test_a_card_is_free_again_when_nothing_of_anybody_is_left_on_it(sublet: Shel
         assert rig.dirty(index)
         end(process)
         release_all(sublet.home)
-        until(lambda: card_of(sublet, rig, index)["state"] == "free")  # noqa: B023
+        until(lambda: is_free(card_of(sublet, rig, index)))  # noqa: B023
         assert not rig.dirty(index)
 
 
@@ -130,7 +135,8 @@ def test_a_fault_of_the_hardware_quarantines_and_a_fault_of_a_program_does_not(s
     rig.xid(1, 94)  # contained
     rig.xid(2, 79)
     until(lambda: "Xid 79" in card_of(sublet, rig, 2)["detail"], 60)
-    assert card_of(sublet, rig, 0)["state"] == card_of(sublet, rig, 1)["state"] == "free"
+    assert is_free(card_of(sublet, rig, 0))
+    assert is_free(card_of(sublet, rig, 1))
     vouched = sublet("fence", "clear", card_of(sublet, rig, 2)["id"], "--vouch")
     assert vouched.status == 0, vouched
 

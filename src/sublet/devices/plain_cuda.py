@@ -30,20 +30,20 @@ class _Uuid(ctypes.Structure):
 
 
 CALLS: Final[dict[str, tuple[str, tuple[Any, ...], tuple[Any, ...]]]] = {
-    "cuInit": ("cuInit", (), (c_uint,)),
-    "cuDeviceGetCount": ("cuDeviceGetCount", (c_int,), ()),
-    "cuDeviceGet": ("cuDeviceGet", (c_int,), (c_int,)),
-    "cuDeviceGetUuid": ("cuDeviceGetUuid_v2", (_Uuid,), (c_int,)),
-    "cuDevicePrimaryCtxRetain": ("cuDevicePrimaryCtxRetain", (c_void_p,), (c_int,)),
-    "cuDevicePrimaryCtxRelease": ("cuDevicePrimaryCtxRelease_v2", (), (c_int,)),
-    "cuCtxSetCurrent": ("cuCtxSetCurrent", (), (c_void_p,)),
-    "cuCtxSynchronize": ("cuCtxSynchronize", (), ()),
-    "cuMemGetInfo": ("cuMemGetInfo_v2", (c_size_t, c_size_t), ()),
-    "cuMemAlloc": ("cuMemAlloc_v2", (c_uint64,), (c_size_t,)),
-    "cuMemsetD8": ("cuMemsetD8_v2", (), (c_uint64, c_ubyte, c_size_t)),
-    "cuMemFree": ("cuMemFree_v2", (), (c_uint64,)),
+    "cuInit": ("", (), (c_uint,)),
+    "cuDeviceGetCount": ("", (c_int,), ()),
+    "cuDeviceGet": ("", (c_int,), (c_int,)),
+    "cuDeviceGetUuid": ("_v2", (_Uuid,), (c_int,)),
+    "cuDevicePrimaryCtxRetain": ("", (c_void_p,), (c_int,)),
+    "cuDevicePrimaryCtxRelease": ("_v2", (), (c_int,)),
+    "cuCtxSetCurrent": ("", (), (c_void_p,)),
+    "cuCtxSynchronize": ("", (), ()),
+    "cuMemGetInfo": ("_v2", (c_size_t, c_size_t), ()),
+    "cuMemAlloc": ("_v2", (c_uint64,), (c_size_t,)),
+    "cuMemsetD8": ("_v2", (), (c_uint64, c_ubyte, c_size_t)),
+    "cuMemFree": ("_v2", (), (c_uint64,)),
 }
-"""By the name in the bindings: the symbol, what it answers (through pointers, which come first), its arguments."""
+"""By the name in the bindings: the rest of the symbol, the answers (through pointers, which come first), the arguments."""
 
 
 class PlainCuda:
@@ -54,8 +54,8 @@ class PlainCuda:
         self._library = library or ctypes.CDLL(_LIBRARY)
 
     def __getattr__(self, name: str) -> Any:
-        symbol, answers, takes = CALLS[name]
-        function = getattr(self._library, symbol)
+        version, answers, takes = CALLS[name]
+        function = getattr(self._library, name + version)
         function.argtypes = [*(ctypes.POINTER(kind) for kind in answers), *takes]
 
         def call(*arguments: Any) -> tuple[Any, ...]:

@@ -35,11 +35,12 @@ class Driver:
         return 0
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
 
 
+@pytest.mark.usefixtures("no_torch")
 @pytest.mark.parametrize("driver", [None, Driver(), Driver(True, begun=False), Driver(False, False)])
 def test_who_has_no_context_is_left_alone(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> None:
     """``torch.cuda.is_available()`` begins CUDA and makes none."""
@@ -47,6 +48,7 @@ def test_who_has_no_context_is_left_alone(monkeypatch: pytest.MonkeyPatch, drive
     check_holder(lease())
 
 
+@pytest.mark.usefixtures("no_torch")
 @pytest.mark.parametrize(("driver", "said"), [(Driver(False, True), "on a card"), (Driver(True, True), "on 2 cards")])
 def test_a_context_is_named(monkeypatch: pytest.MonkeyPatch, driver: Driver, said: str) -> None:
     monkeypatch.setattr(holder_cuda, "loaded_driver", lambda: driver)
