@@ -43,7 +43,7 @@ CALLS: Final[dict[str, tuple[str, tuple[Any, ...], tuple[Any, ...]]]] = {
     "cuMemsetD8": ("_v2", (), (c_uint64, c_ubyte, c_size_t)),
     "cuMemFree": ("_v2", (), (c_uint64,)),
 }
-"""By the name in the bindings: the rest of the symbol, the answers (through pointers, which are first), what it takes."""
+"""By the name in the bindings: the rest of the symbol, its answers (pointers, which come first), what it takes."""
 
 
 class PlainCuda:
