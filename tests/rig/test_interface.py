@@ -61,7 +61,7 @@ def names_in(text: str, pattern: str) -> Iterator[str]:
 
 def named_in_sources(pattern: str) -> set[str]:
     texts = (path.read_text() for path in SOURCES.rglob("*.py"))
-    return {name for text in texts for name in names_in(text, pattern)}
+    return {name for text in texts if re.search(rf"\b{pattern}", text) for name in names_in(text, pattern)}
 
 
 def symbols_of_nvml(name: str) -> set[str]:
