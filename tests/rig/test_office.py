@@ -131,8 +131,8 @@ def test_a_fault_of_the_hardware_quarantines_and_a_fault_of_a_program_does_not(s
     """Any tenant can bring about those of programs."""
     for number in (13, 31, 109, 137, 154):
         rig.xid(0, number)
-    rig.card(1).uncorrected += 1
     rig.xid(1, 94)  # contained
+    rig.card(1).uncorrected += 1
     rig.xid(2, 79)
     until(lambda: "Xid 79" in card_of(sublet, rig, 2)["detail"], 60)
     assert is_free(card_of(sublet, rig, 0))

@@ -35,7 +35,7 @@ __all__ = ["AT_REST", "SETTINGS", "clean", "look", "main", "scrub"]
 AT_REST: Final = 64 * MIB
 """In use beyond what an idle card uses: so much may be the driver's own, and no more."""
 DRAWN: Final = 512 * MIB
-"""Left free where something draws: a desktop that gets no memory ends."""
+"""Taken last, and for a moment, where something draws: a desktop that gets no memory ends."""
 PIECES: Final = (1024 * MIB, 64 * MIB, 2 * MIB)
 """In what pieces the memory is taken to be overwritten: the largest that can be had, then smaller ones."""
 SETTINGS: Final = {
@@ -91,8 +91,8 @@ def clean(
 
 
 def scrub(uuid: str, driver: CudaDriver, spare: int = 0) -> int:
-    """Overwrite all memory of the card that can be had, but for ``spare`` bytes; how much that was. Raises if that is
-    too little."""
+    """Overwrite all memory of the card that can be had, the last ``spare`` bytes of it when the rest is done (others
+    may need some meanwhile); how much that was. Raises if that is too little."""
     device = find_device(driver, uuid)
     context = driver("scrub", "cuDevicePrimaryCtxRetain", device)
     try:
@@ -100,20 +100,21 @@ def scrub(uuid: str, driver: CudaDriver, spare: int = 0) -> int:
         free, _ = driver("scrub", "cuMemGetInfo")
         taken: list[tuple[int, int]] = []
         count = 0
-        free = max(0, free - spare)
-        for size in PIECES:
-            # No more than was free: some drivers go on in the memory of the host when that of the card is used up.
-            while count + size <= free and (address := driver.says_no("cuMemAlloc", size)) is not None:
-                taken.append((int(address), size))
-                count += size
-        for address, size in taken:
-            driver("scrub", "cuMemsetD8", address, 0, size)
-        driver("scrub", "cuCtxSynchronize")
+        for bound in sorted({max(0, free - spare), free}):
+            begun = len(taken)
+            for size in PIECES:
+                # No more than was free: some drivers go on in the memory of the host when the card's is used up.
+                while count + size <= bound and (address := driver.says_no("cuMemAlloc", size)) is not None:
+                    taken.append((int(address), size))
+                    count += size
+            for address, size in taken[begun:]:
+                driver("scrub", "cuMemsetD8", address, 0, size)
+            driver("scrub", "cuCtxSynchronize")
         for address, _ in taken:
             driver("scrub", "cuMemFree", address)
     finally:
         driver.says_no("cuDevicePrimaryCtxRelease", device)
-    if free - count > 2 * AT_REST:
+    if free - count > 2 * AT_REST + spare:
         raise GpuError(f"{format_size(free)} were free, and only {format_size(count)} could be taken", call="scrub")
     return count
 
@@ -140,13 +141,14 @@ def _left_on(uuid: str, library: Library | None, sees_processes: bool, since_ns:
 
 
 def _is_older(pid: int, than_ns: int) -> bool:
-    """Whether the process was started before this instant."""
+    """Whether the process was started before this instant, by at least a tick: its start is known no closer, and a
+    guest can be started at once when a card is lent."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             ticks = int(file.read().rpartition(")")[2].split()[19])
     except OSError:
         return False
-    return ticks * NS_PER_S // os.sysconf("SC_CLK_TCK") < than_ns
+    return ticks < than_ns * os.sysconf("SC_CLK_TCK") // NS_PER_S
 
 
 def _handed_on(node: str) -> str:

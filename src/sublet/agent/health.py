@@ -64,7 +64,7 @@ def fault_in(reading: Reading, before: Reading | None = None) -> str:
     """What is wrong with the card, in words; empty if nothing is. ``before``: the look before this one.
 
     A count of memory errors only tells something by rising: what it was when the watch began was there before us. If
-    the driver says in the same look that the error was contained, the card is well.
+    the driver says in the same look, or in the one before, that the error was contained, the card is well.
     """
     if reading.failed is not None:
         return reading.failed.message
@@ -74,7 +74,7 @@ def fault_in(reading: Reading, before: Reading | None = None) -> str:
     if reading.worn_out:
         return "its memory is broken, and there is nothing left to replace it"
     known = None if before is None else before.uncorrected
-    is_contained = CONTAINED in reading.xids
+    is_contained = CONTAINED in reading.xids or (before is not None and CONTAINED in before.xids)
     if known is not None and reading.uncorrected is not None and reading.uncorrected > known and not is_contained:
         return f"{reading.uncorrected - known} memory errors could not be corrected"
     return ""

@@ -12,7 +12,7 @@ import pytest
 from sublet.agent.clean_card import AT_REST, DRAWN, clean, look
 from sublet.devices.cuda_driver import CudaDriver
 from sublet.errors import Unsupported
-from sublet.values import GIB, MIB
+from sublet.values import GIB, MIB, NS_PER_S
 from tests.unit.agent.fake_nvml import FakeCard, FakeNvml, uuid_of
 from tests.unit.devices.fake_cuda import Code, FakeCuda
 
@@ -28,6 +28,7 @@ class ScrubCuda(FakeCuda):
         self.free, self.largest = free, largest
         self.taken: dict[int, int] = {}
         self.overwritten = 0
+        self.most_when_begun = 0
 
     def cuDeviceGetUuid(self, device: int) -> Any:  # noqa: N802
         found = super().cuDeviceGetUuid(device)
@@ -47,6 +48,7 @@ class ScrubCuda(FakeCuda):
 
     def cuMemsetD8(self, address: int, number: int, count: int) -> None:  # noqa: N802
         assert number == 0
+        self.most_when_begun = self.most_when_begun or sum(self.taken.values())
         self.overwritten += min(count, self.taken[address])
 
     def cuCtxSynchronize(self) -> None:  # noqa: N802
@@ -93,7 +95,8 @@ def test_who_is_still_on_it_is_waited_for_by_name() -> None:
 
 
 def test_a_desktop_that_was_there_before_the_lease_is_not_what_the_lease_left() -> None:
-    """It goes on, and with memory to draw in. What draws since the lease is waited for like anybody else."""
+    """It goes on, and has memory to draw in until the last moment; all that is free is overwritten nevertheless. What
+    draws since the lease is waited for like anybody else."""
     desk = Desk(graphics={os.getpid(): GIB}, used=GIB + 64 * MIB)
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     found = clean(
@@ -104,10 +107,28 @@ def test_a_desktop_that_was_there_before_the_lease_is_not_what_the_lease_left() 
         sees_processes=True,
     )
     assert (found.left, found.failed) == ("", "")
-    assert FREE - DRAWN - 2 * MIB < desk.cuda.overwritten <= FREE - DRAWN
+    assert 0 < desk.cuda.most_when_begun <= FREE - DRAWN
+    assert found.scrubbed_bytes == desk.cuda.overwritten == FREE - FREE % (2 * MIB)
     assert f"process {os.getpid()}" in desk.clean().left
     desk.card.processes = {os.getpid(): MIB}
     assert f"process {os.getpid()}" in clean(CARD, since_ns=now_ns, library=desk.library, sees_processes=True).left
+
+
+def test_who_was_started_in_the_tick_of_the_lend_is_no_desktop_of_before() -> None:
+    """The start of a process is known to a tick, so a guest that is forked at once would seem to be older."""
+    with open(f"/proc/{os.getpid()}/stat", encoding="utf-8") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    tick_ns = NS_PER_S // os.sysconf("SC_CLK_TCK")
+    desk = Desk(graphics={os.getpid(): MIB})
+    for since_ns, is_left in ((ticks * tick_ns + tick_ns - 1, True), ((ticks + 1) * tick_ns, False)):
+        found = clean(
+            CARD,
+            since_ns=since_ns,
+            library=desk.library,
+            driver=lambda: CudaDriver(desk.cuda),
+            sees_processes=True,
+        )
+        assert bool(found.left) is is_left, since_ns
 
 
 def test_no_more_is_overwritten_than_was_free() -> None:

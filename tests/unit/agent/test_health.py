@@ -148,6 +148,8 @@ def test_memory_errors_count_from_when_we_began_to_look() -> None:
     contained = replace(look(7), xids=(94,))
     assert fault_in(contained, look(5)) == "", "what had the memory is dead, and the card is well"
     assert "Xid 95" in fault_in(replace(look(7), xids=(94, 95)), look(5))
+    early = replace(look(5), xids=(94,))
+    assert fault_in(look(7), early) == "", "it was told between the counts of one look and its end"
 
 
 def test_broken_memory_is_a_fault_when_nothing_can_replace_it(stage: Stage) -> None:
