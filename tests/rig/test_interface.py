@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -244,8 +245,10 @@ def test_a_card_is_overwritten_whole_without_the_bindings(rig: Rig) -> None:
     """Fault 2: a Python without the extra quarantined each card at the end of its first lease."""
     run_on(rig, MEMORY, rig.card(1).name, CUDA_VISIBLE_DEVICES="1")
     assert rig.dirty(1)
-    left, failed, is_hard, count = [None] * 4
-    while left is None or left:  # what its process had lingers for a moment
+    until_s = time.monotonic() + CODE_LIMIT_S
+    left, failed, is_hard, count = run_on(rig, CLEAN, rig.card(1).name)
+    while left:  # what its process had lingers for a moment
+        assert time.monotonic() < until_s, left
         left, failed, is_hard, count = run_on(rig, CLEAN, rig.card(1).name)
     assert (failed, is_hard) == ("", False)
     assert count > 0.98 * (rig.card(1).memory - rig.card(1).reserved)
