@@ -242,7 +242,7 @@ print(json.dumps([found.left, found.failed, found.is_hard, found.scrubbed_bytes]
 
 
 def test_a_card_is_overwritten_whole_without_the_bindings(rig: Rig) -> None:
-    """Fault 2: a Python without the extra quarantined each card at the end of its first lease."""
+    """A Python without the extra quarantined each card at the end of its first lease."""
     run_on(rig, MEMORY, rig.card(1).name, CUDA_VISIBLE_DEVICES="1")
     assert rig.dirty(1)
     until_s = time.monotonic() + CODE_LIMIT_S

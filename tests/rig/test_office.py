@@ -18,6 +18,8 @@ from tests.rig.rig import Rig, clear, make_rig
 
 pytestmark = [pytest.mark.needs("gcc"), pytest.mark.xdist_group("tests/rig/test_office.py")]
 
+WAIT_S: Final = 120.0
+
 USES_A_CARD: Final = """
 import json, os, sys
 from sublet.devices.cuda_driver import open_driver
@@ -55,7 +57,7 @@ def office(tmp_path_factory: pytest.TempPathFactory, rig: Rig) -> Iterator[Shell
 def sublet(office: Shell) -> Iterator[Shell]:
     yield office
     release_all(office.home)
-    until(lambda: all(map(is_free, cards_of(office))))
+    until(lambda: all(map(is_free, cards_of(office))), WAIT_S)
 
 
 def is_free(card: dict[str, Any]) -> bool:
@@ -105,7 +107,7 @@ def test_a_card_is_free_again_when_nothing_of_anybody_is_left_on_it(sublet: Shel
         assert rig.dirty(index)
         end(process)
         release_all(sublet.home)
-        until(lambda: is_free(card_of(sublet, rig, index)))  # noqa: B023
+        until(lambda: is_free(card_of(sublet, rig, index)), WAIT_S)  # noqa: B023
         assert not rig.dirty(index)
 
 
@@ -115,7 +117,7 @@ def test_a_card_that_cannot_be_overwritten_is_lent_to_nobody_until_an_operator_v
     broken = rig.trouble("cuMemsetD8_v2", code=1)
     finished(process)
     release_all(sublet.home)
-    (fence,) = until(lambda: sublet.json("fence", "ls"))
+    (fence,) = until(lambda: sublet.json("fence", "ls"), WAIT_S)
     clear(broken)
     assert index_of(rig, fence["resource"]) == index
     assert "could not be overwritten" in fence["detail"]
@@ -134,7 +136,7 @@ def test_a_fault_of_the_hardware_quarantines_and_a_fault_of_a_program_does_not(s
     rig.xid(1, 94)  # contained
     rig.card(1).uncorrected += 1
     rig.xid(2, 79)
-    until(lambda: "Xid 79" in card_of(sublet, rig, 2)["detail"], 60)
+    until(lambda: "Xid 79" in card_of(sublet, rig, 2)["detail"], WAIT_S)
     assert is_free(card_of(sublet, rig, 0))
     assert is_free(card_of(sublet, rig, 1))
     vouched = sublet("fence", "clear", card_of(sublet, rig, 2)["id"], "--vouch")
