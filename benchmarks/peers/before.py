@@ -29,6 +29,7 @@ home, token = sys.argv[1:]
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 fabric = sublet.connect(home=home, **({"token": token} if token else {}))
+owner = sublet.connect(home=home)  # who is asked very often: a tenant has a rate
 
 def command(lease, *argv):
     return lease.start(argv, cwd="/", env={"PATH": "/usr/bin:/bin"})
@@ -48,7 +49,7 @@ def teardown():
     command(lease, "/bin/sleep", "1000")
     began = time.perf_counter()
     lease.release()
-    while any(one.id == lease.id for one in fabric.leases()):
+    while any(one.id == lease.id for one in owner.leases()):
         pass
     return time.perf_counter() - began
 
@@ -81,6 +82,7 @@ def cell():
 ways = {"start": start, "teardown": teardown, "cell": cell, "save": save}
 for line in sys.stdin:
     print(json.dumps(ways[line.strip()]() * 1e3), file=answers, flush=True)
+owner.close()
 fabric.close()
 """
 
