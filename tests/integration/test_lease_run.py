@@ -714,6 +714,7 @@ def test_a_revocation_says_so(fabric: sublet.Fabric) -> None:
     with pytest.raises(sublet.LeaseRevoked) as ended:
         future.result(PATIENCE_S)
     assert ended.value.end is not None
+    until(lambda: lease.end is not None)
 
 
 def test_calls_keep_the_lease(fabric: sublet.Fabric, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ HELP: Final = frozenset({"Opt", "Arg", "Option", "Argument"})
 NOT_COMMANDS: Final = {
     ("cli/acquire.py", "sublet lease"): "the name that the holder gives itself in listings",
     ("cli/run.py", "sublet run"): "the same",
+    ("cli/session.py", "sublet session"): "the same",
 }
 
 

@@ -115,7 +115,8 @@ class Suspending:
         try:
             os.write(self._to, json.dumps(self._asked[0].asked).encode() + b"\n")  # a line fits into the pipe
         except OSError:
-            self._loop.soon(self._ended)
+            pid = self._pid
+            self._loop.soon(lambda: self._ended(pid))
             return
         within_s = self._asked[0].within_s
         self._timer = self._loop.after(within_s, lambda: self._broke(f"the driver did not answer in {within_s:.0f} s"))
@@ -155,7 +156,7 @@ class Suspending:
         except BlockingIOError:
             return
         if not piece or len(self._heard) > LINE_MAX:
-            self._ended()
+            self._ended(self._pid)
             return
         self._heard += piece
         while b"\n" in self._heard:
@@ -180,8 +181,10 @@ class Suspending:
             question.told(_outcome(question, said))
         self._next()
 
-    def _ended(self) -> None:
-        if self._pid >= 0:
+    def _ended(self, pid: int) -> None:
+        """The end of one program can be seen twice in one turn: by reading and by writing. By the second time the next
+        one may run."""
+        if self._pid == pid >= 0:
             self._broke("its helper ended")
 
     def _broke(self, why: str) -> None:

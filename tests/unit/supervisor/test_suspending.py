@@ -104,6 +104,21 @@ def test_when_it_ends_those_who_wait_are_told_and_the_next_starts_another(stage:
     assert [lives for _, lives in stage.lives] == [True, False, True, False, True, False, True]
 
 
+def test_an_end_that_is_read_and_met_by_a_write_in_one_turn_does_not_end_the_next(stage: Stage) -> None:
+    stage.suspending.suspend([1], 1, stage.told.append)
+    stage.until(1)
+    pid, _ = stage.lives[-1]
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    stage.suspending.suspend([2], 1, stage.told.append)
+    stage.until(2)
+    assert stage.told[1] == {"failed": "its helper ended"}
+    stage.suspending.suspend([3], 1, stage.told.append)
+    stage.until(3)
+    assert stage.told[2]["done"] == [3]
+    assert [lives for _, lives in stage.lives] == [True, False, True]
+
+
 def test_one_hung_call_blocks_nobody_else_and_is_put_back() -> None:
     """The program is killed, and the next one resumes what the call may have left locked."""
     stage = Stage(grace_s=0.5)
