@@ -33,6 +33,7 @@ __all__ = [
     "home_for_state",
     "sublet_commit",
     "this_machine",
+    "usable_cores",
     "versions_of",
 ]
 
@@ -61,12 +62,17 @@ class Disk:
 
 def this_machine() -> Machine:
     return Machine(
-        cores=len(os.sched_getaffinity(0)),
+        cores=len(usable_cores()),
         cpu=_cpu_model(),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         kernel=(re.match(r"\d+\.\d+", platform.release()) or ["unknown"])[0],
         python=f"{platform.python_implementation()} {platform.python_version()}",
     )
+
+
+def usable_cores() -> set[int]:
+    """Those that this process may use: under ``taskset -c 0,1`` a row measures two cores of a larger machine."""
+    return os.sched_getaffinity(0)
 
 
 def versions_of(*distributions: str) -> dict[str, str]:
@@ -120,7 +126,7 @@ def adopt_orphans() -> None:
 
 
 def busy_with_others() -> Callable[[], float]:
-    """Start counting; what comes back says how many cores were busy since then with work that was not ours.
+    """Start counting; what comes back says how many of our cores were busy since then with work that was not ours.
 
     Ours is this process and all below it, once ``adopt_orphans`` was called. Work of the kernel on behalf of either
     side, such as writing back what was synced, counts as others'.
@@ -135,9 +141,15 @@ def busy_with_others() -> Callable[[], float]:
 
 
 def _busy_seconds() -> float:
-    fields = [int(part) for part in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    idle = fields[3] + fields[4]
-    return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK")
+    """Of the cores that we may use, since the machine began."""
+    ours = {f"cpu{core}" for core in usable_cores()}
+    ticks = 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *fields = line.split()
+        if name in ours:
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
+            ticks += user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _own_seconds() -> float:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import sublet
 import sublet.jobs
 from benchmarks.harness import Bench, Figure, Goal, Row, figure
+from benchmarks.machine import usable_cores
 from benchmarks.ours import DISTRIBUTIONS, Office
 from benchmarks.peers.bursts import BurstPeer
 from benchmarks.procs import memory_of
@@ -26,7 +27,7 @@ from benchmarks.procs import memory_of
 SIZE: Final = 1 << 30
 CHUNKS: Final = 100
 PAIRS: Final = 5
-CORES: Final = os.cpu_count() or 1
+CORES: Final = len(usable_cores())
 PEERS: Final = ("ray", "joblib")
 START: Final = "100 chunks over an array of 800 kB: leases, workers, calls"
 TIME: Final = "100 chunks over an array of 1 GiB"

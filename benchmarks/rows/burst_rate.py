@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Final
 import sublet
 import sublet.jobs
 from benchmarks.harness import Bench, Figure, Goal, Row, figure
+from benchmarks.machine import usable_cores
 from benchmarks.ours import DISTRIBUTIONS, Office
 from benchmarks.peers.bursts import BurstPeer
 from benchmarks.procs import Child
@@ -27,7 +27,7 @@ CHUNKS: Final = 100_000
 MANY: Final = 1_000_000
 PAIRS: Final = 5
 OF_PEER: Final = {"ProcessPoolExecutor": 50_000, "joblib": 100_000, "ray": 20_000, "dask": 10_000}
-CORES: Final = os.cpu_count() or 1
+CORES: Final = len(usable_cores())
 RATE: Final = "one of 100,000 chunks, ids and MemoryOutputStore"
 HOLDER: Final = "of that, the holder's processor"
 VOLUME: Final = "one of 100,000 chunks, VolumeOutputStore"

@@ -21,13 +21,14 @@ from typing import Final
 import sublet
 import sublet.jobs
 from benchmarks.harness import Bench, Figure, Goal, Row, figure
+from benchmarks.machine import usable_cores
 from benchmarks.ours import DISTRIBUTIONS, Office, sublet_command
 from benchmarks.peers.bursts import BurstPeer
 from benchmarks.procs import time_command
 
 PAIRS: Final = 9
 PEER_PAIRS: Final = 3
-CORES: Final = os.cpu_count() or 1
+CORES: Final = len(usable_cores())
 FIRST: Final = "call to first result, office running"
 COLD: Final = "call to first result, no office"
 ACTIVE: Final = "call to all leases active"

@@ -10,18 +10,18 @@ The tasklets of a whole burst are shown beside it.
 from __future__ import annotations
 
 import functools
-import os
 import time
 from typing import Any, Final
 
 import sublet
 import sublet.jobs
 from benchmarks.harness import Bench, Figure, Goal, Row, figure
+from benchmarks.machine import usable_cores
 from benchmarks.ours import DISTRIBUTIONS, Office
 
 PAIRS: Final = 9
 CALLS: Final = 2000
-CORES: Final = os.cpu_count() or 1
+CORES: Final = len(usable_cores())
 LOOP: Final = "an integer loop of 16 operations a turn, with fuel"
 SHORT: Final = "one of four operations a turn, with fuel"
 FLOATS: Final = "64 × 64 matrices multiplied, with fuel"
