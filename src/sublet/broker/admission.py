@@ -308,6 +308,12 @@ def _beyond(want: Want | None, lease: LeaseRecord, rooms: RoomsByNode) -> Refusa
             do="`sublet status` shows what they are called; a part of the name will do.",
         )
     most = max((largest(want, lease.tenant, here, mix=True) for here in rooms.values()), default=0)
+    if want.kind is Kind.BLOCK and not most:
+        return Refusal(
+            code=RefusalCode.TOO_BIG,
+            reason=f"{describe(want)} cannot be had: no node has any to lend, as where the disk is full",
+            do="Free space on the disk of the office; `sublet status` shows what there is.",
+        )
     has = amount_text(want.kind, most) if most else "none"
     if want.kind is Kind.GPU and most:
         fitting = [room for room in alike if want.model is None or is_model(want.model, room)]
