@@ -63,7 +63,7 @@ def test_a_chunk_that_moves_forks_or_exits_harms_no_other(fabric: sublet.Fabric)
 def test_a_burst_inside_a_burst_is_refused_and_waits_for_no_lease(fabric: sublet.Fabric) -> None:
     """Its leases might be those that the outer one has."""
     with pytest.raises(InvalidRequest, match="already runs under a lease"):
-        list(jobs.map(functions.nests, [3], fabric=fabric, want=1, cores=os.cpu_count() or 1))
+        list(jobs.map(functions.nests, [3], fabric=fabric, want=1, cores=len(os.sched_getaffinity(0))))
 
 
 def test_a_chunk_that_ends_its_process_again_and_again_fails_with_that(fabric: sublet.Fabric) -> None:
