@@ -46,9 +46,9 @@ would wait while other leases have nothing to do. And when a lease has nothing t
 that takes as long is taken back for it."""
 SEEN_NS: Final = 5_000_000
 """After that a worker that was told to begin no further chunk has seen it."""
-BATCH_FOR_NS: Final = 100_000_000
+BATCH_FOR_NS: Final = 200_000_000
 """A batch has as many chunks as take about so long. To send one and to take its results costs this process, the worker
-and the kernel about 2 ms where all cores are busy, which is then a fiftieth."""
+and the kernel about 2 ms where all cores are busy, which is then a hundredth."""
 BATCH_MAX: Final = 4096
 LINGER_S: Final = 5.0
 """How long a lease without a chunk is kept while more chunks may come."""
