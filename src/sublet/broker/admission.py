@@ -11,7 +11,7 @@ import msgspec
 from sublet.broker import replacing
 from sublet.broker.answers import Refusal, RefusalCode
 from sublet.broker.commands import Acquire
-from sublet.broker.groups import asked_millis, gpu_millis, held_millis, over_ceiling
+from sublet.broker.groups import asked_millis, gpu_millis, only_within_ceiling, over_ceiling
 from sublet.broker.order import kinds_of, position
 from sublet.broker.parked_rooms import only_where_it_goes_on
 from sublet.broker.placement import (
@@ -47,6 +47,7 @@ from sublet.values import (
 )
 
 __all__ = [
+    "above_ceiling",
     "amount_text",
     "check_request",
     "describe",
@@ -209,8 +210,7 @@ def own_limit(
         return f"group {group}: {beyond}"
     if of_group.ceiling is None:
         return None
-    present = replacing.present(state, lease)
-    taken = held_millis(state, group) - (0 if present is None else gpu_millis(present.parts))
+    taken = replacing.millis_beside(state, lease)
     taken += sum(gpu_millis(other.promise) for other in ours) + beside * asked_millis(state, lease.wants)
     return over_ceiling(state, lease, taken)
 
@@ -288,9 +288,16 @@ def never_allowed(lease: LeaseRecord, state: State) -> Refusal | None:
 
 def never_fits(lease: LeaseRecord, state: State, policy: Policy) -> Refusal | None:
     """A refusal if the request would not fit even if nobody were here."""
-    rooms = _empty_rooms(state, lease)
-    if fit(lease.wants, lease.tenant, rooms, mix=policy.share_across_tenants) is not None:
-        return None
+    rooms, mix = _empty_rooms(state, lease), policy.share_across_tenants
+    if fit(lease.wants, lease.tenant, rooms, mix=mix) is not None:
+        within = only_within_ceiling(state, lease, rooms, 0)
+        if within is rooms or fit(lease.wants, lease.tenant, within, mix=mix) is not None:
+            return None
+        return Refusal(
+            code=RefusalCode.QUOTA,
+            reason=f"{together(lease.wants)} would be above the ceiling of its group on the devices that are here",
+            do=QuotaExceeded.default_do,
+        )
     alone = (want for want in lease.wants if fit((want,), lease.tenant, rooms, mix=True) is None)
     return _beyond(next(alone, None), lease, rooms)
 
@@ -349,7 +356,7 @@ def smaller(lease: LeaseRecord, rooms: RoomsByNode, policy: Policy) -> tuple[Wan
 
 def most_ever(lease: LeaseRecord, state: State, policy: Policy) -> tuple[Want, ...] | None:
     """The largest wants that the holder would take and that would fit if nobody were here; None if there are none."""
-    return smaller(lease, _empty_rooms(state, lease), policy)
+    return smaller(lease, only_within_ceiling(state, lease, _empty_rooms(state, lease), 0), policy)
 
 
 def _smaller_on(lease: LeaseRecord, here: Sequence[Room], *, mix: bool) -> tuple[Want, ...] | None:
@@ -385,7 +392,7 @@ def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> s
         leaving = "1 lease has" if len(lease.victims) == 1 else f"{len(lease.victims)} leases have"
         return f"{leaving} notice to make room for yours"
     ahead = position(state, lease, now.ns, policy) - 1
-    said = not_free(lease) + out_of_service(lease, state) + in_the_way(lease, state)
+    said = not_free(lease) + above_ceiling(lease, state) + out_of_service(lease, state) + in_the_way(lease, state)
     if not ahead:
         return f"{said}; yours is next"
     return f"{said}; 1 request goes first" if ahead == 1 else f"{said}; {ahead} requests go first"
@@ -399,6 +406,17 @@ def not_free(lease: LeaseRecord) -> str:
         return f"{beyond}{together(wants)} are not free together now"
     several = want.count > 1 or (want.kind is Kind.CPU and want.amount > 1)
     return f"{beyond}{describe(want)} {'are' if several else 'is'} not free now"
+
+
+def above_ceiling(lease: LeaseRecord, state: State) -> str:
+    """How many devices are so small that its part of them is more than the ceiling of its group leaves."""
+    there = state.rooms_by_node
+    allowed = only_within_ceiling(state, lease, there, replacing.millis_beside(state, lease))
+    above = sum(map(len, there.values())) - sum(map(len, allowed.values()))
+    if not above:
+        return ""
+    count = "1 smaller GPU" if above == 1 else f"{above} smaller GPUs"
+    return f" (its part of {count} would be more than the ceiling of group {state.group_of(lease.tenant)} leaves)"
 
 
 def out_of_service(lease: LeaseRecord, state: State) -> str:

@@ -11,11 +11,13 @@ from collections.abc import Iterable
 from itertools import islice
 
 from sublet.broker.admission import own_limit
+from sublet.broker.groups import only_within_ceiling
 from sublet.broker.order import position
 from sublet.broker.placement import is_model
 from sublet.broker.policy import Policy
 from sublet.broker.promises import matches
 from sublet.broker.records import LeaseRecord, Now, Want
+from sublet.broker.replacing import millis_beside
 from sublet.broker.rooms import Room
 from sublet.broker.state import State
 from sublet.broker.volume_rooms import why_not_yet
@@ -57,7 +59,8 @@ def estimate_if_queued(lease: LeaseRecord, state: State, now: Now, policy: Polic
 def _estimate(lease: LeaseRecord, ahead: int, state: State, now: Now, policy: Policy) -> int | None:
     if ahead > AHEAD_MAX:
         return None
-    nodes = [here for node, here in state.rooms_by_node.items() if matches(state, node, lease.selector)]
+    rooms = only_within_ceiling(state, lease, state.rooms_by_node, millis_beside(state, lease))
+    nodes = [here for node, here in rooms.items() if matches(state, node, lease.selector)]
     alone = [_on_node(lease, here, state, now, policy) for here in nodes]
     soonest = min((at for at in alone if at is not None), default=None)
     if soonest is None:

@@ -142,6 +142,8 @@ def _in_its_way(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, 
     if limit is not None:
         beyond_time = admission.over_seconds(state, lease, now) is not None
         yield Reason(ReasonKind.LIMIT, limit, admission.seconds_free_at(state, lease, now) if beyond_time else None)
+    elif above := admission.above_ceiling(lease, state).strip(" ()"):
+        yield Reason(ReasonKind.LIMIT, above)
     volume = why_not_yet(state, lease)
     if volume is not None:
         yield Reason(ReasonKind.VOLUME, volume)
@@ -165,7 +167,12 @@ def _in_its_way(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, 
 def _reserved(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now) -> Iterator[Reason]:
     """Devices that it does not see, since reservations keep them for other groups."""
     seen = {room.resource for here in rooms.values() for room in here}
-    hidden = [name for resource, name in state.reserved_by.items() if resource not in seen]
+    own = state.group_of(lease.tenant)
+    hidden = [
+        name
+        for resource, name in state.reserved_by.items()
+        if resource not in seen and state.reserved_group(resource) != own
+    ]
     if hidden and Kind.GPU in kinds_of(lease):
         ends_ns = min(state.books.reserved[name].span.end_ns for name in hidden) - now.wall_ns + now.ns
         count = "1 GPU is" if len(hidden) == 1 else f"{len(hidden)} GPUs are"

@@ -12,13 +12,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sublet.broker.fairness import amounts_of
+from sublet.broker.placement import RoomsByNode
 from sublet.broker.records import LeaseRecord, Want
 from sublet.broker.state import State
 from sublet.lease.states import LIVE_STATES
 from sublet.values import MILLIS_PER_DEVICE, Exclusivity, GroupId, Kind
 from sublet.wire.orders import Part
 
-__all__ = ["Floors", "asked_millis", "gpu_millis", "held_millis", "is_within_floor", "over_ceiling"]
+__all__ = [
+    "Floors",
+    "asked_millis",
+    "gpu_millis",
+    "held_millis",
+    "is_within_floor",
+    "millis_left",
+    "only_within_ceiling",
+    "over_ceiling",
+]
 
 
 def gpu_millis(parts: Sequence[Part]) -> int:
@@ -44,13 +54,36 @@ def over_ceiling(state: State, lease: LeaseRecord, held_millis: int) -> str | No
     group = state.group(state.group_of(lease.tenant))
     if group.ceiling is None:
         return None
-    asked = asked_millis(state, lease.wants)
+    asked = gpu_millis(lease.promise) or asked_millis(state, lease.wants)
     if not asked or held_millis + asked <= group.ceiling * MILLIS_PER_DEVICE:
         return None
     return (
         f"the ceiling of group {group.id} is {_gpus(group.ceiling * MILLIS_PER_DEVICE)}, "
         f"{held_millis / MILLIS_PER_DEVICE:g} held and {asked / MILLIS_PER_DEVICE:g} asked"
     )
+
+
+def millis_left(state: State, lease: LeaseRecord, held: int | None = None) -> int | None:
+    """How much more the ceiling of its group leaves, beside what that holds or ``held``; None: there is no ceiling."""
+    group = state.group_of(lease.tenant)
+    ceiling = state.group(group).ceiling
+    if ceiling is None:
+        return None
+    return ceiling * MILLIS_PER_DEVICE - (held_millis(state, group) if held is None else held)
+
+
+def only_within_ceiling(state: State, lease: LeaseRecord, rooms: RoomsByNode, held: int) -> RoomsByNode:
+    """These rooms without the devices of which what it asks for is a larger part than the ceiling leaves: the smaller
+    the device, the larger a part of it is the same amount."""
+    want = next((want for want in lease.wants if want.exclusivity is Exclusivity.SHARED), None)
+    left = None if want is None else millis_left(state, lease, held)
+    if want is None or left is None:
+        return rooms
+    most = left // want.count
+    return {
+        node: [room for room in here if room.kind is not Kind.GPU or room.millis_of(want.amount) <= most]
+        for node, here in rooms.items()
+    }
 
 
 def is_within_floor(state: State, lease: LeaseRecord) -> bool:

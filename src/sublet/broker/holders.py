@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Final
 
 import msgspec
@@ -11,6 +12,7 @@ from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Done, Granted, GrantedMany, Offer, Place, Refusal, RefusalCode
 from sublet.broker.finding import ended_error, find, must_be_live
+from sublet.broker.groups import gpu_millis, millis_left
 from sublet.broker.keeping import activity
 from sublet.broker.order import position
 from sublet.broker.placement import RoomsByNode, fit, fit_many
@@ -90,6 +92,9 @@ def acquire_many(step: Step, schedule: Schedule, command: cmd.AcquireMany) -> An
     most, own_limit = _within_limits(step, lease, count)
     rooms = schedule.rooms_for(state, lease)
     found = fit_many(lease.wants, lease.tenant, rooms, most, mix=policy.share_across_tenants)
+    left = millis_left(state, lease)
+    if left is not None:
+        found = found[: sum(taken <= max(0, left) for taken in accumulate(gpu_millis(parts) for _, parts in found))]
     if len(found) < command.at_least:
         if command.at_least > 1:
             return _too_few(step, lease, command, len(found), own_limit if len(found) == most else None)

@@ -183,6 +183,6 @@ def _part(want: Want, room: Room) -> Part:
         resource=room.resource,
         kind=want.kind,
         amount=want.amount if shared else room.free,  # of an empty device: all but what strangers have
-        millis=max(1, want.amount * MILLIS_PER_DEVICE // room.capacity) if shared else MILLIS_PER_DEVICE,
+        millis=room.millis_of(want.amount) if shared else MILLIS_PER_DEVICE,
         exclusivity=want.exclusivity or Exclusivity.SESSION,
     )

@@ -7,9 +7,11 @@ for others before it has left.
 
 from __future__ import annotations
 
+from sublet.broker.groups import only_within_ceiling
 from sublet.broker.parked_rooms import only_where_it_goes_on
 from sublet.broker.placement import RoomsByNode
 from sublet.broker.records import LeaseRecord
+from sublet.broker.replacing import millis_beside
 from sublet.broker.reservations import rooms_seen
 from sublet.broker.rooms import Room
 from sublet.broker.state import State
@@ -37,6 +39,8 @@ def rooms_for(state: State, lease: LeaseRecord) -> RoomsByNode:
 
 def _only_where_it_can_be(state: State, lease: LeaseRecord, rooms: RoomsByNode) -> RoomsByNode:
     rooms = rooms_seen(state, lease, rooms)
+    if state.books.groups:
+        rooms = only_within_ceiling(state, lease, rooms, millis_beside(state, lease))
     if lease.name is not None:
         rooms = only_where_its_volume_is(state, lease, rooms)
     return only_where_it_goes_on(state, lease, rooms)

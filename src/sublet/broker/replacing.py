@@ -1,9 +1,9 @@
 """Requests that replace a lease of the same tenant: decided in one step, with that lease's parts counted as free.
 
 1. *Decided.* The request fits into what is free together with what its present lease has. If it fits into what is free,
-   it is granted, and the present lease ends when the grant is claimed. If it needs a part of the present lease, those
-   parts are promised to it and the present lease ends, in one step; it is granted when they were seen to be clean.
-   Nobody else is let into promised parts, so nobody gets in between.
+   it is granted, and the present lease ends when the grant is claimed; until then limits count one of the two. If it
+   needs a part of the present lease, those parts are promised to it and the present lease ends, in one step; it is
+   granted when they were seen to be clean. Nobody else is let into promised parts, so nobody gets in between.
 2. *Waiting.* Otherwise it waits like any request. The present lease stays, and is renewed although nothing runs under
    it: its holder waits. It is idle, though, and yields like any idle lease; so two holders who each wait for what the
    other has do not wait for ever.
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sublet.broker import commands as cmd
+from sublet.broker.groups import gpu_millis, held_millis
 from sublet.broker.order import others_wait_for
 from sublet.broker.placement import RoomsByNode
 from sublet.broker.records import LeaseRecord
@@ -33,7 +34,15 @@ if TYPE_CHECKING:
     from sublet.broker.rooms import Room
     from sublet.broker.state import Held, State
 
-__all__ = ["check", "held_since_ns", "is_being_replaced", "present", "with_its_parts_free", "without_it"]
+__all__ = [
+    "check",
+    "held_since_ns",
+    "is_being_replaced",
+    "millis_beside",
+    "present",
+    "with_its_parts_free",
+    "without_it",
+]
 
 
 def check(state: State, lease: LeaseRecord, command: cmd.Acquire) -> cmd.Acquire:
@@ -100,6 +109,12 @@ def without_it(state: State, lease: LeaseRecord, held: Held) -> Held:
     held = copy(held)
     held.add(old.parts, -1)
     return held
+
+
+def millis_beside(state: State, lease: LeaseRecord) -> int:
+    """How much of devices its group holds, without the lease that this one replaces."""
+    old = present(state, lease)
+    return held_millis(state, state.group_of(lease.tenant)) - (0 if old is None else gpu_millis(old.parts))
 
 
 def held_since_ns(lease: LeaseRecord) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from sublet.broker.records import ForeignRecord, ResourceRecord, SliceRecord
 from sublet.lease.states import SliceState
-from sublet.values import Exclusivity, Kind, NodeId, ResourceId, TenantId
+from sublet.values import MILLIS_PER_DEVICE, Exclusivity, Kind, NodeId, ResourceId, TenantId
 from sublet.wire.orders import Part
 
 __all__ = ["Room"]
@@ -63,6 +63,10 @@ class Room:
         for piece in resource.slices.values():
             room.put(piece)
         return room
+
+    def millis_of(self, amount: int) -> int:
+        """How many thousandths of the device a shared part of it is."""
+        return max(1, min(amount, self.capacity) * MILLIS_PER_DEVICE // self.capacity)
 
     def let_others_have(self, foreign: ForeignRecord | None) -> None:
         """So much is no longer free, in place of what was not before."""

@@ -16,7 +16,7 @@ from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Done, Granted, Offer, Place, Refusal
 from sublet.broker.ledger import Ledger
-from sublet.broker.records import LOCAL_TENANT, EndRecord, LeaseRecord, ProcessRecord, Quota, Want
+from sublet.broker.records import LOCAL_TENANT, EndRecord, GroupRecord, LeaseRecord, ProcessRecord, Quota, Want
 from sublet.broker.state import State
 from sublet.errors import SubletError
 from sublet.lease.states import LeaseStatus
@@ -24,6 +24,7 @@ from sublet.values import (
     EndReason,
     Epoch,
     Exclusivity,
+    GroupId,
     Kind,
     LeaseId,
     NodeId,
@@ -328,6 +329,11 @@ class Teller:
     def do_quota(self, plain: list[str], words: Words) -> Iterator[str]:
         quota = Quota(**{name: int(limit) for name, limit in words.items()})
         yield self.answer(self.bench.do(cmd.SetTenant(tenant=TenantId(plain[0]), quota=quota)).answer)
+
+    def do_group(self, plain: list[str], words: Words) -> Iterator[str]:
+        """`> 0s group default ceiling=1`"""
+        group = GroupRecord(id=GroupId(plain[0]), ceiling=int(words["ceiling"]))
+        yield self.answer(self.bench.do(cmd.SetGroup(group=group)).answer)
 
     def do_highest(self, plain: list[str], words: Words) -> Iterator[str]:
         yield self.answer(self.bench.do(cmd.SetTenant(tenant=TenantId(plain[0]), tier_max=Tier(plain[1]))).answer)

@@ -7,7 +7,9 @@ list of slices, every use of a quota from the list of what was ever held.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
@@ -72,6 +74,8 @@ class Model:
     """Of tenants that are not in the default group."""
     weights: dict[str, int] = field(default_factory=dict)
     """Of tenants and of groups that have another than 1."""
+    ceilings: dict[str, int] = field(default_factory=dict)
+    """Of groups that have one."""
     now_ns: int = 0
     leases: list[ModelLease] = field(default_factory=list)
     spots: list[Spot] = field(default_factory=list)
@@ -88,23 +92,25 @@ class Model:
         quota = self.quotas[lease.tenant]
         if any(want.exclusivity is Exclusivity.PARTITION for want in lease.wants):
             return "refused unsupported"
-        if self._over(lease, quota, held=[]):
+        if self._over(lease, quota, held=[]) or self._above(lease, []):
             return "refused quota"
         whole = lease.wants
         if self._place(lease, whole, []) is None:
-            most = self._smaller(lease, [], self._in_zone(lease))
+            most = self._smaller(lease, [], self._allowed(lease, whole, []))
             if most is None:
                 return self._beyond(lease)
             lease.wants, lease.beyond = most, True
+        elif self._place(lease, whole, [], self._allowed(lease, whole, [])) is None:
+            return "refused quota"
         within = self._within(lease)
         if within:
             if not lease.beyond and self._enter(lease, lease.wants):
                 self._activate(lease)
                 return "granted"
-            open_nodes = [node for node in self._in_zone(lease) if self._may_use(lease, node)]
+            open_nodes = [node for node in self._allowed(lease, whole, self.spots) if self._may_use(lease, node)]
             less = self._smaller(lease, self.spots, open_nodes)
             if less is not None:
-                assert self._enter(lease, less)
+                assert self._enter(lease, less, whole)
                 self._offer(lease)
                 return "offer"
         if not wait:
@@ -126,14 +132,15 @@ class Model:
             return f"granted {count}"
         if at_least == 1:
             return self.acquire(first, wait=wait)
-        if self._over(first, self.quotas[first.tenant], held=[]):
+        if self._over(first, self.quotas[first.tenant], held=[]) or self._above(first, []):
             return "refused quota"
         if self._place(first, first.wants, []) is None:
             return self._beyond(first)
         return "refused capacity" if trial._within(first) else "refused quota"
 
     def _within(self, lease: ModelLease) -> bool:
-        return not self._over(lease, self.quotas[lease.tenant], self._held(lease.tenant)) and not self._spent(lease)
+        over = self._over(lease, self.quotas[lease.tenant], self._held(lease.tenant))
+        return not over and not self._above(lease, self.spots) and not self._spent(lease)
 
     def _grant(self, lease: ModelLease) -> bool:
         if not self._within(lease) or not self._enter(lease, lease.wants):
@@ -220,7 +227,7 @@ class Model:
         while line:
             lease = line.pop(0)
             tried.add(lease.id)
-            if self._over(lease, self.quotas[lease.tenant], self._held(lease.tenant)) or self._spent(lease):
+            if not self._within(lease):
                 continue
             if self._enter(lease, lease.wants):
                 lease.claim_by_ns = self.now_ns + self.policy.claim_window_ns
@@ -228,7 +235,7 @@ class Model:
                     self._offer(lease)
                 line = [other for other in self._line() if other.id not in tried]
             elif self.now_ns - lease.asked_ns >= self.policy.gang_patience_ns:
-                for node in self._in_zone(lease):
+                for node in self._allowed(lease, lease.wants, self.spots):
                     if self._place_on(node, lease.tenant, lease.wants, []) is not None:
                         self.kept += [(node.node, want.kind, lease.tier, lease.id) for want in lease.wants]
 
@@ -313,8 +320,39 @@ class Model:
         gpu = any(want.kind is Kind.GPU for want in lease.wants)
         return gpu and limit is not None and self.used_milli_ns(lease.tenant) >= limit * 1000 * NS_PER_S
 
-    def _enter(self, lease: ModelLease, wants: Sequence[Want]) -> bool:
-        open_nodes = [node for node in self._in_zone(lease) if self._may_use(lease, node)]
+    def _above(self, lease: ModelLease, taken: list[Spot]) -> bool:
+        """Whether it is above the ceiling of its group wherever it goes: a part is least of the largest device."""
+        sizes = [device.capacity for node in self.nodes for device in node.devices if device.kind is Kind.GPU]
+        asked = [
+            MILLIS_PER_DEVICE if _alone(want) else max(1, want.amount * MILLIS_PER_DEVICE // max(sizes))
+            for want in lease.wants
+            for _ in range(want.count)
+            if want.kind is Kind.GPU
+        ]
+        return bool(asked) and sum(asked) > self._left(lease, taken)
+
+    def _left(self, lease: ModelLease, taken: list[Spot]) -> float:
+        """How much more its group may have."""
+        group = self.group_of(lease.tenant)
+        ours = [spot for spot in taken if spot.until_ns is None and self.group_of(spot.tenant) == group]
+        return self.ceilings.get(group, math.inf) * MILLIS_PER_DEVICE - sum(spot.millis for spot in ours)
+
+    def _allowed(self, lease: ModelLease, wants: Sequence[Want], taken: list[Spot]) -> list[Inventory]:
+        """The nodes, without devices of which a part of this size is more than its group may have of each."""
+        nodes = self._in_zone(lease)
+        for want in wants:
+            if want.exclusivity is Exclusivity.SHARED:
+
+                def has_room(device: Device, want: Want = want) -> bool:
+                    part = max(1, min(want.amount, device.capacity) * MILLIS_PER_DEVICE // device.capacity)
+                    return device.kind is not Kind.GPU or part * want.count <= self._left(lease, taken)
+
+                nodes = [dataclasses.replace(node, devices=tuple(filter(has_room, node.devices))) for node in nodes]
+        return nodes
+
+    def _enter(self, lease: ModelLease, wants: Sequence[Want], whole: Sequence[Want] = ()) -> bool:
+        allowed = self._allowed(lease, whole or wants, self.spots)
+        open_nodes = [node for node in allowed if self._may_use(lease, node)]
         spots = self._place(lease, wants, self.spots, open_nodes)
         if spots is None:
             return False

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from sublet.broker import commands as cmd
-from sublet.broker.answers import Granted, Place
+from sublet.broker.answers import Granted, GrantedMany, Place
 from sublet.broker.explain import Because
 from sublet.broker.fairness import Account, Decay, share_of_everything
 from sublet.broker.order import InOrder, position
@@ -19,7 +19,7 @@ from sublet.broker.state import State
 from sublet.broker.usage import UsageMeter, at_most_from
 from sublet.errors import InvalidRequest, NotFound
 from sublet.lease.states import LeaseStatus
-from sublet.values import EndReason, GroupId, Kind, LeaseId, RequestId, TenantId, Tier
+from sublet.values import GIB, EndReason, Exclusivity, GroupId, Kind, LeaseId, RequestId, TenantId, Tier
 from tests.unit.ledger.bench import ANN, BEN, LOCAL, Bench, cores, device, gpu, inventory, seconds, shared
 
 COURSE, LAB = GroupId("course"), GroupId("lab")
@@ -207,6 +207,68 @@ def test_parts_of_a_card_are_parts_of_a_ceiling() -> None:
     for _ in range(4):
         bench.granted(shared(4), tenant=ANN)
     assert bench.refused(shared(4), tenant=ANN, wait_s=0).code == "quota"
+
+
+def cards_of_two_sizes() -> Bench:
+    """A small card on one machine, one of twice the size on another; the course may have one GPU."""
+    small, large = device("small", capacity=8 * GIB), device("large", capacity=16 * GIB)
+    bench = Bench(inventory("n1", small, card="small"), inventory("n2", large, card="large"), policy=LONG)
+    bench.do(cmd.AddTenant(tenant=CLEO, token_hash="cleo"))
+    put(bench, GroupRecord(id=COURSE, ceiling=1))
+    for tenant in (ANN, CLEO):
+        bench.do(cmd.SetTenant(tenant=tenant, group=COURSE))
+    return bench
+
+
+def test_the_same_part_is_more_of_a_smaller_card() -> None:
+    """8 GiB are half of the large card and all of the small one, which is more than the ceiling leaves."""
+    bench = cards_of_two_sizes()
+    half = bench.granted(shared(8), tenant=ANN, card="large")
+    whole = bench.queued(shared(8), tenant=CLEO)
+    reasons = [reason.text for reason in bench.ledger.explain(whole, bench.now).reasons]
+    assert "its part of 1 smaller GPU would be more than the ceiling of group course leaves" in reasons
+    bench.release(half)
+    assert whole.status is LeaseStatus.GRANTED
+
+
+def test_what_was_promised_is_dropped_where_the_ceiling_leaves_too_little() -> None:
+    """While a lease leaves the small card for Ann, Cleo gets half of the large one: now all of the small one would be
+    too much, and the lease stays."""
+    bench = cards_of_two_sizes()
+    spot = bench.granted(tenant=BEN, tier=Tier.SPOT, card="small")
+    ann = bench.queued(shared(8), tenant=ANN, card="small")
+    assert (spot.status, len(ann.promise)) == (LeaseStatus.NOTICED, 1)
+    bench.granted(shared(8), tenant=CLEO, card="large")
+    bench.wait(2)
+    assert (spot.status, ann.promise) == (LeaseStatus.ACTIVE, ())
+
+
+def test_two_parts_that_are_above_the_ceiling_on_any_cards_are_refused() -> None:
+    bench = Bench(inventory("n1", device("small", capacity=8 * GIB), device("large", capacity=16 * GIB)), policy=LONG)
+    both = gpu(8, count=2, exclusivity=Exclusivity.SHARED)
+    put(bench, GroupRecord(id=GroupId("default"), ceiling=1))
+    assert bench.refused(both, tenant=ANN).reason == (
+        "2 GPUs with 8GiB would be above the ceiling of its group on the devices that are here"
+    )
+    put(bench, GroupRecord(id=GroupId("default"), ceiling=2))
+    assert [part.millis for part in bench.granted(both, tenant=ANN).parts] == [1000, 500]
+
+
+def test_many_parts_in_one_request_keep_to_a_ceiling() -> None:
+    """Eight of them would be eight eighths of the large card; four fill the small one, and with it the ceiling."""
+    bench = cards_of_two_sizes()
+    each = cmd.Acquire(
+        tenant=ANN,
+        lease=LeaseId("a0"),
+        request_id=RequestId("a"),
+        wants=(shared(2),),
+        ttl_ns=seconds(60),
+        wait_ns=0,
+    )
+    leases = tuple(LeaseId(f"a{index}") for index in range(8))
+    answer = bench.do(cmd.AcquireMany(tenant=ANN, each=each, leases=leases)).answer
+    assert isinstance(answer, GrantedMany)
+    assert sum(part.millis for lease in answer.leases for part in lease.parts) == 1000
 
 
 def test_many_leases_in_one_request_keep_to_the_limits_of_group_and_office() -> None:

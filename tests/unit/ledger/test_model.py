@@ -48,7 +48,7 @@ VERBS = (
     ("acquire",) * 5
     + ("claim",) * 3
     + ("down",) * 4
-    + ("decline", "renew", "release", "quota", "acquire_many", "move", "weigh")
+    + ("decline", "renew", "release", "quota", "acquire_many", "move", "weigh", "weigh")
 )
 LIMITS = {
     "gpus": (1, 2, 4),
@@ -124,7 +124,7 @@ class Pair:
             tenant=tenant,
             lease=LeaseId(f"L{number}.0"),
             request_id=RequestId(f"r{number}"),
-            wants=tuple(replace(want, least=None) for want in _wants(rng)),
+            wants=tuple(self._of_many(want, tenant) for want in _wants(rng)),
             ttl_ns=seconds(rng.choice((10, 60, 200))),
             tier=rng.choice((Tier.INTERACTIVE, Tier.BATCH)),
             wait_ns=None if wait_s is None else seconds(wait_s),
@@ -204,9 +204,12 @@ class Pair:
             self.bench.do(cmd.SetTenant(tenant=tenant, weight=weight))
             self.model.weights[tenant] = weight
         else:
-            group = self.rng.choice(GROUPS)
-            self.bench.do(cmd.SetGroup(group=GroupRecord(id=group, weight=weight)))
+            group, ceiling = self.rng.choice(GROUPS), self.rng.choice((None, None, 0, 1, 2, 3))
+            self.bench.do(cmd.SetGroup(group=GroupRecord(id=group, weight=weight, ceiling=ceiling)))
             self.model.weights[group] = weight
+            self.model.ceilings.pop(group, None)
+            if ceiling is not None:
+                self.model.ceilings[group] = ceiling
         self.model.settle()
 
     # ---- looking ----
@@ -242,6 +245,11 @@ class Pair:
                 assert place.position == places[lease.id], f"after {after}: the place of {lease.id}"
         for tenant in TENANTS:
             assert self.bench.state.used_milli_ns(tenant, self.bench.now_ns) == self.model.used_milli_ns(tenant)
+
+    def _of_many(self, want: Want, tenant: TenantId) -> Want:
+        """Many parts of cards of several sizes may be fewer, below a ceiling, than one after the other would be."""
+        is_part = want.exclusivity is Exclusivity.SHARED and self.model.group_of(tenant) in self.model.ceilings
+        return replace(want, least=None, exclusivity=None if is_part else want.exclusivity)
 
     def _pick(self, *statuses: str) -> ModelLease | None:
         found = [lease for lease in self.model.leases if lease.status in statuses]

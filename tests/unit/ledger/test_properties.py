@@ -25,6 +25,16 @@ ENDS = (
 BLOCKS = 4
 SEEDS = 100
 STEPS = 120
+FOUND = (9_000_009, 9_000_017, 9_000_032, 9_000_150, 9_000_215, 9_000_226)
+"""Lives that found something once."""
+
+
+def test_what_was_found_once_holds() -> None:
+    for seed in FOUND:
+        try:
+            Chaos(seed).run(STEPS)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))

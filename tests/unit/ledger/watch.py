@@ -224,6 +224,8 @@ class Watch:
             assert note.claim_by_ns <= now_ns, f"L5: {event.lease} lost its claim too early"
         elif reason is EndReason.DRAINED and isinstance(command, cmd.Drain):
             pass
+        elif reason is EndReason.OPERATOR and isinstance(command, cmd.DisableTenant) and not command.notice:
+            assert lease.tenant == command.tenant, f"{event.lease} ended with a tenant that is not its own"
         elif reason is EndReason.DEVICE_LOST and isinstance(command, cmd.NodeUp):
             there = {device.id for device in command.inventory.devices}
             assert any(part.resource not in there for part in lease.parts), f"{event.lease} ended, its device is there"
@@ -311,10 +313,13 @@ class Watch:
                     assert reserved.lends and lease.tier is Tier.SPOT, f"R2: {lease.id} stays on {resource} ({name})"  # noqa: PT018
 
     def _within_quota(self, state: State, tenant: TenantId, kinds: set[Kind]) -> None:
-        """At the moment of a grant; a quota that is lowered later takes nothing away."""
+        """At the moment of a grant; a quota that is lowered later takes nothing away. Of a lease and the grant that is
+        to replace it one counts: once that is claimed the other ends."""
         quota = state.tenants[tenant].quota
-        states = LIVE_STATES | {LeaseStatus.GRANTED}
-        held = [lease for lease in state.leases.values() if lease.tenant == tenant and lease.status in states]
+        granted = [lease for lease in state.leases.values() if lease.status is LeaseStatus.GRANTED]
+        replaced = {lease.replaces for lease in granted}
+        live = [lease for lease in state.leases.values() if lease.status in LIVE_STATES and lease.id not in replaced]
+        held = [lease for lease in granted + live if lease.tenant == tenant]
         parts = [part for lease in held for part in lease.parts]
         assert quota.leases is None or len(held) <= quota.leases, f"{tenant} has {len(held)} leases"
         gpus = sum(part.kind is Kind.GPU for part in parts)
@@ -325,8 +330,7 @@ class Watch:
         assert quota.block_bytes is None or Kind.BLOCK not in kinds or block <= quota.block_bytes, f"{tenant}: {block}"
         assert quota.cores is None or Kind.CPU not in kinds or cores <= quota.cores, f"{tenant} has {cores} cores"
         group = state.group(state.group_of(tenant))
-        ours = [lease for lease in state.leases.values() if state.group_of(lease.tenant) == group.id]
-        held = [lease for lease in ours if lease.status in states]
+        held = [lease for lease in granted + live if state.group_of(lease.tenant) == group.id]
         millis = sum(part.millis for lease in held for part in lease.parts)
         assert group.quota.leases is None or len(held) <= group.quota.leases, f"{group.id} has {len(held)} leases"
         if group.ceiling is not None and Kind.GPU in kinds:
