@@ -12,7 +12,7 @@ from sublet.broker import replacing
 from sublet.broker.answers import Refusal, RefusalCode
 from sublet.broker.commands import Acquire
 from sublet.broker.groups import asked_millis, gpu_millis, only_within_ceiling, over_ceiling
-from sublet.broker.order import kinds_of, position
+from sublet.broker.order import kinds_of
 from sublet.broker.parked_rooms import only_where_it_goes_on
 from sublet.broker.placement import (
     RoomsByNode,
@@ -381,7 +381,7 @@ def what_would_fit(lease: LeaseRecord, rooms: RoomsByNode, policy: Policy) -> in
     return max((largest(lease.wants[0], lease.tenant, here, mix=mix) for here in rooms.values()), default=0) or None
 
 
-def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> str:
+def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy, place: int) -> str:
     """One sentence for the person in the line; it names no other tenant."""
     own = own_limit(state, lease, now) or why_not_yet(state, lease)
     if own is not None:
@@ -391,7 +391,7 @@ def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> s
     if lease.promise:
         leaving = "1 lease has" if len(lease.victims) == 1 else f"{len(lease.victims)} leases have"
         return f"{leaving} notice to make room for yours"
-    ahead = position(state, lease, now.ns, policy) - 1
+    ahead = place - 1
     said = not_free(lease) + above_ceiling(lease, state) + out_of_service(lease, state) + in_the_way(lease, state)
     if not ahead:
         return f"{said}; yours is next"

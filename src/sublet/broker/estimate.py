@@ -32,8 +32,8 @@ SLICES_MAX = 256
 """Slices of one resource that are looked at."""
 
 
-def estimate_ns(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> int | None:
-    """For a request in the line."""
+def estimate_ns(lease: LeaseRecord, state: State, now: Now, policy: Policy, place: int | None = None) -> int | None:
+    """For a request in the line. ``place``: where it stands, if that is known."""
     if own_limit(state, lease, now) is not None:
         return None
     if why_not_yet(state, lease) is not None:
@@ -41,7 +41,8 @@ def estimate_ns(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> i
     if lease.promise:
         times = [leaves_at(state.leases[v], now, policy) for v in lease.victims if v in state.leases]
         return max((at - now.ns for at in times), default=0)
-    return _estimate(lease, position(state, lease, now.ns, policy) - 1, state, now, policy)
+    place = position(state, lease, now.ns, policy) if place is None else place
+    return _estimate(lease, place - 1, state, now, policy)
 
 
 def estimate_if_queued(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> int | None:

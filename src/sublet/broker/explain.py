@@ -107,13 +107,15 @@ def explain(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, poli
 
 
 def _waiting(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, policy: Policy) -> Explanation:
+    place = position(state, lease, now.ns, policy)
+    why = admission.why_waiting(lease, state, now, policy, place)
     return Explanation(
         lease,
-        admission.why_waiting(lease, state, now, policy),
-        position=position(state, lease, now.ns, policy),
-        estimate_ns=estimate_ns(lease, state, now, policy),
+        why,
+        position=place,
+        estimate_ns=estimate_ns(lease, state, now, policy, place),
         ahead=tuple(_ahead(lease, state, now, policy)),
-        reasons=tuple(_in_its_way(lease, rooms, state, now, policy)),
+        reasons=tuple(_in_its_way(lease, why, rooms, state, now, policy)),
         advice=tuple(_advice(lease, rooms, state, now, policy)),
     )
 
@@ -137,7 +139,9 @@ def _because(other: LeaseRecord, lease: LeaseRecord, state: State) -> Because:
     return Because.ARRIVAL if other.arrival < lease.arrival else Because.HELD
 
 
-def _in_its_way(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, policy: Policy) -> Iterator[Reason]:
+def _in_its_way(
+    lease: LeaseRecord, why: str, rooms: RoomsByNode, state: State, now: Now, policy: Policy
+) -> Iterator[Reason]:
     limit = admission.own_limit(state, lease, now)
     if limit is not None:
         beyond_time = admission.over_seconds(state, lease, now) is not None
@@ -150,7 +154,7 @@ def _in_its_way(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, 
     if lease.promise:
         victims = tuple(state.leases[victim] for victim in lease.victims if victim in state.leases)
         gone_ns = max((leaves_at(victim, now, policy) for victim in victims), default=None)
-        yield Reason(ReasonKind.NOTICE, admission.why_waiting(lease, state, now, policy), gone_ns, victims)
+        yield Reason(ReasonKind.NOTICE, why, gone_ns, victims)
         return
     unguarded = promises.rooms_for(state, lease)
     yield from _reserved(lease, unguarded, state, now)

@@ -76,15 +76,25 @@ class Account(msgspec.Struct):
 
     def change(self, by: Amounts, at_ns: int, decay: Decay) -> None:
         """So much more (or less) is held from now on."""
-        self.used = self.used_at(at_ns, decay)
+        half, origin = decay
+        first, begin = divmod(self.at_ns - origin, half)
+        last, end = divmod(at_ns - origin, half)
+        if first != last or end < begin:
+            self.used = self.used_at(at_ns, decay)
+        else:  # by far the most frequent: nothing is halved, and what is not held does not change
+            area = (end - begin) * (2 * half + begin + end)
+            for kind, level in enumerate(self.level):
+                if level:
+                    self.used[kind] += level * area
         self.at_ns = at_ns
-        self.level = [level + more for level, more in zip(self.level, by, strict=True)]
+        for kind, more in enumerate(by):
+            self.level[kind] += more
 
     def used_at(self, at_ns: int, decay: Decay) -> list[int]:
         """The decayed use of each kind. Asking changes nothing."""
-        half = decay.half_life_ns
-        first, begin = decay.period(self.at_ns)
-        last, end = decay.period(max(at_ns, self.at_ns))
+        half, origin = decay
+        first, begin = divmod(self.at_ns - origin, half)
+        last, end = divmod(max(at_ns, self.at_ns) - origin, half)
         if first == last:
             area = (end - begin) * (2 * half + begin + end)
             return [used + level * area for used, level in zip(self.used, self.level, strict=True)]
@@ -120,20 +130,17 @@ def amounts_of(parts: Iterable[Part]) -> list[int]:
     return found
 
 
-def share(account: Account, capacity: Amounts, weight: int, ahead_ns: int, at_ns: int, decay: Decay) -> int:
-    """The dominant share per weight, as a number that sorts at this instant: smaller goes first. What is held counts as
-    if it had been held for ``ahead_ns`` more, so that one step which frees four devices does not give all of them to
-    the same tenant."""
-    ahead = ahead_ns * decay.weight(at_ns)
-    used = account.used_at(at_ns, decay)
-    return max(
-        (
-            (total + level * ahead) // (most * weight)
-            for total, level, most in zip(used, account.level, capacity, strict=True)
-            if most
-        ),
-        default=0,
-    )
+def share(account: Account, capacity: Amounts, weight: int, ahead: int, at_ns: int, decay: Decay) -> int:
+    """The dominant share per weight, as a number that sorts at this instant: smaller goes first. ``ahead``: what a
+    level of one counts as in advance, so that one step which frees four devices does not give all of them to the same
+    tenant."""
+    best = 0
+    for used, level, most in zip(account.used_at(at_ns, decay), account.level, capacity, strict=True):
+        if most and (used or level):
+            found = (used + level * ahead) // (most * weight)
+            if found > best:
+                best = found
+    return best
 
 
 def share_of_everything(account: Account, capacity: Amounts, at_ns: int, decay: Decay) -> tuple[Kind, Fraction]:

@@ -256,11 +256,12 @@ def answer_now(step: Step, lease: LeaseRecord) -> Answer:
     """The answer to an acquire as of this moment."""
     match lease.status:
         case LeaseStatus.QUEUED:
+            place = position(step.state, lease, step.now.ns, step.policy)
             return Place(
                 lease=lease,
-                position=position(step.state, lease, step.now.ns, step.policy),
-                reason=admission.why_waiting(lease, step.state, step.now, step.policy),
-                estimate_ns=estimate.estimate_ns(lease, step.state, step.now, step.policy),
+                position=place,
+                reason=admission.why_waiting(lease, step.state, step.now, step.policy, place),
+                estimate_ns=estimate.estimate_ns(lease, step.state, step.now, step.policy, place),
             )
         case LeaseStatus.GRANTED if lease.offered:
             return _offer_of(lease)

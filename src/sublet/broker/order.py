@@ -30,28 +30,28 @@ WAITING_LOOKED_AT = 64
 """Waiting requests of each tenant and tier that are looked at to see whether one of them wants what a lease has."""
 TIERS = sorted(Tier, key=lambda tier: tier.rank, reverse=True)
 
-_NONE = Account()
-
 
 class Shares:
     """The keys by which groups and tenants are sorted at one moment; smaller goes first."""
 
     def __init__(self, state: State, now_ns: int, policy: Policy) -> None:
         self._state, self._now_ns = state, now_ns
-        self._ahead_ns = policy.held_counts_as_ns
         self._capacity, self._decay = state.capacity, state.decay
+        self._ahead = policy.held_counts_as_ns * self._decay.weight(now_ns)
 
     def of_group(self, group: GroupId) -> tuple[int, GroupId]:
-        account = self._state.books.group_accounts.get(group, _NONE)
-        return self._share(account, self._state.group(group).weight), group
+        account = self._state.books.group_accounts.get(group)
+        return 0 if account is None else self._share(account, self._state.group(group).weight), group
 
     def of_tenant(self, tenant: TenantId) -> tuple[int, TenantId]:
-        account = self._state.books.accounts.get(tenant, _NONE)
+        account = self._state.books.accounts.get(tenant)
+        if account is None:  # as of most who wait in a long line
+            return 0, tenant
         known = self._state.tenants.get(tenant)
         return self._share(account, 1 if known is None else known.weight), tenant
 
     def _share(self, account: Account, weight: int) -> int:
-        return share(account, self._capacity, weight, self._ahead_ns, self._now_ns, self._decay)
+        return share(account, self._capacity, weight, self._ahead, self._now_ns, self._decay)
 
 
 class InOrder:

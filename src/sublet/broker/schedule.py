@@ -16,7 +16,7 @@ from itertools import islice, takewhile
 
 from sublet.broker import admission, parking, preemption, promises, replacing, reservations, volumes
 from sublet.broker import events as ev
-from sublet.broker.order import InOrder, kinds_of
+from sublet.broker.order import InOrder, kinds_of, position
 from sublet.broker.placement import RoomsByNode, fit, fit_on_node
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, Now
@@ -62,6 +62,8 @@ _FOR_RESERVATIONS = frozenset(
     }
 )
 """After these a reservation may need another device, or there may be a lease that has to leave one."""
+_FOR_MOMENTS = frozenset({ev.Claimed, ev.Noticed, ev.Queued, ev.Rebased, ev.Spared})
+"""After these all who wait are to be looked at, at once or later."""
 
 
 class Schedule:
@@ -169,10 +171,14 @@ class Schedule:
     def settle(self, step: Step) -> None:
         """Let in whoever can go in now, and look for victims for those who cannot, if it is time to. What has come with
         this command is looked at in a turn of its own."""
-        self.settle_reservations(step)
-        before = len(step.events)
-        self._let_in(step)
-        self.settle_reservations(step, before)
+        if not step.state.books.reservations:
+            self._reservations_at_ns = None
+            self._let_in(step)
+        else:
+            self.settle_reservations(step)
+            before = len(step.events)
+            self._let_in(step)
+            self.settle_reservations(step, before)
         if self._moments.note(step.state, step.events, step.now.ns):
             self._look_soon(step.state, step.now.ns + 1)
 
@@ -192,6 +198,10 @@ class Schedule:
 
     def _let_in(self, step: Step) -> None:
         state, now_ns = step.state, step.now.ns
+        if not state.queued_count and not self._yields:  # nothing waits, and nothing is about to yield
+            self._moments.have_come(now_ns)
+            self._guarded, self._look_at_ns, self._settled_at_version = {}, None, state.capacity_version
+            return
         changed = state.capacity_version != self._settled_at_version
         if changed:
             self._look_soon(state, now_ns)
@@ -249,14 +259,20 @@ class Schedule:
         """Look for victims at once for a newcomer; behind others it has to wait until they have had their look, but for
         what is reserved for its group, which is of no use to them."""
         state = step.state
-        waiting = (other for other in InOrder(state, step.now.ns, self.policy) if not other.promise)
-        is_next = next(waiting, None) is lease
+        is_next = self._is_next(state, lease, step.now.ns)
         has_reserved = Kind.GPU in kinds_of(lease) and any(
             state.reserved_group(one) == state.group_of(lease.tenant) for one in state.reserved_by
         )
         if is_next or has_reserved:
             step.as_office()
             self._make_room(step, lease, only_reserved=not is_next)
+
+    def _is_next(self, state: State, lease: LeaseRecord, now_ns: int) -> bool:
+        """Whether whatever goes before it in the line is promised something."""
+        ahead = position(state, lease, now_ns, self.policy) - 1
+        if not 0 < ahead <= len(state.promises):
+            return not ahead
+        return next(other for other in InOrder(state, now_ns, self.policy) if not other.promise) is lease
 
     def _to_plan_for(self, state: State, now_ns: int) -> list[LeaseRecord]:
         waiting = [lease for lease in InOrder(state, now_ns, self.policy) if not lease.promise]
@@ -400,20 +416,21 @@ class _Moments:
         """Take what has happened; whether waiting requests are to be looked at because of it."""
         news = False
         for event in events:
+            if type(event) not in _FOR_MOMENTS:  # as most are, and a match would take long to see it
+                continue
             match event:
                 case ev.Claimed(lease=lease_id):
                     self._claimed(state.leases[lease_id])
                 case ev.Queued(lease=lease):
                     self._asked(lease)
-                case ev.Noticed(notice=notice) if notice.beneficiary is not None:
-                    self.add(now_ns + state.books.cool_down_ns)
+                case ev.Noticed(notice=notice):
+                    if notice.beneficiary is not None:
+                        self.add(now_ns + state.books.cool_down_ns)
                     continue
                 case ev.Rebased():
                     self._find(state)
-                case ev.Spared():
-                    pass
                 case _:
-                    continue
+                    pass
             news = True
         return news
 

@@ -10,7 +10,7 @@ every event is taken as a fact, and a fact the tables do not know is a bug that 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -70,6 +70,7 @@ __all__ = ["Books", "Held", "State"]
 
 ATTAINED_STEPS_NS: Final = (30 * 60 * NS_PER_S, 4 * 3600 * NS_PER_S)
 """Of two requests of a tenant, that goes first whose holder has not yet held for so long without a break."""
+_DEFAULT: Final = GroupRecord(id=DEFAULT_GROUP)
 STALE_TIMERS_MAX = 1024
 """Timers of leases that are over; with more of them the heap is made anew."""
 
@@ -209,7 +210,7 @@ class State:
 
     def group(self, name: GroupId) -> GroupRecord:
         """What holds for a group; the default group is there without being made."""
-        return self.books.groups.get(name) or GroupRecord(id=name)
+        return self.books.groups.get(name) or (_DEFAULT if name == DEFAULT_GROUP else GroupRecord(id=name))
 
     def reserved_group(self, resource: ResourceId) -> GroupId | None:
         """The group for which a reservation keeps the device; None if none does."""
@@ -476,15 +477,21 @@ class State:
             lease.idle_since_ns = now.ns
 
     def meter(self, lease: LeaseRecord, sign: int, now: Now) -> None:
-        millis = sum(part.millis for part in lease.parts)
-        if millis:
-            meter = self.books.usage.setdefault(lease.tenant, UsageMeter())
-            meter.change(sign * millis, now.ns, self.books.usage_window_ns)
-        amounts = amounts_of(lease.parts)
-        if any(amounts):
-            by, decay = [sign * amount for amount in amounts], self.decay
-            self.books.accounts.setdefault(lease.tenant, Account()).change(by, now.ns, decay)
-            self.books.group_accounts.setdefault(self.group_of(lease.tenant), Account()).change(by, now.ns, decay)
+        amounts, books = amounts_of(lease.parts), self.books
+        if not any(amounts):
+            return
+        by, tenant, group = [sign * amount for amount in amounts], lease.tenant, self.group_of(lease.tenant)
+        if by[0]:
+            if tenant not in books.usage:
+                books.usage[tenant] = UsageMeter()
+            books.usage[tenant].change(by[0], now.ns, books.usage_window_ns)
+        if tenant not in books.accounts:
+            books.accounts[tenant] = Account()
+        if group not in books.group_accounts:
+            books.group_accounts[group] = Account()
+        decay = self.decay
+        books.accounts[tenant].change(by, now.ns, decay)
+        books.group_accounts[group].change(by, now.ns, decay)
 
     def move_tenant(self, tenant: TenantId, into: GroupId, now: Now) -> None:
         """What it holds and what waits goes on in another group; what it has used stays with the old one."""
@@ -542,8 +549,13 @@ class State:
 
     def hold(self, lease: LeaseRecord, sign: int) -> None:
         """It counts against the quotas of its tenant and group from now on, or no longer."""
-        self.held.setdefault(lease.tenant, Held()).add(lease.parts, sign)
-        self.held_by_group.setdefault(self.group_of(lease.tenant), Held()).add(lease.parts, sign)
+        tenant, group = lease.tenant, self.group_of(lease.tenant)
+        if tenant not in self.held:
+            self.held[tenant] = Held()
+        if group not in self.held_by_group:
+            self.held_by_group[group] = Held()
+        self.held[tenant].add(lease.parts, sign)
+        self.held_by_group[group].add(lease.parts, sign)
 
     def node_of(self, lease: LeaseRecord) -> NodeId:
         assert lease.node is not None, f"{lease.id} is {lease.status} but on no node"
@@ -563,7 +575,8 @@ class State:
 
 def waiting(lease: LeaseRecord) -> Waiting:
     """Where it stands among the requests of its tenant: first those whose holder has had least, then by arrival."""
-    return sum(lease.attained_ns >= step for step in ATTAINED_STEPS_NS), lease.arrival, lease.id
+    step = bisect_right(ATTAINED_STEPS_NS, lease.attained_ns)
+    return step, lease.arrival, lease.id
 
 
 def _end_order(lease: LeaseRecord) -> int:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import random
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
 from sublet.broker import commands as cmd
+from sublet.broker import order
 from sublet.broker.answers import Granted, GrantedMany, Place
 from sublet.broker.explain import Because
-from sublet.broker.fairness import Account, Decay, share_of_everything
+from sublet.broker.fairness import Account, Decay, share, share_of_everything
 from sublet.broker.order import InOrder, position
 from sublet.broker.policy import Policy
 from sublet.broker.records import GroupRecord, Quota
@@ -165,6 +167,30 @@ def test_of_one_tenant_that_goes_first_which_was_held_for_less() -> None:
     assert position(bench.state, bench.lease("larger"), bench.now_ns, bench.policy) == 2
     (ahead,) = bench.ledger.explain(bench.lease("larger"), bench.now).ahead
     assert ahead.because is Because.HELD
+
+
+def test_a_newcomer_in_a_long_line_costs_two_looks_at_each_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One to see who is next, one to say where it stands, why and until when."""
+    bench = Bench(gpus=1, policy=LONG)
+    tenants = [TenantId(f"t{number}") for number in range(20)]
+    for tenant in tenants:
+        bench.do(cmd.AddTenant(tenant=tenant, token_hash=tenant))
+        lease = bench.granted(tenant=tenant)
+        bench.wait(5)
+        bench.release(lease)
+    bench.granted()
+    for tenant in tenants:
+        bench.queued(tenant=tenant)
+    looked = 0
+
+    def counting(*how: Any) -> int:
+        nonlocal looked
+        looked += 1
+        return share(*how)
+
+    monkeypatch.setattr(order, "share", counting)
+    bench.queued(tenant=tenants[0])
+    assert len(tenants) <= looked <= 2 * (len(tenants) + 2)
 
 
 # ---- ceilings and quotas
