@@ -14,6 +14,7 @@ import pytest
 from sublet.agent.cards import Cards
 from sublet.agent.inventory import machine_inventory
 from sublet.agent.nvml import Nvml, survey
+from sublet.agent.rehearsal import Rehearsal
 from sublet.engines import local
 from sublet.values import GIB, ResourceId
 from tests.traces import PATIENCE_S
@@ -32,9 +33,15 @@ def test_the_books_know_who_is_on_a_card_and_that_it_is_lost(tmp_path: Path, mon
     card = FakeCard(0)
     library = FakeNvml([card])
     inventory = machine_inventory(tmp_path, None, found=survey(library))
-    watched = functools.partial(Cards, open_driver=lambda: Nvml.open(library), sees_processes=True)
+    watched = functools.partial(Cards, open_driver=lambda: Nvml.open(library))
     monkeypatch.setattr(local, "machine_inventory", lambda home, gpus, **_: inventory)
     monkeypatch.setattr(local, "Cards", watched)
+
+    async def untried(_cards: object) -> list[Rehearsal]:
+        return []
+
+    monkeypatch.setattr(local, "rehearse_all", untried)
+    monkeypatch.setattr(local, "shows_pids", lambda _tried: True)
     monkeypatch.setattr("sublet.agent.health.LOOK_EVERY_NS", 50_000_000)
     monkeypatch.setenv("SUBLET_HOME", str(tmp_path))
     card.used, card.processes = GIB, {os.getpid(): GIB}

@@ -112,21 +112,18 @@ static bool opens(char *path, int *fd)
     return *fd >= 0;
 }
 
-static void uuid_text(const struct card *card, char *at)
-{
-    at += sprintf(at, "GPU-");
-    for (size_t i = 0; i < sizeof card->uuid; i++)
-        at += sprintf(at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", card->uuid[i]);
-}
-
 /* CUDA_VISIBLE_DEVICES: numbers or UUIDs (their beginning is enough), in this order. The first entry that names no card
- * of this machine ends the list; an empty list is no card at all. */
+ * of this machine ends the list; an empty list is no card at all. A part of a card is seen if it is named, and alone; or
+ * if nothing is named and there is no whole card. */
 static void choose(const size_t *there, size_t count)
 {
     const char *wanted = getenv("CUDA_VISIBLE_DEVICES");
     if (!wanted) {
-        memcpy(visible, there, count * sizeof *there);
-        visible_count = count;
+        for (size_t i = 0; i < count; i++)
+            if (!rig()->cards[there[i]].parent)
+                visible[visible_count++] = there[i];
+        if (visible_count == 0 && count > 0)
+            visible[visible_count++] = there[0];
         return;
     }
     char *copy = strdup(wanted), *rest = copy, *word;
@@ -139,12 +136,14 @@ static void choose(const size_t *there, size_t count)
         else
             for (size_t i = 0; i < count && found == CARDS && strlen(word) > 4; i++) {
                 char text[NAME];
-                uuid_text(&rig()->cards[there[i]], text);
+                rig_uuid(&rig()->cards[there[i]], text);
                 found = strncmp(text, word, strlen(word)) == 0 ? there[i] : CARDS;
             }
         if (found == CARDS)
             break;
         visible[visible_count++] = found;
+        if (rig()->cards[found].parent)
+            break;
     }
     free(copy);
 }
@@ -157,7 +156,7 @@ static Code open_nodes(size_t *there, size_t *count)
     if (s->nodes && !(opens(path, &nodes[CARDS]) && opens(strcpy(path, "/dev/nvidia-uvm"), &nodes[CARDS + 1])))
         return NO_DEVICE;
     for (size_t i = 0; i < CARDS; i++) {
-        if (!s->cards[i].present || s->cards[i].hidden)
+        if (!s->cards[i].present || s->cards[i].hidden || s->cards[i].split)
             continue;
         snprintf(path, sizeof path, "/dev/nvidia%u", (unsigned)s->cards[i].node);
         if (!s->nodes || opens(path, &nodes[i]))

@@ -39,7 +39,7 @@ static unsigned opened;
 static int row_of(unsigned int index)
 {
     for (size_t i = 0; i < CARDS; i++)
-        if (rig()->cards[i].present && !rig()->cards[i].hidden && index-- == 0)
+        if (rig()->cards[i].present && !rig()->cards[i].hidden && !rig()->cards[i].parent && index-- == 0)
             return (int)i;
     return -1;
 }
@@ -142,25 +142,18 @@ API Code nvmlDeviceGetHandleByIndex_v2(unsigned int index, Device *device)
     return (Code)rig()->cards[row].code;
 }
 
-static void uuid_text(const struct card *card, char text[NAME])
-{
-    char *at = text + sprintf(text, "GPU-");
-    for (size_t i = 0; i < sizeof card->uuid; i++)
-        at += sprintf(at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", card->uuid[i]);
-}
-
 API Code nvmlDeviceGetHandleByUUID(const char *uuid, Device *device)
 {
     Code code = (Code)rig_trouble(__func__);
     if (code || !opened)
         return code ? code : UNINITIALIZED;
-    int row;
-    for (unsigned int index = 0; (row = row_of(index)) >= 0; index++) {
+    for (size_t row = 0; row < CARDS; row++) {
+        struct card *card = &rig()->cards[row];
         char text[NAME];
-        uuid_text(&rig()->cards[row], text);
-        if (strcmp(text, uuid) == 0) {
-            *device = device_of((size_t)row);
-            return (Code)rig()->cards[row].code;
+        rig_uuid(card, text);
+        if (card->present && !card->hidden && strcmp(text, uuid) == 0) {
+            *device = device_of(row);
+            return (Code)card->code;
         }
     }
     return NOT_FOUND;
@@ -172,7 +165,7 @@ API Code nvmlDeviceGetUUID(Device device, char *uuid, unsigned int length)
 {
     ASK(device);
     char text[NAME];
-    uuid_text(card, text);
+    rig_uuid(card, text);
     return write_text(uuid, length, text);
 }
 
@@ -234,7 +227,8 @@ static Code processes_of(const struct card *card, uint64_t list, unsigned int *c
         if (*count < room)
             infos[*count] = (struct process_info){
                 .pid = pid > 0 ? (unsigned int)pid : (unsigned int)p->pid,
-                .bytes = rig_used_by(i, row), .instance = ~0u, .compute = ~0u,
+                .bytes = p->untold ? ~0ull : rig_used_by(i, row), /* NVML_VALUE_NOT_AVAILABLE */
+                .instance = ~0u, .compute = ~0u,
             };
         ++*count;
     }
@@ -290,26 +284,32 @@ API Code nvmlDeviceGetRemappedRows(Device device, unsigned int *corrected, unsig
     return SUCCESS;
 }
 
-/* ---- parts of a card: none of these cards is split ---- */
+/* ---- parts of a card ---- */
 
 API Code nvmlDeviceGetMigMode(Device device, unsigned int *now, unsigned int *next)
 {
     ASK(device);
-    *now = *next = 0;
+    if (card->parent)
+        return INVALID_ARGUMENT;
+    *now = *next = (unsigned int)card->split;
     return SUCCESS;
 }
 
 API Code nvmlDeviceGetMaxMigDeviceCount(Device device, unsigned int *count)
 {
     ASK(device);
-    *count = 0;
+    *count = card->split ? 7 : 0;
     return SUCCESS;
 }
 
 API Code nvmlDeviceGetMigDeviceHandleByIndex(Device device, unsigned int index, Device *instance)
 {
     ASK(device);
-    (void)index, (void)instance;
+    for (size_t row = 0; row < CARDS; row++)
+        if (rig()->cards[row].present && rig()->cards[row].parent == (size_t)(card - rig()->cards) + 1 && index-- == 0) {
+            *instance = device_of(row);
+            return SUCCESS;
+        }
     return NOT_FOUND;
 }
 
@@ -318,6 +318,8 @@ API Code nvmlDeviceGetMigDeviceHandleByIndex(Device device, unsigned int index, 
 API Code nvmlDeviceGetComputeMode(Device device, unsigned int *mode)
 {
     ASK(device);
+    if (card->parent)
+        return NOT_SUPPORTED;
     *mode = (unsigned int)card->compute_mode;
     return SUCCESS;
 }
@@ -325,6 +327,8 @@ API Code nvmlDeviceGetComputeMode(Device device, unsigned int *mode)
 API Code nvmlDeviceSetComputeMode(Device device, unsigned int mode)
 {
     ASK(device);
+    if (card->parent)
+        return NOT_SUPPORTED;
     card->compute_mode = mode;
     return SUCCESS;
 }
@@ -332,6 +336,8 @@ API Code nvmlDeviceSetComputeMode(Device device, unsigned int mode)
 API Code nvmlDeviceGetPersistenceMode(Device device, unsigned int *mode)
 {
     ASK(device);
+    if (card->parent)
+        return NOT_SUPPORTED;
     *mode = (unsigned int)card->persistence;
     return SUCCESS;
 }
@@ -339,6 +345,8 @@ API Code nvmlDeviceGetPersistenceMode(Device device, unsigned int *mode)
 API Code nvmlDeviceSetPersistenceMode(Device device, unsigned int mode)
 {
     ASK(device);
+    if (card->parent)
+        return NOT_SUPPORTED;
     card->persistence = mode;
     return SUCCESS;
 }
@@ -346,6 +354,8 @@ API Code nvmlDeviceSetPersistenceMode(Device device, unsigned int mode)
 API Code nvmlDeviceGetPowerManagementLimit(Device device, unsigned int *limit)
 {
     ASK(device);
+    if (card->parent)
+        return NOT_SUPPORTED;
     *limit = (unsigned int)card->power_mw;
     return SUCCESS;
 }
@@ -353,6 +363,8 @@ API Code nvmlDeviceGetPowerManagementLimit(Device device, unsigned int *limit)
 API Code nvmlDeviceSetPowerManagementLimit(Device device, unsigned int limit)
 {
     ASK(device);
+    if (card->parent)
+        return NOT_SUPPORTED;
     card->power_mw = limit;
     return SUCCESS;
 }

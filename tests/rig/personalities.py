@@ -12,7 +12,22 @@ from typing import Any, Final, NamedTuple
 
 from sublet.values import GIB, MIB
 
-__all__ = ["FOUR_H100", "PERSONALITIES", "SOME_IN_CONTAINER", "CardKind", "Line", "Personality", "guessed"]
+__all__ = [
+    "EXCLUSIVE",
+    "FOUR_H100",
+    "LAPTOP",
+    "NO_FABRIC",
+    "NO_UVM",
+    "OLD_DRIVER",
+    "PARTS",
+    "PERSONALITIES",
+    "SOME_IN_CONTAINER",
+    "WORKSTATION",
+    "CardKind",
+    "Line",
+    "Personality",
+    "guessed",
+]
 
 
 class Line(NamedTuple):
@@ -47,11 +62,13 @@ class Personality:
     lines: tuple[Line, ...]
     hidden: frozenset[int] = field(default_factory=frozenset)
     """Cards that the machine has and this container has not."""
+    answers: tuple[Line, ...] = ()
+    """Questions that the driver answers with an error on this machine, and with which."""
 
     @property
     def all_lines(self) -> tuple[tuple[str, tuple[Line, ...]], ...]:
         """Those of the machine and of each card, with the name of what they are about."""
-        return ((self.name, self.lines), *((card.name, card.lines) for card in self.cards))
+        return ((self.name, (*self.lines, *self.answers)), *((card.name, card.lines) for card in self.cards))
 
     @property
     def machine(self) -> Mapping[str, Any]:
@@ -99,7 +116,127 @@ SOME_IN_CONTAINER: Final = Personality(
     ),
 )
 
-PERSONALITIES: Final = (FOUR_H100, SOME_IN_CONTAINER)
+NVML_H: Final = "nvml.h: "
+SPLIT: Final = CardKind(
+    name="H100 in MIG mode", lines=(*H100.lines, Line("split", 1, "MIG User Guide: nvidia-smi -mig 1"))
+)
+PART: Final = CardKind(
+    name="3g.40gb of the first H100",
+    lines=(
+        Line("model", b"NVIDIA H100 80GB HBM3 MIG 3g.40gb", "MIG User Guide, names of profiles"),
+        Line("parent", 1, "the first card of the machine"),
+        Line("memory", 40 * GIB, "MIG User Guide, profiles of the H100 80GB"),
+        Line("major", 9, "CUDA C++ Programming Guide, compute capabilities: 9.0"),
+        Line("idle", 44 * MIB, GUESSED),
+        Line("context", 400 * MIB, GUESSED),
+    ),
+)
+PARTS: Final = Personality(
+    name="an H100 in MIG mode with two parts beside a whole one",
+    cards=(SPLIT, H100, PART, PART),
+    lines=FOUR_H100.lines,
+)
+
+RTX: Final = CardKind(
+    name="RTX 4090",
+    lines=(
+        Line("model", b"NVIDIA GeForce RTX 4090", "CUDA GPUs, table of GeForce products"),
+        Line("memory", 24 * GIB, "the same"),
+        Line("major", 8, "the same: 8.9"),
+        Line("minor", 9, "the same"),
+        Line("power_mw", 450_000, GUESSED),
+        Line("reserved", 400 * MIB, GUESSED),
+        Line("idle", 2 * MIB, GUESSED),
+        Line("context", 320 * MIB, GUESSED),
+    ),
+)
+NO_ECC: Final = (
+    Line("nvmlDeviceGetTotalEccErrors", 3, NVML_H + "NVML_ERROR_NOT_SUPPORTED without ECC"),
+    Line("nvmlDeviceGetRetiredPagesPendingStatus", 3, NVML_H + "NVML_ERROR_NOT_SUPPORTED"),
+    Line("nvmlDeviceGetRemappedRows", 3, NVML_H + "for fully supported devices of Ampere and later"),
+)
+WORKSTATION: Final = Personality(
+    name="2 × RTX 4090, driver 575, a workstation",
+    cards=(RTX,) * 2,
+    lines=(
+        Line("driver", b"575.51.03", "CUDA 12.9 release notes: the driver that came with it on Linux"),
+        Line("cuda", 12_090, "the same"),
+        LINGERS,
+    ),
+    answers=NO_ECC,
+)
+LAPTOP: Final = Personality(
+    name="RTX Laptop under WSL2",
+    cards=(
+        CardKind(
+            name="RTX 4090 Laptop",
+            lines=(
+                *(line for line in RTX.lines if line.field not in ("memory", "idle")),
+                Line("memory", 16 * GIB, "CUDA GPUs, table of GeForce products"),
+                Line("idle", 1200 * MIB, GUESSED),  # the desktop of Windows
+            ),
+        ),
+    ),
+    lines=(
+        Line("driver", b"580.65.06", "CUDA 13.0 release notes"),
+        Line("cuda", 13_000, "the same"),
+        LINGERS,
+    ),
+    answers=(
+        *NO_ECC,
+        *(
+            Line(f"nvmlDeviceGet{which}RunningProcesses_v3", 999, "dask/distributed #5567: Unknown Error under WSL2")
+            for which in ("Compute", "Graphics", "MPSCompute")
+        ),
+        Line("nvmlDeviceGetUtilizationRates", 999, "CUDA on WSL User Guide, limitations of NVML"),
+        Line("nvmlDeviceSetPersistenceMode", 3, NVML_H + "for Linux only"),
+        Line("nvmlDeviceSetPowerManagementLimit", 3, NVML_H + "NVML_ERROR_NOT_SUPPORTED"),
+    ),
+)
+OLD_DRIVER: Final = Personality(
+    name="2 × RTX 4090, driver 550",
+    cards=(RTX,) * 2,
+    lines=(
+        Line("driver", b"550.54.14", "CUDA 12.4 release notes: the driver that came with it on Linux"),
+        Line("cuda", 12_040, "the same"),
+        LINGERS,
+    ),
+    answers=NO_ECC,
+)
+NO_FABRIC: Final = Personality(
+    name="4 × H100 without fabric manager",
+    cards=(H100,) * 4,
+    lines=(*FOUR_H100.lines, Line("init_code", 802, "Fabric Manager User Guide: CUDA_ERROR_SYSTEM_NOT_READY")),
+)
+NO_UVM: Final = Personality(
+    name="2 × RTX 4090, nvidia-uvm not loaded",
+    cards=(RTX,) * 2,
+    lines=(*WORKSTATION.lines, Line("init_code", 999, "NVIDIA driver README, nvidia-modprobe; CUDA answers 999")),
+    answers=NO_ECC,
+)
+EXCLUSIVE: Final = Personality(
+    name="2 × H100, EXCLUSIVE_PROCESS",
+    cards=(
+        CardKind(
+            name="H100, EXCLUSIVE_PROCESS",
+            lines=(*H100.lines, Line("compute_mode", 3, NVML_H + "NVML_COMPUTEMODE_EXCLUSIVE_PROCESS")),
+        ),
+    )
+    * 2,
+    lines=FOUR_H100.lines,
+)
+
+PERSONALITIES: Final = (
+    FOUR_H100,
+    SOME_IN_CONTAINER,
+    PARTS,
+    WORKSTATION,
+    LAPTOP,
+    OLD_DRIVER,
+    NO_FABRIC,
+    NO_UVM,
+    EXCLUSIVE,
+)
 
 
 def guessed() -> list[str]:

@@ -48,7 +48,20 @@ class Card(ctypes.Structure):
     _fields_ = [
         ("uuid", ctypes.c_uint8 * 16),
         ("model", ctypes.c_char * NAME),
-        *_numbers("present", "hidden", "memory", "reserved", "idle", "context", "major", "minor", "node", "code"),
+        *_numbers(
+            "present",
+            "hidden",
+            "split",
+            "parent",
+            "memory",
+            "reserved",
+            "idle",
+            "context",
+            "major",
+            "minor",
+            "node",
+            "code",
+        ),
         *_numbers("compute_mode", "persistence", "power_mw", "uncorrected", "retiring"),
         *_numbers("remapped", "remap_pending", "remap_failed", "busy"),
     ]
@@ -57,12 +70,12 @@ class Card(ctypes.Structure):
     def name(self) -> str:
         """Its UUID, as NVML writes it."""
         text = bytes(self.uuid).hex()
-        return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+        return f"{'MIG' if self.parent else 'GPU'}-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 class Process(ctypes.Structure):
     _fields_ = [
-        *_numbers("taken", "pid", "pretended", "list", "ended_ns"),
+        *_numbers("taken", "pid", "pretended", "list", "untold", "ended_ns"),
         ("contexts", _U64 * CARDS),
         *_numbers("state", "order", "outcome", "calls", "launches"),
         ("becomes", _U64 * CARDS),
@@ -128,6 +141,15 @@ class Rig:
         found: Trouble = row
         return found
 
+    def draws(self, card: int, amount: int, pid: int, *, is_told: bool = True) -> Process:
+        """A desktop in this process; it has so much of the card. ``taken = 0`` ends it."""
+        row = next(row for row in self.state.processes if not row.taken)
+        row.pid, row.pretended, row.list, row.untold = pid, 1, 1, not is_told
+        row.contexts[card] = amount
+        row.taken = 1
+        found: Process = row
+        return found
+
     def xid(self, card: int, number: int) -> None:
         """The driver reports this of a card."""
         row = self.state.xids[self.state.xids_come % XIDS]
@@ -180,7 +202,10 @@ def make_rig(place: Path, personality: Personality) -> Rig:
         with open(folder / f"card{index}", "wb") as file:
             file.truncate(card.memory)
     (folder / "state").write_bytes(bytes(state))
-    return Rig(folder, personality)
+    rig = Rig(folder, personality)
+    for answer in personality.answers:
+        rig.trouble(answer.field, code=answer.value)
+    return rig
 
 
 def build() -> dict[str, Path]:

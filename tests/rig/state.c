@@ -96,6 +96,13 @@ uint64_t rig_trouble(const char *call)
     return 0;
 }
 
+void rig_uuid(const struct card *card, char *text)
+{
+    char *at = text + sprintf(text, card->parent ? "MIG-" : "GPU-");
+    for (size_t i = 0; i < sizeof card->uuid; i++)
+        at += sprintf(at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", card->uuid[i]);
+}
+
 static struct flock slot(size_t process, short type)
 {
     return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)process, .l_len = 1};

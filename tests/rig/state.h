@@ -31,6 +31,8 @@ struct card {
     char model[NAME];
     uint64_t present;           /* 0: this row is not used */
     uint64_t hidden;            /* the machine has it, and this container does not */
+    uint64_t split;             /* in MIG mode: only its parts can be used */
+    uint64_t parent;            /* 0: a whole card; else the row of the card that it is a part of, plus one */
     uint64_t memory;            /* bytes, as NVML says "total" */
     uint64_t reserved;          /* bytes the driver keeps for itself and never lends */
     uint64_t idle;              /* bytes in use with no process on it */
@@ -50,6 +52,7 @@ struct process {
     uint64_t pid;               /* as it numbers itself; the lock tells how others do */
     uint64_t pretended;         /* a row of the personality, such as a desktop: no process, no lock */
     uint64_t list;              /* COMPUTES, DRAWS or SERVES */
+    uint64_t untold;            /* NVML does not tell how much it has */
     uint64_t ended_ns;          /* when its lock was first seen to be gone */
     uint64_t contexts[CARDS];   /* bytes its context takes on each card; 0: none there */
     uint64_t state;             /* RUNNING to FAILED */
@@ -119,6 +122,9 @@ uint64_t rig_used_by(size_t process, size_t card);
 
 /* The pid of a process as the caller numbers it; 0 if it is dead, -1 if its namespace is not the caller's. */
 pid_t rig_pid(size_t process);
+
+/* The UUID of a card or a part of one, as NVML writes it: NAME bytes. */
+void rig_uuid(const struct card *card, char *text);
 
 /* A row for this process, held until it dies; PROCESSES if there is none left. */
 size_t rig_enrol(void);

@@ -17,7 +17,7 @@ from sublet.supervisor.suspending import Suspending
 from tests.rig.personalities import FOUR_H100
 from tests.rig.rig import Rig, clear, make_rig
 from tests.rig.test_interface import SOURCES, run_on
-from tests.traces import plain_env
+from tests.traces import plain_env, until
 
 pytestmark = pytest.mark.needs("gcc")
 
@@ -243,3 +243,54 @@ def test_a_helper_that_dies_between_lock_and_copy_leaves_nobody_locked(on_the_ma
         clear(row)
         assert program.asked() is True
     supervisor.close()
+
+
+ANSWERS: Final = """
+import json
+from sublet.devices.cuda_driver import open_driver
+from sublet.errors import SubletError
+driver = open_driver()
+driver("t", "cuCtxSetCurrent", driver("t", "cuDevicePrimaryCtxRetain", driver("t", "cuDeviceGet", 0)))
+said = []
+for _ in range(2):
+    try:
+        said.append(int(driver("alloc", "cuMemAlloc", 4096)) > 0)
+    except SubletError as error:
+        said.append([type(error).__name__, error.message, error.do])
+print(json.dumps([*said, driver.says_no("cuMemGetInfo")]))
+"""
+
+
+def test_an_error_newer_than_the_bindings_is_an_error_and_no_crash(rig: Rig) -> None:
+    """The bindings raise ValueError for a code that they do not know; the thread of the guest ended by it."""
+    rig.trouble("cuMemAlloc_v2", code=12_345, times=1)
+    rig.trouble("cuMemGetInfo_v2", code=12_345)
+    first, second, nothing = run_on(rig, ANSWERS)
+    assert first[0] == "GpuError"
+    assert "alloc: the driver answered cuMemAlloc with an error that these bindings" in first[1]
+    assert second is True
+    assert nothing is None
+
+
+PROBES: Final = "from sublet.devices.suspend import main; main(['--probe'])"
+
+
+def test_a_trial_that_is_ended_leaves_no_process_on_the_card(rig: Rig) -> None:
+    """Its small process stayed behind, locked, with half a gigabyte of the first card, and blocked it for ever."""
+    row = rig.trouble("cuCheckpointProcessCheckpoint", hangs=1)
+    with Program(rig, PROBES) as trial, Program(rig, LOOKS_AT_ALL) as program:
+        until("the card in use", lambda: row.met and program.asked(), WAIT_S)
+        trial.process.kill()
+        trial.process.wait()
+        clear(row)
+        until("nobody on a card", lambda: program.asked() == [], WAIT_S)
+
+
+LOOKS_AT_ALL: Final = """
+import json, sys
+from sublet.agent.nvml import Nvml, survey
+cards = [card.uuid for card in survey().cards]
+nvml = Nvml.open()
+for _ in sys.stdin:
+    print(json.dumps([use.pid for card in cards for use in nvml.read(card).processes]), flush=True)
+"""

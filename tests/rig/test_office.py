@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -165,3 +166,36 @@ def killed(process: subprocess.Popen[bytes]) -> None:
 
 def card_of(sublet: Shell, rig: Rig, index: int) -> dict[str, Any]:
     return next(card for card in cards_of(sublet) if index_of(rig, card["id"]) == index)
+
+
+def test_doctor_tries_out_every_card(sublet: Shell, rig: Rig, tmp_path: Path) -> None:
+    """With the time of each step, and what each card may do; all of it in a file for an issue."""
+    report = tmp_path / "report.txt"
+    done = sublet("doctor", "--gpu", "--json", "--report", str(report))
+    assert done.status == 0, done
+    found = {one["subject"]: one for one in json.loads(done.out)}
+    assert "driver 580.65.06 (CUDA 13.0)" in found["GPU versions"]["text"]
+    assert "no MPS" in found["GPU surroundings"]["text"]
+    for index in range(4):
+        card = found[f"card {index}"]
+        assert card["state"] == "ok"
+        assert rig.card(index).name in card["text"]
+        for said in ("lent", "scrub: yes", "watch of VRAM: yes", "compute mode DEFAULT", "persistence on", "CUDA 0."):
+            assert said in card["text"], said
+    text = report.read_text()
+    assert all(rig.card(index).name in text for index in range(4))
+    assert str(Path.home()) + "/" not in text
+    again = sublet("doctor", "--gpu", "--report", str(report))
+    assert again.status == 2, again
+    assert report.read_text() == text, "a file that is there is not written over"
+
+
+def test_doctor_says_what_helps_where_no_card_can_be_used(sublet: Shell, rig: Rig) -> None:
+    rig.state.init_code = 802
+    done = sublet("doctor", "--gpu", "--json")
+    rig.state.init_code = 0
+    assert done.status == 1
+    found = {one["subject"]: one for one in json.loads(done.out)}
+    assert found["card 0"]["state"] == "broken"
+    assert "not lent" in found["card 0"]["text"]
+    assert "fabricmanager" in found["card 0"]["do"]

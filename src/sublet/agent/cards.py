@@ -19,7 +19,7 @@ from sublet.agent.port import ReportSink
 from sublet.background import Guard, end_process, start_task
 from sublet.errors import SubletError
 from sublet.values import NS_PER_S, ResourceId
-from sublet.wire.cards import CardUse
+from sublet.wire.cards import UNSEEN, CardUse
 from sublet.wire.orders import Foreign, Inventory, Report
 
 __all__ = ["Cards", "has_cards"]
@@ -114,15 +114,19 @@ class Cards:
             self._before, self._ours = self._ours, found
 
     def _uses(self) -> tuple[CardUse, ...]:
-        """What the last look showed of whom, each look once; nothing where pids say nothing to us."""
-        if not self.watch.sees_processes:
-            return ()
-        found = tuple(
-            CardUse(card=health.reading.uuid, pid=process.pid, bytes=process.bytes)
-            for health in self.watch.health.values()
-            for process in health.reading.processes
-            if process.bytes is not None
-        )
+        """What the last look showed of whom, each look once; where pids say nothing to us, of each card as a whole."""
+        readings = [health.reading for health in self.watch.health.values()]
+        if self.watch.sees_processes:
+            found = tuple(
+                CardUse(card=reading.uuid, pid=process.pid, bytes=process.bytes)
+                for reading in readings
+                for process in reading.processes
+                if process.bytes is not None
+            )
+        else:
+            found = tuple(
+                CardUse(card=reading.uuid, pid=UNSEEN, bytes=reading.used) for reading in readings if reading.used
+            )
         fresh, self._told = found != self._told, found
         return found if fresh else ()
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sublet.agent.health import sees_all_processes, who_is
-from sublet.agent.nvml import Library, Nvml, NvmlFailed
+from sublet.agent.nvml import Library, Nvml, NvmlFailed, Reading
 from sublet.devices.cuda_driver import CudaDriver, find_device
 from sublet.devices.plain_cuda import open_plain_driver
 from sublet.errors import GpuError, SubletError
@@ -34,6 +34,10 @@ __all__ = ["AT_REST", "SETTINGS", "clean", "look", "main", "scrub"]
 
 AT_REST: Final = 64 * MIB
 """In use beyond what an idle card uses: so much may be the driver's own, and no more."""
+STEP: Final = 16 * MIB
+STILL_LOOKS: Final = 5
+STILL_S: Final = 0.2
+"""Where the driver does not tell whose memory is in use, it must not become less for so many looks, so far apart."""
 DRAWN: Final = 512 * MIB
 """Taken last, and for a moment, where something draws: a desktop that gets no memory ends."""
 PIECES: Final = (1024 * MIB, 64 * MIB, 2 * MIB)
@@ -63,19 +67,18 @@ def clean(
     library: Library | None = None,
     driver: Callable[[], CudaDriver] = open_plain_driver,
     now_ns: Callable[[], int] = time.monotonic_ns,
+    sleep: Callable[[float], object] = time.sleep,
     sees_processes: bool | None = None,
     node: str | None = None,
 ) -> CardFound:
     """Every step, in order; the first that does not succeed is the answer."""
     try:
         sees_processes = sees_all_processes() if sees_processes is None else sees_processes
-        left, draws = _left_on(uuid, library, sees_processes, since_ns)
+        left, draws = _left_on(uuid, library, sees_processes, since_ns, sleep)
         left = left or _handed_on(_node(uuid, library) if node is None else node)
         if left:
             return CardFound(left=left)
-        changed = _set_back(uuid, json.loads(settings) if settings else {}, library)
-        if changed:
-            return CardFound(failed=changed, is_hard=True)
+        note = _set_back(uuid, json.loads(settings) if settings else {}, library)
     except NvmlFailed as failed:
         return CardFound(failed=failed.message, is_hard=True)
     began_ns = now_ns()
@@ -87,7 +90,7 @@ def clean(
         count = scrub(uuid, opened, spare=DRAWN if draws else 0)
     except SubletError as error:
         return CardFound(failed=f"its memory could not be overwritten ({error.message})", is_hard=True)
-    return CardFound(scrubbed_bytes=count, scrub_ns=now_ns() - began_ns)
+    return CardFound(scrubbed_bytes=count, scrub_ns=now_ns() - began_ns, note=note)
 
 
 def scrub(uuid: str, driver: CudaDriver, spare: int = 0) -> int:
@@ -119,25 +122,40 @@ def scrub(uuid: str, driver: CudaDriver, spare: int = 0) -> int:
     return count
 
 
-def _left_on(uuid: str, library: Library | None, sees_processes: bool, since_ns: int) -> tuple[str, bool]:
-    """What is still there, in words; and whether something draws that was there before."""
+def _left_on(
+    uuid: str, library: Library | None, sees_processes: bool, since_ns: int, sleep: Callable[[float], object]
+) -> tuple[str, bool]:
+    """What is still there, in words; and whether others may have memory of it, such as a desktop of before."""
     nvml = Nvml.open(library)
     try:
-        reading = nvml.read(uuid)
+        reading = _read(nvml, uuid)
+        listed = reading.processes if sees_processes else ()
+        before = [process for process in listed if process.draws and _is_older(process.pid, since_ns)]
+        first = next((process.pid for process in listed if process not in before), None)
+        if first is not None:
+            name, user = who_is(first)
+            return f"process {first} ({name or '?'}) of {user or '?'} is on it", bool(before)
+        used = None if reading.used is None else reading.used - sum(process.bytes or 0 for process in before)
+        if used is None or used <= AT_REST:
+            return "", bool(before)
+        if reading.is_attributed:
+            return f"{format_size(used)} of its memory are in use, and nobody can be seen who uses it", bool(before)
+        # Nobody tells whose it is: a desktop's, or what the driver has still to take back from the dead.
+        for _ in range(STILL_LOOKS):
+            sleep(STILL_S)
+            now = _read(nvml, uuid).used
+            if now is not None and reading.used is not None and now < reading.used - STEP:
+                return f"{format_size(used)} of its memory are in use, and it is becoming less", True
+        return "", True
     finally:
         nvml.close()
+
+
+def _read(nvml: Nvml, uuid: str) -> Reading:
+    reading = nvml.read(uuid)
     if reading.failed is not None:
         raise reading.failed
-    listed = reading.processes if sees_processes else ()
-    before = [process for process in listed if process.draws and _is_older(process.pid, since_ns)]
-    first = next((process.pid for process in listed if process not in before), None)
-    if first is not None:
-        name, user = who_is(first)
-        return f"process {first} ({name or '?'}) of {user or '?'} is on it", bool(before)
-    used = None if reading.used is None else reading.used - sum(process.bytes or 0 for process in before)
-    if used is not None and used > AT_REST:
-        return f"{format_size(used)} of its memory are in use, and nobody can be seen who uses it", bool(before)
-    return "", bool(before)
+    return reading
 
 
 def _is_older(pid: int, than_ns: int) -> bool:
@@ -182,18 +200,18 @@ def _settings(uuid: str, library: Library | None) -> dict[str, int]:
 
 
 def _set_back(uuid: str, wanted: dict[str, int], library: Library | None) -> str:
-    """What would not be set back, in words."""
+    """What would not be set back, in words. Some cards move their power limit by themselves."""
     if not wanted:
         return ""
     lib, handle, close = _handle(uuid, library)
     try:
         for name, (question, setting) in SETTINGS.items():
-            if name in wanted and _value(lib, question, handle) != wanted[name]:
+            if name in wanted and _value(lib, question, handle) not in (wanted[name], _NO_ANSWER):
                 with contextlib.suppress(lib.NVMLError):  # what came of it is seen by asking
                     getattr(lib, setting)(handle, wanted[name])
                 now = _value(lib, question, handle)
-                if now != wanted[name]:
-                    return f"its {name} was changed to {now}, and would not go back to {wanted[name]}"
+                if now not in (wanted[name], _NO_ANSWER):
+                    return f"its {name} was changed to {now}, and does not go back to {wanted[name]}"
         return ""
     finally:
         close()

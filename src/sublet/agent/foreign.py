@@ -65,7 +65,8 @@ def foreign_use(
 
     ``sees_processes`` is False where the pids of the driver are not ours to compare with (a container): then all that
     is known is how much is in use. ``allowed``: the operator lends a card for itself even if others are on it. What
-    only draws (a desktop) keeps its memory, and keeps nobody else from the card: a workstation always has it.
+    only draws (a desktop) keeps its memory, and keeps nobody else from the card: a workstation always has it. Where the
+    driver does not tell whose memory is in use (WSL), it is not lent, and keeps nobody else from the card either.
     """
     listed: Sequence[UsedBy] = reading.processes if sees_processes else ()
     strangers = [process for process in listed if process.pid not in own.pids]
@@ -78,11 +79,14 @@ def foreign_use(
     if not strangers and not amount:
         return Foreign(node=node, resource=resource)
     who = [Stranger(process.pid, *name_of(process.pid)) for process in strangers[:NAMED_MAX]]
-    if strangers or unnamed:
+    if unnamed and not strangers and not reading.is_attributed:
+        detail = f"{format_size(amount)} of {reading.uuid} is used, and the driver does not tell by whom"
+    elif strangers or unnamed:
         detail = _sentence(reading.uuid, amount, who, more=len(strangers) - len(who))
     else:
         detail = f"{format_size(amount)} of {reading.uuid} is used by guests beyond what their leases have"
-    blocks = bool(unnamed or any(not process.draws for process in strangers)) and not allowed
+    is_hidden = bool(unnamed) and reading.is_attributed
+    blocks = (is_hidden or any(not process.draws for process in strangers)) and not allowed
     return Foreign(node=node, resource=resource, amount=amount, blocks=blocks, detail=detail)
 
 

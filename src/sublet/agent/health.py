@@ -118,6 +118,8 @@ class CardWatch:
         self._news = ForeignNews()
         self._thread: threading.Thread | None = None
         self._asked_ns = 0
+        self._leased_then: dict[ResourceId, int] = {}
+        """What was under our leases when the question went out."""
         self._answer: list[Reading] = []
 
     def tick(self, now_ns: int) -> tuple[list[Fault | Foreign], int | None]:
@@ -197,6 +199,7 @@ class CardWatch:
 
     def _ask(self, now_ns: int) -> None:
         self._asked_ns = now_ns
+        self._leased_then = {device.id: self._own(device.id).leased for device in self._cards.values()}
         broken = NvmlFailed(UNKNOWN, "the question itself failed")
         self._answer = [Reading(uuid=uuid, failed=broken) for uuid in self._cards]  # unless something better comes
 
@@ -206,9 +209,12 @@ class CardWatch:
         self._thread = start_thread("card_look", ask, called="cards")
 
     def _foreign(self, reading: Reading, device: Device) -> Foreign:
+        own = self._own(device.id)
+        # A lease that ended meanwhile had its memory when the driver counted; a card that is free now is not full.
+        own = replace(own, leased=max(own.leased, self._leased_then.get(device.id, 0)))
         return foreign_use(
             reading,
-            self._own(device.id),
+            own,
             node=self.node,
             resource=device.id,
             capacity=device.capacity,

@@ -77,7 +77,10 @@ _SENTENCES: Final[Mapping[int, tuple[str, str]]] = {
     LIBRARY_NOT_FOUND: (f"the driver's library {_LIBRARY} is not here", "Install it, or hand it into the container."),
     14: ("the configuration memory of a GPU is damaged", "The card has to be mended by its vendor."),
     GPU_IS_LOST: ("the GPU is lost: it fell off its bus", "Switch the machine off and on; see the kernel's log."),
-    RESET_REQUIRED: ("the GPU has to be reset before it works again", "Reset it (nvidia-smi -r), or reboot."),
+    RESET_REQUIRED: (
+        "the GPU has to be reset before it works again",
+        "Stop the office (`sublet down`), which has the card open, and reset it (nvidia-smi -r); or reboot.",
+    ),
     17: (
         "the operating system does not let the driver's library do its work",
         "See what a sandbox or container denies.",
@@ -137,6 +140,9 @@ class Reading:
     used: int | None = None
     """Bytes in use, whoever uses them, beyond what is in use on an idle card."""
     processes: tuple[UsedBy, ...] = ()
+    is_attributed: bool = True
+    """Whether the driver tells whose the memory in use is. WSL lists no process, and of what draws some drivers do not
+    tell how much it has."""
     busy: int | None = None
     """Percent of the time in which anything ran."""
     uncorrected: int | None = None
@@ -190,6 +196,8 @@ class Library(Protocol):
     def nvmlDeviceGetTotalEccErrors(self, handle: Any, errorType: int, counterType: int) -> int: ...  # noqa: N802, N803
     def nvmlDeviceGetRetiredPagesPendingStatus(self, handle: Any) -> int: ...  # noqa: N802
     def nvmlDeviceGetRemappedRows(self, handle: Any) -> Sequence[int]: ...  # noqa: N802
+    def nvmlDeviceGetComputeMode(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetPersistenceMode(self, handle: Any) -> int: ...  # noqa: N802
     def nvmlEventSetCreate(self) -> Any: ...  # noqa: N802
     def nvmlDeviceRegisterEvents(self, handle: Any, eventTypes: int, eventSet: Any) -> None: ...  # noqa: N802, N803
     def nvmlEventSetWait_v2(self, eventSet: Any, timeoutms: int) -> Any: ...  # noqa: N802, N803
@@ -286,10 +294,12 @@ class Nvml:
         try:
             handle = self._call(lib.nvmlDeviceGetHandleByUUID, uuid)
             memory = self._memory(handle)
+            processes = self._processes(handle)
             return Reading(
                 uuid=uuid,
                 used=None if memory is None else max(0, int(memory.used) - _idle_share(memory)),
-                processes=self._processes(handle),
+                processes=processes or (),
+                is_attributed=processes is not None and not any(one.draws and one.bytes is None for one in processes),
                 busy=self._busy(handle),
                 uncorrected=self._ask(lib.nvmlDeviceGetTotalEccErrors, handle, _UNCORRECTED, _VOLATILE, default=None),
                 needs_reset=self._needs_reset(handle),
@@ -297,6 +307,15 @@ class Nvml:
             )
         except NvmlFailed as failed:
             return Reading(uuid=uuid, failed=failed)
+
+    def modes(self, uuid: str) -> tuple[int, int]:
+        """Compute mode and persistence mode of a card; -1 for what it cannot tell."""
+        lib = self._lib
+        handle = self._call(lib.nvmlDeviceGetHandleByUUID, uuid)
+        return (
+            self._ask(lib.nvmlDeviceGetComputeMode, handle, default=-1),
+            self._ask(lib.nvmlDeviceGetPersistenceMode, handle, default=-1),
+        )
 
     def watch(self, uuids: Sequence[str]) -> None:
         """From now on ``xids`` tells of these cards. One that cannot be watched is left out: that is no fault of it."""
@@ -360,14 +379,18 @@ class Nvml:
                 return None
             raise
 
-    def _processes(self, handle: Any) -> tuple[UsedBy, ...]:
+    def _processes(self, handle: Any) -> tuple[UsedBy, ...] | None:
+        """Who is on it; None where the driver does not tell who computes."""
         lib, found, compute = self._lib, dict[int, int | None](), set[int]()
         for question in (
             lib.nvmlDeviceGetComputeRunningProcesses_v3,
             lib.nvmlDeviceGetGraphicsRunningProcesses_v3,
             lib.nvmlDeviceGetMPSComputeRunningProcesses_v3,
         ):
-            for process in self._ask(question, handle, default=()):
+            listed = self._ask(question, handle, default=None)
+            if listed is None and question == lib.nvmlDeviceGetComputeRunningProcesses_v3:
+                return None
+            for process in listed or ():
                 pid, used = int(process.pid), process.usedGpuMemory
                 known = found.get(pid)
                 found[pid] = known if used is None else max(int(used), known or 0)

@@ -27,7 +27,7 @@ from sublet.wire.zygote import (
     tenant_warm_bytes,
 )
 
-__all__ = ["FindOrStart", "command", "package_folder"]
+__all__ = ["FindOrStart", "command", "package_folder", "supervisor_environment"]
 
 SOCKET_NAME: Final = "supervisor.sock"
 PATIENCE_S: Final = 15.0
@@ -149,7 +149,7 @@ class _Process:
         self._pid = os.posix_spawn(
             argv[0],
             argv,
-            {**{name: value for name, value in os.environ.items() if name in _KEPT}, **env},
+            {**supervisor_environment(), **env},
             file_actions=[
                 null if told < 0 else (os.POSIX_SPAWN_DUP2, told, 0),
                 (os.POSIX_SPAWN_DUP2, log, 1),
@@ -177,6 +177,11 @@ class _Process:
 _LIBRARIES: Final = ("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_MPS_PIPE_DIRECTORY")
 """By which this process finds the driver's libraries: what cleans, watches and suspends has to find the same."""
 _KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ", COLD_VARIABLE, UIDS_VARIABLE, WARM_VARIABLE, *_LIBRARIES, *KEPT)
+
+
+def supervisor_environment() -> dict[str, str]:
+    """What the supervisor has of this process's environment."""
+    return {name: value for name, value in os.environ.items() if name in _KEPT}
 
 
 def command(settings: SupervisorSettings) -> list[str]:

@@ -16,11 +16,12 @@ from dataclasses import replace
 from typing import Final
 
 from sublet.agent.inventory import card_of
+from sublet.agent.starting import supervisor_environment
 from sublet.values import Suspend
 from sublet.wire.orders import Inventory
 from sublet.wire.zygote import python_argv
 
-__all__ = ["probe_cards", "with_ability"]
+__all__ = ["ability", "probe_cards", "with_ability"]
 
 PROBE_S: Final = 90.0
 """A driver takes its time to come up; after that nothing is offered."""
@@ -31,22 +32,28 @@ async def probe_cards(inventory: Inventory, argv: Sequence[str] | None = None) -
     """The inventory with what may be offered; the same where there is no card to try."""
     if not any(card_of(device) and not device.partition for device in inventory.devices):
         return inventory
-    return with_ability(inventory, await _ability(argv or python_argv(sys.executable, PROGRAM, "--probe")))
+    return with_ability(inventory, await ability(argv))
 
 
-def with_ability(inventory: Inventory, ability: Suspend) -> Inventory:
+def with_ability(inventory: Inventory, can: Suspend) -> Inventory:
     """Each whole card can do this."""
     devices = [
-        replace(device, suspend=ability) if card_of(device) and not device.partition else device
+        replace(device, suspend=can) if card_of(device) and not device.partition else device
         for device in inventory.devices
     ]
     return replace(inventory, devices=tuple(devices))
 
 
-async def _ability(argv: Sequence[str]) -> Suspend:
+async def ability(argv: Sequence[str] | None = None) -> Suspend:
+    """What was seen to work."""
+    program = argv or python_argv(sys.executable, PROGRAM, "--probe")
     try:
         process = await asyncio.create_subprocess_exec(
-            *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+            *program,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=supervisor_environment(),  # the supervisor suspends, and sees all cards whatever this process may see
         )
     except OSError:
         return Suspend.NONE

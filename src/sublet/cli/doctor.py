@@ -51,18 +51,34 @@ def doctor(
     strict: Annotated[
         bool, Opt("--strict", help="Fail where this machine, run for several tenants, would not hold.")
     ] = False,
+    gpu: Annotated[
+        bool, Opt("--gpu", help="Only the GPUs: try each of them out, with the time of every step.")
+    ] = False,
+    report: Annotated[
+        str | None, Opt("--report", metavar="FILE", help="New file for the findings as text, to attach to an issue.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Check what this machine has and allows.
 
     Exit status 1 if something is broken. It changes nothing.
     """
-    findings = [_safely(subject, check) for subject, check in _checks().items()]
+    if report is not None and os.path.lexists(report):
+        raise InvalidRequest(f"{report} is there already", do="Name a file that is not there yet.")
+    if gpu:
+        from sublet.cli.doctor_gpu import gpu_checks
+
+        checks = {"platform": _check_platform, "Python": _check_python, **gpu_checks()}
+    else:
+        checks = _checks()
+    findings = [_safely(subject, check) for subject, check in checks.items()]
     if strict:
         from sublet.cli import doctor_strict
 
         findings += [_safely(subject, check) for subject, check in doctor_strict.strict_checks().items()]
         findings = doctor_strict.judged(findings, Finding)
+    if report:
+        _write_report(report, findings)
     broken = sum(finding.state == "broken" for finding in findings)
     if as_json:
         document([finding._asdict() for finding in findings])
@@ -82,6 +98,21 @@ def doctor(
     else:
         print("Nothing is broken." if not broken else f"{plural(broken, 'thing')} broken.")
     return FAILED if broken else DONE
+
+
+def _write_report(path: str, findings: list[Finding]) -> None:
+    """All of it as text, for others to read: findings only, and the home of the user as ``~``."""
+    from sublet import __version__
+
+    lines = [f"sublet {__version__}", *(" | ".join(filter(None, finding)) for finding in findings)]
+    text = "\n".join(lines).replace(os.path.expanduser("~"), "~")
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        raise InvalidRequest(
+            f"the findings cannot be written to {path}: {error.strerror}", do="Name a file in a folder of yours."
+        ) from error
 
 
 def _wrapped(text: str, before: int) -> list[str]:

@@ -54,7 +54,7 @@ def status(*, as_json: AsJson = False) -> int:
         print(f"Node {visible(node['id'])} is {node['state']}.")
     for node in view["nodes"]:
         for label in TROUBLES & node.get("labels", {}).keys():
-            trouble = f"Node {visible(node['id'])}: {visible(node['labels'][label])}; see `sublet doctor`."
+            trouble = f"Node {visible(node['id'])}: {visible(node['labels'][label])}; see `sublet doctor --gpu`."
             print(typeable(trouble))
     if view["quarantined"]:
         print(typeable("See `sublet fence ls` for what is in quarantine, and why."))

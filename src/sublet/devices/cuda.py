@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from sublet.devices import nvrtc
 from sublet.devices.account import Account
-from sublet.devices.cuda_driver import ContextLost, CudaDriver, find_device, open_driver, uuid_digits
+from sublet.devices.cuda_driver import ContextLost, CudaDriver, dotted, find_device, open_driver, uuid_digits
 from sublet.devices.interface import Identity, Sources
 from sublet.devices.memory import Piece
 from sublet.devices.objects import check_cubin, check_ptx
@@ -24,7 +24,7 @@ from sublet.devices.signature import Parameter, Signature, Takes
 from sublet.devices.tabled import NativeModule, Plan, TabledDevice
 from sublet.devices.warp_launches import WarpLaunch
 from sublet.devices.warp_modules import drop_warp, load_warp, warp
-from sublet.errors import GpuError, NotFound, OutOfMemory, SubletError
+from sublet.errors import GpuError, NotFound, OutOfMemory, SubletError, Unsupported
 from sublet.wire.device import ModuleKind
 from sublet.wire.scalars import ARGUMENTS_MAX, ArgKind
 
@@ -164,12 +164,23 @@ class CudaDevice(TabledDevice):
 
     def _image(self, kind: ModuleKind, data: bytes) -> bytes:
         if kind is ModuleKind.CUDA:
+            self._check_compiler("CUDA C++", nvrtc.version())
             return nvrtc.compile_cuda(data, self._arch)
         if kind is ModuleKind.PTX:
             check_ptx(data)
             return data.rstrip(b"\0") + b"\0"
         check_cubin(data)
         return data
+
+    def _check_compiler(self, what: str, made_by: tuple[int, int] | None) -> None:
+        """What a compiler of one CUDA makes runs on drivers of the same major version, and later ones."""
+        cuda: int = self._call("module_load", "cuDriverGetVersion")
+        if made_by is not None and cuda < 1000 * made_by[0]:
+            raise Unsupported(
+                f"module_load: the driver speaks CUDA {dotted(cuda)}, and {what} compiled by CUDA "
+                f"{'.'.join(map(str, made_by))} needs a driver of CUDA {made_by[0]}.0 or later",
+                do="Install a newer driver, or give the module as PTX or cubin of an older CUDA.",
+            )
 
     def _kernels_of(self, module: Any) -> dict[str, tuple[Signature, Any]]:
         count = self._call("module_load", "cuModuleGetFunctionCount", module)
@@ -258,6 +269,7 @@ class CudaDevice(TabledDevice):
                     self._warp_stream = wp.Stream(one, cuda_stream=int(self._stream))
                     break
             else:
+                self._check_compiler("Warp", nvrtc.version())
                 raise NotFound(f"module_load: Warp does not see the GPU {self._uuid}", do="Give the module as CUDA.")
         return self._warp_device
 

@@ -13,10 +13,21 @@ from typing import Any, Final
 from sublet.errors import GpuError, NotFound, OutOfMemory, SubletError, Unsupported
 from sublet.invocation import installing
 
-__all__ = ["ContextLost", "CudaDriver", "find_device", "has_bindings", "open_driver", "uuid_digits"]
+__all__ = [
+    "ContextLost",
+    "CudaDriver",
+    "DeviceTaken",
+    "dotted",
+    "find_device",
+    "has_bindings",
+    "open_driver",
+    "uuid_digits",
+]
 
 CUDA_OLDEST: Final = 12_040
 """What the driver must speak at least, 12.4: since then it can say which kernels a module has, and what they take."""
+_OUT_OF_MEMORY: Final = 2
+_TAKEN: Final = 46
 _DO_NEW: Final = "Run what follows in a new guest: a CUDA context does not recover from this."
 _LOST: Final = frozenset(
     f"CUDA_ERROR_{name}"
@@ -42,8 +53,27 @@ _LOST: Final = frozenset(
 )
 
 
+_DO_BEGIN: Final = {
+    34: "This is the toolkit's stub of libcuda.so.1: take its folder out of LD_LIBRARY_PATH.",
+    100: "See whether this user may open /dev/nvidia*, and CUDA_VISIBLE_DEVICES.",
+    802: "On a machine with NVSwitch start nvidia-fabricmanager, and wait until it is ready.",
+    803: "The driver was upgraded and not loaded again: reboot, or reload its modules.",
+    804: "Take the CUDA compatibility library out of LD_LIBRARY_PATH: this card does not support it.",
+    999: "Load the module nvidia-uvm (`nvidia-modprobe -u -c0` as root); if it is loaded, see the kernel's log.",
+}
+"""What helps where CUDA cannot even begin, by the code of ``cuInit``."""
+
+
 class ContextLost(GpuError):
     """The context is of no use any more. Travels as ``GpuError``."""
+
+    @property
+    def kind(self) -> str:
+        return GpuError.__name__
+
+
+class DeviceTaken(GpuError):
+    """The card's compute mode lets no further process in. Travels as ``GpuError``."""
 
     @property
     def kind(self) -> str:
@@ -58,14 +88,23 @@ class CudaDriver:
 
     def __call__(self, call: str, name: str, *args: Any) -> Any:
         """Call the driver's ``name`` on behalf of ``call``: what it answers, or the error."""
-        code, *answer = getattr(self.module, name)(*args)
+        try:
+            code, *answer = getattr(self.module, name)(*args)
+        except ValueError as error:  # the bindings' own way to say that they do not know this code
+            message = (
+                f"{call}: the driver answered {name} with an error that these bindings for CUDA are too old to know"
+            )
+            raise GpuError(f"{message} ({error})", call=call, do="Bring sublet[gpu] up to date.") from error
         if int(code) != 0:
             raise self._error(call, name, code)
         return answer[0] if len(answer) == 1 else tuple(answer)
 
     def says_no(self, name: str, *args: Any) -> Any:
         """The same where an error is an answer: None."""
-        code, *answer = getattr(self.module, name)(*args)
+        try:
+            code, *answer = getattr(self.module, name)(*args)
+        except ValueError:
+            return None
         if int(code) != 0:
             return None
         return answer[0] if len(answer) == 1 else tuple(answer)
@@ -74,10 +113,16 @@ class CudaDriver:
         word = getattr(code, "name", str(code))
         said = self._words(code)
         message = f"{call}: {said} ({name} said {word})"
-        if word == "CUDA_ERROR_OUT_OF_MEMORY":
+        if int(code) == _OUT_OF_MEMORY:
             return OutOfMemory(
                 message, do="Free something: others on this device, or the driver itself, have the rest of its memory."
             )
+        if int(code) == _TAKEN:
+            return DeviceTaken(
+                message, call=call, do="End what has the card to itself, or allow more (`nvidia-smi -c DEFAULT`)."
+            )
+        if name == "cuInit":
+            return GpuError(message, call=call, do=_DO_BEGIN.get(int(code)))
         if word in _LOST:
             return ContextLost(message, call=call, do=_DO_NEW)
         return GpuError(message, call=call)
@@ -113,8 +158,7 @@ def open_driver() -> CudaDriver:
         ) from error
     if version < CUDA_OLDEST:
         raise Unsupported(
-            f"the NVIDIA driver speaks CUDA {version // 1000}.{version % 1000 // 10}, and sessions need "
-            f"{CUDA_OLDEST // 1000}.{CUDA_OLDEST % 1000 // 10}",
+            f"the NVIDIA driver speaks CUDA {dotted(version)}, and sessions need {dotted(CUDA_OLDEST)}",
             do="Install a newer driver.",
         )
     return driver
@@ -130,6 +174,11 @@ def find_device(driver: CudaDriver, uuid: str) -> Any:
     raise NotFound(
         f"the CUDA driver shows no GPU {uuid} to this process", do="See `sublet doctor`, and CUDA_VISIBLE_DEVICES."
     )
+
+
+def dotted(version: int) -> str:
+    """13000 as people write it: 13.0."""
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def uuid_digits(uuid: str) -> str:

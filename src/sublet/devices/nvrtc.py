@@ -8,7 +8,7 @@ from typing import Any, Final
 from sublet.errors import GpuError
 from sublet.invocation import installing
 
-__all__ = ["CHECK_ARCH", "compile_cuda", "has_nvrtc"]
+__all__ = ["CHECK_ARCH", "compile_cuda", "has_nvrtc", "version"]
 
 CHECK_ARCH: Final = 90
 """What is compiled for where there is no device to ask: compute capability 9.0."""
@@ -21,8 +21,15 @@ def has_nvrtc() -> bool:
     return _library() is not None
 
 
+def version() -> tuple[int, int] | None:
+    """That of the compiler, such as (13, 5); None where there is none."""
+    nvrtc = _library()
+    return None if nvrtc is None else tuple(nvrtc.nvrtcVersion()[1:])
+
+
 def compile_cuda(source: bytes, arch: int, *, ptx: bool = False) -> bytes:
-    """CUDA C++ to a cubin (or PTX) for one architecture. What the compiler says against it is in the ``GpuError``."""
+    """CUDA C++ to a cubin (or PTX) for one architecture; PTX for the nearest older one where the compiler does not know
+    it yet. What the compiler says against it is in the ``GpuError``."""
     nvrtc = _library()
     if nvrtc is None:
         raise GpuError(
@@ -30,6 +37,16 @@ def compile_cuda(source: bytes, arch: int, *, ptx: bool = False) -> bytes:
             call="module_load",
             do=f"Install it: `{installing('sublet[gpu]')}`; or give the module as PTX or cubin.",
         )
+    known = [one for one in _ok(nvrtc, nvrtc.nvrtcGetSupportedArchs()) if one <= arch]
+    if not known:
+        raise GpuError(
+            f"module_load: the compiler (NVRTC {'.'.join(map(str, version() or ()))}) does not compile for compute "
+            f"capability {arch / 10} any more",
+            call="module_load",
+            do="Give the module as PTX or cubin for this card.",
+        )
+    if arch not in known:
+        arch, ptx = max(known), True
     program = _ok(nvrtc, nvrtc.nvrtcCreateProgram(source, b"module.cu", 0, [], []))
     try:
         kind = "compute" if ptx else "sm"

@@ -1,4 +1,4 @@
-"""The few calls of the CUDA driver that overwrite a card, through ctypes: as ``cuda.bindings.driver`` has them.
+"""The few calls of CUDA that try out and overwrite a card, through ctypes: as ``cuda.bindings.driver`` has them.
 
 A card has to come clean wherever it can be lent, so this needs the driver's own library and no package. It is also
 loaded in a tenth of the time.
@@ -31,6 +31,7 @@ class _Uuid(ctypes.Structure):
 
 CALLS: Final[dict[str, tuple[str, tuple[Any, ...], tuple[Any, ...]]]] = {
     "cuInit": ("", (), (c_uint,)),
+    "cuDriverGetVersion": ("", (c_int,), ()),
     "cuDeviceGetCount": ("", (c_int,), ()),
     "cuDeviceGet": ("", (c_int,), (c_int,)),
     "cuDeviceGetUuid": ("_v2", (_Uuid,), (c_int,)),
@@ -41,6 +42,7 @@ CALLS: Final[dict[str, tuple[str, tuple[Any, ...], tuple[Any, ...]]]] = {
     "cuMemGetInfo": ("_v2", (c_size_t, c_size_t), ()),
     "cuMemAlloc": ("_v2", (c_uint64,), (c_size_t,)),
     "cuMemsetD8": ("_v2", (), (c_uint64, c_ubyte, c_size_t)),
+    "cuMemcpyDtoH": ("_v2", (), (c_void_p, c_uint64, c_size_t)),
     "cuMemFree": ("_v2", (), (c_uint64,)),
 }
 """By the name in the bindings: the rest of the symbol, its answers (pointers, which come first), what it takes."""
@@ -55,7 +57,12 @@ class PlainCuda:
 
     def __getattr__(self, name: str) -> Any:
         version, answers, takes = CALLS[name]
-        function = getattr(self._library, name + version)
+        try:
+            function = getattr(self._library, name + version)
+        except AttributeError:
+            raise Unsupported(
+                f"{_LIBRARY} has no {name}{version}: it is far too old, or not NVIDIA's", do="Install a newer driver."
+            ) from None
         function.argtypes = [*(ctypes.POINTER(kind) for kind in answers), *takes]
 
         def call(*arguments: Any) -> tuple[Any, ...]:
@@ -66,9 +73,9 @@ class PlainCuda:
         return call
 
     def cuGetErrorString(self, code: int) -> tuple[int, bytes]:  # noqa: N802  as the driver calls it
-        """What an error is called; its pointer comes last."""
-        text = c_char_p()
-        failed = self._library.cuGetErrorString(c_int(code), ctypes.byref(text))
+        """What an error is called; its pointer comes last. A library without this call has no words for it."""
+        text, ask = c_char_p(), getattr(self._library, "cuGetErrorString", None)
+        failed = ask(c_int(code), ctypes.byref(text)) if ask is not None else code
         return int(failed), text.value or b""
 
 

@@ -12,6 +12,7 @@ a small process, on this machine and under the isolation it is called in, and sa
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import subprocess
@@ -19,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TextIO
 
-from sublet.devices.cuda_driver import CudaDriver, open_driver
+from sublet.devices.cuda_driver import CudaDriver, dotted, open_driver
 from sublet.errors import GpuError, SubletError, Unsupported
 from sublet.values import Suspend
 
@@ -31,14 +32,15 @@ REMAPS: Final = 13_000
 """Since 13.0 it can put a process back on another GPU of the same type."""
 LOCK_MS: Final = 10_000
 """How long the program's work on the device may take to come to an end. After that it is not suspended."""
-PROBE_S: Final = 60.0
+NAME_MAX: Final = 256
 RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
 """``CUprocessState``."""
 _UUID_BYTES: Final = 16
 
 
 class SuspendFailed(GpuError):
-    """It could not be taken off its device, and is as it was; or it could not be put back, and is lost."""
+    """It could not be taken off its device, and was put back as far as the driver does that; or it could not be put
+    back, and is lost."""
 
     @property
     def kind(self) -> str:
@@ -57,18 +59,19 @@ class Suspender:
         self.version: Final = int(driver("suspend", "cuDriverGetVersion"))
         if self.version < NEEDED:
             raise Unsupported(
-                f"the driver speaks CUDA {_dotted(self.version)}, and suspends processes only since {_dotted(NEEDED)}",
+                f"the driver speaks CUDA {dotted(self.version)}, and suspends processes only since {dotted(NEEDED)}",
                 do="Bring the driver up to date.",
             )
 
     @property
     def can_move(self) -> bool:
-        """Whether what is suspended can come back on another device."""
+        """Whether the driver has the call that puts what is suspended on another device."""
         return self.version >= REMAPS
 
     def suspend(self, pids: Iterable[int], timeout_ms: int = LOCK_MS) -> list[int]:
         """Take these processes off their devices, all or none; those that have none are left as they are. Returns
-        which were suspended. Raises ``SuspendFailed``; then all of them run as before."""
+        which were suspended. Raises ``SuspendFailed``; then all of them were put back. What else the driver does to a
+        process that it cannot suspend (NVIDIA promises nothing of it) is seen when that process ends."""
         # Asked before the first lock: of processes that compute together, the driver answers nothing about one while
         # another is locked, not even its state.
         states = {pid: state for pid in pids if (state := self._state(pid)) is not None}
@@ -93,7 +96,7 @@ class Suspender:
         Raises ``SuspendFailed``: what could not be put back is lost."""
         if pairs and not self.can_move:
             raise SuspendFailed(
-                f"resume: a driver of CUDA {_dotted(self.version)} puts a process back only where it was", call="resume"
+                f"resume: a driver of CUDA {dotted(self.version)} puts a process back only where it was", call="resume"
             )
         states = {pid: state for pid in pids if (state := self._state(pid)) is not None}
         try:
@@ -140,6 +143,14 @@ class Suspender:
             for old, new in whole_map(pairs, self._gpus())
         ]
         return self._arguments("CUcheckpointRestoreArgs", gpuPairs=made, gpuPairsCount=len(made))
+
+    def twins(self) -> tuple[bytes, bytes] | None:
+        """The first GPU and another one of its model, by UUID."""
+        gpus = self._gpus()
+        models = [self._driver("probe", "cuDeviceGetName", NAME_MAX, ordinal) for ordinal in range(len(gpus))]
+        return next(
+            ((gpus[0], gpu) for gpu, model in list(zip(gpus, models, strict=True))[1:] if model == models[0]), None
+        )
 
     def _gpus(self) -> list[bytes]:
         """The UUIDs of all GPUs that this process sees."""
@@ -212,7 +223,8 @@ def main(arguments: Sequence[str] = (), lines: Iterable[str] | None = None, out:
 # ---- the probe ----
 
 TINY: Final = """
-import sys
+import ctypes, sys
+ctypes.CDLL(None).prctl(1, 9)
 from sublet.devices.cuda_driver import open_driver
 driver = open_driver()
 context = driver("probe", "cuDevicePrimaryCtxRetain", driver("probe", "cuDeviceGet", 0))
@@ -221,47 +233,45 @@ memory = driver("probe", "cuMemAlloc", 1 << 20)
 driver("probe", "cuMemsetD8", memory, 0x5A, 1 << 20)
 driver("probe", "cuCtxSynchronize")
 print("ready", flush=True)
-sys.stdin.readline()
-back = bytearray(1 << 20)
-driver("probe", "cuMemcpyDtoH", back, memory, 1 << 20)
-print("same" if back == bytes([0x5A]) * (1 << 20) else "other", flush=True)
+for _ in sys.stdin:
+    back = bytearray(1 << 20)
+    driver("probe", "cuMemcpyDtoH", back, memory, 1 << 20)
+    print("same" if back == bytes([0x5A]) * (1 << 20) else "other", flush=True)
 """
-"""Fills a piece of device memory, waits, and says whether it is still what it was."""
+"""Fills a piece of device memory, waits, and says each time whether it is still what it was. It ends with its parent,
+since a process that is left locked would have its part of a card for good."""
 
 
 def probe(make: Callable[[], Suspender] | None = None, argv: Sequence[str] = (sys.executable, "-c", TINY)) -> Suspend:
-    """Suspend and resume a small process here and now. Whatever goes wrong, the answer is that it cannot be had."""
-    try:
+    """Suspend and resume a small process here and now, where it was and on another GPU of the model. Only what was seen
+    to work is the answer, whatever goes wrong."""
+    found = Suspend.NONE
+    with contextlib.suppress(SubletError, OSError, ValueError):
         suspender = make() if make is not None else Suspender(open_driver())
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as tiny:
             try:
-                worked = _there_and_back(suspender, tiny)
+                assert tiny.stdout is not None
+                if tiny.stdout.readline().strip() == "ready" and _there_and_back(suspender, tiny):
+                    found = Suspend.SAME_DEVICE
+                    twins = suspender.twins() if suspender.can_move else None
+                    if twins is not None and _there_and_back(suspender, tiny, (twins, twins[::-1])):
+                        found = Suspend.SAME_TYPE
             finally:
                 tiny.kill()
-    except (SubletError, OSError, ValueError):
-        return Suspend.NONE
-    if not worked:
-        return Suspend.NONE
-    return Suspend.SAME_TYPE if suspender.can_move else Suspend.SAME_DEVICE
+    return found
 
 
-def _there_and_back(suspender: Suspender, tiny: subprocess.Popen[str]) -> bool:
+def _there_and_back(
+    suspender: Suspender, tiny: subprocess.Popen[str], pairs: Sequence[tuple[bytes, bytes]] = ()
+) -> bool:
     assert tiny.stdin is not None
     assert tiny.stdout is not None
-    if tiny.stdout.readline().strip() != "ready":
-        return False
     if suspender.suspend([tiny.pid]) != [tiny.pid]:
         return False
-    suspender.resume([tiny.pid])
+    suspender.resume([tiny.pid], pairs)
     tiny.stdin.write("\n")
     tiny.stdin.flush()
-    said = tiny.stdout.readline().strip()
-    tiny.wait(PROBE_S)
-    return said == "same"
-
-
-def _dotted(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"
+    return tiny.stdout.readline().strip() == "same"
 
 
 if __name__ == "__main__":

@@ -28,9 +28,10 @@ import uvloop
 from sublet import __version__
 from sublet.agent.cards import Cards, has_cards
 from sublet.agent.doors import Door, Visitor
-from sublet.agent.inventory import machine_inventory, parse_host_gpus
+from sublet.agent.inventory import card_of, machine_inventory, parse_host_gpus
 from sublet.agent.limits import block_bytes, disk_bytes, offer_again, usable_cores
 from sublet.agent.memory import MemoryAgent
+from sublet.agent.rehearsal import offered, rehearse_all, shows_pids
 from sublet.agent.supervised import SupervisedAgent
 from sublet.agent.suspend_probe import probe_cards
 from sublet.agent.tokens import verify
@@ -63,7 +64,7 @@ from sublet.engines.shared_folder import listen_for_all, prepare
 from sublet.errors import InvalidRequest, Unauthorized, Unsupported
 from sublet.lease.token import TokenClaims
 from sublet.observe.bills import Rates, parse_rates
-from sublet.values import NS_PER_S, Kind, TenantId
+from sublet.values import NS_PER_S, Kind, ResourceId, TenantId
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.orders import Inventory, Report
 from sublet.wire.program_files import check_program
@@ -127,6 +128,7 @@ class Office:
         self._shared = shared
         self._shared_server: HttpServer | None = None
         self._cards: Cards | None = None
+        self._shows_pids: bool | None = None
         self._set_caps: Callable[[LeaseCaps], Awaitable[None]] | None = None
         self._idle_since_ns = 0
         self._requests_seen = -1
@@ -177,8 +179,9 @@ class Office:
                 stop=self.stop,
                 why_no_room=beginning.room.why_short,
             )
-            self._machine = await probe_cards(
-                machine_inventory(self.home, self._gpus, disk_kept_back=self._limits.number("office.disk_reserve"))
+            self._machine = await self._tried(
+                machine_inventory(self.home, self._gpus, disk_kept_back=self._limits.number("office.disk_reserve")),
+                ledger.state,
             )
             self._inventory = with_what_is_held(within(self._machine, self._limits), ledger.state)
             agent = await self._agent(with_what_is_held(self._machine, ledger.state), beginning, ledger.state)
@@ -233,6 +236,13 @@ class Office:
                 timer.cancel()
         await self._stack.aclose()
 
+    async def _tried(self, machine: Inventory, state: State) -> Inventory:
+        """What there is, without the cards that cannot be used. A card under a lease was tried before."""
+        cards = [uuid for device in machine.devices if (uuid := card_of(device)) and not _used(device.id, state)]
+        probed, tried = await asyncio.gather(probe_cards(machine), rehearse_all(cards))
+        self._shows_pids = shows_pids(tried)
+        return offered(probed, tried)
+
     async def _agent(self, inventory: Inventory, beginning: Beginning, state: State) -> Agent:
         """The real one, with a supervisor and a door for holders; or a pretended one."""
         if beginning.supervisor is None:
@@ -278,7 +288,8 @@ class Office:
             self._cards = Cards(
                 inventory,
                 processes=agent.processes,
-                leased=lambda resource: state.resources[resource].used if resource in state.resources else 0,
+                leased=lambda resource: _used(resource, state),
+                sees_processes=self._shows_pids,
                 report=self.driver.report,
                 now_ns=self.clock.now_ns,
                 die=self._die,
@@ -377,6 +388,11 @@ def _vigil() -> Vigil:
         return ASLEEP
     call_soon = asyncio.get_running_loop().call_soon
     return Vigil(MOMENT_NS, now_ns=time.perf_counter_ns, call_soon=call_soon, give_way=os.sched_yield)
+
+
+def _used(resource: ResourceId, state: State) -> int:
+    """How much of it is under leases, teardown included."""
+    return state.resources[resource].used if resource in state.resources else 0
 
 
 def _generations(state: State) -> dict[TenantId, int]:

@@ -1,8 +1,8 @@
 """How one lease is taken off one resource: told, killed, looked at, scrubbed, and only then ``TornDown``.
 
 A step at a time, so that each can be slow, fail or be met by a restart. Killing is tried to a bound, and so is looking;
-no time-out leads to clean, only to failed. What failed for lateness may come clean later (``Verify``); a fault of the
-device or of the scrub may not.
+no time-out leads to clean, only to failed. What failed for lateness is looked at again, and may come clean; a fault of
+the device or of the scrub may not.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class Bounds:
     """Between one attempt and the next, unless the hardware says when."""
     attempts: int = 5
     """To kill. Looking goes on for as long as these attempts take together."""
+    late_ns: int = 10 * NS_PER_S
+    """Between two looks at what was given up because it took too long, and for nothing else."""
 
     @property
     def patience_ns(self) -> int:
@@ -93,6 +95,9 @@ class Teardown:
         """Take every step that is due."""
         if self.since_ns is None:
             self.since_ns = now_ns
+        if self.is_late and self.due_ns is not None and self.due_ns <= now_ns:
+            self.due_ns = now_ns + bounds.late_ns
+            self.poke(now_ns, hardware)
         while not self.is_settled and (self.due_ns is None or self.due_ns <= now_ns):
             match self.phase:
                 case Phase.TOLD:
@@ -158,7 +163,7 @@ class Teardown:
                 self.due_ns = again_ns if again_ns is not None else now_ns + bounds.retry_ns
             case NotYet(what=what) if now_ns >= self.look_until_ns:
                 self.fail(what, hard=False)
-                self.is_late = True
+                self.is_late, self.due_ns = True, now_ns + bounds.late_ns
             case NotYet(again_ns=again_ns):
                 next_ns = again_ns if again_ns is not None else now_ns + bounds.retry_ns
                 self.due_ns = max(now_ns + 1, min(next_ns, self.look_until_ns))

@@ -16,6 +16,7 @@ from typing import Final
 from sublet.errors import SubletError
 from sublet.lease.hardware import Clean, NotYet, Unclean, Verdict
 from sublet.supervisor.errands import ANSWER_FD, ANSWERED, Errands
+from sublet.supervisor.loop import log_trouble
 from sublet.values import Epoch, LeaseId
 from sublet.wire.cards import CardFound
 from sublet.wire.codec import loads
@@ -43,7 +44,7 @@ class _Look:
 @dataclass(slots=True)
 class _Card:
     settings: str = ""
-    """Those it had before anybody had it."""
+    """Those it had when it was lent; empty where guests cannot change them."""
     since_ns: int | None = None
     """Since when it is lent without having been seen clean."""
     looks: dict[tuple[LeaseId, Epoch], _Look] = field(default_factory=dict)
@@ -52,32 +53,44 @@ class _Card:
 class CardCleaning:
     """All cards of this machine."""
 
-    def __init__(self, errands: Errands, run: Run | None = None) -> None:
+    def __init__(
+        self, errands: Errands, run: Run | None = None, *, is_root: bool | None = None, begun_ns: int | None = None
+    ) -> None:
+        """``is_root``: whether guests may change the settings of a card. Where they may not, whatever changes them is
+        an operator, or the card itself. ``begun_ns``: when this supervisor began; no guest had a card before, but for
+        what ``was_lent``."""
         self._errands = errands
         self._run = run or run_program
+        self._is_root = os.geteuid() == 0 if is_root is None else is_root
+        self._begun_ns = begun_ns
         self._cards: dict[str, _Card] = {}
 
     def lent(self, card: str, now_ns: int) -> None:
         """It is about to be used: what it is set to now is what it is set to again afterwards, and what draws with it
         now may go on."""
-        if card in self._cards:
-            if self._cards[card].since_ns is None:
-                self._cards[card].since_ns = now_ns
-        else:
-            known = self._cards[card] = _Card(since_ns=now_ns)
+        known = self._cards.setdefault(card, _Card())
+        if known.since_ns is not None:
+            return
+        known.since_ns, known.settings = now_ns, ""
+        if not self._is_root:
+            return
 
-            def told(said: str | None) -> None:
-                found = _found_in(said)
-                known.settings = found.settings if found is not None else ""
+        def told(said: str | None) -> None:
+            found = _found_in(said)
+            known.settings = found.settings if found is not None else ""
 
-            self._errands.run(lambda: self._run((card, "--look")), told)
+        self._errands.run(lambda: self._run((card, "--look")), told)
+
+    def was_lent(self, card: str, since_ns: int) -> None:
+        """An earlier supervisor had guests on it since then, or since before."""
+        self._cards.setdefault(card, _Card(since_ns=since_ns))
 
     def look(self, card: str, lease: LeaseId, epoch: Epoch, *, neighbours: bool, now_ns: int) -> Verdict:
         """How far it has come. With neighbours on the card nothing can be said of its memory as a whole, and nothing
         is overwritten: who shares a card has let each other near."""
         if neighbours:
             return Clean()
-        known = self._cards.setdefault(card, _Card())
+        known = self._cards.setdefault(card, _Card(since_ns=self._begun_ns))
         look = known.looks.get((lease, epoch))
         if look is None:
             look = known.looks[lease, epoch] = self._begin(card, known)
@@ -87,6 +100,8 @@ class CardCleaning:
         verdict = _verdict(card, look.found, now_ns)
         if isinstance(verdict, Clean):
             known.since_ns = None
+            if look.found is not None and look.found.note:
+                log_trouble(f"{card}: {look.found.note}", None)
         return verdict
 
     def _begin(self, card: str, known: _Card) -> _Look:

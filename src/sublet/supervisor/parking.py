@@ -29,7 +29,7 @@ from sublet.supervisor.suspending import Suspending
 from sublet.supervisor.tenancy import Tenancy
 from sublet.supervisor.tree import Trees
 from sublet.values import MIB, NS_PER_S, LeaseId
-from sublet.wire.cards import CardUse
+from sublet.wire.cards import UNSEEN, CardUse
 from sublet.wire.guests import GuestNews
 from sublet.wire.jupyter import KERNEL_ENTRY
 from sublet.wire.orders import card_uuid
@@ -134,6 +134,10 @@ class Parker:
                         self.on_lost(guest, str(said["failed"]))
                 return
             leaving.tenancy.suspended = tuple(said["done"])
+            kept = self._on_cards(leaving.tenancy) & set(self._pids(guests)) - set(leaving.tenancy.suspended)
+            if kept:  # the driver passed it over, and its memory is still there
+                self._give_up(leaving, f"process {min(kept)} has memory on a card, and the driver did not take it off")
+                return
             leaving.until_ns = self._loop.now_ns() + STAND_NS
             self._stop(leaving)
 
@@ -274,7 +278,15 @@ class Parker:
         seen = sum(stat.rss_pages for stat in stats) * PAGE_BYTES
         pids = {stat.pid for stat in stats}
         on_cards = sum(use.bytes for use in self.uses if use.pid in pids)
+        unseen = {use.card: use.bytes for use in self.uses if use.pid == UNSEEN}
+        for part in tenancy.parts:  # at most all that is in use there, and at most what was leased
+            on_cards += min(part.amount, unseen.get(card_uuid(part.resource), 0))
         return max(1, seen, sum(guest.usage().memory_bytes for guest in guests)) + on_cards
+
+    def _on_cards(self, tenancy: Tenancy) -> set[int]:
+        """Processes that have memory on its cards, as the driver last said: of any lease."""
+        cards = _cards_of(tenancy)
+        return {use.pid for use in self.uses if use.card in cards and use.bytes}
 
     def _pids(self, guests: Iterable[Guest]) -> list[int]:
         look = self._trees.look([])

@@ -22,7 +22,7 @@ from sublet.supervisor.procs import Identity, Procs
 from sublet.supervisor.sweep import Sweep
 from sublet.supervisor.tenancy import lease_of_folder
 from sublet.values import NS_PER_S, Epoch, Exclusivity, LeaseId
-from sublet.wire.orders import Device, Part
+from sublet.wire.orders import Device, Part, card_uuid
 
 __all__ = ["Predecessor"]
 
@@ -98,6 +98,15 @@ class Predecessor:
             for device in devices:
                 found[lease, device.id] = Leftover(lease=lease, epoch=Epoch(0, 0), part=_all_of(device))
         return list(found.values())
+
+    def cards_since(self) -> dict[str, int]:
+        """For each card since when, at the latest, one of its guests was there: what is older is none of theirs."""
+        found: dict[str, int] = {}
+        for note in self._notes:
+            began_ns = note.start_ticks * NS_PER_S // os.sysconf("SC_CLK_TCK")
+            for card in filter(None, (card_uuid(part.resource) for part in note.parts)):
+                found[card] = min(began_ns, found.get(card, began_ns))
+        return found
 
     def _clear(self, lease: LeaseId) -> None:
         """If nothing of its guests of this lease runs any more, its notes and folders go, too."""

@@ -76,7 +76,7 @@ class Premises:
         """Ended, and not yet gone when their lease was granted anew."""
         self._kills: dict[tuple[LeaseId, ResourceId], int] = {}
         self._metered: dict[LeaseId, Metered] = {}
-        self.cards = CardCleaning(errands)
+        self.cards = CardCleaning(errands, begun_ns=now_ns())
 
     # ---- while a lease lives ----
 

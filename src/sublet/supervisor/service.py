@@ -274,6 +274,8 @@ class Supervisor:
         self._cap(asked.caps)
         if self.node is None:
             left = self._predecessor.leftovers(asked.inventory.devices)
+            for card, since_ns in self._predecessor.cards_since().items():
+                self.premises.cards.was_lent(card, since_ns)
             self.premises.left = [*left, *self._launch.stores.leftovers()]
             self.node = node = Node(asked.inventory, Shielded(self.premises, self._mistaken), report=self._report)
             self.premises.name_of = lambda lease: node.names.get(lease, "")

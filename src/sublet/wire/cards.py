@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["OF_CARDS", "VISIBLE", "CardFound", "CardUse", "card_environment", "device_nodes", "prefer_cards"]
+__all__ = ["OF_CARDS", "UNSEEN", "VISIBLE", "CardFound", "CardUse", "card_environment", "device_nodes", "prefer_cards"]
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 OF_CARDS: Final = (VISIBLE, "XLA_PYTHON_CLIENT_PREALLOCATE", "TF_FORCE_GPU_ALLOW_GROWTH", "CUPY_GPU_MEMORY_LIMIT")
@@ -35,13 +35,19 @@ class CardFound:
     """Whether looking again would not mend it."""
     settings: str = ""
     """What it is set to: text that the program understands again."""
+    note: str = ""
+    """What an operator may want to know, and keeps nobody from the card."""
     scrubbed_bytes: int = 0
     scrub_ns: int = 0
 
 
+UNSEEN: Final = 0
+"""In the place of a pid: by processes that cannot be told apart from here."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardUse:
-    """So much of a card is used by one process, as the driver says."""
+    """So much of a card is used by one process, as the driver says; or by ``UNSEEN``."""
 
     card: str
     pid: int

@@ -13,11 +13,11 @@ import pytest
 from sublet import background
 from sublet.agent.cards import Cards, has_cards
 from sublet.agent.inventory import machine_inventory, parse_host_gpus
-from sublet.agent.nvml import Nvml, survey
+from sublet.agent.nvml import Nvml, Reading, survey
 from sublet.background import SHORTAGES
 from sublet.errors import Disconnected
 from sublet.values import GIB, NS_PER_S, NodeId, ResourceId
-from sublet.wire.cards import CardUse
+from sublet.wire.cards import UNSEEN, CardUse
 from sublet.wire.orders import Fault, Foreign, Held, Inventory, Report
 from tests.unit.agent.fake_nvml import FakeCard, FakeNvml, uuid_of
 
@@ -157,7 +157,8 @@ def test_nothing_is_watched_without_cards(tmp_path: Path) -> None:
 
 
 def test_what_each_process_has_is_handed_on_once_for_each_look(tmp_path: Path) -> None:
-    """So that who has more than its lease is ended; where pids say nothing, nothing is."""
+    """So that who has more than its lease is ended. Where pids say nothing, nobody is; but what is parked needs room in
+    memory for what it may have on the card, which was counted as nothing."""
     desk = Desk(tmp_path, lambda: (4711,))
     desk.card.processes = {4711: GIB, 4712: None}
 
@@ -170,7 +171,9 @@ def test_what_each_process_has_is_handed_on_once_for_each_look(tmp_path: Path) -
     asyncio.run(play())
     assert desk.uses == [CardUse(card=uuid_of(0), pid=4711, bytes=GIB)]
     desk.cards.watch.sees_processes = False
-    assert desk.cards._uses() == ()
+    desk.cards.watch.judge([Reading(uuid=uuid_of(0), used=3 * GIB)], 0)
+    assert desk.cards._uses() == (CardUse(card=uuid_of(0), pid=UNSEEN, bytes=3 * GIB),)
+    assert desk.cards._uses() == (), "each look once"
 
 
 @pytest.mark.parametrize(

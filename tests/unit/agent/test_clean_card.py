@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from sublet.agent.clean_card import AT_REST, DRAWN, clean, look
+from sublet.agent.clean_card import AT_REST, DRAWN, STILL_LOOKS, clean, look
 from sublet.devices.cuda_driver import CudaDriver
 from sublet.errors import Unsupported
 from sublet.values import GIB, MIB, NS_PER_S
+from sublet.wire.cards import CardFound
 from tests.unit.agent.fake_nvml import FakeCard, FakeNvml, uuid_of
 from tests.unit.devices.fake_cuda import Code, FakeCuda
 
@@ -161,8 +163,39 @@ def test_settings_go_back() -> None:
     desk.card.settings["compute mode"] = 3
     desk.card.stuck = {"compute mode"}
     found = desk.clean(before)
-    assert "its compute mode was changed to 3, and would not go back to 0" in found.failed
-    assert found.is_hard
+    assert (found.failed, found.left) == ("", ""), "a card whose settings somebody else has changed is no broken one"
+    assert "its compute mode was changed to 3, and does not go back to 0" in found.note
+    del desk.card.settings["compute mode"]
+    assert desk.clean(before).note == "", "what cannot be asked any more was not changed"
+
+
+def test_where_the_driver_does_not_tell_whose_memory_it_is_it_has_to_come_to_rest() -> None:
+    """WSL lists no process, and its desktop has memory at all times. What becomes less is waited for."""
+    desk = Desk(used=GIB, unknown={"nvmlDeviceGetComputeRunningProcesses_v3"})
+    slept: list[float] = []
+
+    def shrink(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            desk.card.used -= 100 * MIB
+
+    def found(sleep: Callable[[float], object]) -> CardFound:
+        return clean(CARD, library=desk.library, driver=lambda: CudaDriver(desk.cuda), sees_processes=True, sleep=sleep)
+
+    assert "becoming less" in found(shrink).left
+    assert desk.cuda.overwritten == 0
+    at_rest = found(slept.append)
+    assert (at_rest.left, at_rest.failed) == ("", "")
+    assert len(slept) == 2 + STILL_LOOKS
+    assert 0 < desk.cuda.most_when_begun <= FREE - DRAWN, "the desktop keeps some to draw in"
+    desk.card.unknown = set()
+    desk.card.graphics = {os.getpid(): None}
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    told = clean(
+        CARD, since_ns=now_ns, library=desk.library, driver=lambda: CudaDriver(desk.cuda), sees_processes=True,
+        sleep=slept.append,
+    )  # fmt: skip
+    assert told.left == "", "a desktop of before, of which it is not told how much it has"
 
 
 @pytest.mark.parametrize("call", ["cuDevicePrimaryCtxRetain", "cuMemsetD8", "cuCtxSynchronize"])

@@ -248,6 +248,24 @@ def wait(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def test_a_lease_that_ended_since_the_driver_counted_leaves_no_full_card(stage: Stage) -> None:
+    """What its guests had then counted as more than their lease had; for one look nobody could have the card."""
+    stage.watch.tick(10**9)
+    _answered(stage.watch)
+    stage.own[FIRST] = Own(pids=frozenset((4711,)), leased=8 * GIB)
+    stage.cards[0].used, stage.cards[0].processes = 8 * GIB, {4711: 8 * GIB}
+    stage.watch.tick(10**9 + LOOK_EVERY_NS)
+    stage.own[FIRST] = Own(pids=frozenset((4711,)))
+    _answered(stage.watch)
+    stage.watch.tick(2 * 10**9 + LOOK_EVERY_NS)
+    assert stage.watch.health[FIRST].foreign == Foreign(node=stage.watch.node, resource=FIRST)
+
+
+def _answered(watch: CardWatch) -> None:
+    if watch._thread is not None:
+        watch._thread.join()
+
+
 def test_the_heartbeat_asks_in_the_background_and_takes_the_answer_when_it_is_there(stage: Stage) -> None:
     watch = stage.watch
     reports, wake = watch.tick(10**9)

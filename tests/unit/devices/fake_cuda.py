@@ -59,7 +59,7 @@ class FakeCuda:
         self.modules: dict[int, bytes] = {}
         self.contexts = 0
         self.streams: set[int] = set()
-        self.version = 12_040
+        self.version = 13_000
         self._lost: Code | None = None
         self._queue: list[Callable[[], None]] = []
         self._next = 0x7F00_0000_0000

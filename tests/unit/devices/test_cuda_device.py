@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import re
 import struct
 from types import SimpleNamespace
 from typing import Any, Final
@@ -19,6 +20,7 @@ from sublet.devices.cuda import CudaDevice
 from sublet.devices.cuda_driver import CUDA_OLDEST, CudaDriver, open_driver
 from sublet.devices.interface import Device
 from sublet.devices.objects import check_cubin, check_ptx
+from sublet.devices.plain_cuda import PlainCuda
 from sublet.errors import GpuError, InvalidRequest, NotFound, OutOfMemory, Unsupported
 from sublet.testing import DeviceConformance
 from sublet.testing.device_kernels import CUDA_KERNELS, KERNELS, WARP_KERNELS
@@ -170,6 +172,25 @@ def test_a_warp_module_alone_needs_a_gpu_that_warp_sees(device: CudaDevice) -> N
         device.load({ModuleKind.WARP: WARP_KERNELS})
 
 
+def test_what_a_newer_compiler_makes_is_not_tried_on_an_older_driver(device: CudaDevice, fake: FakeCuda) -> None:
+    """It was, and the answer named the image; of Warp it was said to give CUDA C++, which fails as well."""
+    fake.version = 12_080
+    said = r"the driver speaks CUDA 12\.8, and CUDA C\+\+ compiled by CUDA 13\.\d+ needs a driver of CUDA 13\.0"
+    with pytest.raises(Unsupported, match=said):
+        device.load({ModuleKind.CUDA: CUDA_KERNELS})
+    with pytest.raises(Unsupported, match="and Warp compiled by CUDA 13"):
+        device.load({ModuleKind.WARP: WARP_KERNELS})
+    ptx = nvrtc.compile_cuda(CUDA_KERNELS, 90, ptx=True)
+    assert device.load({ModuleKind.CUDA: CUDA_KERNELS, ModuleKind.PTX: ptx}).kind is ModuleKind.PTX
+
+
+def test_an_architecture_that_the_compiler_does_not_know_is_no_error_of_the_source() -> None:
+    """Of an old card it was said to fix the source. A newer card is given PTX of the nearest architecture."""
+    with pytest.raises(GpuError, match=r"does not compile for compute capability 3\.5 any more"):
+        nvrtc.compile_cuda(CUDA_KERNELS, 35)
+    assert re.search(rb"\.target sm_\d+", nvrtc.compile_cuda(CUDA_KERNELS, 999))
+
+
 def test_a_cubin_is_looked_at_before_the_driver_sees_it() -> None:
     """The driver gets an address and no length: what is cut short must never get there."""
     cubin = nvrtc.compile_cuda(CUDA_KERNELS, 90)
@@ -286,6 +307,18 @@ def test_without_a_driver_it_says_so(fake: FakeCuda, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fake, "cuInit", no_library, raising=False)
     with pytest.raises(Unsupported, match=r"no NVIDIA driver on this machine \(libcuda"):
         open_over(fake)
+
+
+def test_a_library_that_lacks_a_call_is_said_to_be_too_old() -> None:
+    """A toolkit's stub, or a driver of another time. It was an AttributeError, in the supervisor's log alone."""
+    driver = CudaDriver(PlainCuda(SimpleNamespace(cuInit=lambda flags: 0)))
+    driver("open", "cuInit", 0)
+    with pytest.raises(Unsupported, match=r"libcuda\.so\.1 has no cuDeviceGetCount: it is far too old"):
+        driver("open", "cuDeviceGetCount")
+    stub = CudaDriver(PlainCuda(SimpleNamespace(cuInit=lambda flags: 34)))
+    with pytest.raises(GpuError, match="cuInit said 34") as caught:
+        stub("open", "cuInit", 0)
+    assert "stub of libcuda.so.1" in (caught.value.do or "")
 
 
 def test_an_old_driver_is_told_apart(fake: FakeCuda) -> None:

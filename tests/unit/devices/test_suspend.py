@@ -65,6 +65,10 @@ class FakeDriver:
     CUcheckpointGpuPair = staticmethod(lambda: Arguments("oldUuid", "newUuid"))
     CUuuid = Uuid
     gpus = (OLD, NEW)
+    models = (b"one", b"one")
+
+    def cuDeviceGetName(self, length: int, device: int) -> tuple[int, bytes]:  # noqa: N802
+        return 0, self.models[device]
 
     def cuDeviceGetCount(self) -> tuple[int, int]:  # noqa: N802
         return 0, len(self.gpus)
@@ -257,7 +261,7 @@ def test_the_program_says_first_what_it_can(monkeypatch: pytest.MonkeyPatch) -> 
     assert "12.8" in out.getvalue()
 
 
-SAYS = "import sys; print('ready', flush=True); sys.stdin.readline(); print({!r}, flush=True)"
+SAYS = "import sys; print('ready', flush=True); [print({!r}, flush=True) for _ in sys.stdin]"
 
 
 class AnyProcess(FakeDriver):
@@ -280,6 +284,23 @@ def test_the_probe_offers_what_it_has_seen_work(said: str, version: int, found: 
     """Memory that comes back changed is no success."""
     fake = AnyProcess(version=version)
     assert probe(lambda: over(fake), (sys.executable, "-c", SAYS.format(said))) is found
+    if found is Suspend.SAME_TYPE:
+        assert fake.pairs == [(OLD, NEW), (NEW, OLD)], "every GPU is named, and the process is on the other one"
+
+
+def test_another_card_is_offered_only_where_one_of_the_model_was_seen_to_work() -> None:
+    """By the driver's version alone it was promised; where it then failed, what had been parked was lost."""
+    tiny = (sys.executable, "-c", SAYS.format("same"))
+    fake = AnyProcess()
+    fake.models = (b"one", b"other")
+    assert probe(lambda: over(fake), tiny) is Suspend.SAME_DEVICE
+    assert fake.pairs == []
+
+    class DoesNotMove(AnyProcess):
+        def cuCheckpointProcessRestore(self, pid: int, arguments: Any) -> tuple[int]:  # noqa: N802
+            return (1,) if arguments.gpuPairs else super().cuCheckpointProcessRestore(pid, arguments)
+
+    assert probe(lambda: over(DoesNotMove()), tiny) is Suspend.SAME_DEVICE
 
 
 def test_a_probe_that_fails_offers_nothing() -> None:

@@ -610,7 +610,7 @@ def test_what_never_goes_is_named_in_the_failure() -> None:
     rig.grant()
     rig.paper.verdicts = [NotYet(what="a mount", again_ns=0), *[NotYet(what="a mount")] * 100]
     rig.end()
-    rig.at(60)
+    rig.at(12)
     [failed] = rig.said(Failed)
     assert isinstance(failed, Failed)
     assert (failed.detail, failed.hard) == ("a mount", False)
@@ -660,6 +660,27 @@ def test_what_was_only_late_is_told_when_it_has_gone_after_all() -> None:
     rig.node.poke(rig.now_ns)
     rig.at(60)
     assert [report.lease for report in rig.said(TornDown)] == [A]  # type: ignore[union-attr]
+
+
+def test_what_was_only_late_is_looked_at_again_by_the_node_itself() -> None:
+    """A card on which a desktop grew for a moment was out of use until an operator came."""
+    rig = Rig(bounds=Bounds(attempts=3))
+    rig.grant()
+    rig.paper.verdicts = [NotYet(what="5 MiB")] * 12
+    rig.end()
+    for second in range(1, 14):
+        rig.at(second)
+    assert rig.said(Failed)
+    assert not rig.said(TornDown)
+    for second in range(14, 60):
+        rig.at(second)
+    assert len(rig.said(Failed)) == 1, "that was told"
+    assert [report.lease for report in rig.said(TornDown)] == [A]  # type: ignore[union-attr]
+    rig.grant(B, 2)
+    rig.paper.verdicts = [Unclean(detail="ECC error", hard=True)]
+    rig.end(B, 2)
+    rig.at(200)
+    assert len(rig.said(TornDown)) == 1, "a fault is not"
 
 
 def test_a_guest_that_shows_up_while_it_is_looked_at_is_killed() -> None:

@@ -32,11 +32,11 @@ class PretendedErrands:
 
 
 class Desk:
-    def __init__(self) -> None:
+    def __init__(self, *, is_root: bool = True, begun_ns: int | None = None) -> None:
         self.asked: list[tuple[str, ...]] = []
         self.answer = CardFound(scrubbed_bytes=1, scrub_ns=7)
         self.errands = PretendedErrands()
-        self.cleaning = CardCleaning(self.errands, self._run)  # type: ignore[arg-type]
+        self.cleaning = CardCleaning(self.errands, self._run, is_root=is_root, begun_ns=begun_ns)  # type: ignore[arg-type]
 
     def _run(self, arguments: Sequence[str]) -> str:
         self.asked.append(tuple(arguments))
@@ -78,9 +78,41 @@ def test_what_drew_before_the_lease_is_told_by_when_the_card_was_lent() -> None:
     desk.errands.end()
     assert isinstance(desk.look(), Clean)
     desk.cleaning.lent(CARD, 9)
+    desk.errands.end()
     desk.look()
     desk.errands.end()
     assert [asked[-2:] for asked in desk.asked if "--since" in asked] == [("--since", "5"), ("--since", "9")]
+
+
+def test_settings_are_those_of_the_latest_lend_and_nobodys_where_guests_cannot_change_them() -> None:
+    """An operator who set a power limit between two leases had it undone; without root nobody else could have."""
+    desk = Desk()
+    for power in (7, 5):
+        desk.answer = CardFound(settings=f'{{"power limit": {power}}}')
+        desk.cleaning.lent(CARD, power)
+        desk.errands.end()
+        desk.answer = CardFound(note="its power limit was changed")
+        desk.look()
+        desk.errands.end()
+        assert isinstance(desk.look(), Clean), "that is a note, and no fault"
+    assert [asked[3] for asked in desk.asked if "--settings" in asked] == ['{"power limit": 7}', '{"power limit": 5}']
+    ordinary = Desk(is_root=False)
+    ordinary.cleaning.lent(CARD, 5)
+    assert not ordinary.errands.waiting
+
+
+def test_what_an_earlier_supervisor_lent_is_known_by_its_guests() -> None:
+    """After its restart a desktop that had been there all the time counted as what the lease had left."""
+    desk = Desk()
+    desk.cleaning.was_lent(CARD, 3)
+    desk.cleaning.lent(CARD, 9)
+    desk.look()
+    desk.errands.end()
+    assert desk.asked == [(CARD, "--scrub", "--since", "3")]
+    after = Desk(begun_ns=8)
+    after.look()
+    after.errands.end()
+    assert after.asked == [(CARD, "--scrub", "--since", "8")], "its guests were gone before the supervisor ended"
 
 
 @pytest.mark.parametrize(

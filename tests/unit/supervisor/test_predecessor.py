@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,15 @@ def test_what_has_a_note_has_what_the_note_says_under_its_newest_epoch(tmp_path:
     found = successor(tmp_path, Kernel(), *notes).leftovers(DEVICES)
     assert sorted((one.part.resource, one.epoch.n) for one in found) == [("n/cpu", 6), ("n/gpu0", 7)]
     assert (tmp_path / "notes" / "g-1.note").exists(), "until it is gone the next supervisor must know of it too"
+
+
+def test_since_when_a_card_has_guests_is_known_by_the_first_of_them(tmp_path: Path, left: int) -> None:
+    """What drew on it before is none of theirs."""
+    card = Part(resource=ResourceId("n/GPU-1"), kind=Kind.GPU, amount=GIB)
+    first = note(left, Epoch(1, 5), part=card)
+    second = replace(note(left, Epoch(1, 5), "g-2", card), start_ticks=first.start_ticks + 5)
+    found = successor(tmp_path, Kernel(), first, second, note(left, Epoch(1, 5), "g-3")).cards_since()
+    assert found == {"GPU-1": first.start_ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")}
 
 
 def test_what_could_be_ended_is_in_nobodys_way(tmp_path: Path, left: int) -> None:

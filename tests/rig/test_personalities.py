@@ -1,0 +1,170 @@
+"""Each machine × what an office does first on it: the cards are tried out, looked at, used, and overwritten."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from sublet.values import GIB, MIB
+from tests.rig.personalities import (
+    EXCLUSIVE,
+    FOUR_H100,
+    LAPTOP,
+    NO_FABRIC,
+    NO_UVM,
+    OLD_DRIVER,
+    PARTS,
+    PERSONALITIES,
+    SOME_IN_CONTAINER,
+    WORKSTATION,
+    Personality,
+)
+from tests.rig.rig import Rig, clear, make_rig
+from tests.rig.test_interface import lendable, run_on
+
+pytestmark = pytest.mark.needs("gcc")
+
+
+class Outcome(NamedTuple):
+    """What is to come of it, by what the personality's sources say."""
+
+    failed: str = ""
+    do: str = ""
+    shows_pids: bool = True
+    suspend: str = "same_type"
+    """CUDA 12.8 brought suspending, 13.0 another card, for which there has to be one of the model."""
+
+
+EXPECTED: Final[dict[str, Outcome]] = {
+    FOUR_H100.name: Outcome(),
+    SOME_IN_CONTAINER.name: Outcome(suspend="same_device"),
+    PARTS.name: Outcome(suspend="same_device"),
+    WORKSTATION.name: Outcome(suspend="same_device"),
+    LAPTOP.name: Outcome(shows_pids=False, suspend="same_device"),
+    OLD_DRIVER.name: Outcome(suspend="none"),
+    NO_FABRIC.name: Outcome("system not yet initialized", "fabricmanager", suspend="none"),
+    NO_UVM.name: Outcome("unknown error", "nvidia-uvm", suspend="none"),
+    EXCLUSIVE.name: Outcome(),
+}
+
+FIRST_DAY: Final = """
+import asyncio, dataclasses, json, sys
+from sublet.agent.clean_card import clean
+from sublet.agent.foreign import Own, foreign_use
+from sublet.agent.nvml import Nvml, survey
+from sublet.agent.rehearsal import rehearse_all
+from sublet.agent.suspend_probe import ability
+found = survey()
+nvml, others = Nvml.open(), []
+for card in found.cards:
+    use = foreign_use(nvml.read(card.uuid), Own(), node="n", resource="n/" + card.uuid, capacity=card.capacity)
+    others.append([use.amount, use.blocks, use.detail])
+nvml.close()
+tried = asyncio.run(rehearse_all([card.uuid for card in found.cards]))
+suspend = asyncio.run(ability())
+print(json.dumps([[dataclasses.asdict(one) for one in tried], suspend.value, others]))
+"""
+
+CLEAN: Final = """
+import json, os, sys
+from sublet.agent import clean_card
+sys.exit(clean_card.main([sys.argv[1], "--scrub", *sys.argv[2:]]))
+"""
+
+
+def cleaned(rig: Rig, card: str, *arguments: str) -> Any:
+    """What the supervisor is told when a lease of the card is over, and what lingered has gone."""
+    for _ in range(200):
+        found = run_on(rig, CLEAN, card, *arguments)
+        if "nobody can be seen" not in found.get("left", "") and "becoming less" not in found.get("left", ""):
+            break
+    return found
+
+
+def test_every_personality_has_an_outcome() -> None:
+    assert EXPECTED.keys() == {personality.name for personality in PERSONALITIES}
+
+
+@pytest.mark.parametrize("personality", PERSONALITIES, ids=lambda one: one.name)
+def test_a_card_is_tried_out_before_it_is_lent(tmp_path: Path, personality: Personality) -> None:
+    """What could not clean a card was found out when its first lease ended: the card was then quarantined for good."""
+    rig, expected = make_rig(tmp_path, personality), EXPECTED[personality.name]
+    tried, suspend, others = run_on(rig, FIRST_DAY, CUDA_VISIBLE_DEVICES="")  # what a person set is not the machine's
+    assert [one["card"] for one in tried] == lendable(rig)
+    for one in tried:
+        assert expected.failed in one["failed"] if expected.failed else one["failed"] == "", one
+        assert expected.do in one["do"], one
+        assert one["shows_pids"] is (expected.shows_pids and not expected.failed)
+        names = [step["name"] for step in one["steps"]]
+        assert names == ["NVML"] if expected.failed else ["NVML", "CUDA", "context", "memory", "processes"]
+    assert suspend == expected.suspend
+    assert not any(blocks for _, blocks, _ in others), "a card on which nobody computes can be had for oneself"
+
+
+def test_a_program_that_the_driver_ends_is_told_from_one_that_it_keeps_waiting(tmp_path: Path) -> None:
+    rig = make_rig(tmp_path, WORKSTATION)
+    row = rig.trouble("cuInit", kills=11)
+    tried, _, _ = run_on(rig, FIRST_DAY)
+    assert [one["failed"] for one in tried] == ["the program that tried it out ended with signal 11"] * 2
+    clear(row)
+
+
+def test_a_card_that_others_have_to_themselves_is_no_broken_one(tmp_path: Path) -> None:
+    """In EXCLUSIVE_PROCESS a job of somebody else keeps everybody out; the card is well."""
+    rig = make_rig(tmp_path, EXCLUSIVE)
+    row = rig.draws(1, GIB, os.getpid())
+    row.list = 0  # it computes
+    tried, _, others = run_on(rig, FIRST_DAY)
+    assert [(one["failed"], bool(one["busy"])) for one in tried] == [("", False), ("", True)]
+    assert [blocks for _, blocks, _ in others] == [False, True]
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["bytes told", "bytes not told"])
+def test_a_desktop_keeps_nobody_from_its_card(tmp_path: Path, is_told: bool) -> None:
+    """Where the driver did not tell how much it has, the card could never be had, and never came clean."""
+    rig = make_rig(tmp_path, WORKSTATION)
+    rig.draws(0, 640 * MIB, os.getpid(), is_told=is_told)
+    _, _, others = run_on(rig, FIRST_DAY)
+    amount, blocks, detail = others[0]
+    assert amount >= 576 * MIB
+    assert not blocks
+    assert f"process {os.getpid()}" in detail
+    found = cleaned(rig, rig.card(0).name, "--since", str(2**62))
+    assert (found.get("left"), found.get("failed")) == ("", "")
+    assert found["scrubbed_bytes"] > 22 * GIB
+
+
+def test_the_desktop_of_windows_keeps_nobody_from_the_card(tmp_path: Path) -> None:
+    """WSL lists no process and counts what Windows draws with: nobody was seen who used that memory."""
+    rig = make_rig(tmp_path, LAPTOP)
+    _, _, others = run_on(rig, FIRST_DAY)
+    amount, blocks, detail = others[0]
+    assert amount >= GIB
+    assert not blocks
+    assert "the driver does not tell by whom" in detail
+    found = cleaned(rig, rig.card(0).name)
+    assert (found.get("left"), found.get("failed")) == ("", "")
+
+
+PART: Final = """
+import json, os, sys
+os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[1]
+from sublet.devices.account import Account
+from sublet.devices.cuda import CudaDevice
+device = CudaDevice("n/gpu", sys.argv[1], Account(1 << 30), cache="/nonexistent")
+print(json.dumps([device.identity.label, device._arch]))
+device.close()
+"""
+
+
+def test_a_part_of_a_card_is_used_and_overwritten_alone(tmp_path: Path) -> None:
+    rig = make_rig(tmp_path, PARTS)
+    first = rig.card(2)
+    assert first.name.startswith("MIG-")
+    assert run_on(rig, PART, first.name) == ["NVIDIA H100 80GB HBM3 MIG 3g.40gb", 90]
+    found = cleaned(rig, first.name)
+    assert (found.get("left"), found.get("failed")) == ("", "")
+    assert 38 * GIB < found["scrubbed_bytes"] < 40 * GIB

@@ -1,0 +1,92 @@
+"""A whole office on a workstation: a desktop draws on one card, and the other one lets no program in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from sublet.client.home import runtime_dir
+from sublet.values import MIB
+from tests.crash.office_process import release_all
+from tests.integration.test_run import Shell, finished, first_line, until
+from tests.rig.personalities import WORKSTATION
+from tests.rig.rig import Rig, make_rig
+from tests.rig.test_office import USES_A_CARD, WAIT_S, card_of, cards_of, index_of, is_free
+from tests.traces import supervisor_of
+
+pytestmark = [pytest.mark.needs("gcc"), pytest.mark.xdist_group("tests/rig/test_workstation.py")]
+
+DESKTOP: Final = 640 * MIB
+PROHIBITED: Final = 2
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    made = make_rig(tmp_path_factory.mktemp("machine"), WORKSTATION)
+    made.draws(0, DESKTOP, os.getpid())
+    made.card(1).compute_mode = PROHIBITED
+    return made
+
+
+@pytest.fixture(scope="module")
+def sublet(tmp_path_factory: pytest.TempPathFactory, rig: Rig) -> Iterator[Shell]:
+    shell = Shell(tmp_path_factory.mktemp("office"))
+    shell.env |= rig.env
+    started = shell("up")
+    assert started.status == 0, started
+    yield shell
+    shell.end()
+
+
+def using_the_card(sublet: Shell) -> subprocess.Popen[bytes]:
+    """A command that has the card to itself, as far as anybody can beside a desktop."""
+    process = sublet.start("run", "--gpu", "20GiB", "--", sys.executable, "-c", USES_A_CARD, stdin=subprocess.PIPE)
+    line = first_line(process)
+    assert line, finished(process)
+    return process
+
+
+def test_a_card_that_lets_no_program_in_is_not_lent_and_it_is_said_why(sublet: Shell, rig: Rig) -> None:
+    """It was lent, and quarantined when its first lease ended."""
+    assert [index_of(rig, card["id"]) for card in cards_of(sublet)] == [0]
+    (node,) = sublet.json("status")["nodes"]
+    assert rig.card(1).name in node["labels"]["gpu-trouble"]
+    assert "busy or unavailable" in node["labels"]["gpu-trouble"]
+
+
+def test_the_card_with_the_desktop_is_lent_and_comes_clean(sublet: Shell, rig: Rig) -> None:
+    for _ in range(2):
+        process = using_the_card(sublet)
+        assert rig.dirty(0)
+        done = finished(process)
+        assert done.status == 0, done
+        release_all(sublet.home)
+        until(lambda: is_lendable(sublet, rig), WAIT_S)
+        assert not rig.dirty(0)
+
+
+def test_a_desktop_is_none_of_what_a_supervisor_that_died_had_left(sublet: Shell, rig: Rig) -> None:
+    """The next one did not know since when the card was lent: the desktop was waited for, and the card quarantined."""
+    process = using_the_card(sublet)
+    supervisor = supervisor_of(runtime_dir(sublet.home.resolve()))
+    assert supervisor is not None
+    os.kill(supervisor, signal.SIGKILL)
+    finished(process)
+    until(lambda: is_lendable(sublet, rig), WAIT_S)
+    assert not rig.dirty(0)
+    process = using_the_card(sublet)
+    finished(process)
+    release_all(sublet.home)
+    until(lambda: is_lendable(sublet, rig), WAIT_S)
+
+
+def is_lendable(sublet: Shell, rig: Rig) -> bool:
+    """Whether all but what the desktop has is free."""
+    card = card_of(sublet, rig, 0)
+    return is_free(card | {"free": card["capacity"]}) and card["free"] >= card["capacity"] - 2 * DESKTOP
