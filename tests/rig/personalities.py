@@ -204,13 +204,13 @@ OLD_DRIVER: Final = Personality(
     answers=NO_ECC,
 )
 NO_FABRIC: Final = Personality(
-    name="4 × H100 without fabric manager",
-    cards=(H100,) * 4,
+    name="2 × H100 without fabric manager",
+    cards=(H100,) * 2,
     lines=(*FOUR_H100.lines, Line("init_code", 802, "Fabric Manager User Guide: CUDA_ERROR_SYSTEM_NOT_READY")),
 )
 NO_UVM: Final = Personality(
-    name="2 × RTX 4090, nvidia-uvm not loaded",
-    cards=(RTX,) * 2,
+    name="RTX 4090, nvidia-uvm not loaded",
+    cards=(RTX,),
     lines=(*WORKSTATION.lines, Line("init_code", 999, "NVIDIA driver README, nvidia-modprobe; CUDA answers 999")),
     answers=NO_ECC,
 )

@@ -77,7 +77,9 @@ def rehearse(
 ) -> Rehearsal:
     """Every step, in order, up to the first that fails."""
     if driver is None:  # loaded by the program alone: the office has no use for ctypes
-        from sublet.devices.plain_cuda import open_plain_driver as driver
+        from sublet.devices.plain_cuda import open_plain_driver
+
+        driver = open_plain_driver
     found, steps, began_ns = Rehearsal(card=card), list[Step](), now_ns()
 
     def did(name: str) -> None:

@@ -96,8 +96,7 @@ class Teardown:
         if self.since_ns is None:
             self.since_ns = now_ns
         if self.is_late and self.due_ns is not None and self.due_ns <= now_ns:
-            self.due_ns = now_ns + bounds.late_ns
-            self.poke(now_ns, hardware)
+            self._look_late(now_ns, hardware, bounds)
         while not self.is_settled and (self.due_ns is None or self.due_ns <= now_ns):
             match self.phase:
                 case Phase.TOLD:
@@ -150,12 +149,8 @@ class Teardown:
         if self.look_until_ns is None:
             self.look_until_ns = now_ns + bounds.patience_ns
         match hardware.look(self.part.resource, self.lease, self.epoch, now_ns):
-            case Clean(metered=metered, scrub_ns=scrub_ns, saved=saved):
-                self._go(Phase.CLEAN, None, now_ns)
-                self.metered, self.saved = metered, saved
-                if scrub_ns:
-                    self.steps[Phase.VERIFYING] = max(0, self.steps[Phase.VERIFYING] - scrub_ns)
-                    self.steps[SCRUBBING] = scrub_ns
+            case Clean() as clean:
+                self._is_clean(clean, now_ns)
             case Unclean(detail=detail, hard=hard):
                 self.fail(detail, hard=hard)
             case NotYet(is_working=True, again_ns=again_ns):
@@ -167,6 +162,30 @@ class Teardown:
             case NotYet(again_ns=again_ns):
                 next_ns = again_ns if again_ns is not None else now_ns + bounds.retry_ns
                 self.due_ns = max(now_ns + 1, min(next_ns, self.look_until_ns))
+
+    def _look_late(self, now_ns: int, hardware: Hardware, bounds: Bounds) -> None:
+        """It stays failed meanwhile: an operator may vouch for it at any time."""
+        self.due_ns = now_ns + bounds.late_ns
+        if self._is_there(hardware):
+            return
+        match hardware.look(self.part.resource, self.lease, self.epoch, now_ns):
+            case Clean() as clean:
+                self.is_late = False
+                self._is_clean(clean, now_ns)
+            case Unclean(detail=detail, hard=hard):
+                self.is_late = self.answered = False
+                self.fail(detail, hard=hard)
+            case NotYet(is_working=True, again_ns=again_ns) if again_ns is not None:
+                self.due_ns = again_ns
+            case NotYet():
+                pass
+
+    def _is_clean(self, clean: Clean, now_ns: int) -> None:
+        self._go(Phase.CLEAN, None, now_ns)
+        self.metered, self.saved = clean.metered, clean.saved
+        if clean.scrub_ns:
+            self.steps[Phase.VERIFYING] = max(0, self.steps.get(Phase.VERIFYING, 0) - clean.scrub_ns)
+            self.steps[SCRUBBING] = clean.scrub_ns
 
     def _is_there(self, hardware: Hardware) -> bool:
         return hardware.is_there(self.part.resource, self.lease, self.epoch)

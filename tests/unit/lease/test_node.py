@@ -666,7 +666,7 @@ def test_what_was_only_late_is_looked_at_again_by_the_node_itself() -> None:
     """A card on which a desktop grew for a moment was out of use until an operator came."""
     rig = Rig(bounds=Bounds(attempts=3))
     rig.grant()
-    rig.paper.verdicts = [NotYet(what="5 MiB")] * 12
+    rig.paper.verdicts = [NotYet(what="5 MiB")] * 6
     rig.end()
     for second in range(1, 14):
         rig.at(second)
@@ -677,10 +677,26 @@ def test_what_was_only_late_is_looked_at_again_by_the_node_itself() -> None:
     assert len(rig.said(Failed)) == 1, "that was told"
     assert [report.lease for report in rig.said(TornDown)] == [A]  # type: ignore[union-attr]
     rig.grant(B, 2)
-    rig.paper.verdicts = [Unclean(detail="ECC error", hard=True)]
+    rig.paper.verdicts = [*[NotYet(what="5 MiB")] * 4, Unclean(detail="ECC error", hard=True)]
     rig.end(B, 2)
-    rig.at(200)
+    for second in range(60, 200):
+        rig.at(second)
     assert len(rig.said(TornDown)) == 1, "a fault is not"
+    assert [(failed.detail, failed.hard) for failed in rig.said(Failed)[1:]] == [("5 MiB", False), ("ECC error", True)]  # type: ignore[union-attr]
+
+
+def test_an_operators_word_for_what_was_late_holds_while_it_is_looked_at_again() -> None:
+    rig = Rig(bounds=Bounds(attempts=3))
+    rig.grant()
+    working = NotYet(what="it is still being cleaned", is_working=True, again_ns=1000 * S)
+    rig.paper.verdicts = [*[NotYet(what="5 MiB")] * 4, *[working] * 100]
+    rig.end()
+    for second in range(1, 20):
+        rig.at(second)
+    assert rig.said(Failed)
+    rig.grant(B, 2)
+    assert ("forget", GPU, A) in rig.paper.asked
+    assert rig.paper.asked[-1][:2] == ("grant", B)
 
 
 def test_a_guest_that_shows_up_while_it_is_looked_at_is_killed() -> None:
