@@ -239,9 +239,9 @@ class Office:
     async def _tried(self, machine: Inventory, state: State) -> Inventory:
         """What there is, without the cards that cannot be used. A card under a lease was tried before."""
         cards = [uuid for device in machine.devices if (uuid := card_of(device)) and not _used(device.id, state)]
-        probed, tried = await asyncio.gather(probe_cards(machine), rehearse_all(cards))
+        tried = await rehearse_all(cards)
         self._shows_pids = shows_pids(tried)
-        return offered(probed, tried)
+        return await probe_cards(offered(machine, tried))  # afterwards: a card may let only one process in at a time
 
     async def _agent(self, inventory: Inventory, beginning: Beginning, state: State) -> Agent:
         """The real one, with a supervisor and a door for holders; or a pretended one."""
