@@ -7,7 +7,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 # Which uv is in the lock as well, so that two people get the same file.
-.venv/bin/uv pip compile --quiet --universal --generate-hashes --extra dev --extra kernels --extra gpu --extra notebook --extra s3 --extra wasm \
+.venv/bin/uv pip compile --quiet --universal --generate-hashes --extra dev --extra kernels --extra gpu --extra notebook --extra s3 --extra studio --extra wasm \
     --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
     ${UPGRADE:+--upgrade} --output-file requirements.lock pyproject.toml
 printf 'hatchling\neditables\n' | .venv/bin/uv pip compile --quiet --universal --generate-hashes --extra notebook \

@@ -20,6 +20,7 @@ from sublet.studio.records import Ended, Entry, Offered, ProcessIdentity, Sessio
 from sublet.studio.sessions import Asking, Seen, Sessions
 from sublet.studio.states import SESSION_TABLE, SessionEnd, SessionEvent, SessionState
 from sublet.values import GIB, EndReason
+from sublet.wire.http_views import SESSION_LABEL
 
 DEVICES = 3
 NAMES = ("ana", "ben")
@@ -321,7 +322,7 @@ class _Office:
 
     def acquire(self, asking: Asking) -> Lease:
         world = self._world
-        session, content = asking.labels["session"], str(asking.more["content"])
+        session, content = asking.labels[SESSION_LABEL], str(asking.more["content"])
         try:
             world.point(self._pid)
         except Crash:
@@ -372,6 +373,9 @@ class _Office:
             if one.seen.id == lease:
                 self._world.over(one, "released")
         self._world.point(self._pid)
+
+    def set_down(self, held: Lease) -> None:
+        self.leave(held)
 
     def leave(self, held: Lease) -> None:
         lease = self._of(held)
@@ -439,7 +443,7 @@ def test_a_session_that_is_ended_while_it_asks_gives_the_lease_back_at_once() ->
         def acquire(self, asking: Asking) -> Lease:
             held = acquire(self, asking)
             world.store.append(
-                Entry(seq=3, session=asking.labels["session"], at_ns=9, record=Ended(reason=SessionEnd.ENDED))
+                Entry(seq=3, session=asking.labels[SESSION_LABEL], at_ns=9, record=Ended(reason=SessionEnd.ENDED))
             )
             return held
 

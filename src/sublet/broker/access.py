@@ -164,6 +164,16 @@ class AccessList:
                 do=f"Use it as that user, over the shared socket; or `sublet tenant set {tenant} --uid none`.",
             )
 
+    def acting_for(self, caller: Caller, name: bytes) -> Caller:
+        """An operator that acts for a tenant: with the rights of that tenant alone, and both in the audit records."""
+        if not caller.operator:
+            raise Unauthorized("only an operator acts for a tenant", do="Use the access token of that tenant.")
+        record = self._records.get(TenantId(name.decode("ascii", "replace")))
+        if record is None or record.disabled:
+            raise Unauthorized("there is no such tenant, or it is disabled", do="See `sublet tenant ls`.")
+        by = f"for it: {caller.tenant}"
+        return Caller(record.id, False, f"{by}, {caller.peer}" if caller.peer else by)
+
     def _without_token(self, origin: Origin) -> Caller:
         bound = None if origin.uid is None else self._by_uid.get(origin.uid)
         if bound is None:

@@ -47,7 +47,7 @@ from sublet.errors import (
 )
 from sublet.values import TenantId
 from sublet.wire.http import WIRE_HEADER, WIRE_VERSION, ErrorBody
-from sublet.wire.version import AS_TENANT_HEADER
+from sublet.wire.version import AS_TENANT_HEADER, FOR_TENANT_HEADER
 
 __all__ = ["BODY_MAX_BYTES", "STATUS_OF", "App"]
 
@@ -80,6 +80,7 @@ _encode = msgspec.json.Encoder().encode
 _WIRE = (WIRE_HEADER.encode(), str(WIRE_VERSION).encode())
 _WIRE_NAME = WIRE_HEADER.encode()
 _AS_TENANT = AS_TENANT_HEADER.encode()
+_FOR_TENANT = FOR_TENANT_HEADER.encode()
 _NOBODY: Final = Caller(TenantId(""), False)
 _ID: Final = "{id}"
 
@@ -204,7 +205,7 @@ class App:
         self, route: Route, query_string: bytes, headers: Iterable[tuple[bytes, bytes]], peer: Peer | None
     ) -> tuple[Caller, dict[str, str]]:
         """Who calls, and with which query; raises for whoever may not, or says it wrongly."""
-        authorization, as_tenant = None, False
+        authorization, as_tenant, for_tenant = None, False, None
         for name, value in headers:
             if name == b"content-length":
                 if int(value) > BODY_MAX_BYTES:
@@ -215,6 +216,8 @@ class App:
                 authorization = value
             elif name == _AS_TENANT:
                 as_tenant = value == b"1"
+            elif name == _FOR_TENANT:
+                for_tenant = value
             elif name == _WIRE_NAME and route.right is not Right.OPEN:
                 _check_wire(value)
         caller, origin = _NOBODY, UNKNOWN_ORIGIN if peer is None else peer.origin
@@ -223,6 +226,8 @@ class App:
                 self.service.count_shared(origin, self.service.driver.clock.now_ns())
         else:
             caller = self.service.caller(authorization, origin, as_tenant=as_tenant, keeps=route.keeps)
+            if for_tenant is not None:
+                caller = self.service.access.acting_for(caller, for_tenant)
             self.service.count_requests(caller.tenant, keeps=route.keeps)
             if route.right is Right.OPERATOR and not caller.operator:
                 raise Unauthorized("that is for operators", do="Use the token of a tenant with operator rights.")

@@ -55,7 +55,7 @@ def bill(
         str,
         Opt(
             "--by",
-            metavar="lease|tenant|group|device|label:KEY",
+            metavar="lease|tenant|group|device|session|label:KEY",
             parse=_by,
             help="Grouping of the lines (default: lease).",
         ),

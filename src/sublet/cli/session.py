@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from sublet.cli.declare import Arg, Opt
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import FOREVER, AsJson, count, duration, name, vram, wait
-from sublet.cli.show import Json, document, paint, plural, seconds, table, visible
-from sublet.invocation import typed
+from sublet.cli.show import Json, document, paint, seconds, table, visible
+from sublet.invocation import typeable, typed
 from sublet.values import Exclusivity, Tier, format_size
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
-    from sublet.studio import LeaseRecord, Session, Sessions
-    from sublet.wire.http import LeaseView
+    from sublet.studio import Session, Sessions
 
 __all__ = ["end", "explain", "ls", "rest", "resume", "show", "start"]
 
@@ -65,7 +62,7 @@ def start(
     terms = Terms(vram=gpu, count=gpus, ttl_s=ttl, tier=tier, exclusivity=exclusivity, model=model)
     made = sessions.start(session, terms)
     if not later:
-        _hold(fabric, sessions, made, waiting)
+        _hold(sessions, made, waiting)
     return _say(fabric, sessions, made.id, f"Use it in a notebook: export SUBLET_SESSION={made.name}", as_json=as_json)
 
 
@@ -78,7 +75,7 @@ def resume(*, session: SessionArg, waiting: _Wait = FOREVER, as_json: AsJson = F
     """
     fabric, sessions = _reach()
     found = sessions.find(session)
-    _hold(fabric, sessions, found, waiting)
+    _hold(sessions, found, waiting)
     return _say(fabric, sessions, found.id, "The next %%gpu cell of its notebook runs at once.", as_json=as_json)
 
 
@@ -104,11 +101,12 @@ def ls(
 ) -> int:
     """List sessions."""
     from sublet.studio import are_recorded
+    from sublet.studio.views import session_views
 
     views: list[Json] = []
     if are_recorded():
         fabric, sessions = _reach()
-        views = _views(fabric, [one for one in sessions.settle() if everything or not one.is_over])
+        views = session_views(fabric, [one for one in sessions.settle() if everything or not one.is_over])
     if as_json:
         document(views)
         return DONE
@@ -123,22 +121,24 @@ def ls(
 
 def show(*, session: SessionArg, as_json: AsJson = False) -> int:
     """Show one session in full, with its leases."""
+    from sublet.studio.views import place, session_views, state, the_bill
+
     fabric, sessions = _reach()
-    view = _views(fabric, [_settled(sessions, session)])[0]
+    view = session_views(fabric, [_settled(sessions, session)])[0]
     if as_json:
         document(view)
         return DONE
     facts = [
         ("session", view["name"]),
         ("id", view["id"]),
-        ("state", _state(view)),
-        *([("queue", _place(view))] if view["position"] else []),
+        ("state", state(view)),
+        *([("queue", place(view))] if view["position"] else []),
         ("asks for", _what(view)),
         ("tenant", view["tenant"] or "-"),
         ("started at", view["started_at"]),
         ("volume", view["volume"]),
         ("saved at", view["saved_at"] or "-"),
-        *([("bill", _bill(view["bill"]))] if view["bill"] else []),
+        *([("bill", the_bill(view["bill"]))] if view["bill"] else []),
     ]
     width = max(len(fact) for fact, _ in facts)
     for fact, value in facts:
@@ -155,9 +155,11 @@ def show(*, session: SessionArg, as_json: AsJson = False) -> int:
 
 def explain(*, session: SessionArg, as_json: AsJson = False) -> int:
     """Explain why a session waits or rests, or what may end its lease."""
+    from sublet.studio.views import advice, session_views, state
+
     fabric, sessions = _reach()
     found = _settled(sessions, session)
-    view = _views(fabric, [found])[0]
+    view = session_views(fabric, [found])[0]
     if view["lease"] is not None:
         from sublet.cli.lease import explain as explain_lease
 
@@ -165,15 +167,15 @@ def explain(*, session: SessionArg, as_json: AsJson = False) -> int:
     if as_json:
         document(view)
         return DONE
-    print(visible(f"Session {found.name} is {_state(view)}."))
+    print(visible(f"Session {found.name} is {state(view)}."))
     last = found.lease
     if last is not None and last.reason:
         why = f"{last.reason}: {last.detail}" if last.detail else last.reason
         print(visible(f"  last lease  {last.id} ended at {_moment(last.ended_ns)} ({why})"))
     if found.refused:
         print(visible(f"  last asked  {found.refused}"))
-    if not found.is_over:
-        print(f"  you can     run a cell, or {typed('sublet session resume')} {found.name}")
+    if can := advice(view):
+        print(f"  you can     {visible(typeable(can))}")
     return DONE
 
 
@@ -195,90 +197,30 @@ def _settled(sessions: Sessions[Lease], session: str) -> Session:
     return sessions.find(found.id)
 
 
-def _hold(fabric: Fabric, sessions: Sessions[Lease], session: Session, waiting: float) -> None:
+def _hold(sessions: Sessions[Lease], session: Session, waiting: float) -> None:
     """Acquire its lease, and leave it to the notebook that takes it over."""
-    from sublet.studio import FabricOffice
-
-    FabricOffice(fabric).set_down(sessions.acquire(session.id, {"wait": waiting}))
-
-
-def _views(fabric: Fabric, listed: Sequence[Session]) -> list[Json]:
-    """Sessions as the documents that ``--json`` prints."""
-    from msgspec import to_builtins
-
-    from sublet.studio import is_of_session
-
-    live = [lease for lease in fabric.leases() if is_of_session(lease) and lease.parks is None]
-
-    def lease_of(session: Session) -> LeaseView | None:
-        of_it = (one for one in live if one.labels["session"] == session.id and session.tenant in ("", one.tenant))
-        return None if session.is_over else next(of_it, None)
-
-    bills = {line.key: to_builtins(line) for line in fabric.bill(by="label:session")} if listed else {}
-    return [_view(fabric, one, lease_of(one), bills.get(one.id)) for one in listed]
-
-
-def _view(fabric: Fabric, session: Session, lease: LeaseView | None, bill: Json | None) -> Json:
-    from msgspec import structs
-
-    from sublet.errors import SubletError
-    from sublet.wire.http import ExplainAnswer
-
-    view: Json = {
-        "id": session.id,
-        "name": session.name,
-        "state": session.state.value,
-        "end": None if session.end is None else session.end.value,
-        "tenant": session.tenant,
-        "terms": structs.asdict(session.terms),
-        "started_at": _moment(session.started_ns),
-        "changed_at": _moment(session.changed_ns),
-        "volume": session.volume,
-        "saved_at": session.saved_at,
-        "lease": None if lease is None else lease.id,
-        "remaining": None if lease is None else lease.remaining,
-        "busy": lease is not None and lease.granted_at is not None and not lease.idle,
-        "position": None,
-        "estimate": None,
-        "reason": session.refused,
-        "leases": [_lease_view(one) for one in session.leases],
-        "bill": bill,
-    }
-    if lease is not None and lease.granted_at is None:
-        with contextlib.suppress(SubletError):  # it was granted, or withdrawn, in this moment
-            why = fabric.request("GET", f"/v1/leases/{lease.id}/explain", shape=ExplainAnswer)
-            view |= {"position": why.position, "estimate": why.estimate, "reason": why.summary}
-    return view
-
-
-def _lease_view(lease: LeaseRecord) -> Json:
-    return {
-        "id": lease.id,
-        "epoch": list(lease.epoch),
-        "devices": list(lease.devices),
-        "from": _moment(lease.at_ns),
-        "until": None if lease.ended_ns is None else _moment(lease.ended_ns),
-        "reason": lease.reason,
-        "detail": lease.detail,
-        "saved_at": lease.saved_at,
-    }
+    sessions.set_down(session.id, sessions.acquire(session.id, {"wait": waiting}))
 
 
 def _say(fabric: Fabric, sessions: Sessions[Lease], ident: str, hint: str, *, as_json: bool) -> int:
-    view = _views(fabric, [sessions.find(ident)])[0]
+    from sublet.studio.views import session_views, state
+
+    view = session_views(fabric, [sessions.find(ident)])[0]
     if as_json:
         document(view)
         return DONE
-    print(visible(f"Session {view['name']} is {_state(view)}."))
+    print(visible(f"Session {view['name']} is {state(view)}."))
     print(f"  {hint}")
     return DONE
 
 
 def _row(view: Json) -> list[str]:
+    from sublet.studio.views import state
+
     holds = view["leases"][-1] if view["leases"] and view["lease"] else None
     return [
         view["name"],
-        _state(view),
+        state(view),
         _what(view),
         ", ".join(holds["devices"]) if holds else "-",
         seconds(view["remaining"]),
@@ -287,31 +229,10 @@ def _row(view: Json) -> list[str]:
     ]
 
 
-def _state(view: Json) -> str:
-    """``active``, with what else is worth knowing at a glance."""
-    said: str = view["state"]
-    if view["end"]:
-        return f"{said}: {view['end']}"
-    if view["position"]:
-        return f"{said}, place {view['position']}"
-    return f"{said}, busy" if view["busy"] else said
-
-
-def _place(view: Json) -> str:
-    about = "" if view["estimate"] is None else f", in about {seconds(view['estimate'])}"
-    return f"place {view['position']}{about}: {view['reason']}"
-
-
 def _what(view: Json) -> str:
     terms = view["terms"]
     many = terms["count"]
     return f"{many} × {format_size(terms['vram'])} gpu" if many > 1 else f"{format_size(terms['vram'])} gpu"
-
-
-def _bill(line: Json) -> str:
-    cost = f", {line['cost']:.4g} {line['currency']}".rstrip() if line["cost"] else ""
-    held = f"{seconds(line['gpu_seconds'])} of GPU, {seconds(line['busy_seconds'])} busy"
-    return f"{plural(line['leases'], 'lease')}, {held}, {seconds(line['waited_seconds'])} in the queue{cost}"
 
 
 def _moment(wall_ns: int | None) -> str:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from sublet.client.home import home_dir, socket_path
 from sublet.errors import InvalidRequest
-from sublet.values import shown
+from sublet.values import shown, valid_name
 from sublet.wire.version import AS_TENANT_VARIABLE
 
 __all__ = ["Address", "find_address"]
@@ -37,6 +37,8 @@ class Address:
     token: str | None = field(default=None, repr=False)
     as_tenant: bool = False
     """A process of root's, or of the office's owner, means to be the tenant whose token it shows."""
+    for_tenant: str = ""
+    """The tenant for which an operator acts; empty: none."""
 
     @property
     def host_header(self) -> str:
@@ -47,10 +49,18 @@ class Address:
 
 
 def find_address(
-    url: str | None, token: str | None, home: str | None, env: Mapping[str, str], *, as_tenant: bool = False
+    url: str | None,
+    token: str | None,
+    home: str | None,
+    env: Mapping[str, str],
+    *,
+    as_tenant: bool = False,
+    for_tenant: str = "",
 ) -> Address:
     """The office that is meant: what was given, else ``SUBLET_URL``, else the one of this machine."""
     as_tenant = as_tenant or env.get(AS_TENANT_VARIABLE) == "1"
+    if for_tenant:
+        valid_name(for_tenant, "tenant name")
     token = token if token is not None else env.get("SUBLET_TOKEN") or None
     if token is not None and _TOKEN.fullmatch(token) is None:
         raise InvalidRequest("the access token has characters that no token has", do="Copy it again, without spaces.")
@@ -58,8 +68,10 @@ def find_address(
     if url is None:
         folder = home_dir(home, env)
         path = socket_path(folder)
-        return Address(url=f"unix://{path}", socket=path, home=folder, token=token, as_tenant=as_tenant)
-    return replace(_parse(url, token), as_tenant=as_tenant)
+        found = Address(url=f"unix://{path}", socket=path, home=folder, token=token)
+    else:
+        found = _parse(url, token)
+    return replace(found, as_tenant=as_tenant, for_tenant=for_tenant)
 
 
 def _parse(url: str, token: str | None) -> Address:

@@ -99,10 +99,16 @@ async def connect(
     start: bool = True,
     bound: bool = True,
     as_tenant: bool = False,
+    for_tenant: str = "",
 ) -> Fabric:
     """A fabric, on the office of this machine or on the one at ``url``; see `sublet.connect`."""
     address = find_address(
-        url, token, None if home is None else valid_path(home, "home"), os.environ, as_tenant=as_tenant
+        url,
+        token,
+        None if home is None else valid_path(home, "home"),
+        os.environ,
+        as_tenant=as_tenant,
+        for_tenant=for_tenant,
     )
     fabric = Fabric(address, client_clock(), ca=ca, start=start, bound=bound)
     try:

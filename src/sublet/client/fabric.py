@@ -100,6 +100,7 @@ def connect(
     start: bool = True,
     bound: bool = True,
     as_tenant: bool = False,
+    for_tenant: str = "",
 ) -> Fabric:
     """A fabric, on the office of this machine or on the one at ``url``.
 
@@ -113,9 +114,17 @@ def connect(
 
     A process of root's, or of the office's owner, is refused with the token of another tenant: what comes back from
     that tenant's guests would be loaded with its rights. ``as_tenant=True`` says that this is meant.
+
+    An operator acts for a tenant with ``for_tenant=NAME``: what it asks for then is that tenant's, with that tenant's
+    rights and no others, and the audit records name both.
     """
     address = find_address(
-        url, token, None if home is None else valid_path(home, "home"), os.environ, as_tenant=as_tenant
+        url,
+        token,
+        None if home is None else valid_path(home, "home"),
+        os.environ,
+        as_tenant=as_tenant,
+        for_tenant=for_tenant,
     )
     fabric = Fabric(address, client_clock(), ca=ca, start=start, bound=bound)
     try:

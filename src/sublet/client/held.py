@@ -55,7 +55,8 @@ class Held:
         self.listeners: list[Callable[[LeaseChange], None]] = []
         self.notice: Notice | None = None
         self.noticed_ns = 0
-        self.said_idle = False
+        self.said_idle = view.idle
+        """What the office takes it for. One that was attached may have been idle in the hands of another."""
         self.idle_due_ns: int | None = None
         self._told_over = False
 

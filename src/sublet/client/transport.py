@@ -19,7 +19,7 @@ from sublet.client.steps import Call, Reply
 from sublet.clock import Clock
 from sublet.errors import Disconnected
 from sublet.wire import unix
-from sublet.wire.version import AS_TENANT_HEADER
+from sublet.wire.version import AS_TENANT_HEADER, FOR_TENANT_HEADER
 
 if TYPE_CHECKING:
     import ssl
@@ -38,6 +38,8 @@ def headers_for(address: Address, wire: int) -> dict[str, str]:
         headers["authorization"] = f"Bearer {address.token}"
     if address.as_tenant:
         headers[AS_TENANT_HEADER] = "1"
+    if address.for_tenant:
+        headers[FOR_TENANT_HEADER] = address.for_tenant
     return headers
 
 

@@ -75,6 +75,7 @@ from sublet.notebook.status import CellBill, Ended, Finished, Starting, Waiting
 from sublet.notebook.surroundings import Surroundings
 from sublet.notebook.traffic import Placing, Traffic, fates_text, number_of
 from sublet.values import GIB, NS_PER_S, EndReason, Exclusivity, Tier
+from sublet.wire.http_views import SESSION_LABEL
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
@@ -649,7 +650,7 @@ class Cells:
         assert self._fabric is not None
         began_s = time.monotonic()
         session = self._session
-        labels = self.labels if session is None else {**self.labels, "session": session.session.id}
+        labels = self.labels if session is None else {**self.labels, SESSION_LABEL: session.session.id}
         new = self.lease = quiet(go_on(self._fabric, lease, kernel, options, status.show, labels))
         if session is not None:
             session.moved(new)

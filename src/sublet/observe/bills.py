@@ -23,7 +23,7 @@ from typing import Final
 
 from sublet.errors import InvalidRequest
 from sublet.values import GIB, MILLIS_PER_DEVICE, NS_PER_S, Kind, LeaseId, ResourceId, TenantId
-from sublet.wire.http_views import check_grouping
+from sublet.wire.http_views import SESSION_LABEL, check_grouping
 from sublet.wire.orders import Metered
 
 __all__ = [
@@ -311,6 +311,8 @@ def _key(usage: Usage, by: str) -> str:
             return usage.tenant
         case "group":
             return usage.group
+        case "session":
+            return usage.labels.get(SESSION_LABEL, "")
         case _:
             return ",".join(usage.labels.get(key, "") for key in by.removeprefix("label:").split(","))
 

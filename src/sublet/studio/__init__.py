@@ -1,10 +1,12 @@
-"""Sessions: a person's GPU work that outlives its leases.
+"""Sessions: a person's GPU work that outlives its leases, and the studio, which serves them to many people.
 
 ``sublet session`` and ``SUBLET_SESSION`` stand on this; it uses the public API of the office and no other way in.
 """
 
-# General layout: states (the table) · records (values and their fold) · store (records on disk) · sessions (what is
-# done with them, step by step) · office (the public API, as sessions use it) · drawing (the table in the docs).
+# General layout: states (the table) · records (values and their fold) · store (records on disk) · remote (records that
+# a studio keeps) · sessions (what is done with them, step by step) · office (the public API, as sessions use it) ·
+# views (sessions as documents) · drawing (the table in the docs). For many people: people (who, and their tokens) ·
+# service (the sessions of each) · web (the API and the page over HTTP) · page (the page as text).
 
 from __future__ import annotations
 

@@ -18,10 +18,12 @@ from sublet.client.model import Offer
 from sublet.errors import LeaseEnded, NotFound
 from sublet.lease.states import LeaseStatus
 from sublet.studio.records import Offered, ProcessIdentity, Terms
-from sublet.studio.sessions import LABEL, Asking, Seen, Sessions, new_id
-from sublet.studio.store import DATABASE, SqliteStore
+from sublet.studio.remote import STUDIO_VARIABLE, TOKEN_VARIABLE, RemoteStore
+from sublet.studio.sessions import Asking, Seen, Sessions, new_id
+from sublet.studio.store import DATABASE, SqliteStore, Store
 from sublet.values import Kind
 from sublet.wire.http import ActivityRequest, LeaseView, ReleaseRequest
+from sublet.wire.http_views import SESSION_LABEL
 
 __all__ = [
     "VARIABLE",
@@ -108,14 +110,14 @@ class FabricOffice:
 def is_of_session(lease: LeaseView) -> bool:
     """Whether this is a session's lease of GPUs, or of what is parked of it, whose end has not begun."""
     is_gpu = not lease.wants or lease.wants[0].kind == Kind.GPU
-    return LABEL in lease.labels and (is_gpu or lease.parks is not None) and lease.status not in _OVER
+    return SESSION_LABEL in lease.labels and (is_gpu or lease.parks is not None) and lease.status not in _OVER
 
 
 def _seen(view: LeaseView) -> Seen:
     end = view.end
     return Seen(
         id=view.id,
-        session=view.labels.get(LABEL, ""),
+        session=view.labels.get(SESSION_LABEL, ""),
         tenant=view.tenant,
         epoch=None if view.epoch is None else (view.epoch.incarnation, view.epoch.n),
         is_held=view.status in _HELD,
@@ -151,10 +153,13 @@ def _started(pid: int) -> int | None:
     return None if len(fields) < 20 or fields[0] in "ZX" else int(fields[19])
 
 
-def open_sessions(office: FabricOffice, *, home: str | None = None, name: str = "") -> Sessions[Lease]:
-    """The sessions of this user, in the state folder."""
+def open_sessions(
+    office: FabricOffice, *, home: str | None = None, folder: Path | None = None, name: str = ""
+) -> Sessions[Lease]:
+    """The sessions of this user, in the state folder or behind the studio that ``SUBLET_STUDIO`` names; or those that
+    are kept in a ``folder``."""
     return Sessions(
-        SqliteStore(sessions_folder(home)),
+        _own_store(home) if folder is None else SqliteStore(folder),
         office,
         me=this_process(name),
         is_alive=is_alive,
@@ -163,9 +168,15 @@ def open_sessions(office: FabricOffice, *, home: str | None = None, name: str = 
     )
 
 
+def _own_store(home: str | None) -> Store:
+    url = os.environ.get(STUDIO_VARIABLE) if home is None else None
+    return RemoteStore(url, os.environ.get(TOKEN_VARIABLE)) if url else SqliteStore(sessions_folder(home))
+
+
 def are_recorded(home: str | None = None) -> bool:
     """Whether this user ever had a session; the office need not run for that."""
-    return (sessions_folder(home) / DATABASE).exists()
+    is_elsewhere = home is None and bool(os.environ.get(STUDIO_VARIABLE))
+    return is_elsewhere or (sessions_folder(home) / DATABASE).exists()
 
 
 def sessions_folder(home: str | None = None) -> Path:
@@ -210,6 +221,6 @@ class NotebookSession:
         terms = self.session.terms
         given = {name: value for name, value in asked.items() if value is not None}
         given = {"exclusivity": terms.exclusivity, "model": terms.model, **given}
-        lease = self._fabric.gpu(**{**given, "labels": {**given.get("labels", {}), LABEL: self.session.id}})
+        lease = self._fabric.gpu(**{**given, "labels": {**given.get("labels", {}), SESSION_LABEL: self.session.id}})
         self.moved(lease)
         return lease

@@ -10,10 +10,13 @@ names are found.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+
+from msgspec import structs
 
 from sublet.errors import (
     Disconnected,
@@ -47,17 +50,17 @@ from sublet.studio.records import (
 )
 from sublet.studio.states import SESSION_TABLE, SessionEnd, SessionState
 from sublet.studio.store import Store
-from sublet.values import valid_name
+from sublet.values import shown, valid_name
+from sublet.wire.http_views import SESSION_LABEL
 
-__all__ = ["LABEL", "Asking", "Office", "Seen", "Sessions", "new_id"]
+__all__ = ["Asking", "Office", "Seen", "Sessions", "new_id"]
 
-LABEL: Final = "session"
-"""The label of every lease of a session; its value is the session's id."""
 ATTEMPT: Final = "attempt"
 """The label by which the office is asked whether it remembers a request."""
 TRIES: Final = 50
 """Of an append, or of a request, that another process was quicker with."""
 NOTHING: Final[Mapping[str, Any]] = {}
+_IDENT: Final = re.compile(r"s-[0-9a-f]{12}")
 _ASKING: Final = (SessionState.WAITING, SessionState.OFFERED)
 L = TypeVar("L")
 OnOffer: TypeAlias = "Callable[[Offered], bool] | None"
@@ -119,6 +122,9 @@ class Office(Protocol[L]):
     def release(self, lease: str) -> None:
         """Give it back, or leave the queue; harmless where it has ended."""
 
+    def set_down(self, held: L) -> None:
+        """Leave it to the program that takes it over; nothing runs under it until then."""
+
     def leave(self, held: L) -> None:
         """Let it outlive this process, which holds it no more."""
 
@@ -178,19 +184,40 @@ class Sessions(Generic[L]):
 
     def start(self, name: str, terms: Terms) -> Session:
         """A new session. It rests until a lease is asked for."""
-        name = valid_name(name, "the session's name")
-        ident = self._new_id()
+        ident, record = self._new_id(), Started(name=name, terms=terms)
 
         def begun() -> Record:
-            if any(one.name == name and not one.is_over for one in self._found.values()):
-                raise InvalidRequest(
-                    f"there is a session {name} already",
-                    do=f"Go on with it (`sublet session resume {name}`), or use another name.",
-                )
-            return Started(name=name, terms=terms)
+            self._check_start(record)
+            return record
 
         self._append(ident, begun)
         return self._found[ident]
+
+    def _check_start(self, record: Started) -> None:
+        name = valid_name(record.name, "the session's name")
+        if any(one.name == name and not one.is_over for one in self._found.values()):
+            raise InvalidRequest(
+                f"there is a session {name} already",
+                do=f"Go on with it (`sublet session resume {name}`), or use another name.",
+            )
+
+    # ---- for programs elsewhere, whose store is behind this one
+
+    def entries(self, after: int) -> list[Entry]:
+        """Every record behind this one."""
+        return self._store.read(after)
+
+    def add(self, entry: Entry) -> bool:
+        """Append what another program has decided, if the table allows it; False: its number is taken."""
+        with self._lock:
+            self._catch_up()
+            if entry.seq != self._seq + 1:
+                return False
+            if _IDENT.fullmatch(entry.session) is None or not 0 <= entry.at_ns < 1 << 63:
+                raise InvalidRequest(f"{shown(entry.session)} is no record of a session", do="Upgrade the program.")
+            if isinstance(entry.record, Started):
+                self._check_start(entry.record)
+            return self._put(entry)
 
     def acquire(self, text: str, more: Mapping[str, Any] = NOTHING, on_offer: OnOffer = None) -> L:
         """The session's lease: the one that it has, taken over, or one that is asked for. It waits as the office does.
@@ -226,6 +253,19 @@ class Sessions(Generic[L]):
         for one in self._live(self.find(ident)):
             if one.id != now and not one.is_parked:
                 self._office.release(one.id)
+
+    def set_down(self, text: str, held: L) -> None:
+        """Leave the lease to the program that takes it over: from here on no process holds it."""
+        ident = self.find(text).id
+        self._office.set_down(held)
+
+        def without_holder() -> Record | None:
+            found = self._found[ident]
+            if found.state is not SessionState.ACTIVE or found.lease is None or found.lease.holder != self._me:
+                return None
+            return Moved(lease=structs.replace(found.lease, holder=None), tenant=found.tenant)
+
+        self._append(ident, without_holder)
 
     def rest(self, text: str, *, even_if_busy: bool = False) -> Session:
         """Give the lease back, or leave the queue; what was saved is kept. Refused while something runs."""
@@ -371,7 +411,7 @@ class Sessions(Generic[L]):
         is_repeat = self._found[ident].asks > 1
         asking = Asking(
             request_id=request_id(session),
-            labels={LABEL: ident, ATTEMPT: str(session.attempt)},
+            labels={SESSION_LABEL: ident, ATTEMPT: str(session.attempt)},
             terms=session.terms,
             more=more,
             offered=lambda offer: self._offered(ident, offer, on_offer),
@@ -459,15 +499,20 @@ class Sessions(Generic[L]):
                 record = decide()
                 if record is None:
                     return False
-                entry = Entry(seq=self._seq + 1, session=ident, at_ns=self._wall_ns(), record=record)
-                try:
-                    folded = fold(self._found.get(ident), entry)
-                except ValueError as error:
-                    raise InvalidRequest(str(error), do="`sublet session show` tells how it stands now.") from error
-                if self._store.append(entry):
-                    self._found[ident], self._seq = folded, entry.seq
+                if self._put(Entry(seq=self._seq + 1, session=ident, at_ns=self._wall_ns(), record=record)):
                     return True
         raise Disconnected("the sessions are changed by others again and again", do="Try again.")
+
+    def _put(self, entry: Entry) -> bool:
+        """Append this one behind the newest; whether it was the next."""
+        try:
+            folded = fold(self._found.get(entry.session), entry)
+        except ValueError as error:
+            raise InvalidRequest(str(error), do="`sublet session show` tells how it stands now.") from error
+        if not self._store.append(entry):
+            return False
+        self._found[entry.session], self._seq = folded, entry.seq
+        return True
 
     def _append_if(self, session: Session, record: Record) -> bool:
         """Append it if the session is still what was looked at."""

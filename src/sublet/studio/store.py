@@ -24,10 +24,9 @@ from sublet.durable.files import name_once, sync_file
 from sublet.errors import JournalError
 from sublet.studio.records import Entry, Record
 
-__all__ = ["DATABASE", "SqliteStore", "Store"]
+__all__ = ["DATABASE", "Database", "SqliteStore", "Store"]
 
 DATABASE: Final = "sessions.db"
-VERSION: Final = 1
 BUSY_S: Final = 10.0
 """How long another process may keep the database to itself; it takes milliseconds."""
 CHECK_BYTES: Final = 16
@@ -52,18 +51,78 @@ class Store(Protocol):
         """Append a record; it is durable when this returns True. False: its ``seq`` is taken, and nothing was done."""
 
 
+class Database:
+    """A SQLite file in a folder of its user's, which any process of that user may open."""
+
+    def __init__(self, path: Path, schema: str, *, version: int, what: str) -> None:
+        """``what`` it holds, for messages."""
+        self.path = make_private_dir(path.parent) / path.name
+        self._schema, self._version, self._what = schema, version, what
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[sqlite3.Connection]:
+        """Opened for each use: a program holds it for years, forks, and asks it for something twice a day."""
+        with self._lock:
+            try:
+                if not self.path.exists():
+                    self._make()
+                with contextlib.closing(_connected(self.path)) as db:
+                    version: int = db.execute("PRAGMA user_version").fetchone()[0]
+                    if version != self._version:
+                        raise JournalError(
+                            f"{self._what} in {self.path} were written by another Sublet (version {version})",
+                            do="Use that one, or upgrade this one. Nothing was changed.",
+                        )
+                    yield db
+            except (OSError, sqlite3.Error) as error:
+                raise JournalError(
+                    f"{self._what} in {self.path} cannot be read or written: {error}",
+                    do="Make room on its disk, or mend it; nothing was changed.",
+                ) from error
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[sqlite3.Connection]:
+        """In one transaction, which is undone where the block raises, and on disk when it has ended."""
+        with self.opened() as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            finally:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+
+    def _make(self) -> None:
+        """An empty database, which gets its name when it is whole; where two are made, one stays."""
+        temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}~")
+        try:
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            with contextlib.closing(_connected(temporary)) as db:
+                db.execute("PRAGMA journal_mode = WAL")
+                db.executescript(self._schema)
+                db.execute(f"PRAGMA user_version = {self._version}")
+            sync_file(temporary)
+            with contextlib.suppress(FileExistsError):
+                name_once(temporary, self.path)
+        finally:
+            for name in (temporary, f"{temporary}-wal", f"{temporary}-shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name)
+
+
 class SqliteStore:
-    """A database in a folder of its user's."""
+    """The records of one user's sessions, in a database."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = make_private_dir(folder) / DATABASE
-        self._lock = threading.Lock()
+        self._database = Database(folder / DATABASE, _SCHEMA, version=1, what="the sessions")
+        self.path = self._database.path
         self._decoder = msgspec.json.Decoder(Record)
 
     def read(self, after: int) -> list[Entry]:
         if not self.path.exists():
             return []
-        with self._opened() as db:
+        with self._database.opened() as db:
             rows = db.execute(
                 "SELECT seq, session, at_ns, body, sum FROM record WHERE seq > ? ORDER BY seq", (after,)
             ).fetchall()
@@ -75,56 +134,12 @@ class SqliteStore:
     def append(self, entry: Entry) -> bool:
         body = msgspec.json.encode(entry.record)
         row = (entry.seq, entry.session, entry.at_ns, body, _sum(entry.seq, entry.session, entry.at_ns, body))
-        with self._opened() as db:
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                last: int = db.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()[0]
-                if entry.seq != last + 1:
-                    return False
-                db.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?)", row)
-                db.execute("COMMIT")
-            finally:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
+        with self._database.changing() as db:
+            last: int = db.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()[0]
+            if entry.seq != last + 1:
+                return False
+            db.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?)", row)
         return True
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        """Opened for each use: a program holds it for years, forks, and asks it for something twice a day."""
-        with self._lock:
-            try:
-                if not self.path.exists():
-                    self._make()
-                with contextlib.closing(_connected(self.path)) as db:
-                    version: int = db.execute("PRAGMA user_version").fetchone()[0]
-                    if version != VERSION:
-                        raise JournalError(
-                            f"the sessions in {self.path} were written by another Sublet (version {version})",
-                            do="Use that one, or upgrade this one. Nothing was changed.",
-                        )
-                    yield db
-            except (OSError, sqlite3.Error) as error:
-                raise JournalError(
-                    f"the sessions in {self.path} cannot be read or written: {error}",
-                    do="Make room on its disk, or mend it; nothing of a session was changed.",
-                ) from error
-
-    def _make(self) -> None:
-        """An empty database, which gets its name when it is whole; where two are made, one stays."""
-        temporary = self.path.with_name(f"{DATABASE}.{secrets.token_hex(4)}~")
-        try:
-            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-            with contextlib.closing(_connected(temporary)) as db:
-                db.execute("PRAGMA journal_mode = WAL")
-                db.execute(_SCHEMA)
-                db.execute(f"PRAGMA user_version = {VERSION}")
-            sync_file(temporary)
-            with contextlib.suppress(FileExistsError):
-                name_once(temporary, self.path)
-        finally:
-            for name in (temporary, f"{temporary}-wal", f"{temporary}-shm"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name)
 
     def _entry(self, seq: int, session: str, at_ns: int, body: bytes, check: bytes) -> Entry:
         if check != _sum(seq, session, at_ns, body):

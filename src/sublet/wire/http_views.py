@@ -15,6 +15,7 @@ from sublet.values import Epoch, shown
 __all__ = [
     "BILL_GROUPINGS",
     "BILL_PERIODS",
+    "SESSION_LABEL",
     "AuditEntry",
     "AuditReport",
     "BackupAnswer",
@@ -243,8 +244,10 @@ class GuestEntry(Message, kw_only=True):
     """In this order they are listed; ``after`` asks for those that follow."""
 
 
-BILL_GROUPINGS: Final = ("lease", "tenant", "group", "device")
+BILL_GROUPINGS: Final = ("lease", "tenant", "group", "device", "session")
 BILL_PERIODS: Final = ("day", "month")
+SESSION_LABEL: Final = "sublet-session"
+"""The label of the leases of a session; its value is the session's id."""
 
 
 def check_grouping(by: str, per: str | None = None) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["AS_TENANT_HEADER", "AS_TENANT_VARIABLE", "WIRE_HEADER", "WIRE_OLDEST", "WIRE_VERSION"]
+__all__ = [
+    "AS_TENANT_HEADER",
+    "AS_TENANT_VARIABLE",
+    "FOR_TENANT_HEADER",
+    "WIRE_HEADER",
+    "WIRE_OLDEST",
+    "WIRE_VERSION",
+]
 
 WIRE_VERSION: Final = 1
 """Client and office must be at most one version apart; both send theirs in ``WIRE_HEADER``."""
@@ -14,5 +21,7 @@ WIRE_OLDEST: Final = max(1, WIRE_VERSION - 1)
 WIRE_HEADER: Final = "sublet-wire"
 AS_TENANT_HEADER: Final = "sublet-as-tenant"
 """Sent with the value 1 by a process of root's or the owner's that means to be the tenant whose token it shows."""
+FOR_TENANT_HEADER: Final = "sublet-for-tenant"
+"""Sent by an operator that acts for a tenant, with its name: the request has that tenant's rights and no others."""
 AS_TENANT_VARIABLE: Final = "SUBLET_AS_TENANT"
 """The same, as an environment variable with the value 1, for programs that are not told as an option."""

@@ -158,6 +158,20 @@ def test_the_owners_process_is_another_tenant_only_if_it_says_so(uid: int, share
         assert found.caller(b"Bearer sublet_owner", origin) == (LOCAL_TENANT, True, "")
 
 
+def test_an_operator_acts_for_a_tenant_with_that_tenants_rights_alone() -> None:
+    found = access(operator=True)
+    found.put(TenantRecord(id=TenantId("bob"), operator=True))
+    found.put(TenantRecord(id=TenantId("gone"), disabled=True))
+    ann = found.caller(b"Bearer " + TOKEN.encode())
+    assert found.acting_for(ann, b"bob") == ("bob", False, "for it: ann")
+    assert found.acting_for(ann._replace(peer="uid 1, pid 2"), b"bob").peer == "for it: ann, uid 1, pid 2"
+    for name in (b"", b"nobody", b"gone", b"\xff", b"b" * 100_000):
+        with pytest.raises(Unauthorized, match="no such tenant"):
+            found.acting_for(ann, name)
+    with pytest.raises(Unauthorized, match="only an operator"):
+        found.acting_for(access().caller(b"Bearer " + TOKEN.encode()), b"ann")
+
+
 def test_to_mean_it_helps_no_other_user() -> None:
     with pytest.raises(Unauthorized):
         bound().caller(BEARER, over(STRANGER), as_tenant=True)

@@ -39,6 +39,7 @@ from sublet.studio.states import SESSION_TABLE, SessionEnd, SessionEvent, Sessio
 from sublet.studio.store import SqliteStore
 from sublet.values import GIB
 from sublet.wire.http import ParksView, WantBody
+from sublet.wire.http_views import SESSION_LABEL
 from tests.unit.client.script import view
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -182,7 +183,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 
 def test_a_session_has_a_lease_until_its_end_begins_and_what_is_parked_of_it() -> None:
     """While its devices are cleared it is no lease of the session any more. A lease of another kind never is."""
-    labels = {"session": "s-1"}
+    labels = {SESSION_LABEL: "s-1"}
     assert is_of_session(view("queued", labels=labels))
     assert is_of_session(view("active", labels=labels))
     assert not is_of_session(view("ending", labels=labels))

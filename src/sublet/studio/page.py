@@ -1,0 +1,223 @@
+"""The page of the studio, as text. Whatever comes from outside is escaped by the one function that makes elements."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Final
+
+from sublet.errors import SubletError
+from sublet.invocation import typeable
+from sublet.studio.people import Person
+from sublet.studio.views import Json, place, state, the_bill
+from sublet.values import NS_PER_S, format_duration, format_size
+
+__all__ = ["Html", "error_page", "sessions_page", "sessions_part", "sign_in_page", "tag", "trouble"]
+
+TITLE: Final = "Sublet studio"
+EMPTY: Final = frozenset(("meta", "link", "input"))
+"""Elements without an end tag."""
+ENDED_SHOWN: Final = 20
+
+
+class Html(str):
+    """Text that is HTML already; a plain ``str`` is escaped when it becomes part of an element."""
+
+    __slots__ = ()
+
+
+def tag(element: str, *children: str, **attributes: str) -> Html:
+    """One element. ``class_`` and ``for_`` stand for the words that Python keeps; an empty value is left out."""
+    said = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for name, value in attributes.items() if value
+    )
+    if element in EMPTY:
+        return Html(f"<{element}{said}>")
+    inner = "".join(child if isinstance(child, Html) else html.escape(child) for child in children)
+    return Html(f"<{element}{said}>{inner}</{element}>")
+
+
+def sessions_page(person: Person, views: Sequence[Json], form: str) -> str:
+    """The person's page. ``form`` is the token of its forms."""
+    head = tag(
+        "header",
+        tag("h1", TITLE),
+        tag(
+            "div",
+            tag("span", f"{person.name} · tenant {person.tenant}"),
+            _form("/sign-out", form, tag("button", "Sign out", class_="quiet")),
+            class_="who",
+        ),
+    )
+    live = tag("main", Html(sessions_part(views, form)), id="sessions", aria_live="polite")
+    note = tag("p", "Connection lost; this page tries again by itself.", id="lost", hidden="hidden", role="status")
+    return _page(head, note, live, _start_form(form), refresh=True)
+
+
+def sessions_part(views: Sequence[Json], form: str) -> str:
+    """What of the page changes by itself."""
+    live = [view for view in views if not view["end"]]
+    ended = [view for view in views if view["end"]][:ENDED_SHOWN]
+    parts: list[str] = [tag("h2", "Sessions")]
+    if not live:
+        parts.append(tag("p", "No sessions. Start one below: it waits for a GPU if none is free.", class_="none"))
+    parts += [_card(view, form) for view in live]
+    if ended:
+        rows = [_ended_row(view) for view in ended]
+        heads = tag("tr", *(tag("th", head, scope="col") for head in ("Session", "Started", "Volume", "Bill")))
+        body = tag("table", tag("thead", heads), tag("tbody", *rows))
+        parts.append(tag("details", tag("summary", f"Ended ({len(ended)})"), tag("div", body, class_="wide")))
+    return "".join(parts)
+
+
+def sign_in_page(error: SubletError | None = None) -> str:
+    """Asks for the token."""
+    said = () if error is None else (_error(error),)
+    field = tag(
+        "input", id="token", name="token", type="password", autocomplete="current-password", required="required"
+    )
+    form = tag(
+        "form",
+        tag("label", "Your token", for_="token"),
+        field,
+        tag("button", "Sign in"),
+        method="post",
+        action="/sign-in",
+        class_="sign-in",
+    )
+    hint = tag("p", "The operator of this studio has it for you. It is shown once.", class_="dim")
+    return _page(tag("header", tag("h1", TITLE)), tag("main", *said, form, hint))
+
+
+def error_page(error: SubletError, again: str | None = None, form: str = "") -> str:
+    """What went wrong and what to do. ``again``: the path of a form that can be sent once more to insist."""
+    parts: list[str] = [_error(error)]
+    if again is not None:
+        button = tag("button", "End what runs, and go on", class_="danger")
+        parts.append(_form(again, form, button, now="1"))
+    parts.append(tag("p", tag("a", "Back to your sessions", href="/")))
+    return _page(tag("header", tag("h1", TITLE)), tag("main", *parts))
+
+
+def trouble(error: SubletError) -> str:
+    """In the place of the sessions, while they cannot be read."""
+    return _error(error)
+
+
+# ---- within
+
+
+def _page(*parts: str, refresh: bool = False) -> str:
+    head = [
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", TITLE),
+        tag("link", rel="stylesheet", href="/studio.css"),
+    ]
+    if refresh:
+        head.append(tag("script", src="/studio.js", defer="defer"))
+        head.append(tag("noscript", tag("meta", http_equiv="refresh", content="15")))
+    whole = tag("html", tag("head", *head), tag("body", *parts), lang="en")
+    return f"<!doctype html>\n{whole}\n"
+
+
+def _form(action: str, form: str, *children: str, class_: str = "", **hidden: str) -> Html:
+    fields = (tag("input", type="hidden", name=name, value=value) for name, value in {"form": form, **hidden}.items())
+    return tag("form", *fields, *children, method="post", action=action, class_=class_)
+
+
+def _error(error: SubletError) -> Html:
+    return tag(
+        "div",
+        tag("strong", _sentence(error.message)),
+        tag("p", typeable(error.do)),
+        class_="error",
+        role="alert",
+    )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _card(view: Json, form: str) -> Html:
+    title = tag("h3", view["name"], " ", tag("span", state(view), class_=f"state {view['state']}"))
+    facts = [("asks for", _what(view))]
+    if view["position"]:
+        facts.append(("queue", place(view)))
+    elif view["state"] == "waiting":
+        facts.append(("queue", "asked for; the office has not answered yet"))
+    elif view["reason"]:
+        facts.append(("last asked", view["reason"]))
+    last = view["leases"][-1] if view["leases"] else None
+    if view["lease"] and last is not None and last["devices"]:
+        facts.append(("GPU", ", ".join(last["devices"])))
+    if view["lease"] and view["remaining"] is not None and not view["position"]:
+        facts.append(("time left", f"{_about(view['remaining'])}, unless a cell renews it"))
+    if view["state"] == "resting" and last is not None and last["reason"]:
+        why = f"{last['reason']}: {last['detail']}" if last["detail"] else last["reason"]
+        facts.append(("last lease", f"{why} ({last['until']})"))
+    facts.append(("saved", view["saved_at"] or "nothing yet"))
+    facts.append(("bill so far", the_bill(view["bill"]) if view["bill"] else "nothing yet"))
+    if view["suspended"]:
+        next_step = "Its program is suspended: run the next cell of its notebook, which goes on with it."
+    elif view["state"] == "active":
+        next_step = "Run a cell: its notebook takes the lease over."
+    else:
+        next_step = ""
+    rows = [Html(tag("dt", name) + tag("dd", value)) for name, value in facts]
+    path = f"/sessions/{view['id']}"
+    buttons = []
+    if view["state"] == "resting" and not view["suspended"]:
+        buttons.append(_form(f"{path}/resume", form, tag("button", "Resume")))
+    if view["state"] in ("active", "waiting", "offered"):
+        label = "Rest: give the GPU back" if view["state"] == "active" else "Leave the queue"
+        buttons.append(_form(f"{path}/rest", form, tag("button", label)))
+    buttons.append(_form(f"{path}/end", form, tag("button", "End", class_="quiet")))
+    return tag(
+        "article",
+        title,
+        tag("dl", *rows),
+        *((tag("p", next_step, class_="dim"),) if next_step else ()),
+        tag("p", "In a notebook: ", tag("code", f"SUBLET_SESSION={view['id']}"), class_="dim"),
+        tag("div", *buttons, class_="buttons"),
+    )
+
+
+def _ended_row(view: Json) -> Html:
+    bill = the_bill(view["bill"]) if view["bill"] else "nothing"
+    cells = (view["name"], view["started_at"], view["volume"], bill)
+    return tag("tr", *(tag("td", cell) for cell in cells))
+
+
+def _start_form(form: str) -> Html:
+    def field(name: str, label: str, **more: str) -> Html:
+        return tag("label", label, tag("input", name=name, autocomplete="off", **more))
+
+    return tag(
+        "section",
+        tag("h2", "New session"),
+        _form(
+            "/start",
+            form,
+            field("name", "Name", required="required", maxlength="63", placeholder="thesis"),
+            field("vram", "GPU memory", required="required", maxlength="20", placeholder="8GiB"),
+            field("ttl", "Time to live (optional)", maxlength="20", placeholder="5m"),
+            tag("button", "Start"),
+            class_="start",
+        ),
+    )
+
+
+def _what(view: Json) -> str:
+    terms = view["terms"]
+    size = f"{format_size(terms['vram'])} of GPU memory"
+    many = f"{terms['count']} × {size}" if terms["count"] > 1 else size
+    return f"{many}, tier {terms['tier']}"
+
+
+def _about(seconds: float) -> str:
+    """Coarse, so that a page does not change each second."""
+    if seconds < 60:
+        return "less than a minute"
+    return f"about {format_duration(round(seconds / 60) * 60 * NS_PER_S)}"

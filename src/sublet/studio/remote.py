@@ -1,0 +1,57 @@
+"""The records of a person's sessions where a studio keeps them: for notebooks and commands of other users."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+
+from sublet.client.address import find_address
+from sublet.client.answers import decode
+from sublet.client.clocks import client_clock
+from sublet.client.steps import Call
+from sublet.client.transport import Transport
+from sublet.errors import Disconnected, InvalidRequest
+from sublet.studio.records import Entry
+from sublet.wire.version import WIRE_VERSION
+
+__all__ = ["PAGE", "STUDIO_VARIABLE", "TOKEN_VARIABLE", "RemoteStore"]
+
+STUDIO_VARIABLE: Final = "SUBLET_STUDIO"
+TOKEN_VARIABLE: Final = "SUBLET_STUDIO_TOKEN"
+PAGE: Final = 500
+"""Records in one answer."""
+ANSWER_S: Final = 15.0
+_T = TypeVar("_T")
+
+
+class RemoteStore:
+    """A `Store` behind a studio. Safe to use from several threads."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        if not token:
+            raise InvalidRequest(
+                f"{STUDIO_VARIABLE} names a studio, and {TOKEN_VARIABLE} is not set",
+                do="Set it to the token that the operator of the studio gave you.",
+            )
+        self._url = url
+        self._transport = Transport(find_address(url, token, None, {}), client_clock(), wire=WIRE_VERSION)
+        self._transport.close()  # no connection is kept: it is asked for something twice a day
+
+    def read(self, after: int) -> list[Entry]:
+        found: list[Entry] = []
+        while True:
+            page = self._asked("GET", f"/v1/records?after={after + len(found)}", None, list[Entry])
+            found += page
+            if len(page) < PAGE:
+                return found
+
+    def append(self, entry: Entry) -> bool:
+        return self._asked("POST", "/v1/records", msgspec.json.encode(entry), bool)
+
+    def _asked(self, method: str, path: str, body: bytes | None, shape: type[_T]) -> _T:
+        try:
+            reply = self._transport.exchange(Call(method=method, path=path, body=body, timeout_s=ANSWER_S))
+        except Disconnected as error:
+            raise Disconnected(f"the studio at {self._url} did not answer", sent=error.sent) from error
+        return decode(reply, shape)

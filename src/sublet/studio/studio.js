@@ -1,0 +1,25 @@
+// Shows the sessions again whenever the studio says that they have changed. What is typed into a form stays, since the
+// form lies outside of the part that is replaced.
+"use strict";
+(() => {
+  const part = document.getElementById("sessions");
+  const lost = document.getElementById("lost");
+  const news = new EventSource("/live");
+  news.onopen = () => { lost.hidden = true; };
+  news.onmessage = (message) => {
+    lost.hidden = true;
+    const focus = document.activeElement;
+    const form = focus instanceof Element && part.contains(focus) ? focus.closest("form") : null;
+    const action = form === null ? null : form.getAttribute("action");
+    const open = part.querySelector("details") !== null && part.querySelector("details").open;
+    part.innerHTML = message.data;
+    const details = part.querySelector("details");
+    if (details !== null) { details.open = open; }
+    if (action !== null) {
+      const same = [...part.querySelectorAll("form")].find((one) => one.getAttribute("action") === action);
+      if (same !== undefined) { same.querySelector("button").focus(); }
+    }
+  };
+  news.onerror = () => { lost.hidden = false; };
+  news.addEventListener("over", () => { news.close(); location.assign("/sign-in"); });
+})();

@@ -1,0 +1,127 @@
+"""Sessions as documents: what the command line, the API and the page show, in the same words and numbers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from msgspec import structs, to_builtins
+
+from sublet.client.fabric import Fabric
+from sublet.errors import SubletError
+from sublet.lease.value import rfc3339
+from sublet.studio.office import is_of_session
+from sublet.studio.records import LeaseRecord, Session
+from sublet.studio.states import SessionState
+from sublet.values import NS_PER_S, format_duration
+from sublet.wire.http import ExplainAnswer, LeaseView
+from sublet.wire.http_views import SESSION_LABEL
+
+__all__ = ["Json", "advice", "place", "session_views", "state", "the_bill"]
+
+Json: TypeAlias = dict[str, Any]
+
+
+def session_views(fabric: Fabric, listed: Sequence[Session]) -> list[Json]:
+    """These sessions, each with its live lease, its place in the queue and its bill so far."""
+    if not listed:
+        return []
+    live = [lease for lease in fabric.leases() if is_of_session(lease)]
+    bills = {line.key: to_builtins(line) for line in fabric.bill(by="session")}
+    return [_view(fabric, one, _leases_of(one, live), bills.get(one.id)) for one in listed]
+
+
+def _leases_of(session: Session, live: Sequence[LeaseView]) -> list[LeaseView]:
+    if session.is_over:
+        return []
+    return [one for one in live if one.labels[SESSION_LABEL] == session.id and session.tenant in ("", one.tenant)]
+
+
+def _view(fabric: Fabric, session: Session, leases: Sequence[LeaseView], bill: Json | None) -> Json:
+    lease = next((one for one in leases if one.parks is None), None)
+    view: Json = {
+        "id": session.id,
+        "name": session.name,
+        "state": session.state.value,
+        "end": None if session.end is None else session.end.value,
+        "tenant": session.tenant,
+        "terms": structs.asdict(session.terms),
+        "started_at": _moment(session.started_ns),
+        "changed_at": _moment(session.changed_ns),
+        "volume": session.volume,
+        "saved_at": session.saved_at,
+        "lease": None if lease is None else lease.id,
+        "remaining": None if lease is None else lease.remaining,
+        "busy": lease is not None and lease.granted_at is not None and not lease.idle,
+        "suspended": session.state is SessionState.RESTING and any(one.parks is not None for one in leases),
+        "position": None,
+        "estimate": None,
+        "reason": session.refused,
+        "leases": [_lease_view(one) for one in session.leases],
+        "bill": bill,
+    }
+    if lease is not None and lease.granted_at is None:
+        with contextlib.suppress(SubletError):  # it was granted, or withdrawn, in this moment
+            why = fabric.request("GET", f"/v1/leases/{lease.id}/explain", shape=ExplainAnswer)
+            view |= {"position": why.position, "estimate": why.estimate, "reason": why.summary}
+    return view
+
+
+def _lease_view(lease: LeaseRecord) -> Json:
+    return {
+        "id": lease.id,
+        "epoch": list(lease.epoch),
+        "devices": list(lease.devices),
+        "from": _moment(lease.at_ns),
+        "until": None if lease.ended_ns is None else _moment(lease.ended_ns),
+        "reason": lease.reason,
+        "detail": lease.detail,
+        "saved_at": lease.saved_at,
+    }
+
+
+def state(view: Json) -> str:
+    """``active``, with what else is worth knowing at a glance."""
+    said: str = view["state"]
+    if view["end"]:
+        return f"{said}: {view['end']}"
+    if view["position"]:
+        return f"{said}, place {view['position']}"
+    if view["suspended"]:
+        return f"{said}, suspended"
+    return f"{said}, busy" if view["busy"] else said
+
+
+def place(view: Json) -> str:
+    """The place in the queue with its estimate and reason."""
+    about = "" if view["estimate"] is None else f", in about {_duration(view['estimate'])}"
+    return f"place {view['position']}{about}: {view['reason']}"
+
+
+def the_bill(line: Json) -> str:
+    """What a session has cost so far."""
+    cost = f", {line['cost']:.4g} {line['currency']}".rstrip() if line["cost"] else ""
+    held = f"{_duration(line['gpu_seconds'])} of GPU, {_duration(line['busy_seconds'])} busy"
+    leases = f"{line['leases']} lease{'' if line['leases'] == 1 else 's'}"
+    return f"{leases}, {held}, {_duration(line['waited_seconds'])} in the queue{cost}"
+
+
+def advice(view: Json) -> str:
+    """What can be done with a session that has no lease; empty where nothing can. Commands stand in backticks."""
+    if view["end"]:
+        return ""
+    if view["suspended"]:
+        return (
+            "run the next cell of its notebook, which goes on with the suspended program; or give that up: "
+            f"`sublet session end {view['name']} --now`"
+        )
+    return f"run a cell of its notebook, or `sublet session resume {view['name']}`"
+
+
+def _duration(seconds: float) -> str:
+    return format_duration(round(seconds * NS_PER_S))
+
+
+def _moment(wall_ns: int) -> str:
+    return rfc3339(wall_ns)

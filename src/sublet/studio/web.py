@@ -1,0 +1,464 @@
+"""The studio over HTTP: the API under ``/v1``, for programs with a token, and the page, for browsers with a cookie.
+
+The API takes the token in the ``Authorization`` header and looks at no cookie, so another site cannot use it through
+somebody's browser. The page takes the cookie and, for what changes anything, a form token that only this page's forms
+have; the cookie is not sent from other sites, and a request that names another origin is refused. A token is never part
+of an address. Bodies and names are bounded; every text that comes from outside is escaped where it is shown (``page``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import AsyncIterator, Callable, Mapping
+from importlib import resources
+from typing import Annotated, Any, Final, TypeVar
+from urllib.parse import parse_qs
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from sublet.errors import (
+    CapacityExceeded,
+    Disconnected,
+    IdempotencyConflict,
+    InvalidRequest,
+    JournalError,
+    LeaseEnded,
+    NotFound,
+    QuotaExceeded,
+    SubletError,
+    Unauthorized,
+)
+from sublet.studio import page
+from sublet.studio.people import COOKIE_S, NotSignedIn, Person
+from sublet.studio.records import Entry, Terms
+from sublet.studio.service import PersonSessions, Studio
+from sublet.studio.views import Json
+from sublet.values import MIB, NS_PER_S, Exclusivity, Tier, parse_duration_ns, parse_size, valid_text
+from sublet.wire.http import ErrorBody, ErrorView
+
+__all__ = ["BODY_MAX_BYTES", "COOKIE", "studio_app"]
+
+BODY_MAX_BYTES: Final = 16 * 1024
+COOKIE: Final = "sublet_studio"
+LIVE_S: Final = 2.0
+"""An open page is told of a change after this long at most."""
+MODEL_MAX: Final = 100
+STATUS_OF: Final[Mapping[type[SubletError], int]] = {
+    InvalidRequest: 400,
+    Unauthorized: 401,
+    NotFound: 404,
+    LeaseEnded: 410,
+    IdempotencyConflict: 409,
+    CapacityExceeded: 409,
+    QuotaExceeded: 409,
+    Disconnected: 503,
+    JournalError: 503,
+    SubletError: 500,
+}
+"""The status of an error is that of the nearest of its classes."""
+HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+"""Of every answer: nothing is loaded from elsewhere, nothing is shown in a frame, nothing is kept by a cache."""
+
+_T = TypeVar("_T")
+_Wait = Annotated[float, msgspec.Meta(ge=0, le=30 * 86_400)]
+
+
+class StartBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A new session."""
+
+    name: str
+    vram: Annotated[int, msgspec.Meta(ge=MIB, le=1 << 50)]
+    """Bytes on each device."""
+    count: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    ttl: Annotated[float, msgspec.Meta(ge=2, le=7 * 86_400)] | None = None
+    """Seconds."""
+    tier: Tier = Tier.INTERACTIVE
+    exclusivity: Exclusivity | None = None
+    model: str | None = None
+    wait: _Wait | None = None
+    """Seconds in the queue; null: until it is granted."""
+    later: bool = False
+    """Ask for no lease now."""
+
+    def terms(self) -> Terms:
+        model = None if self.model is None else valid_text(self.model, "model", most=MODEL_MAX)
+        exclusivity = None if self.exclusivity is None else self.exclusivity.value
+        return Terms(
+            vram=self.vram,
+            count=self.count,
+            ttl_s=self.ttl,
+            tier=self.tier.value,
+            exclusivity=exclusivity,
+            model=model,
+        )
+
+
+class ResumeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Another lease."""
+
+    wait: _Wait | None = None
+
+
+class StopBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Rest, or end."""
+
+    now: bool = False
+    """Also while something runs in it."""
+
+
+class TooLarge(InvalidRequest):
+    """The body has more bytes than any request of the studio."""
+
+
+def studio_app(studio: Studio) -> Starlette:
+    """The application for an ASGI server."""
+    web = _Web(studio)
+    routes = [
+        Route("/livez", _alive, methods=["GET"]),
+        Route("/v1/records", web.api(_records), methods=["GET"]),
+        Route("/v1/records", web.api(_add_record), methods=["POST"]),
+        Route("/v1/sessions", web.api(_list), methods=["GET"]),
+        Route("/v1/sessions", web.api(_start), methods=["POST"]),
+        Route("/v1/sessions/{id}", web.api(lambda mine, ask: mine.one(ask.id)), methods=["GET"]),
+        Route("/v1/sessions/{id}/explain", web.api(lambda mine, ask: mine.explain(ask.id)), methods=["GET"]),
+        Route("/v1/sessions/{id}/resume", web.api(_resume), methods=["POST"]),
+        Route("/v1/sessions/{id}/rest", web.api(_rest), methods=["POST"]),
+        Route("/v1/sessions/{id}/end", web.api(_end), methods=["POST"]),
+        Route("/", web.show, methods=["GET"]),
+        Route("/sign-in", web.ask_token, methods=["GET"]),
+        Route("/sign-in", web.sign_in, methods=["POST"]),
+        Route("/sign-out", web.form(web.sign_out), methods=["POST"]),
+        Route("/start", web.form(_started_by_form), methods=["POST"]),
+        Route("/sessions/{id}/{what}", web.form(_changed_by_form), methods=["POST"]),
+        Route("/live", web.live, methods=["GET"]),
+        Route("/studio.css", _file("studio.css", "text/css"), methods=["GET"]),
+        Route("/studio.js", _file("studio.js", "text/javascript"), methods=["GET"]),
+    ]
+    return Starlette(routes=routes, exception_handlers={Exception: _failed, HTTPException: _not_here})
+
+
+class _Ask:
+    """What a program asks of the API."""
+
+    def __init__(self, ident: str, query: Mapping[str, str], body: bytes) -> None:
+        self.id, self.query, self._body = ident, query, body
+
+    def read(self, shape: type[_T]) -> _T:
+        try:
+            return msgspec.json.decode(self._body or b"{}", type=shape)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"the message does not fit: {error}", do="See the docs for its form.") from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidRequest(f"the message is not JSON: {error}", do="Send one JSON object in UTF-8.") from None
+
+
+Handler = Callable[[PersonSessions, _Ask], object]
+
+
+def _list(mine: PersonSessions, ask: _Ask) -> list[Json]:
+    return mine.all(ended=ask.query.get("all") in ("1", "true"))
+
+
+def _start(mine: PersonSessions, ask: _Ask) -> Json:
+    body = ask.read(StartBody)
+    return mine.start(body.name, body.terms(), wait_s=_seconds(body.wait), later=body.later)
+
+
+def _resume(mine: PersonSessions, ask: _Ask) -> Json:
+    return mine.resume(ask.id, wait_s=_seconds(ask.read(ResumeBody).wait))
+
+
+def _rest(mine: PersonSessions, ask: _Ask) -> Json:
+    return mine.rest(ask.id, now=ask.read(StopBody).now)
+
+
+def _end(mine: PersonSessions, ask: _Ask) -> Json:
+    return mine.end(ask.id, now=ask.read(StopBody).now)
+
+
+def _records(mine: PersonSessions, ask: _Ask) -> list[Entry]:
+    after = ask.query.get("after", "0")
+    if not after.isascii() or not after.isdigit() or len(after) > 15:
+        raise InvalidRequest("after is not the number of a record", do="Give the number of the last that is known.")
+    return mine.records(int(after))
+
+
+def _add_record(mine: PersonSessions, ask: _Ask) -> bool:
+    return mine.add_record(ask.read(Entry))
+
+
+def _seconds(wait: float | None) -> float:
+    return float("inf") if wait is None else wait
+
+
+# ---- the page's forms
+
+
+def _started_by_form(mine: PersonSessions, form: Mapping[str, str], _: Request) -> None:
+    given: Json = {"name": form.get("name", "").strip()}
+    given["vram"] = parse_size(form.get("vram", "").strip(), "GPU memory")
+    if ttl := form.get("ttl", "").strip():
+        given["ttl"] = parse_duration_ns(ttl, "time to live") / NS_PER_S
+    try:
+        body = msgspec.convert(given, StartBody)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"that cannot be asked for: {error}", do="Change it and start again.") from None
+    mine.start(body.name, body.terms())
+
+
+def _changed_by_form(mine: PersonSessions, form: Mapping[str, str], request: Request) -> None:
+    ident, now = request.path_params["id"], form.get("now") == "1"
+    match request.path_params["what"]:
+        case "resume":
+            mine.resume(ident)
+        case "rest":
+            mine.rest(ident, now=now)
+        case "end":
+            mine.end(ident, now=now)
+        case _:
+            raise NotFound("there is no such page", do="Go back to your sessions.")
+
+
+class _Web:
+    """What the routes share."""
+
+    def __init__(self, studio: Studio) -> None:
+        self._studio = studio
+
+    # ---- the API
+
+    def api(self, handler: Handler) -> Callable[[Request], Any]:
+        """A route that answers a person's token with JSON."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                body = await _body(request) if request.method == "POST" else b""
+                return await run_in_threadpool(self._answer, handler, request, body)
+            except SubletError as error:
+                return _json(_error_body(error), _status(error))
+
+        return answer
+
+    def _answer(self, handler: Handler, request: Request, body: bytes) -> Response:
+        person = self._by_token(request)
+        ask = _Ask(request.path_params.get("id", ""), request.query_params, body)
+        try:
+            return _json(handler(self._studio.of(person), ask), 200)
+        except Unauthorized as error:  # the token is good; the office refuses its tenant
+            return _json(_error_body(error), 403)
+
+    def _by_token(self, request: Request) -> Person:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise Unauthorized("the studio asks for a token", do="Send `Authorization: Bearer TOKEN`.")
+        return self._studio.people.of_token(token)
+
+    # ---- the page
+
+    async def show(self, request: Request) -> Response:
+        """The person's page; without a cookie the form that asks for the token."""
+        try:
+            return await run_in_threadpool(self._show, request)
+        except NotSignedIn:
+            return _seen(RedirectResponse("/sign-in", 303))
+        except SubletError as error:
+            return _html(page.error_page(error), _status(error))
+
+    def _show(self, request: Request) -> Response:
+        cookie, person = self._by_cookie(request)
+        return _html(page.sessions_page(person, self._studio.of(person).shown(), _form_token(cookie)))
+
+    def _by_cookie(self, request: Request) -> tuple[str, Person]:
+        cookie = request.cookies.get(COOKIE, "")
+        return cookie, self._studio.people.of_cookie(cookie)
+
+    async def ask_token(self, request: Request) -> Response:
+        return _html(page.sign_in_page())
+
+    async def sign_in(self, request: Request) -> Response:
+        """Exchange a token for a cookie."""
+        try:
+            _check_origin(request)
+            form = _form(await _body(request))
+            cookie = await run_in_threadpool(self._studio.people.sign_in, form.get("token", "").strip())
+        except SubletError as error:
+            return _html(page.sign_in_page(error), _status(error))
+        answer = _seen(RedirectResponse("/", 303))
+        is_tls = request.url.scheme == "https"
+        answer.set_cookie(COOKIE, cookie, max_age=COOKIE_S, httponly=True, samesite="strict", secure=is_tls)
+        return answer
+
+    def sign_out(self, mine: PersonSessions, form: Mapping[str, str], request: Request) -> None:
+        self._studio.people.sign_out(request.cookies.get(COOKIE, ""))
+
+    def form(self, act: Callable[[PersonSessions, Mapping[str, str], Request], None]) -> Callable[[Request], Any]:
+        """A route that takes a form of the page, and shows the page again."""
+
+        async def answer(request: Request) -> Response:
+            form: dict[str, str] = {}
+            try:
+                _check_origin(request)
+                form = _form(await _body(request))
+                await run_in_threadpool(self._act, act, form, request)
+            except NotSignedIn as error:
+                return _html(page.sign_in_page(error), 401)
+            except SubletError as error:
+                again = None if form.get("now") == "1" else _again(request)
+                return _html(page.error_page(error, again, form.get("form", "")), _status(error))
+            return _seen(RedirectResponse("/", 303))
+
+        return answer
+
+    def _act(
+        self,
+        act: Callable[[PersonSessions, Mapping[str, str], Request], None],
+        form: Mapping[str, str],
+        request: Request,
+    ) -> None:
+        cookie, person = self._by_cookie(request)
+        if not hmac.compare_digest(_form_token(cookie).encode(), form.get("form", "").encode("utf-8", "replace")):
+            raise Unauthorized("that form is not of this page, or older than its sign-in", do="Open the page again.")
+        act(self._studio.of(person), form, request)
+
+    async def live(self, request: Request) -> Response:
+        """The person's sessions as server-sent events: the part of the page again, whenever it has changed."""
+        try:
+            cookie, _ = await run_in_threadpool(self._by_cookie, request)
+        except SubletError as error:
+            return _seen(Response(status_code=_status(error)))
+        return _seen(StreamingResponse(self._news(request, cookie), media_type="text/event-stream"))
+
+    async def _news(self, request: Request, cookie: str) -> AsyncIterator[str]:
+        last = ""
+        while not await request.is_disconnected():
+            try:
+                part = await run_in_threadpool(self._part, request, cookie)
+            except NotSignedIn:  # signed out, or the token was taken back: the page asks for it
+                yield "event: over\ndata:\n\n"
+                return
+            except SubletError as error:
+                part = page.trouble(error)
+            if part != last:
+                last = part
+                yield "".join(f"data: {line}\n" for line in part.splitlines()) + "\n"
+            else:
+                yield ": as before\n\n"
+            await asyncio.sleep(LIVE_S)
+
+    def _part(self, request: Request, cookie: str) -> str:
+        _, person = self._by_cookie(request)
+        return page.sessions_part(self._studio.of(person).shown(), _form_token(cookie))
+
+
+# ---- within
+
+
+async def _alive(request: Request) -> Response:
+    return _json({"ok": True}, 200)
+
+
+def _file(name: str, media_type: str) -> Callable[[Request], Any]:
+    content = resources.files("sublet.studio").joinpath(name).read_bytes()
+
+    async def answer(request: Request) -> Response:
+        return _seen(Response(content, media_type=media_type))
+
+    return answer
+
+
+async def _body(request: Request) -> bytes:
+    pieces, size = [], 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > BODY_MAX_BYTES:
+            raise TooLarge(f"the message is larger than {BODY_MAX_BYTES} bytes", do="Send less.")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _form(body: bytes) -> dict[str, str]:
+    try:
+        found = parse_qs(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=20)
+    except ValueError:
+        raise InvalidRequest("the form cannot be read", do="Open the page again.") from None
+    return {name: values[0] for name, values in found.items()}
+
+
+def _check_origin(request: Request) -> None:
+    """Refuse what another site sends. A browser names the origin with every form; who names none is no browser."""
+    origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
+    host = request.headers.get("host", "")
+    is_foreign = origin is not None and origin.partition("://")[2] != host
+    if is_foreign or site not in (None, "same-origin", "none"):
+        raise Unauthorized("that was sent by another site", do="Open the page of the studio itself.")
+
+
+def _form_token(cookie: str) -> str:
+    """What the forms of a signed-in browser carry. The cookie is a secret of 256 bits and does not follow from it."""
+    return hashlib.sha256(f"form {cookie}".encode()).hexdigest()
+
+
+def _again(request: Request) -> str | None:
+    """The path of a form that may be sent again with `now`."""
+    what = request.path_params.get("what")
+    return request.url.path if what in ("rest", "end") else None
+
+
+def _status(error: SubletError) -> int:
+    if isinstance(error, TooLarge):
+        return 413
+    return next(STATUS_OF[cls] for cls in type(error).__mro__ if cls in STATUS_OF)
+
+
+def _error_body(error: SubletError) -> ErrorBody:
+    view = ErrorView(
+        kind=error.kind, message=error.message, do=error.do, transient=error.transient, reason=error.reason
+    )
+    return ErrorBody(error=view)
+
+
+def _json(what: object, status: int) -> Response:
+    return _seen(Response(msgspec.json.encode(what), status, media_type="application/json"))
+
+
+def _html(text: str, status: int = 200) -> Response:
+    return _seen(HTMLResponse(text, status))
+
+
+_A = TypeVar("_A", bound=Response)
+
+
+def _seen(answer: _A) -> _A:
+    answer.headers.update(HEADERS)
+    return answer
+
+
+async def _not_here(request: Request, error: Exception) -> Response:
+    """A path or a method that no route has."""
+    assert isinstance(error, HTTPException)
+    said = NotFound("there is nothing here", do="Go to the page of your sessions, or see the docs for the API.")
+    if request.url.path.startswith("/v1/"):
+        return _json(_error_body(said), error.status_code)
+    return _html(page.error_page(said), error.status_code)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """What was not foreseen; the server logs it, without what was sent."""
+    said = SubletError("internal error in the studio", do="Look at the session before you repeat it; see its log.")
+    if request.url.path.startswith("/v1/"):
+        return _json(_error_body(said), 500)
+    return _html(page.error_page(said), 500)

@@ -1,0 +1,475 @@
+"""The studio as its people meet it: one office, one studio beside it, two people with a tenant each."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import signal
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+import sublet
+from sublet.errors import Unauthorized
+from sublet.studio.people import TOKEN_PREFIX
+from sublet.studio.web import BODY_MAX_BYTES, studio_app
+from sublet.values import GIB
+from tests.integration.office_stage import OfficeStage, office_stage
+from tests.integration.studio_stage import PATIENCE_S, Answer, Browser, Member, StudioStage, studio_stage
+from tests.traces import until
+
+pytestmark = pytest.mark.slow  # an office and a studio, started once for all
+
+
+@pytest.fixture(scope="module")
+def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfficeStage]:
+    with office_stage(tmp_path_factory.mktemp("office"), "2x2GiB") as stage:
+        yield stage
+
+
+@pytest.fixture(scope="module")
+def studio(office: OfficeStage) -> Iterator[StudioStage]:
+    with studio_stage(office) as stage:
+        for tenant in ("physics", "biology"):
+            stage.tenant(tenant)
+        yield stage
+
+
+@pytest.fixture(scope="module")
+def ana(studio: StudioStage) -> Member:
+    return studio.member("ana", "physics")
+
+
+@pytest.fixture(scope="module")
+def bob(studio: StudioStage) -> Member:
+    return studio.member("bob", "biology")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_goes_on(studio: StudioStage, ana: Member, bob: Member) -> Iterator[None]:
+    yield
+    if studio.process is None:
+        studio.start()
+    for person in (ana, bob):
+        for session in person.done("GET", "/v1/sessions"):
+            person.done("POST", f"/v1/sessions/{session['id']}/end", {"now": True})
+
+
+def start(person: Member, name: str, **more: object) -> Any:
+    return person.done("POST", "/v1/sessions", {"name": name, "vram": GIB, **more})
+
+
+@contextlib.contextmanager
+def devices_held(studio: StudioStage, count: int = 2) -> Iterator[None]:
+    """The owner's program has this many of the two devices, and something runs under its lease."""
+    with (
+        sublet.connect(home=studio.home) as fabric,
+        fabric.gpu(min_vram="2GiB", count=count, ttl="5m") as lease,
+        lease.activity(),
+    ):
+        yield
+
+
+def test_a_session_is_its_tenants_and_goes_from_queue_to_lease_to_rest_to_end(
+    studio: StudioStage, office: OfficeStage, ana: Member
+) -> None:
+    """It waits with place and reason; the lease is the tenant's, and audit records name it and who acted."""
+    with devices_held(studio):
+        view = start(ana, "thesis")
+        assert (view["state"], view["position"]) == ("waiting", 1), view
+        assert view["reason"]
+        explained = ana.done("GET", f"/v1/sessions/{view['id']}/explain")
+        assert explained["lease"]["position"] == 1
+        assert explained["session"]["id"] == view["id"]
+        again = ana.done("POST", f"/v1/sessions/{view['id']}/resume")
+        assert again["state"] == "waiting", "asked once"
+    until("it is granted", lambda: ana.state(view["id"]) == "active")
+    view = ana.done("GET", "/v1/sessions/thesis")
+    assert view["tenant"] == "physics"
+    lease = office.office.ask("GET", f"/v1/leases/{view['lease']}").doc["lease"]
+    assert lease["tenant"] == "physics"
+    records = office.office.ask("GET", f"/v1/audit?of={view['lease']}").doc
+    assert any(one["by"].startswith("tenant:physics (for it: local") for one in records), [one["by"] for one in records]
+    rests = ana.done("POST", f"/v1/sessions/{view['id']}/rest")
+    assert rests["state"] == "resting"
+    assert rests["bill"]["leases"] == 1
+    assert rests["bill"]["key"] == view["id"]
+    ended = ana.done("POST", f"/v1/sessions/{view['id']}/end")
+    assert (ended["state"], ended["end"]) == ("ended", "ended")
+    assert ana.done("GET", "/v1/sessions") == []
+    assert [one["id"] for one in ana.done("GET", "/v1/sessions?all=1")][:1] == [view["id"]]
+    gone_on = ana.ask("POST", f"/v1/sessions/{view['id']}/resume")
+    assert gone_on.status == 400
+    assert "has ended" in gone_on.doc["error"]["message"]
+
+
+def test_leaving_the_queue_is_not_waiting_any_more(studio: StudioStage, ana: Member) -> None:
+    with devices_held(studio):
+        view = start(ana, "impatient")
+        assert view["state"] == "waiting"
+        assert ana.done("POST", f"/v1/sessions/{view['id']}/rest")["state"] == "resting"
+        queue = studio.office.office.ask("GET", "/v1/queue").doc
+        assert queue == [] or queue.get("requests") == [], queue
+        refused = ana.ask("POST", f"/v1/sessions/{view['id']}/resume", {"wait": 0})
+        assert refused.status == 409
+        assert refused.doc["error"]["kind"] == "CapacityExceeded"
+        assert ana.done("GET", f"/v1/sessions/{view['id']}")["reason"]
+
+
+def test_what_is_anothers_does_not_exist(studio: StudioStage, ana: Member, bob: Member) -> None:
+    """On every route a session of another person is answered as an id that never was, and stays as it is. Both may use
+    one name."""
+    hers = start(ana, "secret", later=True)
+    before = ana.done("GET", "/v1/sessions?all=1")
+    never = "s-0123456789ab"
+    browser = bob.browser()
+    met = 0
+    for route in studio_app(studio).routes:  # type: ignore[arg-type]
+        path = str(route.path)  # type: ignore[attr-defined]
+        if "{id}" not in path:
+            continue
+        for method in sorted(route.methods - {"HEAD"}):  # type: ignore[attr-defined]
+            for what in ("rest", "resume", "end") if "{what}" in path else ("",):
+                met += 1
+                answers = []
+                for ident in (hers["id"], never, "secret"):
+                    asked = path.replace("{id}", ident).replace("{what}", what)
+                    if path.startswith("/v1/"):
+                        answer = bob.ask(method, asked, {} if method == "POST" else None)
+                    else:
+                        answer = browser.press(asked)
+                    answers.append((answer.status, answer.text.replace(ident, "ID")))
+                assert answers[0] == answers[1] == answers[2], path
+                assert answers[0][0] == 404
+    assert met == 8
+    assert bob.done("GET", "/v1/sessions?all=1") == []
+    assert hers["id"] not in browser.look().text
+    assert ana.done("GET", "/v1/sessions?all=1") == before
+    assert start(bob, "secret", later=True)["id"] != hers["id"]
+
+
+def test_without_a_token_that_is_good_now_nothing_is_answered(studio: StudioStage, ana: Member) -> None:
+    """None, garbage, the hash, one with a wrong end, the office's token of the same tenant, a cookie in its place, one
+    that was replaced, one that expired: 401 on every route of the API, before anything is said of what was asked."""
+    replaced = studio.member("carl", "physics")
+    cookie = replaced.browser()
+    studio.people.new_token("carl")
+    _, expired = studio.people.add("dora", "physics", 1e-9)
+    changed = studio.office.office.ask("PATCH", "/v1/tenants/physics", {"new_token": True})
+    hashed = "0" * 64
+    tokens = {
+        "none": None,
+        "empty": "",
+        "garbage": "garbage",
+        "huge": "x" * 5000,
+        "not ascii": "süblet",
+        "hash": hashed,
+        "a wrong end": ana.token[:-2] + "xx",
+        "the office's": changed.doc["token"],
+        "replaced": replaced.token,
+        "expired": expired,
+        "a cookie": cookie.cookie.partition("=")[2],
+    }
+    for what, token in tokens.items():
+        for method, path in (("GET", "/v1/sessions"), ("POST", "/v1/sessions"), ("GET", "/v1/sessions/s-0123456789ab")):
+            headers = {} if token is None else {"authorization": f"Bearer {token}".encode().decode("latin-1")}
+            answer = studio.ask(method, path, b"{}" if method == "POST" else None, headers)
+            assert answer.status == 401, (what, answer)
+            assert answer.doc["error"]["kind"] == "Unauthorized"
+    with_cookie = studio.ask("GET", "/v1/sessions", None, {"cookie": ana.browser().cookie})
+    assert with_cookie.status == 401, "the API looks at no cookie"
+    assert cookie.look().status == 303, "the browser of a token that was replaced is out"
+    assert cookie.look().headers["location"] == "/sign-in"
+    assert cookie.look("/live").status == 401
+    for name in ("carl", "dora"):
+        studio.people.remove(name)
+
+
+BAD: Final[dict[str, Any]] = {
+    "nothing": b"",
+    "no JSON": b"{",
+    "not UTF-8": b'{"name": "\xff", "vram": 1073741824}',
+    "deep": b"[" * 5000,
+    "another type": b"[]",
+    "no name": {"vram": GIB},
+    "an empty name": {"name": "", "vram": GIB},
+    "another alphabet": {"name": "диплом", "vram": GIB},
+    "a surrogate": b'{"name": "\\ud800", "vram": 1073741824}',
+    "a path": {"name": "../up", "vram": GIB},
+    "a script": {"name": "<script>", "vram": GIB},
+    "a long name": {"name": "x" * 10_000, "vram": GIB},
+    "no size": {"name": "thesis"},
+    "a size as text": {"name": "thesis", "vram": "1GiB"},
+    "a negative size": {"name": "thesis", "vram": -1},
+    "a small size": {"name": "thesis", "vram": 8},
+    "a huge size": {"name": "thesis", "vram": 1 << 60},
+    "a size beyond numbers": {"name": "thesis", "vram": 10**400},
+    "no devices": {"name": "thesis", "vram": GIB, "count": 0},
+    "a short life": {"name": "thesis", "vram": GIB, "ttl": 0.1},
+    "no number": b'{"name": "thesis", "vram": 1073741824, "ttl": NaN}',
+    "an unknown tier": {"name": "thesis", "vram": GIB, "tier": "royal"},
+    "a long model": {"name": "thesis", "vram": GIB, "model": "x" * 1000},
+    "an unknown key": {"name": "thesis", "vram": GIB, "tenant": "biology"},
+    "a negative wait": {"name": "thesis", "vram": GIB, "wait": -1},
+}
+
+
+def test_bad_input_is_refused_and_changes_nothing(ana: Member) -> None:
+    before = ana.done("GET", "/v1/sessions?all=1")
+    for what, body in BAD.items():
+        answer = ana.ask("POST", "/v1/sessions", body)
+        assert answer.status == 400, (what, answer)
+        error = answer.doc["error"]
+        assert error["message"], what
+        assert error["do"], what
+        assert len(answer.body) < 2000, what
+    large = ana.ask("POST", "/v1/sessions", b" " * (BODY_MAX_BYTES + 1))
+    assert large.status == 413
+    for path in ("/v1/sessions/" + "x" * 5000, "/v1/sessions/%00", "/v1/sessions/%ff%fe", "/v1/sessions/%E2%98%83"):
+        assert ana.ask("GET", path).status == 404, path
+    assert ana.ask("DELETE", "/v1/sessions").status == 405
+    assert ana.ask("GET", "/v1/nothing").status == 404
+    assert ana.done("GET", "/v1/sessions?all=1") == before
+
+
+def test_a_head_without_end_is_cut_off(studio: StudioStage) -> None:
+    line = http.client.HTTPConnection("127.0.0.1", studio.port, timeout=PATIENCE_S)
+    line.putrequest("GET", "/livez")
+    for number in range(100):
+        line.putheader(f"x-{number}", "x" * 4000)
+    try:
+        line.endheaders()
+        assert line.getresponse().status == 400
+    except (BrokenPipeError, ConnectionResetError):  # it hung up before all was sent
+        pass
+    finally:
+        line.close()
+    assert studio.ask("GET", "/livez").doc == {"ok": True}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_sessions_go_on_when_the_studio_is_started_again(
+    number: signal.Signals, studio: StudioStage, ana: Member, bob: Member
+) -> None:
+    """A lease lives on and is the same one; a request that waited is granted afterwards, once; cookies are good."""
+    browser = ana.browser()
+    with devices_held(studio, 1):
+        held = start(ana, "held", ttl=600)
+        assert held["state"] == "active", held
+        waits = start(bob, "waits", count=2)
+        assert waits["state"] == "waiting", waits
+        studio.kill(number)
+        assert held["lease"] in active_leases(studio, "physics"), "it ends with its time to live, not with the studio"
+        studio.start()
+        assert ana.done("GET", f"/v1/sessions/{held['id']}")["lease"] == held["lease"]
+        until("it waits again", lambda: bob.done("GET", "/v1/sessions/waits")["position"] == 1)
+        assert browser.look().status == 200
+        ana.done("POST", f"/v1/sessions/{held['id']}/rest")
+    until("what waited is granted", lambda: bob.state("waits") == "active")
+    granted = bob.done("GET", "/v1/sessions/waits")
+    assert active_leases(studio, "biology") == [granted["lease"]], "and nothing is acquired twice"
+    assert bob.done("POST", "/v1/sessions/waits/rest")["bill"]["leases"] == 1
+
+
+def active_leases(studio: StudioStage, tenant: str) -> list[str]:
+    with sublet.connect(home=studio.home) as fabric:
+        return [lease.id for lease in fabric.leases(tenant=tenant) if lease.status == "active"]
+
+
+def test_a_second_studio_on_one_state_folder_is_refused(studio: StudioStage) -> None:
+    second = StudioStage(studio.office)
+    with pytest.raises(AssertionError, match="a studio runs already"):
+        second.start()
+    assert second.process is not None
+    assert second.process.wait(PATIENCE_S) == 2
+    assert second.process.stdout is not None
+    second.process.stdout.close()
+
+
+# ---- the page
+
+
+def test_a_browser_signs_in_with_the_token_and_never_sends_it_again(studio: StudioStage, ana: Member) -> None:
+    stranger = Browser(studio)
+    assert stranger.look().headers["location"] == "/sign-in"
+    for wrong in ("", "garbage", "<script>alert(1)</script>", ana.token[:-1], "x" * 10_000):
+        answer = stranger.send("/sign-in", {"token": wrong})
+        assert answer.status == 401
+        assert "not known" in answer.text
+        assert "<script>alert" not in answer.text
+        assert not stranger.cookie
+    browser = ana.browser()
+    assert {"HttpOnly", "Path=/", "SameSite=strict"} <= set(browser.given.split("; "))
+    assert ana.token not in browser.cookie
+    page = browser.look()
+    assert "ana · tenant physics" in page.text
+    assert ana.token not in page.text
+    for answer in (page, browser.look("/sign-in"), browser.look("/nothing"), studio.ask("GET", "/v1/sessions")):
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    assert browser.press("/sign-out").status == 303
+    assert browser.look().status == 303, "the cookie opens nothing any more"
+
+
+def test_no_token_and_no_cookie_is_kept_or_logged(studio: StudioStage, ana: Member) -> None:
+    """Not in a file of the studio, not in what it prints, not in its command line or environment."""
+    browser = ana.browser()
+    start(ana, "traces", later=True)
+    secrets = [ana.token.removeprefix(TOKEN_PREFIX).encode(), browser.cookie.partition("=")[2].encode()]
+    assert studio.process is not None
+    proc = [f"/proc/{studio.process.pid}/{name}" for name in ("cmdline", "environ")]
+    files = [str(path) for path in studio.home.rglob("*") if path.is_file() and "studio" in str(path)]
+    assert any(path.endswith("people.db") for path in files)
+    for path in (*proc, *files):
+        with open(path, "rb") as file:
+            content = file.read()
+        assert not any(secret in content for secret in secrets), path
+
+
+def test_a_form_is_taken_from_the_page_itself_alone(studio: StudioStage, ana: Member, bob: Member) -> None:
+    """Without the form token, with another browser's, from another origin: refused, and nothing is changed."""
+    browser, other = ana.browser(), bob.browser()
+    fields = {"name": "forged", "vram": "1GiB"}
+    mine = {"form": browser.form_token}
+    tries: list[tuple[dict[str, str], dict[str, str]]] = [
+        ({}, {}),
+        ({"form": ""}, {}),
+        ({"form": "☃"}, {}),
+        ({"form": other.form_token}, {}),
+        (mine, {"origin": "http://evil.example"}),
+        (mine, {"origin": "null"}),
+        (mine, {"origin": f"{studio.address}.evil.example"}),
+        (mine, {"sec_fetch_site": "cross-site"}),
+        (mine, {"sec_fetch_site": "same-site"}),
+        (mine, {"cookie": ""}),
+    ]
+    for more, headers in tries:
+        answer = browser.send("/start", {**fields, **more}, **headers)
+        assert answer.status == 401, (more, headers, answer.text)
+    forged = browser.send("/sign-in", {"token": ana.token}, origin="http://evil.example")
+    assert forged.status == 401
+    assert ana.done("GET", "/v1/sessions") == []
+    assert browser.send("/start", {**fields, **mine}).status == 303
+    assert [one["name"] for one in ana.done("GET", "/v1/sessions")] == ["forged"]
+
+
+def test_the_page_shows_place_reason_and_bill_and_its_buttons_work(studio: StudioStage, ana: Member) -> None:
+    browser = ana.browser()
+    assert "No sessions. Start one below" in browser.look().text
+    for vram, said in (("8", "has no unit"), ("lots", "lots"), ("", "GPU memory"), ("1KiB", "cannot be asked for")):
+        answer = browser.press("/start", name="thesis", vram=vram)
+        assert answer.status == 400, vram
+        assert said in answer.text, answer.text
+    with devices_held(studio):
+        assert browser.press("/start", name="thesis", vram="1GiB", ttl="10m").status == 303
+        shown = as_text(until_shown(browser, "place 1"))
+        assert "waiting, place 1" in shown
+        assert re.search(r"queue place 1.*: \w+", shown)
+    session = ana.done("GET", "/v1/sessions/thesis")["id"]
+    shown = as_text(until_shown(browser, "time left"))
+    assert f"SUBLET_SESSION={session}" in shown
+    assert "bill so far 1 lease" in shown
+    assert browser.press(f"/sessions/{session}/rest").status == 303
+    assert "released" in as_text(until_shown(browser, "last lease"))
+    assert browser.press(f"/sessions/{session}/resume").status == 303
+    until_shown(browser, "time left")
+    assert browser.press(f"/sessions/{session}/explode").status == 404
+    assert browser.press(f"/sessions/{session}/end").status == 303
+    assert "Ended (" in as_text(until_shown(browser, "No sessions."))
+
+
+def test_what_runs_is_ended_only_when_that_is_said(studio: StudioStage, ana: Member) -> None:
+    """The page asks; its second form says so."""
+    session = start(ana, "busy")["id"]
+    with sublet.connect(home=studio.home, for_tenant="physics") as program:
+        lease = program.attach(ana.done("GET", f"/v1/sessions/{session}")["lease"])
+        with lease.activity():
+            until("something runs in it", lambda: ana.done("GET", f"/v1/sessions/{session}")["busy"])
+            assert ana.ask("POST", f"/v1/sessions/{session}/end").status == 400
+            browser = ana.browser()
+            asks = browser.press(f"/sessions/{session}/end")
+            assert asks.status == 400
+            assert "Something runs in session busy" in asks.text
+            assert 'name="now" value="1"' in asks.text
+            assert ana.state(session) == "active"
+            assert browser.press(f"/sessions/{session}/end", now="1").status == 303
+    assert ana.state(session) == "ended"
+
+
+def test_an_open_page_is_told_of_changes_and_of_its_end(studio: StudioStage, ana: Member) -> None:
+    erin = studio.member("erin", "physics")
+    browser = erin.browser()
+    line = http.client.HTTPConnection("127.0.0.1", studio.port, timeout=PATIENCE_S)
+    line.request("GET", "/live", headers={"cookie": browser.cookie})
+    news = line.getresponse()
+    assert news.headers["content-type"].startswith("text/event-stream")
+    assert "No sessions" in next_event(news)
+    start(erin, "fresh", later=True)
+    assert "fresh" in next_event(news)
+    studio.people.new_token("erin")
+    assert next_event(news).startswith("event: over"), "the token was taken back"
+    assert news.read() == b""
+    line.close()
+    studio.people.remove("erin")
+
+
+def next_event(news: http.client.HTTPResponse) -> str:
+    """The next one; comments are passed over."""
+    lines: list[str] = []
+    while True:
+        line = news.readline().decode().rstrip("\n")
+        if line.startswith(":"):
+            continue
+        if line:
+            lines.append(line)
+        elif lines:
+            return "\n".join(lines)
+
+
+def until_shown(browser: Browser, text: str) -> Answer:
+    found: list[Answer] = []
+
+    def is_shown() -> bool:
+        found[:] = [browser.look()]
+        return text in found[0].text
+
+    until(f"the page shows {text}", is_shown)
+    return found[0]
+
+
+def as_text(answer: Answer) -> str:
+    """What a person reads."""
+    return " ".join(re.sub(r"<[^>]*>", " ", answer.text).split())
+
+
+def test_a_tenant_that_the_operator_disables_is_told_so_and_keeps_nobody_else_waiting(
+    studio: StudioStage, bob: Member
+) -> None:
+    studio.tenant("chemistry")
+    fred = studio.member("fred", "chemistry")
+    browser = fred.browser()
+    assert start(fred, "fine", later=True)["state"] == "resting"
+    assert studio.office.office.ask("POST", "/v1/tenants/chemistry/disable", {}).status == 200
+    answer = fred.ask("GET", "/v1/sessions")
+    assert answer.status == 403
+    assert "disabled" in answer.doc["error"]["message"]
+    assert "disabled" in browser.look().text
+    studio.kill()
+    studio.start()
+    assert bob.done("GET", "/v1/sessions") == []
+    studio.people.remove("fred")
+
+
+def test_only_an_operator_acts_for_a_tenant(studio: StudioStage) -> None:
+    token = studio.office.office.ask("PATCH", "/v1/tenants/biology", {"new_token": True}).doc["token"]
+    with pytest.raises(Unauthorized, match="only an operator acts for a tenant"):
+        with sublet.connect(home=studio.home, token=token, as_tenant=True, for_tenant="physics") as fabric:
+            fabric.leases()
+    with sublet.connect(home=studio.home, for_tenant="physics") as fabric:
+        with pytest.raises(Unauthorized, match="that is for operators"):
+            fabric.request("GET", "/v1/tenants", shape=list)
+        assert json.dumps([lease.tenant for lease in fabric.leases()]) == "[]"

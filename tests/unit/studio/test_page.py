@@ -1,0 +1,120 @@
+"""The page as text: nothing that comes from outside is markup, and each state says what can be done next."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import Any, Final
+
+import pytest
+
+from sublet.errors import InvalidRequest
+from sublet.studio.page import Html, error_page, sessions_page, sessions_part, sign_in_page, tag, trouble
+from sublet.studio.people import Person
+from sublet.values import GIB
+
+EVIL: Final = "<script>alert('x')</script>\"><img src=x onerror=alert(1)> ' & ☃"
+PERSON: Final = Person(id="p-1", name="ana", tenant="physics", expires_ns=None)
+
+
+def view(**more: Any) -> dict[str, Any]:
+    lease = {"id": "l-1", "devices": ["gpu-0"], "until": None, "reason": "", "detail": ""}
+    return {
+        "id": "s-1",
+        "name": "thesis",
+        "state": "resting",
+        "end": None,
+        "tenant": "physics",
+        "terms": {"vram": GIB, "count": 1, "tier": "interactive"},
+        "started_at": "2026-11-23T10:00:00Z",
+        "volume": "s-1",
+        "saved_at": None,
+        "lease": None,
+        "remaining": None,
+        "busy": False,
+        "suspended": False,
+        "position": None,
+        "estimate": None,
+        "reason": "",
+        "leases": [lease],
+        "bill": None,
+    } | more
+
+
+class _Elements(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+@pytest.mark.parametrize("place", ["name", "state", "reason", "saved_at", "volume", "started_at", "id", "end"])
+@pytest.mark.parametrize("state", ["resting", "waiting", "active", "ended"])
+def test_no_text_of_a_session_becomes_markup(place: str, state: str) -> None:
+    said = {"state": state, "lease": "l-1", "remaining": 90.0, "position": 2 if state == "waiting" else None}
+    said["end"] = "ended" if state == "ended" else None
+    page = sessions_page(PERSON, [view(**{**said, place: EVIL})], "f")
+    found = _Elements(page)
+    assert found.names.count("script") == 1, "the page's own"
+    assert "img" not in found.names
+    assert not any(name.startswith("on") for name, _ in found.attributes)
+
+
+def test_no_text_of_leases_people_and_errors_becomes_markup() -> None:
+    lease = {"id": EVIL, "devices": [EVIL], "until": EVIL, "reason": EVIL, "detail": EVIL}
+    person = Person(id=EVIL, name=EVIL, tenant=EVIL, expires_ns=None)
+    error = InvalidRequest(EVIL, do=EVIL)
+    pages = (
+        sessions_page(person, [view(leases=[lease]), view(leases=[lease], state="active", lease="l-1")], EVIL),
+        error_page(error, EVIL, EVIL),
+        sign_in_page(error),
+        trouble(error),
+    )
+    for page in pages:
+        found = _Elements(page)
+        assert "img" not in found.names
+        assert found.names.count("script") <= 1
+        assert EVIL in "".join(found.texts), "it is shown as it is"
+        assert not any(name.startswith("on") for name, _ in found.attributes)
+
+
+def test_an_element_escapes_text_and_keeps_elements() -> None:
+    assert tag("p", "a < b", tag("b", "&"), class_="x", title='"') == (
+        '<p class="x" title="&quot;">a &lt; b<b>&amp;</b></p>'
+    )
+    assert tag("input", name="n", value="") == '<input name="n">'
+    assert isinstance(tag("p"), Html)
+
+
+@pytest.mark.parametrize(
+    ("state", "shown", "hidden"),
+    [
+        ({"state": "resting"}, ["Resume", "End"], ["Rest:", "Leave the queue"]),
+        ({"state": "resting", "reason": "capacity: full"}, ["capacity: full"], []),
+        ({"state": "resting", "suspended": True}, ["run the next cell", "suspended"], ["Resume"]),
+        ({"state": "waiting", "position": 3, "estimate": 90.0, "reason": "two before it"}, ["place 3, in about"], []),
+        (
+            {"state": "waiting", "position": 3, "reason": "two before it"},
+            ["place 3: two before it", "Leave"],
+            ["Resume"],
+        ),
+        ({"state": "waiting"}, ["has not answered yet"], ["Resume"]),
+        ({"state": "active", "lease": "l-1", "remaining": 200.0}, ["about 3m", "gpu-0", "Rest:"], ["Resume"]),
+        ({"state": "active", "lease": "l-1", "remaining": 5.0, "busy": True}, ["active, busy", "less than"], []),
+        ({"state": "ended", "end": "ended"}, ["Ended (1)", "No sessions."], ["Resume", "Rest:"]),
+    ],
+)
+def test_each_state_says_what_can_be_done(state: dict[str, Any], shown: list[str], hidden: list[str]) -> None:
+    part = sessions_part([view(**state)], "f")
+    for text in shown:
+        assert text in part
+    for text in hidden:
+        assert text not in part
