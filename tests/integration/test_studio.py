@@ -8,17 +8,23 @@ import json
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from msgspec import structs
 
 import sublet
-from sublet.errors import Unauthorized
+from sublet.client.home import socket_path
+from sublet.errors import Disconnected, InvalidRequest, Unauthorized
 from sublet.studio.people import TOKEN_PREFIX
+from sublet.studio.records import Declined, Entry, Started, Terms
+from sublet.studio.remote import RemoteStore
 from sublet.studio.web import BODY_MAX_BYTES, studio_app
-from sublet.values import GIB
-from tests.integration.office_stage import OfficeStage, office_stage
+from sublet.values import GIB, MIB
+from tests.integration.office_stage import OfficeStage
 from tests.integration.studio_stage import PATIENCE_S, Answer, Browser, Member, StudioStage, studio_stage
+from tests.notebook.shell_stage import shell_on, stage_on
 from tests.traces import until
 
 pytestmark = pytest.mark.slow  # an office and a studio, started once for all
@@ -26,7 +32,7 @@ pytestmark = pytest.mark.slow  # an office and a studio, started once for all
 
 @pytest.fixture(scope="module")
 def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfficeStage]:
-    with office_stage(tmp_path_factory.mktemp("office"), "2x2GiB") as stage:
+    with stage_on(tmp_path_factory.mktemp("office"), "2x2GiB") as stage:
         yield stage
 
 
@@ -289,6 +295,82 @@ def test_a_second_studio_on_one_state_folder_is_refused(studio: StudioStage) -> 
     second.process.stdout.close()
 
 
+def test_a_notebook_of_another_user_goes_on_with_a_session_of_the_studio(
+    studio: StudioStage, office: OfficeStage, tmp_path: Path
+) -> None:
+    """It has the tenant's token for the office and the person's for the studio, and nothing of the owner's. Its first
+    cell takes over the lease that the studio acquired, and the studio sees that something runs."""
+    studio.tenant("geology")
+    token = office.office.ask("PATCH", "/v1/tenants/geology", {"new_token": True}).doc["token"]
+    gina = studio.member("gina", "geology")
+    made = start(gina, "maps", vram=256 * MIB, ttl=600)
+    env = {
+        "SUBLET_HOME": str(tmp_path / "home"),
+        "SUBLET_URL": f"unix://{socket_path(studio.home)}",
+        "SUBLET_TOKEN": token,
+        "SUBLET_AS_TENANT": "1",
+        "SUBLET_SESSION": made["id"],
+        "SUBLET_STUDIO": studio.address,
+        "SUBLET_STUDIO_TOKEN": gina.token,
+    }
+    with shell_on(office, tmp_path / "folder", **env) as shell:
+        answer = shell.run("%%gpu\nimport os\nlease = os.environ['SUBLET_LEASE']")
+        assert answer["error"] == "", answer
+        assert shell.value("lease") == made["lease"], "the lease that was there is taken over"
+        view = gina.done("GET", "/v1/sessions/maps")
+        assert len(view["leases"]) == 1
+        assert view["leases"][0]["epoch"] > made["leases"][0]["epoch"], "under a new epoch"
+        shell.ask("%%gpu\nimport time\ntime.sleep(600)")
+        until("something runs in it", lambda: gina.done("GET", "/v1/sessions/maps")["busy"])
+        assert gina.ask("POST", "/v1/sessions/maps/end").status == 400
+        shell.kill()
+    until("the lease of a kernel that was killed is over", lambda: gina.state("maps") == "resting")
+    assert gina.done("POST", "/v1/sessions/maps/end")["bill"]["leases"] == 1
+    studio.people.remove("gina")
+
+
+def test_records_are_taken_from_the_persons_own_programs_as_the_table_allows(studio: StudioStage, ana: Member) -> None:
+    """Another's session, one that never was, a wrong order, a malformed one: refused, and nothing changes."""
+    session = start(ana, "own", later=True)["id"]
+    store = RemoteStore(studio.address, ana.token)
+    entries = store.read(0)
+    assert entries == store.read(0)
+    last = entries[-1]
+    assert (last.session, type(last.record)) == (session, Started)
+    assert store.read(last.seq) == []
+    asked = Entry(seq=last.seq + 1, session=session, at_ns=1, record=Declined())
+    assert not store.append(structs.replace(asked, seq=last.seq)), "its number is taken"
+    assert not store.append(structs.replace(asked, seq=last.seq + 2)), "there is none before it"
+    bad = [
+        asked,  # it waits for nothing
+        structs.replace(asked, session="s-0123456789ab"),
+        structs.replace(asked, session="../up"),
+        structs.replace(asked, at_ns=-1),
+        structs.replace(asked, session="s-0123456789ab", record=Started(name="own", terms=Terms(vram=GIB))),
+        structs.replace(asked, session="s-0123456789ab", record=Started(name="☃", terms=Terms(vram=GIB))),
+        structs.replace(asked, session="mine", record=Started(name="another", terms=Terms(vram=GIB))),
+    ]
+    for entry in bad:
+        with pytest.raises(InvalidRequest):
+            store.append(entry)
+    for body in (b"", b"[]", b'{"seq": 1}', b'{"seq": 1, "session": "s", "at_ns": 1e400, "record": {"type": "x"}}'):
+        assert ana.ask("POST", "/v1/records", body).status == 400, body
+    for after in ("-1", "x", "", "9" * 30, "%F0%9D%9F%8F"):
+        assert ana.ask("GET", f"/v1/records?after={after}").status == 400, after
+    assert store.read(0) == entries
+    stranger = studio.member("hugo", "biology")
+    assert RemoteStore(studio.address, stranger.token).read(0) == []
+    with pytest.raises(InvalidRequest, match="never started"):
+        RemoteStore(studio.address, stranger.token).append(structs.replace(asked, seq=1))
+    studio.people.remove("hugo")
+    with pytest.raises(Unauthorized):
+        RemoteStore(studio.address, stranger.token).read(0)
+    with pytest.raises(InvalidRequest, match="SUBLET_STUDIO_TOKEN is not set"):
+        RemoteStore(studio.address, None)
+    with pytest.raises(Disconnected, match=r"the studio at .* did not answer"):
+        RemoteStore("http://127.0.0.1:1", "x").read(0)
+
+
 # ---- the page
 
 
@@ -466,9 +548,11 @@ def test_a_tenant_that_the_operator_disables_is_told_so_and_keeps_nobody_else_wa
 
 def test_only_an_operator_acts_for_a_tenant(studio: StudioStage) -> None:
     token = studio.office.office.ask("PATCH", "/v1/tenants/biology", {"new_token": True}).doc["token"]
-    with pytest.raises(Unauthorized, match="only an operator acts for a tenant"):
-        with sublet.connect(home=studio.home, token=token, as_tenant=True, for_tenant="physics") as fabric:
-            fabric.leases()
+    with (
+        sublet.connect(home=studio.home, token=token, as_tenant=True, for_tenant="physics") as fabric,
+        pytest.raises(Unauthorized, match="only an operator acts for a tenant"),
+    ):
+        fabric.leases()
     with sublet.connect(home=studio.home, for_tenant="physics") as fabric:
         with pytest.raises(Unauthorized, match="that is for operators"):
             fabric.request("GET", "/v1/tenants", shape=list)

@@ -152,6 +152,8 @@ class World:
                         content = {"content": self.chance.choice("ab"), "smaller": self.chance.random() < 0.2}
                         held = sessions.acquire(name, content, lambda _offer: self.chance.random() < 0.5)
                         self.holds(pid, held)
+                        if self.chance.random() < 0.2:
+                            sessions.set_down(held.seen.session, held)
                     case "rest":
                         sessions.rest(name, even_if_busy=True)
                     case "end":
@@ -452,6 +454,25 @@ def test_a_session_that_is_ended_while_it_asks_gives_the_lease_back_at_once() ->
         asks.acquire("ana", {"content": "a", "smaller": False})
     assert not any(lease.is_live for lease in world.leases)
     assert ends.find("ana").is_over
+
+
+def test_what_a_living_process_has_set_down_another_takes_over() -> None:
+    """So a notebook may go on with what the studio has acquired for it."""
+    world = World(1)
+    world.depth = 1
+    studio, notebook = world.sessions[1], world.sessions[2]
+    studio._is_alive = notebook._is_alive = lambda process: True
+    studio.start("ana", Terms(vram=GIB))
+    asked = {"content": "a", "smaller": False}
+    held = studio.acquire("ana", asked)
+    with pytest.raises(InvalidRequest, match="is held by"):
+        notebook.acquire("ana", asked)
+    studio.set_down("ana", held)
+    assert notebook.acquire("ana", asked).seen.id == held.seen.id
+    studio.set_down("ana", held)
+    with pytest.raises(InvalidRequest, match="is held by"):
+        studio.acquire("ana", asked)
+    world.check()
 
 
 def test_another_program_takes_no_lease_beside_one_that_is_suspended() -> None:

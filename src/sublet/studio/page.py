@@ -49,7 +49,7 @@ def sessions_page(person: Person, views: Sequence[Json], form: str) -> str:
             class_="who",
         ),
     )
-    live = tag("main", Html(sessions_part(views, form)), id="sessions", aria_live="polite")
+    live = tag("main", Html(sessions_part(views, form)), id="sessions")
     note = tag("p", "Connection lost; this page tries again by itself.", id="lost", hidden="hidden", role="status")
     return _page(head, note, live, _start_form(form), refresh=True)
 
@@ -92,8 +92,10 @@ def sign_in_page(error: SubletError | None = None) -> str:
 def error_page(error: SubletError, again: str | None = None, form: str = "") -> str:
     """What went wrong and what to do. ``again``: the path of a form that can be sent once more to insist."""
     parts: list[str] = [_error(error)]
-    if again is not None:
-        button = tag("button", "End what runs, and go on", class_="danger")
+    if again is not None:  # what the command line would say of it is not for this page
+        do = "Wait until it is done, or end it now."
+        parts = [_error(SubletError(error.message, do=do))]
+        button = tag("button", "End it now", class_="danger")
         parts.append(_form(again, form, button, now="1"))
     parts.append(tag("p", tag("a", "Back to your sessions", href="/")))
     return _page(tag("header", tag("h1", TITLE)), tag("main", *parts))
@@ -130,10 +132,20 @@ def _error(error: SubletError) -> Html:
     return tag(
         "div",
         tag("strong", _sentence(error.message)),
-        tag("p", typeable(error.do)),
+        tag("p", *_with_commands(typeable(error.do))),
         class_="error",
         role="alert",
     )
+
+
+def _with_commands(text: str) -> list[str]:
+    """What stands in backticks is a command."""
+    return [tag("code", piece) if number % 2 else piece for number, piece in enumerate(text.split("`"))]
+
+
+def _moment(text: str) -> str:
+    """RFC 3339 to the minute, for people."""
+    return f"{text[:10]} {text[11:16]} UTC"
 
 
 def _sentence(text: str) -> str:
@@ -156,8 +168,8 @@ def _card(view: Json, form: str) -> Html:
         facts.append(("time left", f"{_about(view['remaining'])}, unless a cell renews it"))
     if view["state"] == "resting" and last is not None and last["reason"]:
         why = f"{last['reason']}: {last['detail']}" if last["detail"] else last["reason"]
-        facts.append(("last lease", f"{why} ({last['until']})"))
-    facts.append(("saved", view["saved_at"] or "nothing yet"))
+        facts.append(("last lease", f"{why}, {_moment(last['until'])}"))
+    facts.append(("saved", _moment(view["saved_at"]) if view["saved_at"] else "nothing yet"))
     facts.append(("bill so far", the_bill(view["bill"]) if view["bill"] else "nothing yet"))
     if view["suspended"]:
         next_step = "Its program is suspended: run the next cell of its notebook, which goes on with it."
@@ -186,7 +198,7 @@ def _card(view: Json, form: str) -> Html:
 
 def _ended_row(view: Json) -> Html:
     bill = the_bill(view["bill"]) if view["bill"] else "nothing"
-    cells = (view["name"], view["started_at"], view["volume"], bill)
+    cells = (view["name"], _moment(view["started_at"]), view["volume"], bill)
     return tag("tr", *(tag("td", cell) for cell in cells))
 
 

@@ -68,7 +68,7 @@ HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # with none at all a browser would not say where a form comes from
     "cache-control": "no-store",
 }
 """Of every answer: nothing is loaded from elsewhere, nothing is shown in a frame, nothing is kept by a cache."""

@@ -1,0 +1,122 @@
+"""A person at the page of the studio, in a real browser: signs in, waits in the queue, gets the lease, ends."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sublet
+from tests.browser.lab import PATIENCE_MS, PICTURES
+from tests.integration.office_stage import office_stage
+from tests.integration.studio_stage import StudioStage, studio_stage
+
+pytestmark = [pytest.mark.needs("chromium"), pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudioStage]:
+    with office_stage(tmp_path_factory.mktemp("office"), "1x16GiB") as office, studio_stage(office) as stage:
+        stage.tenant("physics")
+        yield stage
+
+
+@contextlib.contextmanager
+def browser(**more: Any) -> Iterator[Any]:
+    """A page, and what its console and its network said that should not be."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"),
+            args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"],
+        )
+        try:
+            page = made.new_context(**{"viewport": {"width": 1000, "height": 900}, **more}).new_page()
+            page.set_default_timeout(PATIENCE_MS)
+            yield page
+        finally:
+            made.close()
+
+
+def picture(page: Any, name: str) -> None:
+    if PICTURES:
+        page.screenshot(path=Path(PICTURES) / f"{name}.png", full_page=True)
+
+
+def test_a_person_signs_in_waits_gets_the_gpu_and_ends(studio: StudioStage) -> None:
+    """The page changes without being loaded again, what is typed into a form stays, a request that waits shows its
+    place, reason and estimate; nothing is fetched from elsewhere, and nothing goes wrong in the console."""
+    ana = studio.member("ana", "physics")
+    wrong: list[str] = []
+    with browser() as page, sublet.connect(home=studio.home) as owner:
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+        page.on("request", lambda sent: None if sent.url.startswith(studio.address) else wrong.append(sent.url))
+        page.goto(studio.address)
+        picture(page, "studio-sign-in")
+        page.get_by_label("Your token").fill("wrong")
+        page.keyboard.press("Enter")
+        page.get_by_text("The token is not known here.").wait_for()
+        wrong.clear()  # the browser notes the 401
+        picture(page, "studio-refused")
+        page.get_by_label("Your token").fill(ana.token)
+        page.keyboard.press("Enter")
+        page.get_by_text("No sessions.").wait_for()
+        picture(page, "studio-empty")
+        assert ana.token not in page.content()
+        with owner.gpu(min_vram="16GiB", ttl="10m") as held, held.activity():
+            page.get_by_label("Name").fill("thesis")
+            page.get_by_label("GPU memory").fill("8GiB")
+            page.keyboard.press("Enter")
+            page.get_by_text("waiting, place 1").wait_for()
+            picture(page, "studio-waiting")
+            page.evaluate("window.isTheSame = true")
+            page.get_by_label("Name").fill("half typed")
+        page.get_by_text("time left").wait_for()
+        assert page.evaluate("window.isTheSame === true"), "it was not loaded again"
+        assert page.get_by_label("Name").input_value() == "half typed"
+        picture(page, "studio-active")
+        assert not wrong
+        page.get_by_role("button", name="Rest: give the GPU back").click()
+        page.get_by_text("released").wait_for()
+        picture(page, "studio-resting")
+        page.get_by_role("button", name="Resume").click()
+        page.get_by_text("time left").wait_for()
+        lease = ana.done("GET", "/v1/sessions/thesis")["lease"]
+        with sublet.connect(home=studio.home, for_tenant="physics") as program, program.attach(lease).activity():
+            page.get_by_text("active, busy").wait_for()
+            page.get_by_role("button", name="End", exact=True).click()
+            page.get_by_text("Something runs in session thesis").wait_for()
+            picture(page, "studio-asks")
+            page.get_by_role("button", name="End it now").click()
+            page.get_by_text("Ended (1)").wait_for()
+        assert page.locator("details").get_attribute("open") is None
+        page.get_by_text("Ended (1)").click()
+        picture(page, "studio-ended")
+        studio.people.new_token("ana")
+        page.get_by_label("Your token").wait_for()  # its sign-in is over, and the page asks again
+        assert page.url == f"{studio.address}/sign-in"
+
+
+def test_the_page_on_a_phone_in_the_dark_without_scripts(studio: StudioStage) -> None:
+    """By keyboard alone; nothing is wider than the screen."""
+    bea = studio.member("bea", "physics")
+    for number in range(3):
+        bea.done("POST", "/v1/sessions", {"name": f"experiment-{number}", "vram": 1 << 30, "later": number != 1})
+    phone = {"viewport": {"width": 360, "height": 740}, "color_scheme": "dark", "java_script_enabled": False}
+    with browser(**phone) as page:
+        page.goto(studio.address)
+        page.keyboard.press("Tab")
+        page.keyboard.type(bea.token)
+        page.keyboard.press("Enter")
+        page.get_by_text("experiment-2").wait_for()
+        picture(page, "studio-phone")
+        for card in page.locator("article").all():
+            box = card.bounding_box()
+            assert box is not None
+            assert box["x"] + box["width"] <= 360
