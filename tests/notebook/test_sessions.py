@@ -155,6 +155,9 @@ def test_a_session_that_waits_says_its_place_and_goes_on_when_it_is_granted(
             assert shell.run("%%gpu\nturns = iter([10, 20])\nx = next(turns)")["error"] == ""  # it cannot be saved
             with session.fabric.gpu(min_vram="1GiB", ttl="5m"):
                 until("the idle session yields", lambda: session.state("fresh") is SessionState.RESTING)
+                said = session("explain", "fresh")
+                assert "goes on with the suspended program" in said
+                assert "session resume" not in said
                 assert "is suspended, and process" in session("resume", "fresh", "--wait", "0", status=2)
                 assert "is suspended, and would be lost" in session("end", "fresh", status=2)
             assert shell.run("%%gpu\nx = next(turns)")["error"] == ""

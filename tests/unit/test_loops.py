@@ -114,6 +114,7 @@ ONCE: Final = {
     "status": "shows a line once",
     "stop_guest": "stops one guest whose start was cancelled",
     "stream_end": "waits for the end of one stream",
+    "studio_request": "one request for a session; what it raises is told to the person, or recorded with the session",
     "train_output": "the output of one command; if it fails the run is told",
     "train_stop": "ends one command",
     "unbind": "one request",

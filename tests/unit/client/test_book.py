@@ -192,6 +192,15 @@ def test_a_pause_between_cells_is_not_worth_a_word(desk: Desk) -> None:
     assert desk.book.words() == []
 
 
+def test_the_first_work_under_a_lease_that_was_idle_when_it_was_attached_is_told_at_once(desk: Desk) -> None:
+    """The office would let any request that waits have it while a cell runs."""
+    held = desk.open(WHILE_BUSY, idle=True)
+    desk.clock.go(1.5)
+    assert desk.book.words() == [], "it is known"
+    desk.book.begin(held)
+    assert [word.active for word in desk.book.words()] == [True]
+
+
 def test_a_word_that_was_not_heard_is_said_again(desk: Desk) -> None:
     desk.open(WHILE_BUSY)
     desk.clock.go(1.5)

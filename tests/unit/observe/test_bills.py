@@ -20,6 +20,7 @@ from sublet.engines.local import _rates
 from sublet.errors import InvalidRequest
 from sublet.observe.bills import Bill, Charge, Holding, Line, Rates, Usage, fold, parse_rates, reconcile, to_csv
 from sublet.values import GIB, NS_PER_S, Kind, LeaseId, ResourceId, TenantId
+from sublet.wire.http_views import BILL_GROUPINGS, SESSION_LABEL
 from sublet.wire.orders import Metered
 
 HOUR: Final = 3600 * NS_PER_S
@@ -138,6 +139,16 @@ def test_a_bill_by_something_else_is_refused(by: str, per: str | None) -> None:
         fold([], by=by, per=per)
 
 
+def test_lines_by_session_are_of_sessions_alone() -> None:
+    """A label that a tenant calls `session` is the tenant's own."""
+    usages = [
+        usage("a", holding(0, 10, gpu()), **{SESSION_LABEL: "s-1"}),
+        usage("b", holding(0, 20, gpu()), **{SESSION_LABEL: "s-1"}),
+        usage("c", holding(0, 40, gpu()), session="s-1"),
+    ]
+    assert [(line.key, line.held_ns) for line in fold(usages, by="session").lines] == [("", 40), ("s-1", 30)]
+
+
 def test_lines_by_group_are_of_the_group_at_the_request() -> None:
     usages = [
         replace(usage("a", holding(0, 10, gpu()), tenant="ada"), group="lab", waited_ns=3, end="preempted"),
@@ -208,18 +219,19 @@ COUNTS: Final = ("vram_byte_seconds", "launches", "failures", "bytes_moved", "fu
 def test_every_grouping_and_period_has_the_same_sums(
     spans: list[tuple[int, int, int, int]], window: tuple[int, int]
 ) -> None:
-    """By lease, tenant, group, device, each as a whole, per day and per month: to the unit."""
+    """By lease, tenant, group, device, session, each as a whole, per day and per month: to the unit."""
     usages = []
     for number, (start, held, device, count) in enumerate(spans):
         held_of = [gpu(700, name=f"n/gpu{index}") for index in range(device)]
         others = [Charge(resource=ResourceId("n/memory"), kind=Kind.MEMORY, units=GIB + number)]
         stretch = holding(start, start + held, *held_of, *others)
-        made = usage(f"l{number}", stretch, tenant=f"t{number % 2}", busy=held // 3)
+        labels = {SESSION_LABEL: f"s-{number % 2}"} if number % 3 else {}
+        made = usage(f"l{number}", stretch, tenant=f"t{number % 2}", busy=held // 3, **labels)
         counts = Metered(launches=count, failures=count // 2, bytes_in=count * 3, fuel=count * 5)
         usages.append(replace(made, counts=counts, group=f"g{number % 3}", saves=count, waited_ns=count * 7))
     since, until = window[0], window[0] + window[1]
     whole = fold(usages, since_ns=since, until_ns=until).total
-    for by in ("lease", "tenant", "group", "device"):
+    for by in BILL_GROUPINGS:
         for per in (None, "day", "month"):
             lines = fold(usages, by=by, per=per, since_ns=since, until_ns=until).lines
             for name in (*HELD, *COUNTS):
