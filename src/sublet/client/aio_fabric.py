@@ -376,8 +376,8 @@ class Fabric:
     async def bill(
         self, *, by: str = "lease", per: str | None = None, since: str | None = None, until: str | None = None
     ) -> list[BillLine]:
-        """What was consumed, by ``"lease"``, ``"tenant"``, ``"group"``, ``"device"`` or ``"label:KEY"`` (or several:
-        ``"label:KEY,KEY"``), as a whole or per ``"day"`` or ``"month"`` (UTC); times are RFC 3339."""
+        """What was consumed, by ``"lease"``, ``"tenant"``, ``"group"``, ``"device"``, ``"session"`` or ``"label:KEY"``
+        (or several: ``"label:KEY,KEY"``), as a whole or per ``"day"`` or ``"month"`` (UTC); times are RFC 3339."""
         return await self._run(self._core.query(bill_path(by, since, until, per), list[BillLine]))
 
     async def bill_csv(

@@ -361,8 +361,8 @@ class Fabric:
     def bill(
         self, *, by: str = "lease", per: str | None = None, since: str | None = None, until: str | None = None
     ) -> list[BillLine]:
-        """What was consumed, by ``"lease"``, ``"tenant"``, ``"group"``, ``"device"`` or ``"label:KEY"`` (or several:
-        ``"label:KEY,KEY"``), as a whole or per ``"day"`` or ``"month"`` (UTC); times are RFC 3339."""
+        """What was consumed, by ``"lease"``, ``"tenant"``, ``"group"``, ``"device"``, ``"session"`` or ``"label:KEY"``
+        (or several: ``"label:KEY,KEY"``), as a whole or per ``"day"`` or ``"month"`` (UTC); times are RFC 3339."""
         return self._run(self._core.query(bill_path(by, since, until, per), list[BillLine]))
 
     def bill_csv(
