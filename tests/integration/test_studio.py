@@ -15,8 +15,10 @@ import pytest
 from msgspec import structs
 
 import sublet
+from sublet.cli import main
 from sublet.client.home import socket_path
 from sublet.errors import Disconnected, InvalidRequest, Unauthorized
+from sublet.studio import FabricOffice, open_sessions
 from sublet.studio.people import TOKEN_PREFIX
 from sublet.studio.records import Declined, Entry, Started, Terms
 from sublet.studio.remote import RemoteStore
@@ -369,6 +371,56 @@ def test_records_are_taken_from_the_persons_own_programs_as_the_table_allows(stu
         RemoteStore(studio.address, None)
     with pytest.raises(Disconnected, match=r"the studio at .* did not answer"):
         RemoteStore("http://127.0.0.1:1", "x").read(0)
+
+
+def test_the_owners_person_has_the_sessions_of_the_command(studio: StudioStage) -> None:
+    owner = studio.member("owner", "local")
+    with sublet.connect(home=studio.home) as fabric:
+        sessions = open_sessions(FabricOffice(fabric), home=str(studio.home))
+        made = start(owner, "thesis")
+        assert made["state"] == "active", made
+        assert sessions.find("thesis").id == made["id"]
+        other = sessions.start("other", Terms(vram=GIB))
+        assert owner.state(other.id) == "resting"
+        for one in (made["id"], other.id):
+            owner.done("POST", f"/v1/sessions/{one}/end", {"now": True})
+    studio.people.remove("owner")
+
+
+def test_the_operator_adds_lists_and_removes_people(
+    studio: StudioStage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token alone goes to stdout. One who has sessions is removed only when that is said, and they end."""
+    monkeypatch.setenv("SUBLET_HOME", str(studio.home))
+
+    def person(*words: str, status: int = 0) -> tuple[str, str]:
+        capsys.readouterr()
+        assert main(["person", *words]) == status
+        said = capsys.readouterr()
+        return said.out, said.err
+
+    assert "there is no tenant nowhere" in person("add", "ivy", "--tenant", "nowhere", status=1)[1]
+    token, said = person("add", "ivy", "--tenant", "physics", "--valid", "90d")
+    assert token.startswith(TOKEN_PREFIX)
+    assert token.strip() not in said
+    assert "there is a person ivy already" in person("add", "ivy", "--tenant", "physics", status=2)[1]
+    assert person("add", "Ivy!", "--tenant", "physics", status=2)[1]
+    ivy = Member(studio, token.strip())
+    listed = json.loads(person("ls", "--json")[0])
+    assert [(one["tenant"], one["expires_at"] is None) for one in listed if one["name"] == "ivy"] == [
+        ("physics", False)
+    ]
+    assert token.strip() not in person("ls")[0]
+    again = Member(studio, person("token", "ivy")[0].strip())
+    assert ivy.ask("GET", "/v1/sessions").status == 401
+    session = start(again, "herbarium")
+    assert session["state"] == "active"
+    assert "ivy has 1 session" in person("rm", "ivy", status=2)[1]
+    assert again.state(session["id"]) == "active"
+    assert person("rm", "ivy", "--now")[0] == "Person ivy is removed.\n"
+    assert again.ask("GET", "/v1/sessions").status == 401
+    until("its lease is over", lambda: session["lease"] not in active_leases(studio, "physics"))
+    assert "there is no person ivy" in person("rm", "ivy", status=1)[1]
 
 
 # ---- the page

@@ -142,8 +142,8 @@ def test_a_bill_by_something_else_is_refused(by: str, per: str | None) -> None:
 def test_lines_by_session_are_of_sessions_alone() -> None:
     """A label that a tenant calls `session` is the tenant's own."""
     usages = [
-        usage("a", holding(0, 10, gpu()), **{SESSION_LABEL: "s-1"}),
-        usage("b", holding(0, 20, gpu()), **{SESSION_LABEL: "s-1"}),
+        replace(usage("a", holding(0, 10, gpu())), labels={SESSION_LABEL: "s-1"}),
+        replace(usage("b", holding(0, 20, gpu())), labels={SESSION_LABEL: "s-1"}),
         usage("c", holding(0, 40, gpu()), session="s-1"),
     ]
     assert [(line.key, line.held_ns) for line in fold(usages, by="session").lines] == [("", 40), ("s-1", 30)]
@@ -226,9 +226,11 @@ def test_every_grouping_and_period_has_the_same_sums(
         others = [Charge(resource=ResourceId("n/memory"), kind=Kind.MEMORY, units=GIB + number)]
         stretch = holding(start, start + held, *held_of, *others)
         labels = {SESSION_LABEL: f"s-{number % 2}"} if number % 3 else {}
-        made = usage(f"l{number}", stretch, tenant=f"t{number % 2}", busy=held // 3, **labels)
+        made = usage(f"l{number}", stretch, tenant=f"t{number % 2}", busy=held // 3)
         counts = Metered(launches=count, failures=count // 2, bytes_in=count * 3, fuel=count * 5)
-        usages.append(replace(made, counts=counts, group=f"g{number % 3}", saves=count, waited_ns=count * 7))
+        usages.append(
+            replace(made, labels=labels, counts=counts, group=f"g{number % 3}", saves=count, waited_ns=count * 7)
+        )
     since, until = window[0], window[0] + window[1]
     whole = fold(usages, since_ns=since, until_ns=until).total
     for by in BILL_GROUPINGS:
