@@ -48,6 +48,9 @@ WAITING_MAX: Final = 1000
 """Requests that wait at once, of all people; each has a thread."""
 ANSWER_S: Final = 1.0
 """So long an answer waits for what was asked for, before it says `waiting`."""
+PLACE_S: Final = 10.0
+"""And so long after that where the office is slow to take the request, or away."""
+LOOK_S: Final = 0.1
 RETRY_S: Final = 1.0
 """Before a request is repeated that the office did not answer."""
 SHOWN_S: Final = 1.0
@@ -116,7 +119,7 @@ class PersonSessions:
         request = self._withdraw(found.id)
         self._sessions.rest(found.id, even_if_busy=now)
         if request is not None:
-            request.is_over.wait(ANSWER_S)
+            request.is_over.wait(ANSWER_S + PLACE_S)
         return self._view(found.id)
 
     def end(self, text: str, *, now: bool = False) -> Json:
@@ -167,6 +170,11 @@ class PersonSessions:
             raise InvalidRequest(f"session {session.name} has ended", do="Start another.")
         request = self._begin(session, wait_s)
         request.is_over.wait(ANSWER_S)
+        until_s = time.monotonic() + PLACE_S
+        while not request.is_over.is_set() and time.monotonic() < until_s:
+            if self._sessions.lease_of(self._sessions.find(session.id)) is not None:
+                break  # it has a place in the queue
+            request.is_over.wait(LOOK_S)
         if request.error is not None:
             raise request.error
         self._sessions.settle()
