@@ -21,8 +21,6 @@ from sublet.invocation import typed
 from sublet.values import Exclusivity, Kind, Tier
 from sublet.wire.http import AcquireRequest, WantBody
 
-__all__ = ["acquire", "offered", "told"]
-
 
 def acquire(
     *,

@@ -26,8 +26,6 @@ from sublet.wire.happenings import Closed, Data, Event, Happening, Over
 if TYPE_CHECKING:
     from sublet.cli.terminal_filter import TerminalFilter
 
-__all__ = ["Attendance", "caught"]
-
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _TYPED_MAX: Final = 64 * 1024
 TWICE_S: Final = 2.0

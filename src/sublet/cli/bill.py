@@ -13,8 +13,6 @@ from sublet.cli.parsing import AsJson, instant
 from sublet.cli.show import Json, cost_head, document, seconds, table
 from sublet.wire.http_views import BILL_PERIODS, check_grouping
 
-__all__ = ["bill", "for_people"]
-
 _COLUMNS = (
     "key",
     "tenant",

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from sublet.jobs.core import ChunkFailed, JobEvent
     from sublet.jobs.session import JobResult
 
-__all__ = ["burst", "burst_name", "inputs_of", "target_of", "tasklet_of"]
-
 STORE: Final = GIB
 FUEL: Final = 1_000_000_000
 WASM: Final = (".wasm", ".wat")

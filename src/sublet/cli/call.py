@@ -20,8 +20,6 @@ from sublet.lease.value import LeaseEnd
 from sublet.values import EndReason
 from sublet.wire.version import WIRE_VERSION
 
-__all__ = ["REQUEST_S", "NoOffice", "Office", "check_nothing_lives", "error_of", "lease_end", "no_office"]
-
 T = TypeVar("T")
 
 REQUEST_S: Final = 10.0

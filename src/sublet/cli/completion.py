@@ -7,8 +7,6 @@ from typing import Annotated
 
 from sublet.cli.declare import Arg
 
-__all__ = ["completion"]
-
 _SHELLS = ("bash", "zsh", "fish")
 
 

@@ -10,8 +10,6 @@ from sublet.cli.parsing import AsJson
 from sublet.cli.show import document, table, visible
 from sublet.client.config import KEYS, config_path, read_config, set_config, unset_config
 
-__all__ = ["config"]
-
 ACTIONS = ("show", "set", "unset", "path")
 
 

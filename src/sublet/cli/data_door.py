@@ -14,8 +14,6 @@ from sublet.wire.codec import dumps
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Greeting
 
-__all__ = ["WITHIN_S", "data_door_trouble"]
-
 WITHIN_S: Final = 3.0
 """How long a welcome may take. It comes within some milliseconds."""
 

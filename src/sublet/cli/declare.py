@@ -20,8 +20,6 @@ from typing import Any, Final
 
 from sublet.errors import InvalidRequest, SubletError
 
-__all__ = ["Arg", "Command", "Opt", "Param", "Shape", "UsageError"]
-
 Raw = Mapping[str, object]
 """What was typed, by parameter name: a text, None, a bool, or a list of texts."""
 

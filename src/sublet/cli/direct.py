@@ -22,8 +22,6 @@ from sublet.wire.version import AS_TENANT_HEADER, AS_TENANT_VARIABLE, WIRE_VERSI
 if TYPE_CHECKING:
     from sublet.wire.conversation import Conversation
 
-__all__ = ["Direct"]
-
 ANSWER_S: Final = 10.0
 """How long an answer may take. The office answers in milliseconds; this is for a machine that is very busy."""
 _PIECE: Final = 256 * 1024

@@ -27,8 +27,6 @@ from sublet.invocation import typeable
 from sublet.values import GIB, format_size
 from sublet.wire.unix import check_folder, check_parents
 
-__all__ = ["Finding", "doctor"]
-
 DISK_FREE_MIN: Final = GIB
 NARROW: Final = 30
 """Columns behind the subjects below which lines are left to the terminal."""

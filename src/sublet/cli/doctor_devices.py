@@ -16,8 +16,6 @@ from sublet.invocation import installing
 from sublet.supervisor.locks import all_held, lock_folder
 from sublet.values import format_size
 
-__all__ = ["check_locks", "check_machine", "device_checks", "nvidia_cards_on_the_bus"]
-
 Said = tuple[str, str] | tuple[str, str, str]
 
 

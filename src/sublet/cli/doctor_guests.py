@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sublet.supervisor.cgroups import Said
 
-__all__ = ["Check", "check_logout", "guest_checks"]
-
 PATH_SHOWN = 44
 """Characters of a path, so that a line fits into a terminal."""
 

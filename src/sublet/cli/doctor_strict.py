@@ -16,8 +16,6 @@ from typing import Final, TypeVar
 from sublet.client.home import home_dir
 from sublet.values import format_size
 
-__all__ = ["NEEDED", "Check", "judged", "strict_checks"]
-
 Check = Callable[[], tuple[str, str] | tuple[str, str, str]]
 
 NEEDED: Final[dict[str, str]] = {

@@ -25,8 +25,6 @@ from sublet.cli.show import visible
 from sublet.cli.taking import token_of
 from sublet.errors import NotFound, SubletError
 
-__all__ = ["exec_"]
-
 
 def exec_(
     *,

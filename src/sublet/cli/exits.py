@@ -32,8 +32,6 @@ from sublet.errors import (
 )
 from sublet.invocation import typeable
 
-__all__ = ["DONE", "ENDED", "FAILED", "INTERRUPTED", "REFUSED", "USAGE", "error_document", "say_error", "status_of"]
-
 DONE: Final = 0
 FAILED: Final = 1
 USAGE: Final = 2

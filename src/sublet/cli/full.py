@@ -20,8 +20,6 @@ from sublet.cli.mistakes import command_hint, option_hint
 from sublet.cli.table import COMMANDS, GROUPS, SECTIONS, find, load
 from sublet.invocation import typeable
 
-__all__ = ["make_app", "run"]
-
 _ABOUT = """GPUs cannot be shared, so we lend them for minutes at a time.
 
 Acquire a lease, use the hardware, release it. A lease has a time to live; when it ends, its processes are ended, and

@@ -11,8 +11,6 @@ from sublet.cli.parsing import AsJson, NoLimit, count, limit, name
 from sublet.cli.show import Json, document, plural, table
 from sublet.cli.tenant import Block, Cores, Gpus, GpuTime, Leases, Memory, Queue, Requests, Vram, limits, quota_of
 
-__all__ = ["add", "change", "ls", "rm"]
-
 _Name = Annotated[
     str, Arg("NAME", parse=name, help="Name of the group: lower-case letters, digits, dots, dashes, underscores.")
 ]

@@ -19,8 +19,6 @@ from sublet.invocation import typeable, typed
 from sublet.values import NS_PER_S, format_size
 from sublet.wire.conversation import Conversation
 
-__all__ = ["logs", "ps", "stop"]
-
 GuestArg = Annotated[str, Arg("GUEST", help="Id of the guest, from `sublet ps`.")]
 GONE_PATIENCE_S: Final = 10.0
 """How long after the grace the end of a guest is awaited before it is said that it has not come."""

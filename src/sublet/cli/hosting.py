@@ -20,20 +20,6 @@ if TYPE_CHECKING:
     from sublet.cli.direct import Direct
     from sublet.wire.conversation import Conversation
 
-__all__ = [
-    "CommandWords",
-    "Env",
-    "Grace",
-    "GuestName",
-    "NoTty",
-    "NotStarted",
-    "Tty",
-    "spec_of",
-    "start",
-    "wants_terminal",
-    "with_what_was_lost",
-]
-
 
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")

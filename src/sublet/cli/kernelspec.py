@@ -8,8 +8,6 @@ from sublet.cli.declare import Opt
 from sublet.cli.exits import DONE
 from sublet.values import Tier
 
-__all__ = ["install", "uninstall"]
-
 Name = Annotated[
     str | None,
     Opt("--name", metavar="NAME", help="Name of the kernelspec (default: sublet)."),

@@ -27,8 +27,6 @@ from sublet.lease.states import SliceState
 from sublet.supervisor.prctl import set_pdeathsig
 from sublet.values import Kind
 
-__all__ = ["EXAMPLE", "lab", "place"]
-
 EXAMPLE: Final = "five-minute-gpu.ipynb"
 START_S: Final = 60.0
 """JupyterLab takes a second or two; a busy machine may need more."""

@@ -14,8 +14,6 @@ from sublet.cli.show import epoch as show_epoch
 from sublet.invocation import typed
 from sublet.values import Kind, Tier
 
-__all__ = ["explain", "listing", "ls", "release", "renew", "revoke", "say_lease", "show"]
-
 NAMED_MAX = 3
 """Leases that one line of an explanation names."""
 

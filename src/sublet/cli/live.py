@@ -16,8 +16,6 @@ from typing import Final, Self, TextIO
 from sublet.background import start_thread
 from sublet.cli.show import visible
 
-__all__ = ["LiveLine"]
-
 _EVERY_S: Final = 0.25
 _WIPE: Final = "\r\x1b[2K"
 

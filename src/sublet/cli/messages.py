@@ -12,8 +12,6 @@ from typing import Any, Final
 from sublet.errors import Disconnected, InvalidRequest, SubletError
 from sublet.wire.frames import CONTROL_MAX
 
-__all__ = ["OUTPUT_HEAD_BYTES", "STREAM_STDOUT", "Json", "greeting", "is_older", "message", "output_head", "read"]
-
 Json = dict[str, Any]
 OUTPUT_HEAD_BYTES: Final = 9
 """Before each piece of output: one byte for the stream, eight for its offset in the log."""

@@ -8,8 +8,6 @@ from typing import Final
 
 from sublet.cli.table import COMMANDS, GROUPS
 
-__all__ = ["command_hint", "option_hint"]
-
 _STATUS: Final = "`sublet status` shows the devices and what is free."
 _QUEUE: Final = "`sublet lease ls` shows leases and the queue, `sublet ps` the commands that run under leases."
 _CANCEL: Final = (

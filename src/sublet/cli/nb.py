@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from sublet.notebook.batch.jobs import Job
     from sublet.notebook.batch.law import JobRecord
 
-__all__ = ["fetch", "open_", "resume", "run", "status", "stop", "submit"]
-
 NotebookArg = Annotated[str, Arg("NOTEBOOK", help="Path of the notebook (.ipynb).")]
 JobArg = Annotated[str, Arg("JOB", help="Number of the job, from `sublet nb status`, or its name.")]
 Params = Annotated[

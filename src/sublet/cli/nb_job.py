@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sublet.notebook.batch.asked import Asked
     from sublet.notebook.batch.jobs import Job
 
-__all__ = ["asked_for", "made", "target_of", "tier_of"]
-
 
 def made(
     path: str,

@@ -19,8 +19,6 @@ from sublet.notebook.batch.law import JobRecord
 from sublet.notebook.batch.page import bill_parts, first_line
 from sublet.notebook.batch.progress import Progress
 
-__all__ = ["Teller", "as_document", "continued", "for_people", "one_for_people"]
-
 
 class Teller(Progress):
     """Progress on a terminal: a line for each cell that is done, and one below it that counts."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from sublet.agent.inventory import HostGpus
     from sublet.cli.call import Office
 
-__all__ = ["OfficeInUse", "down", "end_office", "up"]
-
 GONE_S: Final = 90.0
 """How long `down` waits for the process to end. Draining takes the longest notice, half a minute."""
 _LOOK_EVERY_S: Final = 0.05

@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["Outlet"]
-
 _AT_ONCE: Final = 4096
 """A pipe that polls writable has a page free."""
 _FILE_AT_ONCE: Final = 1 << 20

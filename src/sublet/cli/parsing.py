@@ -9,26 +9,6 @@ from sublet.cli.declare import Arg, Opt
 from sublet.errors import InvalidRequest
 from sublet.values import NS_PER_S, Epoch, parse_duration_ns, parse_size, valid_labels, valid_name
 
-__all__ = [
-    "FOREVER",
-    "NO_LIMIT",
-    "AsJson",
-    "LeaseArg",
-    "NoLimit",
-    "count",
-    "duration",
-    "epoch",
-    "instant",
-    "label",
-    "labels",
-    "limit",
-    "name",
-    "size",
-    "user",
-    "vram",
-    "wait",
-]
-
 COUNT_MAX: Final = 1 << 20
 
 FOREVER: Final = float("inf")

@@ -13,8 +13,6 @@ from sublet.cli.parsing import AsJson, name
 from sublet.cli.show import Json, document, plural, table, visible
 from sublet.client.home import home_dir
 
-__all__ = ["apply", "check", "show"]
-
 
 def show(
     *,

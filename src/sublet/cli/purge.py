@@ -34,8 +34,6 @@ from sublet.values import format_size
 from sublet.wire import unix
 from sublet.wire.sockets import peer_of
 
-__all__ = ["Entry", "entries", "purge", "refuse_place"]
-
 SUPERVISOR_GONE_S: Final = 15.0
 """How long the supervisor may take to end after its office, before it is killed."""
 UNMOUNTED_S: Final = 10.0

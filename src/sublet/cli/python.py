@@ -7,8 +7,6 @@ from typing import Final
 
 from sublet.cli.hosting import NOT_FOUND, NotStarted
 
-__all__ = ["interpreter"]
-
 NOT_EXECUTABLE: Final = 126
 TRIAL_S: Final = 20.0
 """How long it may take to say its version: a cold disk, and no more."""

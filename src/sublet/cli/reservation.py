@@ -10,8 +10,6 @@ from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, count, name
 from sublet.cli.show import Json, document, plural, table
 
-__all__ = ["add", "ls", "rm"]
-
 _Name = Annotated[
     str, Arg("NAME", parse=name, help="Name of the reservation: lower-case letters, digits, dots, dashes, underscores.")
 ]

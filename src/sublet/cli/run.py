@@ -33,8 +33,6 @@ from sublet.values import Exclusivity, Kind, RenewMode, Tier
 if TYPE_CHECKING:
     from sublet.cli.attend import Attendance
 
-__all__ = ["run"]
-
 
 def run(
     *,

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.studio import Session, Sessions
 
-__all__ = ["end", "explain", "ls", "rest", "resume", "show", "start"]
-
 SessionArg = Annotated[str, Arg("SESSION", help="Name or id of the session, from `sublet session ls`.")]
 _Wait = Annotated[
     float,

@@ -13,8 +13,6 @@ from typing import Final
 
 from sublet.cli.declare import Command, Opt, Param, Raw, Shape, UsageError
 
-__all__ = ["NotUnderstood", "option_names", "parse"]
-
 LIKE_OURS: Final = 0.82
 """``--spto`` is so like ``--spot``; ``--epochs`` is not like any of ours."""
 

@@ -13,22 +13,6 @@ from typing import Any, Final, TextIO
 
 from sublet.values import NS_PER_S, Kind, format_duration, format_size
 
-__all__ = [
-    "Json",
-    "amount",
-    "burst_of",
-    "colour_on",
-    "cost_head",
-    "document",
-    "epoch",
-    "paint",
-    "plural",
-    "seconds",
-    "table",
-    "visible",
-    "where",
-]
-
 Json = dict[str, Any]
 """A document of the control API, as decoded. The short way in does without typed messages: they cost 20 ms."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from sublet.simulate.results import Result
     from sublet.simulate.workload import Session
 
-__all__ = ["simulate"]
-
 SEEDS: Final = 5
 _TEXT_MAX: Final = 64 * 1024
 

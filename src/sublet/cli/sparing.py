@@ -13,8 +13,6 @@ from typing import Any
 
 from sublet.supervisor import lean_classes
 
-__all__ = ["Unread", "leave_unread", "spare"]
-
 
 def spare() -> None:
     """To be called before anything is loaded, in a process that is the office's alone."""

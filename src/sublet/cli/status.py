@@ -10,8 +10,6 @@ from sublet.cli.show import Json, amount, document, paint, plural, seconds, tabl
 from sublet.invocation import typeable
 from sublet.lease.states import SliceState
 
-__all__ = ["status"]
-
 TROUBLES = {"gpu-trouble", "gpu-libraries"}
 """Labels of a node that say what is the matter with its cards (``agent.inventory`` sets them; to import that takes as
 long as all the rest of this command)."""

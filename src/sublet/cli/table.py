@@ -8,8 +8,6 @@ from typing import Final
 
 from sublet.cli.declare import Command
 
-__all__ = ["COMMANDS", "GROUPS", "SECTIONS", "find", "load"]
-
 COMMANDS: Final[dict[str, str]] = {
     "demo": "demo:demo",
     "up": "office:up",

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.client.model import Place
 
-__all__ = ["Taken", "boottime_ns", "take", "token_of"]
-
 SAY_WAITING_AFTER_S: Final = 1.0
 """Where nobody looks, a shorter wait is not worth a line."""
 UNAVAILABLE: Final = 503

@@ -12,26 +12,6 @@ from sublet.cli.parsing import AsJson, NoLimit, count, limit, limit_duration, li
 from sublet.cli.show import Json, document, plural, seconds, table
 from sublet.values import Tier, format_size
 
-__all__ = [
-    "Block",
-    "Cores",
-    "GpuTime",
-    "Gpus",
-    "Leases",
-    "Memory",
-    "Queue",
-    "Requests",
-    "Vram",
-    "add",
-    "change",
-    "disable",
-    "enable",
-    "limits",
-    "ls",
-    "quota_of",
-    "rm",
-]
-
 _TIERS = [t.value for t in Tier]
 _Name = Annotated[
     str, Arg("NAME", parse=name, help="Name of the tenant: lower-case letters, digits, dots, dashes, underscores.")

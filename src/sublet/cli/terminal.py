@@ -8,8 +8,6 @@ import termios
 from types import TracebackType
 from typing import Any, Final, Self
 
-__all__ = ["Terminal", "size_of"]
-
 _IFLAG, _OFLAG, _CFLAG, _LFLAG, _CC = 0, 1, 2, 3, 6
 _SIZE: Final = (24, 80)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["TerminalFilter"]
-
 
 class TerminalFilter:
     """Another user's output on one's own terminal: text and colours go through, and nothing else that a terminal obeys.

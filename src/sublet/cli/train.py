@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from sublet.training.progress import Progress
     from sublet.training.running import TrainingRun
 
-__all__ = ["job_name", "train"]
-
 VRAM: Final = GIB
 STATE: Final = 4 * GIB
 NAME_MAX: Final = 40

@@ -16,8 +16,6 @@ from sublet.errors import JournalError
 from sublet.invocation import typeable
 from sublet.values import format_size
 
-__all__ = ["audit_log", "audit_verify", "backup", "drain", "fence_clear", "fence_ls", "restore"]
-
 
 def fence_ls(*, as_json: AsJson = False) -> int:
     """List quarantined devices, with the reason."""

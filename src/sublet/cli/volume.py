@@ -16,8 +16,6 @@ from sublet.errors import CapacityExceeded, CheckpointFailed, SubletError
 from sublet.invocation import typed
 from sublet.values import format_size
 
-__all__ = ["cp", "ls", "rm", "show", "verify"]
-
 _Name = Annotated[str, Arg("NAME", parse=name, help="Name of the volume.")]
 _Names = Annotated[list[str], Arg("NAME...", parse=name, help="Names of volumes.")]
 _Tenant = Annotated[

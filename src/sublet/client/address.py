@@ -13,8 +13,6 @@ from sublet.errors import InvalidRequest
 from sublet.values import shown, valid_name
 from sublet.wire.version import AS_TENANT_VARIABLE
 
-__all__ = ["Address", "find_address"]
-
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _TOKEN = re.compile(r"[!-~]{1,4096}")
 _URL_DO = 'Write it as "https://gpu.example.org" or "unix:///path/to/office.sock", or leave it out for this machine.'

@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from sublet.client.steps import Call, Pause, Program, Reply, Revive, Step
 
-__all__ = ["run_program"]
-
 T = TypeVar("T")
 
 

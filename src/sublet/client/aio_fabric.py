@@ -78,8 +78,6 @@ from sublet.wire.version import WIRE_VERSION
 if TYPE_CHECKING:
     from sublet.wire.guests import GuestView
 
-__all__ = ["Acquiring", "Fabric", "connect"]
-
 T = TypeVar("T")
 G = TypeVar("G")
 H = TypeVar("H")

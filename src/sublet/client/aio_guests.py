@@ -28,8 +28,6 @@ from sublet.wire.http import TokenView
 if TYPE_CHECKING:
     from sublet.client.aio_lease import Lease
 
-__all__ = ["Guest", "start_guest"]
-
 LOOK_AGAIN_S: Final = 5.0
 """A wait stands still while the machine sleeps."""
 

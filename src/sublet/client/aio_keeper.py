@@ -19,8 +19,6 @@ from sublet.clock import Clock
 from sublet.errors import Disconnected
 from sublet.values import NS_PER_S
 
-__all__ = ["AioKeeper"]
-
 
 class AioKeeper:
     """Starts its tasks with the first lease, in the loop of whoever acquired it."""

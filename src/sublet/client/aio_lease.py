@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from sublet.client.guests import StdioText
     from sublet.compute.aio_calls import Calls
 
-__all__ = ["Lease"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -15,8 +15,6 @@ from sublet.errors import SubletError
 if TYPE_CHECKING:
     from sublet.client.aio_fabric import Acquiring, Fabric
 
-__all__ = ["Leases", "Many"]
-
 
 class Leases(LeaseSequence[Lease]):
     """The leases that one request was granted, in the order of their grant; see `sublet.Leases`."""

@@ -14,8 +14,6 @@ from sublet.client.transport import IDLE_MAX, headers_for, lost, tls_context
 from sublet.clock import Clock
 from sublet.wire import unix
 
-__all__ = ["AioStream", "AioTransport", "open_unix"]
-
 _Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _PIECE: Final = 256 * 1024
 

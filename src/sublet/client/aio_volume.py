@@ -20,8 +20,6 @@ from sublet.wire.volumes import VolumeCall, VolumeReply
 if TYPE_CHECKING:
     from sublet.client.aio_lease import Lease
 
-__all__ = ["LoopLine", "in_use"]
-
 
 class LoopLine(HolderLine):
     """The line of a lease that belongs to a loop, for any thread but that loop's."""

@@ -28,20 +28,6 @@ from sublet.wire.http import (
     RefusalAnswer,
 )
 
-__all__ = [
-    "Acquired",
-    "AcquiredMany",
-    "decode",
-    "decode_acquired",
-    "decode_acquired_many",
-    "decode_lease",
-    "end_of",
-    "error_of",
-    "kind_of",
-    "refused",
-    "unavailable",
-]
-
 T = TypeVar("T")
 Acquired = GrantAnswer | PlaceAnswer | OfferAnswer
 AcquiredMany = GrantsAnswer | Acquired

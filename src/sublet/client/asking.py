@@ -41,25 +41,6 @@ from sublet.values import (
 )
 from sublet.wire.http import AcquireRequest, AcquisitionRequest, WantBody
 
-__all__ = [
-    "Asked",
-    "Duration",
-    "ExclusivityText",
-    "RenewText",
-    "Size",
-    "Terms",
-    "TierText",
-    "ask_block",
-    "ask_cpu",
-    "ask_gpu",
-    "ask_many",
-    "ask_memory",
-    "check_many",
-    "holder_name",
-    "holder_pid",
-    "policy_of",
-]
-
 Size: TypeAlias = int | str
 """Bytes, or a text such as ``"2GiB"``."""
 Duration: TypeAlias = float | str

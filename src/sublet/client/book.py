@@ -30,8 +30,6 @@ from sublet.lease.value import Attempt, Done, HolderNews, HolderWord, LeaseEnd, 
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, RenewMode, RequestId, format_duration
 from sublet.wire.http import LeaseView, News
 
-__all__ = ["IDLE_SAID_AFTER_NS", "RETURN_AGAIN_NS", "SAY_AGAIN_AFTER_NS", "SWEEP_NS", "Book", "is_held"]
-
 IDLE_SAID_AFTER_NS: Final = NS_PER_S // 5
 """A lease under which nothing has run for so long is told to be idle. Less would tell of every pause between cells."""
 SAY_AGAIN_AFTER_NS: Final = 5 * NS_PER_S

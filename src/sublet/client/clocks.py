@@ -7,8 +7,6 @@ import time
 
 from sublet.clock import Clock, SystemClock
 
-__all__ = ["client_clock"]
-
 
 class _PortableClock:
     """For clients on other systems. Its instants are compared with nobody else's, so its domain has no name."""

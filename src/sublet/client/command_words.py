@@ -11,8 +11,6 @@ from sublet.errors import InvalidRequest
 from sublet.values import parse_duration_ns, shown, valid_text
 from sublet.wire.guests import GuestSpec, StdioKind
 
-__all__ = ["StdioText", "absolute", "checked_env", "command_spec", "own_folder"]
-
 StdioText: TypeAlias = StdioKind | Literal["pipes", "pty", "null"]
 _COMMAND_DO: Final = 'Write it as ["python", "train.py"].'
 

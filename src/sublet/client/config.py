@@ -19,8 +19,6 @@ from sublet.client.home import home_text
 from sublet.errors import InvalidRequest
 from sublet.values import Tier, parse_duration_ns, parse_size, shown
 
-__all__ = ["KEYS", "Key", "Setting", "config_path", "read_config", "set_config", "unset_config"]
-
 FILE: Final = "config.toml"
 FILE_BYTES_MAX: Final = 64 * 1024
 

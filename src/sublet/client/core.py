@@ -69,8 +69,6 @@ from sublet.wire.http import (
     UnbindRequest,
 )
 
-__all__ = ["PATIENCE_S", "POLL_S", "REQUEST_TIMEOUT_S", "Core", "Grant", "Hooks", "new_request_id"]
-
 T = TypeVar("T")
 
 REQUEST_TIMEOUT_S: Final = 5.0

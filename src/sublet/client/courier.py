@@ -11,8 +11,6 @@ from typing import Any
 
 from sublet.background import start_thread
 
-__all__ = ["Courier"]
-
 _log = logging.getLogger("sublet.client")
 
 

@@ -22,8 +22,6 @@ from sublet.lease.value import Attempt, LeaseEnd, Outcome, Unknown
 from sublet.values import NS_PER_S, EndReason, Epoch
 from sublet.wire.http import LeaseView, RenewRequest
 
-__all__ = ["FLIGHT_S", "catch_up", "give_back", "give_back_what_is_owed", "renew", "renew_one", "say", "say_all"]
-
 FLIGHT_S: Final = 5.0
 """How long an answer to a background request is awaited at most. A renewal is repeated much sooner, by its own plan,
 and the answer to the earlier one still counts when it comes."""

@@ -68,17 +68,6 @@ if TYPE_CHECKING:
     from sublet.client.guest_watch import Watch
     from sublet.wire.guests import GuestView
 
-__all__ = [
-    "EXIT_PATIENCE_S",
-    "HELLO_TRIES",
-    "Fabric",
-    "close_at_exit",
-    "closed_error",
-    "connect",
-    "give_back_all",
-    "start_office",
-]
-
 T = TypeVar("T")
 G = TypeVar("G")
 H = TypeVar("H")

@@ -14,8 +14,6 @@ from sublet.errors import Disconnected
 from sublet.wire.conversation import Conversation
 from sublet.wire.happenings import Happening, Over
 
-__all__ = ["Watch"]
-
 _LOOK_AGAIN_MS = 5_000
 """A wait stands still while the machine sleeps."""
 

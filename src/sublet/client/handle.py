@@ -26,8 +26,6 @@ from sublet.lease.value import Attempt, Done, LeaseEnd, Outcome, Refused, Unknow
 from sublet.values import NS_PER_S, Epoch, LeaseId, RenewMode, parse_duration_ns, shown
 from sublet.wire.http import LeaseView
 
-__all__ = ["DroppedLease", "LeaseFacts"]
-
 
 class DroppedLease(ResourceWarning):
     """A lease object was dropped without a release. It is given back, but later than it could have been: use ``with``,

@@ -10,8 +10,6 @@ from sublet.lease.holder import HELD_STATES, Holder
 from sublet.values import Epoch, Exclusivity, Kind, LeaseId, RequestId
 from sublet.wire.http import LeaseView
 
-__all__ = ["Held", "Word"]
-
 
 class Held:
     """One lease of this program: what the office said of it last, the holder's own view, and who listens."""

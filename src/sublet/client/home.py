@@ -20,20 +20,6 @@ from sublet.wire.unix import check_parents, connect
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "data_path",
-    "home_dir",
-    "home_text",
-    "log_path",
-    "make_private_dir",
-    "note_end",
-    "runtime_dir",
-    "runtime_text",
-    "socket_path",
-    "start_lock_path",
-    "was_ended",
-]
-
 USERS, ROOTS, EARLIER = "/run/user", "/run", "/tmp"
 """Of users who are logged in, of root; and of all others, in earlier versions."""
 

@@ -12,8 +12,6 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["BODY_BYTES_MAX", "HEAD_BYTES_MAX", "AnswerReader", "ProtocolError", "encode_request"]
-
 HEAD_BYTES_MAX: Final = 64 * 1024
 """Status line and headers of one answer; also the most a chunk's size line or the trailers may take."""
 BODY_BYTES_MAX: Final = 256 * 1024 * 1024

@@ -31,8 +31,6 @@ from sublet.clock import Clock
 from sublet.errors import Disconnected, SubletError
 from sublet.values import NS_PER_S
 
-__all__ = ["LISTEN_AFTER_S", "LISTEN_AGAIN_S", "LISTEN_LINGER_S", "SILENCE_S", "Keeper"]
-
 LISTEN_AFTER_S: Final = 0.2
 """The stream of news is opened once a lease has lived so long: most of a burst's leases are shorter."""
 LISTEN_LINGER_S: Final = 5.0

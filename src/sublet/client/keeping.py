@@ -17,8 +17,6 @@ from sublet.lease.policy import RenewalPolicy
 from sublet.values import NS_PER_S, RenewMode
 from sublet.wire.http import GrantAnswer
 
-__all__ = ["keep", "let_go"]
-
 
 def keep(answer: bytes, *, sent_ns: int, busy_since_ns: int, renew: str) -> Lease:
     """The lease of this answer, renewed from now on. Something has run under it since ``busy_since_ns``, and does so

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from sublet.client.volume_line import HasVolume, HolderLine
     from sublet.compute.options import Calls
 
-__all__ = ["Lease"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

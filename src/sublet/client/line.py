@@ -15,8 +15,6 @@ from sublet.wire.http import TokenView
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
 
-__all__ = ["open_line"]
-
 
 def open_line(lease: Lease, guest: GuestId, service: Service) -> Conversation:
     """Connect to a guest of the lease. What is said on it the guest hears and nobody else; it outlives the office.

@@ -17,8 +17,6 @@ from sublet.values import shown
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
 
-__all__ = ["LeaseSequence", "Leases", "Many", "could_not_release", "own_leases"]
-
 L = TypeVar("L", bound=LeaseFacts)
 
 

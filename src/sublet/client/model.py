@@ -8,8 +8,6 @@ from sublet.lease.states import LeaseStatus
 from sublet.lease.value import LeaseEnd
 from sublet.values import EndReason, Exclusivity, Kind, LeaseId, format_duration, format_size
 
-__all__ = ["LeaseChange", "LeasedDevice", "Notice", "Offer", "Place"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:

@@ -26,8 +26,6 @@ from sublet.wire import unix
 if TYPE_CHECKING:
     from sublet.wire.zygote import Warm
 
-__all__ = ["START_PATIENCE_S", "answers", "ensure_office"]
-
 START_PATIENCE_S: Final = 30.0
 """From asking for an office to its first answer. It takes well under a second; a busy machine may need more."""
 LOG_BYTES_MAX: Final = 4 * 1024 * 1024

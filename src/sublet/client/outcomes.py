@@ -15,8 +15,6 @@ from sublet.lease.value import Attempt, Done, LeaseEnd, Outcome, Refused, Unknow
 from sublet.values import NS_PER_S, EndReason, Epoch
 from sublet.wire.http import RenewAnswer, RenewItem
 
-__all__ = ["fenced_end", "item_of", "outcome_of"]
-
 
 def outcome_of(attempt: Attempt, answer: RenewAnswer | None, error: SubletError | None, now: str) -> Outcome:
     """What the office's answer to one renewal means to its holder."""

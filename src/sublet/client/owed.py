@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from sublet.client.steps import Call
     from sublet.wire.http import AcquireRequest, AcquisitionRequest
 
-__all__ = ["Owed"]
-
 
 class Owed:
     """A lease, or a place in the queue, that must be given back unless it gets a handle.

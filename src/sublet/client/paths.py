@@ -8,8 +8,6 @@ from typing import Final
 from sublet.errors import InvalidRequest
 from sublet.values import shown
 
-__all__ = ["valid_path"]
-
 PATH_MAX: Final = 4096
 
 

@@ -8,8 +8,6 @@ from typing import TextIO
 
 from sublet.client.model import Place
 
-__all__ = ["QueueLine"]
-
 
 class QueueLine:
     """Shows the place and wipes it away when the waiting is over."""

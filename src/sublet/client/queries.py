@@ -9,8 +9,6 @@ from sublet.values import valid_text
 from sublet.wire.http import Hello
 from sublet.wire.http_views import check_grouping
 
-__all__ = ["bill_path", "check_versions", "leases_path"]
-
 
 def leases_path(ended_too: bool, tenant: str | None) -> str:
     """GET /v1/leases."""

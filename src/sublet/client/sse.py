@@ -6,8 +6,6 @@ from typing import Final, NamedTuple
 
 from sublet.client.http1 import ProtocolError
 
-__all__ = ["EVENT_BYTES_MAX", "EventReader", "ServerEvent"]
-
 EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
 """One event. More without an empty line is not a stream of ours."""
 

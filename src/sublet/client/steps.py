@@ -11,8 +11,6 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, TypeVar
 
-__all__ = ["Call", "Pause", "Program", "Reply", "Revive", "Step", "ask"]
-
 T = TypeVar("T")
 
 

@@ -24,8 +24,6 @@ from sublet.wire.version import AS_TENANT_HEADER, FOR_TENANT_HEADER
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["IDLE_MAX", "Flight", "Transport", "headers_for", "lost", "tls_context"]
-
 IDLE_MAX: Final = 8
 """Connections kept open between calls; more threads than that open one for each call."""
 _PIECE: Final = 256 * 1024

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.volumes import Volume
 
-__all__ = ["copy_volume", "readable"]
-
 TTL: Final = "2m"
 """Of a volume that nobody has, while it is read. It is in use then, and renewed."""
 GONE_S: Final = 5.0

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.wire.conversation import Conversation
 
-__all__ = ["HasVolume", "HolderLine", "in_use_of", "lease_token", "lend", "ticket_for"]
-
 ANSWER_S: Final = 900.0
 """A publication takes as long as the disk does."""
 

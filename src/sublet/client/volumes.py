@@ -18,8 +18,6 @@ from sublet.lease.states import VolumeState
 from sublet.values import Epoch, LeaseId, TenantId, format_size, valid_name
 from sublet.wire.http import VolumeView
 
-__all__ = ["Attachable", "Volume", "attach", "find", "listed", "remove"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:

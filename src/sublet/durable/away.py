@@ -12,8 +12,6 @@ from typing import Final
 from sublet.errors import SubletError
 from sublet.wire.page import PageReader, PageState
 
-__all__ = ["devices_are_away"]
-
 PAGE: Final = "SUBLET_PAGE"
 _AWAY: Final = frozenset((PageState.PARKED, PageState.LEAVING))
 _known: dict[str, PageReader] = {}

@@ -13,8 +13,6 @@ from pathlib import Path
 from sublet.durable.format import Entry, Manifest, PackRef
 from sublet.durable.packs import Packs, open_packs
 
-__all__ = ["Base"]
-
 Place = tuple[PackRef, Entry]
 Counts = dict[PackRef, tuple[int, int]]
 

@@ -39,18 +39,6 @@ from sublet.durable.memory import bring_near, copy_beside, copy_bytes
 from sublet.durable.pages import Pages, process_pages
 from sublet.durable.sealed import own_pages
 
-__all__ = [
-    "CHUNK_BYTES",
-    "HASH_BYTES",
-    "ChangeFinder",
-    "Look",
-    "chunk_count",
-    "chunk_hash",
-    "each_hash",
-    "each_same",
-    "hashes_in",
-]
-
 CHUNK_BYTES: Final = 256 * 1024
 HASH_BYTES: Final = 32
 TRACKED_MIN: Final = 1 << 20

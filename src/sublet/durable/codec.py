@@ -22,8 +22,6 @@ from sublet.durable.memory import address_of, lending, memory_at, raw_view
 from sublet.durable.rules import OWNERS, FlatRoot, GpuRule, Rules, owner_of
 from sublet.durable.unpicklable import named
 
-__all__ = ["ATOMS", "can_travel", "encode", "with_identity"]
-
 PROTOCOL: Final = 5
 SMALL_BYTES: Final = 16 * 1024
 """Memory below this is copied into one buffer with all other such memory: a buffer of its own would cost more."""

@@ -27,8 +27,6 @@ from sublet.wire.volumes import COPIED, CopiedIn
 if TYPE_CHECKING:
     from sublet.durable.store import CheckpointStore, FolderStore
 
-__all__ = ["Copied", "copied_from_folder", "copy_checkpoint", "look_in_folder", "manifest_in"]
-
 LOOKS_MAX: Final = 20
 """Each time somebody must have saved and collected between two lines here."""
 AROUND: Final = 64 << 10

@@ -35,8 +35,6 @@ from sublet.durable.volume import VolumePlace, VolumeStore
 from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest
 from sublet.values import NS_PER_S, Epoch, LeaseId, parse_duration_ns, shown
 
-__all__ = ["BlockFolder", "Durable", "store_of"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

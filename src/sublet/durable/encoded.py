@@ -16,8 +16,6 @@ from typing import Any, Final, NamedTuple
 
 from sublet.errors import InvalidRequest
 
-__all__ = ["NO_BUFFER", "Buffer", "BufferKind", "Encoded", "Head", "Splice", "Window", "bare_head"]
-
 MAGIC: Final = b"SBLH"
 VERSION: Final = 1
 NO_BUFFER: Final = 0xFFFF_FFFF

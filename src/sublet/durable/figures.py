@@ -22,8 +22,6 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-__all__ = ["Assembly", "Unit", "assembling", "figure_of", "is_part_kind", "numbered", "unit_of"]
-
 OWN: Final = frozenset({"matplotlib", "mpl_toolkits"})
 PLAIN: Final = frozenset({"numpy", "cycler", "dateutil", "kiwisolver"})
 """Libraries whose objects are part of a figure and have no identity that a program would ask for."""

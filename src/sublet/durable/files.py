@@ -14,16 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-__all__ = [
-    "move_into_place",
-    "name_once",
-    "read_whole",
-    "sync_file",
-    "sync_folder",
-    "write_synced",
-    "written_then_synced",
-]
-
 PIECE: Final = 1 << 20
 """Read at once at most: most files have less, and memory is taken for all of it."""
 

@@ -15,8 +15,6 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["FINGERPRINT_BYTES", "UNKNOWN", "Fingerprint", "seeded_fingerprint", "this_process"]
-
 Fingerprint = Callable[[memoryview], bytes]
 
 FINGERPRINT_BYTES: Final = 16

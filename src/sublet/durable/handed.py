@@ -18,8 +18,6 @@ from sublet.errors import Disconnected
 from sublet.values import Epoch, LeaseId
 from sublet.wire.volumes import FILES_MAX, ListVolume, OpenFiles, VolumeListed
 
-__all__ = ["FilesLine", "HandedFiles", "HandedVolume"]
-
 COPY_BYTES: Final = 8 << 20
 
 

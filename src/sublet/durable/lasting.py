@@ -26,19 +26,6 @@ from sublet.durable.pages import something_pins
 from sublet.durable.sealed import written_privately
 from sublet.wire.lasting import Lasting
 
-__all__ = [
-    "Exchanged",
-    "abandon",
-    "adopt",
-    "area_at",
-    "exchange",
-    "is_same",
-    "is_untouched",
-    "part_all",
-    "rejoin",
-    "separate",
-]
-
 _MAY_MOVE: Final = 1
 _FIXED: Final = 2
 _DONT_UNMAP: Final = 4

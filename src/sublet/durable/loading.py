@@ -18,8 +18,6 @@ from sublet.durable.memory import copy_bytes, fresh_memory
 from sublet.durable.rules import MAINS
 from sublet.errors import InvalidRequest
 
-__all__ = ["assembly_here", "decode", "decode_encoded"]
-
 
 def decode(
     head: bytes | memoryview,

@@ -13,8 +13,6 @@ from sublet.durable.format import HASH_BYTES
 from sublet.durable.packs import Pressing
 from sublet.durable.saving import HEAD_CHUNK_BYTES, Base, Capture, Piece
 
-__all__ = ["needed_bytes"]
-
 FIXED_BYTES: Final = 4096
 RECORD_BYTES: Final = 64
 CHUNK_COST: Final = 64

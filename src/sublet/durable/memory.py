@@ -16,21 +16,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-__all__ = [
-    "PAGE",
-    "Copies",
-    "Lent",
-    "address_of",
-    "bring_near",
-    "copy_beside",
-    "copy_bytes",
-    "fresh_memory",
-    "lend",
-    "lending",
-    "memory_at",
-    "raw_view",
-]
-
 PAGE: Final = mmap.PAGESIZE
 HUGE: Final = 2 << 20
 PARALLEL_MIN: Final = 16 << 20

@@ -21,8 +21,6 @@ from sublet.durable.records import Blob, Record, parse_leaf
 from sublet.errors import NotFound, OutOfMemory
 from sublet.values import format_size
 
-__all__ = ["Checkpoint", "Stored"]
-
 SPAN_BYTES: Final = 4 << 20
 """Chunks that lie one after the other, in the pack as in the buffer, are read together up to this."""
 PARALLEL_MIN: Final = 8 << 20

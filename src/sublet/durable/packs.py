@@ -42,8 +42,6 @@ from sublet.durable.format import (
 from sublet.durable.memory import PAGE, fresh_memory
 from sublet.errors import CheckpointDamaged, CheckpointFailed, NotFound
 
-__all__ = ["PackFile", "PackSource", "PackWriter", "Packs", "Pressing", "file_name", "open_packs"]
-
 BATCH_ROOM: Final = 4 << 20
 """Two huge pages: smaller ones take five times as long to get, and to write from past the cache."""
 BATCH_BYTES: Final = BATCH_ROOM - PAGE

@@ -33,8 +33,6 @@ from typing import Final
 
 from sublet.durable.memory import PAGE
 
-__all__ = ["Pages", "process_pages", "something_pins"]
-
 Range = tuple[int, int]
 
 _SYS_USERFAULTFD: Final = {"x86_64": 323, "aarch64": 282}

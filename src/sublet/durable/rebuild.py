@@ -20,58 +20,6 @@ from typing import Any, Final, NamedTuple
 
 from sublet.errors import Unsupported
 
-__all__ = [
-    "DRAWS_ON",
-    "HOOKS",
-    "SAVED_WITH",
-    "ClassState",
-    "Flat",
-    "HeldReference",
-    "array",
-    "array_of_kind",
-    "array_on",
-    "cell",
-    "file_map",
-    "fill_cell",
-    "fill_dispatch",
-    "fill_function",
-    "function",
-    "gone_from",
-    "home",
-    "hooks_of",
-    "image_draw",
-    "inference_tensor",
-    "itself",
-    "leaving_classes",
-    "make_class",
-    "make_enum",
-    "map_view",
-    "match",
-    "memory_view",
-    "memory_view_on",
-    "mock_call",
-    "module_globals",
-    "new_optimizer",
-    "new_type",
-    "object_view",
-    "of_module",
-    "on_host",
-    "remembering",
-    "set_attributes",
-    "set_chain",
-    "set_class",
-    "set_grad",
-    "set_hook_handle",
-    "set_hooks",
-    "set_image",
-    "shell",
-    "single_dispatch",
-    "torch_storage",
-    "torch_typed_storage",
-    "type_var",
-]
-
-
 _on_host = contextvars.ContextVar("_on_host", default=False)
 
 

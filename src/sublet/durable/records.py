@@ -17,8 +17,6 @@ from typing import Final
 
 from sublet.durable.format import HASH_BYTES, damaged
 
-__all__ = ["INLINE_MAX", "Blob", "Record", "dump_leaf", "leaf_starts", "parse_leaf"]
-
 MAGIC: Final = b"SBLF"
 VERSION: Final = 1
 INLINE_MAX: Final = 4096

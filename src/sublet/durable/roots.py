@@ -28,8 +28,6 @@ from sublet.durable.memory import address_of
 from sublet.durable.records import leaf_starts
 from sublet.durable.rules import OWNERS, GpuRule, Rules, found_by_name
 
-__all__ = ["IDENTITY_FREE", "LARGE_BYTES", "Group", "Order", "StandsFor", "encode_roots", "met_by_name"]
-
 LARGE_BYTES: Final = 256 * 1024
 """A name with more than this is encoded by itself."""
 NOTHING: Final[Mapping[int, Any]] = types.MappingProxyType({})

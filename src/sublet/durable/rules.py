@@ -28,20 +28,6 @@ from sublet.durable import figures, rebuild
 from sublet.durable.away import devices_are_away
 from sublet.durable.memory import address_of, lend, memory_at
 
-__all__ = [
-    "OWNERS",
-    "FlatRoot",
-    "GpuRule",
-    "Refused",
-    "Rules",
-    "behind",
-    "contents_of",
-    "found_by_name",
-    "has_plain_state",
-    "loaded",
-    "owner_of",
-]
-
 GpuRule = Literal["copy", "refuse"]
 Rule = Callable[[Any], Any]
 

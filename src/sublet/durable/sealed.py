@@ -20,8 +20,6 @@ from sublet.durable.memory import PAGE, address_of
 from sublet.durable.pages import something_pins
 from sublet.wire.shared import sealed_maps
 
-__all__ = ["is_sealed", "move", "own_pages", "written_privately"]
-
 Range = tuple[int, int]
 
 _PAGEMAP_SCAN: Final = 0xC0606610

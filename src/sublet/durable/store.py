@@ -34,8 +34,6 @@ from sublet.wire.volumes import CopiedIn
 if TYPE_CHECKING:
     from sublet.durable.copying import Copied
 
-__all__ = ["CheckpointStore", "FolderStore", "Publisher"]
-
 NAME: Final = re.compile(r"(\d{16})\.manifest")
 
 

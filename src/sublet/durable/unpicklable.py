@@ -20,8 +20,6 @@ from sublet.errors import Unpicklable
 if TYPE_CHECKING:
     from sublet.durable.rules import Rules
 
-__all__ = ["Blocker", "blockers", "named"]
-
 FOUND_MAX: Final = 10
 """How many are named; a value with more is not mended by a longer list."""
 PLAIN_NAMES: Final[dict[str, str]] = {

@@ -24,8 +24,6 @@ from sublet.durable.packs import PackFile, file_name
 from sublet.durable.store import FolderStore
 from sublet.errors import CheckpointFailed, InvalidRequest, SubletError
 
-__all__ = ["Collected", "Verdict", "collect", "verify"]
-
 MANIFEST_NAME: Final = re.compile(r"\d{16}\.manifest", re.ASCII)
 PACK_NAME: Final = re.compile(r"[0-9a-f]{40}\.pack")
 KEEP: Final = 3

@@ -16,8 +16,6 @@ from typing import Final
 from sublet.durable.upkeep import Verdict, verify
 from sublet.errors import InvalidRequest, SubletError
 
-__all__ = ["main"]
-
 _NOTHING: Final = Verdict(problems=(), checkpoints=(), packs=0, read_bytes=0)
 """A folder in which nobody saved: other files have no checksums that could be wrong."""
 

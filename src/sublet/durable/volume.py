@@ -50,8 +50,6 @@ from sublet.wire.volumes import (
 if TYPE_CHECKING:
     from sublet.durable.handed import FilesLine
 
-__all__ = ["VolumeLine", "VolumePlace", "VolumeStore"]
-
 T = TypeVar("T")
 
 _PLACE: Final = "place"

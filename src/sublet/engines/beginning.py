@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from sublet.broker.disk_room import DiskRoom
     from sublet.broker.journal import Journal
 
-__all__ = ["Beginning", "begun"]
-
 
 @dataclass(frozen=True, slots=True)
 class Beginning:

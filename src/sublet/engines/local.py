@@ -71,8 +71,6 @@ from sublet.wire.program_files import check_program
 from sublet.wire.sockets import Peer
 from sublet.wire.unix import short_path
 
-__all__ = ["IDLE_ENDS_S", "Office", "run_office"]
-
 IDLE_ENDS_S: Final = 600.0
 """An office that started by itself ends after this long without lease, queue entry, teardown, quarantine or request."""
 IDLE_LOOK_S: Final = 30.0

@@ -14,8 +14,6 @@ from sublet.errors import InvalidRequest
 from sublet.values import Kind
 from sublet.wire.orders import Inventory
 
-__all__ = ["POLICY_FILE", "read_limits", "within"]
-
 POLICY_FILE: Final = policy_file.FILE
 """In the state folder."""
 

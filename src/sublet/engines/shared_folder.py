@@ -17,8 +17,6 @@ from sublet.errors import InvalidRequest
 from sublet.values import shown
 from sublet.wire.unix import replaceable, short_path
 
-__all__ = ["BACKLOG", "ROOTS_FOLDER", "listen_for_all", "parse_shared_folder", "prepare"]
-
 ROOTS_FOLDER: Final = "/run/sublet"
 """Of root's office, where none is named."""
 BACKLOG: Final = 1024

@@ -27,19 +27,6 @@ from sublet.errors import InvalidRequest, SubletError
 from sublet.invocation import typed
 from sublet.values import format_size, parse_size
 
-__all__ = [
-    "SETTINGS_NAME",
-    "OfficeDiffers",
-    "SettingsUnusable",
-    "StartSettings",
-    "agreed",
-    "forget_settings",
-    "host_gpus_words",
-    "read_settings",
-    "shared_words",
-    "write_settings",
-]
-
 SETTINGS_NAME: Final = "started-with"
 _FORMAT: Final = "sublet-started-with 1"
 _SIZE_MAX: Final = 4096

@@ -21,8 +21,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-__all__ = ["BEGAN", "GENESIS", "RESTORED", "Anchor", "Began", "Record", "Restored", "Verdict", "Walk", "link", "verify"]
-
 GENESIS: Final = bytes(32)
 """What stands before the first record."""
 BEGAN: Final = "journal.began"

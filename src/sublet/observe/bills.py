@@ -26,20 +26,6 @@ from sublet.values import GIB, MILLIS_PER_DEVICE, NS_PER_S, Kind, LeaseId, Resou
 from sublet.wire.http_views import SESSION_LABEL, check_grouping
 from sublet.wire.orders import Metered
 
-__all__ = [
-    "Bill",
-    "Charge",
-    "Holding",
-    "Line",
-    "Rates",
-    "Reconciliation",
-    "Usage",
-    "fold",
-    "parse_rates",
-    "reconcile",
-    "to_csv",
-]
-
 # ---- what was used ----
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from sublet.wire.http_views import TroubleView
 
-__all__ = ["CONTENT_TYPE", "TEARDOWN_STEPS", "Count", "OfficeMetrics", "Readings", "Spread"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _COMMIT_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0)

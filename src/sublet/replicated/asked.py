@@ -12,8 +12,6 @@ from sublet.replicated.lost import open_folder
 from sublet.replicated.replica import Replica
 from sublet.values import Epoch, shown
 
-__all__ = ["asked_bytes", "asked_effect", "asked_epoch", "asked_replicas", "asked_version"]
-
 
 def asked_epoch(epoch: object, what: str) -> Epoch:
     """That of a lease. ``what`` needs it."""

@@ -13,8 +13,6 @@ from typing import Final, NamedTuple
 
 from sublet.values import Epoch
 
-__all__ = ["NONCE_BYTES", "OFFICE_MAX", "Ballot", "Garbled", "Stamp", "take"]
-
 NONCE_BYTES: Final = 8
 OFFICE_MAX: Final = 63
 _HEAD: Final = struct.Struct(">IB")

@@ -18,31 +18,6 @@ from typing import Final, TypeAlias
 from sublet.replicated.ballot import Ballot, Garbled, Stamp, take
 from sublet.replicated.quorum import ReplicaSet
 
-__all__ = [
-    "EMPTY",
-    "KEY_MAX",
-    "PACKS_MAX",
-    "VALUE_MAX",
-    "Accept",
-    "Accepted",
-    "Answer",
-    "Behind",
-    "Cell",
-    "Foreign",
-    "Here",
-    "Install",
-    "Installed",
-    "MissingPacks",
-    "Outdated",
-    "Prepare",
-    "Promised",
-    "Query",
-    "Refused",
-    "Request",
-    "Took",
-    "answer",
-]
-
 KEY_MAX: Final = 200
 """Bytes of a key."""
 VALUE_MAX: Final = 64 << 10

@@ -29,8 +29,6 @@ from sublet.replicated.register import (
     Why,
 )
 
-__all__ = ["SET_KEY", "Change", "Listing", "Run", "Spread", "change"]
-
 SET_KEY: Final = ".set"
 """Where the set itself is kept. No name of a user begins with a dot."""
 

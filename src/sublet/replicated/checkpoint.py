@@ -40,8 +40,6 @@ from sublet.replicated.state import State
 from sublet.replicated.values import dump_value, load_value
 from sublet.values import Epoch, format_size
 
-__all__ = ["Checkpoint", "ReplicatedCheckpoint", "as_group"]
-
 INLINE_MAX: Final = 4 << 10
 """A save up to this size lies in the record."""
 PACK_BYTES: Final = 16 << 20

@@ -11,8 +11,6 @@ from sublet.errors import IdempotencyConflict, InvalidRequest, VersionConflict
 from sublet.replicated.ballot import Garbled, take
 from sublet.values import Epoch
 
-__all__ = ["Effect", "History", "Save"]
-
 _LENGTH: Final = struct.Struct(">I")
 
 

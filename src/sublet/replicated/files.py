@@ -12,8 +12,6 @@ from typing import Final
 
 from sublet.errors import InvalidRequest
 
-__all__ = ["Files", "NotTried", "refuse_network"]
-
 _FS_IOC_GETVERSION: Final = 0x80087601
 _SHARED: Final = {
     0x6969: "NFS",

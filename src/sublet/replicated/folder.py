@@ -34,8 +34,6 @@ from sublet.replicated.policy import FailureDomain
 from sublet.replicated.quorum import ReplicaSet
 from sublet.replicated.replica import ReplicaFull, ReplicaSilent, folder_of, seal, unseal
 
-__all__ = ["LOG_BYTES", "FolderReplica", "Started"]
-
 LOG_BYTES: Final = 1 << 20
 """What a log takes on the disk from the first moment on."""
 PACKS: Final = "packs"

@@ -21,8 +21,6 @@ from sublet.replicated.ballot import Garbled, take
 from sublet.replicated.cell import Cell
 from sublet.replicated.quorum import ReplicaSet
 
-__all__ = ["SECTOR", "Entry", "Header", "Torn", "batch", "entries", "entries_of", "frame", "is_blank", "scan"]
-
 SECTOR: Final = 512
 MAGIC: Final = b"SUBLETR1"
 VERSION: Final = 1

@@ -26,8 +26,6 @@ from sublet.replicated.folder_format import SECTOR, Entry, Header, Torn, batch, 
 from sublet.replicated.quorum import ReplicaSet
 from sublet.replicated.replica import ReplicaFaulty, ReplicaFull, ReplicaSilent
 
-__all__ = ["FolderLog", "Planned"]
-
 LOG: Final = "log"
 NEW: Final = "log.new"
 LOCK: Final = "lock"

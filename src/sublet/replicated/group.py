@@ -32,8 +32,6 @@ from sublet.replicated.replica import Replica, ReplicaFaulty, ReplicaHealth, Rep
 from sublet.replicated.worker import Errand, Told, Worker
 from sublet.values import Epoch, parse_duration_ns
 
-__all__ = ["ReplicaGroup", "ReplicaRole", "ReplicaView", "nonce"]
-
 REST_S: Final = 0.02
 REST_MAX_S: Final = 0.1
 """Longer rests would not be fairer: who has just won rests least, and a loser who tries once a second meets somebody

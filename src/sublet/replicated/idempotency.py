@@ -30,8 +30,6 @@ from sublet.replicated.replica import Replica
 from sublet.replicated.results import NOT_SAVED, UNKNOWN, raise_for
 from sublet.values import Epoch, parse_duration_ns
 
-__all__ = ["ReplicatedIdempotencyStore"]
-
 SHARDS: Final = 16
 KEY_BYTES: Final = 256
 TRIES: Final = 20

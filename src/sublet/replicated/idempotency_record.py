@@ -17,8 +17,6 @@ from sublet.errors import IdempotencyConflict, InvalidRequest, StaleEpoch
 from sublet.replicated.ballot import Garbled
 from sublet.values import Epoch
 
-__all__ = ["Book", "Completed", "Conflict", "New", "Pending", "Record", "Reservation"]
-
 OUTCOME_MAX: Final = 2048
 
 

@@ -16,8 +16,6 @@ from sublet.replicated.policy import FailureDomain
 from sublet.replicated.quorum import ReplicaSet
 from sublet.replicated.replica import Replica, ReplicaFaulty
 
-__all__ = ["LostReplica", "open_folder"]
-
 
 def open_folder(folder: str | os.PathLike[str]) -> Replica:
     """The replica there, or what stands for it."""

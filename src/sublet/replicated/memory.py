@@ -12,8 +12,6 @@ from sublet.replicated.policy import FailureDomain
 from sublet.replicated.quorum import ReplicaSet
 from sublet.replicated.replica import ReplicaFaulty, ReplicaFull, ReplicaSilent
 
-__all__ = ["MemoryReplica"]
-
 
 class MemoryReplica:
     """As long as this object lives. What goes wrong is set by its attributes."""

@@ -30,8 +30,6 @@ from sublet.replicated.cell import (
 )
 from sublet.replicated.quorum import ReplicaSet
 
-__all__ = ["Phase", "Preparing", "Reading", "Send", "Writing"]
-
 REPEATS_MAX: Final = 3
 """How often a replica is sent the same again because it lacked a set or a pack."""
 

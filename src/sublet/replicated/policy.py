@@ -15,8 +15,6 @@ from sublet.values import shown
 if TYPE_CHECKING:
     from sublet.replicated.replica import Replica
 
-__all__ = ["LEVELS", "FailureDomain", "Placement", "ReplicaPolicy"]
-
 LEVELS: Final = ("region", "cell", "host", "disk")
 """From the widest to the narrowest. Replicas that share a domain share a fate."""
 

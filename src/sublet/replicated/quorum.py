@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from sublet.errors import InvalidRequest
 from sublet.replicated.ballot import Garbled
 
-__all__ = ["ReplicaSet", "Seats", "check_quorums"]
-
 
 def check_quorums(voters: int, read: int, write: int) -> None:
     """Refuse numbers with which two quorums could miss each other."""

@@ -20,20 +20,6 @@ from sublet.replicated.cell import Answer, Request
 from sublet.replicated.policy import FailureDomain
 from sublet.replicated.quorum import ReplicaSet
 
-__all__ = [
-    "PACK_HEAD",
-    "PackName",
-    "Replica",
-    "ReplicaFaulty",
-    "ReplicaFull",
-    "ReplicaHealth",
-    "ReplicaSilent",
-    "folder_of",
-    "pack_of",
-    "seal",
-    "unseal",
-]
-
 PACK_MAGIC: Final = b"SUBLETP1"
 PACK_HEAD: Final = len(PACK_MAGIC) + 8 + 32
 

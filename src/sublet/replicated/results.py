@@ -7,8 +7,6 @@ from typing import NoReturn
 from sublet.errors import CheckpointFailed, InvalidRequest, StaleEpoch
 from sublet.replicated.register import Refused, Unknown, Why
 
-__all__ = ["NOT_SAVED", "UNKNOWN", "raise_for"]
-
 NOT_SAVED = "not_saved"
 """``reason`` of an error: it certainly was not written."""
 UNKNOWN = "unknown"

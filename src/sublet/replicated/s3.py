@@ -45,8 +45,6 @@ from sublet.replicated.replica import ReplicaFaulty, ReplicaSilent, folder_of, s
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-__all__ = ["S3Replica", "Sealed"]
-
 MAGIC: Final = b"SUBLETO1"
 _HEAD: Final = struct.Struct(f">8s16sQ{NONCE_BYTES}sH")
 _HASH: Final = 32

@@ -24,8 +24,6 @@ from blake3 import blake3
 
 from sublet.errors import InvalidRequest
 
-__all__ = ["SigningKey"]
-
 KEY_BYTES: Final = 32
 _FORM: Final = "sublet-checkpoint-key/"
 _TEXT: Final = re.compile(re.escape(_FORM) + r"([0-9a-f]{64})")

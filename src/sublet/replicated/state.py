@@ -12,8 +12,6 @@ from typing import Final
 
 from sublet.replicated.ballot import NONCE_BYTES, Garbled, take
 
-__all__ = ["NOTHING", "REMEMBERED", "State"]
-
 REMEMBERED: Final = 32
 """Writes whose ids are kept. A writer that comes back after more than so many others cannot tell any more."""
 _HEAD: Final = struct.Struct(">QB")

@@ -14,8 +14,6 @@ from sublet.replicated.quorum import ReplicaSet
 from sublet.replicated.state import NOTHING, State
 from sublet.values import Epoch
 
-__all__ = ["Done", "Refused", "Result", "Tenure", "Unknown", "View", "Why"]
-
 
 class Why(enum.StrEnum):
     """Why an operation was not done, or is not known to be done."""

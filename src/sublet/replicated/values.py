@@ -23,8 +23,6 @@ from sublet.durable.codec import encode
 from sublet.durable.loading import decode
 from sublet.errors import CheckpointDamaged, InvalidRequest
 
-__all__ = ["dump_value", "load_value"]
-
 MAGIC: Final = b"SBLV"
 VERSION: Final = 1
 PAGE: Final = 4096

@@ -14,8 +14,6 @@ from sublet.replicated.folder import FolderReplica, Started
 from sublet.replicated.phases import Send
 from sublet.replicated.replica import Replica, ReplicaFaulty, ReplicaHealth, ReplicaSilent
 
-__all__ = ["Errand", "Told", "Worker"]
-
 BATCH_MAX: Final = 64
 WAITING_MAX: Final = 512
 """Requests that may wait for one replica; one that is so far behind counts as silent."""

@@ -20,8 +20,6 @@ from sublet.errors import InvalidRequest
 from sublet.simulate.results import Result
 from sublet.values import NS_PER_S, format_duration, parse_duration_ns, shown
 
-__all__ = ["Answer", "Goal", "Point", "find", "late", "parse_goal"]
-
 SPREAD: Final = 3
 """Counts between the answer and the largest that are tried as well; and over the range, where the largest misses."""
 NEAR: Final = 4

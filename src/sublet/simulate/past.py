@@ -17,8 +17,6 @@ from sublet.simulate.workload import CELLS_MAX, Cell, Session
 from sublet.values import GIB, NS_PER_S, Exclusivity, Kind, LeaseId, NodeId
 from sublet.wire.orders import Inventory
 
-__all__ = ["read_journal"]
-
 _Told = ev.NodeJoined | ev.Queued | ev.Claimed | ev.Ending
 _KINDS: Final = frozenset(str(fact.__struct_config__.tag) for fact in _Told.__args__)
 _decode: Final = msgspec.json.Decoder(_Told).decode

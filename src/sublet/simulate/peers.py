@@ -24,8 +24,6 @@ from sublet.simulate.results import Result
 from sublet.simulate.workload import Cell, Session
 from sublet.values import NS_PER_S
 
-__all__ = ["PEERS", "Peer", "run_peer"]
-
 _MIN: Final = 60 * NS_PER_S
 BACKFILL_DEPTH: Final = 200
 """Waiting cells that backfill looks at."""

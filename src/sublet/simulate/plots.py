@@ -11,8 +11,6 @@ from sublet.simulate.find import Answer, Point
 from sublet.simulate.results import HOUR_NS, Result
 from sublet.values import NS_PER_S
 
-__all__ = ["curve", "gpu_hours", "queue", "waits"]
-
 WIDTH: Final = 760
 HEIGHT: Final = 380
 LEFT: Final = 72

@@ -45,8 +45,6 @@ from sublet.values import (
 )
 from sublet.wire.orders import Device, End, Inventory, Parkable, TornDown
 
-__all__ = ["POLICY", "Costs", "Hardware", "Replay", "assumptions", "read_costs"]
-
 _MIN: Final = 60 * NS_PER_S
 TTL_NS: Final = 5 * _MIN
 RENEW_NS: Final = TTL_NS * 7 // 10

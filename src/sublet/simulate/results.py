@@ -10,8 +10,6 @@ from typing import Any, Final
 from sublet.observe.bills import Rates
 from sublet.values import NS_PER_S, format_duration
 
-__all__ = ["AT_ONCE_NS", "HOUR_NS", "Result", "compare", "quantile_of"]
-
 AT_ONCE_NS: Final = 5 * NS_PER_S
 HOUR_NS: Final = 3600 * NS_PER_S
 LENGTHS_MIN: Final = ((5, "up to 5 min"), (30, "5 to 30 min"), (240, "30 min to 4 h"), (1440, "4 to 24 h"))

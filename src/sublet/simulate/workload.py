@@ -29,23 +29,6 @@ from typing import Final, NamedTuple
 from sublet.errors import InvalidRequest
 from sublet.values import Tier, shown
 
-__all__ = [
-    "CELLS_MAX",
-    "COLUMNS",
-    "Cell",
-    "Lab",
-    "Session",
-    "course",
-    "generate",
-    "merged",
-    "parse_lab",
-    "peak_gpus",
-    "quantile",
-    "read_jobs",
-    "read_trace",
-    "resample",
-]
-
 MINUTES_PER_DAY: Final = 24 * 60
 
 Table = Sequence[tuple[float, float]]

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from sublet.wire.device import ModuleKind
     from sublet.wire.scalars import Scalar
 
-__all__ = ["Completed", "Duplicate", "Launch", "Recovered", "TrainingBatch", "TrainingStepOutcome"]
-
 _JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _STEP_MAX: Final = (1 << 63) - 1
 _LENGTH: Final = struct.Struct(">Q")

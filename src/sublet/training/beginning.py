@@ -13,8 +13,6 @@ from sublet.values import parse_duration_ns
 SAVE_EVERY: Final = "SUBLET_SAVE_EVERY"
 """Set by `sublet train --save-every`."""
 
-__all__ = ["interval_of", "no_steps", "other_loop", "parts_of", "refuse_many_processes"]
-
 
 def parts_of(
     model: Any, optimizer: Any, scheduler: Any, scaler: Any, state: Mapping[str, Any] | None, metrics: dict[str, Any]

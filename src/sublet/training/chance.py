@@ -11,8 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["chance_now", "generators_of", "set_chance", "set_generators"]
-
 PYTHON: Final = "python"
 NUMPY: Final = "numpy"
 TORCH: Final = "torch"

@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from blake3 import blake3
 
-__all__ = ["glimpse"]
-
 LOOK_BYTES: Final = 4096
 """Of bytes."""
 SAMPLES: Final = 128

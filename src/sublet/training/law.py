@@ -15,19 +15,6 @@ from typing import Final
 from sublet.replicated.checkpoint_record import Save
 from sublet.replicated.idempotency_record import Completed, Conflict, New, Pending, Reservation
 
-__all__ = [
-    "ACTS",
-    "DECISION",
-    "Act",
-    "Reserved",
-    "Saved",
-    "Verdict",
-    "after_death_before",
-    "decide",
-    "drawing",
-    "what_is_saved",
-]
-
 
 class Act(enum.StrEnum):
     """What a step does, in this order. A program can die between any two; none of them is done twice."""

@@ -13,8 +13,6 @@ from sublet.errors import LeaseInterrupt
 from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.values import EndReason
 
-__all__ = ["SIGTERM", "TERMINATED", "Preempted", "Told", "Watchman"]
-
 LEASE_ENDED: Final = 76
 TERMINATED: Final = 128 + signal.SIGTERM
 SIGTERM: Final = "SIGTERM"

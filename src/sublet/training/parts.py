@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from sublet.errors import InvalidRequest, SubletError
 
-__all__ = ["Part", "part_of", "put_back"]
-
 
 class Part(NamedTuple):
     """How one object is saved, and restored in place."""

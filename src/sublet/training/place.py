@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from sublet.errors import InvalidRequest, NotFound
 
-__all__ = ["place_here"]
-
 PAGE: Final = "SUBLET_PAGE"
 
 

@@ -29,8 +29,6 @@ from sublet.errors import InvalidRequest
 from sublet.training.chance import Apart, generators_of
 from sublet.training.glimpse import glimpse
 
-__all__ = ["Source", "source_of"]
-
 Then = Callable[[], None]
 _OTHER_DATA: Final = "Give it the data, batch size and order it had, or begin under another name."
 

@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from sublet.training.telling import SEPARATOR, read_line
 
-__all__ = ["Progress", "Sieve"]
-
 RECORD_MAX: Final = 64 * 1024
 """Bytes after a separator without an end of line: then it was not one of ours."""
 

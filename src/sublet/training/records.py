@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from sublet.replicated.replica import Replica
     from sublet.training.seams import StepLease
 
-__all__ = ["TrainingRecords", "lease_has_ended", "training_records"]
-
 
 class TrainingRecords(NamedTuple):
     """What `run_training_step` writes to. ``with training_records(...) as (checkpoint, idempotency):`` closes them."""

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.client.model import Place
 
-__all__ = ["LABEL", "Life", "Onlooker", "Plan", "Stopped", "TrainingRun"]
-
 LOCAL: Final = "local"
 ENDED: Final = LeaseStatus.ENDED.value
 LABEL: Final = "train"

@@ -11,8 +11,6 @@ from sublet.errors import NotFound
 from sublet.training.telling import Account
 from sublet.values import NS_PER_S
 
-__all__ = ["Saves"]
-
 FORMAT: Final = "sublet.training/1"
 
 

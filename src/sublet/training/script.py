@@ -14,8 +14,6 @@ from typing import Final
 from sublet.errors import InvalidRequest
 from sublet.wire.guests import GuestSpec
 
-__all__ = ["for_tenant", "main"]
-
 ENTRY: Final = "sublet.training.script:main"
 ARGS_MAX: Final = 120 * 1024
 """Letters of the text and its arguments, as they travel."""

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 from sublet.values import Epoch
 
-__all__ = ["OpenSession", "Session", "StepLease"]
-
 
 class StepLease(Protocol):
     """A lease, as `sublet.Lease` is one."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from sublet.replicated.idempotency import ReplicatedIdempotencyStore
     from sublet.training.seams import OpenSession, Session, StepLease
 
-__all__ = ["run_training_step"]
-
 STATE_MAX: Final = (1 << 32) - 1
 """Bytes; a kernel is told the length as u32."""
 TIDY_EVERY: Final = 128

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-__all__ = ["SEPARATOR", "VARIABLE", "Account", "Teller", "read_line"]
-
 VARIABLE: Final = "SUBLET_TRAIN"
 """In the environment of a program whose progress somebody reads."""
 SEPARATOR: Final = b"\x1e"

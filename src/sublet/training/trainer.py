@@ -35,8 +35,6 @@ from sublet.training.saves import Saves
 from sublet.training.telling import Account, Teller
 from sublet.values import NS_PER_S
 
-__all__ = ["PreemptibleTrainer"]
-
 SAVE: Final = "save"
 _NOTHING: Final = object()
 STEPLESS_MAX: Final = 10_000

@@ -12,8 +12,6 @@ from typing import Final
 from sublet.values import GIB, MIB
 from sublet.wire.later import later
 
-__all__ = ["WALLS", "LeaseCaps"]
-
 WALLS: Final = ("uid", "pid", "ipc", "mount", "proc", "net", "no_new_privs", "seccomp", "landlock")
 """Parts of the isolation without which a tenant's guest is refused, unless the operator allows it."""
 

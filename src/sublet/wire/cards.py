@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["OF_CARDS", "UNSEEN", "VISIBLE", "CardFound", "CardUse", "card_environment", "device_nodes", "prefer_cards"]
-
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 OF_CARDS: Final = (VISIBLE, "XLA_PYTHON_CLIENT_PREALLOCATE", "TF_FORCE_GPU_ALLOW_GROWTH", "CUPY_GPU_MEMORY_LIMIT")
 """Variables that a guest with a card is given."""

@@ -7,8 +7,6 @@ from typing import Final
 from sublet.values import MIB
 from sublet.wire.frames import broken, close_all
 
-__all__ = ["CREDIT_MAX", "WINDOW", "Channel", "Outgoing"]
-
 WINDOW: Final = 1 * MIB
 """Bytes that a new channel may have under way."""
 CREDIT_MAX: Final = 16 * MIB

@@ -49,8 +49,6 @@ from sublet.wire.strict import (
     wrong,
 )
 
-__all__ = ["MARK", "dumps", "from_wire", "loads", "to_wire"]
-
 MARK: Final = "is"
 """What names the class. It is a word of Python, so no field can be called that."""
 

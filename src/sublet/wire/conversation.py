@@ -34,8 +34,6 @@ from sublet.wire.happenings import (
 from sublet.wire.link import Link
 from sublet.wire.sockets import receive_some, send_some
 
-__all__ = ["KEPT_MAX", "PATIENCE_S", "Conversation"]
-
 PATIENCE_S: Final = 10.0
 """How long an answer may take where nothing else is said."""
 KEPT_MAX: Final = 4096

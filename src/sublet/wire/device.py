@@ -22,40 +22,6 @@ from sublet.values import Epoch, LeaseId
 from sublet.wire.refusals import Refusal
 from sublet.wire.scalars import ArgKind
 
-__all__ = [
-    "INLINE_MAX",
-    "OPS_MAX",
-    "OP_CALLS",
-    "SHAPES_MAX",
-    "Alloc",
-    "Batch",
-    "BatchDone",
-    "CloseSession",
-    "Copy",
-    "DeviceCall",
-    "DeviceReply",
-    "Fill",
-    "Free",
-    "KernelView",
-    "Launch",
-    "LaunchShape",
-    "Load",
-    "Loaded",
-    "ModuleKind",
-    "Op",
-    "OpFailed",
-    "OpenSession",
-    "Read",
-    "SessionClosed",
-    "SessionOpened",
-    "SharedSource",
-    "Source",
-    "Sync",
-    "Unload",
-    "Write",
-    "WriteShared",
-]
-
 INLINE_MAX: Final = 256 * 1024
 """Bytes that the reads of one batch may have in the answer itself; so base64 and all the rest fit one message."""
 OPS_MAX: Final = 16_384

@@ -14,8 +14,6 @@ from typing import Final
 
 from sublet.values import GIB, MIB
 
-__all__ = ["RESERVE_FILE", "DiskReserve", "Space", "disk_reserve", "space_of"]
-
 RESERVE_FILE: Final = "journal.reserve"
 """In the state folder: room on the disk that is given up for the journal."""
 WITHHELD_MIN: Final = 1 * GIB

@@ -13,24 +13,6 @@ from sublet.wire.frames import FrameKind, FrameReader, close_all, encode
 from sublet.wire.happenings import Happening, Hello, Over
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
 
-__all__ = [
-    "BUFFER_BODY",
-    "CALLS_MAX",
-    "CHANNELS_MAX",
-    "CREDIT_BODY",
-    "DATA_OUT_MAX",
-    "FINISHED",
-    "LINK_OUT_MAX",
-    "REASON_MAX",
-    "VERSIONS_BODY",
-    "VERSION_BODY",
-    "WHOLLY_CLOSED",
-    "Endpoint",
-    "error_body",
-    "error_in",
-    "no_version",
-]
-
 LINK_OUT_MAX: Final = 4 * MIB
 """Bytes that may wait to be sent. A peer that lets more pile up does not read, and is cut off."""
 DATA_OUT_MAX: Final = LINK_OUT_MAX // 2

@@ -24,22 +24,6 @@ from sublet.errors import InvalidRequest
 from sublet.values import MIB
 from sublet.wire.version import WIRE_VERSION
 
-__all__ = [
-    "BODY_MAX",
-    "CONTROL_MAX",
-    "DATA_MAX",
-    "FDS_MAX",
-    "HEADER",
-    "HEADER_BYTES",
-    "HELLO_MAX",
-    "Frame",
-    "FrameKind",
-    "FrameReader",
-    "broken",
-    "close_all",
-    "encode",
-]
-
 HEADER: Final = struct.Struct("!BBHII")
 HEADER_BYTES: Final = HEADER.size
 CONTROL_MAX: Final = 1 * MIB

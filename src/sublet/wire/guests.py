@@ -22,52 +22,6 @@ from sublet.wire.orders import Inventory, Order, Report
 from sublet.wire.volumes import HolderVolumeCall, HolderVolumeReply
 from sublet.wire.zygote import Warm
 
-__all__ = [
-    "GUESTS_PAGE",
-    "OUTPUT_HEAD",
-    "STDERR",
-    "STDOUT",
-    "Admit",
-    "Attach",
-    "Attached",
-    "Configure",
-    "Configured",
-    "Connect",
-    "Connected",
-    "Detach",
-    "Done",
-    "EndGuest",
-    "Front",
-    "Greeting",
-    "GuestNews",
-    "GuestSpec",
-    "GuestView",
-    "Guests",
-    "HolderCall",
-    "HolderReply",
-    "ListGuests",
-    "ListProcesses",
-    "ListTroubles",
-    "NotStarted",
-    "OfficeCall",
-    "OfficeReply",
-    "Orders",
-    "Processes",
-    "Profile",
-    "Quit",
-    "Reports",
-    "Resize",
-    "Revoke",
-    "Service",
-    "SignalGuest",
-    "Start",
-    "Started",
-    "StdioKind",
-    "TroubleNote",
-    "Troubles",
-    "Visit",
-]
-
 STDOUT: Final = 1
 STDERR: Final = 2
 GUESTS_PAGE: Final = 128

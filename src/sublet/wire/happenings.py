@@ -6,24 +6,6 @@ from typing import Final, NamedTuple, TypeAlias
 
 from sublet.errors import SubletError
 
-__all__ = [
-    "BUFFER_COST",
-    "Buffer",
-    "Called",
-    "Closed",
-    "Credit",
-    "Data",
-    "Event",
-    "Happening",
-    "Hello",
-    "Opened",
-    "Over",
-    "Pong",
-    "Refused",
-    "Replied",
-    "Welcome",
-]
-
 BUFFER_COST: Final = 64 * 1024
 """What a buffer in shared memory costs of the channel's credit, whatever its size: it holds a descriptor open, so the
 number of those under way is bounded like everything else."""

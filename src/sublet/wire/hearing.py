@@ -39,8 +39,6 @@ from sublet.wire.happenings import (
     Welcome,
 )
 
-__all__ = ["Hearing"]
-
 
 class Hearing(Endpoint):
     """The half of a link that listens."""

@@ -12,34 +12,6 @@ import msgspec
 from sublet.errors import InvalidRequest
 from sublet.values import Epoch, shown
 
-__all__ = [
-    "BILL_GROUPINGS",
-    "BILL_PERIODS",
-    "SESSION_LABEL",
-    "AuditEntry",
-    "AuditReport",
-    "BackupAnswer",
-    "BillLine",
-    "DeviceView",
-    "DownAnswer",
-    "EndView",
-    "EstimatesView",
-    "FenceView",
-    "GuestEntry",
-    "Hello",
-    "LimitChange",
-    "LimitView",
-    "Message",
-    "NodeView",
-    "NoticeView",
-    "ParksView",
-    "PartView",
-    "StatusView",
-    "TroubleView",
-    "VolumeView",
-    "check_grouping",
-]
-
 
 class Message(msgspec.Struct, kw_only=True, omit_defaults=False):
     """What the office says."""

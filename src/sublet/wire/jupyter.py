@@ -14,8 +14,6 @@ from sublet.values import MIB
 from sublet.wire.frames import broken
 from sublet.wire.zygote import LATER
 
-__all__ = ["CHANNELS", "KERNEL_ENTRY", "KERNEL_IMPORTS", "MESSAGE_MAX", "Messages", "pack_message"]
-
 CHANNELS: Final = ("shell", "control", "stdin", "iopub")
 """By the names that the Jupyter protocol gives them. A line opens each of them once."""
 MESSAGE_MAX: Final = 256 * MIB

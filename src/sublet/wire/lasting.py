@@ -17,8 +17,6 @@ from typing import Final
 from sublet.errors import InvalidRequest
 from sublet.wire.shared import BLOCK, SHARED_MAX, write_all
 
-__all__ = ["Lasting", "LastingFile"]
-
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _POPULATE: Final = 22
 """MADV_POPULATE_READ, of kernels from 5.14 on."""

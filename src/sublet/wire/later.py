@@ -12,8 +12,6 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, Final, TypeVar
 
-__all__ = ["LATER", "later"]
-
 LATER: Final = "later"
 """The key of the mark in the field's metadata."""
 

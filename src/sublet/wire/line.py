@@ -17,8 +17,6 @@ from sublet.wire.conversation import Conversation
 from sublet.wire.happenings import Happening, Over
 from sublet.wire.link import Link
 
-__all__ = ["Line", "pair"]
-
 T = TypeVar("T")
 _LOOK_AGAIN_S = 1.0
 """A wait stands still while the machine sleeps, and another thread may have been what it waits for."""

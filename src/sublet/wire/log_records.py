@@ -13,8 +13,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["FIELDS_MAX", "RECORD_MAX", "dump_log_record", "load_log_record"]
-
 RECORD_MAX: Final = 256 * 1024
 """Bytes of one record. Of a longer one the extra fields are left out and its text is cut."""
 FIELDS_MAX: Final = 256

@@ -14,28 +14,6 @@ from typing import Final
 from sublet.errors import CheckpointDamaged
 from sublet.values import Epoch, LeaseId
 
-__all__ = [
-    "HEADER_BYTES",
-    "LEAF_REF",
-    "MANIFEST",
-    "MANIFEST_MAGIC",
-    "MANIFEST_MAX",
-    "PACK_ENTRY_BYTES",
-    "PACK_HEADER",
-    "PACK_REF",
-    "TAIL",
-    "TRAILER",
-    "TRAILER_MAGIC",
-    "VERSION",
-    "Contents",
-    "damaged",
-    "entries_of_pack",
-    "manifest_name",
-    "number_of",
-    "pack_name",
-    "read_manifest",
-]
-
 VERSION: Final = 1
 MANIFEST_MAX: Final = 64 << 20
 

@@ -11,9 +11,6 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["OpenFile", "handed_on", "open_files", "text_of_process"]
-
-
 _NODE: Final = b" /dev/"
 _SHARED: Final = b" /dev/shm/"
 

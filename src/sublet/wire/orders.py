@@ -14,37 +14,6 @@ from dataclasses import dataclass, field
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, ResourceId, Suspend, TenantId
 from sublet.wire.later import later
 
-__all__ = [
-    "Device",
-    "End",
-    "EndedHere",
-    "Extend",
-    "Failed",
-    "Fault",
-    "Foreign",
-    "Grant",
-    "Held",
-    "Inventory",
-    "Metered",
-    "NotHeld",
-    "Notify",
-    "Order",
-    "Parkable",
-    "Parking",
-    "Part",
-    "RemoveVolume",
-    "Report",
-    "Resumed",
-    "Saved",
-    "StoredVolume",
-    "TornDown",
-    "Verify",
-    "VolumeRef",
-    "VolumeRemoved",
-    "Volumes",
-    "card_uuid",
-]
-
 _CARDS = ("GPU-", "MIG-")
 
 

@@ -35,19 +35,6 @@ from sublet.errors import (
 )
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
 
-__all__ = [
-    "PAGE_BYTES",
-    "UPDATE_NS",
-    "PageReader",
-    "PageState",
-    "PageView",
-    "PageWriter",
-    "decode",
-    "encode",
-    "ended_error",
-    "time_namespace",
-]
-
 PAGE_BYTES: Final = 4096
 UPDATE_NS: Final = 1 * NS_PER_S
 """How often the supervisor writes its present time at least, while it runs."""

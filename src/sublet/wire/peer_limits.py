@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Final, Generic, NamedTuple, TypeVar
 
-__all__ = ["Admitted", "PeerLimits", "Refused"]
-
 Key = TypeVar("Key", bound=Hashable)
 
 

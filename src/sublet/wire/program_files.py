@@ -15,8 +15,6 @@ from typing import Final
 
 from sublet.errors import InvalidRequest
 
-__all__ = ["changeable", "check_program", "environment_for_root", "is_root", "program_files"]
-
 ROOT: Final = 0
 LINKS_MAX: Final = 40
 _ACL: Final = "system.posix_acl_access"

@@ -13,8 +13,6 @@ from typing import Final
 from sublet import errors
 from sublet.errors import SubletError
 
-__all__ = ["Refusal", "error_of", "refusal_of"]
-
 TEXT_MAX: Final = 4096
 """Characters of each text. What is longer is cut: a person reads it."""
 

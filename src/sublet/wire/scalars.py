@@ -19,8 +19,6 @@ from typing import Final, NamedTuple
 from sublet.errors import InvalidRequest
 from sublet.values import shown
 
-__all__ = ["ARGUMENTS_MAX", "ArgKind", "Scalar", "f32", "f64", "i32", "i64", "packing", "u32", "u64"]
-
 ARGUMENTS_MAX: Final = 256
 """Arguments of one launch."""
 

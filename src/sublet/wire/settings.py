@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["UIDS_VARIABLE", "SupervisorSettings"]
-
 UIDS_VARIABLE: Final = "SUBLET_UIDS"
 """The file that divides the user numbers of tenants among the offices of this machine, in place of the usual one."""
 

@@ -25,19 +25,6 @@ from sublet.errors import InvalidRequest
 from sublet.values import GIB
 from sublet.wire.frames import close_all
 
-__all__ = [
-    "ALIGNMENT",
-    "BLOCK",
-    "SHARED_MAX",
-    "Sealed",
-    "SharedBuffer",
-    "map_shared",
-    "sealed_maps",
-    "take_over",
-    "write_all",
-    "write_shared",
-]
-
 SHARED_MAX: Final = 64 * GIB
 """Bytes of one buffer. Its memory is counted where it was written."""
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE

@@ -22,8 +22,6 @@ from sublet.wire.frames import FDS_MAX, broken, close_all
 from sublet.wire.happenings import Happening
 from sublet.wire.link import Link
 
-__all__ = ["RECEIVE_MAX", "RECEIVE_USUAL", "Peer", "peer_of", "receive_some", "send_some"]
-
 RECEIVE_MAX: Final = 256 * 1024
 """Bytes taken from a socket at a time, so that one busy connection does not keep the others waiting."""
 RECEIVE_USUAL: Final = 32 * 1024

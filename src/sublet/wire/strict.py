@@ -15,28 +15,6 @@ from typing import Any, Final, TypeAlias
 from sublet.errors import InvalidRequest
 from sublet.values import Epoch
 
-__all__ = [
-    "INTEGER_MAX",
-    "UPGRADE",
-    "Decoder",
-    "Json",
-    "WrongError",
-    "base64",
-    "brief",
-    "read_by_kind",
-    "read_bytes",
-    "read_epoch",
-    "read_integer",
-    "read_list",
-    "read_mapping",
-    "read_member",
-    "read_nothing",
-    "read_number",
-    "read_text",
-    "read_truth",
-    "wrong",
-]
-
 INTEGER_MAX: Final = (1 << 63) - 1
 """Amounts and instants fit into this with room to spare; what does not is a mistake or an attack."""
 EPOCH_DIGITS: Final = 18

@@ -12,8 +12,6 @@ from typing import Final
 
 from sublet.wire.unix import replaceable
 
-__all__ = ["SYSTEM_FOLDERS", "find_program"]
-
 SYSTEM_FOLDERS: Final = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/run/current-system/sw/bin")
 """The last is where NixOS has them."""
 _OTHERS_WRITE: Final = 0o022

@@ -19,8 +19,6 @@ import struct
 from dataclasses import dataclass, replace
 from typing import Final
 
-__all__ = ["ROWS_MAX", "TALLY_BYTES", "TALLY_VARIABLE", "Row", "TallyFile", "total"]
-
 TALLY_VARIABLE: Final = "SUBLET_TALLY"
 """Where a guest finds the path of the file."""
 ROWS_MAX: Final = 256

@@ -20,17 +20,6 @@ from typing import Final
 from sublet.errors import InvalidRequest
 from sublet.wire.sockets import peer_of
 
-__all__ = [
-    "ADDRESS_BYTES_MAX",
-    "BACKLOG_PAUSE_S",
-    "check_folder",
-    "check_listener",
-    "check_parents",
-    "connect",
-    "replaceable",
-    "short_path",
-]
-
 ADDRESS_BYTES_MAX: Final = 107
 """What ``sun_path`` takes, less the zero at its end."""
 ROOT: Final = 0

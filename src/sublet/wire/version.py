@@ -5,15 +5,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = [
-    "AS_TENANT_HEADER",
-    "AS_TENANT_VARIABLE",
-    "FOR_TENANT_HEADER",
-    "WIRE_HEADER",
-    "WIRE_OLDEST",
-    "WIRE_VERSION",
-]
-
 WIRE_VERSION: Final = 1
 """Client and office must be at most one version apart; both send theirs in ``WIRE_HEADER``."""
 WIRE_OLDEST: Final = max(1, WIRE_VERSION - 1)

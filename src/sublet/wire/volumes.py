@@ -19,37 +19,6 @@ from sublet.wire.frames import FDS_MAX
 from sublet.wire.later import later
 from sublet.wire.refusals import Refusal
 
-__all__ = [
-    "CHECKPOINTS",
-    "COPIED",
-    "FILES_MAX",
-    "LOCK",
-    "MESSAGE_MAX",
-    "PACKS",
-    "PUBLISH_VARIABLE",
-    "STAGING",
-    "VOLUME_VARIABLE",
-    "Collect",
-    "Collected",
-    "CopiedIn",
-    "CopyIn",
-    "FilesOpened",
-    "HolderVolumeCall",
-    "HolderVolumeReply",
-    "LendVolume",
-    "ListVolume",
-    "OpenFiles",
-    "OpenVolume",
-    "Publish",
-    "Published",
-    "VolumeCall",
-    "VolumeLent",
-    "VolumeListed",
-    "VolumeOpened",
-    "VolumeReply",
-    "bytes_below",
-]
-
 PUBLISH_VARIABLE: Final = "SUBLET_PUBLISH"
 """Where a guest finds the socket."""
 VOLUME_VARIABLE: Final = "SUBLET_VOLUME"

@@ -31,29 +31,6 @@ from typing import Final, Literal, NamedTuple
 from sublet.errors import InvalidRequest
 from sublet.wire.shared import SHARED_MAX
 
-__all__ = [
-    "BEGUN",
-    "BOARD_BYTES",
-    "INLINE_MAX",
-    "LARGE_BYTES",
-    "PIECES_MAX",
-    "RESULT_MAX",
-    "WITHHELD",
-    "Asked",
-    "Board",
-    "Flag",
-    "Message",
-    "Piece",
-    "ResultBuffer",
-    "Said",
-    "Told",
-    "Where",
-    "numbers_in",
-    "pack",
-    "pack_numbers",
-    "unpack",
-]
-
 INLINE_MAX: Final = 512 * 1024
 """Bytes of all pieces that lie in one message; half of what a frame may have."""
 LARGE_BYTES: Final = 64 * 1024

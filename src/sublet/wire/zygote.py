@@ -27,33 +27,6 @@ from typing import Final
 from sublet.values import parse_size
 from sublet.wire.codec import dumps, loads
 
-__all__ = [
-    "COLD_VARIABLE",
-    "FORK_FDS",
-    "GO",
-    "LATER",
-    "LEASE_ENDED",
-    "OPTIONAL",
-    "ROOM",
-    "TENANT_MEMORY_PARTS",
-    "TENANT_WARM_VARIABLE",
-    "WARM_VARIABLE",
-    "WARM_WITHIN_S",
-    "Discarded",
-    "Fork",
-    "Forked",
-    "Limit",
-    "Ready",
-    "Stamp",
-    "Warm",
-    "fingerprint",
-    "python_argv",
-    "read_request",
-    "sealed_request",
-    "tenant_warm_bytes",
-    "zygote_env",
-]
-
 FORK_FDS: Final = 6
 """stdin, stdout, stderr, go, failure, request."""
 GO: Final = b"!"

@@ -20,8 +20,6 @@ from sublet.cli.demo.report import BUSY, CheckFailed, Report
 from sublet.cli.show import Json, plural
 from sublet.values import LeaseId
 
-__all__ = ["Commands"]
-
 PATIENCE_S: Final = 20.0
 TTL_S: Final = 3
 LEASE_ENDED: Final = 76

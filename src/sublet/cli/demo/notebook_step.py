@@ -20,8 +20,6 @@ from sublet.cli.demo.report import Report
 from sublet.cli.show import Json, plural
 from sublet.errors import InvalidRequest
 
-__all__ = ["NOTEBOOK", "can_play", "place_for", "play"]
-
 NOTEBOOK: Final = "five-minute-gpu.ipynb"
 STOP_S: Final = 20.0
 WIDTH: Final = 105

@@ -19,8 +19,6 @@ from sublet.client.home import runtime_dir, socket_path
 from sublet.client.office import answers
 from sublet.errors import Disconnected, SubletError
 
-__all__ = ["DemoOffice"]
-
 START_S: Final = 30.0
 STOP_S: Final = 10.0
 

@@ -31,8 +31,6 @@ from sublet.invocation import installing
 from sublet.lease.value import LeaseEnd
 from sublet.values import EndReason, format_size
 
-__all__ = ["play"]
-
 T = TypeVar("T")
 
 STEPS: Final = 4

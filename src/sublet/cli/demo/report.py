@@ -16,8 +16,6 @@ from sublet.cli.show import paint, plural, seconds
 from sublet.errors import SubletError
 from sublet.invocation import typeable, typed
 
-__all__ = ["BUSY", "CheckFailed", "Report"]
-
 BUSY: Final = "If this machine is very busy, try again when it is not; otherwise please report it."
 _WIDTH: Final = 98
 _INDENT: Final = "     "

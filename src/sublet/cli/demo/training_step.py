@@ -29,8 +29,6 @@ from sublet.training import (
     training_records,
 )
 
-__all__ = ["can_play", "play"]
-
 STEPS: Final = 4
 DIES_AT: Final = 3
 WORDS: Final = 64

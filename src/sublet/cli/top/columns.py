@@ -10,8 +10,6 @@ from typing import Final, NamedTuple
 
 from sublet.cli.top.text import Line, Span, fit, span_line, width_of
 
-__all__ = ["WIDE", "WIDER", "Column", "Entry", "table"]
-
 WIDE: Final = 120
 """From this width on reasons stand in the row they belong to."""
 WIDER: Final = 160

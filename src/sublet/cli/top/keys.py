@@ -7,8 +7,6 @@ from typing import Final
 
 from sublet.cli.top.screen import Look, Screen
 
-__all__ = ["keys", "looked"]
-
 _NAMES: Final[dict[bytes, str]] = {
     b"q": "quit",
     b"Q": "quit",

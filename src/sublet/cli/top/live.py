@@ -25,8 +25,6 @@ from sublet.cli.top.screen import Look, Screen, screen
 from sublet.cli.top.snapshot import Snapshot
 from sublet.cli.top.watch import Watch
 
-__all__ = ["Live", "look_on"]
-
 ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 """A screen of our own, no cursor, and no line that goes on in the next."""
 LEAVE: Final = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"

@@ -13,8 +13,6 @@ from typing import Final
 
 from sublet.cli.top.text import Line, cells
 
-__all__ = ["Painting", "changes", "painting", "simple", "styled"]
-
 Cell = tuple[str, str]
 """Letter and style; an empty letter is the second half of the one before."""
 Painting = tuple[tuple[Cell, ...], ...]

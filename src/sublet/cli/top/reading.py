@@ -16,8 +16,6 @@ from sublet.clock import SystemClock
 from sublet.errors import Disconnected, NotFound, Unauthorized
 from sublet.wire.version import WIRE_VERSION
 
-__all__ = ["Reader", "document"]
-
 ANSWER_S: Final = 10.0
 CONNECT_S: Final = 5.0
 

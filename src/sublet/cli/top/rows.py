@@ -19,8 +19,6 @@ from sublet.cli.top.text import fit as fitted
 from sublet.invocation import typed
 from sublet.values import Kind, Tier
 
-__all__ = ["Row", "Section", "sections"]
-
 BAR: Final = 8
 _TROUBLE: Final = {"quarantined": "red", "lost": "red", "teardown": "yellow", "draining": "yellow"}
 

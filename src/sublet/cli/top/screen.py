@@ -15,8 +15,6 @@ from sublet.cli.top.rows import Section, sections
 from sublet.cli.top.snapshot import Snapshot
 from sublet.cli.top.text import Line, Span, age, span_line, width_of
 
-__all__ = ["COLUMNS_MIN", "ROWS_MIN", "Look", "Screen", "screen", "whole"]
-
 COLUMNS_MIN: Final = 40
 ROWS_MIN: Final = 10
 ROWS_USUAL: Final = 20

@@ -10,8 +10,6 @@ from typing import Final, NamedTuple
 
 from sublet.cli.show import Json
 
-__all__ = ["ENDED_SHOWN_S", "Ended", "Snapshot", "heard", "merged", "remaining"]
-
 ENDED_SHOWN_S: Final = 10.0
 """How long a lease that ended is still shown, with the reason."""
 _LEAVES: Final = ("ready", "offer", "active", "notice", "spared", "attached", "ending")

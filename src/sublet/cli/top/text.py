@@ -13,8 +13,6 @@ from typing import Final, NamedTuple
 
 from sublet.values import NS_PER_S, format_duration
 
-__all__ = ["Line", "Span", "age", "bar", "cells", "clipped", "fit", "plain", "size", "span_line", "width_of"]
-
 MARKS_MAX: Final = 2
 """Accents on one letter; whoever stacks more of them paints over the lines above."""
 FULL, EMPTY, MORE, UNSEEN = "█", "░", "…", "·"

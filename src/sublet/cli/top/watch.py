@@ -22,8 +22,6 @@ from sublet.client.sse import EventReader
 from sublet.client.transport import Flight
 from sublet.errors import SubletError
 
-__all__ = ["Watch"]
-
 EVERY_S: Final = 2.0
 """Between two readings while there are no news: CPU time, memory and renewals make none."""
 SOON_S: Final = 1.0
