@@ -18,7 +18,6 @@ from sublet.agent.watchdog import SILENT_NS
 from sublet.errors import Disconnected, SubletError, Unauthorized, Unsupported
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, NodeId, TenantId
 from sublet.wire.codec import dumps, loads
-from sublet.wire.endpoint import LINK_OUT_MAX
 from sublet.wire.guests import (
     Admit,
     Configure,
@@ -33,7 +32,7 @@ from sublet.wire.guests import (
     Revoke,
 )
 from sublet.wire.happenings import Called, Event, Hello
-from sublet.wire.link import Link
+from sublet.wire.link import LINK_OUT_MAX, Link
 from sublet.wire.orders import End, Held, Inventory, Order, RemoveVolume, Report, VolumeRef
 from sublet.wire.sockets import receive_some, send_some
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION

@@ -11,7 +11,6 @@ import pytest
 
 from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, LeaseExpired, NotFound, SubletError
 from sublet.wire.channels import CREDIT_MAX, WINDOW
-from sublet.wire.endpoint import CALLS_MAX, CHANNELS_MAX, DATA_OUT_MAX, LINK_OUT_MAX
 from sublet.wire.frames import CONTROL_MAX, DATA_MAX, FrameKind, close_all, encode
 from sublet.wire.happenings import (
     BUFFER_COST,
@@ -29,7 +28,7 @@ from sublet.wire.happenings import (
     Replied,
     Welcome,
 )
-from sublet.wire.link import Link
+from sublet.wire.link import CALLS_MAX, CHANNELS_MAX, DATA_OUT_MAX, LINK_OUT_MAX, Link
 from tests.left_open import nothing_left_open, same_file, some_fd
 from tests.unit.wire.pair import Pair, greeted, how_it_ended
 from tests.unit.wire.test_frames import mutated
