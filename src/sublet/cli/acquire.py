@@ -25,8 +25,7 @@ from sublet.wire.http import AcquireRequest, WantBody
 def acquire(
     *,
     gpu: Annotated[
-        int | None,
-        Opt("--gpu", "--vram", metavar="SIZE", parse=vram, help="GPU with this much memory, such as 8GiB."),
+        int | None, Opt("--gpu", "--vram", metavar="SIZE", parse=vram, help="GPU with this much memory, such as 8GiB.")
     ] = None,
     gpus: Annotated[
         int | None, Opt("--gpus", metavar="N", parse=count, help="Number of GPUs, all on one machine (default: 1).")
@@ -36,12 +35,7 @@ def acquire(
     block: Annotated[int | None, Opt("--block", metavar="SIZE", parse=size, help="Storage in a volume.")] = None,
     ttl: Annotated[
         float | None,
-        Opt(
-            "--ttl",
-            metavar="DURATION",
-            parse=duration,
-            help="Time to live (default: 5m for a GPU, 2m for cores).",
-        ),
+        Opt("--ttl", metavar="DURATION", parse=duration, help="Time to live (default: 5m for a GPU, 2m for cores)."),
     ] = None,
     waiting: Annotated[
         float,
@@ -54,12 +48,10 @@ def acquire(
     ] = 0.0,
     smaller_ok: Annotated[bool, Opt("--smaller-ok", help="Accept less if no more is free.")] = False,
     at_least: Annotated[
-        int | None,
-        Opt("--at-least", metavar="SIZE", parse=size, help="With --smaller-ok: least GPU memory to accept."),
+        int | None, Opt("--at-least", metavar="SIZE", parse=size, help="With --smaller-ok: least GPU memory to accept.")
     ] = None,
     tier: Annotated[
-        str | None,
-        Opt("--tier", choices=[t.value for t in Tier], help="Scheduling tier (default: interactive)."),
+        str | None, Opt("--tier", choices=[t.value for t in Tier], help="Scheduling tier (default: interactive).")
     ] = None,
     spot: Annotated[
         bool, Opt("--spot", help="Short for --tier spot: lowest priority, preempted at short notice.")
@@ -70,8 +62,7 @@ def acquire(
     ] = None,
     model: Annotated[str | None, Opt("--model", metavar="MODEL", help="GPU model to require.")] = None,
     resume: Annotated[
-        str | None,
-        Opt("--resume", metavar="LEASE[@EPOCH]", help="Parked lease to resume, in place of amounts."),
+        str | None, Opt("--resume", metavar="LEASE[@EPOCH]", help="Parked lease to resume, in place of amounts.")
     ] = None,
     name: Annotated[str | None, Opt("--name", metavar="NAME", parse=valid, help="Name in listings.")] = None,
     label_pairs: Annotated[

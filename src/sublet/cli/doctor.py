@@ -230,10 +230,7 @@ def _check_office() -> tuple[str, str] | tuple[str, str, str]:
     except NoOffice as error:
         return "note", error.message, "The first lease starts one; so does `sublet up`."
     process = f"pid {view['pid']}, " if view["pid"] else ""
-    return (
-        "ok",
-        f"answers: {process}for {seconds(round(view['uptime']))}, {plural(view['live'], 'live lease')}",
-    )
+    return ("ok", f"answers: {process}for {seconds(round(view['uptime']))}, {plural(view['live'], 'live lease')}")
 
 
 def _check_data_door() -> tuple[str, str] | tuple[str, str, str]:

@@ -154,11 +154,7 @@ def _store_checks() -> dict[str, Check]:
         block, memory = probe(folder)
         quota = why_not(folder)
     return {
-        "leases: size of folders": partial(
-            _stored,
-            _how_folders(block, quota),
-            bool(block),
-        ),
+        "leases: size of folders": partial(_stored, _how_folders(block, quota), bool(block)),
         "leases: size of memory segments": partial(
             _stored,
             f"a sealed file for guests of profile local, none for tenants' guests: {memory}"

@@ -22,14 +22,7 @@ import sys
 from typing import Any, Final
 
 from sublet.cli.show import paint, visible
-from sublet.errors import (
-    CapacityExceeded,
-    InvalidRequest,
-    LeaseEnded,
-    NotFound,
-    QuotaExceeded,
-    SubletError,
-)
+from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, NotFound, QuotaExceeded, SubletError
 from sublet.invocation import typeable
 
 DONE: Final = 0

@@ -15,8 +15,7 @@ _Name = Annotated[
     str, Arg("NAME", parse=name, help="Name of the group: lower-case letters, digits, dots, dashes, underscores.")
 ]
 _Weight = Annotated[
-    int | None,
-    Opt("--weight", metavar="N", parse=count, help="Share beside other groups that wait (default: 1)."),
+    int | None, Opt("--weight", metavar="N", parse=count, help="Share beside other groups that wait (default: 1).")
 ]
 _Floor = Annotated[
     int | NoLimit | None,

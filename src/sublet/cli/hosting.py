@@ -35,12 +35,7 @@ Env = Annotated[
 GuestName = Annotated[str | None, Opt("--name", metavar="NAME", help="Name in listings.")]
 Grace = Annotated[
     float | None,
-    Opt(
-        "--grace",
-        metavar="DURATION",
-        parse=duration,
-        help="Time between SIGTERM and SIGKILL (default: 5s).",
-    ),
+    Opt("--grace", metavar="DURATION", parse=duration, help="Time between SIGTERM and SIGKILL (default: 5s)."),
 ]
 Tty = Annotated[bool, Opt("--tty", "-t", help="Allocate a pty even if stdout is not a terminal.")]
 NoTty = Annotated[bool, Opt("--no-tty", "-T", help="Use pipes even if stdin and stdout are a terminal.")]

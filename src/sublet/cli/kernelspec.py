@@ -8,10 +8,7 @@ from sublet.cli.declare import Opt
 from sublet.cli.exits import DONE
 from sublet.values import Tier
 
-Name = Annotated[
-    str | None,
-    Opt("--name", metavar="NAME", help="Name of the kernelspec (default: sublet)."),
-]
+Name = Annotated[str | None, Opt("--name", metavar="NAME", help="Name of the kernelspec (default: sublet).")]
 User = Annotated[bool, Opt("--user", help="Install for the current user, for every environment.")]
 Prefix = Annotated[
     str | None, Opt("--prefix", metavar="FOLDER", help="Install below this folder, such as another environment.")
@@ -22,10 +19,7 @@ DEFAULT = "sublet"
 
 def install(
     *,
-    vram: Annotated[
-        str | None,
-        Opt("--vram", "--gpu", metavar="SIZE", help="GPU memory (default: 1GiB)."),
-    ] = None,
+    vram: Annotated[str | None, Opt("--vram", "--gpu", metavar="SIZE", help="GPU memory (default: 1GiB).")] = None,
     gpus: Annotated[
         str | None, Opt("--gpus", metavar="N", help="Number of GPUs, all on one machine (default: 1).")
     ] = None,

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 NotebookArg = Annotated[str, Arg("NOTEBOOK", help="Path of the notebook (.ipynb).")]
 JobArg = Annotated[str, Arg("JOB", help="Number of the job, from `sublet nb status`, or its name.")]
-Params = Annotated[
-    list[str],
-    Opt("--param", "-p", metavar="NAME=VALUE", help="Parameter of the notebook. Repeatable."),
-]
+Params = Annotated[list[str], Opt("--param", "-p", metavar="NAME=VALUE", help="Parameter of the notebook. Repeatable.")]
 Vram = Annotated[
     int | None, Opt("--gpu", "--vram", metavar="SIZE", parse=vram, help="GPU memory, such as 8GiB (default: 1GiB).")
 ]
@@ -179,9 +176,7 @@ def resume(*, job: JobArg) -> int:
 
 
 def fetch(
-    *,
-    job: JobArg,
-    folder: Annotated[str, Arg("DIR", help="Folder to write to (default: this folder).")] = ".",
+    *, job: JobArg, folder: Annotated[str, Arg("DIR", help="Folder to write to (default: this folder).")] = "."
 ) -> int:
     """Bring the executed notebook and its page, as far as they are."""
     from sublet.notebook.batch.jobs import find_job

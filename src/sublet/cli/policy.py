@@ -17,8 +17,7 @@ from sublet.client.home import home_dir
 def show(
     *,
     tenant: Annotated[
-        str | None,
-        Opt("--tenant", metavar="NAME", parse=name, help="Show what holds for this tenant."),
+        str | None, Opt("--tenant", metavar="NAME", parse=name, help="Show what holds for this tenant.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:

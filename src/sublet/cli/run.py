@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 def run(
     *,
     gpu: Annotated[
-        int | None,
-        Opt("--gpu", "--vram", metavar="SIZE", parse=vram, help="GPU with this much memory, such as 8GiB."),
+        int | None, Opt("--gpu", "--vram", metavar="SIZE", parse=vram, help="GPU with this much memory, such as 8GiB.")
     ] = None,
     gpus: Annotated[
         int | None, Opt("--gpus", metavar="N", parse=count, help="Number of GPUs, all on one machine (default: 1).")
@@ -70,8 +69,7 @@ def run(
         ),
     ] = None,
     tier: Annotated[
-        str | None,
-        Opt("--tier", choices=[t.value for t in Tier], help="Scheduling tier (default: interactive)."),
+        str | None, Opt("--tier", choices=[t.value for t in Tier], help="Scheduling tier (default: interactive).")
     ] = None,
     spot: Annotated[
         bool, Opt("--spot", help="Short for --tier spot: lowest priority, preempted at short notice.")

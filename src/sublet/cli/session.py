@@ -32,8 +32,7 @@ def start(
         int, Opt("--gpus", metavar="N", parse=count, help="Number of GPUs, all on one machine (default: 1).")
     ] = 1,
     ttl: Annotated[
-        float | None,
-        Opt("--ttl", metavar="DURATION", parse=duration, help="Time to live of its leases (default: 5m)."),
+        float | None, Opt("--ttl", metavar="DURATION", parse=duration, help="Time to live of its leases (default: 5m).")
     ] = None,
     tier: Annotated[
         str, Opt("--tier", choices=[t.value for t in Tier], help="Scheduling tier (default: interactive).")

@@ -97,12 +97,7 @@ def train(
     env: Env = [],  # noqa: B006 - never changed; both parsers make their own
     grace: Grace = None,
     command: Annotated[
-        list[str],
-        Arg(
-            "SCRIPT",
-            is_mixed=True,
-            help="Python script and its arguments; see above for `--`.",
-        ),
+        list[str], Arg("SCRIPT", is_mixed=True, help="Python script and its arguments; see above for `--`.")
     ],
 ) -> int:
     """Run a training script to its end, on one lease after the other.

@@ -48,14 +48,7 @@ from sublet.client.asking import (
 from sublet.client.book import Book, is_held
 from sublet.client.clocks import client_clock
 from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
-from sublet.client.fabric import (
-    EXIT_PATIENCE_S,
-    HELLO_TRIES,
-    close_at_exit,
-    closed_error,
-    give_back_all,
-    start_office,
-)
+from sublet.client.fabric import EXIT_PATIENCE_S, HELLO_TRIES, close_at_exit, closed_error, give_back_all, start_office
 from sublet.client.guest_watch import Watch
 from sublet.client.handle import LeaseFacts
 from sublet.client.home import was_ended

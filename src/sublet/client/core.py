@@ -174,12 +174,7 @@ class Core:
         return [(Grant(view=view, sent_ns=sent_ns), member) for view, member in held]
 
     def _until_granted(
-        self,
-        call: Call,
-        request: AcquireRequest,
-        hooks: Hooks,
-        owed: Owed,
-        decoded: Callable[[Reply], AcquiredMany],
+        self, call: Call, request: AcquireRequest, hooks: Hooks, owed: Owed, decoded: Callable[[Reply], AcquiredMany]
     ) -> Program[Grant | tuple[GrantsAnswer, int]]:
         """From the call to what is held: through the queue, offers and claims. ``decoded`` reads its first answer; the
         request for many leases may be answered by many at once, with the instant when it was sent."""

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from sublet.errors import (
-    Disconnected,
-    LeaseEnded,
-    NotFound,
-    QuotaExceeded,
-    RenewalRefusal,
-    StaleEpoch,
-    SubletError,
-)
+from sublet.errors import Disconnected, LeaseEnded, NotFound, QuotaExceeded, RenewalRefusal, StaleEpoch, SubletError
 from sublet.lease.value import Attempt, Done, LeaseEnd, Outcome, Refused, Unknown
 from sublet.values import NS_PER_S, EndReason, Epoch
 from sublet.wire.http import RenewAnswer, RenewItem

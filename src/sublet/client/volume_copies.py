@@ -44,8 +44,7 @@ def copy_volume(fabric: Fabric, source: Volume | str, name: str, size: Size | No
     with contextlib.suppress(NotFound):
         fabric.volume(valid_name(name, "name"))
         raise InvalidRequest(
-            f"there is a volume called {name} already",
-            do=f"Choose another name, or `sublet volume rm {name}` first.",
+            f"there is a volume called {name} already", do=f"Choose another name, or `sublet volume rm {name}` first."
         )
     lease = fabric.block(old.size if size is None else size, name=name, retain=retain, ttl=TTL, renew="always")
     try:

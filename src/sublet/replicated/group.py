@@ -130,11 +130,7 @@ class ReplicaGroup:
                 self._hear(operation, told, min(left, ROUND_S))
 
     def _dispatch(
-        self,
-        key: str,
-        operation: Operation,
-        told: queue.SimpleQueue[Told],
-        bring: Callable[[str, str], bytes | None],
+        self, key: str, operation: Operation, told: queue.SimpleQueue[Told], bring: Callable[[str, str], bytes | None]
     ) -> None:
         while sends := operation.take():
             turn, absent = operation.turn, []

@@ -116,8 +116,7 @@ class Book:
             )
         if there.claimant != claimant or there.epoch != epoch:
             raise StaleEpoch(
-                f"{key} was taken over under epoch {there.epoch}",
-                do="Leave it: whoever took it over completes it.",
+                f"{key} was taken over under epoch {there.epoch}", do="Leave it: whoever took it over completes it."
             )
         if there.outcome is not None:
             if there.outcome != outcome:

@@ -42,10 +42,7 @@ def waits(results: Sequence[Result]) -> str:
     floor = min(result.start_within(WAITS_S[0] * NS_PER_S) for result in results)
     base = min(0.9, int(floor * 10) / 10)
     lines = [
-        Line(
-            result.name,
-            [(x(s), max(0.0, (result.start_within(s * NS_PER_S) - base) / (1 - base))) for s in WAITS_S],
-        )
+        Line(result.name, [(x(s), max(0.0, (result.start_within(s * NS_PER_S) - base) / (1 - base))) for s in WAITS_S])
         for result in results
     ]
     ticks_x = [(x(seconds), text) for seconds, text in _WAIT_TEXT.items()]

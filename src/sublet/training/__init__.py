@@ -18,14 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from sublet.training.batch import (
-        Completed,
-        Duplicate,
-        Launch,
-        Recovered,
-        TrainingBatch,
-        TrainingStepOutcome,
-    )
+    from sublet.training.batch import Completed, Duplicate, Launch, Recovered, TrainingBatch, TrainingStepOutcome
     from sublet.training.law import Act
     from sublet.training.leaving import Preempted
     from sublet.training.records import TrainingRecords, lease_has_ended, training_records

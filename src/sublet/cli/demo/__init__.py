@@ -13,8 +13,7 @@ __all__ = ["demo"]
 def demo(
     *,
     out: Annotated[
-        str,
-        Opt("--out", "-o", metavar="FOLDER", help="Folder for the notebook and its page (default: sublet-demo)."),
+        str, Opt("--out", "-o", metavar="FOLDER", help="Folder for the notebook and its page (default: sublet-demo).")
     ] = "sublet-demo",
     verbose: Annotated[bool, Opt("--verbose", "-v", help="Print every check, with what it found.")] = False,
 ) -> int:

@@ -95,8 +95,7 @@ class _Sharing:
         """A queue, a preemption with notice, a smaller offer."""
         report = self._report
         report.step(
-            "Two users, one device",
-            "Ben has the device with low priority (Slurm: preemptible). Then Ana asks for it.",
+            "Two users, one device", "Ben has the device with low priority (Slurm: preemptible). Then Ana asks for it."
         )
         self._ana = self._connect(self._add_tenant("ana"))
         self._ben = self._connect(self._add_tenant("ben"))
@@ -168,9 +167,7 @@ class _Sharing:
         report, bens, anas = self._report, self._bens, self._anas[0]
         gone: Json = self._office.operator.get(f"/v1/leases/{bens.id}")["lease"]
         report.check(
-            gone["status"] == "ended",
-            "The device was checked to be clean before Ana got it.",
-            but=gone["status"],
+            gone["status"] == "ended", "The device was checked to be clean before Ana got it.", but=gone["status"]
         )
         report.check(
             anas.epoch > bens.epoch,

@@ -18,9 +18,7 @@ PLAIN_COLUMNS: Final = 160
 
 
 def top(
-    *,
-    once: Annotated[bool, Opt("--once", help="Print everything once and exit.")] = False,
-    as_json: AsJson = False,
+    *, once: Annotated[bool, Opt("--once", help="Print everything once and exit.")] = False, as_json: AsJson = False
 ) -> int:
     """Show devices, leases, guests, the queue and costs live.
 
