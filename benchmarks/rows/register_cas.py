@@ -24,8 +24,7 @@ from benchmarks.load.remote import ClosedGenerator
 from benchmarks.peers.etcd import Etcd, encoded
 from sublet.replicated.folder import FolderReplica
 from sublet.replicated.group import ReplicaGroup, nonce
-from sublet.replicated.register import CasOperation, OpenOperation
-from sublet.replicated.tenure import Done, Tenure
+from sublet.replicated.register import CasOperation, Done, OpenOperation, Tenure
 from sublet.values import Epoch
 
 CLIENTS: Final = (1, 16)

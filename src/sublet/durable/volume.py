@@ -1,12 +1,13 @@
 """The volume behind a lease of blocks, as a place for checkpoints: this process writes, the supervisor publishes.
 
-What is saved is written into a folder of one's own and epoch (``staging/EPOCH/…``); the supervisor looks at it, sees to
-it that nobody can write to it any more, and gives it its name. It alone knows which (lease, epoch) lives, so a program
-that was stopped past the end of its lease and goes on cannot save any more: ``StaleEpoch``, or why the lease ended.
+A save is written into a folder of its own and epoch (``staging/EPOCH/…``); the supervisor checks it, makes sure that it
+can no longer be written to, and publishes it. It alone knows which (lease, epoch) lives, so a program that was stopped
+past the end of its lease and goes on cannot save any more: ``StaleEpoch``, or why the lease ended.
 
-How the supervisor is asked depends on where one is (``VolumeLine``): a guest has a socket, a holder its connection.
-Reading needs nobody: packs and manifests are files. Where this process may not enter the volume's folder, because the
-office is another user's, the supervisor hands it the files it reads and writes (``durable.handed``).
+A guest reaches the supervisor over a socket, a holder over its connection (``VolumeLine``). Reading needs neither:
+packs and manifests are files. A holder that runs as another user than the office may not enter the volume's folder:
+the supervisor opens files for it (``HandedVolume``). It writes a save into a folder of its own first (``TMPDIR``), then
+into files of its staging that come as descriptors; from there on publication is the same for all.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import errno
 import os
 import secrets
 import shutil
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast, runtime_checkable
+from typing import Final, Protocol, TypeVar, cast, runtime_checkable
 
 from sublet.durable.copying import Copied, manifest_in
 from sublet.durable.files import read_whole
 from sublet.durable.format import MANIFEST_MAX, Manifest
-from sublet.durable.handed import HandedFiles, HandedVolume
 from sublet.durable.packs import Packs
 from sublet.durable.saving import Staged, Who
 from sublet.durable.store import FolderStore
@@ -34,28 +35,124 @@ from sublet.values import Epoch, LeaseId
 from sublet.wire.refusals import Refusal, error_of
 from sublet.wire.volumes import (
     COPIED,
+    FILES_MAX,
     Collect,
     Collected,
     CopiedIn,
     CopyIn,
+    ListVolume,
+    OpenFiles,
     OpenVolume,
     Publish,
     Published,
     VolumeCall,
+    VolumeListed,
     VolumeOpened,
     VolumeReply,
     bytes_below,
 )
 
-if TYPE_CHECKING:
-    from sublet.durable.handed import FilesLine
-
 T = TypeVar("T")
 
+COPY_BYTES: Final = 8 << 20
 _PLACE: Final = "place"
 """An empty file that makes a folder of the staging be there."""
 AGAIN_S: Final = 0.2
-"""After a connection broke in the middle of a publication, before it is looked what became of it."""
+"""Pause before the outcome of a publication is looked up after its connection broke."""
+
+
+class FilesLine(Protocol):
+    """The way to the supervisor for a holder of another user."""
+
+    def pair(self) -> tuple[LeaseId | str, Epoch | None]: ...
+
+    def list_volume(self, call: ListVolume) -> VolumeListed: ...
+
+    def open_files(self, call: OpenFiles) -> list[int]:
+        """The descriptors are the caller's to close."""
+
+
+class HandedVolume:
+    """The files of one volume. ``lease`` and ``epoch`` are given with each question: a lease may be attached."""
+
+    def __init__(self, line: FilesLine) -> None:
+        self._line = line
+        self._local: Path | None = None
+
+    def listed(self, keep: int = 0) -> VolumeListed:
+        """What is published, and the room that is left."""
+        lease, epoch = self._pair()
+        return self._line.list_volume(ListVolume(lease=lease, epoch=epoch, keep=keep))
+
+    def open_files(self, names: Sequence[str], *, staging: str = "", write: bool = False) -> list[int]:
+        """Descriptors, in order; the caller closes them."""
+        lease, epoch = self._pair()
+        found: list[int] = []
+        try:
+            for start in range(0, len(names), FILES_MAX):
+                some = tuple(names[start : start + FILES_MAX])
+                call = OpenFiles(lease=lease, epoch=epoch, names=some, staging=staging, write=write)
+                found += self._line.open_files(call)
+        except BaseException:
+            for fd in found:
+                os.close(fd)
+            raise
+        return found
+
+    def read(self, name: str, limit: int, *, staging: str = "") -> bytes:
+        """A small file, up to one byte more than ``limit``."""
+        (fd,) = self.open_files([name], staging=staging)
+        with open(fd, "rb") as file:
+            return file.read(limit + 1)
+
+    def local_folder(self) -> Path:
+        """A folder of this process's own to write into first; it goes with the process."""
+        if self._local is None or not self._local.is_dir():
+            self._held = tempfile.TemporaryDirectory(prefix="sublet-save-", ignore_cleanup_errors=True)
+            self._local = Path(self._held.name)
+        return self._local
+
+    def stage(self, folder: Path, names: Sequence[str]) -> None:
+        """Copy these files, which lie in a folder of ``local_folder``, into the staging folder of the same name. Their
+        descriptors are closed when this returns, so that what is published can be sealed."""
+        fds = self.open_files(names, staging=folder.name, write=True)
+        try:
+            for name, fd in zip(names, fds, strict=True):
+                with open(folder / name, "rb") as source:
+                    _copy(source.fileno(), fd)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def discard(self, folder: Path) -> None:
+        """What was written for a save is not needed any more."""
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _pair(self) -> tuple[LeaseId, Epoch]:
+        lease, epoch = self._line.pair()
+        if epoch is None:
+            raise Disconnected("the lease of this volume is not known any more")
+        return LeaseId(lease), epoch
+
+
+class HandedFiles:
+    """Packs of a volume (``durable.packs.PackSource``): published ones, or those in one folder of the staging."""
+
+    def __init__(self, volume: HandedVolume, staging: str = "") -> None:
+        self._volume = volume
+        self._staging = staging
+
+    def open_files(self, names: Sequence[str]) -> list[int]:
+        return self._volume.open_files(names, staging=self._staging)
+
+
+def _copy(source: int, to: int) -> None:
+    size, done = os.fstat(source).st_size, 0
+    while done < size:
+        sent = os.sendfile(to, source, done, min(COPY_BYTES, size - done))
+        if not sent:
+            raise OSError("a staged file became shorter while it was copied")
+        done += sent
 
 
 class VolumeLine(Protocol):

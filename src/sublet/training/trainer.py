@@ -18,22 +18,21 @@ the position in the data. What is computed from them in a loop's own variables i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
 from sublet.clock import Clock, SystemClock
-from sublet.errors import CheckpointFailed, InvalidRequest
-from sublet.training.beginning import interval_of, no_steps, other_loop, parts_of, refuse_many_processes
+from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, Unsupported
 from sublet.training.chance import chance_now, set_chance, set_generators
 from sublet.training.leaving import SIGTERM, TERMINATED, Preempted, Told, Watchman
-from sublet.training.parts import put_back
-from sublet.training.place import place_here
+from sublet.training.parts import Part, part_of, put_back
 from sublet.training.position import Source, source_of
 from sublet.training.saves import Saves
 from sublet.training.telling import Account, Teller
-from sublet.values import NS_PER_S
+from sublet.values import NS_PER_S, parse_duration_ns
 
 SAVE: Final = "save"
 _NOTHING: Final = object()
@@ -402,3 +401,76 @@ class PreemptibleTrainer:
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidRequest("this trainer is closed", do="Make another one; it goes on from what is saved.")
+
+
+PAGE: Final = "SUBLET_PAGE"
+
+
+def place_here() -> Any:
+    """A place as `sublet.Durable` takes one. Raises ``InvalidRequest`` where there is none."""
+    if os.environ.get(PAGE):
+        import sublet
+
+        try:
+            return sublet.current().volume
+        except NotFound:
+            pass
+    raise InvalidRequest(
+        "no place to save was named",
+        do="Give PreemptibleTrainer a folder or a block lease (place=...), or run the program with `sublet train`.",
+    )
+
+
+SAVE_EVERY: Final = "SUBLET_SAVE_EVERY"
+"""Set by `sublet train --save-every`."""
+
+
+def parts_of(
+    model: Any, optimizer: Any, scheduler: Any, scaler: Any, state: Mapping[str, Any] | None, metrics: dict[str, Any]
+) -> dict[str, Part]:
+    named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+    found = {name: part_of(f"the {name}", thing) for name, thing in named.items() if thing is not None}
+    found["metrics"] = part_of("metrics", metrics)
+    for name, thing in (state or {}).items():
+        found[f"state[{name!r}]"] = part_of(f"state[{name!r}]", thing)
+    return found
+
+
+def interval_of(save_every: int | str | None) -> tuple[int | None, int]:
+    """Every so many steps, or every so many nanoseconds."""
+    if save_every is None:
+        said = os.environ.get(SAVE_EVERY, "")
+        save_every = int(said) if said.isascii() and said.isdigit() else said or "1m"
+    if isinstance(save_every, bool) or not isinstance(save_every, int | str):
+        raise InvalidRequest(
+            f"save_every cannot be {save_every!r}", do='Give a number of steps, or a duration such as "30s".'
+        )
+    if isinstance(save_every, str):
+        return None, parse_duration_ns(save_every, "save_every")
+    if save_every < 1:
+        raise InvalidRequest("save_every needs at least one step", do="Give 1 or more, or a duration.")
+    return save_every, 0
+
+
+def refuse_many_processes() -> None:
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise Unsupported(
+            "PreemptibleTrainer keeps the state of one process, and this is one of several",
+            do="Train in one process, or save with torch.distributed.checkpoint.",
+        )
+
+
+def no_steps() -> InvalidRequest:
+    return InvalidRequest(
+        "batches were taken and trainer.step() was never called, so nothing could be saved",
+        do="Call trainer.step(loss) for each batch, or trainer.step() behind a step of your own.",
+    )
+
+
+def other_loop() -> InvalidRequest:
+    return InvalidRequest(
+        "the checkpoint was made by a program with another loop around its batches",
+        do="Keep `for epoch in trainer.epochs(n)` as it was, or begin under another name.",
+    )

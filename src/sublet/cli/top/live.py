@@ -18,10 +18,9 @@ from typing import Final
 from sublet.cli.exits import DONE, INTERRUPTED
 from sublet.cli.show import colour_on
 from sublet.cli.terminal import Terminal, size_of
-from sublet.cli.top.keys import keys, looked
 from sublet.cli.top.paint import Painting, changes, painting, simple
 from sublet.cli.top.reading import Reader
-from sublet.cli.top.screen import Look, Screen, screen
+from sublet.cli.top.screen import Look, Screen, keys, looked, screen
 from sublet.cli.top.snapshot import Snapshot
 from sublet.cli.top.watch import Watch
 

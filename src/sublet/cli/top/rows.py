@@ -12,9 +12,8 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from sublet.cli.show import Json, burst_of, cost_head, plural
-from sublet.cli.top.columns import WIDE, WIDER, Column, Entry, table
 from sublet.cli.top.snapshot import Snapshot, remaining
-from sublet.cli.top.text import Line, Span, age, bar, size, span_line, width_of
+from sublet.cli.top.text import WIDE, WIDER, Column, Entry, Line, Span, age, bar, size, span_line, table, width_of
 from sublet.cli.top.text import fit as fitted
 from sublet.invocation import typed
 from sublet.values import Kind, Tier

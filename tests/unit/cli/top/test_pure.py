@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet.cli.top.keys import keys, looked
 from sublet.cli.top.paint import Painting, changes, painting, simple, styled
 from sublet.cli.top.rows import _by
-from sublet.cli.top.screen import COLUMNS_MIN, ROWS_MIN, Look, screen, whole
+from sublet.cli.top.screen import COLUMNS_MIN, ROWS_MIN, Look, keys, looked, screen, whole
 from sublet.cli.top.snapshot import ENDED_SHOWN_S, Ended, Snapshot, heard, merged
 from sublet.cli.top.text import Line, Span, age, bar, cells, clipped, fit, plain, size, width_of
 from tests.transcripts.top import scenes
