@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable,
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from msgspec import structs
 
@@ -24,27 +24,9 @@ from sublet.client.address import Address, find_address
 from sublet.client.aio_driver import run_program
 from sublet.client.aio_keeper import AioKeeper
 from sublet.client.aio_lease import Lease
-from sublet.client.aio_many import Leases, Many
+from sublet.client.aio_many import Leases
 from sublet.client.aio_transport import AioTransport
-from sublet.client.asking import (
-    Asked,
-    Duration,
-    ExclusivityText,
-    RenewText,
-    Size,
-    Terms,
-    ask_block,
-    ask_cpu,
-    ask_gpu,
-    ask_many,
-    ask_memory,
-    ask_resume,
-    check_many,
-    holder_name,
-    holder_pid,
-    parked_at,
-    policy_of,
-)
+from sublet.client.asking import Asked, Asking, Duration, RenewText, Size, ask_many, holder_name, holder_pid, policy_of
 from sublet.client.book import Book, is_held
 from sublet.client.clocks import client_clock
 from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
@@ -62,7 +44,7 @@ from sublet.client.steps import Program
 from sublet.client.transport import Transport
 from sublet.client.volumes import Attachable, Volume
 from sublet.clock import Clock
-from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, SubletError
+from sublet.errors import Disconnected, LeaseEnded, SubletError
 from sublet.lease.policy import RenewalPolicy
 from sublet.values import NS_PER_S, Epoch, LeaseId, RenewMode, RequestId, valid_text
 from sublet.wire.http import BillLine, LeaseView, StatusView
@@ -132,7 +114,7 @@ class Acquiring(Generic[A]):
             await lease.__aexit__(kind, error, trace)
 
 
-class Fabric:
+class Fabric(Asking[Acquiring[Lease], Acquiring[Leases]]):
     """Where leases come from, inside one event loop. Made by ``await sublet.aio.connect()``.
 
     Close it (``async with``, or ``await close()``) before the loop ends. What it still holds when the loop has ended is
@@ -217,68 +199,6 @@ class Fabric:
 
     # ---- acquiring
 
-    def gpu(
-        self,
-        *,
-        min_vram: Size | None = None,
-        count: int = 1,
-        exclusivity: ExclusivityText | None = None,
-        model: str | None = None,
-        or_smaller: bool | Size = False,
-        on_offer: Callable[[Offer], bool] | None = None,
-        resume: LeaseFacts | str | None = None,
-        **terms: Unpack[Terms],
-    ) -> Acquiring[Lease]:
-        """Acquire GPU memory on ``count`` devices of one machine, all or nothing; see `sublet.Fabric.gpu`."""
-        if resume is not None:
-            alone = (min_vram, exclusivity, model) == (None, None, None) and count == 1 and or_smaller is False
-            asked = ask_resume(terms, resume=parked_at(resume, alone=alone))
-            return self._acquire(asked, on_offer, goes_on=resume)
-        if min_vram is None:
-            raise InvalidRequest("a GPU lease needs min_vram", do='Write gpu(min_vram="2GiB"), or gpu(resume=...).')
-        asked = ask_gpu(
-            terms, min_vram=min_vram, count=count, exclusivity=exclusivity, model=model, or_smaller=or_smaller
-        )
-        return self._acquire(asked, on_offer)
-
-    def cpu(
-        self,
-        cores: int = 1,
-        *,
-        memory: Size | None = None,
-        or_smaller: bool | int = False,
-        on_offer: Callable[[Offer], bool] | None = None,
-        **terms: Unpack[Terms],
-    ) -> Acquiring[Lease]:
-        """Acquire whole cores of one machine; with ``memory``, host memory there under the same lease."""
-        return self._acquire(ask_cpu(terms, cores=cores, or_smaller=or_smaller, memory=memory), on_offer)
-
-    def memory(
-        self,
-        size: Size,
-        *,
-        or_smaller: bool | Size = False,
-        on_offer: Callable[[Offer], bool] | None = None,
-        **terms: Unpack[Terms],
-    ) -> Acquiring[Lease]:
-        """Acquire host memory."""
-        return self._acquire(ask_memory(terms, size=size, or_smaller=or_smaller), on_offer)
-
-    def block(
-        self,
-        size: Size | None = None,
-        *,
-        min_blocks: int | None = None,
-        retain: Duration | None = None,
-        **terms: Unpack[Terms],
-    ) -> Acquiring[Lease]:
-        """Acquire space on disk: by ``size``, or as a number of 4 KiB blocks.
-
-        With ``name`` what is written there outlives the lease: it stays as a *volume*, for ``retain`` (7 days if that
-        is not said), and the next ``block(name=...)`` goes on with it, whatever its size.
-        """
-        return self._acquire(ask_block(terms, size=size, min_blocks=min_blocks, retain=retain), None)
-
     def attach(
         self,
         lease: Attachable,
@@ -299,11 +219,6 @@ class Fabric:
             return volumes.attach(self._core, lease, holder_name(), self._holder_pid(bound), owed)
 
         return Acquiring(lambda: self._take(program, lambda grant, owed: self._open(grant, policy, owed)))
-
-    def many(self, count: int, *, at_least: int = 1) -> Many:
-        """Ask for up to ``count`` leases that are alike in one request; see `sublet.Fabric.many`."""
-        check_many(count, at_least)
-        return Many(self, count, at_least)
 
     async def release(self, leases: Iterable[Lease]) -> None:
         """Give back leases of this fabric in one message; see `Lease.release`."""

@@ -1,7 +1,7 @@
-"""From what a person writes (``min_vram="2GiB", ttl="5m"``) to the request that travels. Pure: checked, then built.
+"""Checks arguments (``min_vram="2GiB", ttl="5m"``) and builds the request that travels. Pure.
 
-What can be told to be wrong here is told here, in one sentence and before anything is sent. The office checks again,
-for it must not trust its clients.
+What can be seen to be wrong is refused here, in one sentence and before anything is sent. The office checks again: it
+must not trust its clients.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias, TypedDict, TypeVar
+from typing import Final, Generic, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
 import msgspec
 
 from sublet.client.address import Address
 from sublet.client.core import new_request_id
 from sublet.client.handle import LeaseFacts
-from sublet.client.model import Place
+from sublet.client.model import Offer, Place
 from sublet.errors import InvalidRequest
 from sublet.lease.policy import RenewalPolicy
 from sublet.values import (
@@ -53,6 +53,8 @@ COUNT_MAX: Final = 1024
 MANY_MAX: Final = 1024
 """Leases in one request."""
 _E = TypeVar("_E", Tier, Exclusivity, RenewMode)
+L = TypeVar("L")
+M = TypeVar("M")
 
 
 class Terms(TypedDict, total=False):
@@ -219,6 +221,133 @@ def ask_block(terms: Terms, *, size: Size | None, min_blocks: int | None, retain
         return asked
     seconds = parse_duration_ns(retain, "retain", zero_ok=True) / NS_PER_S
     return replace(asked, request=msgspec.structs.replace(asked.request, retain=seconds))
+
+
+class Asking(Generic[L, M]):
+    """The part of a fabric that asks for leases. ``L`` is a lease and ``M`` are many, awaitable in ``sublet.aio``."""
+
+    def _acquire(
+        self, asked: Asked, on_offer: Callable[[Offer], bool] | None, goes_on: LeaseFacts | str | None = None
+    ) -> L:
+        raise NotImplementedError
+
+    def _acquire_many(self, asked: Asked, count: int, at_least: int) -> M:
+        raise NotImplementedError
+
+    def gpu(
+        self,
+        *,
+        min_vram: Size | None = None,
+        count: int = 1,
+        exclusivity: ExclusivityText | None = None,
+        model: str | None = None,
+        or_smaller: bool | Size = False,
+        on_offer: Callable[[Offer], bool] | None = None,
+        resume: LeaseFacts | str | None = None,
+        **terms: Unpack[Terms],
+    ) -> L:
+        """Acquire GPU memory on ``count`` devices of one machine, all or nothing.
+
+        It waits in the queue until it is granted; ``wait=0`` tries once and ``wait="10m"`` bounds the waiting, and then
+        `CapacityExceeded` says what would fit. With ``or_smaller`` less may be given: any amount (True) or at least
+        that much; ``on_offer`` may still decline it. Further: ``ttl= tier= spot= wait= name= labels= selector= renew=
+        renew_every= max_hold= on_place= bound=``, each described at `Terms`.
+
+        ``resume`` goes on with what was taken off its device and is parked: a lease that ended so, or its
+        ``end.parked``. Leave the amounts out then: the parked lease has them.
+        """
+        if resume is not None:
+            alone = (min_vram, exclusivity, model) == (None, None, None) and count == 1 and or_smaller is False
+            asked = ask_resume(terms, resume=parked_at(resume, alone=alone))
+            return self._acquire(asked, on_offer, goes_on=resume)
+        if min_vram is None:
+            raise InvalidRequest("a GPU lease needs min_vram", do='Write gpu(min_vram="2GiB"), or gpu(resume=...).')
+        asked = ask_gpu(
+            terms, min_vram=min_vram, count=count, exclusivity=exclusivity, model=model, or_smaller=or_smaller
+        )
+        return self._acquire(asked, on_offer)
+
+    def cpu(
+        self,
+        cores: int = 1,
+        *,
+        memory: Size | None = None,
+        or_smaller: bool | int = False,
+        on_offer: Callable[[Offer], bool] | None = None,
+        **terms: Unpack[Terms],
+    ) -> L:
+        """Acquire whole cores of one machine; with ``memory``, host memory there under the same lease."""
+        return self._acquire(ask_cpu(terms, cores=cores, or_smaller=or_smaller, memory=memory), on_offer)
+
+    def memory(
+        self,
+        size: Size,
+        *,
+        or_smaller: bool | Size = False,
+        on_offer: Callable[[Offer], bool] | None = None,
+        **terms: Unpack[Terms],
+    ) -> L:
+        """Acquire host memory."""
+        return self._acquire(ask_memory(terms, size=size, or_smaller=or_smaller), on_offer)
+
+    def block(
+        self,
+        size: Size | None = None,
+        *,
+        min_blocks: int | None = None,
+        retain: Duration | None = None,
+        **terms: Unpack[Terms],
+    ) -> L:
+        """Acquire space on disk: by ``size``, or as a number of 4 KiB blocks.
+
+        With ``name`` what is written there outlives the lease: it stays as a *volume*, for ``retain`` (by
+        default 7 days), and the next ``block(name=...)`` goes on with it, whatever its size.
+        """
+        return self._acquire(ask_block(terms, size=size, min_blocks=min_blocks, retain=retain), None)
+
+    def many(self, count: int, *, at_least: int = 1) -> Many[M]:
+        """Ask for up to ``count`` leases that are alike in one request: ``fabric.many(64).cpu(2)``.
+
+        Each has its own id, epoch and end. As many are granted as there are now, and none if those are fewer than
+        ``at_least`` (``CapacityExceeded``; with ``at_least=count`` it is all or nothing). Where there is none, a
+        request with ``at_least=1`` waits in the queue for one, as ``wait=`` says.
+        """
+        check_many(count, at_least)
+        return Many(self._acquire_many, count, at_least)
+
+
+class Many(Generic[M]):
+    """Many leases in one request; made by ``fabric.many()``. In asyncio, await or enter what its methods return."""
+
+    def __init__(self, acquire: Callable[[Asked, int, int], M], count: int, at_least: int) -> None:
+        self._acquire_many = acquire
+        self._count = count
+        self._at_least = at_least
+
+    def cpu(self, cores: int = 1, *, memory: Size | None = None, **terms: Unpack[Terms]) -> M:
+        """Acquire leases with whole cores of one machine each; with ``memory`` under the same lease."""
+        return self._acquire(ask_cpu(terms, cores=cores, or_smaller=False, memory=memory))
+
+    def gpu(
+        self,
+        *,
+        min_vram: Size,
+        count: int = 1,
+        exclusivity: ExclusivityText | None = None,
+        model: str | None = None,
+        **terms: Unpack[Terms],
+    ) -> M:
+        """Acquire leases with GPU memory on ``count`` devices each; see `sublet.Fabric.gpu`."""
+        return self._acquire(
+            ask_gpu(terms, min_vram=min_vram, count=count, exclusivity=exclusivity, model=model, or_smaller=False)
+        )
+
+    def memory(self, size: Size, **terms: Unpack[Terms]) -> M:
+        """Acquire leases with host memory."""
+        return self._acquire(ask_memory(terms, size=size, or_smaller=False))
+
+    def _acquire(self, asked: Asked) -> M:
+        return self._acquire_many(asked, self._count, self._at_least)
 
 
 def holder_name() -> str:

@@ -13,31 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from msgspec import structs
 
 from sublet.client import volumes
 from sublet.client.address import Address, find_address
-from sublet.client.asking import (
-    Asked,
-    Duration,
-    ExclusivityText,
-    RenewText,
-    Size,
-    Terms,
-    ask_block,
-    ask_cpu,
-    ask_gpu,
-    ask_many,
-    ask_memory,
-    ask_resume,
-    check_many,
-    holder_name,
-    holder_pid,
-    parked_at,
-    policy_of,
-)
+from sublet.client.asking import Asked, Asking, Duration, RenewText, Size, ask_many, holder_name, holder_pid, policy_of
 from sublet.client.book import Book, is_held
 from sublet.client.clocks import client_clock
 from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
@@ -48,7 +30,7 @@ from sublet.client.held import Held
 from sublet.client.home import was_ended
 from sublet.client.keeper import Keeper
 from sublet.client.lease import Lease
-from sublet.client.many import Leases, Many, own_leases
+from sublet.client.many import Leases, own_leases
 from sublet.client.model import Offer
 from sublet.client.owed import Owed
 from sublet.client.paths import valid_path
@@ -124,7 +106,7 @@ def connect(
     return fabric
 
 
-class Fabric:
+class Fabric(Asking[Lease, Leases]):
     """Where leases come from. Made by `connect`; safe to use from several threads.
 
     It renews its leases on one background thread. Closing it, or the end of the program, gives them back.
@@ -197,77 +179,6 @@ class Fabric:
 
     # ---- acquiring
 
-    def gpu(
-        self,
-        *,
-        min_vram: Size | None = None,
-        count: int = 1,
-        exclusivity: ExclusivityText | None = None,
-        model: str | None = None,
-        or_smaller: bool | Size = False,
-        on_offer: Callable[[Offer], bool] | None = None,
-        resume: LeaseFacts | str | None = None,
-        **terms: Unpack[Terms],
-    ) -> Lease:
-        """Acquire GPU memory on ``count`` devices of one machine, all or nothing.
-
-        It waits in the queue until it is granted; ``wait=0`` tries once and ``wait="10m"`` bounds the waiting, and then
-        `CapacityExceeded` says what would fit. With ``or_smaller`` less may be given: any amount (True) or at least
-        that much; ``on_offer`` may still decline it. Further: ``ttl= tier= spot= wait= name= labels= selector= renew=
-        renew_every= max_hold= on_place= bound=``, each described at `Terms`.
-
-        ``resume`` goes on with what was taken off its device and is parked: a lease that ended so, or its
-        ``end.parked``. Nothing else is said then: what is parked knows what it needs.
-        """
-        if resume is not None:
-            alone = (min_vram, exclusivity, model) == (None, None, None) and count == 1 and or_smaller is False
-            asked = ask_resume(terms, resume=parked_at(resume, alone=alone))
-            return self._acquire(asked, on_offer, goes_on=resume)
-        if min_vram is None:
-            raise InvalidRequest("a GPU lease needs min_vram", do='Write gpu(min_vram="2GiB"), or gpu(resume=...).')
-        asked = ask_gpu(
-            terms, min_vram=min_vram, count=count, exclusivity=exclusivity, model=model, or_smaller=or_smaller
-        )
-        return self._acquire(asked, on_offer)
-
-    def cpu(
-        self,
-        cores: int = 1,
-        *,
-        memory: Size | None = None,
-        or_smaller: bool | int = False,
-        on_offer: Callable[[Offer], bool] | None = None,
-        **terms: Unpack[Terms],
-    ) -> Lease:
-        """Acquire whole cores of one machine; with ``memory``, host memory there under the same lease."""
-        return self._acquire(ask_cpu(terms, cores=cores, or_smaller=or_smaller, memory=memory), on_offer)
-
-    def memory(
-        self,
-        size: Size,
-        *,
-        or_smaller: bool | Size = False,
-        on_offer: Callable[[Offer], bool] | None = None,
-        **terms: Unpack[Terms],
-    ) -> Lease:
-        """Acquire host memory."""
-        return self._acquire(ask_memory(terms, size=size, or_smaller=or_smaller), on_offer)
-
-    def block(
-        self,
-        size: Size | None = None,
-        *,
-        min_blocks: int | None = None,
-        retain: Duration | None = None,
-        **terms: Unpack[Terms],
-    ) -> Lease:
-        """Acquire space on disk: by ``size``, or as a number of 4 KiB blocks.
-
-        With ``name`` what is written there outlives the lease: it stays as a *volume*, for ``retain`` (7 days if that
-        is not said), and the next ``block(name=...)`` goes on with it, whatever its size.
-        """
-        return self._acquire(ask_block(terms, size=size, min_blocks=min_blocks, retain=retain), None)
-
     def attach(
         self,
         lease: Attachable,
@@ -288,16 +199,6 @@ class Fabric:
             return volumes.attach(self._core, lease, holder_name(), self._holder_pid(bound), owed)
 
         return self._take(program, lambda grant, owed: self._open(grant, policy, owed))
-
-    def many(self, count: int, *, at_least: int = 1) -> Many:
-        """Ask for up to ``count`` leases that are alike in one request: ``fabric.many(64).cpu(2)``.
-
-        Each has its own id, epoch and end. As many are granted as there are now, and none if those are fewer than
-        ``at_least`` (``CapacityExceeded``; with ``at_least=count`` it is all or nothing). Where there is none, a
-        request with ``at_least=1`` waits in the queue for one, as ``wait=`` says.
-        """
-        check_many(count, at_least)
-        return Many(self, count, at_least)
 
     def release(self, leases: Iterable[Lease]) -> None:
         """Give back leases of this fabric in one message; see `Lease.release`."""

@@ -6,9 +6,8 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, overload
 
-from sublet.client.asking import Asked, ExclusivityText, Size, Terms, ask_cpu, ask_gpu, ask_memory
 from sublet.client.handle import LeaseFacts
 from sublet.client.lease import Lease
 from sublet.errors import InvalidRequest, SubletError
@@ -84,40 +83,6 @@ class Leases(LeaseSequence[Lease]):
             self._fabric._book.abandoned.append(self._held)
             self._fabric._keeper.wake()
             raise
-
-
-class Many:
-    """So many leases in one request. Made by ``fabric.many()``; it asks when it is told of what."""
-
-    def __init__(self, fabric: Fabric, count: int, at_least: int) -> None:
-        self._fabric = fabric
-        self._count = count
-        self._at_least = at_least
-
-    def cpu(self, cores: int = 1, *, memory: Size | None = None, **terms: Unpack[Terms]) -> Leases:
-        """Acquire leases with whole cores of one machine each; with ``memory`` under the same lease."""
-        return self._acquire(ask_cpu(terms, cores=cores, or_smaller=False, memory=memory))
-
-    def gpu(
-        self,
-        *,
-        min_vram: Size,
-        count: int = 1,
-        exclusivity: ExclusivityText | None = None,
-        model: str | None = None,
-        **terms: Unpack[Terms],
-    ) -> Leases:
-        """Acquire leases with GPU memory on ``count`` devices each; see `Fabric.gpu`."""
-        return self._acquire(
-            ask_gpu(terms, min_vram=min_vram, count=count, exclusivity=exclusivity, model=model, or_smaller=False)
-        )
-
-    def memory(self, size: Size, **terms: Unpack[Terms]) -> Leases:
-        """Acquire leases with host memory."""
-        return self._acquire(ask_memory(terms, size=size, or_smaller=False))
-
-    def _acquire(self, asked: Asked) -> Leases:
-        return self._fabric._acquire_many(asked, self._count, self._at_least)
 
 
 def own_leases(fabric: object, leases: Iterable[L], kind: type[L]) -> list[L]:
