@@ -19,18 +19,7 @@ from sublet.cli.mistakes import ELSEWHERE, SYNONYMS
 from sublet.cli.table import COMMANDS, GROUPS, load
 from sublet.client.address import Address
 
-HEAVY = (
-    "typer",
-    "rich",
-    "click",
-    "asyncio",
-    "msgspec",
-    "subprocess",
-    "ssl",
-    "http.client",
-    "psutil",
-    "sqlite3",
-)
+HEAVY = ("typer", "rich", "click", "asyncio", "msgspec", "subprocess", "ssl", "http.client", "psutil", "sqlite3")
 
 
 def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:

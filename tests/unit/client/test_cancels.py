@@ -26,7 +26,7 @@ ROUNDS: Final = int(os.environ.get("SUBLET_INTERRUPTS", "30"))
 SEED: Final = int(os.environ.get("SUBLET_SEED", "1"))
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # sockets, and leases, that an interrupt has dropped
+    pytest.mark.filterwarnings("ignore::ResourceWarning")  # sockets, and leases, that an interrupt has dropped
 ]
 
 
@@ -66,10 +66,7 @@ async def attaches(fabric: Fabric, helper: Helper) -> None:
 
 
 async def replaces(fabric: Fabric, helper: Helper) -> None:
-    async with (
-        fabric.memory("1MiB", renew="always") as old,
-        fabric.memory("2MiB", renew="always", replaces=old),
-    ):
+    async with fabric.memory("1MiB", renew="always") as old, fabric.memory("2MiB", renew="always", replaces=old):
         pass
 
 

@@ -22,13 +22,7 @@ from sublet.client.handle import DroppedLease
 from sublet.client.lease import Lease
 from sublet.client.owed import Owed
 from sublet.client.steps import Program
-from sublet.errors import (
-    Disconnected,
-    InvalidRequest,
-    LeaseExpired,
-    LeaseNotActive,
-    LeaseRevoked,
-)
+from sublet.errors import Disconnected, InvalidRequest, LeaseExpired, LeaseNotActive, LeaseRevoked
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
 from sublet.values import EndReason, Epoch, LeaseId, RenewMode

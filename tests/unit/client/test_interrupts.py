@@ -146,10 +146,7 @@ def attaches(fabric: Fabric, helper: Helper) -> None:
 
 
 def replaces(fabric: Fabric, helper: Helper) -> None:
-    with (
-        fabric.memory("1MiB", renew="always") as old,
-        fabric.memory("2MiB", renew="always", replaces=old),
-    ):
+    with fabric.memory("1MiB", renew="always") as old, fabric.memory("2MiB", renew="always", replaces=old):
         pass
 
 

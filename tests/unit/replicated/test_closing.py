@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 
-from sublet.replicated import (
-    MemoryReplica,
-    New,
-    ReplicaGroup,
-    ReplicatedCheckpoint,
-    ReplicatedIdempotencyStore,
-)
+from sublet.replicated import MemoryReplica, New, ReplicaGroup, ReplicatedCheckpoint, ReplicatedIdempotencyStore
 from sublet.training import training_records
 from sublet.values import Epoch
 from tests.left_open import left_of, nothing_left_open

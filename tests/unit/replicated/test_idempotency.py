@@ -8,15 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from sublet.errors import IdempotencyConflict, InvalidRequest, StaleEpoch
-from sublet.replicated import (
-    Completed,
-    Conflict,
-    MemoryReplica,
-    New,
-    Pending,
-    ReplicaGroup,
-    ReplicatedIdempotencyStore,
-)
+from sublet.replicated import Completed, Conflict, MemoryReplica, New, Pending, ReplicaGroup, ReplicatedIdempotencyStore
 from sublet.replicated.ballot import Garbled
 from sublet.replicated.idempotency_record import Book, Record
 from sublet.values import NS_PER_S, Epoch

@@ -134,10 +134,7 @@ def test_a_bad_trace_is_refused_with_the_place(tmp_path: Path, content: str, say
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [
-        ("s\xe9ance\n".encode("latin-1") + TRACE.encode(), "not in UTF-8"),
-        (TRACE.encode("utf-16"), "not in UTF-8"),
-    ],
+    [("s\xe9ance\n".encode("latin-1") + TRACE.encode(), "not in UTF-8"), (TRACE.encode("utf-16"), "not in UTF-8")],
 )
 def test_a_trace_in_another_encoding_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "trace.csv"

@@ -330,14 +330,7 @@ def test_a_checkpoint_that_lost_a_completed_step_is_not_gone_on_from(world: Worl
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"job_id": ""},
-        {"job_id": "a:step:1"},
-        {"job_id": "x" * 101},
-        {"step": -1},
-        {"step": 1 << 63},
-        {"output_len": 0},
-    ],
+    [{"job_id": ""}, {"job_id": "a:step:1"}, {"job_id": "x" * 101}, {"step": -1}, {"step": 1 << 63}, {"output_len": 0}],
 )
 def test_a_batch_that_cannot_be(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
