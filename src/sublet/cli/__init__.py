@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _main(list(argv))
     status = _main(sys.argv[1:])
     if "threading" not in sys.modules and "_SUBLET_COMPLETE" not in os.environ:
-        # Nothing is open that anybody else would close, and taking the interpreter apart would cost 6 ms.
+        # Nothing is open that needs closing, and taking the interpreter apart would cost 6 ms.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or never open
                 stream.flush()
@@ -47,7 +47,7 @@ def _main(words: list[str]) -> int:
         sys.stderr.write("\n")
         return exits.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has seen enough (`| head`). Python would complain once more while shutting down.
+        # The reader of our output has closed it (`| head`). Python would complain once more while shutting down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.FAILED
     return status

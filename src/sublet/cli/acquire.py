@@ -1,4 +1,4 @@
-"""``sublet lease acquire``: ask, wait in line if told to, take what is offered if told to, and say what came of it."""
+"""``sublet lease acquire``: acquires a lease, waits in the queue or takes a smaller offer if told to."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _wants(
     smaller_ok: bool,
     at_least: int | None,
 ) -> list[WantBody]:
-    """The lines of the request; contradictions are found before anybody is asked."""
+    """The resources of the request; contradictions are refused before anything is sent."""
     if gpu is None:
         for option, given in (
             ("--gpus", gpus),
@@ -148,7 +148,7 @@ def _wants(
 
 
 def _hooks(line: LiveLine, *, as_json: bool) -> Hooks:
-    """What is shown of the queue. With --json nothing, unless somebody watches: stderr is for what went wrong."""
+    """What is shown of the queue. With --json nothing, except on a terminal: stderr is for what went wrong."""
     if as_json and not line.live:
         return Hooks()
     return Hooks(on_place=lambda place: line.set(told(place)), on_offer=lambda offer: offered(line, offer))

@@ -69,12 +69,12 @@ class Attendance:
         self._link = conversation.link
         self._guest = guest
         self._terminal = terminal
-        self._out = Outlet(_STDOUT, on_broken=self._nobody_reads)
+        self._out = Outlet(_STDOUT, on_broken=self._output_closed)
         self._err = Outlet(_STDERR)
         self._channel = 0
         self._takes_input = stdin
         self._filters: tuple[()] | tuple[TerminalFilter, TerminalFilter] = ()
-        """For stderr and stdout, where a tenant wrote what somebody else looks at."""
+        """For stderr and stdout, where another user looks at what a tenant wrote."""
         self._typed = b""
         self._input_over = not stdin
         self._signals: list[int] = []
@@ -216,7 +216,7 @@ class Attendance:
         self._pass_input()
 
     def _may_read(self) -> bool:
-        """Whether somebody's input may be taken now. That of a terminal whose foreground is another job is not ours."""
+        """Whether input may be read now. The input of a terminal whose foreground is another job is not ours."""
         if self._input_over or self._typed or not self._link.may_send(self._channel):
             return False
         try:
@@ -261,7 +261,7 @@ class Attendance:
         self._endings += 1
         self._ask("EndGuest", grace_ns=-1 if self._endings == 1 else 0)
 
-    def _nobody_reads(self) -> None:
+    def _output_closed(self) -> None:
         """As in a pipe whose reader has gone: SIGPIPE. A program that ignores it is ended a moment later."""
         if self.is_onlooker:
             self.is_over = True
@@ -270,7 +270,7 @@ class Attendance:
         self._drop_at_s = time.monotonic() + LOOK_AGAIN_S
 
     def _ask(self, kind: str, **fields: object) -> None:
-        """Nobody waits for the answer: what came of it is seen in the guest."""
+        """The answer is not awaited: the outcome shows in the guest."""
         if self.exit_code is None or kind == "EndGuest":
             self._link.call(message(kind, guest=self._guest, **fields))
 

@@ -27,7 +27,7 @@ REQUEST_S: Final = 10.0
 
 
 class NoOffice(Disconnected):
-    """Nobody answers where the office of this machine would be."""
+    """No office answers on this machine."""
 
 
 class Office:
@@ -77,7 +77,7 @@ class Office:
             self._transport.close()
 
     def _revive(self) -> None:
-        """Start the office if it is ours to start and nobody answers."""
+        """Start the office if it is this machine's and does not answer."""
         if self.address.home is not None:
             from sublet.client.office import ensure_office
 
@@ -94,7 +94,7 @@ class Office:
 
     @staticmethod
     def quote(text: str) -> str:
-        """A name inside a path, whatever somebody typed."""
+        """A name as a part of a path, with its special characters escaped."""
         return quote(text, safe="")
 
     @staticmethod
@@ -122,7 +122,7 @@ class Office:
                 raise no_office(self.address.home) from error
             raise
         finally:
-            self._transport.close()  # a command asks once or twice: nothing is kept open that somebody must close
+            self._transport.close()  # a command asks once or twice: nothing stays open
         try:
             document = json.loads(reply.body)
         except ValueError as error:

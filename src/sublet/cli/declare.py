@@ -49,7 +49,7 @@ class Arg:
         """A script's command line among our options: our options are ours wherever they stand before ``--``; the other
         words are the script's, and so are all behind ``--``."""
         self.is_rest = is_rest
-        """It takes this word and all that follow, whatever they look like: somebody else's command line."""
+        """It takes this word and all that follow, whatever they look like: the command to run."""
         self.metavar = metavar
         self.help = help
         self.parse = parse

@@ -118,7 +118,7 @@ def _health(readings: list[Reading]) -> Said:
 
 
 def _in_use(readings: list[Reading]) -> Said:
-    """By whomever: what of it is no guest of the office's is not lent, and `sublet status` says so."""
+    """GPU memory that is in use. What foreign processes use is not lent, and `sublet status` says so."""
     if not sees_all_processes():
         used = [f"{format_size(r.used)} of {r.uuid}" for r in readings if r.used]
         why = "processes cannot be told apart from inside this container"

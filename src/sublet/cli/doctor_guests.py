@@ -90,7 +90,7 @@ def _in_scope(booted: str) -> list[Said] | None:
 
 
 def _name() -> str:
-    """An office that nobody has."""
+    """A name that no office has."""
     return f"doctor-{secrets.token_hex(4)}"
 
 
@@ -190,7 +190,7 @@ def _said(said: Said) -> tuple[str, str] | tuple[str, str, str]:
     if said.is_active:
         return "ok", text
     text += _INSTEAD.get(said.part, "")
-    if "Sublet does not load" in text:  # nobody can have it there
+    if "Sublet does not load" in text:  # no process can have it there
         return "note", text
     if os.geteuid() == 0 and "no hierarchy" in text:
         return "note", text, f"Mount them: {mount_groups()}"

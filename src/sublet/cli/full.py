@@ -141,7 +141,7 @@ def _root(
 
 
 def _settings_of(command: Command, settings: dict[str, Any]) -> dict[str, Any]:
-    """Behind the first word of somebody else's command line nothing is an option of ours, unless it is mixed with
+    """Behind the first word of the command to run nothing is an option of ours, unless it is mixed with
     ours: then what is no option of ours is theirs."""
     if any(param.is_mixed for param in command.params):
         return {**settings, "ignore_unknown_options": True}

@@ -123,7 +123,7 @@ def stop(
 
 
 def _connected() -> Conversation:
-    """As whoever we are to the office: the owner of this machine's, or the tenant of our token."""
+    """Connected as the owner of this machine's office, or as the tenant of our token."""
     direct = Direct.reach(start=False)
     direct.close()
     return direct.connect_data()

@@ -134,7 +134,7 @@ def _not_started(answer: Json, program: str, *, on_host: bool) -> NotStarted:
 
 
 def _started(conversation: Conversation, spec: Json) -> Json:
-    """The answer. A supervisor from before an upgrade cannot make the command wait until somebody is attached: then of
+    """The answer. A supervisor from before an upgrade cannot make the command wait until a reader is attached: then of
     one that says more at once than is kept the beginning may be lost, as it always was."""
     try:
         return read(conversation.call(message("Start", spec=spec, awaits=True)).body)

@@ -53,7 +53,7 @@ def lab(
 
     `%load_ext sublet` and `%%gpu` work there at once. Without a notebook it opens the example: a GPU for five minutes,
     lost in the middle, and what happens then. Ctrl-C ends JupyterLab and its kernels, and the office if this command
-    started it and nobody else uses it.
+    started it and no other program uses it.
     """
     _check_installed()
     folder, opened = place(where)
@@ -85,7 +85,7 @@ def place(where: str | None) -> tuple[Path, str]:
 
 
 def _example(folder: Path) -> str:
-    """A copy to play with. One that is there is somebody's work, and stays as it is."""
+    """A copy to play with. An existing one may hold work, and stays as it is."""
     from importlib import resources
 
     target = folder / EXAMPLE
@@ -104,7 +104,7 @@ def _example(folder: Path) -> str:
 
 @contextlib.contextmanager
 def _office() -> Iterator[None]:
-    """One that answers. Was there none before, there is none afterwards, unless somebody else has come to use it."""
+    """An office that answers. One that was started here ends afterwards, unless another program uses it."""
     office = Office.reach(start=False)
     try:
         office.get("/v1/hello")
@@ -128,7 +128,7 @@ def _end(office: Office) -> None:
     while True:
         try:
             office.post("/v1/down", {"how": "idle"})
-        except InvalidRequest as error:  # leases live: of a kernel that is just leaving, or of somebody else's
+        except InvalidRequest as error:  # leases live: of a kernel that is just leaving, or of another program
             if time.monotonic() < until_s:
                 time.sleep(_LOOK_EVERY_S)
                 continue

@@ -69,7 +69,7 @@ def made(
 
 
 def _needs_the_extra() -> None:
-    """They are looked for and not loaded: that does whoever runs the notebook."""
+    """Find the packages without loading them: only the runner of the notebook loads them."""
     from importlib.util import find_spec
 
     missing = [name for name in ("ipykernel", "nbclient", "nbconvert") if find_spec(name) is None]

@@ -32,7 +32,7 @@ _LOOK_EVERY_S: Final = 0.05
 
 
 class OfficeInUse(SubletError):
-    """It has live leases, and nobody said what becomes of them."""
+    """It has live leases, and no option says what becomes of them."""
 
 
 def host_gpus_of(text: str) -> HostGpus:
@@ -120,7 +120,7 @@ def up(
             words += ["--shared", str(settings.shared)]
         ensure_office(home_dir(), words=words)
     view: Json = office.get("/v1/status")
-    _check_same(view, host_gpus, shared)  # somebody else may have been quicker, with other settings
+    _check_same(view, host_gpus, shared)  # another program may have been quicker, with other settings
     if as_json:
         document(view)
     else:
@@ -199,7 +199,7 @@ def _with_what_goes_on(office: Office) -> Json | None:
         if read_settings(home) is None:
             return None
         check_nothing_lives(home)
-    except SettingsUnusable:  # nobody can tell how it was started
+    except SettingsUnusable:  # how it was started is not known
         return None
     except NoOffice:
         ensure_office(home)

@@ -1,4 +1,4 @@
-"""Writing to a descriptor that somebody may be slow to read, without ever waiting in the write.
+"""Writes to a descriptor whose reader may be slow, without ever blocking in the write.
 
 The descriptor is shared with other programs, so it is not made non-blocking. Instead it is polled, and no more is
 written at once than a pipe or terminal that polls writable has room for.
@@ -16,7 +16,7 @@ from typing import Final
 _AT_ONCE: Final = 4096
 """A pipe that polls writable has a page free."""
 _FILE_AT_ONCE: Final = 1 << 20
-_NOBODY_READS: Final = (errno.EPIPE, errno.EIO, errno.EBADF)
+_CLOSED: Final = (errno.EPIPE, errno.EIO, errno.EBADF)
 
 
 class Outlet:
@@ -25,7 +25,7 @@ class Outlet:
     def __init__(self, fd: int, *, on_broken: Callable[[], None] = lambda: None) -> None:
         self.fd = fd
         self.is_broken = False
-        """Nobody reads any more: what is given is dropped."""
+        """The reader is gone: what is given is dropped."""
         self.why = ""
         """Why something is lost that was meant to be kept, if so."""
         self._on_broken = on_broken
@@ -56,7 +56,7 @@ class Outlet:
                 except BlockingIOError:
                     return
                 except OSError as error:  # the reader has gone, the terminal hung up, the disk is full
-                    if error.errno not in _NOBODY_READS:
+                    if error.errno not in _CLOSED:
                         self.why = error.strerror or str(error)
                     self.broken()
                     continue
@@ -70,7 +70,7 @@ class Outlet:
                 done()
 
     def broken(self) -> None:
-        """Nobody will read what still waits."""
+        """Drop what still waits."""
         if not self.is_broken:
             self.is_broken = True
             self._on_broken()

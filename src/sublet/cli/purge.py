@@ -127,7 +127,7 @@ def purge(
 
 
 def refuse_place(home: Path, uid: int, *, marks: tuple[str, ...] = MARKS) -> None:
-    """Raise if this is no folder to remove things from: a system's, a home, somebody else's, or none of Sublet's."""
+    """Raise if this is no folder to remove things from: a system's, a home, another user's, or none of Sublet's."""
     if not home.exists():
         return
     homes = {Path(os.path.expanduser("~")).resolve(), Path("/root"), Path("/home")}
@@ -248,7 +248,7 @@ def _end(office: Office, running: Json | None, runners: list[tuple[int, int]], *
         with contextlib.suppress(ProcessLookupError):
             handle = os.pidfd_open(pid)
             try:
-                if find_job(str(number)).runner == pid:  # it is still the one whose number was read
+                if find_job(str(number)).runner == pid:  # it is still the process whose number was read
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
             finally:
                 os.close(handle)

@@ -48,7 +48,7 @@ class _Reading:
         self._missing = {param.name for param in command.params if param.required}
 
     def read(self, words: Sequence[str]) -> Raw:
-        """Options anywhere, until ``--`` or the first word of somebody else's command line."""
+        """Options anywhere, until ``--`` or the first word of the command to run."""
         rest = list(words)
         may_be_option = True
         while rest:
@@ -90,7 +90,7 @@ class _Reading:
 
     def _is_theirs(self, word: str) -> bool:
         """Whether an option is for the script that was named before it. One that looks like ours misspelt is refused:
-        it would be lost on the script, and nobody would be told."""
+        the script would ignore it, silently."""
         name = word.partition("=")[0]
         mixed = next((param for param in self._arguments if param.is_mixed), None)
         if mixed is None or name in self.options or name in ("-h", "--help"):

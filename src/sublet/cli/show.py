@@ -1,6 +1,6 @@
 """What people see: aligned tables, sizes, times and a little colour. What programs see: one JSON document.
 
-Colour only where it helps somebody: on a terminal, and never with NO_COLOR. Nothing is said by colour alone.
+Colour only on a terminal, and never with NO_COLOR. Nothing is said by colour alone.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def epoch(pair: Sequence[int] | None) -> str:
 
 
 def where(part: Mapping[str, Any]) -> str:
-    """A device by its name, with what it is: nobody should take a host device for a GPU."""
+    """A device by its name, with what it is: a host device must not be taken for a GPU."""
     if part["kind"] != Kind.GPU:
         return str(part["resource"])
     return f"{part['resource']} ({'host device, no GPU' if part['host'] else part['model'] or 'GPU'})"

@@ -1,6 +1,6 @@
-"""What the process of an office spares itself while it starts: somebody waits for it, with the first command he gives.
+"""Shortens the start of an office, which the user's first command waits for.
 
-It loads four hundred modules. A third of the time of that went into things that nobody would look at.
+It loads four hundred modules. A third of the time of that went into things that are never used.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ def spare() -> None:
 
 
 class Unread(ModuleType):
-    """A package of which some modules are used, and not what it loads for whoever imports it by its name. That is done
-    as soon as it is asked for anything."""
+    """A package of which only some modules are used: its own ``__init__`` is run once an attribute of it is read."""
 
     def __getattr__(self, name: str) -> Any:
         spec = self.__spec__
@@ -35,7 +34,7 @@ class Unread(ModuleType):
 
 
 def leave_unread(name: str) -> None:
-    """From now on, unless it is there already; or nowhere, which is told to who needs it."""
+    """Make it so, unless it is loaded already or not installed."""
     spec = None if name in sys.modules else importlib.util.find_spec(name)
     if spec is not None:
         sys.modules[name] = importlib.util.module_from_spec(spec)

@@ -2,7 +2,7 @@
 
 What happens nearly always (it is granted at once, and the command is short) takes three small requests on one
 connection. For everything else, which is waiting in the queue, an office that does not answer, and renewal, the
-client's own programs are loaded, and they do it as they do for everybody.
+client's own programs are loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sublet.client.model import Place
 
 SAY_WAITING_AFTER_S: Final = 1.0
-"""Where nobody looks, a shorter wait is not worth a line."""
+"""Away from a terminal, a shorter wait is not worth a line."""
 UNAVAILABLE: Final = 503
 RETURN_PATIENCE_S: Final = 3.0
 """How long it is tried to give a lease back. What could not be given back ends by its time to live."""
@@ -179,7 +179,7 @@ def _withdraw(direct: Direct, request: dict[str, Any]) -> None:
 
 
 def _take_patiently(direct: Direct, request: dict[str, Any]) -> Taken:
-    """The same request with the same id, as everybody asks: repeated, waiting, leaving nothing behind."""
+    """The same request with the same id, by the client's own program: it retries, waits in the queue and withdraws."""
     import msgspec
 
     from sublet.cli.call import Office

@@ -92,7 +92,7 @@ def cp(
 ) -> int:
     """Copy the newest checkpoint of a volume into a new one.
 
-    That is its newest checkpoint; files of other kinds are not copied. Whoever has the other volume goes on with it
+    That is its newest checkpoint; files of other kinds are not copied. The holder of the other volume goes on with it
     meanwhile.
     """
     import sublet

@@ -2,7 +2,7 @@
 
 What is here only puts parts together and takes them apart in the right order. Starting: the state folder and its
 journal first, since they say whether we may run at all; then the books; then the agent; the socket last, so that
-whoever can connect is also served. Ending (SIGTERM, SIGINT, ``sublet down``): the socket first, the journal last.
+every process that can connect is served. Ending (SIGTERM, SIGINT, ``sublet down``): the socket first, the journal last.
 Leases stay as they are: on the same boot the next office finds the same deadlines.
 """
 
@@ -109,7 +109,7 @@ class Office:
         """``limits``: instead of those of the home's ``policy.toml``. ``shared``: the folder of a second pair of
         sockets, for every user of the machine. ``pretended`` leaves out the supervisor: the rules are kept in memory,
         and nothing can run under a lease.
-        ``beginning``: what was begun already, and is put away by whoever did."""
+        ``beginning``: what was begun already, and is closed by the caller."""
         self.home = home
         self.clock = SystemClock() if clock is None else clock
         self.ended = asyncio.Event()
@@ -210,7 +210,7 @@ class Office:
             if self._embedded:
                 self._look_if_idle()
             self._look_at_disk()
-            self._stack.callback(self._note_end)  # before anybody can find that nothing answers
+            self._stack.callback(self._note_end)  # before a client can find that nothing answers
             self._stack = self._stack.pop_all()
 
     async def _serve_on(self, server: HttpServer, path: Path, listen: Callable[[Path], socket.socket]) -> None:
@@ -322,7 +322,7 @@ class Office:
         return Ledger(self._policy, state), opening, entries
 
     def _look_if_idle(self) -> None:
-        """An embedded office that nobody needs ends; one look in half a minute is all this costs."""
+        """End an embedded office that is idle; looked at twice a minute."""
         now_ns = self.clock.now_ns()
         if self.service.in_use or self._is_busy or self.service.requests != self._requests_seen:
             self._requests_seen = self.service.requests
@@ -381,7 +381,7 @@ class Office:
 
 
 def _vigil() -> Vigil:
-    """With one processor whoever is waited for could not run meanwhile."""
+    """With one processor the awaited process could not run meanwhile."""
     if usable_cores() == 1:
         return ASLEEP
     call_soon = asyncio.get_running_loop().call_soon
@@ -440,7 +440,7 @@ def run_office(
 ) -> int:
     """Be the office of this home until told to end; the exit status. ``ready`` is called once it answers.
     ``shared``: the folder of its sockets for other users. ``beginning``: what was begun of it already.
-    ``before_serving`` is called before it answers anybody; if it raises, nothing was started. ``ended_for_good`` is
+    ``before_serving`` is called before it answers any request; if it raises, nothing was started. ``ended_for_good`` is
     called after an end that was asked for, and was to leave nothing."""
     if sys.platform != "linux":
         raise Unsupported("an office runs on Linux only", do="Connect to one elsewhere: set SUBLET_URL to its address.")
@@ -485,7 +485,7 @@ async def _serve(office: Office, ready: Callable[[], None] | None) -> None:
 
 
 def _note_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What failed in a callback of the loop, where nobody could catch it: it is counted besides being logged."""
+    """Count failures in callbacks of the loop, which no caller could catch, besides logging them."""
     error = context.get("exception")
     if isinstance(error, BaseException):
         count("office_loop", error)
@@ -511,7 +511,7 @@ def _rates(path: Path) -> Rates:
 
 
 def _listen(path: Path) -> socket.socket:
-    """The owner's socket. Whoever holds the journal's lock is the only office, so a socket that lies there is stale."""
+    """The owner's socket. The holder of the journal's lock is the only office, so a socket that lies there is stale."""
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     mask = os.umask(0o177)

@@ -92,7 +92,7 @@ def listen_for_all(path: Path) -> socket.socket:
     try:
         with short_path(text) as address:
             listening.bind(address)
-        os.chmod(text, 0o666)  # nobody else can have replaced it: the folder is ours
+        os.chmod(text, 0o666)  # no other user can have replaced it: the folder is ours
         listening.listen(BACKLOG)
         listening.setblocking(False)
     except BaseException:

@@ -1,10 +1,10 @@
 """How the office of a home was started by ``sublet up``, kept in the home, so that it comes back the same way.
 
-Whoever starts an office without a word of its own (the first lease, a notebook, ``sublet lease ls``) after it was
-killed, or after the machine went down, starts it with these settings: the same devices and sockets, and it stays. They
-are written before the office answers for the first time, and read by the process that has the journal's lock.
+A program that starts an office without settings of its own (the first lease, a notebook, ``sublet lease ls``) after it
+was killed, or after the machine went down, starts it with these: the same devices and sockets, and it stays. They are
+written before the office answers for the first time, and read by the process that has the journal's lock.
 
-The settings live from ``sublet up`` to ``sublet down``. An end that somebody else may have caused (a signal, a crash,
+The settings live from ``sublet up`` to ``sublet down``. An end that another cause may explain (a signal, a crash,
 power) keeps them, and so does ``sublet down --keep``, which leaves leases on the devices they name.
 
 The file is one line of JSON below a line with a checksum of it. Every shorter file, and every other one, is refused.

@@ -1,6 +1,6 @@
 """The audit chain: every record carries a hash over itself and the hash before it.
 
-Whoever edits, deletes, inserts or moves a record must compute every later hash anew. What a chain alone cannot show is
+To edit, delete, insert or move a record, an attacker must compute every later hash anew. A chain alone cannot show
 that its end was cut off, or that all of it was replaced; so the head is also noted outside, in an *anchor*, and the
 chain is compared with that. This module is pure: records and anchors in, verdict out. ``docs/audit.md`` writes the
 format down for those who want to check a chain with other tools.

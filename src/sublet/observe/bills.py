@@ -65,7 +65,7 @@ class Usage:
     holdings: tuple[Holding, ...] = ()
     busy_ns: int = 0
     counts: Metered | None = None
-    """What was done on its devices, as far as anybody counted; known once it has ended."""
+    """What was done on its devices, as far as it was counted; known once it has ended."""
     end: str | None = None
     """The reason, once it ended."""
     live: bool = False
@@ -194,7 +194,7 @@ class Line:
     waited_ns: int = 0
     """In the queue, of leases whose first grant lies in the window."""
     uncounted: int = 0
-    """Leases of devices on which something ran that nobody counts (a framework, a command), or of which nothing was
+    """Leases of devices on which something ran that is not counted (a framework, a command), or of which nothing was
     told yet: the four numbers before this one leave that out."""
     grains: int = 0
     """The price, exact; ``cost`` is for showing."""

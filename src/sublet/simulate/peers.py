@@ -7,7 +7,7 @@ every cell will run. None of this is used by the ledger.
 - **Reservation**: a session takes what its largest cell needs when it is opened, and gives it back when it is closed.
 - **Culler**: the same, but GPUs go back once nothing has run for 30 or 90 minutes, and are asked for anew by the next
   cell that needs one.
-- **FIFO**: each cell is a job, in one queue; if the first does not fit, nobody passes.
+- **FIFO**: each cell is a job, in one queue; if the first does not fit, none passes it.
 - **Backfill** (EASY): a later cell may pass if the first one starts no later for it.
 """
 

@@ -429,7 +429,7 @@ class Replay:
         heapq.heappush(self._queue, (at_ns, self._count, do, arguments))
 
     def _arm(self) -> None:
-        """Wake the ledger when it wants to be woken, for as long as anybody is there."""
+        """Wake the ledger when it wants to be woken, while any session is left."""
         state = self._ledger.state
         wake_ns = self._ledger.next_wake_ns() if state.live_count or state.queued_count else None
         if wake_ns is not None and (self._tick_ns is None or wake_ns < self._tick_ns):

@@ -196,7 +196,7 @@ def parse_lab(text: str) -> Lab:
 
 
 def course(seed: int, *, students: int, labs: Sequence[Lab]) -> list[Session]:
-    """One week of a course: everybody comes to each lab, and half of them work on the evening before the deadline."""
+    """One week of a course: all students come to each lab, and half of them work on the evening before the deadline."""
     source = random.Random(f"course/{seed}")
     found: list[Session] = []
     for student in range(students):

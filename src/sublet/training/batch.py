@@ -127,7 +127,7 @@ class Duplicate:
     job_id: str
     step: int
     version: int | None
-    """The one with which the step was saved; None if it is so long ago that nobody remembers."""
+    """The one with which the step was saved; None if it is so long ago that no record is left."""
 
 
 TrainingStepOutcome: TypeAlias = Completed | Recovered | Duplicate

@@ -43,9 +43,9 @@ class Act(enum.StrEnum):
     CHECK_AGAIN = "check_again"
     """The lease, before anything is made to last."""
     SAVE = "save"
-    """The new state with the step's name on it, if nobody has saved in the meantime. From here on the step counts."""
+    """The new state with the step's name on it, if no other save came between. From here on the step counts."""
     COMPLETE = "complete"
-    """The reservation is closed, for whoever asks next."""
+    """The reservation is closed, so a later program finds the step completed."""
     DONE = "done"
     """Nothing is left to do."""
 
@@ -59,7 +59,7 @@ class Reserved(enum.StrEnum):
     NEW = "new"
     """It is ours."""
     PENDING = "pending"
-    """Somebody else is at it, or died at it and his lease goes on."""
+    """Another program computes it, or died computing it while its lease goes on."""
     COMPLETED = "completed"
     CONFLICT = "conflict"
     """The step was reserved for something else."""
@@ -98,7 +98,7 @@ class Verdict(enum.StrEnum):
     CONFLICT = "conflict"
     """`IdempotencyConflict`."""
     LOST = "lost"
-    """`CheckpointFailed`: the step was completed, and its state is not there. Nobody goes on from that."""
+    """`CheckpointFailed`: the step was completed, and its state is not there. No program goes on from that."""
 
 
 _BY_RESERVED: Final[dict[Reserved, tuple[Verdict, ...]]] = {

@@ -25,7 +25,7 @@ class Preempted(LeaseInterrupt, SystemExit):
     """Training stops here, in good order: the last step is done and saved, and the same program goes on from it.
 
     Raised between two steps. It ends the program with status 76 (143 where no lease ends and SIGTERM came), in
-    silence; ``except Exception`` does not meet it, and whoever catches it cannot train on: the lease is going.
+    silence; ``except Exception`` does not meet it, and a program that catches it cannot train on: the lease is going.
     """
 
     def __init__(self, end: LeaseEnd, step: int, *, status: int = LEASE_ENDED) -> None:
@@ -45,7 +45,7 @@ class Told(NamedTuple):
     reason: EndReason
     detail: str
     by_signal: bool = False
-    """Nothing is known of any lease's end; somebody sent SIGTERM."""
+    """Nothing is known of any lease's end; another process sent SIGTERM."""
 
     def end(self) -> LeaseEnd:
         return LeaseEnd(
@@ -73,7 +73,7 @@ class Watchman:
         self._at_post = False
 
     def told(self) -> Told | None:
-        """Whether somebody said so by now. Costs some microseconds."""
+        """Whether to leave by now. Costs some microseconds."""
         notice = _notice_of(self._lease)
         if notice is not None:
             return notice

@@ -1,7 +1,7 @@
 """Where a training program stands in its data, and how it gets there again.
 
 What is saved is never the loader but a *position*: how many batches of this pass were taken, and a mark made of what
-they were. Whoever goes on begins the pass as it was begun (the same random numbers), leaves out what was taken, and
+they were. A resumed program begins the pass as it was begun (the same random numbers), leaves out what was taken, and
 compares the mark: a data set that has grown, another batch size or another order is noticed before a step is made of
 it. How batches are left out depends on the loader:
 
@@ -82,7 +82,7 @@ class Indexed:
         name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
         self._samplers = [one for one in (loader.sampler, loader.batch_sampler) if hasattr(one, "set_epoch")]
         self._watched = _Watched(getattr(loader, name))
-        self._loader.__dict__[name] = self._watched  # past DataLoader's own check that nobody exchanges it
+        self._loader.__dict__[name] = self._watched  # past DataLoader's own check that it is not exchanged
         self._generators = generators_of(loader)
         self._reads_again = reads_again
         self._taken = 0

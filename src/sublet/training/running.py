@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 LOCAL: Final = "local"
 ENDED: Final = LeaseStatus.ENDED.value
 LABEL: Final = "train"
-"""Of every lease of such a run: its name, for the bill and for whoever runs it again."""
+"""Of every lease of such a run: its name, for the bill and for the next run of it."""
 NOT_THE_LEASE: Final = frozenset({EndReason.OUT_OF_MEMORY, EndReason.GUEST_FAILED, EndReason.RELEASED})
 """Ends that another lease would not mend."""
 IMPORTS: Final = ("torch?", "torch.utils.data?", "torch._dynamo?", "sublet.training.trainer?")
@@ -51,7 +51,7 @@ IMPORTS: Final = ("torch?", "torch.utils.data?", "torch._dynamo?", "sublet.train
 optimizer, which wants its compiler. The first life waits for it, rather than import the same beside it."""
 LEASE_ENDED: Final = 76
 STATE_TTL: Final = "10m"
-"""Of the volume: for so long after this command was killed nobody else has it."""
+"""TTL of the volume's lease: how long it stays taken after this command was killed."""
 STOP_S: Final = 30.0
 """Given to a program that is told to stop: the end of a step, and a save."""
 PATIENCE_S: Final = 60.0

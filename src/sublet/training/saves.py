@@ -23,7 +23,7 @@ class Saves:
         self._clock = clock
         self.account = Account()
         self.found: dict[str, Any] | None = None
-        """What is saved there; whoever has taken it lets go of it."""
+        """What is saved there; its taker resets it to None."""
         self.is_dirty = False
         """There is something that is not saved."""
         self.durable_steps = -1

@@ -73,7 +73,7 @@ def run_training_step(
     """
     step = _Step(lease, checkpoint, idempotency, batch, sources_of(module, kind), _launches(kernel))
     step.session, step.needs, step.expected, step.believed = session, needs, expected, state
-    step.at = watch if watch is not None else _nobody
+    step.at = watch if watch is not None else _unwatched
     step.check_active()
     with lease.activity(f"step {batch.step} of {batch.job_id}"):
         return step.run()
@@ -281,7 +281,7 @@ class _Step:
         )
 
     def complete(self, save: Save, before: Save | None = None) -> None:
-        """Close the reservation. If that fails the step is saved all the same, and whoever asks again is told so."""
+        """Close the reservation. If that fails the step is saved all the same, and its next ``run`` finds that."""
         self.at(Act.COMPLETE)
         try:
             self.idempotency.complete(self.batch.key, self.fingerprint, _outcome(save), epoch=self.epoch)
@@ -330,5 +330,5 @@ def _version(reserved: Reservation) -> int | None:
     return version if isinstance(version, int) else None
 
 
-def _nobody(_: Act) -> None:
-    """Nobody watches."""
+def _unwatched(_: Act) -> None:
+    """No watcher was given."""

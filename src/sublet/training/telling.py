@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 VARIABLE: Final = "SUBLET_TRAIN"
-"""In the environment of a program whose progress somebody reads."""
+"""In the environment of a program whose progress is read."""
 SEPARATOR: Final = b"\x1e"
 LINE_MAX: Final = 4000
 """Bytes: what a pipe takes in one piece, so that lines of several threads do not mix."""
@@ -40,7 +40,7 @@ class Account:
 
 
 class Teller:
-    """Tells, where somebody listens; otherwise costs nothing."""
+    """Sends progress events where a reader is; otherwise costs nothing."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ
@@ -61,7 +61,7 @@ class Teller:
             line = SEPARATOR + json.dumps(asdict(account)).encode() + b"\n"
         try:
             os.write(_STDERR, line)
-        except OSError:  # nobody listens any more; training goes on
+        except OSError:  # the reader is gone; training goes on
             self.listens = False
 
 

@@ -37,7 +37,7 @@ from sublet.values import NS_PER_S, parse_duration_ns
 SAVE: Final = "save"
 _NOTHING: Final = object()
 STEPLESS_MAX: Final = 10_000
-"""Batches without a step after which somebody has forgotten to call it."""
+"""Batches without a step after which the program has probably forgotten to call it."""
 
 
 class PreemptibleTrainer:
@@ -200,7 +200,7 @@ class PreemptibleTrainer:
         finally:  # also where the program broke the loop off: it wanted no more of this pass
             self._pass_over = True
             self._generators = [one.get_state() for one in source.generators()]
-            getattr(batches, "close", list)()  # the workers of a loader end now, and not when somebody collects them
+            getattr(batches, "close", list)()  # the workers of a loader end now, and not at a garbage collection
         if before == self.steps and self._stepless:
             raise no_steps()
         if self._epochs is None:
@@ -352,7 +352,7 @@ class PreemptibleTrainer:
         }
 
     def _snapshot(self, position: dict[str, Any]) -> dict[str, Any]:
-        saves = self.account.saves + 1  # whoever reads it knows of this one
+        saves = self.account.saves + 1  # the reader of it knows of this one
         return {
             "parts": {name: part.get() for name, part in self._parts.items()},
             "position": position,
@@ -386,7 +386,7 @@ class PreemptibleTrainer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Save what is not saved, and stop; after an error only stop, since nobody knows what is whole then."""
+        """Save what is not saved, and stop; after an error only stop, since what is whole then is not known."""
         if error is None:
             if not self._closed:
                 self._settle()

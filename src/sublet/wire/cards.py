@@ -23,7 +23,7 @@ _SHARED: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", _WSL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardFound:
-    """One look at a card on which nobody should be."""
+    """One look at a card that no process should use."""
 
     left: str = ""
     """What is still there and may go by itself, in words."""

@@ -91,7 +91,7 @@ class Conversation:
         return found
 
     def begin_anew(self, hello: bytes = b"", *, timeout_s: float = PATIENCE_S) -> None:
-        """The other side has handed the connection to somebody else: greet who that is."""
+        """The other side has handed the connection to another process: greet that one."""
         if self._kept or not self.link.is_between:
             raise Disconnected("more came on a connection that was handed on")
         self.link = Link.connecting(hello)
@@ -127,7 +127,7 @@ class Conversation:
 
     def shut_down(self) -> None:
         """Nothing goes through it any more, for those too who have a duplicate of the descriptor; it stays open, so
-        that nobody who waits for it comes to wait for another. Harmless twice."""
+        that a waiting thread does not come to wait for another. Harmless twice."""
         if self._sock.fileno() >= 0:
             self.link.end()
             send_some(self._sock, self.link)
@@ -173,7 +173,7 @@ class Conversation:
         return True
 
     def close(self) -> None:
-        """Say what still can be said without waiting, and hang up. Descriptors nobody took are closed. Harmless
+        """Send what can be sent without waiting, and close. Descriptors that were not taken are closed. Harmless
         twice."""
         if self._sock.fileno() < 0:
             return

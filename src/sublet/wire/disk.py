@@ -1,6 +1,6 @@
 """How much of the disk behind an office's folder is kept back, and for what.
 
-The journal must be written as long as anything lives, whoever fills the disk. So a part of the disk is never lent as
+The journal must be written as long as anything lives, even on a full disk. So a part of the disk is never lent as
 blocks (``withheld``), guests' logs stop growing before it is used up (``for_journal``), new leases are refused when
 little is left (``short``), and a file of fixed size (``file``) lies there to be removed when the journal could not be
 written otherwise. The office, its agent and the supervisor all reckon with the same numbers.

@@ -31,7 +31,7 @@ CONTROL_MAX: Final = 1 * MIB
 DATA_MAX: Final = 256 * 1024
 """Bytes of one piece of a stream: small enough that a message behind it need not wait long."""
 HELLO_MAX: Final = 64 * 1024
-"""Bytes of a greeting: nobody knows yet who sends it, so it may not cost much."""
+"""Bytes of a greeting: its sender is not known yet, so it may not cost much."""
 CLOSE_MAX: Final = 1025
 PING_MAX: Final = 64
 FDS_MAX: Final = 16
@@ -42,16 +42,16 @@ class FrameKind(enum.IntEnum):
     """What a frame is."""
 
     HELLO = 1
-    """The first frame of who connected: the versions it speaks, and who it is."""
+    """The first frame of the connecting side: the versions it speaks, and its identity."""
     WELCOME = 2
     """The answer: the version that holds from here on."""
     CALL = 3
     """A request. Its channel is its number, until it is answered."""
     REPLY = 4
     ERROR = 5
-    """The answer to a call that was refused; on channel 0 the last word before the connection is closed."""
+    """The answer to a call that was refused; on channel 0 the last frame before the connection is closed."""
     EVENT = 6
-    """Something to know; nobody answers it."""
+    """A message without an answer."""
     OPEN = 7
     """A new channel for a stream in both directions."""
     DATA = 8
@@ -90,7 +90,7 @@ _KINDS: Final = {int(kind): kind for kind in FrameKind}
 
 
 class Frame(NamedTuple):
-    """One frame as it was read. ``fds`` belong to whoever holds it."""
+    """One frame as it was read. ``fds`` belong to its receiver."""
 
     kind: FrameKind
     channel: int
@@ -128,7 +128,7 @@ def broken(what: str) -> InvalidRequest:
 
 
 def close_all(fds: Iterable[int]) -> None:
-    """Let go of descriptors that nobody wants; one that is gone already is no error."""
+    """Close descriptors; one that is closed already is no error."""
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)

@@ -25,7 +25,7 @@ from sublet.wire.zygote import Warm
 STDOUT: Final = 1
 STDERR: Final = 2
 GUESTS_PAGE: Final = 128
-"""Guests in one answer: so many fit into a message, and to look at so many keeps nobody else waiting."""
+"""Guests in one answer: so many fit into a message, and listing them does not delay other work."""
 OUTPUT_HEAD: Final = struct.Struct("!BQ")
 """Before each piece of output on its channel: the stream (0: said by Sublet, on stderr) and the offset in the log."""
 
@@ -114,8 +114,8 @@ class Start:
     volume: str = ""
     """A ticket (``VolumeLent``): it may save to that volume, besides what is its own lease's."""
     awaits: bool = later(False)
-    """It says nothing before somebody attaches without loss, or this connection is over: between its start and that it
-    might say more than is kept."""
+    """It writes nothing before a reader attaches without loss, or this connection is over: before that it might write
+    more than is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """What is said from here on the guest hears, and nobody else."""
+    """What is sent from here on only the guest receives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,7 +381,7 @@ class ListProcesses:
     """Every process that is the supervisor's or a guest's, now."""
 
     uses: tuple[CardUse, ...] = ()
-    """What the driver of the cards says each process has, for whoever has more than its lease."""
+    """What the driver of the cards says each process has, for guests that have more than their lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a link tells whoever holds it. Descriptors in a happening belong to whoever takes it: use them or close them."""
+"""The events of a link. Descriptors in an event belong to its receiver, which uses or closes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ number of those under way is bounded like everything else."""
 
 
 class Hello(NamedTuple):
-    """Somebody connected. Answer with ``welcome`` or ``end``, or hand it over with the descriptor."""
+    """A peer connected. Answer with ``welcome`` or ``end``, or hand it over with the descriptor."""
 
     oldest: int
     newest: int

@@ -156,8 +156,8 @@ class AcquireRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     """Go on with what is parked there: the id of a parking lease, or ``ID@EPOCH``. ``wants`` is empty then."""
     replaces: str | None = None
     """The caller's live lease, ``ID`` or ``ID@EPOCH``, that this one takes the place of. What that one has counts as
-    free for this request, and nobody else gets it in between. It ends when this one is claimed, or before, when a part
-    of it was set aside for this one; while this one waits, and if it is refused, it stays."""
+    free for this request, and no other request gets it in between. It ends when this one is claimed, or before, when a
+    part of it was set aside for this one; while this one waits, and if it is refused, it stays."""
     retain: float | None = None
     """Seconds for which its volume (that of a block with a name) is kept after it; 0 keeps nothing."""
     holder_pid: int | None = None

@@ -1,6 +1,6 @@
 """The messages of the control API that only ever show something: what there is, what runs, what was consumed.
 
-``http`` has all the others, and hands these on, so nobody has to know on which side of the line a message lies.
+``http`` has all the others and re-exports these, so importers need not know on which side a message lies.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class BillLine(Message, kw_only=True):
     bytes_moved: int = 0
     """Between programs and devices."""
     uncounted: int = 0
-    """Leases of devices on which something ran that nobody counts: the four fields above leave that out."""
+    """Leases of devices on which something ran that is not counted: the four fields above leave that out."""
     end: str | None = None
     live: bool = False
     way: str = ""
@@ -290,9 +290,9 @@ class VolumeView(Message, kw_only=True):
     """Under which it is held, or was held last."""
     made_at: str
     kept_at: str | None
-    """Since when nobody has it."""
+    """Since when no lease has it."""
     keep_until: str | None
-    """When it is removed, unless somebody takes it before."""
+    """When it is removed, unless a lease takes it before."""
     remaining: float | None
     """Seconds until then."""
     retain: float

@@ -1,9 +1,9 @@
 """Shared memory that stays: filled once, and then used again and again, by both sides of one notebook.
 
-Unlike a sealed buffer (``shared``) it can be written to by whoever has it, so it is for two processes that are one
+Unlike a sealed buffer (``shared``) every holder of it can write to it, so it is for two processes that are one
 program, and the rule between them is simple: it is either *lent*, then the one who borrowed it alone writes to it, or
 it is *free*, and then the one who made it does. That it can neither shrink nor grow the kernel sees to, and that its
-memory is there is looked at before it is mapped: so reading it cannot end anybody.
+memory is there is looked at before it is mapped: so reading it cannot kill the reader.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POPULATE: Final = 22
 
 
 class LastingFile:
-    """The memory itself; it is there as long as anybody on either side has it open or mapped."""
+    """The memory itself; it is there as long as a process on either side has it open or mapped."""
 
     __slots__ = ("__weakref__", "fd", "is_spoilt", "length", "number")
 
@@ -34,7 +34,7 @@ class LastingFile:
         self.number = 0
         """What both sides call it."""
         self.is_spoilt = False
-        """Somebody may look at it of whom nobody knows: it must not be written to for something else."""
+        """Unknown readers may have it: it must not be reused for something else."""
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -46,7 +46,7 @@ class Lasting(mmap.mmap):
     file: LastingFile
     """What is mapped here; it can become another (``durable.lasting``)."""
     parted: bool
-    """It is mapped privately: what is written here nobody else sees."""
+    """It is mapped privately: what is written here stays in this process."""
     is_populated: bool
 
     @classmethod
@@ -61,7 +61,7 @@ class Lasting(mmap.mmap):
 
     @classmethod
     def of(cls, fd: int, length: int) -> Lasting:
-        """What somebody else made. ``fd`` stays the caller's. Raises ``InvalidRequest`` for what could do harm."""
+        """A file of another process. ``fd`` stays the caller's. Raises ``InvalidRequest`` for what could do harm."""
         _check(fd, length)
         return cls.on(LastingFile(os.dup(fd), length))
 

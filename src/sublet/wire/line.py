@@ -60,7 +60,7 @@ class Line:
         return self._conversation.link.over
 
     def fileno(self) -> int:
-        """For ``poll``, where somebody waits for something else as well; then ``hear(0)``. Below zero: it is closed."""
+        """For ``poll`` beside other descriptors; then ``hear(0)``. Below zero: it is closed."""
         return self._conversation.fileno()
 
     def is_asked(self, call: int) -> bool:
@@ -73,16 +73,16 @@ class Line:
             self._conversation.shut_down()
 
     def close(self) -> None:
-        """Let go of the socket. Nobody may be listening any more. Harmless twice."""
+        """Close the socket. No thread may be listening any more. Harmless twice."""
         with self._lock:
             self._conversation.close()
 
     def drop(self) -> None:
-        """In a fork: let go of our descriptor, and of nobody else's. Takes no lock."""
+        """In a fork: close our descriptor, and no other. Takes no lock."""
         self._conversation.close()
 
     def __del__(self) -> None:
-        """Nobody has it any more, so nobody holds its lock either."""
+        """No reference is left, so no thread holds its lock either."""
         conversation = getattr(self, "_conversation", None)
         if conversation is not None:
             conversation.close()

@@ -87,7 +87,7 @@ def load_log_record(data: bytes) -> dict[str, Any]:
 def _in_words(item: object) -> str:
     try:
         return repr(item)[:_WORDS_MAX]
-    except Exception as error:  # noqa: BLE001 - somebody's own class; the record goes without it
+    except Exception as error:  # noqa: BLE001 - a class of the user's; the record goes without it
         return f"<{type(item).__name__} that has no text: {type(error).__name__}>"
 
 

@@ -1,7 +1,7 @@
 """Which processes of this machine have a device open, or a file of the file system on it. For who may look into them.
 
 Descriptors travel: one that left its lease may be anywhere. What is under way in a socket, and was not received yet, is
-not seen; nobody can use it either.
+not seen; no process can use it either.
 """
 
 from __future__ import annotations

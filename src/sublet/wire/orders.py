@@ -61,7 +61,7 @@ class VolumeRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredVolume:
-    """A volume as it lies on a node's disk, and nobody has it now."""
+    """A volume on a node's disk that no lease has now."""
 
     volume: VolumeRef
     resource: ResourceId
@@ -191,9 +191,9 @@ class Verify:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveVolume:
-    """Remove what is kept under this name, whoever had it last up to this epoch, then report ``VolumeRemoved``.
+    """Remove what is kept under this name from epochs up to this one, then report ``VolumeRemoved``.
 
-    What somebody had since, under a newer epoch, is another volume of the same name: it stays, and the report is given
+    What a lease had since, under a newer epoch, is another volume of the same name: it stays, and the report is given
     all the same, for nothing of the one that was meant is left.
     """
 
@@ -263,7 +263,7 @@ class Metered:
     bytes_out: int = 0
     """Between programs and devices."""
     is_whole: bool = False
-    """Whether nothing but sessions ran under the lease: what frameworks do there nobody counts."""
+    """Whether nothing but sessions ran under the lease: what frameworks do there is not counted."""
     fuel: int = later(0)
     """That WASM tasklets used, also under a lease without devices."""
 
@@ -301,7 +301,7 @@ class TornDown:
     """Of the volume that the ``End`` named: whether there is anything in it worth keeping. False: nothing of it is on
     the disk any more."""
     saved: Saved | None = None
-    """None if nothing was published under it, or not by anybody this process knows of."""
+    """None if nothing was published under it, or not as far as this process knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +335,7 @@ class Foreign:
     amount: int = 0
     """Bytes that cannot be lent for as long as this is so."""
     blocks: bool = False
-    """Somebody is on it, so nobody can have it for himself (``session``, ``device``)."""
+    """A lease is on it, so no other can have it exclusively (``session``, ``device``)."""
     detail: str = ""
     """Who it is, in a sentence for people."""
 
@@ -353,7 +353,7 @@ class Parkable:
     why: str = ""
     """Why they cannot be parked, in words. Empty with an amount of 0: there are none."""
     expiring: bool = later(False)
-    """The lease has had no notice; its deadline is near and nobody has moved it."""
+    """The lease has had no notice; its deadline is near and was not moved."""
     whole: bool = later(True)
     """Whether everything they have is kept by parking them. It is not where a holder has a session on the device, with
     memory there."""
@@ -376,7 +376,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeRemoved:
-    """Nothing of this volume, of whoever had it up to this epoch, is left on the disk. It answers each
+    """Nothing of this volume, up to this epoch, is left on the disk. It answers each
     ``RemoveVolume``, also of one that was never here."""
 
     node: NodeId
@@ -387,7 +387,7 @@ class VolumeRemoved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volumes:
-    """Everything that is kept on this node and that nobody has now. Said when an office comes: what it did not know of
+    """Everything that is kept on this node without a lease. Said when an office comes: what it did not know of
     it takes into its books, and what it misses it asks for (``End``)."""
 
     node: NodeId

@@ -1,7 +1,7 @@
 """Limits on the connections of one listening socket: in all, for each user of the machine, and a share for the owner.
 
 A connection is *silent* until its peer has said who it is or what it wants. When a limit is reached, a silent
-connection is closed to make room: whoever has something to say is not kept out by those who say nothing. One that has
+connection is closed to make room: an active client is not kept out by silent ones. One that has
 spoken is never closed for another; the newcomer is refused then. Pure: what to close is returned.
 """
 

@@ -20,7 +20,7 @@ LINKS_MAX: Final = 40
 _ACL: Final = "system.posix_acl_access"
 _WHOLE_MAP: Final = ["0", "0", "4294967295"]
 _PATHS: Final = ("PYTHONPATH", "LD_LIBRARY_PATH")
-"""Where interpreter and loader look for more: what nobody else can change stays."""
+"""Where interpreter and loader look for more: what no other user can change stays."""
 _NOT_INHERITED: Final = frozenset({"PYTHONHOME", "PYTHONPYCACHEPREFIX", "PYTHONSTARTUP", "PYTHONUSERBASE"})
 
 
@@ -125,7 +125,7 @@ def _changeable(path: str, seen: set[str], links: int) -> str:
 
 
 def _is_roots_alone(path: str, gid: int) -> bool:
-    """Whether the right of this group is nobody's but root's: it has no other member, and there is no access list."""
+    """Whether the right of this group is root's alone: it has no other member, and there is no access list."""
     import grp
     import pwd
 

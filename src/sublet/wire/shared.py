@@ -1,7 +1,7 @@
 """Large things in shared memory: written once, sealed, and then only read.
 
 A buffer is an anonymous file in memory (memfd). Its writer fills it and publishes it: from then on the kernel lets
-nobody, the writer included, change it, shrink it or grow it. A descriptor of it goes to the other side as ``Buffer``.
+no process, the writer included, change it, shrink it or grow it. A descriptor of it goes to the peer as ``Buffer``.
 
 The other side trusts none of that and looks: ``map`` takes only descriptors whose seals are all there (a file that
 could still shrink would end the reader with SIGBUS; one that could still change could be swapped after it was
@@ -38,7 +38,7 @@ BLOCK: Final = 512
 
 class Sealed(mmap.mmap):
     """A published buffer as it is mapped here. What this process writes to it is in pages of its own; all others are
-    the buffer's and hold what they held, since nobody can write to those."""
+    the buffer's and hold what they held, since those cannot be written to."""
 
     number: int
     """Of all that this process has mapped, so that one is not taken for another that lay there before."""
@@ -145,7 +145,7 @@ def write_all(fd: int, piece: memoryview, at: int) -> None:
 def map_shared(fd: int, offset: int, length: int, *, writable: bool = False) -> memoryview:
     """The bytes of a published buffer, without copying. ``fd`` stays the caller's and may be closed after.
 
-    Read-only; or ``writable``, and what is written is the reader's own, page by page, and nobody else's. The memory
+    Read-only; or ``writable``, and what is written is the reader's own, page by page. The memory
     stays as long as the view, or anything made from it. Raises ``InvalidRequest`` for a descriptor through which a peer
     could still do harm.
     """
@@ -205,7 +205,7 @@ def _copied(fd: int) -> int:
 
 
 def sealed_maps() -> list[Sealed]:
-    """Those that can be written to, and that somebody here still has."""
+    """Those that can be written to, and that are still referenced here."""
     return [found for one in _sealed.valuerefs() if (found := one()) is not None]
 
 

@@ -6,7 +6,7 @@ network does: it comes as ``Over`` among the happenings.
 
 With a time-out set on the socket Python itself would wait; set none.
 
-An interrupt (Ctrl-C) between the kernel and the link leaves nobody who knows what went out or came in. The link is over
+An interrupt (Ctrl-C) between the kernel and the link leaves unknown what went out or came in. The link is over
 then: the same bytes sent twice, or an answer lost, would be worse.
 """
 
@@ -45,7 +45,7 @@ class Peer(NamedTuple):
     """Who is on the other side of a unix socket, as the kernel noted when it connected."""
 
     pid: int
-    """By now it may be somebody else's; and 0 where the peer is in a pid namespace that we do not see."""
+    """By now it may be another process's; and 0 where the peer is in a pid namespace that we do not see."""
     uid: int
     gid: int
 

@@ -7,8 +7,8 @@ as it lives; so what a dead process had counts as given back, and what it did st
 It is bookkeeping among the programs of one holder: who writes it could write anything. What others must be protected
 from is held by the kernel (see ``supervisor.limits``); here is only what is billed and what a session is told.
 
-Standard library only; a row is read and written whole, by ``pread`` and ``pwrite``, so that a file that somebody cut
-short harms nobody.
+Standard library only; a row is read and written whole, by ``pread`` and ``pwrite``, so that a file that was cut
+short harms no reader.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Row:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody ever wrote it."""
+        """Whether it was never written."""
         return self == Row()
 
     def used(self, used_bytes: int, now_ns: int) -> Row:
@@ -175,7 +175,7 @@ class TallyFile:
             self._fd = -1
 
     def rows(self) -> list[Row]:
-        """Those that anybody ever wrote."""
+        """Those that were ever written."""
         return [row for row in (self.read(index) for index in range(ROWS_MAX)) if not row.is_free]
 
     def read(self, index: int) -> Row:
@@ -205,7 +205,7 @@ class TallyFile:
     def claim(self, pid: int, place: int, now_ns: int) -> int:
         """A row for this process, locked as long as the file is open here; -1 if all are taken. Under ``lock``.
 
-        A row whose process has ended is used again, and what it did is kept in the first row, which nobody claims.
+        A row whose process has ended is used again, and what it did is kept in the first row, which no process claims.
         """
         for index in range(1, ROWS_MAX):
             if index in self._mine or not self._locked(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, 1 + index):

@@ -1,7 +1,7 @@
 """Unix sockets: who may lie behind a path, and paths that are too long for the kernel.
 
-A client sends its token to whatever listens, and loads what comes back. So before the first byte it sees that nobody
-but this user (or root) could have put a socket there: the folder and every folder above it belong to trusted users and
+A client sends its token to whatever listens, and loads what comes back. So before the first byte it checks that only
+this user (or root) could have put a socket there: the folder and every folder above it belong to trusted users and
 cannot be written by others, as ``sshd`` asks of its files, and the process that listens runs as one of those users.
 
 The address of a unix socket has room for 107 bytes. A longer path is opened by its folder's descriptor.
@@ -33,7 +33,7 @@ _ACL: Final = "system.posix_acl_access"
 def connect(path: str, *, timeout_s: float | None, named: bool = False) -> socket.socket:
     """A connection to the socket at ``path``, once folder and listener were found to be this user's or root's.
 
-    ``named``: the user wrote this path down (``SUBLET_URL``), so the owner of its folder is trusted, whoever it is.
+    ``named``: the user wrote this path down (``SUBLET_URL``), so the owner of its folder is trusted.
     Raises `OSError` where nothing listens (`TimeoutError` where the connections that wait for it stayed too many), and
     ``InvalidRequest`` where others could listen: then nothing was sent.
     """
@@ -165,7 +165,7 @@ def _is_private_group(path: str, found: os.stat_result) -> bool:
 
     with contextlib.suppress(OSError):
         os.getxattr(path, _ACL)
-        return False  # then the group's bits are those of the list, which may name anybody
+        return False  # then the group's bits are those of the list, which may name any user
     try:
         owner, group = pwd.getpwuid(found.st_uid), grp.getgrgid(found.st_gid)
     except KeyError:

@@ -1,4 +1,4 @@
-"""What is said about checkpoints in a volume: between whoever saves there and the supervisor, which alone publishes.
+"""Messages about checkpoints in a volume: between a program that saves and the supervisor, which alone publishes.
 
 A guest asks on a socket of its own kind (``SUBLET_PUBLISH``), one message for each question and one for each answer,
 and is known by its process. A holder asks on its connection (``wire.guests``). Either way a question names the

@@ -41,11 +41,11 @@ one."""
 
 ROOM: Final = "SUBLET_ROOM"
 """A variable of a zygote that holds nothing but room, for the marks of the guest it becomes: /proc shows the
-environment a process was *started* with, and that is where a new supervisor looks for guests nobody knows."""
+environment a process was *started* with, and that is where a new supervisor looks for unknown guests."""
 ROOM_BYTES: Final = 512
 
 WARM_VARIABLE: Final = "SUBLET_WARM"
-"""A variable of an office that is started for somebody who will soon want a guest, and of its supervisor: ``Warm``."""
+"""A variable of an office (and its supervisor) started for a program that will soon want a guest: ``Warm``."""
 COLD_VARIABLE: Final = "SUBLET_COLD"
 """A variable of an office: packages, with commas between, that its warm interpreters do not import beforehand."""
 TENANT_WARM_VARIABLE: Final = "SUBLET_TENANT_WARM"
@@ -65,7 +65,7 @@ READ_AT_START: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warm:
-    """Somebody will want a guest of this kind before long: have a warm interpreter for it."""
+    """Have a warm interpreter ready for a guest of this kind."""
 
     python: str = ""
     """Empty: the one Sublet runs in."""
@@ -156,7 +156,7 @@ _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fc
 
 
 def sealed_request(fork: Fork) -> int:
-    """The descriptor of a file in memory that holds this, and that nobody can change any more."""
+    """The descriptor of a file in memory that holds this, and that can no longer be changed."""
     body = dumps(fork)
     made = os.memfd_create("sublet-request", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:

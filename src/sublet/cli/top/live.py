@@ -32,13 +32,13 @@ _HEARD: Final = (*_ENDS, signal.SIGWINCH, signal.SIGCONT)
 
 
 def look_on(reader: Reader, known: Snapshot) -> int:
-    """Show it until somebody has seen enough; the exit status."""
+    """Show it until the user quits; the exit status."""
     with _woken() as (ours, theirs):
         watch = Watch(reader, known, lambda: _poke(theirs))
         live = Live(watch, ours)
         watch.start()
         try:
-            with contextlib.suppress(OSError):  # the terminal went away, and there is nobody to tell
+            with contextlib.suppress(OSError):  # the terminal went away
                 return live.run()
             return DONE
         finally:

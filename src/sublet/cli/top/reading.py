@@ -45,7 +45,7 @@ class Reader:
         )
 
     def listen(self) -> Flight:
-        """The office's news, of everybody for an operator."""
+        """The office's news; an operator gets every tenant's."""
         return self._transport.launch(Call(method="GET", path="/v1/events?all=1", timeout_s=CONNECT_S))
 
     def close(self) -> None:

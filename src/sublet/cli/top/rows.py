@@ -131,7 +131,7 @@ def _device_state(device: Json, nodes: Mapping[str, str], fences: Mapping[str, i
 
 
 def _by(device: Json, tenant_of: Mapping[str, str]) -> str:
-    """Tenants, with how many leases each. What we may not see is somebody's all the same; of a disk it is most often
+    """Tenants, with how many leases each. What this caller may not see counts all the same; of a disk it is most often
     under no lease, and kept."""
     counted = Counter(tenant_of.get(lease, "?") for lease in device["leases"])
     said = [f"{tenant} ×{count}" if count > 1 else tenant for tenant, count in sorted(counted.items())]

@@ -26,7 +26,7 @@ _MANY: Final = {"waiting": "waiting"}
 
 
 class Look(NamedTuple):
-    """Where the person looks."""
+    """Which part the user looks at, and how far it is scrolled."""
 
     at: str = "leases"
     """The part that gets most of the room, and that the arrows scroll."""
@@ -34,7 +34,7 @@ class Look(NamedTuple):
 
 
 class Screen(NamedTuple):
-    """Lines, none longer than the terminal is wide, and where the person looks after all."""
+    """Lines, none longer than the terminal is wide, and the position that was possible."""
 
     lines: tuple[Line, ...]
     look: Look
@@ -70,7 +70,7 @@ def screen(known: Snapshot, look: Look, columns: int, rows: int, now_s: float) -
 
 
 def whole(known: Snapshot, columns: int, now_s: float) -> tuple[Line, ...]:
-    """Everything, as long as it may be: for a file, a pipe, or whoever looks once."""
+    """Everything, at full length: for a file, a pipe, or ``--once``."""
     lines = [*_head(known, columns, now_s)]
     for section in sections(known, columns, now_s):
         shown, _ = _window(section, len(section.rows) + 1, 0, columns)

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from sublet.values import NS_PER_S, format_duration
 
 MARKS_MAX: Final = 2
-"""Accents on one letter; whoever stacks more of them paints over the lines above."""
+"""Accents kept on one letter; more of them would paint over the lines above."""
 FULL, EMPTY, MORE, UNSEEN = "█", "░", "…", "·"
 
 
