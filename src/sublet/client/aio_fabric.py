@@ -189,11 +189,11 @@ class Fabric(Asking[Acquiring[Lease], Acquiring[Leases]]):
 
     async def _return(self, owed: Owed, patience_s: float) -> None:
         """No office is started only to hear this."""
-        await run_program(self._core.give_back(owed, patience_s), self._transport.exchange, _nobody)
+        await run_program(self._core.give_back(owed, patience_s), self._transport.exchange, _not_started)
         self._book.given_back(owed)
 
     async def _return_many(self, owed: Sequence[Owed], patience_s: float) -> None:
-        await run_program(self._core.release_many(owed, patience_s), self._transport.exchange, _nobody)
+        await run_program(self._core.release_many(owed, patience_s), self._transport.exchange, _not_started)
         for one in owed:
             self._book.given_back(one)
 
@@ -207,9 +207,9 @@ class Fabric(Asking[Acquiring[Lease], Acquiring[Leases]]):
         renew_every: Duration | None = None,
         bound: bool | None = None,
     ) -> Acquiring[Lease]:
-        """Take over a lease of yours, under a new epoch. Whoever held it is fenced: their next write is refused.
+        """Take over a lease of yours, under a new epoch. Its earlier holder is fenced: their next write is refused.
 
-        A volume that nobody has (itself, or its name) is taken by a new lease. From here on the lease is bound to this
+        A free volume (itself, or its name) is taken by a new lease. From here on the lease is bound to this
         process (``bound``), and no longer to the one that had it.
         """
         policy = policy_of(renew, renew_every)
@@ -493,7 +493,7 @@ class Fabric(Asking[Acquiring[Lease], Acquiring[Leases]]):
                 await asyncio.to_thread(start_office, self.address)
 
     def _deliver(self, callback: Callable[[Any], Any], what: object) -> None:
-        """Call the user's callback in a task of its own; one that raises is logged and harms nobody else."""
+        """Call the user's callback in a task of its own; one that raises is logged."""
 
         async def call() -> None:
             try:
@@ -508,7 +508,7 @@ class Fabric(Asking[Acquiring[Lease], Acquiring[Leases]]):
         task.add_done_callback(self._calls.discard)
 
 
-async def _nobody() -> None:
+async def _not_started() -> None:
     return
 
 

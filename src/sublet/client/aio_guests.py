@@ -55,7 +55,7 @@ class Guest:
         """Stop it. What the body raised goes on as it is."""
         try:
             await self.stop()
-        except NotFound:  # gone so long that nobody remembers it
+        except NotFound:  # gone so long that it is forgotten
             pass
         except SubletError as failed:
             if error is None:
@@ -178,7 +178,7 @@ async def start_guest(
         ended.set()
 
     def told() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(is_over)
 
     def work() -> guests.Guest:
@@ -205,7 +205,7 @@ async def _lent(volume: Lease) -> str:
 
 
 def _stopped(beginning: asyncio.Future[guests.Guest]) -> None:
-    """Nobody is there any more who wanted it."""
+    """Stop a guest whose start was cancelled meanwhile."""
     if not beginning.cancelled() and beginning.exception() is None:
         guest = beginning.result()
         _ = start_task("stop_guest", lambda: asyncio.to_thread(_stop, guest))

@@ -21,7 +21,7 @@ from sublet.values import NS_PER_S
 
 
 class AioKeeper:
-    """Starts its tasks with the first lease, in the loop of whoever acquired it."""
+    """Starts its tasks with the first lease, in the loop that acquired it."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class AioKeeper:
                 self._guard.passed()
 
     async def _wait(self) -> None:
-        """Until something is due, or somebody wakes us."""
+        """Wait until something is due or ``wake`` is called."""
         moments = [ns for ns in (self._book.next_wake_ns(), self._book.next_return_ns()) if ns is not None]
         timeout_s = max(0.0, (min(moments) - self._clock.now_ns()) / NS_PER_S) if moments else None
         with contextlib.suppress(TimeoutError):

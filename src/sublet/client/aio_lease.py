@@ -91,7 +91,7 @@ class Lease(LeaseFacts):
             await asyncio.to_thread(line.close)
 
     def leave(self) -> LeaseId:
-        """Neither renew nor release it any more: it lives on to its deadline, for whoever attaches to it by this id.
+        """Neither renew nor release it any more: it lives on to its deadline; a program can attach to it by this id.
 
         It also outlives this process then. The office is told in the background; closing the fabric waits for that.
         """

@@ -417,7 +417,7 @@ def policy_of(renew: RenewText, every: Duration | None, max_hold: Duration | Non
 
 
 def _wait(wait: Duration | None) -> float | None:
-    """0 tries once, None waits without bound; so does infinity, for whoever reckons with it."""
+    """0 tries once, None waits without bound; so does infinity."""
     if wait is None or (isinstance(wait, float) and wait == math.inf):
         return None
     return parse_duration_ns(wait, "wait", zero_ok=True) / NS_PER_S

@@ -57,7 +57,7 @@ class Book:
         self._held: dict[LeaseId, Held] = {}
         self._to_tell: dict[LeaseId, Held] = {}
         self._gone: weakref.WeakValueDictionary[LeaseId, Held] = weakref.WeakValueDictionary()
-        """Over by their own clock, for as long as somebody looks at them: the office may yet say why."""
+        """Over by their own clock, while the program still references them: the office may yet say why."""
         self.dropped: deque[Held] = deque()
         """Leases whose object was dropped without a release."""
         self.abandoned: deque[Sequence[Held]] = deque()
@@ -91,7 +91,7 @@ class Book:
         return held
 
     def hand_over(self, held: Held) -> Holder:
-        """Somebody else renews it from now on."""
+        """A ``RenewalManager`` renews it from now on."""
         held.by_hand = True
         self._manager.unregister(held.id)
         return held.holder
@@ -110,7 +110,7 @@ class Book:
         held.tell("ended")
 
     def leave(self, held: Held) -> None:
-        """Neither renewed nor released: it lives on to its deadline, for whoever attaches to it."""
+        """Neither renewed nor released: it lives on to its deadline, so that a program can attach to it."""
         self._forget(held)
 
     def ended(self, held: Held, end: LeaseEnd) -> None:

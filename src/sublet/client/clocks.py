@@ -9,7 +9,7 @@ from sublet.clock import Clock, SystemClock
 
 
 class _PortableClock:
-    """For clients on other systems. Its instants are compared with nobody else's, so its domain has no name."""
+    """For clients on other systems. Its instants are compared with no other clock's, so its domain has no name."""
 
     domain = "this process"
 

@@ -1,4 +1,4 @@
-"""A command as somebody writes it: words, folder and environment, checked before anything is sent."""
+"""Checks a command (words, folder, environment) before anything is sent."""
 
 from __future__ import annotations
 

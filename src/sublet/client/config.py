@@ -217,7 +217,7 @@ def _quoted(text: str) -> str:
 
 
 def _write(path: str, lines: list[str]) -> None:
-    """All of it or nothing: whoever reads meanwhile sees the file as it was or as it is now."""
+    """Replace the file in one step: a reader sees the old one or the new one."""
     from pathlib import Path
 
     from sublet.client.home import make_private_dir

@@ -76,11 +76,11 @@ REQUEST_TIMEOUT_S: Final = 5.0
 PATIENCE_S: Final = 20.0
 """How long what got no answer is asked again: a restart of the office takes a fraction of it."""
 LOOK_PATIENCE_S: Final = 8.0
-"""The same where somebody only wants to look."""
+"""The same for queries."""
 QUEUE_PATIENCE_S: Final = 60.0
 """The same for a look at the own place in the queue, which survives a restart."""
 WITHDRAW_PATIENCE_S: Final = 2.0
-"""The same on the way out of an acquire that was given up: somebody waits for the prompt."""
+"""The same on the way out of an acquire that was given up: a user waits for the prompt."""
 POLL_S: Final = 5.0
 """One look at the place in the queue is answered at the latest then; a grant is answered at once. It is also the sign
 of life that keeps the place (the office takes it away after 30 s of silence)."""
@@ -113,7 +113,7 @@ class Hooks:
 
 
 def new_request_id() -> str:
-    """Unguessable, and unique without asking anybody."""
+    """Unguessable, and unique without coordination."""
     return "r-" + os.urandom(12).hex()
 
 
@@ -227,7 +227,7 @@ class Core:
     def attach(
         self, lease: LeaseId, holder: str, holder_pid: int | None = None, owed: Owed | None = None
     ) -> Program[Grant]:
-        """Take over an own lease under a new epoch; whoever had it before is fenced from then on."""
+        """Take over an own lease under a new epoch; its earlier holder is fenced from then on."""
         request = AttachRequest(request_id=new_request_id(), holder=holder, holder_pid=holder_pid)
         call = _post(f"{_path(lease)}/attach", request)
         if owed is not None:
@@ -360,7 +360,7 @@ class Core:
     # ---- looking and everything else ----
 
     def hello(self) -> Program[Hello]:
-        """Who is there, and which versions of the wire it speaks. Asked once: whoever connects wants to know now."""
+        """Who is there, and which versions of the wire it speaks. Asked once: ``connect`` answers at once."""
         reply = yield from ask(Call(method="GET", path="/v1/hello", timeout_s=REQUEST_TIMEOUT_S))
         return decode(reply, Hello)
 

@@ -1,4 +1,4 @@
-"""Takes what happened to the user's callbacks, on a thread of its own, in order, one at a time."""
+"""Calls the user's callbacks on a thread of its own, in order, one at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger("sublet.client")
 
 
 class Courier:
-    """Its thread starts with the first delivery. A callback that raises is logged and harms nobody else."""
+    """Its thread starts with the first delivery. A callback that raises is logged; the next is called all the same."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[Callable[[Any], object], object]] = queue.SimpleQueue()

@@ -163,7 +163,7 @@ def _renew_together(core: Core, book: Book, attempts: Sequence[Attempt]) -> Prog
 
 
 def _is_absent(error: SubletError) -> bool:
-    """Whether nobody is there: an office of this machine is then started again, for leases outlive it. A request that
+    """Whether no office answers: that of this machine is then started again, for leases outlive it. A request that
     this program could not send for want of descriptors or memory tells nothing of the office."""
     cause = error.__cause__
     return isinstance(error, Disconnected) and not error.sent and not (cause is not None and is_shortage(cause))

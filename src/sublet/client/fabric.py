@@ -187,9 +187,9 @@ class Fabric(Asking[Lease, Leases]):
         renew_every: Duration | None = None,
         bound: bool | None = None,
     ) -> Lease:
-        """Take over a lease of yours, under a new epoch. Whoever held it is fenced: their next write is refused.
+        """Take over a lease of yours, under a new epoch. Its earlier holder is fenced: their next write is refused.
 
-        A volume that nobody has (itself, or its name) is taken by a new lease. From here on the lease is bound to this
+        A free volume (itself, or its name) is taken by a new lease. From here on the lease is bound to this
         process (``bound``), and no longer to the one that had it.
         """
         policy = policy_of(renew, renew_every)
@@ -241,8 +241,8 @@ class Fabric(Asking[Lease, Leases]):
     def copy_volume(
         self, source: Volume | str, name: str, *, size: Size | None = None, retain: Duration | None = None
     ) -> Volume:
-        """Make a volume of this name with what was last saved in another of yours: its newest checkpoint. Whoever has
-        that one goes on with it meanwhile. As large as that one, unless a ``size`` is said.
+        """Make a volume of this name with what was last saved in another of yours: its newest checkpoint. Its
+        holder goes on with it meanwhile. As large as that one, unless a ``size`` is said.
         """
         from sublet.client.volume_copies import copy_volume
 

@@ -49,7 +49,7 @@ class Watch:
                 self._nudge()
 
     def close(self) -> None:
-        """Listen to nobody any more; who waits is told. The guests go on."""
+        """Stop listening and tell the waiting readers. The guests go on."""
         with self._lock:
             heard, self._heard = self._heard, {}
             if self._thread is not None:

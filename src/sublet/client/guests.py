@@ -117,7 +117,7 @@ class Guest:
         """Stop it. What the body raised goes on as it is."""
         try:
             self.stop()
-        except NotFound:  # gone so long that nobody remembers it
+        except NotFound:  # gone so long that it is forgotten
             pass
         except SubletError as failed:
             if error is None:
@@ -181,7 +181,7 @@ class Guest:
     def output(self, *, offset: int = 0, lossless: bool = True, follow: bool = True) -> Iterator[Output]:
         """What it says, from the beginning (or an offset in bytes) until it is gone; or, without ``follow``, so far.
 
-        With ``lossless`` the guest waits, once a buffer is full, for whoever iterates here. Its output outlives it, so
+        With ``lossless`` the guest waits, once a buffer is full, for the reader here. Its output outlives it, so
         this also works when it has ended.
         """
         with connect_data(self._address, "") as conversation:

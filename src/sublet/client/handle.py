@@ -76,7 +76,7 @@ class LeaseFacts:
     @property
     def status(self) -> LeaseStatus:
         """Where it is, as its holder knows: JEOPARDY while renewals stay unanswered, and over at the own deadline even
-        if nobody says so."""
+        if not given."""
         with self._lock:
             self._book.refresh(self._held)
             return self._held.holder.status
@@ -129,7 +129,7 @@ class LeaseFacts:
     def check(self, needs: float | str = 0.0) -> None:
         """Raise if it is over, or if work that takes ``needs`` must not begin on it any more.
 
-        ``LeaseExpired`` if nobody renewed it, ``LeaseRevoked`` if it was taken or will not be renewed,
+        ``LeaseExpired`` if it was not renewed, ``LeaseRevoked`` if it was taken or will not be renewed,
         ``LeaseNotActive`` otherwise. Passing this proves nothing: the resource checks the epoch itself.
         """
         needs_ns = parse_duration_ns(needs, "needs", zero_ok=True)

@@ -47,7 +47,7 @@ class Held:
         self.returned = False
         """Whether the holder gave it back; the office may not know yet."""
         self.by_hand = False
-        """Whether somebody else (a ``RenewalManager``) renews it."""
+        """Whether a ``RenewalManager`` renews it."""
         self.quiet = False
         """It is meant to run out when nothing runs under it any more, so that is no news."""
         self.listeners: list[Callable[[LeaseChange], None]] = []
@@ -89,7 +89,7 @@ class Held:
         )
 
     def tell(self, what: str, detail: str = "") -> None:
-        """Say it to everybody who listens; the end is said once."""
+        """Tell every listener; the end is told once."""
         if what == "ended":
             if self._told_over:
                 return

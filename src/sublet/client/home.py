@@ -82,7 +82,7 @@ def data_path(home: Path) -> Path:
 
 
 def start_lock_path(home: Path) -> Path:
-    """Whoever starts the office locks this file. What is written in it is the end of the last one (``note_end``)."""
+    """The process that starts the office locks this file. It holds how the last office ended (``note_end``)."""
     return runtime_dir(home) / "start.lock"
 
 

@@ -130,7 +130,7 @@ class Keeper:
 
     def mind_what_is_owed(self) -> None:
         """See that the thread looks at what is owed from time to time, before anything is asked for: an interrupt may
-        come between the moment at which a lease is given up and the word to the thread, and then nobody else says it.
+        come between the moment at which a lease is given up and the word to the thread, and then no other call says it.
         Call it under the lock. A thread that holds anything does so anyway."""
         if self._asleep_until_ns > self._clock.now_ns() + SWEEP_NS:
             self.wake()
@@ -145,7 +145,8 @@ class Keeper:
             self._close_wake()
 
     def retire(self) -> None:
-        """Nobody can acquire any more: end once what was dropped has been given back. Takes no lock: finalisers ask."""
+        """No lease is acquired any more: end once what was dropped has been given back. Takes no lock: finalisers
+        call."""
         self._retiring = True
         self.wake()
         if self._thread is None:
@@ -202,8 +203,8 @@ class Keeper:
             self._listen()
 
     def _note(self, programs: Sequence[Program[None]]) -> list[_Errand]:
-        """At once: nobody else has them, and what fails before they have begun must not lose them. They begin in the
-        next turn then."""
+        """At once: nothing else refers to them, and what fails before they have begun must not lose them. They begin in
+        the next turn then."""
         noted = [_Errand(program) for program in programs]
         self._errands += noted
         return noted

@@ -32,7 +32,7 @@ def keep(answer: bytes, *, sent_ns: int, busy_since_ns: int, renew: str) -> Leas
 
 
 def let_go(lease: Lease) -> float:
-    """Renew it no more. How many seconds it was busy that the office has not heard of: whoever releases it says so."""
+    """Renew it no more. How many seconds it was busy that the office has not heard of: the release says so."""
     fabric, held = lease._fabric, lease._held
     with fabric._lock:
         busy_ns = 0 if held.over else held.holder.busy_time.unsaid_ns(fabric._clock.now_ns())

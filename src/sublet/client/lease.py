@@ -49,7 +49,7 @@ class Lease(LeaseFacts):
         self._workers: Any = None
         """What runs Python functions under it (``compute.workers``), from the first call on."""
         self._volume_line: Callable[[], HolderLine | None] = lambda: None
-        """The line holds the lease, and not the other way round, so that a lease nobody has is noticed."""
+        """The line holds the lease, and not the other way round, so that a dropped lease is noticed."""
 
     def __enter__(self) -> Self:
         return self
@@ -107,7 +107,7 @@ class Lease(LeaseFacts):
             line.close()
 
     def leave(self) -> LeaseId:
-        """Neither renew nor release it any more: it lives on to its deadline, for whoever attaches to it by this id.
+        """Neither renew nor release it any more: it lives on to its deadline; a program can attach to it by this id.
 
         It also outlives this process then. That is the office's to know: if it does not answer, `Disconnected` is
         raised, and the lease stays as it was.
@@ -276,7 +276,7 @@ class Lease(LeaseFacts):
 
     @property
     def holder(self) -> Holder:
-        """Its state machine, for a `RenewalManager` of your own. Whoever takes it renews it: the fabric stops to."""
+        """Its state machine, for a `RenewalManager` of your own. The fabric stops to renew it then."""
         with self._lock:
             return self._book.hand_over(self._held)
 

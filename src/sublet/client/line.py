@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def open_line(lease: Lease, guest: GuestId, service: Service) -> Conversation:
-    """Connect to a guest of the lease. What is said on it the guest hears and nobody else; it outlives the office.
+    """Connect to a guest of the lease. Only the guest receives what is sent on it; it outlives the office.
 
     Raises ``NotFound`` if the guest has ended, ``LeaseEnded`` if the lease has.
     """

@@ -1,4 +1,4 @@
-"""Seeing that there is an office on this machine: look, and if nobody answers, start one, once.
+"""Starts the office of this machine, once, if none answers.
 
 The office is a process of its own. It gets a session of its own, so an interrupt at the terminal or of a notebook's
 kernel does not reach it; its parent is not the caller, so it outlives a kernel's restart and leaves no zombie; its
@@ -31,7 +31,7 @@ START_PATIENCE_S: Final = 30.0
 LOG_BYTES_MAX: Final = 4 * 1024 * 1024
 """A longer log is put aside (one old one is kept) before an office is started."""
 EMBEDDED: Final = ("up", "--embedded")
-"""The command line of an office that nobody asked for by name: it ends by itself when it is idle."""
+"""The command line of an embedded office: it ends by itself when it is idle."""
 _LOOK_EVERY_S: Final = 0.02
 _SAID_BYTES: Final = 2000
 _ROOM_BYTES: Final = 256 * 1024
@@ -88,7 +88,7 @@ def _told_as_disconnected(home: Path) -> Iterator[None]:
 def answers(path: Path) -> bool:
     """Whether an office (or supervisor) of this user accepts connections there. A socket left by a dead one does not.
 
-    Raises ``InvalidRequest`` where it could be somebody else's."""
+    Raises ``InvalidRequest`` where it could be another user's."""
     try:
         unix.connect(os.fspath(path), timeout_s=1.0).close()
     except TimeoutError:  # it listens, and many are before this one
@@ -100,7 +100,7 @@ def answers(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _start_lock(lock: Path, path: Path, until: float) -> Iterator[bool]:
-    """Hold the right to start (True), or see that somebody else did (False)."""
+    """Hold the right to start (True), or see that another process did (False)."""
     handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         while True:
@@ -155,7 +155,7 @@ def _spawn(home: Path, log: int, words: Sequence[str], wish: Warm | None) -> int
     env = {name: value for name, value in os.environ.items() if name not in not_theirs}
     if is_root():
         env = environment_for_root(env)
-    if wish is not None:  # not on the command line, which everybody can read
+    if wish is not None:  # not on the command line, which every user can read
         env[WARM_VARIABLE] = dumps(wish).decode()
     env["SUBLET_HOME"] = os.fspath(home)
     env["PYTHONPATH"] = _search_path(env.get("PYTHONPATH", ""))
@@ -185,7 +185,7 @@ def _search_path(said: str) -> str:
 
 @contextlib.contextmanager
 def _watched(pid: int) -> Iterator[Callable[[], bool]]:
-    """A question: has this process ended? It is nobody's child here, so it is asked through a descriptor."""
+    """A question: has this process ended? It is no child of this process, so it is asked through a descriptor."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:  # ended already

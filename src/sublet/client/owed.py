@@ -41,7 +41,7 @@ class Owed:
 
     def __init__(self, release_id: RequestId) -> None:
         self.release_id = release_id
-        """Of the release, whoever sends it and however often."""
+        """Of the release, the same for every thread and retry."""
         self.asked: tuple[Call, AcquireRequest | AcquisitionRequest] | None = None
         """The request that may have been sent: sent again unchanged, it tells which lease it became."""
         self.members: tuple[Owed, ...] | None = None

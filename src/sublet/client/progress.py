@@ -1,4 +1,4 @@
-"""One quiet line on a terminal while somebody waits in the queue. Anywhere else, nothing."""
+"""Shows one line on a terminal while a request waits in the queue; elsewhere nothing."""
 
 from __future__ import annotations
 

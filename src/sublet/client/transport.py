@@ -152,7 +152,7 @@ class Transport:
         sock.sendall(raw)
 
     def _take(self) -> socket.socket | None:
-        """A kept connection on which nothing has arrived: an answer nobody asked for, or an end, makes it useless."""
+        """A kept connection on which nothing has arrived: an unasked answer, or an end, makes it useless."""
         while (sock := self._pop()) is not None:
             if not _readable(sock, 0):
                 return sock

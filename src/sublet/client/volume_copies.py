@@ -1,4 +1,4 @@
-"""What is published in a volume of yours, for another one: read while whoever has it goes on saving, or kept."""
+"""Copies what is published in a volume into another one, also while the source's holder goes on saving."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from sublet.client.volumes import Volume
 
 TTL: Final = "2m"
-"""Of a volume that nobody has, while it is read. It is in use then, and renewed."""
+"""TTL of the lease on a free source volume while it is read; renewed meanwhile."""
 GONE_S: Final = 5.0
 """How long is waited for a volume to go in which nothing was written."""
 
 
 @contextlib.contextmanager
 def readable(fabric: Fabric, name: str) -> Iterator[str]:
-    """A ticket with which its checkpoints may be copied. One that nobody has is leased for as long as this goes on.
-    ``NotFound`` if you have no volume of this name, whoever else has."""
+    """A ticket with which its checkpoints may be copied. A free one is leased meanwhile.
+    ``NotFound`` if the tenant has no volume of this name."""
     found = fabric.volume(name)
     if found.lease is not None:
         yield lend(fabric.address, _token(fabric, found.lease), reads=True)
@@ -54,7 +54,7 @@ def copy_volume(fabric: Fabric, source: Volume | str, name: str, size: Size | No
                     f"volume {old.name} has no checkpoint",
                     do="Save one there first; files of other kinds are not copied.",
                 )
-    except SubletError:  # nothing was written, so nothing of it is kept; whoever tries again shall not find it
+    except SubletError:  # nothing was written, so nothing of it is kept; another try shall not find it
         _is_gone(fabric, name)
         raise
     return fabric.volume(name)

@@ -29,15 +29,15 @@ class Volume:
     size: int
     """Bytes. It keeps the size it was made with."""
     lease: LeaseId | None
-    """Who has it now; None while nobody does."""
+    """The lease that has it now; None while it is free."""
     epoch: Epoch
     """Under which it is held, or was held last."""
     node: str
     made_at: str
     kept_at: str | None
-    """Since when nobody has it."""
+    """Since when it is free."""
     keep_until: str | None
-    """When it is removed, unless somebody takes it before."""
+    """When it is removed, unless a lease takes it before."""
     retain: float
     """Seconds for which it is kept after each lease."""
     detail: str = ""
@@ -77,7 +77,7 @@ def remove(core: Core, volume: Volume | str) -> Program[Volume]:
 def attach(
     core: Core, what: Attachable, holder: str, holder_pid: int | None = None, owed: Owed | None = None
 ) -> Program[Grant]:
-    """Take over a lease under a new epoch. A volume that nobody has is taken by a new lease."""
+    """Take over a lease under a new epoch. A free volume is taken by a new lease."""
     if isinstance(what, LeaseFacts):
         return (yield from core.attach(what.id, holder, holder_pid, owed))
     if isinstance(what, Volume):

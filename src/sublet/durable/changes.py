@@ -5,7 +5,7 @@ it need only read chunks that were written to; elsewhere it reads everything, on
 (``fingerprint``), which are had as fast as memory is read. Either way it is the *content* that decides: a chunk that
 was written with what it held is unchanged, and no version counter of a framework is believed.
 
-A look has two steps, because whoever copies a chunk must hash the very copy, not the memory that others may write to
+A look has two steps, because a chunk must be hashed in the very copy, not the memory that others may write to
 meanwhile::
 
     look = finder.begin(buffer)      # from here on every write is found by the next look
@@ -53,7 +53,7 @@ faults of a page would cost more than its hash, and a large page that takes one 
 PARALLEL_MIN: Final = 16 << 20
 THREADS: Final = 4
 PART_CHUNKS: Final = 128
-"""So many are hashed by one thread before somebody looks at what came of it."""
+"""Chunks hashed by one thread before the result is looked at."""
 SAMPLE: Final = 2
 """Chunks per look that are hashed although the kernel says that they were not written to."""
 
@@ -363,7 +363,7 @@ class ChangeFinder:
             return memory is not None and bool(memory.hashes)
 
     def leave(self, buffer: Piece) -> None:
-        """Somebody else knows better what this memory was: the next look finds all of it changed."""
+        """Forget what this memory was: the next look finds all of it changed."""
         with self._lock:
             self._memories.pop((buffer.address, buffer.view.nbytes), None)
 
@@ -418,7 +418,7 @@ def _prints(look: Look, changed: Sequence[int]) -> bytes:
     if not look.noting:
         return b""
     table = bytearray(look.prints_before or look.count * FINGERPRINT_BYTES)
-    for n in changed:  # whoever hashed it may have taken none
+    for n in changed:  # a hash may have been taken without one
         table[n * FINGERPRINT_BYTES : (n + 1) * FINGERPRINT_BYTES] = look.prints.get(n, UNKNOWN)
     for n, found in look.prints.items():
         table[n * FINGERPRINT_BYTES : (n + 1) * FINGERPRINT_BYTES] = found

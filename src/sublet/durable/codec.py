@@ -48,7 +48,7 @@ def encode(value: object, *, gpu: GpuRule = "copy") -> Encoded:
 
 
 def can_travel(value: object, rules: Rules) -> bool:
-    """Whether ``encode`` would do it; why not is found out by nobody, which is much faster."""
+    """Whether ``encode`` would do it; without finding out why not, which is much faster."""
     encoding = Encoding(rules)
     try:
         encoding.run(value)

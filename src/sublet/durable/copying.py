@@ -1,6 +1,6 @@
-"""A checkpoint of another place, brought here while whoever has that place goes on saving there.
+"""Copies a checkpoint from another place while that place's holder goes on saving there.
 
-It comes into a staging folder, which nobody takes for a checkpoint. What is made of it (all of it, or what a notebook
+It comes into a staging folder, which is never taken for a checkpoint. What is made of it (all of it, or what a notebook
 takes of it) is then published here as anything that is saved here is: under this place's own lease, with the next
 number. The other place is only read.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sublet.durable.store import CheckpointStore, FolderStore
 
 LOOKS_MAX: Final = 20
-"""Each time somebody must have saved and collected between two lines here."""
+"""Each try fails only if a save and a collection came between two lines here."""
 AROUND: Final = 64 << 10
 
 
@@ -103,7 +103,7 @@ def copy_checkpoint(store: CheckpointStore, source: str) -> CopiedIn:
         return CopiedIn(number=manifest.number, wall_ns=manifest.wall_ns, size=size, note=manifest.note)
 
 
-# ---- a folder that is nobody's lease
+# ---- a folder without a lease
 
 
 def look_in_folder(source: FolderStore, passing: str = "") -> CopiedIn:

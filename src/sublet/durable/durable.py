@@ -324,7 +324,7 @@ class Durable(Generic[T]):
 
 
 class _Queue:
-    """One save in the background at a time: whoever brings the next waits for it."""
+    """One save in the background at a time: the next one waits for it."""
 
     def __init__(self, write: Callable[[Capture, str], None]) -> None:
         self._write = write

@@ -58,7 +58,7 @@ class Splice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Buffer:
-    """Memory of the encoded value, as it is now: whoever writes to the value writes to it."""
+    """Memory of the encoded value, as it is now: writes to the value are writes to it."""
 
     view: memoryview
     """Flat bytes. As long as it is held, a ``bytearray`` cannot change its size; so let go of it soon."""

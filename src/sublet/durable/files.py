@@ -52,19 +52,19 @@ def move_into_place(temporary: Path, path: Path) -> None:
 
 
 def name_once(temporary: Path, path: Path) -> None:
-    """Give a synced file a name that nobody else may have taken (``FileExistsError``), durably. The temporary name
+    """Give a synced file a name that is not taken (else ``FileExistsError``), durably. The temporary name
     stays: it is the caller's to remove, and costs nothing."""
     os.link(temporary, path)
     try:
         sync_folder(path.parent)
-    except OSError:  # perhaps it is on disk, perhaps not; nobody is told that it is, so nobody shall find it
+    except OSError:  # perhaps it is on disk, perhaps not; it was not confirmed, so it must not be found
         os.unlink(path)
         raise
 
 
 def read_whole(path: Path, limit: int) -> bytes:
     """A small file. One that is larger than it could rightly be is not read into memory first, and what is no file (a
-    pipe that nobody writes to) is not waited for."""
+    pipe without a writer) is not waited for."""
     with _opened(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
         parts, room = [], limit + 1
         while room > 0 and (part := os.read(fd, min(room, PIECE))):

@@ -2,7 +2,7 @@
 
 A fingerprint is never written down, never sent, and compared only with another one of the same process: what is saved
 or sent is named by its content hash, as ever. It is two xxh3 hashes of 64 bits with two seeds, which are random, new in
-each process, and known to nobody. The second costs a third of the first, since the chunk is near by then, and it is
+each process, and kept secret. The second costs a third of the first, since the chunk is near by then, and it is
 there for a reason: within a KiB such a hash adds up products, so a change that leaves sums as they are (two words
 change places, one counts up while its neighbour counts down) is missed with one seed in some 2 to the 32. With two it
 is 2 to the 64, for the unluckiest change there is; for all others, 2 to the 128.
@@ -19,7 +19,7 @@ Fingerprint = Callable[[memoryview], bytes]
 
 FINGERPRINT_BYTES: Final = 16
 UNKNOWN: Final = bytes(FINGERPRINT_BYTES)
-"""In a table, in place of one that nobody took. It is like no other."""
+"""In a table, in place of one that was not taken. It equals no other."""
 
 
 def seeded_fingerprint(one: int, other: int) -> Fingerprint | None:

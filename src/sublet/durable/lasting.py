@@ -1,11 +1,11 @@
-"""Arrays that live in shared memory that stays (``wire.lasting``): exchanged without a copy, and nobody else's.
+"""Arrays that live in shared memory that stays (``wire.lasting``): exchanged without a copy between two processes.
 
 On the side that works with it such memory is the array's own, written to at full speed. What comes anew for it comes in
 another file, and the two change places: their pages are moved, so nothing is copied, and nothing is touched for the
 first time again (``exchange``). The other side reads the array where it lies.
 
 Shared memory stays shared in a process that is forked, where the child's array must be the child's. So before a fork
-what arrays live in becomes private to this process (``part_all``): to a file that is lent nobody else writes, so it
+what arrays live in becomes private to this process (``part_all``): a lent file has no other writer, so it
 holds what it held, and for the child's sake it is never used for anything else. A program that forks without Python's
 knowing becomes another at once.
 """
@@ -31,7 +31,7 @@ _FIXED: Final = 2
 _DONT_UNMAP: Final = 4
 _MAP_FIXED: Final = 0x10
 _FREE: Final = 3
-"""References to an area that nobody looks at: of who keeps it, and two of the loop that asks."""
+"""References to an area without readers: of its keeper, and two of the loop that asks."""
 _STEP: Final = 8 << 20
 """Bytes compared at a time: between two of them a difference that another thread found is heard of."""
 
@@ -45,7 +45,7 @@ def adopt(area: Lasting) -> None:
 
 
 def abandon(area: Lasting) -> None:
-    """It is memory like any other to whoever looks at it."""
+    """To its readers it is memory like any other."""
     for number in [number for number, one in _homes.items() if one is area]:
         del _homes[number]
 
@@ -70,7 +70,7 @@ class Exchanged:
         self._parked = parked
 
     def finish(self) -> None:
-        """Now the source is what the target was. Nobody may look at it any more."""
+        """Now the source is what the target was. It must have no reader any more."""
         self.source.file, self.source.parted = self.file, self._parted
         if not _move(_start(self._parked), _start(self.source), len(self.source)):
             rejoin(self.source)
@@ -79,7 +79,7 @@ class Exchanged:
 
 def exchange(target: Lasting, source: Lasting) -> Exchanged | None:
     """Let the target hold what the source holds, and be in its file. Until ``finish`` the source holds it as well, for
-    whoever looks there. None: it must be copied (a device may know the pages that are there now)."""
+    every reader there. None: it must be copied (a device may know the pages that are there now)."""
     if len(target) != len(source) or target is source or something_pins():
         return None
     parked = mmap.mmap(-1, len(target))
@@ -91,7 +91,7 @@ def exchange(target: Lasting, source: Lasting) -> Exchanged | None:
 
 
 def separate(area: Lasting) -> None:
-    """Whoever looks at it keeps what is there now, in memory of its own; it is no area any more."""
+    """Its readers keep what is there now, in memory of their own; it is no area any more."""
     own = mmap.mmap(-1, len(area), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     copy_bytes(memoryview(own), memoryview(area))
     if not _move(_start(own), _start(area), len(area)):
@@ -102,7 +102,7 @@ def separate(area: Lasting) -> None:
 
 
 def part_all() -> None:
-    """From here on what is written to areas that somebody looks at is this process's own."""
+    """From here on what is written to areas with readers is this process's own."""
     for key in list(_homes):
         area = _homes.get(key)
         if area is not None and not area.parted and sys.getrefcount(area) > _FREE:

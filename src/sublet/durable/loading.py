@@ -1,6 +1,6 @@
 """Bytes become objects: the one module that unpickles.
 
-What it is given runs code of whoever wrote it. So it is called in a guest or in the holder's own process, on state of
+Loading runs code of the pickle's writer. So it is called in a guest or in the holder's own process, on state of
 the same tenant, and nowhere else: broker, agent, supervisor and stores keep the bytes closed.
 """
 
@@ -63,7 +63,7 @@ def decode(
                 if met is not None:  # of what cannot be loaded it tells how far it came
                     met.update(unpickler.memo.copy())
                 # A module that was imported meanwhile may keep a frame, and with it those below it: who then tells by
-                # reference counts what nobody else holds must not meet this memo.
+                # reference counts what has no other reference must not meet this memo.
                 unpickler.memo.clear()
         if type(value) is rebuild.Flat:
             root, value = value, value.value

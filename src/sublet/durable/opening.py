@@ -36,7 +36,7 @@ class Span(NamedTuple):
 
 
 class Stored:
-    """The bytes of one checkpoint. Knows nothing of objects, so whoever only checks or copies uses this."""
+    """The bytes of one checkpoint. Knows nothing of objects; checks and copies use this."""
 
     def __init__(self, manifest: Manifest, packs_folder: Packs) -> None:
         self.manifest = manifest

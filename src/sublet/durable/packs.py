@@ -73,7 +73,7 @@ class PackWriter:
 
     def __init__(self, folder: Path, *, past_cache: int = 0) -> None:
         """``past_cache``: so many bytes go past the page cache. To put them there takes the processor ten times as long
-        as to have the disk fetch them; but nobody who reads them soon waits for the disk."""
+        as to have the disk fetch them; but a reader that comes soon need not wait for the disk."""
         self._folder = folder
         self._past_cache = past_cache > 0
         self._past_max = past_cache
@@ -128,7 +128,7 @@ class PackWriter:
         self._add(entry._replace(offset=self._at))
 
     def put(self, data: bytes, digest: bytes, *, shrink: bool = True) -> None:
-        """A chunk that nobody else can change."""
+        """A chunk that no other code can change."""
         small = self._shrunk(data) if shrink and self._pressing.worth(memoryview(data)) else None
         if small is None:
             self.room(len(data))[:] = data
@@ -178,7 +178,7 @@ class PackWriter:
         self._give_back()
 
     def _give_back(self) -> None:
-        """Some batches are kept for the next pack of this process, once nobody writes from them."""
+        """Some batches are kept for the next pack of this process, once no write uses them."""
         if self._batch is not None:
             self._free.put(self._batch)
             self._batch = None
@@ -216,7 +216,7 @@ class PackWriter:
     def _turn_over(self, length: int) -> None:
         """The next batch. What of this one does not fill a page begins it."""
         begin = PACK_HEADER
-        batch, self._batch = self._batch, None  # of one that is handed over nobody else may say that it is free
+        batch, self._batch = self._batch, None  # a batch that is handed over must not be marked free here
         if batch is not None:
             whole = self._used - self._used % PAGE
             begin = bytes(batch[whole : self._used])
@@ -357,7 +357,7 @@ def _start_writing(fd: int, offset: int, length: int) -> None:
 
 
 class PackSource(Protocol):
-    """Packs in a folder that this process may not enter: somebody else opens them."""
+    """Packs in a folder that this process may not enter: the supervisor opens them."""
 
     def open_files(self, names: Sequence[str]) -> list[int]:
         """Descriptors for reading, one for each; the caller closes them. ``NotFound`` if one is not there."""

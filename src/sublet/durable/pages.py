@@ -63,7 +63,7 @@ REGIONS_MAX: Final = 4096
 STATUS_BYTES: Final = 64 * 1024
 """More than what the kernel says of a process, its groups included."""
 PINNING: Final = ("libcuda.so.1", "libamdhip64.so", "libibverbs.so.1", "libze_loader.so.1")
-"""Whoever has loaded one of these may let a device write to ordinary memory."""
+"""A process that has loaded one of these may let a device write to ordinary memory."""
 
 
 class Region:
@@ -118,7 +118,7 @@ class Pages:
         return self._looked(address, length, since, shared=False)
 
     def look_at_shared(self, address: int, length: int, since: int) -> tuple[int, list[Range] | None]:
-        """The same of memory that could be another's as well; the caller knows that nobody else writes to it."""
+        """The same of memory that could be another's as well; the caller knows that no other process writes to it."""
         return self._looked(address, length, since, shared=True)
 
     def _looked(self, address: int, length: int, since: int, *, shared: bool) -> tuple[int, list[Range] | None]:
@@ -148,13 +148,13 @@ class Pages:
                     self._unregister(*one)
 
     def forget(self) -> None:
-        """Give up, for good: the answers turned out not to be true. Everybody looks at the bytes from now on."""
+        """Give up, for good: the answers turned out not to be true. Every caller looks at the bytes from now on."""
         with self._lock:
             self._off = True
             self._close()
 
     def after_fork(self) -> None:
-        """In a child: another thread of the parent may have held the lock, and nobody here will ever let go of it."""
+        """In a child: another thread of the parent may have held the lock, and it would never be released here."""
         self._lock = threading.Lock()
 
     # ---- with the lock held ----
@@ -193,7 +193,7 @@ class Pages:
         self._regions.clear()
 
     def _register(self, start: int, end: int, *, shared: bool) -> bool:
-        """Protect a new range. What is in it is not known yet, so whoever asked looks at all of it, after this."""
+        """Protect a new range. What is in it is not known yet, so the caller looks at all of it, after this."""
         if not shared and not self._private_anonymous(start, end):
             return False
         if len(self._regions) >= REGIONS_MAX:
@@ -216,7 +216,7 @@ class Pages:
             fcntl.ioctl(self._uffd, _UFFDIO_UNREGISTER, bytearray(struct.pack("2Q", start, end - start)))
 
     def _publish(self, found: list[Range], start: int, end: int) -> None:
-        """A look takes the marks off for everybody whose region it touched."""
+        """A look takes the marks off for every region it touched."""
         if not found:
             return
         for region in self._regions.values():
@@ -308,7 +308,7 @@ def _is_loaded(library: str) -> bool:
 def _pinned_bytes() -> int:
     fd = _libc.open(b"/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
     if fd < 0:
-        return 1  # nobody knows, so there may be some
+        return 1  # unknown, so there may be some
     text = ctypes.create_string_buffer(STATUS_BYTES)
     try:
         _libc.read(fd, text, STATUS_BYTES - 1)

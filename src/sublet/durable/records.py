@@ -92,7 +92,7 @@ def _dump_record(record: Record) -> bytes:
 
 
 def parse_leaf(data: bytes) -> list[Record]:
-    """Every record. The leaf's hash was compared already, so only a leaf of somebody else's making fails here."""
+    """Every record. The leaf's hash was compared already, so only a leaf that another program made fails here."""
     try:
         magic, version, zero, count = _LEAF.unpack_from(data)
         if magic != MAGIC or version != VERSION or zero:

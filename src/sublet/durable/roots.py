@@ -46,7 +46,7 @@ IDENTITY_FREE: Final = (
     *(enum.Enum, dt.date, dt.time, dt.timedelta, dt.tzinfo, decimal.Decimal),
     *(fractions.Fraction, uuid.UUID, pathlib.PurePath, re.Pattern, StandsFor),
 )
-"""What nobody can change; whether two names hold one of these or two equal ones, no program should ask. (What a tuple
+"""Types that cannot change; whether two names hold one of these or two equal ones, no program should ask. (What a tuple
 holds is looked at by itself.)"""
 
 
@@ -159,7 +159,7 @@ def _bundles(
     rules: Rules,
     before: Callable[[tuple[str, ...]], object] | None = None,
 ) -> Iterator[_Bundle]:
-    """Rules that nobody has asked are as new."""
+    """Unused rules are as new."""
     fresh = rules.anew()
     for names in runs:
         if before is not None:

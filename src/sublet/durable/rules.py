@@ -76,7 +76,7 @@ class Rules:
         self.sparse: dict[int, tuple[int, int]] = {}
         """Address of a window that an array sees with gaps → the array's id, and the bytes that it sees."""
         self.private: set[int] = set()
-        """Ids of buffers that share with nobody, even where their addresses overlap."""
+        """Ids of buffers that share with no other, even where their addresses overlap."""
         self.keep: list[object] = []
         """What was made for this encoding and must live as long."""
         self.temporary: set[int] = set()

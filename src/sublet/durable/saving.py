@@ -2,7 +2,7 @@
 
 A ``Saver`` belongs to one state in one store. It remembers what its last saves found in memory (``changes``) and where
 each chunk lies, so a save writes only chunks that no pack of the parent has, and reads only memory that was written to.
-It writes into a staging folder that it is given, and publishes nothing: whoever owns the store does (``store``).
+It writes into a staging folder that it is given, and publishes nothing: the store does (``store``).
 
 A checkpoint must not come to need ever more packs. When they are many, or mostly dead, the live chunks of the poorest
 are copied into the new pack and those packs are needed no more.
@@ -92,7 +92,7 @@ class SaveReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """A checkpoint that is whole on disk and that nobody can find yet."""
+    """A checkpoint that is whole on disk and not published yet."""
 
     folder: Path
     manifest: Manifest
@@ -183,7 +183,7 @@ class Saver:
             if not all(map(base.where.__contains__, hashes)):
                 missing = [n for n, digest in enumerate(hashes) if digest not in base.where]
                 look.candidates = sorted({*look.candidates, *missing})
-        if copy is not None and buffer.kind not in (BufferKind.SMALL, BufferKind.BYTES):  # those nobody can change
+        if copy is not None and buffer.kind not in (BufferKind.SMALL, BufferKind.BYTES):  # those cannot change
             look.detach(copy.memory)
         return piece
 

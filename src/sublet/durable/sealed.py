@@ -1,8 +1,8 @@
 """Memory that came in a sealed file (``wire.shared``), and which of its pages this process has written to.
 
-Such a file is mapped privately. Nobody can write to it any more, so a page that is still the file's holds what it held
-when it came; the first write to one, by whomever, a device that pins it included, makes it a page of the process's own.
-The kernel tells the two apart without protecting anything beforehand, so watching costs nothing while nobody looks.
+Such a file is mapped privately. It can no longer be written to, so a page that is still the file's holds what it held
+when it came; the first write to one, also by a device that pins it, makes it a page of the process's own.
+The kernel tells the two apart without protecting anything beforehand, so tracking costs nothing between two looks.
 
 Nor need such memory be copied to where another such lies: the kernel moves the pages there (``move``).
 """

@@ -38,7 +38,7 @@ NAME: Final = re.compile(r"(\d{16})\.manifest")
 
 
 class Publisher(Protocol):
-    """Makes staged checkpoints findable. Called by whoever saved, once for each."""
+    """Publishes staged checkpoints. Called after each save, once."""
 
     def publish(self, staged: Staged) -> None:
         """When this returns the checkpoint is durable and is the newest. Raises ``VersionConflict`` when another one
@@ -71,7 +71,7 @@ class CheckpointStore(Publisher, Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes of the place as a whole; 0 where nobody has said."""
+        """Bytes of the place as a whole; 0 where that is not known."""
 
     def stage(self, needed: int = 0) -> Path:
         """A new, empty folder on the same file system as the packs. Raises ``CheckpointFailed`` if there is not room
@@ -198,7 +198,7 @@ class FolderStore:
 
     @property
     def size(self) -> int:
-        """Of the disk it is on nobody has said how much is ours."""
+        """How much of the disk is ours is not known."""
         return 0
 
     def stage(self, needed: int = 0) -> Path:
@@ -208,7 +208,7 @@ class FolderStore:
             with self.locked():  # or a collection might come between the next two lines
                 folder.mkdir(mode=0o700)
                 fd = self._staged[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                fcntl.flock(fd, fcntl.LOCK_SH)  # as long as it is held, nobody takes it for what a crash left
+                fcntl.flock(fd, fcntl.LOCK_SH)  # while it is held, it is not taken for what a crash left
         except OSError as error:
             self.discard(folder)
             raise self._failed(error) from error
@@ -300,7 +300,7 @@ class FolderStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else publishes or collects meanwhile. Ends with the process that holds it."""
+        """The lock for publishing and collecting. Ends with the process that holds it."""
         fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)

@@ -1,8 +1,8 @@
-"""Looking after a folder of checkpoints: is everything whole, and what does nobody need any more.
+"""Verifies a folder of checkpoints, and finds what is no longer needed.
 
 Neither loads an object. Collection goes in two steps, each durable before the next: first manifests lose their names,
 then packs that no remaining manifest names. A crash between leaves packs that the next collection takes; never a
-manifest that misses a pack. Where one manifest cannot be read, nobody knows what it needs, so no pack is removed.
+manifest that misses a pack. Where one manifest cannot be read, what it needs is unknown, so no pack is removed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Verdict:
 
 def verify(folder: str | os.PathLike[str]) -> Verdict:
     """Read everything and compare it with its checksums and with everything else. Loads nothing, changes nothing. What
-    lies there and is nobody's (a file with another name, a link, a pipe) is named as well."""
+    lies there and belongs to no checkpoint (a file with another name, a link, a pipe) is named as well."""
     store = FolderStore(folder, create=False)
     problems = [*_foreign(store.checkpoints, MANIFEST_NAME), *_foreign(store.packs, PACK_NAME)]
     seen: dict[PackRef, int] = {}

@@ -17,7 +17,7 @@ from sublet.durable.upkeep import Verdict, verify
 from sublet.errors import InvalidRequest, SubletError
 
 _NOTHING: Final = Verdict(problems=(), checkpoints=(), packs=0, read_bytes=0)
-"""A folder in which nobody saved: other files have no checksums that could be wrong."""
+"""A folder without a save: other files have no checksums that could be wrong."""
 
 
 def main(arguments: Sequence[str]) -> int:

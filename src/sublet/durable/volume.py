@@ -218,7 +218,7 @@ class VolumeStore(FolderStore):
         return found.f_bavail * found.f_frsize
 
     def numbers(self) -> list[int]:
-        """A lease may end at any moment, and its volume go before anybody here is told: then nothing is damaged."""
+        """A lease may end at any moment, and its volume go before this process is told: then nothing is damaged."""
         if self._handed is not None:
             return list(self._handed.listed().numbers)
         try:
@@ -266,7 +266,7 @@ class VolumeStore(FolderStore):
     @contextmanager
     def staging_folder(self, needed: int = 0) -> Iterator[Path]:
         """A lease may end at any moment, also while its holder writes: then the folder goes from under it, and that a
-        file was not found there says nothing to anybody."""
+        file was not found there helps no reader."""
         folder = self.stage(needed)
         try:
             yield folder
@@ -342,13 +342,13 @@ class VolumeStore(FolderStore):
         return Copied(manifest, folder, HandedFiles(handed, folder.name))
 
     def _gone(self) -> CheckpointFailed:
-        """The volume is put away, or somebody else's by now. The supervisor knows, and refuses with what it is; where
+        """The volume is put away, or another lease's by now. The supervisor knows, and refuses with what it is; where
         it does not, one may save again."""
         self._opened = self._open()
         return CheckpointFailed("the folder to write into is gone", do="Save again.")
 
     def _is_there(self, staged: Staged) -> bool:
-        """Nobody said what became of it; the record says. The same number with other bytes is somebody else's."""
+        """Whether it was published: the record tells. The same number with other bytes is another save's."""
         time.sleep(AGAIN_S)
         with contextlib.suppress(OSError):
             mine = read_whole(staged.manifest_path, MANIFEST_MAX)

@@ -1,4 +1,4 @@
-"""Who may write: ballots and stamps, in an order that makes a newer lease win without asking anybody.
+"""Who may write: ballots and stamps, in an order that makes a newer lease win without a vote.
 
 A *ballot* is compared field by field: the reign first (which office's epochs count, and since which adoption), then the
 epoch of the lease, then how often this epoch has begun anew, then a nonce, so that no two writers ever share a ballot.
@@ -21,7 +21,7 @@ _SEQ: Final = struct.Struct(">Q")
 
 
 class Garbled(ValueError):
-    """Bytes that are not what they should be. Whoever reads them decides whether that is damage or a stranger."""
+    """Bytes that are not what they should be. The reader decides whether that is damage or a foreign record."""
 
 
 class Ballot(NamedTuple):
@@ -33,7 +33,7 @@ class Ballot(NamedTuple):
     """Whose epochs these are."""
     epoch: Epoch
     attempt: int
-    """How often somebody with this epoch has begun anew."""
+    """How often a writer with this epoch has begun anew."""
     nonce: bytes
 
     def __str__(self) -> str:

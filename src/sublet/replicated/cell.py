@@ -1,12 +1,12 @@
 """What a replica keeps for one key, and the one rule by which that changes.
 
 A replica is a memory that compares before it puts. It need not know why: ``answer`` is the whole of its mind, a pure
-function from what it keeps and what it is asked to what it keeps then and what it says. Whoever can carry that out in
-one step (under a lock, or by comparing an ETag) can be a replica.
+function from what it keeps and what it is asked to what it keeps then and what it says. A store that can do that in one
+step (under a lock, or by comparing an ETag) can be a replica.
 
-The rule is that of Paxos. A replica that promised a ballot takes nothing older, and tells whoever asks what it took
+The rule is that of Paxos. A replica that promised a ballot takes nothing older, and tells every reader what it took
 last. A write that it has taken already it takes again with the same words, so messages may come twice, late, and from
-somebody who only passes them on.
+a writer that only passes them on.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Take this write. Whoever knows that it was taken somewhere may pass it on, unchanged."""
+    """Take this write. A writer that knows it was taken somewhere may pass it on, unchanged."""
 
     generation: int
     accepted: Accepted

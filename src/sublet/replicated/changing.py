@@ -1,10 +1,10 @@
 """Changing the set of replicas, one seat at a time, while writers write.
 
 The set is itself a record on the replicas, under a key of its own, so two who change it at once come to one result. A
-change is a plan: a generator that yields what is to be done next and is sent what came of it. Whoever finds a change
-half done (its author died) carries it to its end before making another.
+change is a plan: a generator that yields what is to be done next and is sent what came of it. A program that finds a
+change half done (its author died) carries it to its end before making another.
 
-1. Agree on the joint set, under the old one. 2. Make it known to a joint quorum: from then on nobody gets a quorum
+1. Agree on the joint set, under the old one. 2. Make it known to a joint quorum: from then on no writer gets a quorum
 under the old generation. 3. List the keys; all that was ever acknowledged is in the list. 4. Carry each record, with
 its promises, to a joint quorum. 5. Agree on the new seats alone, and make them known.
 """
@@ -50,7 +50,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Ask everybody for the keys there are; send those who answered with theirs."""
+    """Ask every replica for its keys; send those that answered, with theirs."""
 
 
 Step: TypeAlias = Run | Spread | Listing
@@ -68,7 +68,7 @@ def change(view: View, tenure: Tenure, aim: Callable[[Seats], Seats], *, tries: 
     joint = yield from _agree(view, tenure, found, found.towards(seats))
     settled = yield from _finish(view, tenure, joint, tries)
     if settled.now != seats:
-        raise CheckpointFailed("somebody else changed the replicas at the same time", do="Look, and try again.")
+        raise CheckpointFailed("another program changed the replicas at the same time", do="Look, and try again.")
     return settled
 
 
@@ -83,7 +83,7 @@ def _chosen(view: View, tenure: Tenure) -> Generator[Step, object, ReplicaSet]:
 
 
 def _agree(view: View, tenure: Tenure, found: ReplicaSet, wanted: ReplicaSet) -> Generator[Step, object, ReplicaSet]:
-    """Make the record say this. What is found there instead is the answer of somebody who was faster."""
+    """Make the record say this. What is found there instead is the answer of a faster writer."""
     expected = tenure.state.version
     write = tenure.nonce()
     result = yield Run(SET_KEY, CasOperation(view, tenure, expected=expected, write=write, body=wanted.pack()))
@@ -148,7 +148,7 @@ def _check(result: object) -> None:
         case Done():
             return
         case Refused(why=Why.FENCED, against=ballot):
-            raise StaleEpoch(f"somebody with a newer epoch changes the replicas ({ballot})")
+            raise StaleEpoch(f"a writer with a newer epoch changes the replicas ({ballot})")
         case Refused(why=Why.FOREIGN, against=ballot):
             office = ballot.office if ballot is not None else "another office"
             raise InvalidRequest(

@@ -68,7 +68,7 @@ class Checkpoint:
         return self.save.effect
 
     def value(self) -> Any:
-        """The Python value that was saved with ``save``. Loading it runs code of whoever saved it."""
+        """The Python value that was saved with ``save``. Loading it runs code of the program that saved it."""
         try:
             return load_value(self.data)
         except MemoryError:
@@ -240,7 +240,7 @@ class ReplicatedCheckpoint:
         return save
 
     def _looked_up(self, name: str, doubt: Unknown, write: bytes, version: int) -> Result:
-        """After a doubt, whoever reads may find the answer in the record."""
+        """After an unknown outcome, the record may tell."""
         found = self.group.run(self._key(name), ReadOperation(self.group.view))
         if isinstance(found, Done):
             mine = found.state.wrote(write, version)
@@ -374,7 +374,7 @@ class ReplicatedCheckpoint:
     # ---- collecting ----
 
     def _sweep(self, name: str, tenure: Tenure, names: Sequence[str]) -> None:
-        """Remove packs that the record has let go. Only what our own session or an older epoch staged: whoever else
+        """Remove packs that the record has let go. Only what our own session or an older epoch staged: a writer that
         might still name it is fenced."""
         accepted = tenure.accepted
         if accepted is None or not names:

@@ -38,7 +38,7 @@ class Save:
     """When, for people."""
     effect: Effect | None = None
     signature: str = field(default="", repr=False)
-    """Of whoever has the tenant's key, over the rest; empty where it was saved without one."""
+    """Made with the tenant's key over the rest; empty where it was saved without one."""
     packs: tuple[str, ...] = ()
     """Where the bytes are, in order; empty if they are in the record."""
     inline: bytes = b""

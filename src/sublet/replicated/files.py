@@ -122,7 +122,7 @@ class Files:
     def state(self, path: Path, number: int) -> str:
         """Of the file with that number and name: ``"same"``, ``"marked"`` (see ``mark``), or ``"other"``.
 
-        The number alone is enough: while we have the file open, nobody else gets its number.
+        The number alone is enough: while we have the file open, no other file gets its number.
         """
         try:
             named = os.stat(path)
@@ -133,7 +133,7 @@ class Files:
         return "same" if named.st_mode & 0o200 else "marked"
 
     def mark(self, fd: int) -> None:
-        """Mark it. Everybody sees that at once, it needs no room, and it need not outlive the page cache."""
+        """Mark it. Every process sees that at once, it needs no room, and it need not outlive the page cache."""
         os.fchmod(fd, 0o400)
 
     def lock(self, fd: int) -> bool:

@@ -6,7 +6,7 @@ arrive together share one write and one sync.
 A folder has::
 
     log            the records (docs/replicated.md); one file, made anew when it is full
-    lock           held while anybody reads or writes
+    lock           held while a process reads or writes
     packs/K/NAME   what is too large for a record, K being a hash of the key
 """
 
@@ -83,11 +83,11 @@ class FolderReplica:
         except BaseException:
             self._log.close()
             raise
-        if files is None:  # as an open file is closed that nobody has any more
+        if files is None:  # as an unreferenced open file is closed
             weakref.finalize(self, self._log.close).atexit = False
 
     def who_else_writes(self) -> str:
-        """Its owner, if that is another user, or everybody."""
+        """Its owner, if that is another user, or any user."""
         try:
             found = os.stat(self.folder)
         except OSError:  # it is gone, and nothing is read there
@@ -112,9 +112,9 @@ class FolderReplica:
             return said
 
     def begin(self, requests: Sequence[tuple[str, Request]]) -> Started | None:
-        """As much of ``ask`` as takes no time: all but the sync. None if it would have to wait for somebody.
+        """As much of ``ask`` as takes no time: all but the sync. None if it would have to wait for another process.
 
-        Who gets a ``Started`` holds the replica until somebody, perhaps in another thread, calls ``finish`` with it.
+        A ``Started`` holds the replica until ``finish`` is called with it, perhaps in another thread.
         """
         if not self._thread_lock.acquire(blocking=False):
             return None
@@ -144,7 +144,7 @@ class FolderReplica:
     def finish(self, started: Started) -> list[Answer]:
         """The rest of it. Only for a ``Started`` that is unsettled, and once.
 
-        The folder's lock was given back before: a program that is stopped during its sync keeps nobody else waiting.
+        The folder's lock was given back before: a program that is stopped during its sync keeps no other waiting.
         """
         try:
             self._log.settle()

@@ -3,7 +3,7 @@
 The log is as long as it will ever be from the first moment on, full of zeros, and batches are written into it one
 after the other, in sectors of 512 bytes; a batch is what shares one sync. Each sector carries its own checksum, the
 number of its batch and its place in it. So three things can be told apart at the end of the log: nothing (zeros), a
-batch of which some sectors are still zeros (a write that a power cut tore, and which nobody was told of), and anything
+batch of which some sectors are still zeros (a write that a power cut tore, and which was never confirmed), and anything
 else, which is damage.
 """
 
@@ -209,6 +209,6 @@ def _sector(sector: bytes, number: int, index: int, salt: bytes) -> tuple[bytes,
 
 
 def entries(data: bytes, header: Header) -> list[Entry]:
-    """All entries of a log file; for whoever looks at one from outside."""
+    """All entries of a log file; for readers outside of a replica."""
     pieces = scan(data[SECTOR:], SECTOR, 1, header.salt)
     return [entry for piece in pieces if not isinstance(piece, Torn) for entry in entries_of(piece[1])]

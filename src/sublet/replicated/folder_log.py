@@ -1,8 +1,9 @@
 """The log of a folder replica: opened, caught up with, appended to, made anew when it is full.
 
-Everything happens under the lock of the folder, which all processes that use it share. Whoever takes the lock first
-reads what others have appended. An entry of another process counts only once it is known to be on the disk: its writer
-says so in the lock file, bound to this boot of the machine, and where it could not, whoever finds the entry syncs.
+Everything happens under the lock of the folder, which all processes that use it share. A process that takes the lock
+first reads what others have appended. An entry of another process counts only once it is known to be on the disk: its
+writer says so in the lock file, bound to this boot of the machine, and where it could not, the next finder of the entry
+syncs.
 
 After a failed sync the pages may be marked clean without being on the disk, so nothing in this file is to be believed
 any more: it is marked, which every process sees at once, and only a new replica takes its seat. A failed write is less:
@@ -66,13 +67,15 @@ class FolderLog:
     # ---- the lock ----
 
     def take(self, *, wait: bool = True) -> bool:
-        """Take the lock, and catch up; whether it was to be had. Whoever gets an error does not have the lock."""
+        """Take the lock, and catch up; whether it was to be had. After an error the lock is not held."""
         pause_s, waited_s = 0.0002, 0.0
         while not self.files.lock(self._lock_fd):
             if not wait:
                 return False
             if waited_s > LOCK_PATIENCE_S:
-                raise ReplicaSilent(f"somebody holds the lock of the replica in {self.folder}, and does not go on")
+                raise ReplicaSilent(
+                    f"another process holds the lock of the replica in {self.folder}, and does not go on"
+                )
             time.sleep(pause_s)
             waited_s, pause_s = waited_s + pause_s, min(pause_s * 2, 0.01)
         try:
@@ -112,7 +115,7 @@ class FolderLog:
             self.files.unlock(self._lock_fd)
 
     def peek(self) -> str:
-        """Whose log it is. Without the lock, so that somebody who was stopped while he held it is waited for by nobody
+        """Whose log it is. Without the lock, so that a process that was stopped while it held it keeps no other waiting
         but those who ask this replica."""
         try:
             self._open()
@@ -170,7 +173,7 @@ class FolderLog:
         self._at, self._number = SECTOR, 1
 
     def _make_name_durable(self) -> None:
-        """Whoever gave the log its name may have been killed before the folder was synced: then a power cut would bring
+        """The process that named it may have been killed before the folder was synced: then a power cut would bring
         the old log back."""
         try:
             self.files.sync_folder(self.folder)
@@ -203,7 +206,7 @@ class FolderLog:
             self._note_synced()
 
     def _mend(self, torn: Torn) -> None:
-        """Nobody was told of that entry. Its place is made blank, durably, before another entry goes there."""
+        """Entry torn and never confirmed. Its place is made blank, durably, before another entry goes there."""
         self.files.write(self._fd, bytes(torn.end - torn.at), torn.at)
         self._sync()
 
@@ -240,8 +243,8 @@ class FolderLog:
         try:
             self.files.write(self._fd, planned.data, self._at)
         except OSError as error:
-            # Nobody was told of it. A part of a sector would be taken for damage, and where not even this can be
-            # written, whoever takes the lock next tries again.
+            # It was never confirmed. A part of a sector would be taken for damage, and where not even this can be
+            # written, the next taker of the lock tries again.
             with contextlib.suppress(OSError):
                 self._mend(Torn(self._at, self._at + len(planned.data)))
             raise self._no_room(error) from error
@@ -252,7 +255,7 @@ class FolderLog:
             self._apply(entry)
 
     def settle(self) -> None:
-        """All that is known here is on the disk. Needs no lock: whoever finds it before settles it himself."""
+        """All that is known here is on the disk. Needs no lock: a process that finds it before settles it itself."""
         if self.dirty:
             self._sync()
             self.dirty = False
@@ -317,7 +320,7 @@ class FolderLog:
         try:
             files.sync_folder(self.folder)
         except NotTried:
-            raise  # whoever opens it next syncs the folder first
+            raise  # the next opener syncs the folder first
         except OSError as error:
             # Under this name the next boot may find the old log: what goes into the new one could be forgotten.
             files.mark(fd)

@@ -34,7 +34,7 @@ from sublet.values import Epoch, parse_duration_ns
 
 REST_S: Final = 0.02
 REST_MAX_S: Final = 0.1
-"""Longer rests would not be fairer: who has just won rests least, and a loser who tries once a second meets somebody
+"""Longer rests would not be fairer: who has just won rests least, and a loser that tries once a second meets a writer
 at work every time, until his patience is over."""
 ROUND_S: Final = 2.0
 """A replica that has not answered after so long is not waited for in this round."""
@@ -181,7 +181,7 @@ class ReplicaGroup:
             except ReplicaSilent as error:
                 worker.health, worker.detail = error.health, error.message
                 done.put((worker.identity, error))
-            except Exception as error:  # noqa: BLE001 - a replica of anybody's making; who waits gets an answer
+            except Exception as error:  # noqa: BLE001 - a replica of any make; the caller gets an answer
                 done.put((worker.identity, ReplicaFaulty(f"the replica failed: {type(error).__name__}: {error}")))
 
         until_s = time.monotonic() + self.patience_s + len(data) / PACK_RATE
@@ -234,7 +234,7 @@ class ReplicaGroup:
     # ---- looking ----
 
     def health(self) -> list[ReplicaView]:
-        """Ask everybody, and say how each is: voters first, in the order of their identities."""
+        """Ask every replica how it is: voters first, in the order of their identities."""
         voters = self.view.replicas.voters
         found = []
         for identity in sorted({*voters, *self._workers}, key=lambda one: (one not in voters, one)):
@@ -403,8 +403,7 @@ class ReplicaGroup:
 
 
 def _abandon(workers: dict[str, Worker]) -> None:
-    """Nobody has the group any more, and nobody closed it: its threads would wait for ever. The replicas may be used
-    by somebody else."""
+    """End the threads of a group that was dropped without ``close``. The replicas may be in use elsewhere."""
     for worker in workers.values():
         worker.leave()
 

@@ -1,8 +1,8 @@
 """Once and only once, as far as a store can see to that: a key is reserved, the work is done, the key is completed.
 
-What no store can close is the window between the effect and its completion: whoever dies there leaves a key pending
-whose effect exists. So an effect that matters carries its key with it (``effect=`` when a checkpoint is saved), and
-whoever takes the key over looks there first.
+What no store can close is the window between the effect and its completion: a program that dies there leaves a key
+pending whose effect exists. So an effect that matters carries its key with it (``effect=`` when a checkpoint is saved),
+and the program that takes the key over looks there first.
 
 Keys are spread over a few registers by their hash. The lease's epoch guards each key, not the register: leases of
 several jobs use one store at the same time, and none of them fences the others.
@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 class ReplicatedIdempotencyStore:
     """Reservations by key. ``owner`` names the lease under which this program works.
 
-    ``lease_ended(owner, epoch)`` may tell whether the lease of somebody else has ended; without it, only the end of his
+    ``lease_ended(owner, epoch)`` may tell whether another owner's lease has ended; without it, only the end of his
     reservation counts.
     """
 
@@ -103,7 +103,7 @@ class ReplicatedIdempotencyStore:
         return self._change(self._shard(key), change)
 
     def complete(self, key: str, fingerprint: str, outcome: str = "", epoch: Epoch | None = None) -> None:
-        """Say that it is done. ``StaleEpoch`` if somebody has taken it over in the meantime."""
+        """Say that it is done. ``StaleEpoch`` if another program has taken it over in the meantime."""
         self._check(key, fingerprint)
         wanted = self._epoch(epoch)
 

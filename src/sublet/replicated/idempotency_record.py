@@ -28,7 +28,7 @@ class Record:
     claimant: str
     """Who reserved it, by a name that was drawn for the purpose."""
     owner: str
-    """Its lease, for people and for whoever can tell whether that has ended."""
+    """Its lease, for people and for ``lease_ended``."""
     epoch: Epoch
     until_ns: int
     """Wall time at which the reservation runs out."""
@@ -43,12 +43,12 @@ class New:
 
     key: str
     took_over: bool = False
-    """Whether somebody had begun it. What he got done is found in the record of the effect, not here."""
+    """Whether it was begun before. What was done is found in the record of the effect, not here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Somebody is at it."""
+    """Another program is at it."""
 
     owner: str
     until_ns: int
@@ -83,7 +83,7 @@ class Book:
     """Prefix of keys → the step below which everything is done and forgotten."""
 
     def reserve(self, key: str, claim: Record, *, now_ns: int, ended: bool = False) -> tuple[Book, Reservation]:
-        """``ended``: whether the lease of whoever has the key is known to have ended."""
+        """``ended``: whether the lease of the key's owner is known to have ended."""
         if claim.step is not None and claim.step < self._floor(key):
             return self, Completed("", expired=True)
         there = self.records.get(key)
@@ -102,7 +102,7 @@ class Book:
         return self, Pending(there.owner, there.until_ns)
 
     def complete(self, key: str, claimant: str, epoch: Epoch, fingerprint: str, outcome: str) -> Book:
-        """Only by whoever has it. A second time with the same outcome changes nothing."""
+        """Only by its owner. A second time with the same outcome changes nothing."""
         if len(outcome.encode()) > OUTCOME_MAX:
             raise InvalidRequest(
                 f"an outcome of {len(outcome.encode())} bytes is too large", do=f"Keep it to {OUTCOME_MAX} bytes."
@@ -116,7 +116,7 @@ class Book:
             )
         if there.claimant != claimant or there.epoch != epoch:
             raise StaleEpoch(
-                f"{key} was taken over under epoch {there.epoch}", do="Leave it: whoever took it over completes it."
+                f"{key} was taken over under epoch {there.epoch}", do="Leave it: its new owner completes it."
             )
         if there.outcome is not None:
             if there.outcome != outcome:

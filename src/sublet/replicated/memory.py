@@ -35,7 +35,7 @@ class MemoryReplica:
         self._lock = threading.RLock()
 
     def forget(self) -> None:
-        """What a swapped disk does: everything is gone, and it is somebody else."""
+        """As a swapped disk: everything is gone, and its identity is another."""
         with self._lock:
             self.identity = os.urandom(16).hex()
             self._cells, self._packs, self._known = {}, {}, None

@@ -165,7 +165,7 @@ class Writing(Phase):
         self.write = write
         self.took: set[str] = set()
         self.doubtful = False
-        """Whether somebody may have taken it without our knowing."""
+        """Whether a replica may have taken it without our knowing."""
         for replica in replicas.voters:
             self._ask(replica, Accept(replicas.generation, write))
 
@@ -179,12 +179,12 @@ class Writing(Phase):
         if self.done:
             return True
         hopeless = not self.replicas.writable(self.took | self.pending)
-        # Where nobody took it so far, the last ones are waited for: if they refuse as well, it never happened.
+        # Where no replica took it so far, the last ones are waited for: if they refuse as well, it never happened.
         return hopeless and (bool(self.took) or self.doubtful or not self.pending)
 
     @property
     def nowhere(self) -> bool:
-        """Whether certainly nobody took it."""
+        """Whether certainly no replica took it."""
         return not self.took and not self.doubtful and not self.pending
 
     def _answered(self, replica: str, said: Answer) -> None:

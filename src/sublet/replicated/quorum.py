@@ -2,12 +2,12 @@
 
 With N voters, R of them are asked and W of them must have taken a write. Two rules make that safe::
 
-    R + W > N      whoever asks meets somebody who took the last write
-    2 * W > N      two writes meet in somebody, who refuses the older
+    R + W > N      a reader meets a replica that took the last write
+    2 * W > N      two writes meet in a replica, which refuses the older
 
 A set is changed one seat at a time, in two steps: first to a *joint* set, in which every quorum is a quorum of the old
 seats and one of the new, then, when every record has been carried over, to the new seats alone. Each step is a
-generation, and every record and every request names one: a replica refuses whoever lives in an older generation.
+generation, and every record and every request names one: a replica refuses requests of an older generation.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ReplicaSet:
 
     @property
     def voters(self) -> tuple[str, ...]:
-        """Everybody who is asked."""
+        """Every replica that is asked."""
         old = self.before.members if self.before is not None else ()
         return tuple(sorted({*self.now.members, *old}))
 

@@ -42,7 +42,7 @@ class Why(enum.StrEnum):
     NO_QUORUM = "no_quorum"
     """Too few replicas answered in time."""
     FORGOTTEN = "forgotten"
-    """So many writes came after it that nobody remembers whose it was."""
+    """So many writes came after it that its writer is no longer on record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Tenure:
         return State.unpack(self.accepted.value) if self.accepted is not None else NOTHING
 
     def next_ballot(self) -> Ballot:
-        """A ballot that nobody ever had."""
+        """A new ballot, unlike all before."""
         self.ballot = None
         return Ballot(self.reign, self.office, self.epoch, self.attempt, self.nonce())
 
@@ -150,7 +150,7 @@ class Operation:
         self.result: Result | None = None
         self.resting = False
         self.turn = 0
-        """Counts phases: an answer is told with the turn in which it was asked for, and a late one is nobody's."""
+        """Counts phases: an answer is told with the turn in which it was asked for, and a late one is dropped."""
         self._phase: Phase | None = None
 
     def take(self) -> list[Send]:
@@ -386,8 +386,8 @@ class CasOperation(_Writer):
             self._sent = self._phase.write.stamp
 
     def _doubt(self, why: Why, against: Ballot | None) -> None:
-        # Whoever fenced us has settled the register, or will. Once a later write is on a quorum, ours is either in its
-        # past, and that can be read, or it can never come up any more.
+        # The writer that fenced us has settled the register, or will. Once a later write is on a quorum, ours is either
+        # in its past, and that can be read, or it can never come up any more.
         self._verdict = why, against
         self._enter(Reading(self.view.replicas))
 
@@ -415,8 +415,8 @@ class CasOperation(_Writer):
 class CarryOperation(_Writer):
     """Bring a record to a new quorum, with every promise that was made for it.
 
-    The ballot is of the epoch that was promised last, so whoever holds that lease may go on with a further attempt, and
-    whoever holds an older one stays fenced. What is found is written anew even where a quorum seems to have it.
+    The ballot is of the epoch that was promised last, so the holder of that lease may go on with a further attempt, and
+    the holder of an older one stays fenced. What is found is written anew even where a quorum seems to have it.
     """
 
     def __init__(self, view: View, nonce: Callable[[], bytes]) -> None:

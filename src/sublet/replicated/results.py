@@ -37,7 +37,7 @@ def raise_for(result: Refused | Unknown, what: str, *, reading: bool = False) ->
         case Unknown(why=Why.FENCED):
             raise StaleEpoch(
                 f"a newer lease has opened {what} while it was being written; whether that came through is not known",
-                do="Whoever has the newer lease reads what there is.",
+                do="The holder of the newer lease reads what there is.",
                 reason=UNKNOWN,
             )
         case Unknown():

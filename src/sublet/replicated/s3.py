@@ -159,8 +159,8 @@ class S3Replica:
                 return said
             if after is not before and not self._swap(place, tag, key, request.generation, after.pack()):
                 continue
-            # The set may have changed while this was going on. Whoever changed it lists the records only after that,
-            # so either he sees this one, or we see his set here, and then this does not count.
+            # The set may have changed while this was going on. The changing program lists the records only after that,
+            # so either it sees this one, or we see its set here, and then this does not count.
             self._refresh()
             if self._known is not None and self._known.generation > request.generation:
                 return Outdated(self._known)

@@ -1,9 +1,10 @@
 """Signatures of checkpoints: who may write to a replica can spoil a save, and cannot make one that is taken for ours.
 
-A save from a bucket or from somebody's folder is loaded as Python objects, and loading them runs code of whoever wrote
-them. The hashes in the record say that the bytes belong to the record, and nothing of who wrote it. So with a key each
-save carries a keyed BLAKE3 of all that its record says of it, under the name that it was saved under: a save that was
-moved to another name, or changed, or put together from two, does not fit, and is refused before a byte of it is read.
+A save from a bucket or from another user's folder is loaded as Python objects, and loading them runs code of their
+writer. The hashes in the record say that the bytes belong to the record, and nothing of who wrote it. So with a key
+each save carries a keyed BLAKE3 of all that its record says of it, under the name that it was saved under: a save that
+was moved to another name, or changed, or put together from two, does not fit, and is refused before a byte of it is
+read.
 
 The key is symmetric. Who loads checkpoints is who saves them, the same tenant on this or another machine, so there is
 nobody who should be able to verify and not to sign; and it needs nothing that is not here for the hashes anyway.

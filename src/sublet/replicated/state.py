@@ -53,4 +53,4 @@ class State:
 
 
 NOTHING: Final = State(0, (), b"")
-"""A register that nobody has written."""
+"""A register that was never written."""

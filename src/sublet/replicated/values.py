@@ -45,7 +45,7 @@ def dump_value(value: object) -> bytes:
 
 
 def load_value(data: bytes) -> Any:
-    """The value again, its arrays on memory of their own. Runs code of whoever saved it."""
+    """The value again, its arrays on memory of their own. Runs code of the program that saved it."""
     view = memoryview(data)
     if data[:4] != MAGIC:
         raise InvalidRequest("this was saved as bytes, not as a value", do="Take `.data`.")

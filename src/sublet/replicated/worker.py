@@ -136,7 +136,7 @@ class Worker:
         except ReplicaSilent as error:
             self._done(len(batch))
             self._tell(batch, None, error)
-        except Exception as error:  # noqa: BLE001 - a replica of anybody's making; without its thread nobody is answered
+        except Exception as error:  # noqa: BLE001 - a replica of any make; without its thread no request is answered
             self._done(len(batch))
             self._tell(batch, None, ReplicaFaulty(f"the replica failed: {type(error).__name__}: {error}"))
         else:
