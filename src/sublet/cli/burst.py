@@ -293,7 +293,6 @@ def burst_name(command: Sequence[str], folder: str) -> str:
 
 @contextlib.contextmanager
 def _store(fabric: sublet.Fabric, name: str, room: int) -> Iterator[Any]:
-    """The store of this burst, in its volume."""
     from sublet.errors import CapacityExceeded, NotFound
     from sublet.jobs.volume_store import VolumeOutputStore
 
@@ -337,7 +336,7 @@ class _Watch:
         self._capacity = ""
 
     def heard(self, event: JobEvent) -> None:
-        """On a thread of the job."""
+        """Called on a thread of the job."""
         self._began_ns = self._began_ns or event.at_ns
         self._now_ns = event.at_ns
         self._metrics.heard(event)
@@ -353,7 +352,6 @@ class _Watch:
             self._write()
 
     def text(self) -> str:
-        """How far it is, in a few words."""
         told = self._metrics
         of = "" if self._total is None else f"/{self._total}"
         parts = [f"{told.chunks_done}{of} chunks"]
@@ -369,7 +367,6 @@ class _Watch:
         return " · ".join(parts)
 
     def finish(self, result: JobResult) -> None:
-        """The last figures."""
         if self._path is not None:
             from sublet.jobs.metrics import write_metrics
 

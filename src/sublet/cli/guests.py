@@ -130,7 +130,6 @@ def _connected() -> Conversation:
 
 
 def _listed(conversation: Conversation, *, lease: str, ended: bool) -> list[Json]:
-    """Page by page."""
     found: list[Json] = []
     after = 0
     while True:
@@ -152,7 +151,6 @@ def _look(conversation: Conversation, guest: str) -> Json:
 
 
 def _when_gone(conversation: Conversation, guest: str, patience_s: float) -> Json:
-    """How it is once it is gone, or after so long."""
     until_s, pause_s = time.monotonic() + patience_s, 0.005
     while (view := _look(conversation, guest))["state"] != "gone" and time.monotonic() < until_s:
         time.sleep(pause_s)

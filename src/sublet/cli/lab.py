@@ -184,7 +184,6 @@ def _log() -> Path:
 
 
 def _address(process: subprocess.Popen[bytes], opened: str, log: Path) -> str:
-    """Where it says it is, once it does."""
     facts = log.parent / f"jpserver-{process.pid}.json"
     until_s = time.monotonic() + START_S
     while True:
@@ -201,7 +200,6 @@ def _address(process: subprocess.Popen[bytes], opened: str, log: Path) -> str:
 
 
 def _last(log: Path) -> str:
-    """The last of what it said."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return f": {visible(lines[-1])}" if lines else ""
 

@@ -171,7 +171,6 @@ def _ahead(view: Json) -> str:
 
 
 def _named(leases: list[str]) -> str:
-    """A few of them; ``--json`` has more."""
     more = len(leases) - NAMED_MAX
     said = ", ".join(leases[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
     return f": {said}" if leases else ""

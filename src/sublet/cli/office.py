@@ -208,7 +208,6 @@ def _with_what_goes_on(office: Office) -> Json | None:
 
 
 def _forgotten(office: Office) -> str:
-    """The settings of an office that was killed are forgotten; what to say of it."""
     home = office.address.home
     if home is None or not home.is_dir():
         return ""

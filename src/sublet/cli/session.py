@@ -188,7 +188,6 @@ def _reach() -> tuple[Fabric, Sessions[Lease]]:
 
 
 def _settled(sessions: Sessions[Lease], session: str) -> Session:
-    """This session, compared with the office."""
     found = sessions.find(session)
     sessions.settle()
     return sessions.find(found.id)

@@ -183,7 +183,6 @@ class _Plan:
         return Hardware(gpus=gpus, per_node=self.per_node, vram_gib=self.vram_gib)
 
     def compare(self, gpus: int, seed: int) -> list[Result]:
-        """The ledger's result, those of the models, and that of the second policy."""
         from sublet.simulate.peers import PEERS, run_peer
 
         sessions, hardware = self.sessions_of(seed), self.hardware(gpus)

@@ -96,7 +96,6 @@ class Taken:
             self.direct.close()
 
     def _let_go(self) -> float:
-        """From here on it is not renewed."""
         if self._kept is None:
             return (boottime_ns() - self._since_ns) / 1e9
         from sublet.client.keeping import let_go

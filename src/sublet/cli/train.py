@@ -203,7 +203,6 @@ class _Watch:
             self.news(text)
 
     def finish(self) -> None:
-        """What did not end with a line."""
         for stream, rest in self._parts.items():
             out: TextIO = sys.stdout if stream == "stdout" else sys.stderr
             if rest:

@@ -125,7 +125,6 @@ def audit_log(
 
 
 def _about(event: Json) -> str:
-    """What a record is about, in a few words."""
     named = [event.get(key) for key in ("lease", "tenant", "name", "resource", "node")]
     names = [str(one["id"] if isinstance(one, dict) else one) for one in named if one]
     end = event.get("end") or event.get("notice") or {}

@@ -392,7 +392,6 @@ class Fabric(Asking[Acquiring[Lease], Acquiring[Leases]]):
             raise
 
     def _give_up(self, owed: Owed) -> None:
-        """See that it is given back in the background."""
         if owed.done:
             self._book.owed.discard(owed)
             return

@@ -78,7 +78,6 @@ class AioKeeper:
         self._listening = None
 
     def _kept(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
-        """A task that ``stop`` ends."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -109,7 +108,6 @@ class AioKeeper:
                 self._guard.passed()
 
     async def _wait(self) -> None:
-        """Wait until something is due or ``wake`` is called."""
         moments = [ns for ns in (self._book.next_wake_ns(), self._book.next_return_ns()) if ns is not None]
         timeout_s = max(0.0, (min(moments) - self._clock.now_ns()) / NS_PER_S) if moments else None
         with contextlib.suppress(TimeoutError):

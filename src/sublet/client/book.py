@@ -212,7 +212,6 @@ class Book:
         return min(moments, default=None)
 
     def _orphaned(self, held: Held) -> None:
-        """Nothing holds it any more."""
         if not held.over and self._held.get(held.id) is held:
             held.owed.left = True
             self.owed.add(held.owed)

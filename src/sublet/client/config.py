@@ -211,7 +211,6 @@ def _line_of(lines: list[str], key: str) -> int:
 
 
 def _quoted(text: str) -> str:
-    """As a TOML string."""
     escaped = "".join(c if c.isprintable() and c not in '"\\' else f"\\u{ord(c):04x}" for c in text)
     return f'"{escaped}"'
 

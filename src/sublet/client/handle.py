@@ -201,7 +201,6 @@ class LeaseFacts:
                 self._book.finish(self._held, token)
 
     def _renewed_by_hand(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Note what came of it, and say so."""
         with self._lock:
             self._book.take(self._held, attempt, outcome)
         self._wake()
@@ -313,5 +312,4 @@ class LeaseFacts:
             self._held.listeners.remove(listener)
 
     def _wake(self) -> None:
-        """Something may have become due."""
         raise NotImplementedError

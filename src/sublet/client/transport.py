@@ -174,7 +174,7 @@ class Transport:
         self._close_if_closed()
 
     def _close_if_closed(self) -> None:
-        """Another thread may have closed it since it was looked at."""
+        """Another thread may have closed the transport since it was looked at."""
         if not self._keeps:
             self.close()
 

@@ -73,7 +73,6 @@ class HolderLine:
         return answer
 
     def _asked(self, call: HolderVolumeCall) -> tuple[HolderReply, tuple[int, ...]]:
-        """The answer, and the descriptors beside it."""
         is_over = self._in_use()
         try:
             return self._ask(call)

@@ -382,8 +382,6 @@ class _Queue:
 
 
 class _Timer:
-    """Calls once, so long after ``start``."""
-
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
         self._timer: threading.Timer | None = None
@@ -398,7 +396,6 @@ class _Timer:
 
 
 def _auto(auto_checkpoint: int | str | None) -> tuple[int | None, int | None]:
-    """Every so many mutations, or after so many nanoseconds."""
     if auto_checkpoint is None:
         return None, None
     if isinstance(auto_checkpoint, bool) or not isinstance(auto_checkpoint, int | str):

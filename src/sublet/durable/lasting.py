@@ -150,7 +150,6 @@ def _whole(length: int) -> int:
 
 
 def _move(source: int, target: int, length: int) -> bool:
-    """The pages of one map to the place of another, all of it."""
     size = _whole(length)
     return bool(_mremap(source, size, size, _MAY_MOVE | _FIXED | _DONT_UNMAP, target) == target)
 

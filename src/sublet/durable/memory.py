@@ -1,7 +1,8 @@
 """Memory by its address: where an object's bytes lie, and bytes by where they lie.
 
 Two objects share memory exactly when their addresses overlap, whichever owns it and whichever library they come from;
-so addresses, not owners, decide what is one buffer."""
+so addresses, not owners, decide what is one buffer.
+"""
 
 from __future__ import annotations
 

@@ -115,7 +115,6 @@ class PackWriter:
         return self._pressing.press(data) if len(data) >= SHRINK_MIN else None
 
     def _store(self, digest: bytes, length: int, small: bytes | None) -> None:
-        """What is in the batch, or what it shrank to."""
         if small is None:
             self._add(Entry(digest, self._at, length, length, 0, Encoding.RAW))
             return

@@ -206,12 +206,10 @@ class _Bundle:
 
     @property
     def ids(self) -> Iterable[int]:
-        """Of everything in it that another bundle could have met as well."""
         return map(id, self._own) if self.plain else self.met
 
     @property
     def count(self) -> int:
-        """Of these."""
         return len(self._own) if self.plain else len(self.met)
 
     @property

@@ -252,8 +252,6 @@ class Saver:
 
 
 class _Run:
-    """One save under way."""
-
     def __init__(
         self, writer: PackWriter, base: Base, finder: ChangeFinder, chunk_bytes: int, *, beside: bool = False
     ) -> None:
@@ -391,7 +389,6 @@ class _Run:
         return hashes
 
     def _chunk(self, look: Look, n: int, shrink: bool) -> bytes:
-        """Hash one chunk, and keep a copy of it if no pack has it."""
         chunk = look.chunk(n)
         self.read_bytes += chunk.nbytes
         room = self._writer.room(chunk.nbytes)

@@ -281,7 +281,6 @@ class Office:
         self._stack.callback(door.close)
 
     def _watch_cards(self, inventory: Inventory, agent: SupervisedAgent, state: State) -> None:
-        """Where there are any."""
         if has_cards(inventory):
             self._cards = Cards(
                 inventory,
@@ -302,7 +301,6 @@ class Office:
             self.driver.report(report)
 
     def _recover(self, journal: Journal) -> tuple[Ledger, OpenOffice, int]:
-        """The books as they were left, and how to open them."""
         found = journal.recover()
         if found.snapshot is None:
             state = State.fresh(self._policy)
@@ -493,13 +491,11 @@ def _note_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
 
 
 def _with_disk(inventory: Inventory, amount: int) -> Inventory:
-    """The same, with so much of the disk."""
     devices = (replace(one, capacity=amount) if one.kind is Kind.BLOCK else one for one in inventory.devices)
     return replace(inventory, devices=tuple(devices))
 
 
 def _rates(path: Path) -> Rates:
-    """The operator's prices, if there are any."""
     try:
         return parse_rates(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

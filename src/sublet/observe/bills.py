@@ -379,7 +379,7 @@ def _grains(charge: Charge, part_ns: int, rates: Rates) -> int:
 def _by_device(
     usage: Usage, row: Line, rates: Rates, since_ns: int | None, until_ns: int | None
 ) -> dict[ResourceId, Line]:
-    """The row of a lease, divided between the devices that it held in the window; their sum is the row."""
+    """Divide the row of a lease between the devices that it held in the window; their sum is the row."""
     found: dict[ResourceId, Line] = {}
     gpus: dict[ResourceId, None] = {}
     for holding in usage.holdings:

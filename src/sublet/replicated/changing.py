@@ -73,7 +73,6 @@ def change(view: View, tenure: Tenure, aim: Callable[[Seats], Seats], *, tries: 
 
 
 def _chosen(view: View, tenure: Tenure) -> Generator[Step, object, ReplicaSet]:
-    """The set as its record says."""
     result = yield Run(SET_KEY, OpenOperation(view, tenure))
     _check(result)
     assert isinstance(result, Done)
@@ -98,7 +97,6 @@ def _agree(view: View, tenure: Tenure, found: ReplicaSet, wanted: ReplicaSet) ->
 
 
 def _finish(view: View, tenure: Tenure, joint: ReplicaSet, tries: int) -> Generator[Step, object, ReplicaSet]:
-    """From a joint set to its new seats alone."""
     if joint.before is None:
         return joint
     yield from _spread(joint, tries)

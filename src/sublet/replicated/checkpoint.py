@@ -304,7 +304,7 @@ class ReplicatedCheckpoint:
         )
 
     def _check_signature(self, name: str, save: Save) -> None:
-        """Before a byte of it is read."""
+        """Refuse a wrong signature before a byte of the save is read."""
         self._check_key()  # a replica may have come since
         if not self._keys or (not save.signature and self._unsigned):
             return

@@ -199,7 +199,6 @@ def _tail(data: bytes, place: int, at: int, number: int, salt: bytes) -> Iterato
 
 
 def _sector(sector: bytes, number: int, index: int, salt: bytes) -> tuple[bytes, int]:
-    """The bytes in it, and of how many sectors its batch is."""
     check, found, place, count, used = _SECTOR.unpack(sector[: _SECTOR.size])
     if zlib.crc32(sector[4:], zlib.crc32(salt)) != check:
         raise Garbled(f"a sector of batch {number} is damaged")

@@ -158,7 +158,6 @@ class FolderLog:
             raise
 
     def _begin(self) -> None:
-        """Check that the file is ours, and start from its head."""
         header = Header.unpack(self.files.read(self._fd, SECTOR, 0))
         if self.header is not None and header.identity != self.header.identity:
             raise self._faulty("it is another replica now")
@@ -184,7 +183,6 @@ class FolderLog:
             raise self._faulty(f"its folder could not be made durable ({error.strerror})") from error
 
     def _read_on(self) -> None:
-        """What others have appended since we last looked."""
         header = self._head()
         fast = self._number > 1 and self._at < header.size
         if fast and self.files.read(self._fd, SECTOR, self._at) == _BLANK:

@@ -238,7 +238,6 @@ class _Writer(Operation):
             self._go_on()
 
     def _go_on(self) -> None:
-        """The tenure is open."""
         raise NotImplementedError
 
     def _settle(self) -> None:

@@ -248,7 +248,6 @@ class S3Replica:
     # ---- objects ----
 
     def _get(self, place: str) -> tuple[Sealed | None, str | None]:
-        """An object, and its ETag; both None if there is none."""
         try:
             got = self._obstore.get(self._store, place)
             data, tag = bytes(got.bytes()), got.meta["e_tag"]

@@ -74,7 +74,6 @@ def _lengths(view: memoryview) -> list[int]:
 
 
 def _places(lengths: list[int]) -> list[int]:
-    """Where each part begins, and where all of them end."""
     found = [_up(_FIXED.size + 8 * len(lengths))]
     for length in lengths:
         found.append(_up(found[-1] + length))

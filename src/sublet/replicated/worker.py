@@ -106,7 +106,6 @@ class Worker:
         return True
 
     def _more(self, batch: list[Errand]) -> _Item:
-        """Take what waits besides; what does not belong in the batch is handed back."""
         while len(batch) < BATCH_MAX:
             try:
                 item = self._errands.get_nowait()

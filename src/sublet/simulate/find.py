@@ -190,7 +190,6 @@ def find(
 
 
 def _spread(low: int, high: int) -> list[int]:
-    """Counts between these two, at like distances."""
     return [gpus for n in range(1, SPREAD + 1) if low < (gpus := low + (high - low) * n // (SPREAD + 1)) < high]
 
 

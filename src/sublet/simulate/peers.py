@@ -57,8 +57,6 @@ def run_peer(peer: Peer, sessions: Sequence[Session], hardware: Hardware) -> Res
 
 @dataclass(slots=True, eq=False)
 class _Holder:
-    """A session on its way, and the GPUs it has."""
-
     session: Session
     tenant: str
     next_cell: int = 0
@@ -114,7 +112,6 @@ class _Run:
             self._next(holder)
 
     def _need(self, holder: _Holder) -> int:
-        """The GPUs that it asks for."""
         if self._peer.by_cell:
             return holder.cell.gpus
         possible = (cell.gpus for cell in holder.session.cells if self._hardware.has_room_for(cell))

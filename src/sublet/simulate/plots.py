@@ -184,7 +184,6 @@ def _text(x: float, y: float, text: str, anchor: str, colour: str = "#4b5563") -
 
 
 def _axis_end(value: float) -> float:
-    """The next round number above it."""
     if value <= 0:
         return 1.0
     size: float = 10.0 ** (ceil(log10(value)) - 1)

@@ -120,8 +120,6 @@ def _notice_ns(policy: Policy) -> int:
 
 @dataclass(slots=True)
 class _Notebook:
-    """Where one session is."""
-
     session: Session
     tenant: TenantId
     next_cell: int = 0
@@ -218,7 +216,6 @@ class Replay:
     # ---- a notebook's life ----
 
     def _next_cell(self, notebook: _Notebook) -> None:
-        """After the pause that comes before it, the next cell wants to run."""
         if notebook.next_cell < len(notebook.session.cells):
             self._after(notebook.cell.pause_min, self._start, notebook)
 
@@ -327,7 +324,6 @@ class Replay:
                 self._tell(cmd.Release(tenant=notebook.tenant, lease=lease))
 
     def _wait(self, notebook: _Notebook, by: int) -> None:
-        """It waits for GPUs from now on, or no longer."""
         if notebook.waits != (by > 0):
             notebook.waits = by > 0
             self.result.note_queue(self._now_ns, by)
@@ -347,7 +343,6 @@ class Replay:
     # ---- what the ledger says ----
 
     def _tell(self, command: cmd.Command) -> Outcome:
-        """One command, and what follows from it at once."""
         outcome = self._ledger.handle(command, Now(self._now_ns, self._now_ns))
         self.result.commands += 1
         if self._check_every and outcome.events and self.result.commands % self._check_every == 0:

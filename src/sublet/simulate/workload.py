@@ -323,7 +323,6 @@ def read_jobs(path: Path, columns: Mapping[str, str]) -> list[Session]:
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, row) of a table in UTF-8 that has these columns."""
     number, missing = 1, set(columns)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:

@@ -270,7 +270,6 @@ def _nothing() -> None:
 
 
 def _same(taken: int, mark: bytes, found: int, now: bytes) -> None:
-    """Whether what was passed over is what was taken."""
     if found < taken:
         raise _other_data(f"of {taken} batches that were taken there are only {found}")
     if now != mark:

@@ -388,7 +388,6 @@ class _Attendance:
         self._hold(lease)
 
     def _is_parked(self) -> bool:
-        """Whether there is still something to go on with."""
         end = self._end or self.lease.end
         try:
             return end is not None and self.training.fabric.lease(end.parked.partition("@")[0]).end is None
@@ -407,7 +406,6 @@ class _Attendance:
             self.guest.stop(0)
 
     def _outcome(self) -> Life:
-        """What its end means."""
         code = self.guest.wait(PATIENCE_S)
         lease, progress = self.lease, self.training.progress
         notice, reason = lease.notice, self.guest.reason

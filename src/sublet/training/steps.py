@@ -80,8 +80,6 @@ def run_training_step(
 
 
 class _Step:
-    """One step under way."""
-
     session: OpenSession
     needs: float | str
     expected: int | None
@@ -104,7 +102,6 @@ class _Step:
         self.name = batch.checkpoint_name
 
     def run(self) -> TrainingStepOutcome:
-        """From the opening on."""
         saves = self.opened()
         self.at(Act.RESERVE)
         reserved = self.idempotency.reserve(
@@ -155,7 +152,6 @@ class _Step:
         return self.checkpoint.versions(self.name)
 
     def verdict(self, reserved: Reservation, saves: Sequence[Save]) -> Verdict:
-        """What the two records say together."""
         found = what_is_saved(saves, self.batch.key, self.fingerprint, self.batch.step, self.expected)
         return decide(reserved, found)
 
@@ -165,7 +161,6 @@ class _Step:
         return found or next(save for save in saves if save.effect and save.effect.key == self.batch.key)
 
     def refusal(self, verdict: Verdict, reserved: Reservation, saves: Sequence[Save]) -> SubletError:
-        """Why the step is not done, as an error."""
         step, job, version = self.batch.step, self.batch.job_id, saves[0].version if saves else 0
         last = max((save.effect.step for save in saves if save.effect is not None), default=None)
         match verdict:
@@ -206,7 +201,6 @@ class _Step:
     # ---- the step itself ----
 
     def done_now(self, latest: Save | None) -> TrainingStepOutcome:
-        """Compute it, save it, complete it."""
         try:
             state = self.computed(self.loaded(latest))
             self.at(Act.CHECK_AGAIN)
@@ -234,7 +228,7 @@ class _Step:
         return there.data
 
     def computed(self, state: bytes) -> bytes:
-        """What the kernels make of it. Nothing of the step is left on the device afterwards."""
+        """Run the kernels. Nothing of the step is left on the device afterwards."""
         whole = state + bytes(self.batch.input)
         length = self.batch.output_len
         size = max(len(whole), length)
@@ -270,7 +264,6 @@ class _Step:
     # ---- what lasts ----
 
     def saved(self, state: bytes, latest: Save | None) -> Save:
-        """The state with the step's name on it, in one write."""
         self.at(Act.SAVE)
         return self.checkpoint.save_bytes(
             self.name,

@@ -322,7 +322,6 @@ class PreemptibleTrainer:
         raise Preempted(told.end(), self.steps, **status)
 
     def _finish(self) -> None:
-        """Training is done: what is not saved yet is saved now."""
         self._settle()
         self._tell(done=True)
         self._watchman.end()

@@ -90,7 +90,6 @@ def device_nodes(leased: Sequence[str], known: str = KNOWN, dev: str = "/dev") -
 
 
 def _listed(known: str) -> Iterator[dict[str, str]]:
-    """What the driver says of each card of the machine."""
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(known)):
             with open(os.path.join(known, name, "information"), encoding="utf-8") as file:

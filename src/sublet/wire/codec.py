@@ -119,7 +119,6 @@ _READER: Final = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook
 
 
 def _marked(classes: Mapping[str, type]) -> Decoder:
-    """One of several classes, as its mark says."""
     names = ", ".join(classes)
     plans: dict[str, Decoder] = {}
 
@@ -146,8 +145,6 @@ def _wrong_mark(value: dict[str, Json], names: str) -> WrongError:
 
 
 class _Plan:
-    """How one class is written and read."""
-
     __slots__ = ("_cls", "_encoders", "_later", "_names", "_required", "_take", "decoders")
 
     def __init__(self, cls: type) -> None:

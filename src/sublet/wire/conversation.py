@@ -219,7 +219,6 @@ class Conversation:
         return over.error or Disconnected("the other side hung up")
 
     def _wait_ready(self, until_ns: int) -> bool:
-        """Wait until there is something to do; False when the time is up."""
         left_s = (until_ns - self._clock.now_ns()) / NS_PER_S
         if left_s <= 0:
             return False

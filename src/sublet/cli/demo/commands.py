@@ -166,7 +166,6 @@ class Commands:
         return process
 
     def _guest(self) -> Json:
-        """The guest that runs."""
         found: list[Json] = []
 
         def is_there() -> bool:

@@ -92,7 +92,6 @@ class _Sharing:
         self._bens_next: Future[Lease]
 
     def two_users_one_device(self) -> None:
-        """A queue, a preemption with notice, a smaller offer."""
         report = self._report
         report.step(
             "Two users, one device", "Ben has the device with low priority (Slurm: preemptible). Then Ana asks for it."

@@ -111,7 +111,6 @@ class Live:
         return self._made
 
     def _heard(self) -> list[str]:
-        """What happened, at the latest in a second, when the countdowns have changed."""
         poll = select.poll()
         poll.register(self._in, select.POLLIN)
         poll.register(self._wakes, select.POLLIN)

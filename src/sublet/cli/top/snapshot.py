@@ -94,7 +94,6 @@ def _as_of_then(lease: Json, later_s: float) -> Json:
 
 
 def _with(leases: tuple[Json, ...], lease: Json) -> tuple[Json, ...]:
-    """In its place, or as the newest."""
     if any(other["id"] == lease["id"] for other in leases):
         return tuple(lease if other["id"] == lease["id"] else other for other in leases)
     return (lease, *leases)
