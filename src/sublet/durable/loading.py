@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sublet.durable import rebuild
-from sublet.durable.encoded import NO_BUFFER, Encoded, Head
+from sublet.durable.encoded import NO_BUFFER, Head
 from sublet.durable.figures import Assembly, assembling
 from sublet.durable.memory import copy_bytes, fresh_memory
 from sublet.durable.rules import MAINS
@@ -89,11 +89,6 @@ class _Unpickler(pickle.Unpickler):
         if module in MAINS:
             raise InvalidRequest(f"{name} of the program itself travels by name only", do="Make it in a module.")
         return super().find_class(module, name)
-
-
-def decode_encoded(encoded: Encoded, *, writable: bool = True) -> Any:
-    """As ``decode``, of what ``encode`` just made: on the same memory, so a way to see aliases, not to make a copy."""
-    return decode(encoded.head, encoded.views, writable=writable)
 
 
 class _Spliced:

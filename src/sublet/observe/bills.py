@@ -87,7 +87,6 @@ class Usage:
 _NS_PER_HOUR: Final = 3600 * NS_PER_S
 _MICRO: Final = 1_000_000
 _GRAINS_PER_MICRO: Final = MILLIS_PER_DEVICE * GIB * _NS_PER_HOUR
-_GRAINS: Final = _GRAINS_PER_MICRO * _MICRO
 """Grains in one unit of money: a millionth per hour divides evenly for any thousandth, byte and nanosecond."""
 _PER_UNIT: Final = {Kind.GPU: GIB, Kind.CPU: MILLIS_PER_DEVICE * GIB, Kind.MEMORY: MILLIS_PER_DEVICE}
 _PER_UNIT[Kind.BLOCK] = _PER_UNIT[Kind.MEMORY]

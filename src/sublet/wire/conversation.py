@@ -90,12 +90,12 @@ class Conversation:
         assert isinstance(found, Replied)
         return found
 
-    def begin_anew(self, hello: bytes = b"", *, timeout_s: float = PATIENCE_S) -> None:
+    def begin_anew(self) -> None:
         """The other side has handed the connection to another process: greet that one."""
         if self._kept or not self.link.is_between:
             raise Disconnected("more came on a connection that was handed on")
-        self.link = Link.connecting(hello)
-        self.greet(timeout_s)
+        self.link = Link.connecting()
+        self.greet()
 
     def welcome(self, *, timeout_s: float = PATIENCE_S) -> Hello:
         """For who accepted: wait for the greeting of who connected, and answer it."""
