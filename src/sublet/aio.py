@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from sublet.client.aio_fabric import Acquiring, Fabric, connect
 from sublet.client.aio_guests import Guest
-from sublet.client.aio_lease import Lease
-from sublet.client.aio_many import Leases
+from sublet.client.aio_lease import Lease, Leases
 
 if TYPE_CHECKING:
     from sublet.jobs import aio as jobs

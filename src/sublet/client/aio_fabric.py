@@ -23,8 +23,7 @@ from sublet.client import volumes
 from sublet.client.address import Address, find_address
 from sublet.client.aio_driver import run_program
 from sublet.client.aio_keeper import AioKeeper
-from sublet.client.aio_lease import Lease
-from sublet.client.aio_many import Leases
+from sublet.client.aio_lease import Lease, Leases
 from sublet.client.aio_transport import AioTransport
 from sublet.client.asking import Asked, Asking, Duration, RenewText, Size, ask_many, holder_name, holder_pid, policy_of
 from sublet.client.book import Book, is_held

@@ -15,6 +15,7 @@ from sublet.client import errands
 from sublet.client.book import Book
 from sublet.client.handle import DroppedLease, LeaseFacts
 from sublet.client.held import Held
+from sublet.client.many import LeaseSequence, could_not_release
 from sublet.client.model import LeaseChange, Notice
 from sublet.errors import SubletError
 from sublet.lease.value import LeaseEnd
@@ -231,3 +232,34 @@ class Lease(LeaseFacts):
 
     def _wake(self) -> None:
         self._fabric._keeper.wake()
+
+
+class Leases(LeaseSequence[Lease]):
+    """The leases that one request was granted, in the order of their grant; see `sublet.Leases`."""
+
+    def __init__(self, fabric: Fabric, leases: Iterable[Lease]) -> None:
+        super().__init__(leases)
+        self._fabric = fabric
+        self._pid = os.getpid()
+        self._held = tuple(lease._held for lease in self._leases)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give them back. What the body raised goes on as it is, whatever becomes of the release."""
+        try:
+            if os.getpid() == self._pid:
+                await self._fabric.release([lease for lease in self._leases if not lease._left])
+        except SubletError as failed:
+            could_not_release(failed, error)
+        except BaseException:
+            self._fabric._book.abandoned.append(self._held)  # at once: the next interrupt may come with the call
+            self._fabric._keeper.wake()
+            raise
+
+    async def release(self) -> None:
+        """Give all of them back, in one message. Twice is harmless, and so is after the end."""
+        await self._fabric.release(self._leases)
