@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -20,6 +22,7 @@ from sublet.client.guests import connect_data
 from sublet.client.home import runtime_dir, runtime_text
 from sublet.errors import InvalidRequest, SubletError
 from sublet.wire.unix import replaceable, short_path
+from tests.security.other_users import COMMANDS
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="another user can only be played by root")
 
@@ -108,6 +111,15 @@ def trap(request: pytest.FixtureRequest, home: Path) -> Iterator[Trap]:
     real.rmdir()
 
 
+CELLS: Final = """
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_cell("%load_ext sublet").raise_error()
+sys.exit(not shell.run_cell("%%gpu --vram 64MiB\\npass").success)
+"""
+
+
 def test_no_entry_point_sends_a_byte(trap: Trap, request: pytest.FixtureRequest) -> None:
     def sync() -> None:
         with sublet.connect() as fabric:
@@ -124,7 +136,7 @@ def test_no_entry_point_sends_a_byte(trap: Trap, request: pytest.FixtureRequest)
     for entry in (sync, lambda: asyncio.run(aio()), data):
         with pytest.raises(InvalidRequest, match="nothing was sent"):
             entry()
-    commands: tuple[tuple[str, ...], ...] = (
+    words: tuple[tuple[str, ...], ...] = (
         ("status",),
         ("top", "--once"),
         ("run", "--cpu", "1", "--", "true"),
@@ -136,13 +148,16 @@ def test_no_entry_point_sends_a_byte(trap: Trap, request: pytest.FixtureRequest)
         ("up",),
         ("down",),
     )
-    is_first = request.node.callspec.params["trap"] is by_another_user
-    for words in commands if is_first else commands[:3]:  # each starts an interpreter
-        done = subprocess.run(
-            [sys.executable, "-m", "sublet", *words], capture_output=True, text=True, stdin=subprocess.DEVNULL
-        )
-        assert done.returncode != 0, words
-        assert "nothing was sent" in done.stderr, (words, done.stdout, done.stderr)
+    programs = [["-c", COMMANDS, json.dumps([[one, {}] for one in words])]]
+    if request.node.callspec.params["trap"] is by_another_user:
+        programs += [["-m", "sublet", "status"], ["-W", "ignore", "-c", CELLS]]
+    told = []
+    for program in programs:
+        done = subprocess.run([sys.executable, *program], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        told += [[program, done.stdout, done.stderr]] if done.returncode else json.loads(done.stdout)
+    for one, (status, out, err) in zip((*words, *programs[1:]), told, strict=True):
+        assert status, one
+        assert "nothing was sent" in out + err, (one, out, err)
     assert trap.received == []
 
 

@@ -72,8 +72,15 @@ def test_leases_at_once_are_bounded_by_default(small: Place) -> None:
             many.block("1B", wait=0)
         small.owner.request("PATCH", "/v1/tenants/many", {"quota": {"leases": 4}}, shape=dict)
         held.append(many.block("1B", wait=0))
-        for lease in held:
+        small.owner.request("PATCH", "/v1/tenants/many", {"quota": {"leases": 2}}, shape=dict)
+        for lease in held:  # a quota below what runs takes nothing away
+            lease.renew()
+        with pytest.raises(QuotaExceeded, match="the quota of leases is 2, 4 held and 1 asked"):
+            many.block("1B", wait=0)
+        for lease in held[1:]:
             lease.release()
+        many.block("1B", wait="60s").release()
+        held[0].release()
 
 
 def test_leases_that_begin_are_bounded_by_the_hour(small: Place) -> None:

@@ -13,7 +13,7 @@ from sublet.errors import InvalidRequest, LeaseEnded, LeaseNotActive
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.values import GIB, EndReason, Kind, NodeId, RequestId, ResourceId, Tier
 from sublet.wire.orders import End, Extend, Failed, Grant, Notify, TornDown
-from tests.unit.ledger.bench import ANN, BEN, Bench, cores, device, gpu, inventory, seconds
+from tests.unit.ledger.bench import ANN, BEN, Bench, cores, device, disk, gpu, inventory, seconds, shared
 
 N1 = NodeId("n1")
 
@@ -186,6 +186,35 @@ def test_a_promise_kept_does_not_break_a_quota() -> None:
     bench.wait(60)
     bench.release(other)
     assert bench.state.held_by(BEN).gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("quota", "want"),
+    [
+        (Quota(leases=1), cores(1)),
+        (Quota(gpus=1), gpu(4)),
+        (Quota(vram_bytes=4 * GIB), shared(4)),
+        (Quota(cores=2), cores(2)),
+        (Quota(memory_bytes=GIB), Want(kind=Kind.MEMORY, amount=GIB)),
+        (Quota(block_bytes=GIB), disk(1)),
+    ],
+)
+def test_a_quota_below_what_runs_takes_nothing_away_and_gives_nothing_more(quota: Quota, want: Want) -> None:
+    """What runs goes on and is renewed; what is asked for waits until the tenant holds less than its quota."""
+    rest = (device("cpu", Kind.CPU), device("memory", Kind.MEMORY), device("disk", Kind.BLOCK))
+    bench = Bench(inventory("n1", *(device(f"gpu{n}") for n in range(4)), *rest))
+    held = [bench.granted(want, tenant=ANN, ttl_s=3600) for _ in range(2)]
+    bench.do(cmd.SetTenant(by=LOCAL_TENANT, tenant=ANN, quota=quota))
+    assert bench.refused(want, tenant=ANN, wait_s=0).code == "quota"
+    waiting = bench.queued(want, tenant=ANN)
+    bench.wait(60)
+    for lease in held:
+        assert isinstance(bench.renew(lease), Granted)
+        assert lease.status is LeaseStatus.ACTIVE
+    bench.release(held[0])
+    assert waiting.status is LeaseStatus.QUEUED, "what is held is all of the quota still"
+    bench.release(held[1])
+    assert waiting.status is LeaseStatus.GRANTED
 
 
 def test_a_retried_acquire_after_the_deadline_is_told_that_it_is_over() -> None:

@@ -106,6 +106,18 @@ def test_fuel_is_written_by_itself_and_kept_with_the_rest(path: str) -> None:
     reader.close()
 
 
+def test_all_rows_are_read_in_one_go_the_last_one_too(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of every lease waits for this, and most have written nothing: 256 reads took it some milliseconds."""
+    tally, reads, read = opened(path), list[int](), os.pread
+    monkeypatch.setattr("sublet.wire.tally.os.pread", lambda fd, *asked: reads.append(fd) or read(fd, *asked))
+    assert tally.rows() == []
+    row = Row(pid=9, launches=3)
+    tally.write(ROWS_MAX - 1, row)
+    assert tally.rows() == [row], "whatever lies before it"
+    assert len(reads) == 2
+    tally.close()
+
+
 @pytest.mark.parametrize("damage", ["short", "other", "empty", "gone"])
 def test_a_file_that_somebody_spoilt_harms_nobody(path: str, damage: str) -> None:
     if damage == "gone":
