@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.supervisor.mounts import mounts_below
+from sublet.wire.guests import GuestSpec
 from tests.traces import supervisor_of, until
 
 
@@ -56,6 +58,12 @@ def office() -> Iterator[Place]:
             token = owner.request("POST", "/v1/tenants", {"id": name}, shape=dict)["token"]
             setattr(made, name, stack.enter_context(made.connect(token)))
         yield made
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls wait for a warm interpreter that is being made, as kernels do, instead of each starting a fresh one."""
+    monkeypatch.setattr("sublet.compute.worker_guest.GuestSpec", partial(GuestSpec, patient=True))
 
 
 @pytest.fixture(scope="session")

@@ -82,6 +82,7 @@ def test_what_can_be_turned_is_read_only_by_its_mount_as_well(place: Place) -> N
     assert [path for path in there if "ro" not in options.get(path, ())] == []
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("warm", [False, True], ids=["plain", "from a warm interpreter"])
 def test_in_a_worker_nothing_is_to_be_had(place: Place, warm: bool) -> None:
     check(in_worker(place.ben, warm=warm))
