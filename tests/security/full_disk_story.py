@@ -22,7 +22,7 @@ from sublet.supervisor.procs import Procs
 from tests.traces import end_office, until
 
 MIB: Final = 1 << 20
-REQUESTS: Final = int(os.environ.get("SUBLET_FULL_DISK_REQUESTS", "60"))
+REQUESTS: Final = int(os.environ.get("SUBLET_FULL_DISK_REQUESTS", "20"))
 LEFT: Final = 3 * MIB
 PRINTED: Final = 16 * MIB
 WORDS: Final = ("up", "--host-gpus", "1x64MiB", "--foreground")

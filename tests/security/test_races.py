@@ -21,6 +21,7 @@ import pytest
 
 from sublet.client.guests import start_spec
 from sublet.errors import SubletError, Unsupported
+from sublet.supervisor.isolation import cleaning
 from sublet.supervisor.isolation.cleaning import remove_tree
 from sublet.supervisor.walls import prefix_of
 from sublet.wire.guests import GuestSpec
@@ -30,6 +31,8 @@ from tests.security.conftest import Place
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="another user can only be played by root")
 
 RACE_S: Final = float(os.environ.get("SUBLET_RACE_S", "2"))
+REMOVED_MIN: Final = 200
+"""Names that a race removes, however little of the machine it has."""
 STRANGER: Final = 65_534
 SECRET: Final = "in a folder that only root may enter"
 EXCHANGE: Final = 2
@@ -141,6 +144,29 @@ def facts(top: Path) -> list[tuple[object, ...]]:
     return found
 
 
+def test_a_folder_that_becomes_a_link_while_it_is_removed_is_not_followed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The moment that the race below is for, held."""
+    canary, top = folder / "canary", folder / "top"
+    for path in (canary, top / "there"):
+        (path / "inner").mkdir(parents=True)
+        (path / "inner" / "file").write_text("root only")
+    (folder / "link").symlink_to(canary)
+    before, opened, real = facts(canary), list[str](), cleaning._open_folder
+
+    def swapped(name: str, parent: int) -> int:
+        opened.append(name)
+        if name == "there" and opened.count(name) == 1:
+            exchange(f"{top}/there", f"{folder}/link")
+        return real(name, parent)
+
+    monkeypatch.setattr(cleaning, "_open_folder", swapped)
+    remove_tree(str(top))
+    assert "there" in opened
+    assert facts(canary) == before
+
+
 def test_a_tree_that_is_being_swapped_is_removed_and_nothing_else(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +201,7 @@ def test_a_tree_that_is_being_swapped_is_removed_and_nothing_else(
 
     rounds, removed, until_s = 0, 0, time.monotonic() + RACE_S
     with meanwhile(plant, swap, move):
-        while time.monotonic() < until_s or removed < 1000:
+        while time.monotonic() < until_s or removed < REMOVED_MIN:
             removed += remove_tree(str(top), keep_top=True).removed
             rounds += 1
             assert rounds % 50 or facts(canary) == before
