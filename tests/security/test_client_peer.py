@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -151,7 +151,7 @@ def test_no_entry_point_sends_a_byte(trap: Trap, request: pytest.FixtureRequest)
     programs = [["-c", COMMANDS, json.dumps([[one, {}] for one in words])]]
     if request.node.callspec.params["trap"] is by_another_user:
         programs += [["-m", "sublet", "status"], ["-W", "ignore", "-c", CELLS]]
-    told = []
+    told: list[list[Any]] = []
     for program in programs:
         done = subprocess.run([sys.executable, *program], capture_output=True, text=True, stdin=subprocess.DEVNULL)
         told += [[program, done.stdout, done.stderr]] if done.returncode else json.loads(done.stdout)
