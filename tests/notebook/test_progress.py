@@ -95,6 +95,30 @@ def test_a_transfer_of_nothing_starts_no_timer(progress: Progress, timers: Timer
     assert not timers.started
 
 
+def test_quick_transfers_one_after_the_other_start_one_timer(progress: Progress, timers: Timers) -> None:
+    for _ in range(9):
+        with progress.of("sending"):
+            progress.at(("words",))
+            timers.let(SLOW_S / 10)
+    assert timers.started == 1
+    timers.let(100)
+    assert timers.started == 1
+
+
+def test_a_slow_transfer_behind_a_quick_one_is_shown_in_time(
+    progress: Progress, timers: Timers, shown: list[Any]
+) -> None:
+    with progress.of("sending"):
+        progress.at(("words",))
+    timers.let(SLOW_S * 0.9)
+    with progress.of("collecting"):
+        progress.at(("x",))
+        timers.let(SLOW_S - 0.01)
+        assert not shown
+        timers.let(EVERY_S)
+    assert shown == [("collecting x (ndarray, 1MiB)", True)]
+
+
 def test_one_variable_that_takes_long_is_shown_once(progress: Progress, timers: Timers, shown: list[Any]) -> None:
     with progress.of("sending"):
         progress.at(("words",))

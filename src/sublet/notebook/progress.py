@@ -52,7 +52,8 @@ def _size(value: Any) -> int:
 
 class Progress:
     """Of the transfers of one notebook, one after the other. Whoever sends or receives says at what it is (``at``), and
-    this shows it when it is time. A timer does so where the work on one variable takes long."""
+    this shows it when it is time. A timer does so where the work on one variable takes long. It is left to run out at
+    the end of a transfer: it rings in time for the next one, which then needs no thread of its own."""
 
     def __init__(
         self,
@@ -86,9 +87,6 @@ class Progress:
         finally:
             with self._lock:
                 self._verb, self._names = "", ()
-                timer, self._timer = self._timer, None
-            if timer is not None:
-                timer.cancel()
 
     def at(self, names: Collection[str], nbytes: int = 0, verb: str = "") -> None:
         """It is at these now. ``verb``: what is done with them, if that is something else than before."""
@@ -123,5 +121,6 @@ class Progress:
     def _ring(self) -> None:
         self.look()
         with self._lock:
+            self._timer = None
             if self._verb:
                 self._start()
