@@ -15,7 +15,7 @@ import time
 import types
 import warnings
 from collections.abc import Iterator
-from importlib.machinery import BuiltinImporter, FrozenImporter
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec
 from importlib.metadata import EntryPoint
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -408,6 +408,23 @@ def test_a_module_of_ones_own_is_loaded_again_on_the_other_side(
         assert "never_loaded_" not in sys.modules
     finally:
         del sys.modules["mine_to_reload"]
+
+
+def test_a_module_of_ones_own_that_takes_the_place_of_an_installed_one_is_noticed(
+    tmp_path: Path, path: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, installed = row("reloaded modules"), types.ModuleType("mine_or_theirs")
+    installed.__spec__ = ModuleSpec("mine_or_theirs", None, origin=importlib.__file__)
+    monkeypatch.setitem(sys.modules, "mine_or_theirs", installed)
+    assert here.read() == {}
+    path.insert(0, str(tmp_path))
+    (tmp_path / "mine_or_theirs.py").write_text("VALUE = 1\n")
+    del sys.modules["mine_or_theirs"]
+    mine = importlib.import_module("mine_or_theirs")
+    monkeypatch.setitem(sys.modules, "one_more_", types.ModuleType("one_more_"))
+    assert here.read() == {}
+    importlib.reload(mine)
+    assert here.read() == {"mine_or_theirs": 1}
 
 
 def test_scikit_learn_is_read_and_set_by_its_own_functions(monkeypatch: pytest.MonkeyPatch) -> None:

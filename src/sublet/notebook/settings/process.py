@@ -436,6 +436,8 @@ class _Reloaded:
         self._installed: Callable[[str], bool] = lambda _: True
         self._count = 0
         self._specs: dict[str, tuple[object, int]] = {}
+        self._others: dict[str, object] = {}
+        """The specs of modules that are not of the notebook's own folders."""
 
     def read(self) -> Entries:
         if len(sys.modules) != self._count:
@@ -455,17 +457,15 @@ class _Reloaded:
         self._count = len(sys.modules)
         for name, module in list(sys.modules.items()):
             spec = getattr(module, "__spec__", None)
+            if name in self._specs or (spec is not None and self._others.get(name) is spec):
+                continue
             origin = getattr(spec, "origin", None)
-            if (
-                name in self._specs
-                or name.startswith("sublet.")
-                or spec is None
-                or not isinstance(origin, str)
-                or not origin.endswith(".py")
-            ):
+            self._others[name] = spec
+            if name.startswith("sublet.") or spec is None or not isinstance(origin, str) or not origin.endswith(".py"):
                 continue
             if not self._installed(os.path.dirname(origin)) and name != MAIN:
                 self._specs[name] = spec, 0
+                del self._others[name]
 
     def write(self, values: Entries, gone: tuple[str, ...]) -> None:
         self.read()
