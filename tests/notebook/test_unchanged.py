@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sublet.durable import codec, roots
 from sublet.notebook import spaces, unchanged
-from sublet.notebook.unchanged import LARGE, snapshot
+from sublet.notebook.unchanged import snapshot
 from tests.notebook.crossing import Sides
 from tests.notebook.many_objects import KINDS, LIBRARIES, Steps, change
 from tests.notebook.sides import Notebook
@@ -35,7 +35,7 @@ def plainly(container: Any) -> object:
     return sorted(pairs) if isinstance(container, set) else pairs
 
 
-def filled(kind: type, count: int = LARGE) -> Any:
+def filled(kind: type, count: int = roots.LONG) -> Any:
     many = [f"word {n}" for n in range(count)]
     return dict.fromkeys(many, 1) if kind is dict else kind(many)
 
@@ -64,7 +64,7 @@ items = st.one_of(st.sampled_from([*LOOKALIKES, Word("word 1"), "word 1"]), st.i
 def test_a_change_is_never_missed(kind: type, is_known: bool, changes: list[tuple[Any, bool]]) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(unchanged, "_is_known", is_known)
-        patched.setattr(unchanged, "LARGE", 20)
+        patched.setattr(roots, "LONG", 20)
         container = filled(kind, 40)
         for item, remove in changes:
             taken = snapshot(container)

@@ -88,8 +88,10 @@ class Seen:
 class Encoding:
     """One run of the pickler, and what it left: parts of the pickle, and windows on memory."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, *, is_flat: bool = False) -> None:
+        """``is_flat``: of the value it is known that it is plain containers of texts and numbers, each of them once."""
         self.rules = rules
+        self._is_flat = is_flat
         self.parts: list[bytes | bytearray] = []
         self.seen: list[Seen] = []
         self.met: dict[int, Any] | None = None
@@ -123,6 +125,7 @@ class Encoding:
         each of them, is taken apart one object after the other."""
         pickler = Pickler(self, PROTOCOL, buffer_callback=self.take)
         pickler.reducer_override = self.rules.reduce
+        pickler.fast = self._is_flat  # without a table of what it has met, which takes most of the time here
         try:
             pickler.dump(value)
         except RecursionError:

@@ -33,6 +33,10 @@ LARGE_BYTES: Final = 256 * 1024
 NOTHING: Final[Mapping[int, Any]] = types.MappingProxyType({})
 SCALARS: Final = frozenset((str, bytes, int, float, bool, type(None)))
 CHANGING: Final = frozenset((dict, list, set))
+TEXTS: Final = frozenset((str, bytes))
+LONG_KINDS: Final = CHANGING | {tuple, frozenset}
+LONG: Final = 10_000
+"""Items of a container. One with fewer is pickled in a moment."""
 
 
 class StandsFor:
@@ -185,12 +189,13 @@ class _Bundle:
         # A name may stand in a value as well, as an attribute, say: then it is one string in each encoding, or in none.
         self.value = {sys.intern(name) if type(name) is str else name: roots[name] for name in names}
         self._group: Group | None = None
-        self._encoding = Encoding(rules)
+        is_flat = len(names) == 1 and _has_each_once(roots[names[0]])
+        self._encoding = Encoding(rules, is_flat=is_flat)
         pickler = self._encoding.dump(self.value, roots=True, remember=False)
         rules.forget_parts()
         values = self.value.values()
         kinds = set(map(type, values))
-        self.plain = not rules.was_asked and kinds <= PLAIN and _are_flat(values, self._encoding)
+        self.plain = is_flat or (not rules.was_asked and kinds <= PLAIN and _are_flat(values, self._encoding))
         self.is_large = self._encoding.nbytes > LARGE_BYTES
         self.met: Mapping[int, Any] = NOTHING
         """Id → object, of those that another bundle could have met as well. It holds them, so that no id is given out
@@ -282,6 +287,23 @@ def _met_twice(bundles: Sequence[_Bundle | _Still]) -> Iterator[tuple[int, int]]
                     first[which] = next(m for m in range(n) if which in bundles[m].ids)
                 yield first[which], n
         everything.update(bundle.ids)
+
+
+def is_long(value: Any) -> bool:
+    """Whether it is a plain container of so many items that it pays to look at it before it is pickled."""
+    return type(value) in LONG_KINDS and len(value) >= LONG
+
+
+def _has_each_once(value: Any) -> bool:
+    """Whether it is a long container of numbers and texts with no text twice. Numbers are written out each time."""
+    if not is_long(value):
+        return False
+    kinds = set(map(type, value))
+    if not SCALARS.issuperset(kinds) or kinds.isdisjoint(TEXTS):
+        return False
+    if type(value) is dict:
+        return TEXTS.isdisjoint(kinds := set(map(type, value.values()))) and SCALARS.issuperset(kinds)
+    return type(value) in (set, frozenset) or len(set(map(id, value))) == len(value)
 
 
 def _are_flat(values: Iterable[Any], encoding: Encoding) -> bool:

@@ -84,6 +84,9 @@ class Rules:
         self.owned: frozenset[int] = frozenset()
         """Ids of byte arrays that travel, and whose memory something else that travels looks at."""
         self._rules: dict[type, Rule | None] = {}
+        self.of_kinds: dict[type, tuple[Rule | str | None, Mapping[int, tuple[str, str]]]] = {}
+        """Of each type that was met its rule, or the name of that if it is a method, and its objects that modules have
+        under a name. ``anew`` hands them on."""
         self._cells: set[int] = set()
         """Ids of variables around functions that are encoded: what they hold goes with the functions."""
         self._alike: dict[tuple[int, int], tuple[types.FunctionType, Any, Any, Any]] = {}
@@ -102,7 +105,7 @@ class Rules:
     def anew(self, compact: frozenset[int] = frozenset()) -> Rules:
         """The same rules for another encoding."""
         found = type(self)(gpu=self.gpu, compact=compact)
-        found.figures = self.figures
+        found.figures, found.of_kinds = self.figures, self.of_kinds
         return found
 
     @property
@@ -116,16 +119,25 @@ class Rules:
         try:
             rule = self._rules[kind]
         except KeyError:
-            rule = self._rules[kind] = self._unless_of_module(kind, self._rule_for(kind))
+            rule = self._rules[kind] = self._rule_of(kind)
         if rule is not None:
             return rule(value)
         return NotImplemented if self.chain is None else self._empty(value, kind)
 
-    def _unless_of_module(self, kind: type, rule: Rule | None) -> Rule | None:
+    def _rule_of(self, kind: type) -> Rule | None:
+        """Looked for once for all encodings of the same values: that takes longer than to ask it."""
+        if kind not in self.of_kinds:
+            found: Rule | str | None = self._rule_for(kind)
+            if isinstance(found, types.MethodType) and found.__self__ is self:
+                found = found.__name__
+            self.of_kinds[kind] = found, _of_modules(kind)
+        rule, known = self.of_kinds[kind]
+        rule = getattr(self, rule) if isinstance(rule, str) else rule
+        return self._unless_of_module(kind, rule, known) if known else rule
+
+    def _unless_of_module(self, kind: type, rule: Rule | None, known: Mapping[int, tuple[str, str]]) -> Rule:
         """An object that its library has under a name, such as ``matplotlib.rcParams``, is the library's own: it goes
-        by that name. ``rule`` is for all others of the class."""
-        if not (known := _of_modules(kind)):
-            return rule
+        by that name. ``rule`` is for all others of the class; ``known``: those of modules."""
 
         def reduce(value: Any) -> Any:
             module, name = known.get(id(value), ("", ""))

@@ -69,7 +69,7 @@ class HomeRules(Rules):
         """For another part of the same values: what is noted is noted together."""
         more: Any = {"needs": self.needs, "opaque": self.opaque, "maybe": self.maybe}
         found = type(self)(gpu=self.gpu, compact=compact, **more)
-        found.figures = self.figures
+        found.figures, found.of_kinds = self.figures, self.of_kinds
         found.files = self.files
         found.loads = self.loads
         return found

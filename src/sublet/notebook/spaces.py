@@ -24,7 +24,7 @@ from sublet.durable.changes import ChangeFinder
 from sublet.durable.codec import ATOMS, can_travel, encode
 from sublet.durable.encoded import Buffer, BufferKind, Encoded
 from sublet.durable.figures import is_part_kind
-from sublet.durable.roots import LARGE_BYTES, Group, Order, StandsFor, encode_roots
+from sublet.durable.roots import LARGE_BYTES, Group, Order, StandsFor, encode_roots, is_long
 from sublet.durable.rules import found_by_name
 from sublet.errors import Unpicklable
 from sublet.notebook.blame import blamed
@@ -44,7 +44,6 @@ from sublet.notebook.reading import names_of
 from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.sources import sources_of
 from sublet.notebook.taking import taken_over
-from sublet.notebook.unchanged import LARGE as LONG
 from sublet.notebook.unchanged import Snapshot, snapshot
 
 __all__ = ["BESIDE", "GUEST", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
@@ -60,7 +59,6 @@ NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 NO_WHYS: Final[Mapping[str, str]] = types.MappingProxyType({})
 QUICK_BYTES: Final = 256 * 1024
 """What is no more than this is remembered in no time."""
-LONG_KINDS: Final = frozenset({list, set, dict, tuple, frozenset})
 ORDERED_MIN: Final = 1024
 """Of so many names the order is worth remembering."""
 ROUNDS_MAX: Final = 64
@@ -130,10 +128,6 @@ def _names_read(group: Group) -> frozenset[str]:
     here = vars(sys.modules["__main__"])
     functions = [one for one in (group.encoded.met or {}).values() if type(one) is types.FunctionType]
     return frozenset().union(*(names_of(one.__code__)[0] for one in functions if one.__globals__ is here))
-
-
-def _is_long(value: Any) -> bool:
-    return type(value) in LONG_KINDS and len(value) >= LONG
 
 
 def _sendable(values: list[Any]) -> list[Any]:
@@ -544,7 +538,7 @@ class Space:
         it counts as what came. Where a set lists its items in another order than the other side's, it is sent once more
         than needed when it has changed and was changed back."""
         value = self.names.get(names[0])
-        if not arrived.is_plain or arrived.buffers or len(names) > 1 or not _is_long(value):
+        if not arrived.is_plain or arrived.buffers or len(names) > 1 or not is_long(value):
             return False
         encoded = Encoded(head=arrived.head, buffers=())
         group = Group(names=names, encoded=encoded, plain={names[0]: value})
@@ -722,7 +716,7 @@ class Space:
         of long containers."""
         large = {name for group in self._large for name in group}
         values = self.names
-        return {name for name in names if name in large or _is_long(values.get(name))}
+        return {name for name in names if name in large or is_long(values.get(name))}
 
     def _joined_before(self, names: Collection[str], but: Collection[str]) -> set[tuple[str, ...]]:
         """What is left of joined groups without names that rarely are what joins the others: results of cells (which

@@ -16,11 +16,10 @@ from typing import Any, Final
 
 from sublet.durable.changes import chunk_hash
 from sublet.durable.memory import memory_at
+from sublet.durable.roots import is_long
 
-__all__ = ["LARGE", "Snapshot", "snapshot"]
+__all__ = ["Snapshot", "snapshot"]
 
-LARGE: Final = 10_000
-"""Items. A container with fewer is pickled in a moment."""
 IMMUTABLE: Final = frozenset({tuple, frozenset})
 _LIST: Final = struct.Struct("nP")
 _LIST_AT: Final = object.__basicsize__
@@ -46,9 +45,9 @@ class Snapshot:
 
 def snapshot(container: Any) -> Snapshot | None:
     """Of a container of nothing but atoms; None if it is too small or of a kind for which it does not pay."""
-    kind = type(container)
-    if kind not in (list, set, dict, tuple, frozenset) or len(container) < LARGE:
+    if not is_long(container):
         return None
+    kind = type(container)
     if kind in IMMUTABLE:
         return Snapshot(container, [])
     return Snapshot(container, [*container, *container.values()] if kind is dict else list(container))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fractions
+import pickletools
 import random
 from typing import Any
 
@@ -10,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sublet.durable.encoded import Head
 from sublet.durable.loading import decode
-from sublet.durable.roots import LARGE_BYTES, encode_roots
+from sublet.durable.roots import LARGE_BYTES, LONG, encode_roots
 from sublet.durable.rules import Rules
 
 
@@ -129,3 +132,76 @@ def test_plain_groups_say_what_they_met_when_somebody_asks() -> None:
     [deep] = encode_roots({"a": [[1]]}, rules=rules)
     assert deep.remembering(rules) is deep
     assert deep.encoded.met is not None
+
+
+WORDS = [f"word {n}" for n in range(LONG)]
+
+
+def remembered(value: object) -> int:
+    """How many objects the pickle of a value numbers."""
+    (group,) = encode_roots({"it": value})
+    stream = bytes(Head.parse(group.encoded.head).stream)
+    return sum(code.name == "MEMOIZE" for code, _, _ in pickletools.genops(stream))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(set(WORDS), frozenset(WORDS), list(WORDS), tuple(WORDS), dict.fromkeys(WORDS, 1.5), dict.fromkeys(WORDS)),
+        *({*WORDS, b"word 1", -1, -2, 1 << 70, None, True, 2.0, ""}, [*WORDS, 1, True, 1.0, b"n"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_long_containers_of_texts_that_stand_in_them_once_are_pickled_without_a_table(value: Any) -> None:
+    assert remembered(value) < 10
+    (back,) = again({"it": value}).values()
+    assert type(back) is type(value)
+    assert back == value
+    if isinstance(value, list | tuple | dict):
+        assert [(type(one), one) for one in back] == [(type(one), one) for one in value]
+
+
+class Text(str):
+    """Equal to a str, and none."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *([*WORDS, "twice" * 9, "twice" * 9], [*WORDS, ["within"]], {*WORDS, Text("word")}, {*WORDS, ("a", "tuple")}),
+        *(
+            {**dict.fromkeys(WORDS, 1), "last": "text"},
+            dict[Any, Any]({1: []}, **dict.fromkeys(WORDS, 1)),
+            [*WORDS, bytearray(b"ab")],
+        ),
+    ],
+)
+def test_other_long_containers_are_pickled_with_it(value: Any) -> None:
+    assert remembered(value) > LONG
+    (back,) = again({"it": value}).values()
+    assert back == value
+
+
+def test_a_long_text_in_a_list_a_thousand_times_is_written_once() -> None:
+    text = "x" * 10_000
+    (group,) = encode_roots({"it": [*WORDS, *[text] * 1000]})
+    assert group.encoded.nbytes < 1 << 20
+
+
+def test_the_rule_of_a_type_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all bundles of values that are encoded together."""
+    looked: list[type] = []
+    rule_for = Rules._rule_for
+
+    def noted(self: Rules, kind: type) -> Any:
+        looked.append(kind)
+        return rule_for(self, kind)
+
+    monkeypatch.setattr(Rules, "_rule_for", noted)
+    roots = {f"v{n}": [fractions.Fraction(n, 7), np.arange(n + 1), (lambda m: lambda: m)(n)] for n in range(500)}
+    assert len(encode_roots(roots)) > 3
+    assert len(looked) == len(set(looked))
+    back = again(roots)
+    assert all(back[f"v{n}"][2]() == n and back[f"v{n}"][0] == fractions.Fraction(n, 7) for n in range(500))
