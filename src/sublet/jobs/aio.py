@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from sublet.background import start_thread
 from sublet.jobs import executor as blocking
@@ -25,8 +25,8 @@ __all__ = ["AsyncMap", "Executor", "map"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-AHEAD = 64
-"""Results that are read before the loop asks for them."""
+AHEAD: Final = 64
+"""Results that are read before the loop asks for them; with few leases as many as they have at once."""
 
 
 class AsyncMap(Generic[R]):
@@ -36,9 +36,9 @@ class AsyncMap(Generic[R]):
     use the map in ``async with``.
     """
 
-    def __init__(self, results: MapIterator[R]) -> None:
+    def __init__(self, results: MapIterator[R], ahead: int = AHEAD) -> None:
         self._results = results
-        self._room = threading.Semaphore(AHEAD)
+        self._room = threading.Semaphore(ahead)
         self._queue: asyncio.Queue[tuple[bool, Any]] | None = None
         self._is_over = False
         self._is_closing = False
@@ -117,7 +117,8 @@ def map(  # noqa: A001 - the name it has everywhere else
     **terms: Unpack[JobTerms],
 ) -> AsyncMap[R]:
     """Call ``fn`` for each item, on up to ``want`` leases; see `sublet.jobs.map`."""
-    return AsyncMap(map_items(fn, items, ordered=ordered, store=store, make_pool=make_pool, **terms))
+    results = map_items(fn, items, ordered=ordered, store=store, make_pool=make_pool, **terms)
+    return AsyncMap(results, min(AHEAD, 2 * terms.get("want", AHEAD)))
 
 
 class Executor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Unpack
@@ -14,7 +16,7 @@ from sublet.jobs.chunks import Chunk, Needs, is_work_chunk, needs_of
 from sublet.jobs.core import SavedChunk, Works
 from sublet.jobs.identity import ChunkId, check_stable, content_digest, valid_id
 from sublet.jobs.inside import Task
-from sublet.jobs.mapping import CoordinatorTerms
+from sublet.jobs.mapping import READ_FOR_S, CoordinatorTerms
 from sublet.jobs.policy import RetryPolicy
 from sublet.jobs.running import Delivered, load_state
 from sublet.jobs.session import JobResult, Session, Terms, raise_failure, terms_of
@@ -29,7 +31,7 @@ __all__ = ["JobCoordinator", "Outputs", "Phase"]
 
 FEED: Final = 4096
 """Chunks that are handed on together."""
-READ: Final = 64
+READ: Final = 16
 """The same of an iterable that may be slow, or without an end."""
 
 
@@ -112,8 +114,9 @@ class JobCoordinator:
             for phase in phases:
                 again = saved if phase.name == phase_before else {}
                 chunks = phase.chunks(outputs) if callable(phase.chunks) else phase.chunks
-                works = self._works(phase, chunks, FEED if isinstance(chunks, Sequence) else READ)
-                if isinstance(chunks, Sequence):  # then all of them are looked at before anything runs
+                is_sequence = isinstance(chunks, Sequence)
+                works = self._works(phase, chunks, is_sequence)
+                if is_sequence:  # then all of them are looked at before anything runs
                     works = _checked(works)
                 if session is None:
                     first = next(works, None)
@@ -123,7 +126,7 @@ class JobCoordinator:
                     session = self._begun(store, again, phase, progress)
                 else:
                     session.running.next_phase(session.core(saved=again), phase.name)
-                outputs = Outputs(store, self._phase(session, works, store, progress))
+                outputs = Outputs(store, self._phase(session, works, store, progress, is_sequence))
             assert session is not None
             session.close()
             return session.result(finalize(outputs))
@@ -146,6 +149,7 @@ class JobCoordinator:
         works: Iterator[tuple[Works, list[bytes]]],
         store: JobOutputStore,
         progress: threading.Event,
+        is_sequence: bool,
     ) -> list[ChunkId]:
         """Feed one phase, and wait for its end. The chunks that have results, in order, each once."""
         running = session.running
@@ -153,7 +157,7 @@ class JobCoordinator:
         for some, contents in works:
             keys |= dict.fromkeys(some.keys)
             running.feed(some, contents)
-            while running.backlog >= running.window and not running.is_stopped:
+            while running.backlog >= running.window(FEED if is_sequence else 0) and not running.is_stopped:
                 progress.wait()
                 progress.clear()
             if running.is_stopped:
@@ -169,8 +173,10 @@ class JobCoordinator:
             raise_failure(failures)
         return [key for key in keys if key in store]
 
-    def _works(self, phase: Phase, chunks: Iterable[Any], most: int) -> Iterator[tuple[Works, list[bytes]]]:
-        """The chunks, those together that one call executes on leases of one size; and what their ids stand for."""
+    def _works(self, phase: Phase, chunks: Iterable[Any], is_sequence: bool) -> Iterator[tuple[Works, list[bytes]]]:
+        """The chunks, those together that one call executes on leases of one size; and what their ids stand for. Of an
+        iterable that is slow none waits until the next is read."""
+        most, until_s = (FEED, math.inf) if is_sequence else (READ, 0.0)
         task = None if phase.exec_fn is None else Packed(Task(_callable(phase.exec_fn), raw=True))
         tasks: dict[int, Packed] = {}
         """By function; a task keeps its function, so the address stays its own."""
@@ -217,6 +223,9 @@ class JobCoordinator:
             works.indexes.append(index)
             works.items.append(item)
             contents.append(content)
+            if time.monotonic() >= until_s:
+                yield works, contents
+                works, until_s = None, time.monotonic() + READ_FOR_S
         if works is not None:
             yield works, contents
 

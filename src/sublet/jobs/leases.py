@@ -35,6 +35,9 @@ TOO_BIG: Final = "too_big"
 CLOSE_S: Final = 10.0
 PAUSE_S: Final = 0.002
 PAUSE_MAX_S: Final = 0.1
+PAUSE_PART: Final = 10
+"""Between two looks at leases that are ending: this part of the time waited so far, so that the last look comes little
+after the end, and as long as four looks take, so that the office has time for others."""
 ENDED: Final = "ended"
 MANY_MAX: Final = 1024
 """Leases of one request."""
@@ -122,10 +125,12 @@ class LeasePool:
         with self._changed:
             self._book.gone(needs, lease)
 
-    def give_back(self, needs: Needs, lease: Lease) -> None:
-        """It has nothing to do any more. An office that does not answer hears of it later."""
-        self.gone(needs, lease)
-        _release(lease)
+    def give_back(self, leases: Sequence[tuple[Needs, Lease]]) -> None:
+        """They have nothing to do any more: one message. An office that does not answer hears of it later."""
+        for needs, lease in leases:
+            self.gone(needs, lease)
+        with contextlib.suppress(Disconnected, LeaseEnded):
+            self._holding.release(lease for _, lease in leases)
 
     def close(self) -> None:
         """Give everything back and ask for nothing more. Harmless twice."""
@@ -214,10 +219,14 @@ def job_leases(office: Fabric, job: str) -> list[LeaseView]:
 
 def leases_left(office: Fabric, job: str) -> int:
     """How many leases of a job are left once it has given all back; those that are ending are waited for."""
-    until_s, pause_s = time.monotonic() + CLOSE_S, PAUSE_S
-    while (left := job_leases(office, job)) and time.monotonic() < until_s:
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, PAUSE_MAX_S)
+    began_s = asked_s = time.monotonic()
+    while left := job_leases(office, job):
+        now_s = time.monotonic()
+        if now_s > began_s + CLOSE_S:
+            break
+        pause_s = max(PAUSE_S, (now_s - began_s) / PAUSE_PART, 4 * (now_s - asked_s))
+        time.sleep(min(pause_s, PAUSE_MAX_S))
+        asked_s = time.monotonic()
     return len(left)
 
 

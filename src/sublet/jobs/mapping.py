@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
@@ -16,7 +17,7 @@ from sublet.jobs.core import ChunkFailed, Works
 from sublet.jobs.identity import ID_BYTES, ChunkId, check_stable, function_digest, positioned_ids
 from sublet.jobs.inside import Task, load_result
 from sublet.jobs.metrics import Metrics
-from sublet.jobs.running import WINDOW_MIN, Delivered, load_state
+from sublet.jobs.running import Delivered, load_state
 from sublet.jobs.session import Errors, JobResult, Session, Terms, raise_failure, terms_of
 from sublet.jobs.states import FailReason
 from sublet.jobs.stores import JobOutputStore
@@ -34,6 +35,8 @@ R = TypeVar("R")
 _BYTES: Final = {bytes}
 TOP_UP_EVERY: Final = 256
 """Results between two looks whether more items are to be read."""
+READ_FOR_S: Final = 0.005
+"""Items of an iterable are read for so long before what was read goes to the workers, and results to the consumer."""
 
 
 class ExecutorTerms(TypedDict, total=False):
@@ -141,9 +144,10 @@ class _Feeder:
         self.result: JobResult | None = None
         self._terms = terms
         self._items = iter(items)
-        self._first = max(WINDOW_MIN, 2 * terms.want) if isinstance(items, Sized) else 1
-        """Items that are read before the first lease is asked for. Of what may be slow to read one is enough; of a list
-        as many as there may be leases, so that all are asked for at once."""
+        self._is_there = isinstance(items, Sized)
+        """A list or its like, whose items cost nothing to read: so many are read that all leases are asked for at once.
+        Of what may be slow, or large, as much as the leases need that are held."""
+        self._at_least = 2 * terms.want if self._is_there else 1
         self._task = Packed(Task(function))
         self._counts_fuel = hasattr(function, "fuel")
         """A WASM tasklet, whose results say what they used."""
@@ -165,7 +169,7 @@ class _Feeder:
         self._metrics = Metrics()
 
     def results(self) -> Generator[Any, None, None]:
-        first = self._read(self._first)
+        first = self._read(self._at_least)
         if not first:  # nothing is acquired for nothing
             return
         saved = {} if self._store is None else load_state(self._store.begin(self._name))[1]
@@ -177,13 +181,14 @@ class _Feeder:
             )
             self._metrics = session.running.metrics
             session.running.feed(first)
+            found: Sequence[Any] = ()
             while not (self._is_read and self._given >= self._fed) and not self._is_stopped:
-                self._top_up(session)
-                found = self._next_ones(session)
+                may_read_on = self._top_up(session, grows=len(found) > 0)
+                found = self._next_ones(session, wait=not may_read_on)
                 for start in range(0, len(found), TOP_UP_EVERY):
                     some = found[start : start + TOP_UP_EVERY]
                     self._given += len(some)
-                    self._top_up(session)
+                    self._top_up(session, grows=True)
                     if self._counts_fuel or set(map(type, some)) != _BYTES:
                         yield from map(self._value, some)
                     else:
@@ -201,24 +206,36 @@ class _Feeder:
     def _name(self) -> str:
         return self._terms.name if self._terms.is_named else ""
 
-    def _top_up(self, session: Session) -> None:
-        if self._is_complete:
-            return
-        window = session.running.window
-        room = window - (self._fed - self._given)
-        if room < window // 4 and self._fed > self._given:
-            return
-        if works := self._read(room):
+    def _top_up(self, session: Session, *, grows: bool) -> bool:
+        """Read items where there is room for a good many. Whether there still is. ``grows``: results were consumed."""
+        if not self._is_read and (room := self._room(session, grows)) and (works := self._read(room)):
             session.running.feed(works)
-        if self._is_read:
+        if self._is_read and not self._is_complete:
             self._is_complete = True
             session.running.complete()
+        return not self._is_read and self._room(session, grows) > 0
+
+    def _room(self, session: Session, grows: bool) -> int:
+        """How many items may be read now; 0 as long as it would be few."""
+        window = session.running.window(self._at_least, grows=grows)
+        room = window - (self._fed - self._given)
+        return 0 if room < window // 4 and self._fed > self._given else room
 
     def _read(self, most: int) -> Works:
         """The next items, as chunks."""
         first = self._fed
-        items = list(islice(self._items, most))
-        self._is_read = len(items) < most
+        items: list[Any] = []
+        if self._is_there:
+            items += islice(self._items, most)
+            self._is_read = len(items) < most
+        else:
+            until_s = time.monotonic() + READ_FOR_S
+            self._is_read = True
+            for item in self._items:
+                items.append(item)
+                if len(items) >= most or time.monotonic() >= until_s:
+                    self._is_read = False
+                    break
         self._fed = first + len(items)
         indexes = list(range(first, self._fed))
         if self._store is None:
@@ -238,31 +255,29 @@ class _Feeder:
             self._is_stopped = True
             self._changed.notify()
 
-    def _next_ones(self, session: Session) -> Sequence[Any]:
-        """What may be given now; waits until there is something."""
-        while True:
-            with self._changed:
-                while not self._delivered and not self._is_stopped:
-                    self._changed.wait()
-                if self._is_stopped:
-                    return ()
-                delivered = self._delivered.popleft()
-            if session.running.error is not None:
-                raise session.running.error
-            if not self._terms.collect:
-                self._raise_failed(session, delivered)
-            ready: list[Any] = []
-            for one in delivered:
-                if self._ordered:
-                    self._put_early(one)
-                else:
-                    ready += _outcomes(one)
-            place = self._given
-            while (next_ones := self._early.pop(place, None)) is not None:
-                ready += next_ones
-                place += len(next_ones)
-            if ready:
-                return ready
+    def _next_ones(self, session: Session, *, wait: bool) -> Sequence[Any]:
+        """What may be given now; none where only the room for items has changed, or where it is not to wait."""
+        with self._changed:
+            while wait and not self._delivered and not self._is_stopped:
+                self._changed.wait()
+            if self._is_stopped or not self._delivered:
+                return ()
+            delivered = self._delivered.popleft()
+        if session.running.error is not None:
+            raise session.running.error
+        if not self._terms.collect:
+            self._raise_failed(session, delivered)
+        ready: list[Any] = []
+        for one in delivered:
+            if self._ordered:
+                self._put_early(one)
+            else:
+                ready += _outcomes(one)
+        place = self._given
+        while (next_ones := self._early.pop(place, None)) is not None:
+            ready += next_ones
+            place += len(next_ones)
+        return ready
 
     def _put_early(self, one: Delivered) -> None:
         indexes, outcomes = one.indexes, _outcomes(one)

@@ -54,7 +54,6 @@ LINGER_S: Final = 5.0
 """How long a lease without a chunk is kept while more chunks may come."""
 PUBLISH_BYTES: Final = 64 << 20
 """So many bytes of results are published without waiting for more."""
-WINDOW_MIN: Final = 64
 WINDOW_MAX: Final = 1 << 16
 HISTORY_MAX: Final = 4096
 """Points of the picture; when there are more, every second one goes."""
@@ -83,8 +82,8 @@ class Pool(Protocol):
     def gone(self, needs: Needs, lease: Lease) -> None:
         """One has ended by itself."""
 
-    def give_back(self, needs: Needs, lease: Lease) -> None:
-        """One has nothing to do any more."""
+    def give_back(self, leases: Sequence[tuple[Needs, Lease]]) -> None:
+        """These have nothing to do any more."""
 
     def close(self) -> None:
         """Give all back. Harmless twice."""
@@ -176,6 +175,8 @@ class Running:
         self._held_back: list[tuple[Works, Sequence[bytes]]] = []
         """Results that are put, and not published."""
         self._held_back_bytes = 0
+        self._unpublished = 0
+        """Chunks whose results are put, and not published."""
         self._publish_at_ns: int | None = None
         self._is_publishing = False
         self._publisher: threading.Thread | None = None
@@ -258,11 +259,15 @@ class Running:
         """How many are held now."""
         return len(self._slots)
 
-    @property
-    def window(self) -> int:
-        """How many chunks may be fed and not consumed, so that no worker waits and memory stays bounded."""
-        sizes = sum(self._paces[slot.needs].size for slot in list(self._slots.values()) if slot.needs in self._paces)
-        return max(WINDOW_MIN, 2 * self._want, min(WINDOW_MAX, 4 * AHEAD * sizes))
+    def window(self, at_least: int = 0, *, grows: bool = True) -> int:
+        """How many chunks may be fed and not consumed: four times what the leases are given at once, so that none waits
+        for the next, and the same for one more lease as long as fewer are held than wanted; beside them what only waits
+        to be published. ``at_least``: of an input that costs nothing to read. Without ``grows`` as if each lease were
+        given one chunk at once: while nothing is consumed, nothing is read for larger batches."""
+        slots = list(self._slots.values())
+        paces = [self._paces.get(slot.needs) if grows else None for slot in slots]
+        at_once = sum(1 if pace is None else pace.size * pace.ahead for pace in paces) + (len(slots) < self._want)
+        return max(at_least, min(WINDOW_MAX, 4 * at_once)) + self._unpublished
 
     @property
     def backlog(self) -> int:
@@ -385,7 +390,7 @@ class Running:
         held: dict[Needs, int] = {}
         for slot in self._slots.values():
             held[slot.needs] = held.get(slot.needs, 0) + 1
-        left = self._want
+        left, idle = self._want, list[_Slot]()
         for needs in {**held, **wanted}:
             count = min(wanted.get(needs, 0), max(1, left))
             left -= count
@@ -393,12 +398,13 @@ class Running:
             for slot in [slot for slot in self._slots.values() if slot.needs == needs and not slot.under_way]:
                 if held[needs] > count and (slot.is_ready or slot.is_leaving) and now_ns - slot.idle_ns >= linger:
                     held[needs] -= 1
-                    self._drop(slot)
+                    idle.append(slot)
             self._pool.want(needs, max(count, held.get(needs, 0)) if count else 0)
+        self._drop(*idle)
 
     def _add_lease(self, needs: Needs, lease: Lease) -> None:
         if self._is_closed or self.error is not None:
-            self._pool.give_back(needs, lease)
+            self._pool.give_back([(needs, lease)])
             return
         slot = _Slot(needs, lease, str(lease.id), idle_ns=self._now())
         self._slots[slot.key] = slot
@@ -407,6 +413,7 @@ class Running:
         lease.on_end(lambda end: self._post(lambda: self._lease_ended(slot, end.reason)))
         lease.on_notice(lambda notice: self._post(lambda: self._leave(slot)))
         self._prepare(slot)
+        self._deliver([])  # the window is larger now
 
     def _prepare(self, slot: _Slot) -> None:
         """Start its worker, beside everything else: it takes some milliseconds, and leases come by the dozen."""
@@ -441,9 +448,10 @@ class Running:
         if not slot.under_way:
             self._drop(slot)
 
-    def _drop(self, slot: _Slot) -> None:
-        if self._slots.pop(slot.key, None) is not None:
-            self._pool.give_back(slot.needs, slot.lease)
+    def _drop(self, *slots: _Slot) -> None:
+        held = [slot for slot in slots if self._slots.pop(slot.key, None) is not None]
+        if held:
+            self._pool.give_back([(slot.needs, slot.lease) for slot in held])
             self._note("leases", len(self._slots))
 
     def _lease_ended(self, slot: _Slot, reason: str) -> None:
@@ -591,6 +599,8 @@ class Running:
             return
         self._held_back += fresh
         self._held_back_bytes += sum(sum(map(len, results)) for _, results in fresh)
+        self._unpublished += sum(len(works) for works, _ in fresh)
+        self._deliver([])  # nothing to deliver yet, but the window is larger
         if self._publish_at_ns is None:
             self._publish_at_ns = now_ns + round(self._store.publish_after * NS_PER_S)
 
@@ -643,7 +653,9 @@ class Running:
 
     def _publication_done(self, held: list[tuple[Works, Sequence[bytes]]]) -> None:
         self._is_publishing = False
-        self._note("saved", sum(len(works) for works, _ in held))
+        count = sum(len(works) for works, _ in held)
+        self._unpublished -= count
+        self._note("saved", count)
         self._published(held)
 
     def _not_published(self, error: BaseException) -> None:

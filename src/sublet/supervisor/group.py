@@ -114,7 +114,7 @@ class Group:
         asked = {
             "memory": bool(limits.memory_bytes),
             "pids": bool(limits.pids_max),
-            "cpu": bool(limits.cores),
+            "cpu": bool(limits.cores or limits.cpu_weight),
             "cpuset": bool(limits.cpus),
             "devices": limits.devices is not None,
         }
@@ -379,7 +379,7 @@ def _caps_v1(controller: str, limits: Limits) -> list[tuple[str, str]]:
         case "pids":
             return [("pids.max", str(limits.pids_max))]
         case "cpu":
-            quota, shares = str(limits.cores * _CPU_PERIOD_US), str(max(2, limits.cpu_weight * 1024 // 100))
+            quota, shares = str(limits.cores * _CPU_PERIOD_US or -1), str(max(2, limits.cpu_weight * 1024 // 100))
             weighed = [("cpu.shares", shares)] if limits.cpu_weight else []
             return [*weighed, ("cpu.cfs_period_us", str(_CPU_PERIOD_US)), ("cpu.cfs_quota_us", quota)]
         case "cpuset":
@@ -397,7 +397,7 @@ def _caps_v2(controller: str, limits: Limits) -> list[tuple[str, str]]:
             return [("pids.max", str(limits.pids_max))]
         case "cpu":
             weighed = [("cpu.weight", str(min(limits.cpu_weight, 10_000)))] if limits.cpu_weight else []
-            return [*weighed, ("cpu.max", f"{limits.cores * _CPU_PERIOD_US} {_CPU_PERIOD_US}")]
+            return [*weighed, ("cpu.max", f"{limits.cores * _CPU_PERIOD_US or 'max'} {_CPU_PERIOD_US}")]
         case _:
             return [("cpuset.cpus", _listed(limits.cpus))]
 

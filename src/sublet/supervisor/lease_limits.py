@@ -74,10 +74,16 @@ def limits_for(parts: Iterable[Part], caps: LeaseCaps, *, tenant: TenantId, core
 
 
 def office_limits(caps: LeaseCaps, *, memory_bytes: int, cores: int, pids_max: int) -> Limits:
-    """The caps of all guests together, on a machine with so much memory, so many cores and process numbers."""
+    """The caps of all guests together, on a machine with so much memory, so many cores and process numbers.
+
+    Their weight is that of all cores they may use. With the kernel's default they would all together count as one of
+    the processes beside their group, and have a fraction of what was leased wherever those keep the cores busy.
+    """
     reserve = max(OFFICE_RESERVE_MIN, memory_bytes // OFFICE_RESERVE_PART)
+    capped = caps.office_cores if 0 < caps.office_cores < cores else 0
     return Limits(
         memory_bytes=caps.office_memory_bytes or max(memory_bytes - reserve, memory_bytes // 2),
-        cores=caps.office_cores if 0 < caps.office_cores < cores else 0,
+        cores=capped,
+        cpu_weight=WEIGHT_OF_CORE * (capped or cores),
         pids_max=caps.office_processes or pids_max // 2,
     )

@@ -149,9 +149,10 @@ class FakePool:
     def gone(self, needs: Needs, lease: Any) -> None:
         self.held[needs] = [lease for lease in self.held[needs] if not lease.is_over]
 
-    def give_back(self, needs: Needs, lease: Any) -> None:
-        self.held[needs].remove(lease)
-        lease.close()
+    def give_back(self, leases: Sequence[tuple[Needs, Any]]) -> None:
+        for needs, lease in leases:
+            self.held[needs].remove(lease)
+            lease.close()
 
     def close(self) -> None:
         self.is_closed = True

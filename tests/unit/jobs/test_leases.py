@@ -120,6 +120,22 @@ def test_leases_that_come_together_are_kept_as_far_as_they_are_of_use(
     assert len(office.released) == 6
 
 
+def test_leases_without_work_go_back_in_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    office = Granting()
+    office.at_once = 3
+    pool = pool_on(office, tmp_path, monkeypatch)
+    messages = list[list[str]]()
+    monkeypatch.setattr(pool._holding, "release", lambda given: messages.append([lease.id for lease in given]))
+    pool.want(ONE, 3)
+    office.until(lambda: len(office.granted) == 3)
+    first, second, third = office.granted
+    pool.want(ONE, 1)
+    pool.give_back([(ONE, first), (ONE, third)])
+    assert messages == [[first.id, third.id]]
+    pool.close()
+    assert messages[1:] == [[second.id]]
+
+
 def test_what_no_machine_has_is_said_once_and_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     office = Granting(CapacityExceeded("never", reason="too_big"))
     pool = pool_on(office, tmp_path, monkeypatch)
@@ -190,3 +206,4 @@ def test_leases_that_are_ending_are_waited_for_and_counted(monkeypatch: pytest.M
     office: Any = Office()
     assert leases.leases_left(office, "mine") == (0 if ends else 2)
     assert now_s[0] >= (0.5 if ends else leases.CLOSE_S)
+    assert now_s[0] < 1.2 * (0.5 if ends else leases.CLOSE_S), "the end is seen soon after it"

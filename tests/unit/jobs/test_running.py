@@ -21,6 +21,7 @@ from sublet.jobs import (
     Phase,
     RetryPolicy,
     load_result,
+    mapping,
     session,
 )
 from sublet.jobs import map as job_map
@@ -113,6 +114,71 @@ def test_map_reads_items_only_as_results_are_consumed(pool: FakePool) -> None:
         assert next(results) == expected * expected
     assert next(read) < 500 + (1 << 16) + 2
     results.close()
+
+
+def test_a_map_over_an_iterable_reads_no_more_than_its_leases_need(pool: FakePool) -> None:
+    """Four items for each lease; of a list at least twice as many as leases are wanted."""
+    LET_GO.clear()
+    lazily, wide = itertools.count(1), iter(range(1, 1000))
+    all_read = threading.Event()
+
+    def counted() -> Iterator[int]:
+        for n in lazily:
+            if n == 8:
+                all_read.set()
+            yield 0
+
+    results = job_map(stuck_at_zero, counted(), want=2, make_pool=pool.make)
+    other = FakePool()
+    sized = job_map(stuck_at_zero, _Counted(wide), want=20, make_pool=other.make)
+    try:
+        for one in (results, sized):
+            stopper = threading.Thread(target=lambda one=one: all_read.wait(LONG_S) and one.stop_soon())  # type: ignore[misc]
+            stopper.start()
+            assert next(one, None) is None
+            stopper.join()
+        assert next(lazily) == 9
+        assert next(wide) == 41
+    finally:
+        LET_GO.set()
+        results.close()
+        sized.close()
+
+
+class _Counted:
+    """As long as a list, and it tells how much of it was read."""
+
+    def __init__(self, read: Iterator[int]) -> None:
+        self._read = read
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __iter__(self) -> Iterator[int]:
+        return (0 for _ in self._read)
+
+
+def test_results_are_handed_out_while_a_slow_iterable_is_read(pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each item is read only once the chunk before it was executed: so it went to a worker alone."""
+    monkeypatch.setattr(mapping, "READ_FOR_S", 0.0)
+    executed = [threading.Event() for _ in range(100)]
+    read = [0]
+
+    def slow() -> Iterator[int]:
+        for n in range(100):
+            if n:
+                assert executed[n - 1].wait(LONG_S)
+            read[0] = n + 1
+            yield n
+
+    def execute(n: int) -> int:
+        executed[n].set()
+        return n
+
+    results = job_map(execute, slow(), want=2, make_pool=pool.make)
+    assert next(results) == 0
+    assert read[0] < 50
+    assert list(results) == list(range(1, 100))
 
 
 def test_map_raises_the_chunks_own_error_and_gives_the_leases_back(pool: FakePool) -> None:

@@ -12,8 +12,10 @@ import pytest
 
 from sublet.supervisor.cgroups import Group, Groups
 from sublet.supervisor.cgroups_places import Files, settle
+from sublet.supervisor.lease_limits import office_limits
 from sublet.supervisor.limits import BASIC_DEVICES, Device, Limits, Usage
 from sublet.values import GuestId, LeaseId
+from sublet.wire.caps import LeaseCaps
 
 V1: Final = ("memory", "pids", "cpu", "cpuset", "devices", "freezer", "cpuacct")
 V1_FILES: Final = {
@@ -356,6 +358,25 @@ def test_all_guests_of_an_office_are_capped_in_the_group_above_their_leases(mach
     assert machine.get(f"{top['memory']}/{memory}") == str(1 << 33)
     assert machine.get(f"{top['pids']}/pids.max") == "16384"
     assert machine.get(f"{top['cpu']}/{cpu}").startswith("300000")
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_all_guests_of_an_office_weigh_as_much_as_its_cores_beside_other_processes(
+    machine: Machine, version: str
+) -> None:
+    """Each process beside the group has the weight of one core. An office that had a cap has none any more."""
+    if version == "v2":
+        machine.v2("cg", "cpu memory pids")
+        share, weight, cap, capped, uncapped = "cpu.weight", "400", "cpu.max", "200000 100000", "max 100000"
+    else:
+        for name in V1:
+            machine.v1(name)
+        share, weight, cap, capped, uncapped = "cpu.shares", "4096", "cpu.cfs_quota_us", "200000", "-1"
+    top, groups = f"cg/{'' if version == 'v2' else 'cpu/'}sublet-k3", machine.probe()
+    groups.cap_office(office_limits(LeaseCaps(office_cores=2), memory_bytes=1 << 34, cores=4, pids_max=32768))
+    assert machine.get(f"{top}/{cap}") == capped
+    groups.cap_office(office_limits(LeaseCaps(), memory_bytes=1 << 34, cores=4, pids_max=32768))
+    assert (machine.get(f"{top}/{share}"), machine.get(f"{top}/{cap}")) == (weight, uncapped)
 
 
 def test_without_groups_an_office_has_no_cap_of_its_own() -> None:

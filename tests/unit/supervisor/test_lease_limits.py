@@ -90,12 +90,12 @@ def test_a_home_is_never_larger_than_the_memory_it_is_made_of() -> None:
 @pytest.mark.parametrize(
     ("caps", "expected"),
     [
-        (LeaseCaps(), Limits(memory_bytes=15 * GIB, pids_max=16384)),
+        (LeaseCaps(), Limits(memory_bytes=15 * GIB, pids_max=16384, cpu_weight=800)),
         (
             LeaseCaps(office_memory_bytes=GIB, office_cores=2, office_processes=999),
-            Limits(memory_bytes=GIB, cores=2, pids_max=999),
+            Limits(memory_bytes=GIB, cores=2, pids_max=999, cpu_weight=200),
         ),
-        (LeaseCaps(office_cores=8), Limits(memory_bytes=15 * GIB, pids_max=16384)),
+        (LeaseCaps(office_cores=8), Limits(memory_bytes=15 * GIB, pids_max=16384, cpu_weight=800)),
     ],
 )
 def test_the_caps_of_all_guests_together(caps: LeaseCaps, expected: Limits) -> None:
