@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from sublet.background import start_thread
 from sublet.compute.kept import Kept
+from sublet.compute.lent import LENT_MIN, Lent, lent_memory
 from sublet.errors import InvalidRequest, Unsupported
 from sublet.guest.cargo import Stowed, encode, stow
 from sublet.wire.frames import close_all
@@ -45,22 +46,27 @@ class Peer(NamedTuple):
 
 class Packed:
     """A function by value, as it is when it is first sent, for any number of workers: it is taken apart once, and what
-    it holds of large arrays lies in memory that all of them share."""
+    it holds of large arrays lies in memory that all of them share, the largest in memory that is used again."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self._lock = threading.Lock()
         self._stowed: Stowed | None = None
         self._let_go: Callable[[], object] = _nothing
+        self._lent: list[Lent] = []
 
     def __call__(self, *args: Any) -> Any:
         return self.function(*args)
 
-    def close(self) -> None:
-        """Let go of the function and of its arrays: no worker needs it any more. Harmless twice."""
+    def close(self, *, is_unused: bool = False) -> None:
+        """Let go of the function and of its arrays: no worker needs it any more. Harmless twice. ``is_unused``: it is
+        known that no worker has it any more, so that the memory can be used again."""
         with self._lock:
             self.function, self._stowed = _nothing, None
             self._let_go()
+            lent, self._lent = self._lent, []
+        if is_unused and lent:
+            lent_memory.give_back(lent)
 
     def prepare(self) -> None:
         """Take it apart while the workers that need it are still being started: large arrays are copied meanwhile."""
@@ -75,9 +81,15 @@ class Packed:
     def _taken_apart(self) -> Stowed:
         with self._lock:
             if self._stowed is None:
-                self._stowed = stow(encode(self.function, _shown(self.function)))
+                self._stowed = stow(encode(self.function, _shown(self.function)), lend=self._lend)
                 self._let_go = weakref.finalize(self, close_all, self._stowed.fds)
             return self._stowed
+
+    def _lend(self, view: memoryview) -> int:
+        if view.nbytes < LENT_MIN:
+            return -1
+        self._lent.append(lent_memory.holding(view))
+        return os.dup(self._lent[-1].fd)
 
     def definition(self, number: int) -> Message:
         """What makes it function ``number`` of a worker. The descriptors are the caller's."""

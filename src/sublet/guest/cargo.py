@@ -22,7 +22,7 @@ from sublet.errors import InvalidRequest, OutOfMemory, SubletError, Unpicklable,
 from sublet.guest.culprit import find_culprit
 from sublet.guest.tensors import tensor_reducers
 from sublet.wire.frames import close_all
-from sublet.wire.lasting import Lasting
+from sublet.wire.lasting import Lasting, map_lent
 from sublet.wire.shared import map_shared, write_shared
 from sublet.wire.work import INLINE_MAX, LARGE_BYTES, PIECES_MAX, Piece, Said, Where
 
@@ -124,9 +124,10 @@ class Keeper(Protocol):
         ``fd`` stays the caller's."""
 
 
-def stow(cargo: Cargo, keeper: Keeper | None = None) -> Stowed:
-    """Decide where each piece goes, and put the large ones into shared memory."""
-    stowing = _Stowing(keeper)
+def stow(cargo: Cargo, keeper: Keeper | None = None, lend: Callable[[memoryview], int] | None = None) -> Stowed:
+    """Decide where each piece goes, and put the large ones into shared memory. ``lend`` may have memory for one that is
+    filled again later: the descriptor, or -1."""
+    stowing = _Stowing(keeper, lend)
     try:
         return stowing.stow(cargo)
     except OSError as error:
@@ -156,6 +157,9 @@ def unstow(said: Said, fds: Sequence[int], kept: Callable[[int], int]) -> tuple[
             if piece.is_lasting:
                 found.append(memoryview(Lasting.of(fd, piece.length)))
                 continue
+            if piece.is_lent:
+                found.append(map_lent(fd, piece.length, writable=not piece.is_readonly))
+                continue
             found.append(map_shared(fd, piece.offset, piece.length, writable=not piece.is_readonly))
         except OSError as error:
             raise OutOfMemory(f"{piece.length} bytes that were sent found no room here ({error})") from error
@@ -167,9 +171,10 @@ def unstow(said: Said, fds: Sequence[int], kept: Callable[[int], int]) -> tuple[
 class _Stowing:
     """One value on its way into pieces."""
 
-    def __init__(self, keeper: Keeper | None) -> None:
+    def __init__(self, keeper: Keeper | None, lend: Callable[[memoryview], int] | None) -> None:
         self.fds: list[int] = []
         self._keeper = keeper
+        self._lend = lend
         self._pieces: list[Piece] = []
         self._inline: list[bytes | memoryview] = []
         self._inline_bytes = 0
@@ -193,6 +198,12 @@ class _Stowing:
         if isinstance(view.obj, Lasting):
             self._pieces.append(Piece(Where.SHARED, view.nbytes, fd=len(self.fds), is_lasting=True))
             self.fds.append(os.dup(view.obj.file.fd))
+            return
+        if self._lend is not None and len(self.fds) < FDS_OF_ONE and (fd := self._lend(view)) >= 0:
+            self._pieces.append(
+                Piece(Where.SHARED, view.nbytes, fd=len(self.fds), is_readonly=view.readonly, is_lent=True)
+            )
+            self.fds.append(fd)
             return
         number = 0 if self._keeper is None else self._keeper.find(view)
         if number:

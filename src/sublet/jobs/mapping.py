@@ -198,7 +198,8 @@ class _Feeder:
                 if not (self._is_read and self._given >= self._fed):
                     session.running.stop()
                 session.close()
-                self._task.close()  # its arrays may be large, and what holds it here is found by the collector alone
+                # its arrays may be large, and what holds it here is found by the collector alone
+                self._task.close(is_unused=session.is_given_back)
                 session.fold_phase()
                 self.result = session.result(None)
 

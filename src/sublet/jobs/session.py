@@ -153,6 +153,8 @@ class Session:
         self._office = terms.fabric
         self._is_closed = False
         self.leases_before = self.leases_after = 0
+        self.is_given_back = False
+        """Whether the office has said that no lease of it is left."""
         self.bill: BillLine | None = None
         with contextlib.ExitStack() as stack:
             if make_pool is None:
@@ -210,6 +212,7 @@ class Session:
             if office is not None:
                 with contextlib.suppress(Disconnected):
                     self.leases_after = leases_left(office, self.terms.name)
+                    self.is_given_back = self.leases_after == 0
                     lines = office.bill(by=f"label:{LABEL}")
                     self.bill = next((line for line in lines if line.key == self.terms.name), None)
                 if self.terms.fabric is None:

@@ -4,6 +4,9 @@ Unlike a sealed buffer (``shared``) every holder of it can write to it, so it is
 program, and the rule between them is simple: it is either *lent*, then the one who borrowed it alone writes to it, or
 it is *free*, and then the one who made it does. That it can neither shrink nor grow the kernel sees to, and that its
 memory is there is looked at before it is mapped: so reading it cannot kill the reader.
+
+Memory that a job lends its workers (``compute.lent``) is of the same kind, but that only its maker writes to it, and
+only while no worker has it. It is mapped privately (``map_lent``).
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from sublet.errors import InvalidRequest
 from sublet.wire.shared import BLOCK, SHARED_MAX, write_all
 
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-_POPULATE: Final = 22
+LENT_SEALS: Final = SEALS | 16
+"""And F_SEAL_FUTURE_WRITE: only a process that has mapped it before can write to it."""
+POPULATE: Final = 22
 """MADV_POPULATE_READ, of kernels from 5.14 on."""
 
 
@@ -77,7 +82,18 @@ class Lasting(mmap.mmap):
         if not self.is_populated:
             self.is_populated = True
             with contextlib.suppress(OSError):
-                self.madvise(_POPULATE)
+                self.madvise(POPULATE)
+
+
+def map_lent(fd: int, length: int, *, writable: bool) -> memoryview:
+    """The first bytes of memory that a job lends, mapped privately: what is written to it is the reader's own. ``fd``
+    stays the caller's. Raises ``InvalidRequest`` for what could do harm."""
+    found = os.fstat(fd)
+    if not 0 < length <= found.st_size:
+        raise _refused(f"it has {found.st_size} bytes, not {length}")
+    _check(fd, found.st_size)
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    return memoryview(mmap.mmap(fd, length, mmap.MAP_PRIVATE, access))
 
 
 def _check(fd: int, length: int) -> None:

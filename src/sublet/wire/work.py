@@ -56,6 +56,8 @@ _PIECE: Final = struct.Struct("!BBHQQQ")  # where, flags, descriptor, number, of
 _NUMBER: Final = struct.Struct("!Q")
 _READ_ONLY: Final = 1
 _LASTING: Final = 2
+_LENT: Final = 4
+_OF_PIECE: Final = (_READ_ONLY, _LASTING, _LENT)
 
 
 class Asked(enum.IntEnum):
@@ -147,6 +149,8 @@ class Piece(NamedTuple):
     """Whether the buffer was one that cannot be written to."""
     is_lasting: bool = False
     """SHARED: all of it is memory that both sides keep (``lasting``), and that is not sealed."""
+    is_lent: bool = False
+    """SHARED: it is the beginning of memory that is lent for as long as the worker lives (``lasting``)."""
 
 
 class Said(NamedTuple):
@@ -185,8 +189,10 @@ def pack(
     """The bytes of a message. ``inline`` are the inline pieces, in order; there are no others without ``pieces``."""
     pieces = pieces or [Piece(Where.INLINE, len(data)) for data in inline]
     table = [
-        _PIECE.pack(where, is_readonly * _READ_ONLY | is_lasting * _LASTING, fd, number, offset, length)
-        for where, length, number, fd, offset, is_readonly, is_lasting in pieces
+        _PIECE.pack(
+            where, is_readonly * _READ_ONLY | is_lasting * _LASTING | is_lent * _LENT, fd, number, offset, length
+        )
+        for where, length, number, fd, offset, is_readonly, is_lasting, is_lent in pieces
     ]
     return b"".join((_HEAD.pack(kind, flags, len(pieces), subject, amount), *table, *inline))
 
@@ -207,9 +213,7 @@ def unpack(body: bytes) -> Said:
             raise _wrong(f"has a piece of {length} bytes at {where}")
         if where == Where.INLINE:
             inline += length
-        pieces.append(
-            Piece(_PLACES[where], length, number, fd, offset, bool(marks & _READ_ONLY), bool(marks & _LASTING))
-        )
+        pieces.append(Piece(_PLACES[where], length, number, fd, offset, *(bool(marks & mark) for mark in _OF_PIECE)))
     if len(body) - start != inline:
         raise _wrong(f"has {len(body) - start} bytes of content where {inline} were announced")
     return Said(kind, Flag(flags & _FLAGS), subject, amount, tuple(pieces), memoryview(body)[start:])
