@@ -6,7 +6,9 @@ import fcntl
 import gc
 import mmap
 import os
-from typing import Final
+import pickle
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 
@@ -95,7 +97,7 @@ def test_what_is_kept_is_bounded_in_bytes_and_in_time(monkeypatch: pytest.Monkey
     later: list[object] = []
     monkeypatch.setattr(lent, "start_timer", lambda name, seconds, call: later.append(call))
     now_s = [100.0]
-    monkeypatch.setattr(lent.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(lent, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     with nothing_left_open():
         memory = LentMemory(bytes_max=2 * SIZE)
         memory.give_back([memory.holding(content(n)) for n in range(3)])
@@ -125,23 +127,27 @@ def test_the_function_of_a_job_takes_its_large_arrays_along_in_such_memory(monke
     monkeypatch.setattr("sublet.compute.functions.lent_memory", memory)
     with nothing_left_open():
         for is_unused in (False, True):
-            packed = Packed(_Reads(bytearray(b"x") * SIZE))
-            message = packed.definition(1)
-            said = unpack(message.body)
-            assert [piece.is_lent for piece in said.pieces] == [False, True]
-            head, buffers = unstow(said, message.fds, lambda number: -1)
-            there = load(head, buffers)
-            there.data[3] = ord("y")
-            assert packed.function.data[3] == ord("x")
-            del there, buffers
-            packed.close(is_unused=is_unused)
-            packed.close(is_unused=True)
+            _call_it_once(is_unused=is_unused)
             assert memory.kept_bytes == (SIZE if is_unused else 0)
-            for fd in message.fds:
-                os.close(fd)
         memory.let_go()
-        del packed
         gc.collect()
+
+
+def _call_it_once(*, is_unused: bool) -> None:
+    """As a worker does, which writes to the array."""
+    function = _Reads(bytearray(b"x") * SIZE)
+    packed = Packed(function)
+    message = packed.definition(1)
+    said = unpack(message.body)
+    assert [piece.is_lent for piece in said.pieces] == [False, True]
+    head, buffers = unstow(said, message.fds, lambda number: -1)
+    there = load(head, buffers)
+    there.data[3] = ord("y")
+    assert (there(3), there(4), function(3)) == (ord("y"), ord("x"), ord("x"))
+    packed.close(is_unused=is_unused)
+    packed.close(is_unused=True)
+    for fd in message.fds:
+        os.close(fd)
 
 
 class _Reads:
@@ -153,7 +159,5 @@ class _Reads:
     def __call__(self, place: int) -> int:
         return self.data[place]
 
-    def __reduce_ex__(self, protocol: object) -> object:
-        import pickle
-
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return _Reads, (pickle.PickleBuffer(self.data),)

@@ -133,7 +133,7 @@ def test_a_map_over_an_iterable_reads_no_more_than_its_leases_need(pool: FakePoo
     sized = job_map(stuck_at_zero, _Counted(wide), want=20, make_pool=other.make)
     try:
         for one in (results, sized):
-            stopper = threading.Thread(target=lambda one=one: all_read.wait(LONG_S) and one.stop_soon())  # type: ignore[misc]
+            stopper = threading.Thread(target=lambda one=one: all_read.wait(LONG_S) and one.stop_soon())
             stopper.start()
             assert next(one, None) is None
             stopper.join()
