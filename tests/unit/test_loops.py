@@ -104,6 +104,7 @@ ONCE: Final = {
     "job_reader": "one request to a kernel; if it fails the kernel counts as dead",
     "job_stop": "the end of a job; if it fails the job is cancelled at once",
     "keep": "begins to keep the lease of a command, and returns",
+    "lent_memory": "one look at what no job has used again; the next look is another timer",
     "live_line": "paints a line; without it the command is the same",
     "price": "asks for a price once; without it none is shown",
     "replica_pack": "one write to one replica; what it raises is told to who waits",
