@@ -26,22 +26,6 @@ if TYPE_CHECKING:
     import socket
     import threading
 
-__all__ = [
-    "PAUSES_S",
-    "SHORTAGES",
-    "Guard",
-    "Trouble",
-    "accept_connections",
-    "begin",
-    "count",
-    "end_process",
-    "is_shortage",
-    "start_task",
-    "start_thread",
-    "start_timer",
-    "troubles",
-]
-
 SHORTAGES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN))
 """Errors of the operating system that pass when descriptors, memory or processes are freed."""
 PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)

@@ -11,8 +11,6 @@ import os
 import time
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock"]
-
 
 class Clock(Protocol):
     """Who may ask for the time: drivers. The pure parts get ``now_ns`` as an argument."""

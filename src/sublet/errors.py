@@ -16,47 +16,6 @@ if TYPE_CHECKING:
 
     from sublet.lease.value import LeaseEnd
 
-__all__ = [
-    "CapacityExceeded",
-    "CheckpointDamaged",
-    "CheckpointFailed",
-    "Disconnected",
-    "GpuError",
-    "GpuSessionEnded",
-    "IdempotencyConflict",
-    "InvalidRequest",
-    "JobFailed",
-    "JournalError",
-    "JournalFailed",
-    "LeaseEnded",
-    "LeaseExpired",
-    "LeaseInterrupt",
-    "LeaseNotActive",
-    "LeaseRevoked",
-    "NotFound",
-    "OutOfFuel",
-    "OutOfMemory",
-    "Quarantined",
-    "QuotaExceeded",
-    "RemoteError",
-    "RenewalRefusal",
-    "StaleEpoch",
-    "StepPending",
-    "SubletError",
-    "Unauthorized",
-    "Unpicklable",
-    "Unsupported",
-    "VersionConflict",
-    "WasmEntryMissing",
-    "WasmError",
-    "WasmImportForbidden",
-    "WasmInvalidModule",
-    "WasmMemoryLimit",
-    "WasmOutputTooLarge",
-    "WasmTrap",
-    "WorkerLost",
-]
-
 Scope = Literal["lease", "work", "request", "office"]
 
 

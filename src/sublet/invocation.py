@@ -10,8 +10,6 @@ import os
 import sys
 from typing import Final
 
-__all__ = ["installing", "program", "typeable", "typed"]
-
 _NAME: Final = "sublet"
 
 

@@ -14,40 +14,6 @@ from typing import Final, NamedTuple, NewType
 
 from sublet.errors import InvalidRequest
 
-__all__ = [
-    "BLOCK_BYTES",
-    "GIB",
-    "MIB",
-    "MILLIS_PER_DEVICE",
-    "NS_PER_S",
-    "EndReason",
-    "Epoch",
-    "Exclusivity",
-    "GroupId",
-    "GuestId",
-    "Kind",
-    "LeaseId",
-    "NodeId",
-    "RenewMode",
-    "RequestId",
-    "ReservationId",
-    "ResourceId",
-    "Suspend",
-    "TenantId",
-    "Tier",
-    "Way",
-    "format_cost",
-    "format_duration",
-    "format_size",
-    "parse_duration_ns",
-    "parse_memory",
-    "parse_size",
-    "shown",
-    "valid_labels",
-    "valid_name",
-    "valid_text",
-]
-
 LeaseId = NewType("LeaseId", str)
 GuestId = NewType("GuestId", str)
 TenantId = NewType("TenantId", str)

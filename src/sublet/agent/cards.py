@@ -22,8 +22,6 @@ from sublet.values import NS_PER_S, ResourceId
 from sublet.wire.cards import UNSEEN, CardUse
 from sublet.wire.orders import Foreign, Inventory, Report
 
-__all__ = ["Cards", "has_cards"]
-
 AT_MOST_S: Final = 60.0
 """How long it sleeps at most, whatever it was told."""
 

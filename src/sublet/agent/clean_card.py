@@ -30,8 +30,6 @@ from sublet.wire.cards import VISIBLE, CardFound
 from sublet.wire.codec import dumps
 from sublet.wire.open_files import handed_on
 
-__all__ = ["AT_REST", "SETTINGS", "clean", "look", "main", "scrub"]
-
 AT_REST: Final = 64 * MIB
 """In use beyond what an idle card uses: so much may be the driver's own, and no more."""
 STEP: Final = 16 * MIB

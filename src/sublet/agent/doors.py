@@ -27,8 +27,6 @@ from sublet.wire.link import Link
 from sublet.wire.peer_limits import PeerLimits, Refused
 from sublet.wire.sockets import Peer, peer_of
 
-__all__ = ["LOCAL_TENANT", "Door", "Rights", "Visitor"]
-
 _log = logging.getLogger("sublet.agent")
 
 GREETING_S: Final = 5.0

@@ -15,8 +15,6 @@ from sublet.agent.nvml import Reading, UsedBy
 from sublet.values import MIB, NS_PER_S, NodeId, ResourceId, format_size
 from sublet.wire.orders import Foreign
 
-__all__ = ["ForeignNews", "Own", "Stranger", "foreign_use", "merged"]
-
 STEP: Final = 64 * MIB
 """Amounts are rounded up to this: a few bytes more or less are no news."""
 NAMED_MAX: Final = 3

@@ -22,8 +22,6 @@ from sublet.background import start_thread
 from sublet.values import NS_PER_S, NodeId, ResourceId
 from sublet.wire.orders import Device, Fault, Foreign, Inventory
 
-__all__ = ["LOOK_EVERY_NS", "CardWatch", "Health", "fault_in", "fault_of_xid", "sees_all_processes", "who_is"]
-
 LOOK_EVERY_NS: Final = 5 * NS_PER_S
 SOON_NS: Final = NS_PER_S // 10
 PATIENCE_NS: Final = 30 * NS_PER_S

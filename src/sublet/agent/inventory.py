@@ -28,20 +28,6 @@ from sublet.errors import InvalidRequest
 from sublet.values import MIB, TEXT_MAX, Kind, NodeId, ResourceId, Suspend, parse_size
 from sublet.wire.orders import Device, Inventory
 
-__all__ = [
-    "DRIVER_LABEL",
-    "HOST_DEVICE",
-    "HOST_GPUS_MAX",
-    "LIBRARY_LABEL",
-    "LOCAL_NODE",
-    "NO_BINDINGS",
-    "TROUBLE_LABEL",
-    "HostGpus",
-    "card_of",
-    "machine_inventory",
-    "parse_host_gpus",
-]
-
 LOCAL_NODE: Final = NodeId("local")
 """The one node of an office on one machine. It is not the host name, which may change under live leases."""
 HOST_DEVICE: Final = "host device, no GPU"

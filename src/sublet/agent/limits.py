@@ -17,8 +17,6 @@ from typing import Final
 from sublet.values import GIB, MIB
 from sublet.wire.disk import RESERVE_FILE, disk_reserve, space_of
 
-__all__ = ["block_bytes", "disk_bytes", "memory_bytes", "offer_again", "usable_cores"]
-
 _GROUPS: Final = "sys/fs/cgroup"
 _MEMORY_FILES: Final = ("memory.max", "memory.limit_in_bytes")
 

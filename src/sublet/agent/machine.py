@@ -20,8 +20,6 @@ from sublet.lease.fence import is_exclusive
 from sublet.values import Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Inventory, Part, StoredVolume, VolumeRef
 
-__all__ = ["Effect", "FaultName", "Faults", "Machine", "Resident"]
-
 EFFECTS_KEPT: Final = 10_000
 """Accepted effects that the log holds; older ones fall off."""
 

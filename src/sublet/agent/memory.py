@@ -18,8 +18,6 @@ from sublet.lease.teardown import Teardown
 from sublet.values import Epoch, LeaseId, NodeId
 from sublet.wire.orders import Inventory, Notify, Order, Report
 
-__all__ = ["MemoryAgent"]
-
 
 class MemoryAgent:
     """Keeps every rule of an agent for one node of pretended hardware (see ``AgentPort`` for the contract)."""

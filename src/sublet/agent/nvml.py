@@ -17,24 +17,6 @@ from typing import Any, Final, Protocol
 from sublet.errors import SubletError
 from sublet.values import MIB
 
-__all__ = [
-    "CARD_BROKEN",
-    "GPU_IS_LOST",
-    "IDLE_SHARE",
-    "IDLE_SHARE_OLD",
-    "MISMATCH",
-    "UNKNOWN",
-    "Card",
-    "Library",
-    "Nvml",
-    "NvmlFailed",
-    "Reading",
-    "Survey",
-    "UsedBy",
-    "is_driver_here",
-    "survey",
-]
-
 _LIBRARY: Final = "libnvidia-ml.so.1"
 _LIBRARY_FOLDERS: Final = ("usr/lib", "usr/lib64", "lib", "lib64", "usr/local/nvidia/lib64", "usr/lib/wsl/lib")
 _DEVICES: Final = ("dev/nvidiactl", "dev/dxg")

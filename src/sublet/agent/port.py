@@ -13,8 +13,6 @@ from typing import Protocol
 from sublet.values import NodeId
 from sublet.wire.orders import Inventory, Order, Report
 
-__all__ = ["AgentPort", "ReportSink"]
-
 ReportSink = Callable[[Report], None]
 """Where an agent leaves its reports. It may be called from inside ``send`` and ``tick``, so it must only queue."""
 

@@ -15,8 +15,6 @@ from sublet.lease.teardown import Bounds
 from sublet.values import GIB, NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Notify, Parking, Part, StoredVolume, VolumeRef
 
-__all__ = ["PretendedHardware", "Timings"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from sublet.values import Kind
 from sublet.wire.orders import Part, StoredVolume, VolumeRef
 
-__all__ = ["Disk"]
-
 
 class Disk:
     """The volumes of one node."""

@@ -29,8 +29,6 @@ from sublet.wire.codec import dumps, loads
 from sublet.wire.orders import Inventory
 from sublet.wire.zygote import python_argv
 
-__all__ = ["Rehearsal", "Step", "main", "offered", "rehearse", "rehearse_all", "shows_pids"]
-
 PROGRAM: Final = "sublet.agent.rehearsal"
 PIECE: Final = 2 * MIB
 PATTERN: Final = 0x5A

@@ -19,8 +19,6 @@ from typing import Final
 
 from sublet.wire.system_programs import find_program
 
-__all__ = ["KEPT", "scope_prefix"]
-
 BOOTED: Final = "/run/systemd/system"
 """There where the machine was booted with systemd: what ``sd_booted`` looks at."""
 USERS: Final = "/run/user"

@@ -27,8 +27,6 @@ from sublet.wire.zygote import (
     tenant_warm_bytes,
 )
 
-__all__ = ["FindOrStart", "command", "package_folder", "supervisor_environment"]
-
 SOCKET_NAME: Final = "supervisor.sock"
 PATIENCE_S: Final = 15.0
 """How long a new one may take to answer: it may first have to end what its predecessor left."""

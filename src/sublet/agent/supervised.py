@@ -50,8 +50,6 @@ from sublet.wire.link import Link
 from sublet.wire.orders import End, Inventory, Order, RemoveVolume, Report, Verify
 from sublet.wire.sockets import receive_some, send_some
 
-__all__ = ["Connect", "SupervisedAgent"]
-
 _log = logging.getLogger("sublet.agent")
 
 AGAIN_S: Final = (0.05, 0.2, 1.0, 5.0)

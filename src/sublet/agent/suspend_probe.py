@@ -21,8 +21,6 @@ from sublet.values import Suspend
 from sublet.wire.orders import Inventory
 from sublet.wire.zygote import python_argv
 
-__all__ = ["ability", "probe_cards", "with_ability"]
-
 PROBE_S: Final = 90.0
 """A driver takes its time to come up; after that nothing is offered."""
 PROGRAM: Final = "sublet.devices.suspend"

@@ -31,8 +31,6 @@ from sublet.errors import InvalidRequest, Unauthorized
 from sublet.lease.token import Operation, TokenClaims
 from sublet.values import Epoch, LeaseId, TenantId
 
-__all__ = ["TOKEN_LENGTH_MAX", "narrow", "verify"]
-
 TOKEN_LENGTH_MAX: Final = 8192
 """Characters. A fresh token has 600; each narrowing adds about 250."""
 _BLOCKS_MAX: Final = 16

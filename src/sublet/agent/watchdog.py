@@ -10,8 +10,6 @@ from typing import Final
 
 from sublet.values import NS_PER_S
 
-__all__ = ["EVERY_NS", "SILENT_NS", "Watchdog"]
-
 EVERY_NS: Final = 1 * NS_PER_S
 SILENT_NS: Final = 10 * NS_PER_S
 """A question that was not answered for so long was met by a supervisor that stands still."""

@@ -20,17 +20,6 @@ from sublet.broker.records import LOCAL_TENANT, TenantRecord
 from sublet.errors import Unauthorized
 from sublet.values import TenantId
 
-__all__ = [
-    "LOCAL_CALLER",
-    "TOKEN_PREFIX",
-    "UNKNOWN_ORIGIN",
-    "AccessList",
-    "Caller",
-    "Origin",
-    "new_token",
-    "token_hash",
-]
-
 TOKEN_PREFIX: Final = "sublet_"
 _TOKEN_LENGTH_MAX: Final = 256
 _ROOT: Final = 0

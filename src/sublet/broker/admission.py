@@ -46,30 +46,6 @@ from sublet.values import (
     valid_name,
 )
 
-__all__ = [
-    "above_ceiling",
-    "amount_text",
-    "check_request",
-    "describe",
-    "fingerprint",
-    "hold_more",
-    "in_the_way",
-    "leaves_size_out",
-    "most_ever",
-    "never_allowed",
-    "never_fits",
-    "not_free",
-    "out_of_service",
-    "over_quota",
-    "over_seconds",
-    "own_limit",
-    "seconds_free_at",
-    "smaller",
-    "together",
-    "what_would_fit",
-    "why_waiting",
-]
-
 
 def fingerprint(command: Acquire, *more: object) -> str:
     """The content of a request, so that the same id with another content is noticed. The ids do not count. ``more`` is

@@ -11,8 +11,6 @@ from sublet.errors import SubletError
 from sublet.values import Kind, LeaseId
 from sublet.wire.orders import Order
 
-__all__ = ["Answer", "Done", "Granted", "GrantedMany", "Offer", "Outcome", "Place", "Refusal", "RefusalCode"]
-
 
 class RefusalCode(enum.StrEnum):
     """Why a well-formed request was refused."""

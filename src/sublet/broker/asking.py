@@ -26,19 +26,6 @@ from sublet.values import (
 )
 from sublet.wire.http import AcquireRequest, AcquisitionRequest, QuotaView, WantBody
 
-__all__ = [
-    "TEXT_MAX",
-    "acquire_command",
-    "acquire_many_command",
-    "busy_ns",
-    "choice",
-    "flag",
-    "number",
-    "quota",
-    "request_id",
-    "text",
-]
-
 TEXT_MAX: Final = 128
 """Length of a request id, and of what a holder says of itself."""
 _QUOTA_MAX: Final = 1 << 62

@@ -21,8 +21,6 @@ from sublet.broker.journal_reader import Reader, Tip, check_header
 from sublet.errors import JournalError
 from sublet.observe import audit
 
-__all__ = ["restore", "write_backup"]
-
 SURELY_NEW = 1_000_000
 """Added to the highest incarnation known where the file that says it is damaged."""
 

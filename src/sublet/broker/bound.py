@@ -17,8 +17,6 @@ from sublet.broker.step import Step
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.values import EndReason, Kind, LeaseId
 
-__all__ = ["BoundLeases", "bind", "holder_gone", "holder_unseen", "parked_follow", "unbind"]
-
 _OVER = frozenset({LeaseStatus.ENDING, LeaseStatus.ENDED})
 _WAITS = frozenset({LeaseStatus.QUEUED, LeaseStatus.GRANTED})
 

@@ -24,8 +24,6 @@ from sublet.values import Epoch, Exclusivity, GroupId, Kind, LeaseId, TenantId
 if TYPE_CHECKING:
     from sublet.broker.state import Held, State
 
-__all__ = ["check_books"]
-
 _NOBODYS: Final = frozenset({SliceState.FREE, SliceState.DRAINING})
 _NOBODY: Final[tuple[int, int, int, int, dict[TenantId, int]]] = (0, 0, 0, 0, {})
 _STAYS: Final = frozenset({SliceState.QUARANTINED, SliceState.RETAINED})

@@ -22,42 +22,6 @@ from sublet.values import (
 )
 from sublet.wire.orders import Inventory, Report
 
-__all__ = [
-    "OFFICE",
-    "Acquire",
-    "AcquireMany",
-    "AddTenant",
-    "AgentReport",
-    "ApplyPolicy",
-    "Attach",
-    "Claim",
-    "ClearFence",
-    "Command",
-    "Decline",
-    "DisableTenant",
-    "Drain",
-    "EnableTenant",
-    "HolderGone",
-    "HolderUnseen",
-    "NodeGone",
-    "NodeUp",
-    "NoteActivity",
-    "OpenOffice",
-    "Release",
-    "RemoveGroup",
-    "RemoveReservation",
-    "RemoveTenant",
-    "RemoveVolume",
-    "Renew",
-    "Revoke",
-    "SetGroup",
-    "SetReservation",
-    "SetTenant",
-    "Tick",
-    "Unbind",
-]
-
-
 OFFICE: Final = "office"
 """Who acts where nobody asked: time, an agent, the scheduler."""
 

@@ -15,8 +15,6 @@ from sublet.observe.metrics import OfficeMetrics, Readings
 from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, Kind, LeaseId, Way
 from sublet.wire.http import EstimatesView, TroubleView
 
-__all__ = ["Counting"]
-
 ESTIMATES_KEPT: Final = 1_000
 """Granted requests whose estimates are compared with what came."""
 

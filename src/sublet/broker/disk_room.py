@@ -18,8 +18,6 @@ from typing import Final
 from sublet.values import MIB, format_size
 from sublet.wire.disk import RESERVE_FILE, DiskReserve, Space, disk_reserve, space_of
 
-__all__ = ["FULL", "DiskRoom"]
-
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 LOOK_NS: Final = 20_000_000
 """The disk is looked at this often, at most."""

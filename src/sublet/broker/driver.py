@@ -37,8 +37,6 @@ from sublet.errors import JournalError, SubletError
 from sublet.values import NS_PER_S, LeaseId, NodeId
 from sublet.wire.orders import Held, NotHeld, Order, Report
 
-__all__ = ["BATCH_MAX", "HOLD_TIMEOUT_S", "PENDING_MAX", "Driver"]
-
 _log = logging.getLogger("sublet.broker")
 
 BATCH_MAX: Final = 1024

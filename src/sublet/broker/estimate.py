@@ -24,8 +24,6 @@ from sublet.broker.volume_rooms import why_not_yet
 from sublet.lease.states import SliceState
 from sublet.values import Exclusivity, Kind, TenantId
 
-__all__ = ["estimate_if_queued", "estimate_ns", "leaves_at"]
-
 AHEAD_MAX = 1_000
 """Places in the line beyond which no estimate is made."""
 SLICES_MAX = 256

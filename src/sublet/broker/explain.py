@@ -26,8 +26,6 @@ from sublet.broker.volume_rooms import why_not_yet
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.values import Kind, Tier, format_duration
 
-__all__ = ["Ahead", "Because", "Explanation", "Reason", "ReasonKind", "explain"]
-
 
 class Because(enum.StrEnum):
     """Why a request goes before another: the first difference that decides."""

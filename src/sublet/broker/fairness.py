@@ -23,17 +23,6 @@ import msgspec
 from sublet.values import NS_PER_S, GroupId, Kind
 from sublet.wire.orders import Part
 
-__all__ = [
-    "DEFAULT_GROUP",
-    "HALF_LIFE_NS",
-    "SHARED_KINDS",
-    "Account",
-    "Decay",
-    "amounts_of",
-    "share",
-    "share_of_everything",
-]
-
 SHARED_KINDS: Final = (Kind.GPU, Kind.CPU, Kind.MEMORY)
 """What counts: thousandths of a device, cores, bytes. Disk does not: it is kept, not used up."""
 HALF_LIFE_NS: Final = 3600 * NS_PER_S

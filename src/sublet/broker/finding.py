@@ -13,8 +13,6 @@ from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.lease.value import ended_error as error_of_end
 from sublet.values import Epoch, LeaseId, TenantId
 
-__all__ = ["ended_error", "find", "find_live", "must_be_live"]
-
 
 def find(step: Step, tenant: TenantId, lease_id: LeaseId) -> LeaseRecord:
     """The tenant's own lease. Another tenant's looks like none at all."""

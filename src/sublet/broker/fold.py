@@ -40,8 +40,6 @@ from sublet.values import Kind, LeaseId, ReservationId, Way
 if TYPE_CHECKING:
     from sublet.broker.state import State
 
-__all__ = ["FOLD"]
-
 
 def _office_opened(state: State, event: ev.OfficeOpened, now: Now) -> None:
     if event.incarnation > state.books.incarnation:

@@ -14,8 +14,6 @@ from sublet.wire.orders import Part
 if TYPE_CHECKING:
     from sublet.broker.state import State
 
-__all__ = ["VOLUME_FOLD", "keep_volume", "take_over", "volume_attached"]
-
 
 def take_over(state: State, key: str, part: Part) -> bool:
     """Before a grant: the slice that its volume has is the one it gets. Whether there is one."""

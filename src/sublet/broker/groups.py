@@ -19,17 +19,6 @@ from sublet.lease.states import LIVE_STATES
 from sublet.values import MILLIS_PER_DEVICE, Exclusivity, GroupId, Kind
 from sublet.wire.orders import Part
 
-__all__ = [
-    "Floors",
-    "asked_millis",
-    "gpu_millis",
-    "held_millis",
-    "is_within_floor",
-    "millis_left",
-    "only_within_ceiling",
-    "over_ceiling",
-]
-
 
 def gpu_millis(parts: Sequence[Part]) -> int:
     """How much of devices these parts are."""

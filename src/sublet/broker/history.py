@@ -22,8 +22,6 @@ from sublet.values import NS_PER_S, GroupId, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.http import BillLine
 from sublet.wire.orders import Metered, Part, Saved
 
-__all__ = ["History", "wire_lines"]
-
 _Told = (
     ev.NodeJoined
     | ev.TenantSet

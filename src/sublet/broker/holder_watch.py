@@ -20,8 +20,6 @@ from sublet.broker.events import Event
 from sublet.broker.processes import Fate, Processes
 from sublet.broker.records import Now, ProcessRecord
 
-__all__ = ["IDLE_MAX", "LOOK_EVERY_S", "HolderWatch"]
-
 LOOK_EVERY_S: Final = 1.0
 """How often a process without a pidfd is looked at."""
 IDLE_MAX: Final = 64

@@ -34,8 +34,6 @@ from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.values import EndReason, Kind, LeaseId, NodeId, RequestId, Tier, format_duration
 from sublet.wire.orders import Part
 
-__all__ = ["acquire", "acquire_many", "answer_now", "attach", "claim", "decline", "release"]
-
 REQUEST_ID_MAX: Final = 120
 """Of a request for many leases: each but the first is known by this, a slash and its number."""
 

@@ -49,8 +49,6 @@ from sublet.values import TenantId
 from sublet.wire.http import WIRE_HEADER, WIRE_VERSION, ErrorBody
 from sublet.wire.version import AS_TENANT_HEADER, FOR_TENANT_HEADER
 
-__all__ = ["BODY_MAX_BYTES", "STATUS_OF", "App"]
-
 BODY_MAX_BYTES: Final = 1 << 20
 """One message."""
 

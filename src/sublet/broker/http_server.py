@@ -35,8 +35,6 @@ from sublet.wire.http import WIRE_HEADER, WIRE_VERSION, ErrorBody, ErrorView
 from sublet.wire.peer_limits import PeerLimits, Refused
 from sublet.wire.sockets import peer_of
 
-__all__ = ["CONNECTIONS_MAX", "HEAD_MAX_BYTES", "HttpServer"]
-
 CONNECTIONS_MAX: Final = 4096
 """Open connections of one office."""
 USER_SHARE: Final = 4

@@ -38,8 +38,6 @@ from sublet.errors import JournalError, JournalFailed
 from sublet.observe import audit
 from sublet.wire.http import AuditReport
 
-__all__ = ["Entry", "Journal", "Recovered", "entry_of", "verify_file"]
-
 BEAT_EVERY_NS: Final = 1_000_000_000
 """More often the instant is not written down when nothing else is: what a reboot may add to a lease."""
 CHECKPOINT_FRAMES: Final = 900

@@ -23,23 +23,6 @@ from typing import Final
 from sublet.errors import JournalError
 from sublet.observe.audit import Anchor
 
-__all__ = [
-    "INCARNATION_NAME",
-    "JOURNAL_NAME",
-    "LOCK_NAME",
-    "AnchorFile",
-    "Anchors",
-    "HomeLock",
-    "prepare_home",
-    "publish",
-    "publish_new",
-    "read_incarnation",
-    "remove_database",
-    "sync_file",
-    "sync_folder",
-    "write_incarnation",
-]
-
 JOURNAL_NAME: Final = "journal.db"
 LOCK_NAME: Final = "journal.lock"
 INCARNATION_NAME: Final = "incarnation"

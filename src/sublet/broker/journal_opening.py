@@ -17,8 +17,6 @@ from sublet.broker.journal_reader import Reader, Tip, is_full, not_opened
 from sublet.errors import JournalError
 from sublet.observe import audit
 
-__all__ = ["LOG_BYTES", "begin", "compare", "open_to_write"]
-
 LOG_BYTES: Final = 4 << 20
 """The write-ahead log as it is laid out."""
 

@@ -22,17 +22,6 @@ from sublet.broker.journal_schema import APPLICATION_ID, TABLES, VERSION, check_
 from sublet.errors import JournalError
 from sublet.observe import audit
 
-__all__ = [
-    "CHECK_WHOLE_MAX_BYTES",
-    "Reader",
-    "Row",
-    "Tip",
-    "check_header",
-    "full_disk",
-    "is_full",
-    "not_opened",
-]
-
 CHECK_WHOLE_MAX_BYTES: Final = 256 << 20
 """Up to this size every page is checked whenever the journal is opened; above it, only what is read, so that an office
 with years of audit still starts at once. ``verify`` and ``backup`` always check everything."""

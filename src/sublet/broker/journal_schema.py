@@ -13,20 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-__all__ = [
-    "APPLICATION_ID",
-    "MIGRATIONS",
-    "TABLES",
-    "VERSION",
-    "check_meta",
-    "checksum",
-    "close_to_publish",
-    "connect_unpublished",
-    "create",
-    "get_meta",
-    "put_meta",
-]
-
 APPLICATION_ID: Final = 0x5355424C
 """``SUBL``, in the file's header."""
 VERSION: Final = 1

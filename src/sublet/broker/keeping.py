@@ -14,8 +14,6 @@ from sublet.broker.step import Step, extend_order
 from sublet.errors import InvalidRequest, LeaseRevoked, QuotaExceeded, RenewalRefusal
 from sublet.values import EndReason, RenewMode, format_duration
 
-__all__ = ["activity", "note_activity", "renew"]
-
 
 def renew(step: Step, schedule: Schedule, command: cmd.Renew) -> Answer:
     """Move the deadline, or say why not. A renewal after the end changes nothing."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from sublet.errors import JournalFailed
 
-__all__ = ["of_agent", "of_journal", "of_ledger"]
-
 
 def of_journal(error: Exception) -> str:
     """What was decided could not be made durable."""

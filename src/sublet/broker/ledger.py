@@ -27,8 +27,6 @@ from sublet.errors import SubletError
 from sublet.values import LeaseId, NodeId, TenantId
 from sublet.wire.orders import Held, Order
 
-__all__ = ["Ledger"]
-
 
 class Ledger:
     """Books, scheduler and unconfirmed orders of one office."""

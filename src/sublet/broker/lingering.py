@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-__all__ = ["LINGER_S", "RENEWALS_LINGER_S", "RENEWAL_SLACK_NS", "Renewals"]
-
 LINGER_S: Final = 0.002
 """A report that nobody waits for is handled after this long, or with the next command that comes, so that both share a
 commit: a program that takes a lease right after it gave one back is back by then. (With somebody in the queue it may be

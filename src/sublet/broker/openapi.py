@@ -12,8 +12,6 @@ import msgspec
 from sublet.broker.routes import ROUTES, Right, Route
 from sublet.wire.http import WIRE_HEADER, WIRE_VERSION, ErrorBody
 
-__all__ = ["openapi_document"]
-
 _REF: Final = "#/components/schemas/{name}"
 
 

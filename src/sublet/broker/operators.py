@@ -18,21 +18,6 @@ from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
 from sublet.values import DURATION_MAX_NS, MILLIS_PER_DEVICE, EndReason, GroupId, NodeId, TenantId, valid_name
 from sublet.wire import orders
 
-__all__ = [
-    "add_tenant",
-    "apply_policy",
-    "clear_fence",
-    "disable_tenant",
-    "drain",
-    "enable_tenant",
-    "open_office",
-    "remove_group",
-    "remove_tenant",
-    "revoke",
-    "set_group",
-    "set_tenant",
-]
-
 WEIGHT_MAX: Final = 10_000
 GPUS_MAX: Final = 1 << 31
 REQUESTS_MIN: Final = 60

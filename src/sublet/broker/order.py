@@ -24,8 +24,6 @@ from sublet.broker.state import State, Waiting, waiting
 from sublet.lease.states import LeaseStatus
 from sublet.values import GroupId, Kind, LeaseId, TenantId, Tier
 
-__all__ = ["TIERS", "InOrder", "Shares", "kinds_of", "others_wait_for", "position"]
-
 WAITING_LOOKED_AT = 64
 """Waiting requests of each tenant and tier that are looked at to see whether one of them wants what a lease has."""
 TIERS = sorted(Tier, key=lambda tier: tier.rank, reverse=True)

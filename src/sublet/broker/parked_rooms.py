@@ -12,8 +12,6 @@ from sublet.broker.state import State
 from sublet.lease.states import LIVE_STATES
 from sublet.values import Kind, NodeId, Suspend
 
-__all__ = ["only_where_it_goes_on"]
-
 
 def only_where_it_goes_on(
     state: State, lease: LeaseRecord, rooms: RoomsByNode, *, ever: bool = False

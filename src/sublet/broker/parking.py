@@ -47,21 +47,6 @@ if TYPE_CHECKING:
     from sublet.broker.state import State
     from sublet.broker.step import Step
 
-__all__ = [
-    "after_end",
-    "bound_ns",
-    "give_way_early",
-    "held",
-    "holder_is_back",
-    "keep",
-    "not_needed",
-    "parkable",
-    "resumed",
-    "take",
-    "torn_down",
-    "waited_for",
-]
-
 _KINDS: Final = frozenset({Kind.GPU, Kind.CPU})
 """What a lease may have whose guests are parked: memory and disk of its own end with it."""
 _CLASSES: Final = frozenset({Exclusivity.SHARED, Exclusivity.SESSION})

@@ -18,20 +18,6 @@ from sublet.broker.rooms import Room
 from sublet.values import MILLIS_PER_DEVICE, Exclusivity, Kind, NodeId, TenantId
 from sublet.wire.orders import Device, Part
 
-__all__ = [
-    "MODEL_OR",
-    "RoomsByNode",
-    "fit",
-    "fit_many",
-    "fit_on_node",
-    "is_class_honoured",
-    "is_model",
-    "largest",
-    "largest_each",
-    "models_of",
-    "replace_amount",
-]
-
 MODEL_OR: Final = "|"
 """Between models of which any would do."""
 RoomsByNode = Mapping[NodeId, Sequence[Room]]

@@ -9,8 +9,6 @@ from sublet.broker.records import NO_QUOTA, Quota
 from sublet.errors import InvalidRequest
 from sublet.values import NS_PER_S, Kind, Tier
 
-__all__ = ["Policy"]
-
 _MIN_NS = 60 * NS_PER_S
 
 

@@ -24,8 +24,6 @@ from sublet.errors import InvalidRequest
 from sublet.values import BYTES_MAX, GIB, MIB, NS_PER_S, format_size, parse_duration_ns, parse_size, shown
 from sublet.wire.caps import WALLS, LeaseCaps
 
-__all__ = ["FILE", "FILE_BYTES_MAX", "KEYS", "TABLES", "Key", "Limits", "Unit", "parse_policy"]
-
 FILE: Final = "policy.toml"
 FILE_BYTES_MAX: Final = 64 * 1024
 _COUNT_MAX: Final = 1_000_000_000

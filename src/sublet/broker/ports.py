@@ -10,8 +10,6 @@ from sublet.broker.records import Now
 from sublet.values import NodeId
 from sublet.wire.orders import Inventory, Order
 
-__all__ = ["Agent", "Journal", "Listener"]
-
 Listener = Callable[[Now, Sequence[Event]], None]
 """Called with each batch of facts once it is durable, in order."""
 

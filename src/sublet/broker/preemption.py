@@ -57,8 +57,6 @@ from sublet.lease.states import LeaseStatus, SliceState
 from sublet.values import EndReason, Kind, LeaseId, NodeId, ResourceId, Tier
 from sublet.wire.orders import Part
 
-__all__ = ["Plan", "Victim", "is_at_rest", "plan", "standing_of_request", "victim", "weight"]
-
 VICTIMS_MAX = 64
 """Leases that one request may take on one node."""
 SLICES_MAX = 1024

@@ -16,8 +16,6 @@ from sublet.broker.records import LeaseRecord
 from sublet.lease.states import LeaseStatus
 from sublet.values import NS_PER_S, LeaseId
 
-__all__ = ["SILENCE_S", "Presence"]
-
 SILENCE_S: Final = 30.0
 """A holder in the queue who gives no sign of life for this long has left it."""
 _SILENCE_NS: Final = round(SILENCE_S * NS_PER_S)

@@ -26,8 +26,6 @@ from sublet.broker.access import Origin
 from sublet.broker.records import ProcessRecord
 from sublet.values import NS_PER_S
 
-__all__ = ["Fate", "Peer", "PeerSocket", "Processes", "Stat"]
-
 SO_PEERPIDFD: Final = 77
 """As on x86 and Arm; Python has no name for it."""
 _NS_PER_TICK: Final = NS_PER_S // os.sysconf("SC_CLK_TCK")

@@ -19,8 +19,6 @@ from sublet.broker.volume_rooms import only_where_its_volume_is
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.values import Exclusivity, Kind, LeaseId, NodeId, ResourceId
 
-__all__ = ["can_be_kept", "matches", "rooms_for", "victims_left"]
-
 
 def rooms_for(state: State, lease: LeaseRecord) -> RoomsByNode:
     """Rooms in service on the nodes with the labels it asks for, as this lease, waiting or just come, may see them."""

@@ -18,8 +18,6 @@ from sublet.broker.records import LOCAL_TENANT
 from sublet.errors import QuotaExceeded
 from sublet.values import NS_PER_S, GroupId, TenantId, format_duration
 
-__all__ = ["Bucket", "RateLimits", "RequestRates", "TooMany"]
-
 MINUTE_NS: Final = 60 * NS_PER_S
 HOUR_NS: Final = 60 * MINUTE_NS
 BURST_PART: Final = 6

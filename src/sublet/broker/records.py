@@ -31,33 +31,6 @@ from sublet.values import (
 )
 from sublet.wire.orders import Device, Parking, Part, VolumeRef
 
-__all__ = [
-    "HOLDING_STATES",
-    "KEPT_STATES",
-    "LOCAL_TENANT",
-    "NO_LONGER_THERE",
-    "NO_QUOTA",
-    "EndRecord",
-    "ForeignRecord",
-    "GroupRecord",
-    "LeaseRecord",
-    "NodeRecord",
-    "NoticeRecord",
-    "Now",
-    "Parks",
-    "ProcessRecord",
-    "Quota",
-    "ReservationRecord",
-    "ReservedRecord",
-    "ResourceRecord",
-    "SliceRecord",
-    "Span",
-    "TenantRecord",
-    "VolumeRecord",
-    "Want",
-    "volume_key",
-]
-
 HOLDING_STATES: Final = LIVE_STATES | {LeaseStatus.GRANTED}
 """In which a lease counts against quotas, and as use."""
 KEPT_STATES: Final = frozenset({VolumeState.RETAINED, VolumeState.REMOVING})

@@ -34,16 +34,6 @@ if TYPE_CHECKING:
     from sublet.broker.rooms import Room
     from sublet.broker.state import Held, State
 
-__all__ = [
-    "check",
-    "held_since_ns",
-    "is_being_replaced",
-    "millis_beside",
-    "present",
-    "with_its_parts_free",
-    "without_it",
-]
-
 
 def check(state: State, lease: LeaseRecord, command: cmd.Acquire) -> cmd.Acquire:
     """The request, with the epoch that it means; raises if this lease cannot be replaced by it."""

@@ -17,8 +17,6 @@ from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
 from sublet.values import EndReason, Epoch, LeaseId, NodeId
 from sublet.wire import orders
 
-__all__ = ["agent_report", "node_gone", "node_up", "with_what_is_held"]
-
 
 def agent_report(step: Step, schedule: Schedule, command: cmd.AgentReport) -> Answer:
     """Take one report for what it is worth now."""

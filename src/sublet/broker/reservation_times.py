@@ -20,8 +20,6 @@ from sublet.broker.records import Span
 from sublet.errors import InvalidRequest
 from sublet.values import NS_PER_S, shown
 
-__all__ = ["AHEAD_DAYS", "instants", "parse_rule", "zone_of"]
-
 AHEAD_DAYS: Final = 400
 """So far ahead instants are worked out."""
 _DAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from sublet.broker.state import State
     from sublet.broker.step import Step
 
-__all__ = ["check_groups", "next_wall_ns", "remove", "rooms_seen", "set_reservation", "settle"]
-
 RESERVATIONS_MAX: Final = 100
 SPANS_MAX: Final = 1000
 """Times of one reservation that are worked out ahead."""

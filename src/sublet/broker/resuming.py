@@ -12,8 +12,6 @@ from sublet.errors import InvalidRequest, StaleEpoch
 from sublet.values import LeaseId
 from sublet.wire.orders import Parking
 
-__all__ = ["check_epoch", "parking_of", "wanting"]
-
 
 def wanting(step: Step, command: cmd.Acquire) -> cmd.Acquire:
     """The request to go on, spelt out; raises if there is nothing to go on with."""

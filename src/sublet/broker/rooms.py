@@ -13,8 +13,6 @@ from sublet.lease.states import SliceState
 from sublet.values import MILLIS_PER_DEVICE, Exclusivity, Kind, NodeId, ResourceId, TenantId
 from sublet.wire.orders import Part
 
-__all__ = ["Room"]
-
 
 @dataclass(slots=True)
 class Room:

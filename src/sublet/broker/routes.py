@@ -21,8 +21,6 @@ from sublet.broker import serve_volumes as volumes
 from sublet.broker.service import Asked, Call, Reply, Service
 from sublet.wire import http as wire
 
-__all__ = ["ROUTES", "Handler", "Right", "Route"]
-
 Handler = Callable[[Service, Call], Awaitable[Reply] | Asked | Reply]
 """What is one command says which (``Asked``), what is known at once replies; anything else is a coroutine."""
 

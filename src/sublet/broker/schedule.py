@@ -27,8 +27,6 @@ from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.values import EndReason, Kind, LeaseId, NodeId, Tier
 from sublet.wire.orders import Part
 
-__all__ = ["Schedule"]
-
 ENDS_PER_TICK = 500
 """Leases whose time has come that are handled in one tick; renewals get their turn in between."""
 PLANS_PER_SETTLE = 32

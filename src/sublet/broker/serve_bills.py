@@ -15,8 +15,6 @@ from sublet.broker.service import Call, Reply, Service, is_live, json_reply
 from sublet.errors import InvalidRequest
 from sublet.observe.bills import Usage, fold, to_csv
 
-__all__ = ["bill"]
-
 USAGES_KEPT: Final = 100_000
 """Leases that may be kept in memory between two bills; with more of them each bill reads the chain from its start."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

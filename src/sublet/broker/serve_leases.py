@@ -46,27 +46,6 @@ from sublet.wire.http import (
     UnbindRequest,
 )
 
-__all__ = [
-    "RENEWALS_MAX",
-    "WAIT_MAX_S",
-    "acquire",
-    "acquire_many",
-    "activity",
-    "attach",
-    "claim",
-    "decline",
-    "error_view",
-    "events",
-    "leases",
-    "release",
-    "releases",
-    "renew",
-    "renewals",
-    "show",
-    "token",
-    "unbind",
-]
-
 WAIT_MAX_S: Final = 60.0
 """The longest that one request waits for a change; ask again."""
 AT_ONCE: Final = 128

@@ -21,8 +21,6 @@ from sublet.errors import Disconnected, SubletError
 from sublet.wire.guests import GuestView, ListGuests
 from sublet.wire.http import GuestEntry, PlaceAnswer, TroubleView
 
-__all__ = ["COMMAND_MAX", "GUESTS_MAX", "PLACES_MAX", "all_troubles", "explain", "guests", "queue", "troubles"]
-
 COMMAND_MAX: Final = 2000
 """Characters of a command line that are shown."""
 GUESTS_MAX: Final = 1000

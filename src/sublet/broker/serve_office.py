@@ -50,33 +50,6 @@ from sublet.wire.http import (
     TenantView,
 )
 
-__all__ = [
-    "add_group",
-    "add_tenant",
-    "audit",
-    "audit_log",
-    "backup",
-    "clear_fence",
-    "disable_tenant",
-    "document",
-    "down",
-    "drain",
-    "enable_tenant",
-    "fences",
-    "groups",
-    "hello",
-    "metrics",
-    "remove_group",
-    "remove_tenant",
-    "revoke",
-    "set_group",
-    "set_tenant",
-    "status",
-    "tenant",
-    "tenants",
-]
-
-
 _TOKEN_BYTES: Final = 32
 _DETAIL_MAX: Final = 500
 _BACKUPS: Final = "backups"

@@ -12,8 +12,6 @@ from sublet.errors import NotFound, Unauthorized
 from sublet.values import TenantId, shown
 from sublet.wire.http import LimitChange, LimitView
 
-__all__ = ["apply", "limit_views", "policy"]
-
 OF_QUOTA: Final = {
     "tenant.gpus": "gpus",
     "tenant.vram": "vram_bytes",

@@ -21,8 +21,6 @@ from sublet.errors import InvalidRequest, NotFound
 from sublet.values import NS_PER_S, GroupId, ReservationId, shown, valid_name
 from sublet.wire.http import ReservationRequest, ReservationView, SpanView
 
-__all__ = ["add", "look_ahead", "remove", "reservations"]
-
 _log = logging.getLogger(__name__)
 _SHOWN: Final = 3
 """Times to come that are shown of each."""

@@ -11,8 +11,6 @@ from sublet.errors import NotFound
 from sublet.values import TenantId
 from sublet.wire.http import VolumeView
 
-__all__ = ["remove", "show", "volumes"]
-
 
 async def volumes(service: Service, call: Call) -> Reply:
     """By name. A tenant sees its own, an operator all, or those of one tenant."""

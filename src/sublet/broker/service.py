@@ -35,8 +35,6 @@ from sublet.values import LeaseId, TenantId
 from sublet.wire.guests import Guests, ListGuests, Troubles
 from sublet.wire.http import AuditReport, LeaseView
 
-__all__ = ["JSON", "Asked", "Call", "Identity", "Reply", "Service", "is_live", "json_reply"]
-
 JSON: Final = b"application/json"
 _CLOSES: Final = "the office is closing"
 _encode = msgspec.json.Encoder().encode

@@ -16,8 +16,6 @@ from sublet.broker.rate_limits import BURST_MIN, BURST_PART
 from sublet.errors import CapacityExceeded, SubletError
 from sublet.values import NS_PER_S, TenantId
 
-__all__ = ["SharedLimits", "SharedSocket", "TokenBuckets"]
-
 _MINUTE_NS: Final = 60 * NS_PER_S
 KEYS_MAX: Final = 4096
 """Users and tenants that are counted at once. One that is dropped begins anew, with all it may have at once."""

@@ -29,8 +29,6 @@ from sublet.lease.states import LIVE_STATES
 from sublet.lease.token import TokenClaims
 from sublet.values import NS_PER_S, TenantId
 
-__all__ = ["KEY_FILE", "Signer", "key_id_of"]
-
 KEY_FILE: Final = "capability.key"
 CHECKPOINT_FILE: Final = "checkpoint.key"
 SECRET_BYTES: Final = 32

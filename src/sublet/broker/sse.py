@@ -24,17 +24,6 @@ from sublet.lease.states import LeaseStatus
 from sublet.values import LeaseId, TenantId
 from sublet.wire.http import LeaseView, News
 
-__all__ = [
-    "KEEP_ALIVE_S",
-    "PLACES_EVERY_S",
-    "QUEUE_MAX",
-    "STREAMS_MAX",
-    "STREAMS_TENANT_MAX",
-    "Hub",
-    "Stream",
-    "event_frame",
-]
-
 QUEUE_MAX: Final = 256
 """Events waiting for one slow reader."""
 STREAMS_MAX: Final = 1024

@@ -65,9 +65,6 @@ from sublet.values import (
 )
 from sublet.wire.orders import Part
 
-__all__ = ["Books", "Held", "State"]
-
-
 ATTAINED_STEPS_NS: Final = (30 * 60 * NS_PER_S, 4 * 3600 * NS_PER_S)
 """Of two requests of a tenant, that goes first whose holder has not yet held for so long without a break."""
 _DEFAULT: Final = GroupRecord(id=DEFAULT_GROUP)

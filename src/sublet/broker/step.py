@@ -21,8 +21,6 @@ from sublet.values import EndReason, LeaseId, NodeId, ReservationId, Way
 from sublet.wire import orders
 from sublet.wire.orders import Order, Parking, Part
 
-__all__ = ["Step"]
-
 
 class Step:
     """The state, the moment, and what came of the command."""

@@ -21,8 +21,6 @@ from sublet.values import EndReason, Epoch, LeaseId, NodeId
 from sublet.wire import orders
 from sublet.wire.orders import Order, Part
 
-__all__ = ["Unconfirmed"]
-
 _Key = tuple[LeaseId, str]
 
 

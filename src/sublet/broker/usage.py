@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-__all__ = ["UsageMeter", "at_most_from"]
-
 
 class UsageMeter(msgspec.Struct):
     """One tenant's meter. Units: thousandths of a device, times nanoseconds."""

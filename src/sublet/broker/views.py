@@ -54,27 +54,6 @@ from sublet.wire.http import (
     WantBody,
 )
 
-__all__ = [
-    "audit_entry",
-    "device_view",
-    "end_view",
-    "explain_answer",
-    "fence_views",
-    "group_view",
-    "lease_view",
-    "node_view",
-    "offer_answer",
-    "place_answer",
-    "quota_view",
-    "refusal_answer",
-    "renew_answer",
-    "rfc3339",
-    "seconds",
-    "tenant_view",
-    "volume_view",
-]
-
-
 LISTED_MAX: Final = 100
 """Leases and tenants that an explanation names of each kind."""
 

@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["ASLEEP", "MOMENT_NS", "SHORT_LEAST", "WAITS", "Vigil"]
-
 MOMENT_NS: Final = 500_000
 """More than a supervisor takes to carry out an order and say so, or a program from an answer to its next request."""
 WAITS: Final = 16

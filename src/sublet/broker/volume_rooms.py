@@ -14,8 +14,6 @@ from sublet.broker.state import Held, State
 from sublet.lease.states import SliceState, VolumeState
 from sublet.values import Kind, NodeId, format_size
 
-__all__ = ["held_beside", "only_where_its_volume_is", "why_not_yet"]
-
 
 def only_where_its_volume_is(
     state: State, lease: LeaseRecord, rooms: RoomsByNode, *, ever: bool = False

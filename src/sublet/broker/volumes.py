@@ -42,24 +42,6 @@ if TYPE_CHECKING:
     from sublet.broker.state import State
     from sublet.broker.step import Step
 
-__all__ = [
-    "after_grant",
-    "expire",
-    "holder_of",
-    "in_use",
-    "is_open",
-    "is_removed",
-    "listed",
-    "migrate",
-    "ref_of",
-    "remove",
-    "remove_order",
-    "removed",
-    "verified",
-    "vouched",
-    "wanting",
-]
-
 AT_ONCE: Final = 500
 """Volumes whose time has come that are handled in one tick."""
 

@@ -11,8 +11,6 @@ from sublet.errors import Disconnected, LeaseNotActive, RenewalRefusal, SubletEr
 from sublet.values import LeaseId
 from sublet.wire.orders import Held, NotHeld
 
-__all__ = ["Holds", "Waiting", "not_confirmed", "not_held", "too_many"]
-
 
 class Waiting:
     """One command, and who wants to know what it came to: a future, or a function that is told (``then``)."""

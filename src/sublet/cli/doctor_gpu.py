@@ -23,8 +23,6 @@ from sublet.devices import nvrtc
 from sublet.devices.cuda_driver import dotted
 from sublet.values import NS_PER_S, Suspend, format_size
 
-__all__ = ["gpu_checks"]
-
 Said = tuple[str, str] | tuple[str, str, str]
 
 PACKAGES: Final = ("nvidia-ml-py", "cuda-bindings", "warp-lang", "torch")

@@ -23,8 +23,6 @@ from sublet.invocation import installing, typeable
 if TYPE_CHECKING:
     from sublet.studio.people import People, Person
 
-__all__ = ["add", "ls", "rm", "studio", "token"]
-
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 PORT: Final = 8320
 BACKLOG: Final = 512

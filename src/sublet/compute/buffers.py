@@ -12,8 +12,6 @@ from sublet.errors import InvalidRequest, NotFound
 from sublet.values import format_size, shown
 from sublet.wire.device import ModuleKind
 
-__all__ = ["Buffer", "Module"]
-
 _FREED: Final = "freed"
 _UNLOADED: Final = "unloaded"
 

@@ -31,8 +31,6 @@ from sublet.wire.link import Link
 from sublet.wire.log_records import load_log_record
 from sublet.wire.work import Asked, Board, Message, ResultBuffer, Said, Told, pack, unpack
 
-__all__ = ["GRACE_S", "WINDOW", "Exchange", "Pending"]
-
 GRACE_S: Final = 5.0
 """How long an interrupted function may take to leave; then its process is ended."""
 WINDOW: Final = 64

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
 
-__all__ = ["GpuFunction", "gpu"]
-
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")

@@ -13,8 +13,6 @@ from sublet.wire.guests import GuestSpec, StdioKind
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
 
-__all__ = ["ENTRY", "device_guest"]
-
 ENTRY: Final = "sublet.guest.device_service:main"
 IMPORTS: Final = ("cloudpickle?", "numpy?", "torch?", "warp?")
 """What its warm interpreter has loaded, where it is there: the same as a worker's, so that one does for both."""

@@ -28,8 +28,6 @@ from sublet.guest.cargo import Stowed, encode, stow
 from sublet.wire.frames import close_all
 from sublet.wire.work import Asked, Flag, Message, Where, pack, pack_numbers
 
-__all__ = ["Functions", "Packed", "Peer", "checked_callable", "is_library", "name_of"]
-
 Stamp = tuple[str | None, tuple[int, int]]
 OWN: Final = "sublet."
 FUNCTIONS_MAX: Final = 256

@@ -5,8 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 from typing import Any, Protocol
 
-__all__ = ["Call", "CallFuture"]
-
 
 class Call(Protocol):
     """What a future stands for."""

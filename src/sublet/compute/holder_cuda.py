@@ -21,8 +21,6 @@ from sublet.values import Kind
 if TYPE_CHECKING:
     from sublet.client.handle import LeaseFacts
 
-__all__ = ["ALLOWED_BY", "check_holder", "contexts", "loaded_driver"]
-
 ALLOWED_BY: Final = "SUBLET_HOLDER_CUDA"
 """Set to ``allow`` by who has a card of his own in this program and knows what he does."""
 _DO: Final = (

@@ -14,8 +14,6 @@ from typing import Final, Protocol
 from sublet.background import is_shortage, start_thread
 from sublet.compute.calls import WINDOW, Exchange, Pending
 
-__all__ = ["Housekeeper", "Watched"]
-
 LINGER_S: Final = 1.0
 LISTEN_S: Final = 0.25
 """It looks so often whether something became due that was not when it began to listen."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.compute.workers import Options, Worker
 
-__all__ = ["RemoteIterator"]
-
 ITEMS_MAX: Final = 64
 """Asked for at a time; fewer come when they take long or are large."""
 

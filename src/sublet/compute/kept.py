@@ -22,8 +22,6 @@ from sublet.durable.memory import address_of
 from sublet.durable.pages import Pages, process_pages
 from sublet.values import MIB
 
-__all__ = ["KEPT_MAX", "Kept", "same_bytes"]
-
 KEPT_MAX: Final = 96
 """Buffers that a guest keeps; each holds a descriptor open there."""
 KEPT_SHARE: Final = 4

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.client.volume_line import HasVolume
 
-__all__ = ["CellCall", "KernelGuest"]
-
 LOOK_NS: Final = 100_000_000
 
 

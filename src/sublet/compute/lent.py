@@ -25,8 +25,6 @@ from sublet.values import MIB
 from sublet.wire.lasting import LENT_SEALS, POPULATE
 from sublet.wire.shared import write_all
 
-__all__ = ["LENT_MIN", "Lent", "LentMemory", "lent_memory"]
-
 LENT_MIN: Final = 16 * MIB
 """Smaller arrays go in sealed memory of their own."""
 KEPT_FOR_S: Final = 60.0

@@ -19,18 +19,6 @@ from sublet.wire.page import ended_error
 from sublet.wire.shared import take_over
 from sublet.wire.work import Flag, Said, Told, unpack
 
-__all__ = [
-    "Cancelled",
-    "GeneratorBegun",
-    "Items",
-    "Many",
-    "RemoteTraceback",
-    "Unlike",
-    "read",
-    "read_many",
-    "remote_exception",
-]
-
 
 class RemoteTraceback(Exception):
     """Where it was raised, in the words of the other process. It is the cause of what was raised here."""

@@ -30,19 +30,6 @@ from sublet.values import NS_PER_S, format_duration, shown
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
 
-__all__ = [
-    "AGAIN",
-    "Again",
-    "check_call",
-    "check_is_holder",
-    "map_calls",
-    "outcome",
-    "prepare_worker",
-    "run_call",
-    "submit_call",
-    "submit_many",
-]
-
 TRIES: Final = 4
 """Workers that one call is sent to: each but the last died before it began, or knew the function as another."""
 RUN_MAX: Final = 128

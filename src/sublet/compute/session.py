@@ -49,8 +49,6 @@ from sublet.wire.scalars import packing
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
 
-__all__ = ["GpuSession"]
-
 INLINE_MAX: Final = 64 * 1024
 """Bytes of a write, or of a module, that lie in the message itself. What is more goes through shared memory."""
 CHUNK: Final = 64 * MIB

@@ -12,8 +12,6 @@ from sublet.errors import InvalidRequest
 from sublet.values import shown, valid_text
 from sublet.wire.device import ModuleKind
 
-__all__ = ["Buffery", "KindText", "SourceText", "Sources", "bytes_of", "sources_of", "whole", "writable"]
-
 SOURCE_MAX: Final = 64 << 20
 KindText: TypeAlias = ModuleKind | Literal["warp", "cuda", "ptx", "cubin"]
 SourceText: TypeAlias = str | bytes | Any

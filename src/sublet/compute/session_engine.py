@@ -46,8 +46,6 @@ from sublet.wire.shared import write_shared
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
 
-__all__ = ["Engine"]
-
 MOMENT_S: Final = 0.005
 """How long something waits to be sent together with what comes after it."""
 IDLE_S: Final = 1.0

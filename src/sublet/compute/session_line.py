@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from sublet.client.guests import Guest
     from sublet.client.lease import Lease
 
-__all__ = ["DeviceLine", "open_device_line", "why_ended"]
-
 WAIT_S: Final = 1.0
 """Between two looks whether the connection still stands; an answer itself is seen at once."""
 TOLD_S: Final = 5.0

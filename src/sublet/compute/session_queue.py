@@ -32,8 +32,6 @@ from sublet.wire.device import (
 )
 from sublet.wire.refusals import error_of
 
-__all__ = ["COST_MAX", "Queue", "Sent", "failure_of"]
-
 COST_MAX: Final = 640 * 1024
 """Bytes of one message, about: it may have a megabyte."""
 _OP_COST: Final = 96

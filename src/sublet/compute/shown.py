@@ -13,8 +13,6 @@ from sublet.client.command_words import own_folder
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
 
-__all__ = ["folder_for", "interpreter_for", "sees_our_folders"]
-
 _LOCAL: Final = "local"
 
 

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
 
-__all__ = ["SignsOfLife"]
-
 LOOK_EVERY_S: Final = 5.0
 ASK_AFTER_S: Final = 10.0
 """Without a mark for so long, the supervisor is asked about the processor."""

@@ -19,8 +19,6 @@ from typing import Any
 
 from sublet.errors import InvalidRequest
 
-__all__ = ["source_of_kernels"]
-
 _DO = 'Give the source as text: module_load(source, kind="warp").'
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.compute.workers import Options
 
-__all__ = ["CELL", "IMPORTS", "Words", "check_python", "end_worker", "parked_worker", "start_worker", "why_lost"]
-
 ENTRY: Final = "sublet.guest.worker:main"
 IMPORTS: Final = ("sublet.guest.worker", "asyncio", "cloudpickle?", "numpy?", "torch?", "warp?")
 """What a worker's warm interpreter has loaded, where it is there."""

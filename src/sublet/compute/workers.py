@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.client.volume_line import HasVolume
 
-__all__ = ["Job", "Options", "Worker", "Workers", "workers_of"]
-
 
 class Options(NamedTuple):
     """Which worker, and how a call of it is made."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from sublet.errors import InvalidRequest, OutOfMemory
 from sublet.values import format_size
 
-__all__ = ["Account"]
-
 
 class Account:
     """The memory of one lease on one device. All sessions under the lease share it.

@@ -28,8 +28,6 @@ from sublet.errors import GpuError, NotFound, OutOfMemory, SubletError, Unsuppor
 from sublet.wire.device import ModuleKind
 from sublet.wire.scalars import ARGUMENTS_MAX, ArgKind
 
-__all__ = ["CudaDevice"]
-
 _ORDER: Final = (ModuleKind.CUBIN, ModuleKind.PTX, ModuleKind.CUDA, ModuleKind.WARP)
 """What is nearest to the device first: of several kinds the first one that it takes is used."""
 _NON_BLOCKING: Final = 1

@@ -13,17 +13,6 @@ from typing import Any, Final
 from sublet.errors import GpuError, NotFound, OutOfMemory, SubletError, Unsupported
 from sublet.invocation import installing
 
-__all__ = [
-    "ContextLost",
-    "CudaDriver",
-    "DeviceTaken",
-    "dotted",
-    "find_device",
-    "has_bindings",
-    "open_driver",
-    "uuid_digits",
-]
-
 CUDA_OLDEST: Final = 12_040
 """What the driver must speak at least, 12.4: since then it can say which kernels a module has, and what they take."""
 _OUT_OF_MEMORY: Final = 2

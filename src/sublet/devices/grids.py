@@ -8,8 +8,6 @@ from typing import Final
 from sublet.errors import InvalidRequest
 from sublet.values import shown
 
-__all__ = ["AXES", "BLOCK_MAX", "BLOCK_THREADS_MAX", "GRID_MAX", "Extent", "warp_dim", "whole_extent"]
-
 Extent = tuple[int, int, int]
 
 AXES: Final = "xyz"

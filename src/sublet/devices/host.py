@@ -23,8 +23,6 @@ from sublet.errors import OutOfMemory, Unsupported
 from sublet.values import MIB
 from sublet.wire.device import ModuleKind
 
-__all__ = ["HOST_LABEL", "HostDevice"]
-
 HOST_LABEL: Final = "host device, no GPU"
 _STEP: Final = 1 * MIB
 """A pattern is laid out to this length at most, and then copied."""

@@ -20,8 +20,6 @@ from sublet.devices.signature import Signature
 from sublet.wire.device import ModuleKind
 from sublet.wire.scalars import ArgKind
 
-__all__ = ["Bytes", "Device", "Identity", "Launchable", "LoadedModule", "ModuleHandle", "Sources", "Value"]
-
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 Sources: TypeAlias = Mapping[ModuleKind, bytes]
 """One module in one kind or several; the device picks."""

@@ -11,8 +11,6 @@ from typing import Any, Final, NamedTuple
 
 from sublet.errors import CapacityExceeded, InvalidRequest, NotFound
 
-__all__ = ["ALIGNMENT", "PIECES_MAX", "BufferHandle", "MemoryTable", "Piece"]
-
 ALIGNMENT: Final = 256
 """Every piece begins at a multiple of this many bytes, as the widest loads of a GPU want it."""
 PIECES_MAX: Final = 32_768

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["HOST_DEVICE_HINT", "NO_GPU_PROGRAMS", "misses_a_gpu"]
-
 HOST_DEVICE_HINT: Final = (
     "This lease is of a host device, which is a CPU: use device=sublet.device(), which works on GPUs too."
 )

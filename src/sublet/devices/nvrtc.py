@@ -8,8 +8,6 @@ from typing import Any, Final
 from sublet.errors import GpuError
 from sublet.invocation import installing
 
-__all__ = ["CHECK_ARCH", "compile_cuda", "has_nvrtc", "version"]
-
 CHECK_ARCH: Final = 90
 """What is compiled for where there is no device to ask: compute capability 9.0."""
 LOG_SHOWN: Final = 4000

@@ -10,8 +10,6 @@ from typing import Final
 
 from sublet.errors import InvalidRequest
 
-__all__ = ["check_cubin", "check_ptx"]
-
 _ELF_MAGIC: Final = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 _ELF_HEADER: Final = struct.Struct("<16sHHIQQQIHHHHHH")
 _ELF_SECTION: Final = struct.Struct("<IIQQQQIIQQ")

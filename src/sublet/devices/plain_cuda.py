@@ -13,8 +13,6 @@ from typing import Any, Final
 from sublet.devices.cuda_driver import CudaDriver
 from sublet.errors import Unsupported
 
-__all__ = ["CALLS", "PlainCuda", "open_plain_driver"]
-
 _LIBRARY: Final = "libcuda.so.1"
 _Bytes = bytes
 

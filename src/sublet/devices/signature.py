@@ -14,8 +14,6 @@ from typing import Final
 from sublet.errors import InvalidRequest
 from sublet.wire.scalars import ArgKind
 
-__all__ = ["Adapt", "Parameter", "Signature", "Takes", "check_kinds"]
-
 
 class Takes(enum.StrEnum):
     """What a parameter takes."""

@@ -24,8 +24,6 @@ from sublet.devices.cuda_driver import CudaDriver, dotted, open_driver
 from sublet.errors import GpuError, SubletError, Unsupported
 from sublet.values import Suspend
 
-__all__ = ["SuspendFailed", "Suspender", "answer", "main", "probe", "whole_map"]
-
 NEEDED: Final = 12_080
 """The CUDA version, 12.8, since which the driver has these calls."""
 REMAPS: Final = 13_000

@@ -32,8 +32,6 @@ from sublet.values import MIB
 from sublet.wire.device import ModuleKind
 from sublet.wire.scalars import ARGUMENTS_MAX, ArgKind
 
-__all__ = ["MODULES_MAX", "MODULE_BYTES_MAX", "NativeModule", "Plan", "TabledDevice"]
-
 MODULES_MAX: Final = 256
 """Modules of one session."""
 MODULE_BYTES_MAX: Final = 64 * MIB

@@ -11,8 +11,6 @@ from sublet.devices.tabled import Plan
 from sublet.errors import GpuError, InvalidRequest
 from sublet.wire.scalars import ArgKind
 
-__all__ = ["WarpLaunch"]
-
 
 class WarpLaunch:
     """One kernel with its dimensions, to be run with these values and those."""

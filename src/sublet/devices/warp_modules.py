@@ -26,8 +26,6 @@ from sublet.devices.signature import Parameter, Signature, Takes
 from sublet.errors import GpuError, InvalidRequest, Unsupported
 from sublet.invocation import installing
 
-__all__ = ["WarpModule", "drop_warp", "has_warp", "load_warp", "warp"]
-
 _NO_DRIVER: Final = b"Could not find or load the NVIDIA CUDA driver"
 """Warp writes that to the terminal by itself wherever there is none, which on a host device is no news."""
 _DO_WRITE: Final = "Give Python source with at least one function under @wp.kernel."

@@ -10,8 +10,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Final
 
-__all__ = ["afterwards", "answering"]
-
 Job = Callable[[], object]
 
 

@@ -15,8 +15,6 @@ from sublet.wire.work import Flag, Piece, Told, Where, pack
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Answer", "fault", "raised", "told_error"]
-
 TEXT_MAX: Final = 64 * 1024
 """Letters of a traceback; the beginning of a longer one is left out."""
 

@@ -14,8 +14,6 @@ from types import TracebackType
 
 from sublet.wire.tally import TALLY_VARIABLE, TallyFile
 
-__all__ = ["AtWork", "at_work"]
-
 
 class AtWork:
     """A context manager; as often and by as many threads at once as one likes."""

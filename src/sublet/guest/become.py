@@ -24,8 +24,6 @@ from sublet.guest.program import Program
 from sublet.guest.title import show
 from sublet.wire.zygote import FORK_FDS, GO, ROOM, Fork, read_request
 
-__all__ = ["NOT_STARTED", "become", "open_stdio", "reseed"]
-
 NOT_STARTED: Final = 126
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)

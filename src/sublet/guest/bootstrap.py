@@ -52,8 +52,6 @@ from sublet.wire.page import __file__ as page_file
 from sublet.wire.tally import TALLY_VARIABLE, TallyFile
 from sublet.wire.zygote import LEASE_ENDED
 
-__all__ = ["EndOfLease", "arrange_interrupt", "main", "run"]
-
 SAVING_S: Final = 600.0
 _INTERRUPTED: Final = -int(signal.SIGINT)
 """In place of a status: Python tells a Ctrl-C by ending itself with the signal, so that a shell stops its script."""

@@ -24,8 +24,6 @@ from sublet.guest.desk import CANCELLED, Desk
 from sublet.wire.frames import close_all
 from sublet.wire.work import BEGUN, RESULT_MAX, WITHHELD, Asked, Board, Flag, ResultBuffer, Said, Told, Where, pack
 
-__all__ = ["Calls", "introduce"]
-
 _PLAIN: Final = frozenset((type(None), bool, int, float, complex, str, bytes))
 """Types whose values have nothing to them but their pickle."""
 ITEMS_FOR_S: Final = 0.005

@@ -19,8 +19,6 @@ from typing import Any, Final
 from sublet.guest.tally import VRAM_VARIABLE
 from sublet.wire.orders import card_uuid
 
-__all__ = ["cap_torch"]
-
 _TORCH: Final = "torch"
 
 

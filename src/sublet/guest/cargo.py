@@ -26,8 +26,6 @@ from sublet.wire.lasting import Lasting, map_lent
 from sublet.wire.shared import map_shared, write_shared
 from sublet.wire.work import INLINE_MAX, LARGE_BYTES, PIECES_MAX, Piece, Said, Where
 
-__all__ = ["Cargo", "Keeper", "Stowed", "encode", "import_cloudpickle", "lifted", "load", "stow", "unstow"]
-
 FDS_OF_ONE: Final = 12
 """Buffers with a descriptor of their own; the rest of a message shares one. Lasting memory has its own besides."""
 _MAIN: Final = b"__main__"

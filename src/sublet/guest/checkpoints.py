@@ -23,8 +23,6 @@ from sublet.values import EndReason, LeaseId
 from sublet.wire.page import PageReader, PageState
 from sublet.wire.tally import TALLY_VARIABLE, TallyFile
 
-__all__ = ["Checkpoints", "checkpoints_of", "is_save_due", "wait_for_save"]
-
 LOOK_S: Final = 0.1
 """Between two looks at the page: some microseconds each."""
 

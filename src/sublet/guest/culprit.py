@@ -7,8 +7,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-__all__ = ["find_culprit"]
-
 DEPTH_MAX: Final = 24
 CHILDREN_MAX: Final = 10_000
 """Of one value; a list that long is searched no further."""

@@ -27,17 +27,6 @@ from sublet.wire.page import PageReader, PageState, PageView
 if TYPE_CHECKING:
     from sublet.guest.volume import GuestVolume
 
-__all__ = [
-    "PAGE_VARIABLE",
-    "Current",
-    "GuestNotice",
-    "current",
-    "device",
-    "end_of",
-    "note_graph_elsewhere",
-    "note_host_device",
-]
-
 PAGE_VARIABLE = "SUBLET_PAGE"
 F = TypeVar("F", bound=Callable[[], object])
 

@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["CANCELLED", "Desk", "is_worker"]
-
 CANCELLED: Final = "the call was cancelled"
 T = TypeVar("T")
 Job = Callable[[], None]

@@ -30,8 +30,6 @@ from sublet.wire.happenings import Called, Over
 from sublet.wire.orders import card_uuid
 from sublet.wire.page import PageReader
 
-__all__ = ["DeviceService", "main", "open_device", "serve_device"]
-
 WAIT_S: Final = 60.0
 """Between two looks at a connection on which nothing is said."""
 CACHE_VARIABLE: Final = "SUBLET_KERNEL_CACHE"

@@ -22,8 +22,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-__all__ = ["end_at_once", "end_forked"]
-
 _FLUSH_FAILED = 120
 """What Python exits with when the last of its output could not be written."""
 

@@ -13,8 +13,6 @@ import selectors
 import sys
 from typing import Any
 
-__all__ = ["end_with_the_cell", "status_of"]
-
 
 def end_with_the_cell(shell: Any, loop: asyncio.AbstractEventLoop) -> None:
     """From now on, for every process that a cell forks from this one and does not end itself."""

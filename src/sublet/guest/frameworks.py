@@ -12,8 +12,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-__all__ = ["free_caches"]
-
 _log = logging.getLogger("sublet.guest")
 
 

@@ -16,8 +16,6 @@ from sublet.wire.codec import loads
 from sublet.wire.frames import close_all
 from sublet.wire.guests import Visit
 
-__all__ = ["Inbox"]
-
 VISIT_BYTES_MAX: Final = 64 * 1024
 FDS_MAX: Final = 4
 _FD_BYTES: Final = struct.calcsize("i")

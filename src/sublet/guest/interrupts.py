@@ -28,8 +28,6 @@ from typing import Any, Final
 from sublet.background import start_thread
 from sublet.guest.current import note_graph_elsewhere, note_host_device
 
-__all__ = ["LATE", "Interrupts", "kernel_class"]
-
 LATE: Final = "interrupted after the cell was done"
 """What is said of an interrupt that nothing was left of the cell for."""
 AGAIN_S: Final = 0.02

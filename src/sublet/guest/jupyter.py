@@ -16,8 +16,6 @@ from sublet.wire.conversation import Conversation
 from sublet.wire.happenings import Closed, Credit, Data, Happening, Opened, Over
 from sublet.wire.jupyter import CHANNELS, Messages, pack_message
 
-__all__ = ["Bridge"]
-
 WAITING_MAX: Final = 16 * MIB
 """Bytes of one channel that wait for the holder; while there are more, the kernel's socket is not read."""
 IDENTITY: Final = b"sublet"

@@ -34,8 +34,6 @@ from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service, Visit
 from sublet.wire.page import PageReader, PageState
 
-__all__ = ["forget_doctest", "main", "plot_where_told"]
-
 T = TypeVar("T")
 LOOK_S: Final = 1.0
 DELIMITER: Final = b"<IDS|MSG>"

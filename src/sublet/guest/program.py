@@ -26,8 +26,6 @@ from typing import Any, Final
 
 from sublet.errors import InvalidRequest
 
-__all__ = ["Program", "read_entry"]
-
 _ENTRY_DO: Final = "Write it as package.module:callable, such as train.loop:main."
 
 

@@ -23,8 +23,6 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
-__all__ = ["STATELESS", "find_fault", "forked_thread_count", "mapped_device", "open_device", "trial_fault"]
-
 STATELESS: Final = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 """Devices that two processes may share and never notice."""
 _MEMORY: Final = ("/dev/shm/", "/dev/zero", "/dev/mqueue/", "/dev/hugepages/")

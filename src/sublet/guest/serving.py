@@ -20,8 +20,6 @@ from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service, Visit
 from sublet.wire.link import Link
 
-__all__ = ["ServeOne", "start_serving"]
-
 _log = logging.getLogger("sublet.guest")
 
 ServeOne = Callable[[Conversation, Visit], None]

@@ -49,8 +49,6 @@ from sublet.wire.device import (
 from sublet.wire.refusals import refusal_of
 from sublet.wire.scalars import packing
 
-__all__ = ["PLANS_MAX", "Session"]
-
 PLANS_MAX: Final = 1024
 """Launch shapes that a session keeps checked. With one more it begins anew."""
 _NOTHING: Final = memoryview(b"")

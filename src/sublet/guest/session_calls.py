@@ -21,8 +21,6 @@ from sublet.wire.frames import close_all
 from sublet.wire.page import PageReader
 from sublet.wire.shared import SHARED_MAX, SharedBuffer, map_shared
 
-__all__ = ["SESSIONS_MAX", "SessionCalls"]
-
 SESSIONS_MAX: Final = 64
 """Sessions open at once in one guest."""
 

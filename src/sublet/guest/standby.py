@@ -20,8 +20,6 @@ from typing import Final, NoReturn
 
 from sublet.wire.zygote import Forked
 
-__all__ = ["Standby", "await_request"]
-
 _WANTED: Final = b"!"
 """The message that its descriptors come with."""
 FDS_MAX: Final = 64

@@ -18,8 +18,6 @@ from typing import Any, Final, TextIO
 
 from sublet.wire.log_records import dump_log_record
 
-__all__ = ["Speech", "SpokenRecords", "Stream"]
-
 LETTERS_MAX: Final = 64 * 1024
 """In one message; at most four bytes each."""
 

@@ -17,8 +17,6 @@ from sublet.devices.account import Account
 from sublet.errors import Unsupported
 from sublet.wire.tally import TALLY_VARIABLE, TallyFile
 
-__all__ = ["VRAM_VARIABLE", "LeaseAccounts", "SharedAccount"]
-
 VRAM_VARIABLE: Final = "SUBLET_VRAM"
 """Bytes of each device of the lease, in their order, with commas between them."""
 

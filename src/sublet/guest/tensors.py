@@ -12,8 +12,6 @@ from typing import Any
 
 from sublet.errors import InvalidRequest
 
-__all__ = ["tensor_reducers"]
-
 
 def tensor_reducers(table: Mapping[type, Callable[[Any], Any]]) -> dict[type, Callable[[Any], Any]]:
     """The table of a pickler, with tensors. One for each pickle: it remembers the storages it has met."""

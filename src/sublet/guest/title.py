@@ -18,8 +18,6 @@ from collections.abc import Mapping
 
 from sublet.wire.zygote import ROOM
 
-__all__ = ["show", "shown_marks"]
-
 _ARGUMENTS = 48 - 3
 _ENVIRONMENT = 50 - 3
 """Places in /proc/self/stat after the name, of the first of two addresses each."""

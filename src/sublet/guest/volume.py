@@ -27,8 +27,6 @@ from sublet.wire.volumes import (
     VolumeReply,
 )
 
-__all__ = ["GuestLine", "GuestVolume", "volume_of"]
-
 ANSWER_S: Final = 900.0
 """A publication takes as long as the disk does; who waits longer is told that nobody answered."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
-__all__ = ["Kernel", "answer_calls", "kernels", "run_cell"]
-
 
 class Kernel(Protocol):
     """What is needed of it."""

@@ -32,8 +32,6 @@ from sublet.wire.work import Asked, Board, Flag, ResultBuffer, Said, Told, numbe
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Worker"]
-
 _LISTEN_S: Final = 1.0
 _END_TOLD_S: Final = 0.5
 """How long after a hang-up the supervisor may tell of the end of the lease."""

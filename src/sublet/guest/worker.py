@@ -21,8 +21,6 @@ from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service, Visit
 from sublet.wire.page import PageReader
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Until the lease ends."""

@@ -42,8 +42,6 @@ from sublet.wire.link import Link
 from sublet.wire.sockets import receive_some, send_some
 from sublet.wire.zygote import FORK_FDS, LATER, OPTIONAL, Discarded, Fork, Forked, Ready, Stamp
 
-__all__ = ["Zygote", "main", "stamps_of"]
-
 _FAREWELL_MS: Final = 5000
 _PLAIN: Final = "Start the guest without a warm interpreter."
 STANDBY_AFTER_MS: Final = 20

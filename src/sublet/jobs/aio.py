@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from sublet.jobs.session import JobResult
     from sublet.jobs.stores import JobOutputStore
 
-__all__ = ["AsyncMap", "Executor", "map"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 AHEAD: Final = 64

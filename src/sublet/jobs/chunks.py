@@ -10,8 +10,6 @@ from sublet.errors import InvalidRequest
 from sublet.jobs.identity import ChunkId, chunk_id_of, content_digest, function_digest
 from sublet.values import format_size, parse_memory, shown
 
-__all__ = ["CORES_MAX", "Chunk", "Needs", "WorkChunk", "is_work_chunk", "needs_of", "needs_stated"]
-
 CORES_MAX: Final = 4096
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from sublet.jobs.chunks import WorkChunk
     from sublet.jobs.running import PoolMaker
 
-__all__ = ["JobCoordinator", "Outputs", "Phase"]
-
 FEED: Final = 4096
 """Chunks that are handed on together."""
 READ: Final = 16

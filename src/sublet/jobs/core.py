@@ -39,17 +39,6 @@ from sublet.jobs.states import (
 )
 from sublet.values import NS_PER_S, format_duration, format_size
 
-__all__ = [
-    "Batch",
-    "ChunkFailed",
-    "Coordinator",
-    "Counts",
-    "Failed",
-    "JobEvent",
-    "SavedChunk",
-    "Works",
-]
-
 SAME_END: Final = 3
 """Leases that end in a row under one chunk after about the same run time: it needs longer than any lease it gets."""
 SAME_SHARE: Final = 0.1

@@ -13,8 +13,6 @@ from sublet.errors import InvalidRequest
 from sublet.jobs.states import CHUNK_TABLE, VERDICTS, Cause, ChunkEvent, ChunkState, Verdict, When, verdict_of
 from sublet.lease.drawing import Machine, mermaid
 
-__all__ = ["main", "page_with_tables"]
-
 MACHINE = Machine(
     name="chunk",
     states=ChunkState,

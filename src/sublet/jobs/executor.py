@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from sublet.jobs.policy import RetryPolicy
     from sublet.jobs.running import PoolMaker
 
-__all__ = ["Executor"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 TASKS_MAX: Final = 256

@@ -29,18 +29,6 @@ from xxhash import xxh3_128_digest
 from sublet.errors import InvalidRequest, Unpicklable
 from sublet.values import shown
 
-__all__ = [
-    "ID_BYTES",
-    "ChunkId",
-    "File",
-    "check_stable",
-    "chunk_id_of",
-    "content_digest",
-    "function_digest",
-    "positioned_ids",
-    "valid_id",
-]
-
 ChunkId = NewType("ChunkId", bytes)
 """What a chunk is known by: ``ID_BYTES`` bytes that follow from its content."""
 

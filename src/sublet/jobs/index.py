@@ -19,18 +19,6 @@ from blake3 import blake3
 from sublet.errors import CheckpointDamaged
 from sublet.jobs.identity import ID_BYTES, LONGEST_ID, ChunkId
 
-__all__ = [
-    "VERSION",
-    "Locator",
-    "check_result",
-    "data_name",
-    "dump_index",
-    "index_name",
-    "is_first",
-    "parse_index",
-    "whole_segments",
-]
-
 MAGIC: Final = b"SBJX"
 VERSION: Final = 1
 CHECK_BYTES: Final = 16

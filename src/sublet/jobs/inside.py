@@ -19,8 +19,6 @@ from typing import Any, Final, NamedTuple
 from sublet.errors import InvalidRequest, LeaseInterrupt, RemoteError, Unpicklable
 from sublet.jobs.identity import File
 
-__all__ = ["OverInputs", "Raised", "Task", "call_chunk", "error_of", "load_result"]
-
 _UNPICKLABLE: Final = (pickle.PicklingError, AttributeError, TypeError, NotImplementedError, RecursionError)
 _NO_RESULTS: Final = (types.GeneratorType, types.AsyncGeneratorType)
 

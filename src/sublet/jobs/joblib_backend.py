@@ -16,8 +16,6 @@ from sublet.jobs.executor import Executor
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["register"]
-
 NAME: Final = "sublet"
 WANT: Final = 64
 

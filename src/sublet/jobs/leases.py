@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.wire.http import LeaseView
 
-__all__ = ["LABEL", "PROGRAM", "Holdings", "LeasePool", "job_leases", "leases_left"]
-
 LABEL: Final = "job"
 """The label of a job's leases, by which bills and listings find them."""
 PROGRAM: Final = {"program": "burst"}

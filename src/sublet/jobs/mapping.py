@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from sublet.jobs.policy import RetryPolicy
     from sublet.jobs.running import PoolMaker
 
-__all__ = ["CoordinatorTerms", "ExecutorTerms", "JobTerms", "MapIterator", "map_items"]
-
 R = TypeVar("R")
 _BYTES: Final = {bytes}
 TOP_UP_EVERY: Final = 256

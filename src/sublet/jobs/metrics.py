@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from sublet.jobs.core import JobEvent
 
-__all__ = ["BUCKETS_MS", "Metrics", "write_metrics"]
-
 BUCKETS_MS: Final = (0.01, 0.1, 1.0, 10.0, 100.0, 1_000.0, 10_000.0, 100_000.0, 1_000_000.0)
 
 

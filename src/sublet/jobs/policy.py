@@ -22,8 +22,6 @@ from sublet.errors import (
 from sublet.jobs.states import Cause
 from sublet.values import parse_duration_ns, parse_memory, shown
 
-__all__ = ["RetryPolicy", "cause_of"]
-
 RETRIES_MAX: Final = 1000
 MEMORY_FIRST: Final = 1 << 30
 """A chunk for which no memory was said is retried on a lease with so much."""

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.compute.futures import CallFuture
 
-__all__ = ["Delivered", "Pool", "Running", "load_state", "save_state"]
-
 AHEAD: Final = 2
 """Batches that a worker has at once: the next is there when one is done."""
 LONG_NS: Final = 50_000_000

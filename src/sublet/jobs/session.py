@@ -29,8 +29,6 @@ from sublet.values import NS_PER_S, Tier, parse_duration_ns, shown, valid_name
 if TYPE_CHECKING:
     from sublet.wire.http import BillLine
 
-__all__ = ["Errors", "JobResult", "Session", "Terms", "raise_failure", "terms_of"]
-
 Errors = Literal["raise", "collect"]
 WANT_MAX: Final = 100_000
 

@@ -12,20 +12,6 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = [
-    "CHUNK_TABLE",
-    "VERDICTS",
-    "Cause",
-    "ChunkEvent",
-    "ChunkState",
-    "FailReason",
-    "TransitionError",
-    "Verdict",
-    "When",
-    "next_chunk",
-    "verdict_of",
-]
-
 
 class ChunkState(enum.StrEnum):
     """Where a chunk is."""

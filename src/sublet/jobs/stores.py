@@ -13,8 +13,6 @@ from typing import Protocol, runtime_checkable
 from sublet.errors import InvalidRequest, NotFound
 from sublet.jobs.identity import ChunkId
 
-__all__ = ["JobOutputStore", "MemoryOutputStore", "not_stored"]
-
 
 @runtime_checkable
 class JobOutputStore(Protocol):

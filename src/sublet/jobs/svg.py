@@ -11,8 +11,6 @@ from sublet.values import NS_PER_S, format_duration
 if TYPE_CHECKING:
     from sublet.jobs.session import JobResult
 
-__all__ = ["picture"]
-
 WIDTH: Final = 760
 HEIGHT: Final = 340
 LEFT: Final = 56

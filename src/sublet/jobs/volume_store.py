@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from sublet.durable.opening import Checkpoint
     from sublet.durable.records import Record
 
-__all__ = ["VolumeOutputStore"]
-
 SCHEMA: Final = "sublet job outputs"
 KEEP: Final = 2
 """Checkpoints that stay: the newest, and the one before it for whoever is just reading it."""

@@ -53,8 +53,6 @@ from sublet.wire.tally import TallyFile
 if TYPE_CHECKING:
     import wasmtime
 
-__all__ = ["TaskletResult", "WasmTasklet", "run_tasklet"]
-
 MODULE_MAX: Final = 16 << 20
 """Bytes of a module: compiling cannot be interrupted."""
 MODULES_KEPT: Final = 32

@@ -33,8 +33,6 @@ from sublet.lease.states import (
     VolumeState,
 )
 
-__all__ = ["MACHINES", "Machine", "coupling", "exits", "main", "meanings", "mermaid", "page_with_drawings", "plain"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:

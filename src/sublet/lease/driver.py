@@ -20,8 +20,6 @@ from sublet.lease.renewal import Renewable, RenewalManager, Summary
 from sublet.lease.value import Attempt, Outcome
 from sublet.values import NS_PER_S, LeaseId
 
-__all__ = ["ConditionWaiter", "RenewalDriver", "Waiter"]
-
 WAIT_MAX_NS: Final = 5 * NS_PER_S
 """Look at the clock at least this often: a machine that was suspended wakes with its deadlines passed, and a waiting
 thread's own clock did not run meanwhile."""

@@ -7,8 +7,6 @@ from sublet.lease.teardowns import Teardowns
 from sublet.values import Kind, LeaseId
 from sublet.wire.orders import Part
 
-__all__ = ["in_the_way"]
-
 
 def in_the_way(fence: FenceTable, teardowns: Teardowns, lease: LeaseId, part: Part, capacity: int) -> bool:
     """Whether this lease has to wait before it may have this part."""

@@ -22,8 +22,6 @@ from typing import Final
 from sublet.lease.policy import grace_ns, lead_ns
 from sublet.values import LeaseId
 
-__all__ = ["Expiring"]
-
 _UNHEEDED_PERCENT: Final = 15
 """What saving may take of the time of a holder who does not say that he reckons with it."""
 

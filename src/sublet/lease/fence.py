@@ -25,8 +25,6 @@ from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
 from sublet.wire.orders import Part
 
-__all__ = ["ENDED_MAX", "FenceTable", "Live", "OrderNumber", "is_exclusive", "same_hardware"]
-
 ENDED_MAX: Final = 4096
 """Ended leases that are remembered by name, with the reason; 240 bytes each. Of older ones it is only known that they
 are over."""

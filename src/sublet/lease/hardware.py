@@ -17,8 +17,6 @@ from typing import Protocol
 from sublet.values import EndReason, Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Metered, Notify, Parking, Part, Saved, StoredVolume, VolumeRef
 
-__all__ = ["Clean", "Hardware", "Leftover", "Need", "NotYet", "Unclean", "Verdict"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clean:

@@ -31,8 +31,6 @@ from sublet.lease.states import HolderEvent, LeaseStatus, next_holder
 from sublet.lease.value import Attempt, Done, HolderNews, HolderWord, LeaseEnd, Outcome, Refused, Unknown
 from sublet.values import EndReason, Epoch, LeaseId, RenewMode, format_duration
 
-__all__ = ["HELD_STATES", "Holder"]
-
 HELD_STATES: Final = frozenset({LeaseStatus.ACTIVE, LeaseStatus.JEOPARDY, LeaseStatus.NOTICED})
 """The states in which the holder has the hardware, as far as it knows."""
 

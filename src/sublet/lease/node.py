@@ -47,8 +47,6 @@ from sublet.wire.orders import (
     Verify,
 )
 
-__all__ = ["Node"]
-
 UNHEARD_KEPT_NS: Final = 3600 * NS_PER_S
 """An office that said nothing about a lease for this long does not know it: it was restored from an older backup."""
 

@@ -29,8 +29,6 @@ from sublet.lease.teardowns import Teardowns
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, NodeId
 from sublet.wire.orders import Grant, Notify, Parkable, Parking, Report
 
-__all__ = ["NOT_PARKED_FOR", "ParkingLot"]
-
 LOOK_NS: Final = NS_PER_S // 5
 """Between two looks at whether the guests of a lease that has notice are saved."""
 NOT_PARKED_FOR: Final = frozenset({EndReason.OPERATOR})

@@ -26,8 +26,6 @@ from typing import Final
 from sublet.errors import InvalidRequest
 from sublet.values import NS_PER_S, LeaseId, RenewMode, format_duration, parse_duration_ns, shown
 
-__all__ = ["ATTEMPTS_LEAST", "GRACE_MAX_NS", "RenewalPlan", "RenewalPolicy", "grace_ns", "lead_ns"]
-
 ATTEMPTS_LEAST: Final = 5
 """So many attempts, each with its wait, fit between due and the holder's deadline, whatever the TTL."""
 _WAITS: Final = 2**ATTEMPTS_LEAST - 1

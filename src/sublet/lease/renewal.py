@@ -37,8 +37,6 @@ from sublet.lease.states import LeaseStatus
 from sublet.lease.value import Attempt, Done, HolderNews, Outcome, Refused, Unknown, rfc3339
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
 
-__all__ = ["BATCH_MAX", "Batch", "Counts", "Renewable", "RenewalManager", "Renewer", "Summary"]
-
 BATCH_MAX: Final = 1000
 """Renewals in one request at most. The rest goes into the next one, at once: after an outage everything is due."""
 

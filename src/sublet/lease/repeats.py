@@ -9,8 +9,6 @@ from typing import Final, Generic, TypeVar
 from sublet.values import NS_PER_S
 from sublet.wire.orders import Report
 
-__all__ = ["Repeats"]
-
 FIRST_NS: Final = 1 * NS_PER_S
 MAX_NS: Final = 60 * NS_PER_S
 """A report that needs an answer is given again after one second, then two, four, and so on up to this."""

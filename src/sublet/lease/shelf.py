@@ -16,8 +16,6 @@ from sublet.lease.teardown import Teardown
 from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, NodeId, TenantId
 from sublet.wire.orders import Grant, Part, RemoveVolume, Report, VolumeRef, VolumeRemoved, Volumes
 
-__all__ = ["SAID_AT_ONCE", "Shelf"]
-
 SAID_AT_ONCE: Final = 1000
 """Volumes in one report: so many fit into one message."""
 AGAIN_NS: Final = NS_PER_S // 4

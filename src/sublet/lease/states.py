@@ -17,29 +17,6 @@ import enum
 from collections.abc import Mapping
 from typing import Final, TypeVar
 
-__all__ = [
-    "COUPLING",
-    "GUEST_TABLE",
-    "LEASE_TABLE",
-    "LIVE_STATES",
-    "SLICE_TABLE",
-    "VOLUME_TABLE",
-    "GuestEvent",
-    "GuestState",
-    "LeaseEvent",
-    "LeaseStatus",
-    "SliceEvent",
-    "SliceState",
-    "TransitionError",
-    "VolumeEvent",
-    "VolumeState",
-    "next_guest",
-    "next_holder",
-    "next_lease",
-    "next_slice",
-    "next_volume",
-]
-
 
 class LeaseStatus(enum.StrEnum):
     """Where a lease is. ``JEOPARDY`` exists only on the holder's side."""

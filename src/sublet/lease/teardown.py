@@ -14,8 +14,6 @@ from sublet.lease.hardware import Clean, Hardware, NotYet, Unclean
 from sublet.values import NS_PER_S, Epoch, LeaseId, ResourceId
 from sublet.wire.orders import Metered, Parking, Part, Saved, VolumeRef
 
-__all__ = ["SCRUBBING", "Bounds", "Phase", "Teardown"]
-
 SCRUBBING = "scrubbing"
 """The step within ``Phase.VERIFYING`` whose time is told apart."""
 

@@ -14,8 +14,6 @@ from sublet.lease.teardown import Bounds, Phase, Teardown
 from sublet.values import Epoch, Kind, LeaseId, NodeId, ResourceId
 from sublet.wire.orders import End, Failed, Part, Report, TornDown, VolumeRef
 
-__all__ = ["Teardowns"]
-
 
 class Teardowns:
     """The teardowns of one node, one for each lease and resource."""

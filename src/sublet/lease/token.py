@@ -15,8 +15,6 @@ from typing import Final
 from sublet.errors import InvalidRequest
 from sublet.values import NS_PER_S, Epoch, LeaseId, TenantId
 
-__all__ = ["Operation", "TokenClaims", "expires_latest", "format_operations"]
-
 LIFE_MAX_S: Final = 5 * 60
 SLACK_S: Final = 60
 """For wall clocks that differ. It costs no safety: the lease's own deadline is checked on every call."""

@@ -10,19 +10,6 @@ from typing import TypeAlias
 from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked
 from sublet.values import EndReason, Epoch, LeaseId
 
-__all__ = [
-    "Attempt",
-    "Done",
-    "HolderNews",
-    "HolderWord",
-    "LeaseEnd",
-    "Outcome",
-    "Refused",
-    "Unknown",
-    "ended_error",
-    "rfc3339",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseEnd:

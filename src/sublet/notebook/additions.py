@@ -19,8 +19,6 @@ from typing import Any, Final, NamedTuple
 
 from sublet.durable.rules import MAINS
 
-__all__ = ["Addition", "Additions"]
-
 MAIN: Final = "__main__"
 PANDAS: Final = ("DataFrame", "Series", "Index")
 NAMED_MAX: Final = 5

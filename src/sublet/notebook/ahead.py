@@ -17,8 +17,6 @@ from typing import Final
 
 from sublet.background import start_thread
 
-__all__ = ["Ahead", "imported_by"]
-
 SLOW: Final = ("numpy", "torch", "warp")
 SLOWEST: Final = ("torch", "warp")
 """What takes longer than to start a kernel."""

@@ -13,8 +13,6 @@ from typing import Any, Final
 from sublet.errors import SubletError
 from sublet.notebook.kernel_line import KernelLine, Message
 
-__all__ = ["Between"]
-
 READABLE: Final = 1
 """As tornado's loops say it."""
 

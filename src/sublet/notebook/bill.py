@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sublet.lease.value import LeaseEnd
     from sublet.wire.http import BillLine
 
-__all__ = ["NotebookBill", "bill_in_the_end", "since_end"]
-
 ROWS_MAX: Final = 10_000
 """Cells that are remembered one by one; the sum has all of them."""
 NARROW: Final = 72

@@ -9,8 +9,6 @@ from sublet.errors import Unpicklable
 from sublet.notebook.home import HomeRules
 from sublet.notebook.parcels import LOST
 
-__all__ = ["blamed"]
-
 
 def blamed(error: Unpicklable, roots: Mapping[str, object]) -> tuple[str, Unpicklable]:
     """The name at the head of the path; where the error has none, the first that cannot travel by itself."""

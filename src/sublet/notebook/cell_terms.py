@@ -21,20 +21,6 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.studio import Terms
 
-__all__ = [
-    "Ran",
-    "as_numbered",
-    "check_names",
-    "fits",
-    "look_in",
-    "moving",
-    "nearest_name",
-    "quiet",
-    "running",
-    "with_terms_of",
-    "with_what_is_free",
-]
-
 DEVICES_MAX: Final = 4
 """In one sentence."""
 

@@ -87,8 +87,6 @@ if TYPE_CHECKING:
     from sublet.notebook.parcels import Outgoing
     from sublet.studio import NotebookSession
 
-__all__ = ["Cells"]
-
 VRAM_DEFAULT = 1 * GIB
 """What a cell asks for that does not say."""
 UNSENT_MAX: Final = 8

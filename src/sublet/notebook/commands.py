@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from sublet.notebook.ownership import Volume
     from sublet.notebook.shelf import Shelf
 
-__all__ = ["COMMANDS", "Command", "completions", "run_command"]
-
 
 class Command(NamedTuple):
     """One command of ``%gpu``."""

@@ -15,8 +15,6 @@ from typing import Any, Final
 from sublet.durable.figures import is_part_kind
 from sublet.notebook.untouchable import module_names
 
-__all__ = ["OBJECTS_MAX", "TOO_MANY", "has_too_many"]
-
 OBJECTS_MAX: Final = 200_000
 """A value that a cell made and that has more stays on the device."""
 TOO_MANY: Final = f"more than {OBJECTS_MAX:,} objects"

@@ -15,8 +15,6 @@ from typing import Any, Final
 
 from sublet.errors import InvalidRequest
 
-__all__ = ["Neighbour", "png", "stripe_on_gpu"]
-
 NAME: Final = "neighbour"
 PATIENCE_S: Final = 60.0
 SAVES_WITHIN: Final = 10

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from sublet.notebook.reading import Reading
     from sublet.notebook.remote_value import RemoteValue
 
-__all__ = ["explain"]
-
 
 def explain(space: Space, reading: Reading, *, is_there: bool) -> str:
     """In lines, for people. Looks with a fresh eye: nothing of it counts as sent. ``is_there``: a guest that has what

@@ -33,9 +33,6 @@ from sublet.notebook.status import (
     line_of_html,
 )
 
-__all__ = ["SILENT", "CellFailed", "Front", "StatusLine", "failed_cell", "number_of_cell"]
-
-
 _SHOWN: Final = frozenset({"stream", "display_data", "execute_result", "error"})
 """What takes the place of an output that is to be cleared."""
 _PASSED_ON: Final = frozenset({"page", "set_next_input"})

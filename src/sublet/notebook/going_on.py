@@ -24,16 +24,6 @@ if TYPE_CHECKING:
     from sublet.client.model import Place
     from sublet.compute.kernel_guest import KernelGuest
 
-__all__ = [
-    "GAVE_WAY",
-    "give_up",
-    "go_on",
-    "is_known_to_be_over",
-    "is_parked",
-    "wait_until_gone",
-    "wait_until_taken",
-]
-
 GAVE_WAY: Final = frozenset({EndReason.PREEMPTED, EndReason.FAIR_SHARE, EndReason.IDLE})
 """Why a lease ends between two cells for want of work, or for others."""
 GONE_S: Final = 10.0

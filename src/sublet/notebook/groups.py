@@ -13,8 +13,6 @@ from sublet.notebook.parcels import LOST, Outgoing
 from sublet.notebook.remote_value import RemoteValue, any_handles
 from sublet.values import format_size
 
-__all__ = ["digest", "has_room", "is_told_by_digest", "without_handles"]
-
 SMALL_BYTES: Final = 256 * 1024
 """This much is always sent: names that have less stand together in one group."""
 ARROW_MAX: Final = 64 << 20

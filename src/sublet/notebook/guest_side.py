@@ -28,21 +28,6 @@ from sublet.notebook.sources import Source, compiler_flags, keep_sources, set_co
 from sublet.notebook.spaces import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
 from sublet.notebook.surroundings import Changes, Surroundings
 
-__all__ = [
-    "NotKept",
-    "again",
-    "collect",
-    "given_up",
-    "keep",
-    "not_fetched",
-    "place",
-    "place_fetched",
-    "place_late",
-    "run",
-    "seen",
-]
-
-
 RESULT_BYTES: Final = 1 << 20
 """A result with more is not taken along for the shell's sake alone."""
 NO_MODULE: Final = re.compile(r"No module named '([\w.]+)'")

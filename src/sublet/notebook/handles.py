@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from sublet.notebook.ownership import Volume
     from sublet.notebook.surroundings import Changes
 
-__all__ = ["Handles", "Restored"]
-
-
 NAMES_MAX: Final = 12
 """Names in one line."""
 

@@ -8,8 +8,6 @@ from typing import Any, Final
 from sublet.durable.rebuild import graph_hint
 from sublet.notebook.front import say
 
-__all__ = ["Hints"]
-
 LOOKS_AT_GPUS: Final = re.compile(r"\.(?:system|getoutput)\(\s*['\"]\s*(nvidia-smi|nvtop|gpustat|nvcc)\b")
 """What IPython makes of ``!nvidia-smi``."""
 ON_A_DEVICE: Final = "run_cell_magic("

@@ -37,26 +37,6 @@ from sublet.notebook.spaces import Space
 from sublet.notebook.surroundings import Surroundings
 from sublet.values import format_size
 
-__all__ = [
-    "News",
-    "begin",
-    "checkpoint",
-    "drop",
-    "fetch",
-    "finish",
-    "found",
-    "hold",
-    "look",
-    "prepare",
-    "rest",
-    "restore",
-    "save",
-    "stuck",
-    "taken",
-    "use",
-    "whys",
-]
-
 _DEVICE: Final = f"{Part.DEVICE}:"
 _CELL: Final = f"{Part.CELL}:"
 

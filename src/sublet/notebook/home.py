@@ -19,8 +19,6 @@ from sublet.durable.rules import MAINS, GpuRule, Refused, Rules, contents_of, lo
 from sublet.notebook.lookups import words_of_annotations, words_of_code
 from sublet.notebook.reading import names_of
 
-__all__ = ["HomeRules"]
-
 CONNECTIONS: Final = (multiprocessing.connection._ConnectionBase, weakref.WeakSet)
 """What pickle has a form for and nobody a use: the number of a file of another process, and what nobody there holds."""
 NAMED: Final = {"Connection": "an end of a pipe", "WeakSet": "a set of weak references"}

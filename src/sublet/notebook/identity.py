@@ -17,8 +17,6 @@ from typing import Any, Final
 from sublet.durable.rules import loaded
 from sublet.notebook.memories import gradient_of, is_tensor
 
-__all__ = ["Identities", "Tag"]
-
 Tag = int
 """What both sides call an object: side, parcel and the object's number in it, in one number. The garbage collector
 tracks no number, and a dict of 100,000 of them is pickled in a few milliseconds."""

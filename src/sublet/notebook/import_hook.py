@@ -15,8 +15,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
 
-__all__ = ["ImportHook", "is_imported"]
-
 LAZY: Final = "_LazyModule"
 """The type that ``importlib.util.LazyLoader`` gives a module until something of it is used."""
 Callback = Callable[[str], object]

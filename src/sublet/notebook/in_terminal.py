@@ -9,8 +9,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["be_plain"]
-
 
 def be_plain() -> None:
     """Look like an IPython in a terminal. Called by name in the guest, between cells."""

@@ -24,8 +24,6 @@ from sublet.notebook.memories import is_array
 from sublet.notebook.reading import names_of, names_set_by
 from sublet.notebook.untouchable import Untouchable
 
-__all__ = ["CALLBACK", "NOTHING", "TASK", "THREAD", "InUse", "in_use"]
-
 THREAD: Final = "in use by a running thread"
 TASK: Final = "in use by a running task"
 CALLBACK: Final = "in use by a callback"

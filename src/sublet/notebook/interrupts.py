@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-__all__ = ["AFTERWARDS", "Interrupts", "interrupts_wait"]
-
 AFTERWARDS: Final = "interrupted after the cell was done"
 """What a ``KeyboardInterrupt`` says that has waited to the end."""
 INSISTS_S: Final = 1.0

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-__all__ = ["Joined", "join"]
-
 Names = tuple[str, ...]
 """Of one record."""
 

@@ -19,8 +19,6 @@ from sublet.wire.conversation import Conversation
 from sublet.wire.happenings import Closed, Data, Happening, Over
 from sublet.wire.jupyter import CHANNELS, Messages, pack_message
 
-__all__ = ["LOOK_S", "KernelLine", "Message"]
-
 Message = dict[str, Any]
 """A message of the Jupyter protocol: ``header``, ``parent_header``, ``metadata``, ``content``, ``buffers``."""
 LOOK_S: Final = 1.0

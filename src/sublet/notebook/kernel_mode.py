@@ -30,8 +30,6 @@ from sublet.notebook.routing import MAGIC, routed
 if TYPE_CHECKING:
     from sublet.notebook.magic import GpuMagics
 
-__all__ = ["KernelMode", "main"]
-
 
 class KernelMode:
     """One shell in which every cell of the user's is for the device."""

@@ -17,8 +17,6 @@ from sublet.errors import InvalidRequest, NotFound, Unsupported
 from sublet.invocation import installing
 from sublet.notebook.options import parse_line
 
-__all__ = ["MODULE", "folder_of", "install", "kernel_json", "uninstall"]
-
 MODULE: Final = "sublet.notebook.kernel_mode"
 _NAME: Final = re.compile(r"[a-z0-9._-]{1,64}")
 _LOGO: Final = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64">

@@ -18,8 +18,6 @@ from sublet.notebook.lodging import Freed, Key, Lodged, Range, Watch, Word
 from sublet.values import MIB
 from sublet.wire.lasting import Lasting
 
-__all__ = ["Lender"]
-
 LODGED_MIN: Final = 16 * MIB
 """Smaller arrays go as any other: they are copied in no time."""
 SPARE_SHARE: Final = 4

@@ -32,8 +32,6 @@ from sublet.errors import InvalidRequest
 from sublet.notebook.memories import take_exchanged
 from sublet.wire.lasting import Lasting
 
-__all__ = ["Freed", "Key", "Lodged", "Lodger", "Range", "Watch", "Word"]
-
 Key = tuple[tuple[str, ...], int]
 """The names of a group, and which of its buffers."""
 Range = tuple[int, int]

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Final
 
-__all__ = ["NO_LOOKUPS", "Lookups", "looked_up", "lookups_of", "words_of_annotations", "words_of_code"]
-
 TEXT: Final = frozenset(
     {
         *("query", "eval", "evaluate", "re_evaluate"),  # pandas, numexpr

@@ -16,8 +16,6 @@ from sublet.notebook.front import CellFailed
 from sublet.notebook.options import CellOptions, configured, help_text, parse_line
 from sublet.notebook.plain import said_plainly
 
-__all__ = ["GpuMagics", "load", "with_a_body"]
-
 ASKS: Final = ("-h", "--help", "?", "help")
 """Behind ``%%gpu``: show the help and run nothing."""
 EMPTY_DO: Final = (

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from sublet.notebook.reading import Reading
     from sublet.wire.http import BillLine
 
-__all__ = ["MappedCell", "items_of", "map_cell"]
-
 VRAM_DEFAULT: Final = 1 * GIB
 FILE: Final = "<cell>"
 SHOW_EVERY_NS: Final = NS_PER_S // 4

@@ -14,24 +14,6 @@ from sublet.durable.rules import loaded
 from sublet.durable.sealed import move
 from sublet.errors import Unpicklable
 
-__all__ = [
-    "Window",
-    "gradient_of",
-    "is_array",
-    "is_given_memory",
-    "is_memory",
-    "is_settled",
-    "is_tensor",
-    "move_array",
-    "overlapping",
-    "same_array",
-    "same_tensor",
-    "same_values",
-    "take_exchanged",
-    "view_of",
-    "windows_of",
-]
-
 MOVED_MIN: Final = 1 << 20
 Span = tuple[int, int]
 """From the first byte to behind the last."""

@@ -15,20 +15,6 @@ from itertools import compress
 from operator import is_not
 from typing import Any, Final, NamedTuple
 
-__all__ = [
-    "HIDDEN",
-    "Bound",
-    "Growth",
-    "Heard",
-    "Said",
-    "Shared",
-    "Steady",
-    "Told",
-    "results",
-    "visible",
-    "visible_among",
-]
-
 HIDDEN: Final = frozenset(
     {"In", "Out", "get_ipython", "exit", "quit", "open", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh"}
 )

@@ -16,8 +16,6 @@ from sublet.values import EndReason
 if TYPE_CHECKING:
     from sublet.notebook.shelf import About
 
-__all__ = ["RERUN", "cannot_travel", "process_lost", "session_ended", "unnamed", "what_ended"]
-
 RERUN = "Rerun this cell to reacquire."
 ONE_DO = "Build it inside the cell, or don't use it there."
 NAMED_MAX: Final = 8

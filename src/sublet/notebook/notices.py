@@ -7,8 +7,6 @@ import logging
 from collections import deque
 from typing import Final
 
-__all__ = ["Notices"]
-
 LEASES_MAX: Final = 64
 """Leases whose notices may still come."""
 

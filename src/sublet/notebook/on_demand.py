@@ -17,8 +17,6 @@ from typing import Any, Final
 from sublet.compute.behind import answer_calls
 from sublet.notebook.namespace import HIDDEN
 
-__all__ = ["MESSAGE", "answer", "begin", "bring", "end"]
-
 MESSAGE: Final = "sublet_fetch"
 """Type of the message by which the notebook is asked."""
 

@@ -24,29 +24,6 @@ from sublet.errors import Unpicklable
 from sublet.notebook.memories import gradient_of, is_given_memory, move_array, same_values
 from sublet.notebook.untouchable import Untouchable
 
-__all__ = [
-    "ArrayMemory",
-    "BufferContents",
-    "ClassParts",
-    "DequeContents",
-    "DictContents",
-    "DictEntries",
-    "DrawsOn",
-    "FigureContents",
-    "ImagePixels",
-    "ListContents",
-    "ObjectArray",
-    "Operation",
-    "Part",
-    "PartialState",
-    "SetContents",
-    "SlotEmptied",
-    "State",
-    "TensorMemory",
-    "apply",
-    "is_same_dict",
-]
-
 StandsFor = Callable[[Any], Any]
 OBJECTS, KEYED, MEMORY, GRADED = PHASES = range(4)
 """Phases. Attributes come before dicts and sets, whose keys may be hashed by them; memory comes last: it is checked

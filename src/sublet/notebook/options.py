@@ -16,8 +16,6 @@ from sublet.client.config import KEYS, read_config
 from sublet.errors import InvalidRequest
 from sublet.values import GIB, MIB, Tier, format_duration, format_size, parse_duration_ns, parse_size
 
-__all__ = ["CellOptions", "configured", "help_text", "parse_line"]
-
 ROOM_BYTES: Final = 4 * GIB
 GPUS_MAX: Final = 64
 """Devices of one cell; an office that has so many does not need a typo's thousand."""

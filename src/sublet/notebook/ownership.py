@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.notebook.shelf import Shelf
 
-__all__ = ["FOLDER_VARIABLE", "SIZES", "Owner", "Volume", "notebook_path", "volume_name"]
-
 FOLDER_VARIABLE: Final = "SUBLET_NOTEBOOK_STATE"
 """A folder to save in instead of a volume: where the office lends no disk."""
 SIZES: Final = (1 * GIB, 256 * MIB, 64 * MIB)

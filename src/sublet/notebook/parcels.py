@@ -20,17 +20,6 @@ from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.sources import Source
 from sublet.notebook.surroundings import Changes
 
-__all__ = [
-    "BESIDE",
-    "LOST",
-    "NO_WORD",
-    "Came",
-    "Outgoing",
-    "Parcel",
-    "Taken",
-    "without_scaffolding",
-]
-
 NO_WORD: Final = Word()
 NOTHING_FREED: Final = Freed()
 LOST: Final = "\0"

@@ -16,8 +16,6 @@ from sublet.errors import LeaseEnded, SubletError
 from sublet.invocation import typeable
 from sublet.notebook.front import failed_cell
 
-__all__ = ["said_plainly", "short"]
-
 _RED, _AMBER, _BOLD, _END = "\x1b[31m", "\x1b[33m", "\x1b[1m", "\x1b[0m"
 SHOWN_BY_IPYTHON: Final = "_render_traceback_"
 """Where an exception has this, IPython shows what it returns."""

@@ -14,8 +14,6 @@ from sublet.errors import Unpicklable
 from sublet.notebook.counting import TOO_MANY, has_too_many
 from sublet.notebook.home import HomeRules
 
-__all__ = ["MODULE", "Probe", "describe", "probe"]
-
 MODULE: Final = "module"
 """What modules are; they are saved by name, and nobody need be told."""
 WORDS_MAX: Final = 60

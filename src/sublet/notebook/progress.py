@@ -11,8 +11,6 @@ from typing import Any, Final
 from sublet.background import begin
 from sublet.values import format_size
 
-__all__ = ["Progress", "describe_names"]
-
 SLOW_S: Final = 1.0
 """A transfer that takes less shows nothing."""
 EVERY_S: Final = 0.25

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
 
-__all__ = ["QueuedCells", "has_queued"]
-
 FREE_S: Final = 0.05
 """An event loop that has been free for so long has begun whatever was queued."""
 _READABLE: Final = 1

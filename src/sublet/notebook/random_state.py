@@ -16,8 +16,6 @@ import random
 import sys
 from typing import Any, Final
 
-__all__ = ["CudaGenerators", "NumpyGenerator", "read_python", "read_torch", "write_python", "write_torch"]
-
 MT19937: Final = "MT19937"
 MT19937_BYTES: Final = 624 * 4 + 4
 """The state of NumPy's default generator in memory: its words and the position among them."""

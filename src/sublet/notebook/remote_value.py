@@ -12,8 +12,6 @@ from sublet.values import format_size
 if TYPE_CHECKING:
     from sublet.notebook.shelf import About
 
-__all__ = ["Keeper", "RemoteValue", "again", "any_handles", "clock_time", "lost_handle"]
-
 _all: weakref.WeakSet[RemoteValue] = weakref.WeakSet()
 
 

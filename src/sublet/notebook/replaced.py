@@ -16,8 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-__all__ = ["Replaced", "ReplacedAttributes", "assigned_attributes"]
-
 MAY_ASSIGN: Final = re.compile(r"\.\s*\w+\s*(?:[^\w\s=.(]{0,3}=(?!=)|,|:)|setattr\s*\(|\bfor\b|\bwith\b|\bdel\b")
 """A cell without any of this assigns to no attribute, and is not parsed."""
 MAIN: Final = "__main__"

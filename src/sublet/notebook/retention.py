@@ -13,8 +13,6 @@ from typing import Final, Protocol
 from sublet.errors import CheckpointFailed
 from sublet.values import MIB, format_size
 
-__all__ = ["SPARE", "Kept", "how_many", "make_room"]
-
 SPARE: Final = 64 << 10
 """Room that a save leaves: to go back to the checkpoint before it (``Shelf.settle``) takes a manifest."""
 

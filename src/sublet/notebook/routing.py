@@ -10,8 +10,6 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["HERE", "MAGIC", "routed", "stays_here"]
-
 HERE: Final = "%%cpu"
 """The first line of a cell that stays where the notebook is."""
 MAGIC: Final = "sublet_cell"

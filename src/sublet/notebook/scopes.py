@@ -6,8 +6,6 @@ import ast
 import contextlib
 from typing import NamedTuple
 
-__all__ = ["Opaque", "Scope", "code_of", "magic_of", "outside", "stored"]
-
 
 class Opaque(NamedTuple):
     """Something that can reach any name."""

@@ -35,8 +35,6 @@ from sublet.notebook.retention import SPARE, make_room
 if TYPE_CHECKING:
     from sublet.wire.volumes import CopiedIn
 
-__all__ = ["GENERATORS", "About", "Key", "Part", "Saved", "Shelf", "key_of"]
-
 KEEP: Final = 3
 """Checkpoints that stay, as long as there is room: that of the last finished cell, the last that a running cell asked
 for, and that of a cell whose results nobody has taken yet (``settle``)."""

@@ -14,8 +14,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-__all__ = ["Source", "compiler_flags", "keep_sources", "set_compiler_flags", "sources_of"]
-
 FLAGS: Final = functools.reduce(
     operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names), 0
 )

@@ -12,24 +12,6 @@ from typing import Final
 from sublet.invocation import typeable
 from sublet.values import MIB, NS_PER_S, format_cost, format_duration, format_size
 
-__all__ = [
-    "CellBill",
-    "CellStatus",
-    "Ended",
-    "Finished",
-    "Mapped",
-    "Moving",
-    "Running",
-    "Starting",
-    "Suspended",
-    "Waiting",
-    "as_html",
-    "as_text",
-    "coarse",
-    "is_unusual",
-    "line_of_html",
-]
-
 _STYLE: Final = (
     "font-family:ui-monospace,monospace;font-size:12px;line-height:1.5;padding:2px 8px;border-left:3px solid {colour}"
 )

@@ -23,8 +23,6 @@ from sublet.errors import Unpicklable
 from sublet.notebook.import_hook import ImportHook, is_imported
 from sublet.notebook.settings import Kind, Setting, table
 
-__all__ = ["Changes", "Packed", "Surroundings"]
-
 Entries = Mapping[str, Any]
 LOCK_S: Final = 1.0
 """So long an import on another thread waits for an exchange. What it does not set the next exchange sets."""

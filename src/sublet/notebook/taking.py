@@ -8,8 +8,6 @@ from sublet.notebook.identity import Identities
 from sublet.notebook.merging import merge
 from sublet.notebook.parcels import LOST, Came
 
-__all__ = ["taken_over"]
-
 
 def taken_over(
     names: dict[str, Any], identities: Identities, came: Came, settled: frozenset[int] = frozenset()

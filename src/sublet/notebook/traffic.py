@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from sublet.notebook.spaces import Space
     from sublet.notebook.surroundings import Surroundings
 
-__all__ = ["Came", "Fate", "Traffic", "fates_text"]
-
 LENT_MAX: Final = 8
 """Files handed over at a time: each takes a descriptor along."""
 BROKEN_MAX: Final = 16

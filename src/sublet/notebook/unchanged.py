@@ -18,8 +18,6 @@ from sublet.durable.changes import chunk_hash
 from sublet.durable.memory import memory_at
 from sublet.durable.roots import is_long
 
-__all__ = ["Snapshot", "snapshot"]
-
 IMMUTABLE: Final = frozenset({tuple, frozenset})
 _LIST: Final = struct.Struct("nP")
 _LIST_AT: Final = object.__basicsize__

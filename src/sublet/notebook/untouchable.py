@@ -13,8 +13,6 @@ from typing import Any, Final, NamedTuple
 
 from sublet.durable.rules import MAINS
 
-__all__ = ["Untouchable", "is_class_dict", "is_own_namespace", "module_names"]
-
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, types.BuiltinFunctionType)
 
 

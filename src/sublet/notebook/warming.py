@@ -21,8 +21,6 @@ from sublet.errors import SubletError
 from sublet.wire.jupyter import KERNEL_IMPORTS
 from sublet.wire.zygote import Warm, fingerprint
 
-__all__ = ["begin", "wish_of"]
-
 HEAD_START_S: Final = 0.1
 """So long the notebook waits at the most until the office's process is there: what it loads next would be in the
 way."""

@@ -25,8 +25,6 @@ from sublet.notebook.operations import State
 from sublet.notebook.untouchable import is_own_namespace
 from sublet.notebook.writing import Plan, Way, is_frame, is_looked_at
 
-__all__ = ["can_change", "can_take_over", "can_wait", "core_of", "is_as_it_was", "ordinary_way", "way_of"]
-
 APART: Final = frozenset({"builtins", "itertools", "functools", "operator", "collections"})
 """Modules of Python whose types, where they have no way of their own, are taken apart and made anew."""
 POINTER: Final = struct.calcsize("P")

@@ -126,22 +126,6 @@ class Tenure:
         self.reign, self.attempt = ballot.reign, max(self.attempt, ballot.attempt) + 1
 
 
-__all__ = [
-    "CarryOperation",
-    "CasOperation",
-    "Done",
-    "OpenOperation",
-    "Operation",
-    "ReadOperation",
-    "Refused",
-    "Result",
-    "Tenure",
-    "Unknown",
-    "View",
-    "Why",
-]
-
-
 class Operation:
     """What the driver sees."""
 

@@ -9,8 +9,6 @@ from sublet.sim import coverage
 from sublet.sim.mutants import MUTANTS
 from sublet.sim.run import MODES, Tally, hunt, run_many
 
-__all__ = ["main"]
-
 COVERED_BY: int = 500
 """From so many seeds on, every fault must have met every state."""
 

@@ -14,8 +14,6 @@ from sublet.wire.orders import Part
 if TYPE_CHECKING:
     from sublet.sim.office import OfficeProcess
 
-__all__ = ["audit"]
-
 
 def audit(office: OfficeProcess, fail: Callable[[str, str], None]) -> None:
     """S9: what tenants used is what devices were leased. L12: every lease has one end, or is still there. And the state

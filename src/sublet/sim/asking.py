@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from sublet.sim.replies import Reply
     from sublet.sim.world import World
 
-__all__ = ["RESEND_NS", "AskingProcess"]
-
 _S: Final = 1_000_000_000
 RESEND_NS: Final = 2 * _S
 PATIENCE: Final = 20

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from sublet.broker.state import State
     from sublet.sim.world import World
 
-__all__ = ["BoundRules", "Programs"]
-
 _S: Final = 1_000_000_000
 LATE_NS: Final = 5 * _S
 """An office that is up acts on the end of a process within this time."""

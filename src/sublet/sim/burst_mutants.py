@@ -12,8 +12,6 @@ from sublet.jobs.leases import Holdings
 from sublet.jobs.states import Cause, Verdict, When, verdict_of
 from sublet.sim.mutant import Mutant, in_force
 
-__all__ = ["MUTANTS", "switched_on"]
-
 
 def switched_on(name: str | None) -> AbstractContextManager[None]:
     """The mutant of this name is in force; None changes nothing."""

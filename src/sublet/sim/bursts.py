@@ -29,8 +29,6 @@ from sublet.jobs.stores import not_stored
 from sublet.sim.burst_mutants import MUTANTS, switched_on
 from sublet.values import NS_PER_S
 
-__all__ = ["RULES", "Broken", "BurstWorld", "Failure", "Tally", "hunt", "main", "run_many", "run_seed"]
-
 RULES: Final = {
     "once": "the output has each chunk exactly once, and the aggregate is the serial one",
     "first": "a published result never changes, and its chunk is never begun again",

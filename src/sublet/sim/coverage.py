@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from sublet.broker.records import LeaseRecord
     from sublet.sim.world import World
 
-__all__ = ["FAULTS", "STATES", "Coverage", "missing", "table"]
-
 FAULTS: Final = (
     "message lost",
     "message doubled",

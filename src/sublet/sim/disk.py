@@ -18,8 +18,6 @@ from sublet.broker.policy import Policy
 from sublet.broker.records import Now
 from sublet.broker.state import State
 
-__all__ = ["Backup", "Disk"]
-
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
     now: tuple[int, int]

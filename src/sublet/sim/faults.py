@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from sublet.sim.node import NodeProcess
     from sublet.sim.world import World
 
-__all__ = ["FaultPlan"]
-
 _S: Final = 1_000_000_000
 BACKUP_EVERY_NS: Final = 25 * _S
 HARDWARE: Final = tuple(name for name in FaultName if name is not FaultName.AMNESIA)

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from sublet.sim.replies import Reply
     from sublet.sim.world import World
 
-__all__ = ["HolderProcess"]
-
 _S: Final = 1_000_000_000
 LOOK_NS: Final = 4 * _S
 IDLE_SAID_AFTER_NS: Final = _S // 5

@@ -19,8 +19,6 @@ from sublet.values import Exclusivity, Kind, LeaseId, Tier
 if TYPE_CHECKING:
     from sublet.broker.state import State
 
-__all__ = ["IdleHands"]
-
 _S: Final = 1_000_000_000
 PATIENCE_NS: Final = 8 * _S
 _ON_THE_MOVE: Final = frozenset({LeaseStatus.NOTICED, LeaseStatus.GRANTED})

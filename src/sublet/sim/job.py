@@ -10,8 +10,6 @@ from sublet.values import Epoch, LeaseId, RenewMode, RequestId
 if TYPE_CHECKING:
     from sublet.sim.world import World
 
-__all__ = ["Job"]
-
 _S: Final = 1_000_000_000
 
 

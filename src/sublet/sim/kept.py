@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from sublet.sim.world import World
     from sublet.wire.orders import StoredVolume
 
-__all__ = ["KeptRules"]
-
 _IN_THE_BOOKS = frozenset({VolumeState.LIVE, VolumeState.RETAINED})
 
 

@@ -12,8 +12,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Call", "is_linearizable"]
-
 
 @dataclass(frozen=True, slots=True)
 class Call:

@@ -7,8 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Change", "Mutant", "in_force"]
-
 Change = tuple[Any, str, Callable[[Any], Any]]
 """Whose attribute, its name, and what makes the replacement out of the original."""
 

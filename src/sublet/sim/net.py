@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from sublet.sim.process import Process
     from sublet.sim.world import World
 
-__all__ = ["Network"]
-
 _MS: Final = 1_000_000
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from sublet.sim.office import OfficeProcess
     from sublet.sim.world import World
 
-__all__ = ["OUTLIVES_NS", "NodeProcess"]
-
 _HELLO_NS = 3_000_000_000
 _TROUBLE_NS = 40_000_000_000
 """So long after the hardware was mended, an end that was tried before may still be tried again."""

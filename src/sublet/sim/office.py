@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from sublet.sim.thin import ThinAgent
     from sublet.sim.world import World
 
-__all__ = ["OfficeProcess"]
-
 _S: Final = 1_000_000_000
 BEAT_NS: Final = 1 * _S
 """While anything has a deadline, the clock is looked at this often."""

@@ -6,8 +6,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["swept_afterwards"]
-
 
 @contextmanager
 def swept_afterwards() -> Iterator[None]:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from sublet.sim.node import NodeProcess
     from sublet.sim.world import World
 
-__all__ = ["ParkedRules"]
-
 
 class ParkedRules:
     """One world's."""

@@ -19,8 +19,6 @@ from sublet.sim.mutant import Mutant
 from sublet.values import Epoch, LeaseId, ResourceId
 from sublet.wire.orders import End, Grant, Parking, Resumed
 
-__all__ = ["PARKING"]
-
 
 def _any_epoch_goes_on(_original: Any) -> Any:
     def check_epoch(lease: LeaseRecord, command: cmd.Acquire) -> None:

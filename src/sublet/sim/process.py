@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from sublet.sim.world import World
 
-__all__ = ["MachineClock", "Process"]
-
 _PPM: Final = 1_000_000
 _WALL_NS: Final = 1_750_000_000 * 1_000_000_000
 

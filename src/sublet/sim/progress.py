@@ -17,8 +17,6 @@ from sublet.values import Kind, NodeId, ResourceId
 if TYPE_CHECKING:
     from sublet.sim.world import World
 
-__all__ = ["Progress"]
-
 _S: Final = 1_000_000_000
 WORK_ON_NS: Final = 30 * _S
 """Between the healing and the evening."""

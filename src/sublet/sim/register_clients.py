@@ -28,8 +28,6 @@ from sublet.values import Epoch
 if TYPE_CHECKING:
     from sublet.sim.register_world import RegisterWorld
 
-__all__ = ["Changer", "Client", "Reader", "Writer"]
-
 ROUND_S: Final = 0.4
 """After so long a replica that has not answered is taken for silent."""
 

@@ -35,8 +35,6 @@ from sublet.sim.mutant import Change, in_force
 from sublet.sim.register_nodes import Node
 from sublet.sim.register_world import RegisterWorld
 
-__all__ = ["MUTANTS", "Mutant", "switched_on"]
-
 
 @dataclass(frozen=True, slots=True)
 class Mutant:

@@ -13,8 +13,6 @@ from sublet.replicated import cell as law
 from sublet.replicated.cell import EMPTY, Answer, Cell, Install, Installed, Request
 from sublet.replicated.quorum import ReplicaSet
 
-__all__ = ["Moments", "Net", "Node"]
-
 
 class Moments:
     """What happens when: a queue, and the present time in seconds."""

@@ -18,8 +18,6 @@ from sublet.sim.register_clients import Changer, Client, Reader, Writer
 from sublet.sim.register_nodes import Moments, Net, Node
 from sublet.values import Epoch
 
-__all__ = ["QUORUMS", "RULES", "Broken", "RegisterWorld"]
-
 RULES: Final = {
     "order": "some order of all calls explains every answer",
     "fence": "after an epoch has opened the register, nothing of an older one is written",

@@ -15,8 +15,6 @@ from sublet.sim.once import swept_afterwards
 from sublet.sim.register_mutants import MUTANTS, switched_on
 from sublet.sim.register_world import RULES, Broken, RegisterWorld
 
-__all__ = ["Failure", "Tally", "hunt", "main", "run_many", "run_seed"]
-
 CHUNK: Final = 10
 
 

@@ -27,8 +27,6 @@ from sublet.replicated.replica import PackName, ReplicaFaulty, ReplicaSilent
 from sublet.sim.mutant import in_force
 from sublet.values import Epoch
 
-__all__ = ["DISK_MUTANTS", "Disk", "DiskBroken", "Killed", "PretendFiles", "run_disk_seed", "switched_on"]
-
 SECTOR: Final = 512
 ROOT: Final = Path("/replica")
 

@@ -20,8 +20,6 @@ from sublet.replicated.idempotency_record import Book, Completed, New, Record
 from sublet.sim.mutant import in_force
 from sublet.values import Epoch
 
-__all__ = ["STEP_MUTANTS", "StepBroken", "run_step_seed", "switched_on"]
-
 STEPS: Final = 6
 RETAIN: Final = 3
 

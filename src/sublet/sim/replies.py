@@ -10,8 +10,6 @@ from sublet.errors import SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.values import EndReason, Epoch, LeaseId, NodeId
 
-__all__ = ["Reply", "reply_for"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:

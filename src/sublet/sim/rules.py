@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["RULES"]
-
 RULES: Final[dict[str, str]] = {
     "L1": "at most one lease is on an exclusive device at any instant, as the hardware sees it; nobody reads leftovers",
     "L2": "an epoch is given out once, rises, and is durable before anybody hears of it",

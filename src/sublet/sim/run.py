@@ -17,8 +17,6 @@ from sublet.sim.scenario import Mode
 from sublet.sim.watch import Violation
 from sublet.sim.world import World
 
-__all__ = ["MODES", "Catch", "Failure", "Tally", "hunt", "run_many", "run_seed"]
-
 MODES: Final[tuple[Mode, ...]] = ("safety", "liveness")
 CHUNK: Final = 10
 """Seeds that one process takes at a time."""

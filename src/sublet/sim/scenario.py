@@ -19,8 +19,6 @@ from sublet.wire.orders import Device, Inventory
 if TYPE_CHECKING:
     from sublet.sim.world import World
 
-__all__ = ["Mode", "Scenario", "draw"]
-
 Mode = Literal["safety", "liveness"]
 _S: Final = 1_000_000_000
 _MS: Final = 1_000_000

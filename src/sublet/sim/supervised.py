@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sublet.lease.fence import Live
     from sublet.sim.node import NodeProcess
 
-__all__ = ["SupervisedRules"]
-
 _S: Final = 1_000_000_000
 
 

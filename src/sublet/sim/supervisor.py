@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from sublet.sim.thin import ThinAgent
     from sublet.sim.world import World
 
-__all__ = ["SupervisorProcess"]
-
 
 class SupervisorProcess(NodeProcess):
     """One supervisor after the other, on one machine."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sublet.sim.office import OfficeProcess
     from sublet.sim.supervisor import SupervisorProcess
 
-__all__ = ["ThinAgent"]
-
 _MS: Final = 1_000_000
 AGAIN_NS: Final = (50 * _MS, 200 * _MS, 1_000 * _MS, 5_000 * _MS)
 CONFIGURE_NS: Final = 10_000 * _MS

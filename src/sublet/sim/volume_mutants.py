@@ -14,8 +14,6 @@ from sublet.sim.mutant import Mutant
 from sublet.values import Epoch
 from sublet.wire.orders import RemoveVolume, VolumeRef, VolumeRemoved
 
-__all__ = ["VOLUMES"]
-
 
 def _free_with_its_lease(original: Any) -> Any:
     def verified(step: Step, resource: ResourceRecord, piece: SliceRecord, *, kept: bool) -> None:

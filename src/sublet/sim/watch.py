@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from sublet.sim.replies import Reply
     from sublet.sim.world import World
 
-__all__ = ["Violation", "Watch"]
-
 _S: Final = 1_000_000_000
 LATE_NS: Final = 5 * _S
 """An office that is up acts on a deadline within this time."""

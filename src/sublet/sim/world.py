@@ -23,8 +23,6 @@ from sublet.sim.thin import ThinAgent
 from sublet.sim.watch import Watch
 from sublet.values import LeaseId, NodeId, TenantId
 
-__all__ = ["World"]
-
 _S: Final = 1_000_000_000
 LOOK_EVERY_NS: Final = _S
 HEAL_SHARE: Final = 0.6

@@ -13,8 +13,6 @@ from sublet.errors import InvalidRequest
 from sublet.lease.drawing import Machine, exits, mermaid
 from sublet.studio.states import SESSION_TABLE, SessionEvent, SessionState
 
-__all__ = ["MACHINE", "main", "page_with_drawing"]
-
 MACHINE = Machine(
     name="session",
     states=SessionState,

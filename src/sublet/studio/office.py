@@ -25,18 +25,6 @@ from sublet.values import Kind
 from sublet.wire.http import ActivityRequest, LeaseView, ReleaseRequest
 from sublet.wire.http_views import SESSION_LABEL
 
-__all__ = [
-    "VARIABLE",
-    "FabricOffice",
-    "NotebookSession",
-    "are_recorded",
-    "is_alive",
-    "is_of_session",
-    "open_sessions",
-    "sessions_folder",
-    "this_process",
-]
-
 VARIABLE: Final = "SUBLET_SESSION"
 _HELD: Final = (LeaseStatus.ACTIVE, LeaseStatus.NOTICED)
 _OVER: Final = (LeaseStatus.ENDING, LeaseStatus.ENDED)

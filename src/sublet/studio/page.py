@@ -12,8 +12,6 @@ from sublet.studio.people import Person
 from sublet.studio.views import Json, place, state, the_bill
 from sublet.values import NS_PER_S, format_duration, format_size
 
-__all__ = ["Html", "error_page", "sessions_page", "sessions_part", "sign_in_page", "tag", "trouble"]
-
 TITLE: Final = "Sublet studio"
 EMPTY: Final = frozenset(("meta", "link", "input"))
 """Elements without an end tag."""

@@ -20,8 +20,6 @@ from sublet.errors import InvalidRequest, NotFound, Unauthorized
 from sublet.studio.store import Database
 from sublet.values import NS_PER_S, valid_name
 
-__all__ = ["COOKIE_S", "OWNER_TENANT", "PEOPLE_MAX", "TOKEN_PREFIX", "NotSignedIn", "People", "Person"]
-
 PEOPLE_MAX: Final = 10_000
 OWNER_TENANT: Final = "local"
 """The tenant of the office's owner. Its sessions are those of `sublet session`, so it has one person at most."""

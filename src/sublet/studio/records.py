@@ -14,30 +14,6 @@ from msgspec import structs
 
 from sublet.studio.states import SessionEnd, SessionEvent, SessionState, TransitionError, next_session
 
-__all__ = [
-    "LEASES_KEPT",
-    "Abandoned",
-    "Asked",
-    "Declined",
-    "Ended",
-    "Entry",
-    "Granted",
-    "LeaseRecord",
-    "Lost",
-    "Moved",
-    "Offered",
-    "ProcessIdentity",
-    "Record",
-    "Refused",
-    "Session",
-    "Started",
-    "Terms",
-    "event_of",
-    "fold",
-    "fold_all",
-    "request_id",
-]
-
 LEASES_KEPT: Final = 100
 """Ended leases that a session shows. The records of older ones stay, and so does the bill."""
 

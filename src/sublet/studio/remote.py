@@ -15,8 +15,6 @@ from sublet.errors import Disconnected, InvalidRequest
 from sublet.studio.records import Entry
 from sublet.wire.version import WIRE_VERSION
 
-__all__ = ["PAGE", "STUDIO_VARIABLE", "TOKEN_VARIABLE", "RemoteStore"]
-
 STUDIO_VARIABLE: Final = "SUBLET_STUDIO"
 TOKEN_VARIABLE: Final = "SUBLET_STUDIO_TOKEN"
 PAGE: Final = 500

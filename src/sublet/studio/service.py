@@ -27,17 +27,6 @@ from sublet.studio.sessions import Sessions
 from sublet.studio.states import SessionState
 from sublet.studio.views import Json, session_views
 
-__all__ = [
-    "ANSWER_S",
-    "RECORDS_MAX",
-    "SESSIONS_MAX",
-    "SHOWN_S",
-    "WAITING_MAX",
-    "PersonSessions",
-    "Studio",
-    "person_folder",
-]
-
 NAME: Final = "the studio"
 """What the holder of its requests is called in the records."""
 SESSIONS_MAX: Final = 100

@@ -53,8 +53,6 @@ from sublet.studio.store import Store
 from sublet.values import shown, valid_name
 from sublet.wire.http_views import SESSION_LABEL
 
-__all__ = ["Asking", "Office", "Seen", "Sessions", "new_id"]
-
 ATTEMPT: Final = "attempt"
 """The label by which the office is asked whether it remembers a request."""
 TRIES: Final = 50

@@ -11,8 +11,6 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["SESSION_TABLE", "SessionEnd", "SessionEvent", "SessionState", "TransitionError", "next_session"]
-
 
 class SessionState(enum.StrEnum):
     """Where a session is."""

@@ -24,8 +24,6 @@ from sublet.durable.files import name_once, sync_file
 from sublet.errors import JournalError
 from sublet.studio.records import Entry, Record
 
-__all__ = ["DATABASE", "Database", "SqliteStore", "Store"]
-
 DATABASE: Final = "sessions.db"
 BUSY_S: Final = 10.0
 """How long another process may keep the database to itself; it takes milliseconds."""

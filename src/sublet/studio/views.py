@@ -18,8 +18,6 @@ from sublet.values import NS_PER_S, format_duration
 from sublet.wire.http import ExplainAnswer, LeaseView
 from sublet.wire.http_views import SESSION_LABEL
 
-__all__ = ["Json", "advice", "place", "session_views", "state", "the_bill"]
-
 Json: TypeAlias = dict[str, Any]
 
 

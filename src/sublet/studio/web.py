@@ -44,8 +44,6 @@ from sublet.studio.views import Json
 from sublet.values import MIB, NS_PER_S, Exclusivity, Tier, parse_duration_ns, parse_size, valid_text
 from sublet.wire.http import ErrorBody, ErrorView
 
-__all__ = ["BODY_MAX_BYTES", "COOKIE", "studio_app"]
-
 BODY_MAX_BYTES: Final = 16 * 1024
 COOKIE: Final = "sublet_studio"
 LIVE_S: Final = 2.0

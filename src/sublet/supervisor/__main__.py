@@ -27,8 +27,6 @@ from sublet.wire.settings import SupervisorSettings
 from sublet.wire.unix import short_path
 from sublet.wire.zygote import COLD_VARIABLE, TENANT_WARM_VARIABLE, WARM_VARIABLE, Warm, tenant_warm_bytes
 
-__all__ = ["main"]
-
 BACKLOG = 128
 OFFICE_MAX = 256
 """Bytes of an office's id."""

@@ -28,8 +28,6 @@ from sublet.supervisor.lease_limits import OWNER
 from sublet.supervisor.loop import Loop, Timer, confess
 from sublet.values import MIB, TenantId, format_size
 
-__all__ = ["HELD_GROUPS_MAX", "HELD_MAX", "Aside", "HeldMemory"]
-
 WAIT_S: Final = 0.05
 """After the last that came: of many ends at once, none waits for this."""
 WAITING_MAX: Final = 512

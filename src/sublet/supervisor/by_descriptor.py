@@ -17,8 +17,6 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["change", "opened", "opened_folder"]
-
 _HOLD: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -16,8 +16,6 @@ from sublet.supervisor.guest import Guest
 from sublet.supervisor.loop import Loop
 from sublet.wire.guests import Service, Visit
 
-__all__ = ["Caches"]
-
 WAIT_S: Final = 2.0
 """How long they may take, all together; a part of the notice if that is short."""
 HANG_UP: Final = select.EPOLLRDHUP

@@ -22,8 +22,6 @@ from sublet.wire.cards import CardFound
 from sublet.wire.codec import loads
 from sublet.wire.zygote import python_argv
 
-__all__ = ["CardCleaning", "run_program"]
-
 AGAIN_NS: Final = 200_000_000
 """Between two looks while the program runs, or a card comes to rest."""
 PROGRAM: Final = "sublet.agent.clean_card"

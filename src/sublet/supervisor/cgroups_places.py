@@ -14,8 +14,6 @@ import errno
 import os
 from typing import Final, NamedTuple
 
-__all__ = ["CONTROLLERS", "Files", "Place", "find_places", "settle"]
-
 CONTROLLERS: Final = ("memory", "pids", "cpu", "cpuset", "devices", "freezer", "cpuacct")
 """Those we know how to use; a unified hierarchy has neither of the last three, and needs none of them."""
 _PIECE: Final = 1 << 16

@@ -15,8 +15,6 @@ from sublet.supervisor.locks import TRIES, DeviceLocks
 from sublet.values import NS_PER_S
 from sublet.wire.orders import Device, Foreign, Inventory
 
-__all__ = ["AGAIN_NS", "Claims"]
-
 AGAIN_NS: Final = 5 * NS_PER_S
 """So often it is tried again, and looked whether the locks are still there."""
 

@@ -18,8 +18,6 @@ from sublet.wire.happenings import Happening, Over
 from sublet.wire.link import Link
 from sublet.wire.sockets import receive_some, send_some
 
-__all__ = ["Connection", "mistake"]
-
 AGAIN_S: Final = 0.2
 """After something could not be sent for want of memory."""
 

@@ -25,8 +25,6 @@ from sublet.values import format_size
 from sublet.wire.manifest import MANIFEST_MAX, Contents, damaged, manifest_name, read_manifest
 from sublet.wire.volumes import CHECKPOINTS, COPIED, PACKS, STAGING, CopiedIn, CopyIn, bytes_below
 
-__all__ = ["copy_in"]
-
 LOOKS_MAX: Final = 20
 """Each time somebody must have saved and collected between two lines here."""
 AROUND: Final = 64 << 10

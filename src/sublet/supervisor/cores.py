@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["choose"]
-
 
 def choose(count: int, allowed: Iterable[int], taken: Iterable[Iterable[int]]) -> tuple[int, ...]:
     """``count`` of the allowed cores: those that the fewest other leases are kept on, the lowest numbers first.

@@ -12,8 +12,6 @@ from typing import Final
 
 from sublet.values import format_size
 
-__all__ = ["NAMES_MAX", "Count", "count"]
-
 NAMES_MAX: Final = 200_000
 """So many names are counted in one folder of a lease."""
 _SECTOR: Final = 512

@@ -16,8 +16,6 @@ from sublet.supervisor.priority import Priority
 from sublet.supervisor.tree import Look, Trees
 from sublet.values import NS_PER_S, EndReason, GuestId
 
-__all__ = ["Endings"]
-
 KILL_AGAIN_NS: Final = NS_PER_S // 2
 """Between two attempts to end one guest alone (the end of a lease has its own rhythm)."""
 ENDED_ALONE_GRACE_NS: Final = 5 * NS_PER_S

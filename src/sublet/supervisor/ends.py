@@ -19,8 +19,6 @@ from typing import Final
 
 from sublet.wire.guests import STDERR, STDOUT
 
-__all__ = ["ChildEnds", "Ends", "child_setup", "open_pipes", "open_serving", "open_terminal", "read_some"]
-
 _WINDOW: Final = struct.Struct("HHHH")
 _FIRST_FREE: Final = 3
 

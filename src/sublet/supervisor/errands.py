@@ -21,8 +21,6 @@ from sublet.supervisor.loop import READ, Loop, Timer
 from sublet.supervisor.prctl import ParentGone, set_pdeathsig
 from sublet.supervisor.priority import give_back
 
-__all__ = ["ANSWERED", "ANSWER_FD", "ERRANDS_MAX", "HANDED_FD", "Errands"]
-
 ERRANDS_MAX: Final = 8
 """At a time, of which one tenant has half; the other half is for tenants that have none."""
 ERRAND_S: Final = 300.0

@@ -12,8 +12,6 @@ import itertools
 from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
-__all__ = ["AWAITED", "NO_DEADLINE", "FairSlots"]
-
 Job = TypeVar("Job", bound=Hashable)
 
 AWAITED: Final = 0

@@ -11,8 +11,6 @@ import contextlib
 import resource
 from typing import Final, NamedTuple
 
-__all__ = ["FILES_WANTED", "Allowance", "allowance", "give_back", "raise_limit"]
-
 FILES_WANTED: Final = 32_768
 """Enough for all guests and connections that may be."""
 _OWN: Final = 96

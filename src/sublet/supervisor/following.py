@@ -12,8 +12,6 @@ from typing import Final, Protocol
 
 from sublet.supervisor.logs import GuestLog, LogReader, LogRecord, Replay
 
-__all__ = ["REPLAY_BYTES", "Follower", "Following", "Nobody"]
-
 REPLAY_BYTES: Final = 256 << 10
 """From the log to one follower in one turn of the loop, so that the deadlines of others are not kept waiting."""
 

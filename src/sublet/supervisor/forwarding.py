@@ -31,8 +31,6 @@ from sublet.errors import InvalidRequest, SubletError
 from sublet.supervisor.loop import READ, WRITE, Loop, NotRead, Timer
 from sublet.wire.frames import FDS_MAX, HEADER, HEADER_BYTES, broken, close_all
 
-__all__ = ["Forwarding", "FrameStarts", "why_refused"]
-
 PIECE: Final = 32 * 1024
 """Bytes read at a time. The kernel puts up to 35 KB into one buffer, and takes that as a whole or not at all."""
 PIECES_AT_ONCE: Final = 2

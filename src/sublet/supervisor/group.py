@@ -15,8 +15,6 @@ from sublet.supervisor.limits import BASIC_DEVICES, Limits, Usage
 from sublet.supervisor.procs import pidfd_open, pidfd_send_signal
 from sublet.values import GuestId, LeaseId
 
-__all__ = ["Group", "Hierarchies"]
-
 _CPU_PERIOD_US: Final = 100_000
 _KILL_ROUNDS: Final = 16
 """While frozen nothing can fork, so the second round already finds nothing new; the rest is for what thaws late."""

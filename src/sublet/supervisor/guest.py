@@ -16,8 +16,6 @@ from sublet.supervisor.visits import Visits
 from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.guests import GUESTS_PAGE, GuestNews, Guests, GuestSpec, GuestView, Profile
 
-__all__ = ["Guest", "page_of"]
-
 SHOWN_ARGUMENTS: Final = 64
 SHOWN_CHARACTERS: Final = 256
 """Of a command line: very many guests must fit into one answer."""

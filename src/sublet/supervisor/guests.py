@@ -38,8 +38,6 @@ from sublet.supervisor.words import out_of_memory, refused_by_machine
 from sublet.values import NS_PER_S, EndReason, GuestId, LeaseId, TenantId
 from sublet.wire.guests import GuestSpec, Profile
 
-__all__ = ["Guests"]
-
 DRAIN_NS: Final = 2 * NS_PER_S
 """How long what a guest left in its pipes may take to be read by those who want all of it."""
 AT_ONCE_MAX: Final = 8

@@ -36,8 +36,6 @@ from sublet.wire.volumes import (
     bytes_below,
 )
 
-__all__ = ["list_volume", "open_files", "publish_and_forget", "take_handed"]
-
 STAGED_FOLDERS_MAX: Final = 32
 """Saves of one lease that were begun and not ended. If there are more, the oldest was given up."""
 STAGED_FILES_MAX: Final = 1024

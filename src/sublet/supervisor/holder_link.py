@@ -66,8 +66,6 @@ from sublet.wire.sockets import peer_of
 from sublet.wire.volumes import Collect, CopyIn, LendVolume, ListVolume, OpenFiles, OpenVolume, Publish, VolumeLent
 from sublet.wire.zygote import Warm
 
-__all__ = ["HolderLink"]
-
 PIECE_MAX: Final = 64 * 1024
 """Bytes of output in one frame."""
 RUN: Final = "run"

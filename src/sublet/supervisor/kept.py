@@ -12,16 +12,6 @@ from sublet.errors import CapacityExceeded, QuotaExceeded
 from sublet.supervisor.logs import LOG_BOUND_BYTES
 from sublet.values import GIB, MIB, GuestId, TenantId
 
-__all__ = [
-    "ENDED_MAX",
-    "ENDED_PER_TENANT_MAX",
-    "GUESTS_MAX",
-    "GUESTS_PER_TENANT_MAX",
-    "LOGS_PER_TENANT_BYTES",
-    "Kept",
-    "Room",
-]
-
 GUESTS_MAX: Final = 2048
 """Guests that run at once on one machine."""
 GUESTS_PER_TENANT_MAX: Final = 512

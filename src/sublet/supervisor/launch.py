@@ -40,8 +40,6 @@ from sublet.wire.orders import card_uuid
 from sublet.wire.volumes import PUBLISH_VARIABLE, VOLUME_VARIABLE
 from sublet.wire.zygote import WARM_WITHIN_S, Fork, fingerprint, python_argv
 
-__all__ = ["Launch", "Prepared", "check_spec"]
-
 ARGUMENTS_MAX: Final = 128 * 1024
 """Bytes of one argument or variable: the kernel's own limit, said in words."""
 ARGUMENTS_TOTAL_MAX: Final = 768 * 1024

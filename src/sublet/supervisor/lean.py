@@ -24,8 +24,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["Inspect"]
-
 
 class Inspect(StandIn):
     """As much of ``inspect`` as dataclasses need."""

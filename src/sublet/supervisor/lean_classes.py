@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["install"]
-
 _OURS = "sublet."
 _OWN = ("__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__", "__getstate__", "__setstate__")
 _KNOWN = frozenset({"init", "repr", "eq", "frozen", "match_args", "kw_only", "slots", "weakref_slot"})

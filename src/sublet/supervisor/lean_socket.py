@@ -13,8 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["Sockets"]
-
 
 class socket(_socket.socket):  # noqa: N801 - what it is called everywhere
     """A socket, as Python has it: with ``accept``, and for ``with``."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
-__all__ = ["Typing"]
-
 _OF_CLASSES = frozenset({"__module__", "__qualname__", "__annotations__", "__dict__", "__classcell__"})
 
 

@@ -22,8 +22,6 @@ from sublet.values import MIB, Kind, TenantId
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.orders import Part, card_uuid
 
-__all__ = ["BASELINE_BYTES", "OWNER", "limits_for", "office_limits"]
-
 OWNER: Final = TenantId("local")
 """The tenant of leases that are asked for over the owner's own socket."""
 PIDS_MAX: Final = 8192

@@ -12,8 +12,6 @@ import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["BASIC_DEVICES", "Device", "Limits", "Usage", "pin"]
-
 
 class Device(NamedTuple):
     """A device node, as the device group knows it."""

@@ -36,21 +36,6 @@ from typing import ClassVar, Final, Literal
 from sublet.errors import InvalidRequest, SubletError
 from sublet.supervisor.by_descriptor import change
 
-__all__ = [
-    "ROOTS",
-    "TAKEOVER_S",
-    "DeviceLocks",
-    "DeviceTaken",
-    "Holder",
-    "LockUnusable",
-    "all_held",
-    "counts",
-    "lock_folder",
-    "may_open",
-    "noted_by_root",
-    "who_has",
-]
-
 FOLDERS: Final = ("/run/lock", "/var/lock", "/tmp")
 """Tried in this order. What is chosen depends on the folders alone, not on who asks, so all users agree on it."""
 ROOTS: Final = "/run/sublet-locks"

@@ -24,8 +24,6 @@ from sublet.clock import Clock
 from sublet.values import MIB
 from sublet.wire.disk import disk_reserve, space_of
 
-__all__ = ["LOG_BOUND_BYTES", "NOTICE", "GuestLog", "LogReader", "LogRecord", "LogRoom", "Replay"]
-
 NOTICE: Final = 0
 """The stream of what Sublet itself said; to be shown on stderr."""
 LOG_BOUND_BYTES: Final = 16 << 20

@@ -7,8 +7,6 @@ from typing import Final
 
 from sublet.supervisor.loop import Loop, confess
 
-__all__ = ["UNSEEN_S", "Looking"]
-
 REST_MAX_NS: Final = 20_000_000
 UNSEEN_S: Final = 0.2
 """After a look that could not be taken, for want of descriptors or memory: nothing is concluded from it."""

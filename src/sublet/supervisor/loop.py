@@ -23,8 +23,6 @@ from sublet.background import Guard, count, is_shortage
 from sublet.clock import Clock
 from sublet.values import NS_PER_S
 
-__all__ = ["READ", "WRITE", "Accepting", "Loop", "NotRead", "Timer", "confess", "log_trouble", "reading"]
-
 T = TypeVar("T")
 
 READ: Final = select.EPOLLIN

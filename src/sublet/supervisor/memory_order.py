@@ -11,8 +11,6 @@ import contextlib
 import os
 from typing import Final
 
-__all__ = ["GUEST", "SUPERVISOR", "killed_first", "killed_last"]
-
 SUPERVISOR: Final = -900
 GUEST: Final = 500
 _OWN: Final = "/proc/self/oom_score_adj"

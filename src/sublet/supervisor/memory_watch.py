@@ -19,8 +19,6 @@ from sublet.supervisor.tree import Look
 from sublet.supervisor.words import out_of_memory
 from sublet.values import EndReason
 
-__all__ = ["MemoryWatch", "share_of"]
-
 ASK_S: Final = 0.5
 """Between two questions whether the kernel has ended somebody who went on without."""
 SHARES_MAX: Final = 64

@@ -17,20 +17,6 @@ from typing import Final, NamedTuple
 from sublet.supervisor.isolation import syscalls
 from sublet.wire.open_files import open_files, text_of_process
 
-__all__ = [
-    "Mount",
-    "attach_loop",
-    "detach_loop",
-    "loops_in",
-    "loops_of",
-    "mount_image",
-    "mount_memory",
-    "mounts_below",
-    "mounts_in",
-    "take_down",
-    "who_else_has",
-]
-
 _LOOP_CTL_GET_FREE: Final = 0x4C82
 _LOOP_SET_FD: Final = 0x4C00
 _LOOP_CLR_FD: Final = 0x4C01

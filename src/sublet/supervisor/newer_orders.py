@@ -20,8 +20,6 @@ from sublet.wire.codec import MARK, from_wire, loads
 from sublet.wire.guests import Orders
 from sublet.wire.orders import Grant, NotHeld, Order
 
-__all__ = ["Unread", "read_orders"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unread:

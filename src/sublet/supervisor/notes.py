@@ -21,8 +21,6 @@ from sublet.wire.orders import Part
 if TYPE_CHECKING:
     from sublet.supervisor.guest import Guest
 
-__all__ = ["GuestNote", "Notes", "note_of"]
-
 _SUFFIX = ".note"
 
 

@@ -18,8 +18,6 @@ from sublet.supervisor.loop import Loop
 from sublet.wire.guests import Orders
 from sublet.wire.orders import End, Order
 
-__all__ = ["AT_ONCE_MAX", "WAITS_MAX", "Obeying"]
-
 AT_ONCE_MAX: Final = 16
 """Ends in one turn."""
 WAITS_MAX: Final = 6

@@ -40,8 +40,6 @@ from sublet.wire.guests import (
 from sublet.wire.happenings import Called, Event, Happening, Hello, Over
 from sublet.wire.link import Link
 
-__all__ = ["OfficeLink", "Served"]
-
 
 class Served(Protocol):
     """What the supervisor does for an office."""

@@ -34,8 +34,6 @@ from sublet.wire.guests import GuestNews
 from sublet.wire.jupyter import KERNEL_ENTRY
 from sublet.wire.orders import card_uuid
 
-__all__ = ["Parker"]
-
 LOOK_AGAIN_S: Final = 0.005
 """While they are brought to a stand: the kernel needs a moment to freeze, and forks are met by the next look."""
 STAND_NS: Final = 5 * NS_PER_S

@@ -12,8 +12,6 @@ import signal
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["ParentGone", "is_child_subreaper", "set_child_subreaper", "set_no_new_privs", "set_pdeathsig"]
-
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _PR_GET_CHILD_SUBREAPER: Final = 37

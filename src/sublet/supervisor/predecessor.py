@@ -24,8 +24,6 @@ from sublet.supervisor.tenancy import lease_of_folder
 from sublet.values import NS_PER_S, Epoch, Exclusivity, LeaseId
 from sublet.wire.orders import Device, Part, card_uuid
 
-__all__ = ["Predecessor"]
-
 PATIENCE_NS: Final = 1 * NS_PER_S
 """How long a new supervisor ends what is left before it listens; then it goes on beside its work."""
 PAUSE_S: Final = 0.01

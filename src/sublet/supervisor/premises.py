@@ -26,8 +26,6 @@ from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, Tenan
 from sublet.wire.guests import GuestNews
 from sublet.wire.orders import Metered, Notify, Parking, Part, Saved, StoredVolume, VolumeRef, card_uuid
 
-__all__ = ["Premises"]
-
 KILL_AGAIN_NS: Final = (100_000_000, 100_000_000, 500_000_000, 1 * NS_PER_S, 2 * NS_PER_S)
 """How long after each attempt to end a guest it is looked at the latest. One that exits is seen at once."""
 LOOK_AGAIN_NS: Final = 50_000_000

@@ -16,8 +16,6 @@ import contextlib
 import os
 from typing import Final
 
-__all__ = ["FIRST", "Priority", "give_back"]
-
 FIRST: Final = -20
 """The nice value that comes before every other."""
 _OTHER_RESET: Final = os.SCHED_OTHER | os.SCHED_RESET_ON_FORK

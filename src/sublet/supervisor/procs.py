@@ -14,8 +14,6 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-__all__ = ["NS_PER_TICK", "PAGE_BYTES", "Identity", "Procs", "Stat", "Table", "pidfd_open", "pidfd_send_signal"]
-
 NS_PER_TICK: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _STAT_MAX: Final = 1024

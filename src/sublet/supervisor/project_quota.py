@@ -16,8 +16,6 @@ import os
 import struct
 from typing import Final, Protocol
 
-__all__ = ["Kernel", "limit", "why_not"]
-
 _PROJECTS: Final = 2
 _SET: Final = 0x800008 << 8 | _PROJECTS
 _GET: Final = 0x800007 << 8 | _PROJECTS

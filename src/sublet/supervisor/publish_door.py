@@ -24,8 +24,6 @@ from sublet.wire.sockets import Peer, peer_of
 from sublet.wire.unix import short_path
 from sublet.wire.volumes import MESSAGE_MAX, VolumeCall
 
-__all__ = ["PublishDoor"]
-
 NAME: Final = "publish.sock"
 BACKLOG: Final = 64
 CONNECTIONS_MAX: Final = 256

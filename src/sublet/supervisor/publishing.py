@@ -62,8 +62,6 @@ from sublet.wire.volumes import (
     VolumeReply,
 )
 
-__all__ = ["AnyCall", "AnyReply", "Asker", "Fence", "Handed", "Lent", "Publishing"]
-
 WAITING_MAX: Final = 64
 """Questions about one volume that wait for their turn."""
 STOPPED_AFTER_S: Final = 2.0

@@ -59,8 +59,6 @@ from sublet.wire.manifest import (
 from sublet.wire.refusals import refusal_of
 from sublet.wire.volumes import CHECKPOINTS, PACKS, STAGING, Publish, Published
 
-__all__ = ["check_pack", "copy_bytes", "plain_name", "publish", "said_of"]
-
 COPY_BYTES: Final = 4 << 20
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _SEALED: Final = 0o444

@@ -14,8 +14,6 @@ from collections.abc import Callable
 
 from sublet.supervisor.loop import READ, Loop, confess
 
-__all__ = ["Exit", "Reaper"]
-
 
 class Exit:
     """How a process ended."""

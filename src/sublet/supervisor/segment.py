@@ -13,8 +13,6 @@ from typing import Final
 
 from sublet.values import MIB
 
-__all__ = ["IN_PASSING_MAX", "empty", "is_used", "make", "path_of", "weight"]
-
 IN_PASSING_MAX: Final = 64 * MIB
 """Bytes that are freed while everybody waits: some milliseconds."""
 _SEALS: Final = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL

@@ -67,8 +67,6 @@ from sublet.wire.orders import End, Report
 from sublet.wire.settings import SupervisorSettings
 from sublet.wire.sockets import peer_of
 
-__all__ = ["SOCKET_NAME", "Supervisor"]
-
 SOCKET_NAME: Final = "supervisor.sock"
 BEAT_S: Final = 1.0
 """How often pages get the present time, and it is asked whether anybody still needs this process."""

@@ -16,8 +16,6 @@ from sublet.supervisor.loop import confess
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Notify, Parking, Part, StoredVolume, VolumeRef
 
-__all__ = ["Shielded"]
-
 T = TypeVar("T")
 
 AGAIN_NS: Final = NS_PER_S // 2

@@ -20,8 +20,6 @@ from sublet.supervisor.files import give_back
 from sublet.supervisor.memory_order import killed_first
 from sublet.supervisor.prctl import set_pdeathsig
 
-__all__ = ["NOT_EXECUTABLE", "NOT_FOUND", "Child", "SpawnFailed", "SpawnPlan", "read_failure", "spawn"]
-
 NOT_EXECUTABLE: Final = 126
 NOT_FOUND: Final = 127
 _FAILURE_MAX: Final = 4096

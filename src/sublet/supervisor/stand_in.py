@@ -13,8 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["StandIn"]
-
 
 class StandIn(ModuleType):
     """It lies in ``sys.modules`` under the name of the other."""

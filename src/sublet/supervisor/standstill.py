@@ -16,8 +16,6 @@ from sublet.supervisor.procs import Identity, Stat
 from sublet.supervisor.tree import Trees, stands_still
 from sublet.values import GuestId
 
-__all__ = ["Standstill"]
-
 
 class Standstill:
     """Of all guests of one supervisor."""

@@ -42,8 +42,6 @@ from sublet.values import Epoch, Kind, LeaseId, ResourceId, TenantId, valid_name
 from sublet.wire.codec import dumps, loads
 from sublet.wire.orders import Part, StoredVolume, VolumeRef
 
-__all__ = ["AGAIN_NS", "State", "Store", "Stores"]
-
 COUNTED_AT_ONCE: Final = 1000
 COUNTED_MIN: Final = 20
 """Names that are looked at in one turn, of all leases together, and of one at least: 1000 take a few milliseconds."""

@@ -40,24 +40,6 @@ from sublet.wire.disk import disk_reserve, space_of
 from sublet.wire.orders import Part
 from sublet.wire.system_programs import find_program
 
-__all__ = [
-    "IMAGE_MIN",
-    "KEPT",
-    "NOTE",
-    "REMOVING",
-    "SEGMENT",
-    "Made",
-    "StoreNote",
-    "among_errands",
-    "make_blocks",
-    "make_memory",
-    "mkfs",
-    "probe",
-    "put_away",
-    "read_note",
-    "why_no_image",
-]
-
 IMAGE_MIN: Final = 1 * MIB
 """Below this a file system is mostly about itself; the folder is counted instead."""
 JOURNAL_MIN: Final = 64 * MIB

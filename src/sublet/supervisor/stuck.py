@@ -8,8 +8,6 @@ from typing import Final
 from sublet.supervisor.cgroups_places import Files, find_places
 from sublet.supervisor.procs import Identity, Procs
 
-__all__ = ["is_frozen", "why_alive"]
-
 _KILL_BIT: Final = 1 << (signal.SIGKILL - 1)
 
 

@@ -21,8 +21,6 @@ from typing import Any, Final
 from sublet.supervisor.loop import READ, Loop, Timer
 from sublet.wire.zygote import python_argv
 
-__all__ = ["Suspending"]
-
 PROGRAM: Final = "sublet.devices.suspend"
 LINE_MAX: Final = 1 << 20
 PIECE: Final = 64 * 1024

@@ -25,8 +25,6 @@ from sublet.supervisor.stuck import why_alive
 from sublet.supervisor.tree import LEASE_MARK, OFFICE_MARK
 from sublet.values import LeaseId
 
-__all__ = ["Sweep"]
-
 _STOP_ROUNDS: Final = 6
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from sublet.supervisor.isolation import Ids
     from sublet.supervisor.stores import Store
 
-__all__ = ["Borrowed", "Tenancy", "lease_of_folder"]
-
 COUNT_MAX = (1 << 62) - 1
 """What a guest may claim to have done."""
 

@@ -29,8 +29,6 @@ from sublet.supervisor.procs import NS_PER_TICK, PAGE_BYTES, Identity, Procs, St
 from sublet.supervisor.stuck import why_alive
 from sublet.values import GuestId, LeaseId
 
-__all__ = ["GUEST_MARK", "LEASE_MARK", "OFFICE_MARK", "Look", "Tree", "Trees", "marks_of", "stands_still"]
-
 OFFICE_MARK: Final = "SUBLET_OFFICE"
 LEASE_MARK: Final = "SUBLET_LEASE"
 GUEST_MARK: Final = "SUBLET_GUEST"

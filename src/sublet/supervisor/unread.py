@@ -13,8 +13,6 @@ from typing import Final, Protocol
 from sublet.errors import CapacityExceeded, SubletError
 from sublet.values import MIB, format_size
 
-__all__ = ["UNREAD_BYTES", "UNREAD_BYTES_MAX", "UNREAD_LEAST_BYTES", "Unread"]
-
 UNREAD_BYTES: Final = 32 * MIB
 UNREAD_LEAST_BYTES: Final = MIB // 64
 UNREAD_BYTES_MAX: Final = 96 * MIB

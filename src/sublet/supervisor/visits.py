@@ -23,8 +23,6 @@ from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.codec import dumps
 from sublet.wire.guests import Visit
 
-__all__ = ["VISITS_MAX", "Visits"]
-
 VISITS_MAX: Final = 64
 """Connections that one guest may have at once; each takes a descriptor here, or two."""
 HANG_UP: Final = select.EPOLLRDHUP

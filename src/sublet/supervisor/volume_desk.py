@@ -26,8 +26,6 @@ from sublet.values import EndReason, Epoch, LeaseId
 from sublet.wire.guests import Front, Profile
 from sublet.wire.sockets import Peer
 
-__all__ = ["VolumeDesk"]
-
 PUBLICATION_S: Final = 600.0
 """What takes longer is a disk that hangs."""
 WRITE: Final = "write"

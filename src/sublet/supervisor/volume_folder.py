@@ -27,24 +27,6 @@ from sublet.values import Epoch
 from sublet.wire.manifest import MANIFEST_MAX, Contents, damaged, manifest_name, number_of, read_manifest
 from sublet.wire.volumes import CHECKPOINTS, LOCK, PACKS, STAGING, Collect, Collected, VolumeOpened
 
-__all__ = [
-    "FILE",
-    "FOLDER",
-    "Place",
-    "bytes_in",
-    "collect",
-    "collect_in",
-    "has_files",
-    "lay_out",
-    "locked",
-    "manifest_at",
-    "needed_by",
-    "numbers_in",
-    "ours",
-    "staging_of",
-    "sweep_staging",
-]
-
 FOLDERS_MAX: Final = 10_000
 LOCKED_S: Final = 3.0
 """How long somebody else may be at work in the folder."""

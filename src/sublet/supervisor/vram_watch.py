@@ -15,8 +15,6 @@ from sublet.values import MIB, GuestId, LeaseId, format_size
 from sublet.wire.cards import CardUse
 from sublet.wire.orders import Part, card_uuid
 
-__all__ = ["CONTEXT_BYTES", "Offender", "Owner", "offenders"]
-
 CONTEXT_BYTES: Final = 768 * MIB
 """What a process may have on a card beside what it allocates: its context, its kernels, what libraries keep."""
 

@@ -33,8 +33,6 @@ from sublet.wire.guests import GuestSpec
 from sublet.wire.orders import card_uuid
 from sublet.wire.unix import replaceable
 
-__all__ = ["Room", "Walls", "policy_for", "prefix_of"]
-
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """Where our own modules lie, of which a guest's interpreter is lent what it needs."""
 

@@ -10,8 +10,6 @@ from sublet.supervisor.spawn import SpawnFailed
 from sublet.values import format_size
 from sublet.wire.guests import Profile
 
-__all__ = ["out_of_memory", "refused_by_machine", "what_to_do"]
-
 
 def refused_by_machine(error: OSError) -> CapacityExceeded:
     """The kernel had no process, or no descriptor, for it."""

@@ -24,21 +24,6 @@ from sublet.values import MIB, NS_PER_S
 from sublet.wire.jupyter import KERNEL_IMPORTS
 from sublet.wire.zygote import LATER, OPTIONAL, Stamp, fingerprint
 
-__all__ = [
-    "ASSUMED_BYTES",
-    "HARMLESS",
-    "TENANT_IDLE_NS",
-    "TENANT_ZYGOTES_MAX",
-    "ZYGOTES_MAX",
-    "Shelf",
-    "State",
-    "ZygoteKey",
-    "arguments_of",
-    "is_python",
-    "walled_key",
-    "without",
-]
-
 ZYGOTES_MAX: Final = 6
 """Warm interpreters at a time, those of single tenants aside. Each keeps what it imported in memory: some ten MB, with
 torch some hundred."""

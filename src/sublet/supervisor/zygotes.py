@@ -41,8 +41,6 @@ from sublet.wire.zygote import (
     zygote_env,
 )
 
-__all__ = ["Zygotes"]
-
 SEND_AGAIN_S: Final = 0.2
 """After something could not be sent for want of memory."""
 READY_S: Final = 120.0

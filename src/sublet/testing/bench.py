@@ -10,8 +10,6 @@ from sublet.testing.clock import HeldClock
 from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, NodeId, ResourceId
 from sublet.wire.orders import Device, Inventory, Report
 
-__all__ = ["MemoryBench"]
-
 TIMINGS = Timings(
     leave_ns=NS_PER_S // 10,
     kill_ns=NS_PER_S // 10,

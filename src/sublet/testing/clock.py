@@ -6,8 +6,6 @@ from typing import Final
 
 from sublet.values import parse_duration_ns
 
-__all__ = ["HeldClock"]
-
 _START_NS: Final = 1_000 * 1_000_000_000
 _WALL_NS: Final = 1_750_000_000 * 1_000_000_000
 

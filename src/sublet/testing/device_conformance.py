@@ -25,8 +25,6 @@ from sublet.values import MIB
 from sublet.wire.device import ModuleKind
 from sublet.wire.scalars import ArgKind
 
-__all__ = ["DeviceConformance"]
-
 B, U32, U64, I32, I64, F32, F64 = (
     ArgKind.BUFFER,
     ArgKind.U32,

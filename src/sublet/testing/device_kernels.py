@@ -6,8 +6,6 @@ from typing import Final
 
 from sublet.wire.device import ModuleKind
 
-__all__ = ["CUDA_KERNELS", "KERNELS", "WARP_KERNELS"]
-
 WARP_KERNELS: Final = b"""
 import warp as wp
 

@@ -36,8 +36,6 @@ from sublet.wire.device import (
 )
 from sublet.wire.scalars import ArgKind, packing
 
-__all__ = ["Model", "SessionUnderTest", "run_program"]
-
 BATCHES: Final = 6
 OPS: Final = 14
 SIZE_MAX: Final = 96

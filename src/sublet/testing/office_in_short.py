@@ -11,8 +11,6 @@ from sublet.errors import SubletError
 from sublet.values import GIB, NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import End, Extend, Grant, Notify, Part, Report, Verify
 
-__all__ = ["ALICE", "AgentBench", "OfficeInShort", "part_of", "refused", "said"]
-
 ALICE = TenantId("alice")
 STEP_S: Final = 0.05
 """How often it is looked whether what is waited for has come."""

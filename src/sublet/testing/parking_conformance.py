@@ -12,8 +12,6 @@ from sublet.testing.office_in_short import ALICE, AgentBench, OfficeInShort, par
 from sublet.values import GIB, EndReason, Epoch, Kind, LeaseId, TenantId
 from sublet.wire.orders import End, EndedHere, Grant, Held, NotHeld, Parkable, Parking, Part, Resumed, TornDown
 
-__all__ = ["ParkingConformance"]
-
 A, B, UNDER, AGAIN = LeaseId("lease-a"), LeaseId("lease-b"), LeaseId("parking"), LeaseId("again")
 E1, E2, E3, E4 = Epoch(1, 1), Epoch(1, 2), Epoch(1, 3), Epoch(1, 4)
 HERE: Final = Parking(lease=UNDER, epoch=E2)

@@ -9,8 +9,6 @@ from sublet.clock import Clock
 from sublet.values import EndReason, Epoch, LeaseId
 from sublet.wire.orders import End, Notify, Part
 
-__all__ = ["HasLease", "preempt"]
-
 
 class HasLease(Protocol):
     """What ``preempt`` must know of a lease; an entry of the fence table has it."""

@@ -36,8 +36,6 @@ from sublet.replicated.quorum import ReplicaSet, Seats
 from sublet.replicated.replica import PackName, Replica
 from sublet.values import Epoch
 
-__all__ = ["ReplicaConformance"]
-
 KEY = "c/tests/a name with spaces, and ünicode"
 
 

@@ -19,8 +19,6 @@ from sublet.compute.session import GpuSession
 from sublet.errors import InvalidRequest, NotFound, SubletError
 from sublet.testing.device_kernels import KERNELS
 
-__all__ = ["run_session_program"]
-
 SIZE_MAX: Final = 4 * 64
 LARGE: Final = 200_000
 """Now and then: it goes through shared memory."""

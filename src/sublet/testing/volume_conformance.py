@@ -19,8 +19,6 @@ from sublet.wire.orders import (
     VolumeRemoved,
 )
 
-__all__ = ["VolumeConformance"]
-
 A, B, C = LeaseId("lease-a"), LeaseId("lease-b"), LeaseId("lease-c")
 E5, E6, E7 = Epoch(1, 5), Epoch(1, 6), Epoch(1, 7)
 CKPT = VolumeRef(tenant=ALICE, name="ckpt")

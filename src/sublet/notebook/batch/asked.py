@@ -20,8 +20,6 @@ from typing import Any, Final
 from sublet.errors import InvalidRequest
 from sublet.values import NS_PER_S, Tier, format_duration, format_size, parse_duration_ns, parse_size
 
-__all__ = ["Asked", "cell_options", "from_cell", "in_words", "nearest", "read_options"]
-
 LEASES: Final = ("cells", "whole")
 GPUS_MAX: Final = 64
 

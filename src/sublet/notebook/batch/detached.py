@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from sublet.notebook.batch.jobs import Job
 
-__all__ = ["launch", "main"]
-
 KILLED_IN_VAIN_MAX: Final = 5
 """Runners that were killed one after the other and finished no cell: then it is left to a person."""
 PAUSE_S: Final = 0.5

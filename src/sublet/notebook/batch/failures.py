@@ -10,19 +10,6 @@ from typing import Any, Final
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, QuotaExceeded, SubletError
 from sublet.values import EndReason
 
-__all__ = [
-    "FAILED",
-    "LEASE_ENDED",
-    "OURS_TO_BLAME",
-    "REFUSED",
-    "USAGE",
-    "Failed",
-    "exit_of",
-    "lost_with",
-    "missing",
-    "traceback_of",
-]
-
 FAILED: Final = 1
 USAGE: Final = 2
 REFUSED: Final = 75

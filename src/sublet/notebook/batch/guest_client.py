@@ -19,8 +19,6 @@ from sublet.compute.kernel_guest import KernelGuest
 from sublet.errors import SubletError
 from sublet.notebook.kernel_line import KernelLine, Message
 
-__all__ = ["GuestClient", "beside"]
-
 T = TypeVar("T")
 
 LOOK_S: Final = 0.1

@@ -32,8 +32,6 @@ from sublet.notebook.ownership import Owner
 from sublet.notebook.spaces import NOTEBOOK, Space
 from sublet.notebook.surroundings import Surroundings
 
-__all__ = ["begin", "bill", "give_back", "go_on", "save", "why"]
-
 KEEP: Final = 3
 """Checkpoints that stay when another one is about to be written; the newest of them is the one the record names."""
 SCHEMA: Final = "notebook"

@@ -33,8 +33,6 @@ from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest, N
 from sublet.notebook.batch.asked import Asked
 from sublet.notebook.batch.law import JobRecord, JobState
 
-__all__ = ["Job", "JobSpec", "all_jobs", "find_job", "make_job", "put"]
-
 T = TypeVar("T")
 SCHEMA: Final = 1
 FILE_MAX: Final = 4 << 20

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.compute.kernel_guest import KernelGuest
 
-__all__ = ["JobKernel", "OrdinaryKernel", "WholeKernel"]
-
 Notebook = Any
 VRAM_DEFAULT: Final = 1 * GIB
 STARTS_S: Final = 120

@@ -20,8 +20,6 @@ from typing import Any, Final
 
 from sublet.errors import InvalidRequest
 
-__all__ = ["ENDED", "TABLE", "Happening", "JobRecord", "JobState", "after"]
-
 
 class JobState(enum.StrEnum):
     """Where a job stands."""

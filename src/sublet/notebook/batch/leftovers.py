@@ -8,8 +8,6 @@ import os
 from sublet.client.fabric import Fabric
 from sublet.errors import SubletError
 
-__all__ = ["give_back_all"]
-
 
 def give_back_all(fabric: Fabric, label: str) -> None:
     """Release every lease of this job, and leave every line it stands in."""

@@ -20,8 +20,6 @@ from sublet.notebook.batch.preparing import code_cells
 from sublet.notebook.status import CellBill
 from sublet.values import NS_PER_S, format_cost, format_duration
 
-__all__ = ["JobBill", "bill_parts", "first_line", "page_of", "written"]
-
 LINE_MAX: Final = 60
 COLOURS: Final = {
     JobState.DONE: "#16a34a",

@@ -13,16 +13,6 @@ from typing import Any, Final
 from sublet.errors import InvalidRequest
 from sublet.notebook.batch.asked import nearest
 
-__all__ = [
-    "INJECTED",
-    "PARAMETERS",
-    "code_cells",
-    "has_gpu_cells",
-    "read_notebook",
-    "unknown_parameters",
-    "with_parameters",
-]
-
 PARAMETERS: Final = "parameters"
 """The tag of the cell with the defaults, as papermill has it."""
 INJECTED: Final = "injected-parameters"

@@ -6,8 +6,6 @@ from typing import Any
 
 from sublet.notebook.batch.law import JobRecord
 
-__all__ = ["Progress"]
-
 
 class Progress:
     """What is told while it runs; a program that shows it overrides what it shows."""

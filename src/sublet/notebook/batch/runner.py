@@ -44,8 +44,6 @@ from sublet.notebook.batch.preparing import code_cells, read_notebook
 from sublet.notebook.batch.progress import Progress
 from sublet.notebook.batch.turns import Turn
 
-__all__ = ["Runner"]
-
 AGAIN_MAX: Final = 20
 """How often one cell is run again. A lease that is lost more often under the same cell is lost because of the cell."""
 REWOUND_MAX: Final = 5

@@ -14,8 +14,6 @@ from sublet.errors import SubletError
 from sublet.notebook.batch.jobs import Job, all_jobs
 from sublet.notebook.batch.law import JobState
 
-__all__ = ["AT_ONCE", "Turn"]
-
 AT_ONCE: Final = 4
 """Notebooks of one user on one machine that run at the same time: each is a kernel with its variables in memory."""
 

@@ -14,8 +14,6 @@ from typing import Any, Final
 from sublet.notebook.on_demand import bring
 from sublet.notebook.settings.setting import ALL, MAIN, Entries, Kind, Setting, call_of, nothing, single
 
-__all__ = ["PANDAS_KINDS", "ByName", "of_libraries"]
-
 TORCH_PRINT: Final = {"precision": 4, "threshold": 1000, "edgeitems": 3, "linewidth": 80, "sci_mode": None}
 
 

@@ -19,8 +19,6 @@ from typing import Any, Final
 from sublet.notebook.settings.setting import MAIN, Entries, Kind, Setting, call_of, nothing, single
 from sublet.wire.cards import OF_CARDS
 
-__all__ = ["SITE", "STDLIB", "of_python", "of_warnings", "own_paths"]
-
 OF_THE_LEASE: Final = ("SUBLET_", *OF_CARDS, "NVIDIA_VISIBLE_DEVICES", "MPLBACKEND")
 """Variables that belong to a side: those of its lease, and its plotting backend."""
 RECURSION_DEFAULT: Final = 1000

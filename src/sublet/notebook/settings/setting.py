@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["ALL", "MAIN", "Entries", "Kind", "Setting", "call_of", "nothing", "single"]
-
 Entries = Mapping[str, Any]
 ALL: Final = ""
 """The one entry of a setting that is a single value."""

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from sublet.notebook.settings.setting import ALL, Entries, Setting, nothing, single
 
-__all__ = ["of_ipython"]
-
 
 def of_ipython() -> Iterable[Setting]:
     yield Setting(

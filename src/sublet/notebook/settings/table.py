@@ -19,8 +19,6 @@ from sublet.notebook.settings.process import of_python, of_warnings
 from sublet.notebook.settings.setting import Entries, Kind, Setting, single
 from sublet.notebook.settings.shell import of_ipython
 
-__all__ = ["ENTRY_POINTS", "documented", "library_settings", "table", "written"]
-
 ENTRY_POINTS: Final = "sublet.settings"
 
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-__all__ = ["NAMES", "Abilities", "Finding", "Part"]
-
 
 class Part(enum.StrEnum):
     """One wall. Each is tried by itself and said by itself."""

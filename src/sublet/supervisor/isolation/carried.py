@@ -18,8 +18,6 @@ from sublet.supervisor.isolation.abilities import Part
 from sublet.supervisor.isolation.enter import enter
 from sublet.supervisor.isolation.plan import Bind, Ids, Plan, Policy, Profile, Step
 
-__all__ = ["TASK", "enter_carried", "from_text", "to_text"]
-
 TASK: Final = f"{__name__}:enter_carried"
 
 

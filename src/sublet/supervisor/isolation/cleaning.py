@@ -21,8 +21,6 @@ from typing import Final
 
 from sublet.supervisor.by_descriptor import opened
 
-__all__ = ["Left", "remove_tree"]
-
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _HOLD: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEPTH_MAX: Final = 32

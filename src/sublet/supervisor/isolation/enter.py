@@ -17,8 +17,6 @@ from sublet.supervisor.isolation.abilities import Part
 from sublet.supervisor.isolation.plan import Plan, Profile, Step
 from sublet.supervisor.prctl import set_no_new_privs
 
-__all__ = ["EnterFailed", "close_door_to_namespaces", "enter", "new_user_namespace", "raise_loopback"]
-
 
 class EnterFailed(OSError):
     """A wall could not be built; the command must not run."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["SYSTEM_PATH", "clean_env"]
-
 SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 
 

@@ -27,8 +27,6 @@ from typing import Final, NoReturn
 from sublet.supervisor.isolation import syscalls
 from sublet.supervisor.prctl import set_pdeathsig
 
-__all__ = ["COULD_NOT", "become_command", "become_init", "take_terminal"]
-
 COULD_NOT: Final = 126
 """The exit status where the command never ran; the reason went another way."""
 

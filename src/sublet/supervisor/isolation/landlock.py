@@ -14,8 +14,6 @@ from typing import Final
 from sublet.supervisor.isolation import syscalls
 from sublet.supervisor.isolation.plan import Plan, Step
 
-__all__ = ["handled_fs", "handled_net", "handled_scopes", "restrict"]
-
 _EXECUTE: Final = 1 << 0
 _WRITE_FILE: Final = 1 << 1
 _READ_FILE: Final = 1 << 2

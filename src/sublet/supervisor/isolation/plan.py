@@ -14,23 +14,6 @@ from typing import Final, Literal, NamedTuple
 from sublet.errors import InvalidRequest, Unsupported
 from sublet.supervisor.isolation.abilities import NAMES, Abilities, Part
 
-__all__ = [
-    "BASIC_NODES",
-    "GROUPS",
-    "MASKED",
-    "SEALED",
-    "SYSTEM_PATHS",
-    "Bind",
-    "Ids",
-    "Plan",
-    "Policy",
-    "Profile",
-    "Refusal",
-    "Step",
-    "Wish",
-    "plan",
-]
-
 
 class Profile(enum.StrEnum):
     """How far a guest is kept apart."""

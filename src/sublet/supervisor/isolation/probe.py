@@ -18,8 +18,6 @@ from sublet.supervisor.isolation.enter import close_door_to_namespaces, new_user
 from sublet.supervisor.isolation.plan import Plan, Profile
 from sublet.supervisor.prctl import set_no_new_privs
 
-__all__ = ["probe"]
-
 _SAID_MAX: Final = 512
 _SOME_UID: Final = 1_900_000_000
 _REFUSED: Final = "what it should have refused was possible"

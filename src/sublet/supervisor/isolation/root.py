@@ -19,8 +19,6 @@ from sublet.supervisor.isolation import syscalls
 from sublet.supervisor.isolation.abilities import Part
 from sublet.supervisor.isolation.plan import GROUPS, MASKED, SEALED, Bind, Plan, Step
 
-__all__ = ["build"]
-
 _STAGES: Final = ("/tmp", "/run", "/mnt")
 _NO_RIGHTS: Final = syscalls.MS_NOSUID | syscalls.MS_NODEV
 _SHOWN: Final = syscalls.MOUNT_ATTR_NOSUID

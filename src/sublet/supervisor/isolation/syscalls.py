@@ -11,45 +11,6 @@ import functools
 import os
 from typing import Final
 
-__all__ = [
-    "CLONE_NEWCGROUP",
-    "CLONE_NEWIPC",
-    "CLONE_NEWNET",
-    "CLONE_NEWNS",
-    "CLONE_NEWPID",
-    "CLONE_NEWUSER",
-    "CLONE_NEWUTS",
-    "MOUNT_ATTR_NODEV",
-    "MOUNT_ATTR_NOEXEC",
-    "MOUNT_ATTR_NOSUID",
-    "MOUNT_ATTR_RDONLY",
-    "MS_NODEV",
-    "MS_NOEXEC",
-    "MS_NOSUID",
-    "MS_PRIVATE",
-    "MS_REC",
-    "cloexec_from",
-    "close_from",
-    "detach",
-    "drop_bounding_set",
-    "filter_system_calls",
-    "landlock_abi",
-    "landlock_add_path",
-    "landlock_restrict",
-    "landlock_ruleset",
-    "mount",
-    "mount_fd_at",
-    "new_session_keyring",
-    "open_tree",
-    "pivot_root",
-    "set_capabilities",
-    "set_dumpable",
-    "set_host_name",
-    "set_mount_attributes",
-    "unmount",
-    "unshare",
-]
-
 CLONE_NEWNS: Final = 0x00020000
 CLONE_NEWCGROUP: Final = 0x02000000
 CLONE_NEWUTS: Final = 0x04000000

@@ -28,8 +28,6 @@ from typing import Final, NamedTuple, TypeAlias
 
 from sublet.supervisor.isolation import syscalls
 
-__all__ = ["FAMILIES", "PERSONALITIES", "names", "number_of", "program", "refused_names", "restrict"]
-
 FAMILIES: Final = (int(socket.AF_UNIX), int(socket.AF_INET), int(socket.AF_INET6), 16)
 """The kinds of socket that may be made; the last is netlink, by which programs ask for their own addresses. A network
 namespace does not part the others: a socket to the host of a virtual machine (AF_VSOCK) goes through it."""

@@ -22,8 +22,6 @@ from sublet.errors import SubletError, Unsupported
 from sublet.supervisor.isolation.plan import Ids
 from sublet.wire.settings import UIDS_VARIABLE
 
-__all__ = ["BLOCK", "COUNT", "FIRST", "MACHINE_FILES", "Blocks", "Uids", "allot"]
-
 FIRST: Final = 1_900_000_000
 COUNT: Final = 65_536
 """A range that neither distributions nor container programs use, below the largest number that is a signed word."""
