@@ -221,11 +221,19 @@ def main(arguments: Sequence[str] = (), lines: Iterable[str] | None = None, out:
 # ---- the probe ----
 
 TINY: Final = """
-import ctypes, sys
+import ctypes, sys, time
 ctypes.CDLL(None).prctl(1, 9)
-from sublet.devices.cuda_driver import open_driver
+from sublet.devices.cuda_driver import DeviceTaken, open_driver
 driver = open_driver()
-context = driver("probe", "cuDevicePrimaryCtxRetain", driver("probe", "cuDeviceGet", 0))
+until_s = time.monotonic() + 5.0
+while True:  # where a card lets only one process in, one that has ended may keep it for a moment
+    try:
+        context = driver("probe", "cuDevicePrimaryCtxRetain", driver("probe", "cuDeviceGet", 0))
+        break
+    except DeviceTaken:
+        if time.monotonic() > until_s:
+            raise
+        time.sleep(0.1)
 driver("probe", "cuCtxSetCurrent", context)
 memory = driver("probe", "cuMemAlloc", 1 << 20)
 driver("probe", "cuMemsetD8", memory, 0x5A, 1 << 20)
