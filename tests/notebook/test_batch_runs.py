@@ -125,7 +125,7 @@ def test_a_notebook_runs_with_parameters_on_a_device_and_is_written_with_its_bil
     said = capsys.readouterr().out
     assert "ok   [6/6]" in said
     assert "%%gpu: scaled" in said
-    assert re.search(r"for n in base\]  [\d.]+m?s\n", said), "the seconds on the device"
+    assert re.search(r"for n in base\]  [\d.]+m?s\b", said), "the seconds on the device"
     assert "stuck: a generator" in said
     assert str(out) in said
     assert path.read_bytes() == before

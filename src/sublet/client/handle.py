@@ -75,8 +75,8 @@ class LeaseFacts:
 
     @property
     def status(self) -> LeaseStatus:
-        """Where it is, as its holder knows: JEOPARDY while renewals stay unanswered, and over at the own deadline even
-        if not given."""
+        """Where it is, as its holder knows: JEOPARDY while renewals stay unanswered, and over at its own deadline, also
+        where the office says nothing."""
         with self._lock:
             self._book.refresh(self._held)
             return self._held.holder.status

@@ -123,14 +123,14 @@ class Kernel:
         shown = _Shown(cell)
         until_s = time.monotonic() + PATIENCE_S
         while True:
-            message = self._next(until_s)
+            message = self._next(self.client.get_iopub_msg, until_s)
             if message["parent_header"].get("msg_id") != asked:
                 continue
             if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
                 break
             shown.take(message)
-        while True:
-            reply = self.client.get_shell_msg(timeout=PATIENCE_S)
+        while True:  # of a kernel that was killed just now the end of the cell may have come, and its answer may not
+            reply = self._next(self.client.get_shell_msg, until_s)
             if reply["parent_header"].get("msg_id") == asked:
                 break
         content = reply["content"]
@@ -141,10 +141,10 @@ class Kernel:
         if must and content["status"] != "ok":
             raise AssertionError(f"{cell.source}: {content.get('ename')}: {content.get('evalue')}")
 
-    def _next(self, until_s: float) -> Any:
+    def _next(self, receive: Callable[..., Any], until_s: float) -> Any:
         while True:
             with contextlib.suppress(queue.Empty):
-                return self.client.get_iopub_msg(timeout=QUIET_S)
+                return receive(timeout=QUIET_S)
             if not self.manager.is_alive():
                 raise KernelDied
             if time.monotonic() > until_s:
