@@ -1,7 +1,7 @@
-"""What is nobody's any more and has yet to be removed: out of the way of whoever waits for the hardware.
+"""Deferred removal of folders and control groups, so that no request for the hardware waits for it.
 
 A folder is put aside by giving it another name, which is one call; to remove it takes a dozen, and on a disk that is
-busy each of them may wait. What is not managed before this process ends, the next supervisor finds.
+busy each of them may wait. What is not removed before this process ends, the next supervisor finds.
 
 What guests handed to programs of their tenant (files in memory, ``wire.shared``) outlives them there, and stays charged
 to all guests of the office together. Our programs copy it (``take_over``); what others keep is counted, and a tenant of
@@ -31,13 +31,13 @@ from sublet.values import MIB, TenantId, format_size
 WAIT_S: Final = 0.05
 """After the last that came: of many ends at once, none waits for this."""
 WAITING_MAX: Final = 512
-"""With more than this there is no waiting for the last: where somebody ends at every moment there is none."""
+"""With more than this the timer is not restarted: where guests end all the time, there is no last one."""
 FOLDERS_AT_ONCE: Final = 8
 AGAIN_S: Final = 0.1
 AGAIN_MAX_S: Final = 60.0
 """What could not be done is tried again after so long: twice as long each time, up to the second of them."""
 NAMES_AT_ONCE: Final = 2000
-"""Names that are removed while everybody waits: some 20 ms."""
+"""Names that are removed in the loop, which blocks it for some 20 ms; an errand removes the rest."""
 HELD_MAX: Final = 256 * MIB
 """Memory of a tenant's ended leases that its programs may keep when it starts a guest under another one."""
 HELD_GROUPS_MAX: Final = 256
@@ -65,8 +65,8 @@ class Aside:
             self.later(lambda: self._remove(aside))
 
     def leave(self, group: Group | None, *first: Callable[[], object]) -> None:
-        """Nobody is in this group, as was seen, so it is nothing but a name, and goes soon. ``first`` is done while it
-        is still there; where there is no group only that."""
+        """No process is in this group, as was seen, so only its name is left, and is removed soon. ``first`` is done
+        while the group is still there; without a group, only ``first`` is done."""
         if group is not None:
             self._groups[group.name] = group
         todo = deque(first)
@@ -79,7 +79,7 @@ class Aside:
             self._groups.pop(group.name, None)
 
     def later(self, act: Callable[[], object]) -> None:
-        """Nobody waits for this. What raises ``OSError`` or ``MemoryError`` is tried again, until it does not."""
+        """Do this later; no caller waits for it. It is tried again while it raises ``OSError`` or ``MemoryError``."""
         self._acts.append(act)
         if self._timer is not None:
             if len(self._acts) > WAITING_MAX:
@@ -100,7 +100,7 @@ class Aside:
         self._again()
 
     def _try(self, act: Callable[[], object], wait_s: float) -> None:
-        """Whatever is short now, memory included, is there again some time. Nobody else has it on a list."""
+        """A shortage, of memory too, passes, so the act is tried again. It is on no other list."""
         try:
             act()
         except (OSError, MemoryError):
@@ -123,8 +123,8 @@ class Aside:
             self._remove_group(group)
 
     def _remove_group(self, group: Group) -> None:
-        """Our guests are gone, so whoever is in it now was put there by somebody else. What is in a guest's is ended,
-        as it always was."""
+        """Our guests are gone, so another program has put any process that is in it now there. Processes in a guest's
+        group are killed, as ever."""
         if self._groups.get(group.name) is not group:
             return
         if left := group.remove():
@@ -157,7 +157,7 @@ class HeldMemory:
         self._timer: Timer | None = None
 
     def leave(self, tenant: TenantId, group: Group) -> None:
-        """Nobody is in this group any more: it goes soon, or once nothing of it is kept."""
+        """No process is in this group any more: it is removed soon, or once none of its memory is kept."""
         if tenant == OWNER:
             self._aside.leave(group)
         else:

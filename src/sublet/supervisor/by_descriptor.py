@@ -22,7 +22,7 @@ _HOLD: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def change(path: str, *, mode: int | None = None, owner: tuple[int, int] | None = None) -> None:
     """Set owner (user, group) and rights of what is at ``path``, if it is no link. A file with a second name is not
-    changed either: that one may be anybody's."""
+    changed either: it may be a file of another user."""
     with opened(path) as fd:
         found = os.fstat(fd)
         if not stat.S_ISDIR(found.st_mode) and found.st_nlink > 1:

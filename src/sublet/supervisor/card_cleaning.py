@@ -1,8 +1,8 @@
-"""A card between two leases: nobody on it, its memory at rest, its settings back, its memory overwritten.
+"""A card between two leases: no process on it, memory at rest, settings restored, memory overwritten.
 
 The driver is asked, and the card overwritten, by a short-lived program of its own (``sublet.agent.clean_card``): a
-driver may keep whoever asks waiting, and who has once used CUDA keeps a piece of the card. Here it is only begun, and
-seen to be done. What is not seen to be clean is not free.
+driver may block its caller, and a process that has once used CUDA keeps a piece of the card. This module only starts
+that program and reads its answer. A card that was not seen to be clean is not free.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Groups:
             Group(self._hierarchies, f"sublet-{self.office}", LeaseId(""), None).set_limits(limits)
 
     def found(self) -> list[Group]:
-        """The groups of guests that are there, whoever made them. ``OSError`` where that cannot be seen."""
+        """The groups of guests that exist, whichever process made them. ``OSError`` where that cannot be seen."""
         names = set[tuple[str, str]]()
         for base in self.bases():
             for lease in self.files.folders(f"{base}/sublet-{self.office}", sure=True):
@@ -164,7 +164,7 @@ class Groups:
         """The unified hierarchy, if it hands controllers on or nothing else could freeze a guest.
 
         Beside a freezer of v1 it is left alone: joining it waits for a grace period of the kernel (5 to 20 ms, if
-        nobody joined anything for a while), and joining a group of v1 by ``tasks`` does not.
+        no process joined a group for a while), and joining a group of v1 by ``tasks`` does not.
         """
         usable = next((place for place in self.places if place.is_v2 and not place.why_not), None)
         has_freezer = any("freezer" in place.controllers and not place.why_not for place in self.places)

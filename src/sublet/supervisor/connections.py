@@ -42,7 +42,7 @@ class Connection:
         self._is_short = False
         self._loop = loop.guarded(self._failed)
         self.sock = sock
-        """For who hands it on; nobody else reads or writes here."""
+        """Only for handing it on: no other code reads from it or writes to it."""
         self._heard = heard
         self._watching = READ
         self._is_open = True
@@ -75,8 +75,8 @@ class Connection:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """What is done for this connection in somebody else's turn: if it fails, the connection is cut, and whose turn
-        it is goes on."""
+        """Guards what is done for this connection in a turn of another one: if it fails, this connection is cut, and
+        that turn goes on."""
         try:
             yield
         except SubletError as error:
@@ -86,8 +86,8 @@ class Connection:
             self.cut(mistake())
 
     def hand_over(self) -> socket.socket | None:
-        """The socket, which somebody else serves from now on; all that was said is out. None if that cannot be:
-        something is still under way, and it is cut."""
+        """The socket, which is served elsewhere from now on; all output was sent. None if that cannot be:
+        something is still under way, and the connection is cut."""
         if not self._is_open:
             return None
         if not self._send() or self.link.over is not None or not self.link.is_between:

@@ -1,12 +1,12 @@
-"""What a checkpoint of one volume is made of, put into the staging of another: done in an errand.
+"""Copies a checkpoint of one volume into the staging of another; runs in an errand.
 
-Whoever has the first goes on saving meanwhile, and collecting. So the packs are opened together with the manifest that
-names them, as every reader does: what is open has its bytes until it is closed, whoever removes its name. If one is
-gone already, there is a newer checkpoint, and it is looked at again.
+The holder of the first volume goes on saving and collecting meanwhile. So the packs are opened together with the
+manifest that names them, as every reader does: an open pack keeps its bytes until it is closed, even if its name is
+removed. If a pack is gone already, there is a newer checkpoint, and the search starts again.
 
-What is copied lies in a folder of the asker's staging, which nobody reads as a checkpoint and which goes with the
-asker's epoch: whoever is killed in the middle leaves nothing. It becomes a checkpoint there as anything that is staged
-does, by being published under the asker's own lease; the volume that it came from is only read.
+The copy lies in a folder of the asker's staging, which no reader takes for a checkpoint and which is removed with the
+asker's epoch: a process that is killed halfway leaves nothing. Like everything staged, the copy becomes a checkpoint
+by being published under the asker's own lease; the volume that it came from is only read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sublet.wire.manifest import MANIFEST_MAX, Contents, damaged, manifest_name,
 from sublet.wire.volumes import CHECKPOINTS, COPIED, PACKS, STAGING, CopiedIn, CopyIn, bytes_below
 
 LOOKS_MAX: Final = 20
-"""Each time somebody must have saved and collected between two lines here."""
+"""Each failed look means that the source was saved and collected between two lines here."""
 AROUND: Final = 64 << 10
 """Bytes of room that are left: a manifest of one's own, and folders."""
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -180,7 +180,7 @@ def _staged(place: Place, asked: CopyIn, top: int, undo: contextlib.ExitStack) -
 
 @contextlib.contextmanager
 def _made(folder: int, name: str) -> Iterator[int]:
-    """A new file, which its reader may read and whoever publishes it shall find as one of ours."""
+    """A new file, which its reader may read and which the errand that publishes it finds to be one of ours."""
     fd = os.open(name, _NEW, 0o600, dir_fd=folder)
     try:
         yield fd

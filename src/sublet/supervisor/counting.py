@@ -1,7 +1,7 @@
-"""How much is in a folder whose size nobody enforces: counted a little at a time, again and again.
+"""Counts what is in a folder whose size is not enforced, a little at a time, again and again.
 
-What is counted may change meanwhile, and whoever writes may be hostile: no link is followed, and of very many names
-only the first are counted. So this tells of mistakes; it is no wall, and is called none.
+What is counted may change meanwhile, and its writer may be hostile: no link is followed, and of very many names only
+the first are counted. So this reveals mistakes; it enforces nothing, and does not claim to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def count(folder: str) -> Iterator[int]:
             return
         try:
             entries = os.scandir(waiting.pop())
-        except OSError:  # it went, or is nobody's to read, or too deep down
+        except OSError:  # it is gone, or may not be read, or is too deep down
             yield 0
             continue
         with entries:

@@ -1,6 +1,6 @@
 """How guests are told to leave, and how they are ended: of many that end at once the process table is read once.
 
-Nothing here waits. Whether anybody is gone is seen by the looks (``guests``).
+Nothing here waits. The looks (``guests``) find whether a guest is gone.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Endings:
             forced.cancel()
 
     def beat(self) -> None:
-        """Once in a while: if nobody was told or ended since, this process need not come first any more."""
+        """Called at intervals: if no guest was told or killed since, this process gives up its raised priority."""
         self._priority.beat()
 
     def _act_soon(self) -> None:
@@ -133,7 +133,7 @@ class Endings:
             reached = self._trees.signal_boxed(guest.tree, signal.SIGTERM)
         else:
             reached = self._trees.signal_seen(guest.tree, signal.SIGTERM, look)
-        if not reached and not guest.main_runs:  # it ended by itself, and nobody is left to whom the line would be news
+        if not reached and not guest.main_runs:  # it ended by itself: no process of it is left that needs the line
             self._lines.pop(guest.id, None)
 
     def _kill_alone(self, guest: Guest) -> None:

@@ -1,7 +1,7 @@
 """The two ends of a guest's stdin, stdout and stderr: made before the fork, one half for the child, one for us.
 
 Ours never block and close at an exec. Of a terminal we also keep the guest's half: its master would otherwise report a
-hang-up whenever for a moment nobody has the terminal open, and what was written last could be read only by luck; once
+hang-up whenever no process has the terminal open for a moment, and the last output could be read only by luck; once
 ours is the only one left and is closed, reading the master to its error gives everything.
 """
 
@@ -65,7 +65,7 @@ class Ends:
     def give_to(self, uid: int, gid: int) -> None:
         """Let another user open them anew (``/dev/stderr``, ``/dev/tty``); of what it inherits it can only use them."""
         for fd in self.child.distinct:
-            if self.is_terminal or not _is_device(fd):  # the null device is everybody's
+            if self.is_terminal or not _is_device(fd):  # all users share the null device
                 os.fchown(fd, uid, gid)
 
     def resize(self, rows: int, cols: int) -> None:

@@ -26,7 +26,7 @@ ERRANDS_MAX: Final = 8
 ERRAND_S: Final = 300.0
 """What takes longer is ended, if it can be, and counts as failed: a disk that hangs."""
 ANSWER_MAX: Final = 60_000
-"""Bytes: they fit into the pipe, so that nobody waits to be read."""
+"""Bytes: they fit into the pipe, so that no copy waits until its answer is read."""
 ANSWER_FD: Final = 3
 """Where a copy writes its answer: ``ANSWERED``, and then the text."""
 HANDED_FD: Final = 4
@@ -53,7 +53,7 @@ class _Errand:
 
 
 class Errands:
-    """Those of one supervisor. Somebody else reaps its children."""
+    """The errands of one supervisor, whose ``Reaper`` reaps the copies."""
 
     def __init__(self, loop: Loop, on_life: Callable[[int, bool], None], *, longest_s: float = ERRAND_S) -> None:
         """``on_life`` is told the pid of each copy that was made, and of each that has ended."""
@@ -61,7 +61,7 @@ class Errands:
         self._loop = loop.guarded(lambda _: self._next())  # whose answer it was has been told, or never will be
         self._on_life = on_life
         self.why_failed = ""
-        """Why there is no answer, for whoever is just being told that there is none: the log may lie on a full disk."""
+        """Why there is no answer, for the caller that is just being told so: the log may lie on a full disk."""
         self._slots: FairSlots[object] = FairSlots(ERRANDS_MAX)
         self._wanted: dict[object, tuple[Work, Done, int]] = {}
         """Those that wait, by key."""
@@ -78,7 +78,7 @@ class Errands:
         return key
 
     def stop(self, key: object) -> None:
-        """End it where it is; whoever waits for it is told so. Harmless if it is over."""
+        """End it where it is; the caller that waits for it is told so. Harmless if it is over."""
         if self._slots.drop(key):
             _, done, _ = self._wanted.pop(key)
             self._loop.soon(lambda: self._fail(done, "it was stopped before its turn"))
@@ -88,7 +88,7 @@ class Errands:
                 _stop(errand.pidfd)
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """End them all; no caller waits for them any more."""
         self._slots.clear()
         self._wanted.clear()
         for errand in tuple(self._running.values()):
@@ -131,7 +131,7 @@ class Errands:
             self._on_life(pid, True)
             os.set_blocking(reading, False)
             self._loop.watch(pidfd, READ, lambda _: self._ended(pidfd))
-        except BaseException:  # nobody would ever hear of it
+        except BaseException:  # no caller would ever be told of its end
             os.kill(pid, signal.SIGKILL)
             self._on_life(pid, False)
             for fd in (reading, pidfd):
@@ -185,7 +185,7 @@ def _be(work: Work, writing: int, parent: int, keep: int) -> NoReturn:
         can_answer = True
         if keep >= 0:
             os.dup2(keep, HANDED_FD, inheritable=False)
-        # Before all else, so that nobody takes this copy's sockets for ones that are served.
+        # Before all else, so that no peer takes the sockets this copy inherited for ones that are served.
         close_from((ANSWER_FD if keep < 0 else HANDED_FD) + 1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
@@ -194,7 +194,7 @@ def _be(work: Work, writing: int, parent: int, keep: int) -> NoReturn:
         said = work().encode("utf-8", "surrogateescape")
         os.write(ANSWER_FD, ANSWERED + said[:ANSWER_MAX])
         os._exit(0)
-    except (ParentGone, BrokenPipeError):  # nobody is there to be told
+    except (ParentGone, BrokenPipeError):  # the supervisor that would read it is gone
         pass
     except BaseException as error:  # noqa: BLE001 - this is a copy of the supervisor
         why = (error.strerror if isinstance(error, OSError) else None) or repr(error)

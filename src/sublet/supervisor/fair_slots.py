@@ -15,7 +15,7 @@ from typing import Final, Generic, TypeVar
 Job = TypeVar("Job", bound=Hashable)
 
 AWAITED: Final = 0
-"""In place of a deadline: somebody waits for just this."""
+"""In place of a deadline: a caller waits for just this job."""
 NO_DEADLINE: Final = 1 << 63
 """Nanoseconds; later than any deadline."""
 

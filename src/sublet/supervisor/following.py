@@ -43,10 +43,10 @@ class Nobody:
         """Never called."""
 
     def gap(self, offset: int, dropped: int) -> None:
-        """Of no interest to nobody."""
+        """Ignored: there is no reader yet."""
 
     def end(self) -> None:
-        """Neither."""
+        """Ignored."""
 
 
 class Following:
@@ -91,7 +91,7 @@ class Following:
         if self._reader is None:
             self._reader = LogReader(self._log.folder, self.position)
         reader = self._reader  # taking may end us
-        known = self._log.offset  # before anybody is called, who may make Sublet say something more
+        known = self._log.offset  # before the follower is called, which may add a line of Sublet's to the log
         try:
             replay = reader.read(room)
         except OSError:  # to this follower it is lost, which it is told; the guest and the loop go on

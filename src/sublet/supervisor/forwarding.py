@@ -10,7 +10,7 @@ A descriptor belongs to the frame whose header announces it and must not arrive 
 looked at, and nothing else of a frame is.
 
 Nothing piles up here: a side is read only while the other takes a whole piece (``_takes``), which the kernel then
-accepts as one buffer. Who does not read stops who writes to it, and nobody else.
+accepts as one buffer. A side that does not read stops only the side that writes to it.
 """
 
 from __future__ import annotations
@@ -189,8 +189,9 @@ class Forwarding:
         self._wait()
 
     def end(self) -> None:
-        """The guest is over: what it has said is still sent, and then it is closed. What a child of it that has its end
-        goes on to say is not: who speaks without end would keep this thread, and with it everybody's deadlines."""
+        """The guest has ended: what it has written is still sent, and then this is closed. What a child that has
+        inherited its end writes after that is not sent: endless output would occupy this thread and delay all its
+        deadlines."""
         if self.is_open and not self._is_ending:
             self._is_ending = True
             self._last_bytes = self._guest.arrived()

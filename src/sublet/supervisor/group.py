@@ -19,7 +19,7 @@ _CPU_PERIOD_US: Final = 100_000
 _KILL_ROUNDS: Final = 16
 """While frozen nothing can fork, so the second round already finds nothing new; the rest is for what thaws late."""
 _UNFROZEN_ROUNDS: Final = 4
-"""So often at the first blow, before anybody is frozen: of who was sent SIGKILL nothing is forked any more."""
+"""Rounds of the first attempt, before anything is frozen: a process that was sent SIGKILL forks no more."""
 _REMOVE_ROUNDS: Final = 3
 _KEEPS: Final = ("memory", "cpuacct", "freezer")
 """The v1 controllers a group is made in without limits: to count, and to end. To join one costs 0.25 ms."""
@@ -93,10 +93,10 @@ class Group:
         return not self.pids()
 
     def inhabited(self) -> str:
-        """A folder of it in which somebody is, or one below; empty if nobody is. Asked of *one* hierarchy, the last it
-        was made in: of a lease that is one in which all its guests are together, because it limits them. Whoever moves
-        himself out of it, as root may, is still below the supervisor, and is found there. What cannot be looked into
-        counts as inhabited."""
+        """A folder of it, or one below, that holds a process; empty if none does. Asked of *one* hierarchy, the last it
+        was made in: of a lease that is one in which all its guests are together, because it limits them. A process that
+        moves itself out of it, as root may, is still below the supervisor, and is found there. What cannot be looked
+        into counts as inhabited."""
         made = self._made()
         folder = top = self._v2 if self._v2 is not None else made[-1] if made else ""
         try:
@@ -123,11 +123,11 @@ class Group:
         thought to be in it, which saves a list.
 
         ``cgroup.kill`` aims at the first thread of each process, and misses a process whose first thread has ended
-        while others go on; so whoever is still listed at the next blow is sent a signal of its own as well. (At the
-        first nearly all of them are only about to leave, and to look for them all is most of what the end of many
-        costs.) For the same reason the first blow looks for them in one hierarchy and not in all: who has moved itself
-        out of that one, as root may, is met by the next. And it lets nobody stand still, unless they fork so fast that
-        they are not all met: to freeze and to thaw costs twice what all the rest does.
+        while others go on; so a process that is still listed at the next attempt is sent a signal of its own as well.
+        (At the first attempt nearly all are only about to exit, and finding them all is most of what ending many
+        costs.) For the same reason the first attempt asks one hierarchy and not all: a process that has moved itself
+        out of that one, as root may, is found by the next. And it freezes none of them, unless they fork so fast that
+        it does not reach them all: to freeze and to thaw costs twice what all the rest does.
         """
         if self._v2 is not None and self._tried(f"{self._v2}/cgroup.kill", "1"):
             if self.was_struck:
@@ -192,7 +192,7 @@ class Group:
         return self._files.number(f"{self._v2}/{v2}") if self._v2 is not None else 0
 
     def shared_bytes(self) -> int:
-        """Memory of files in memory (memfd, tmpfs) that its processes wrote first, and that somebody still has. What
+        """Memory of files in memory (memfd, tmpfs) that its processes wrote first, and that is not freed yet. What
         the last two seconds changed may be missing."""
         if "memory" in self._where.v1:
             return _value(self._files.read(f"{self._v1('memory')}/memory.stat") or "", "total_shmem")
@@ -310,7 +310,7 @@ class Group:
     # ---- signals ----
 
     def _kill_each(self, *, everywhere: bool) -> None:
-        """And who came meanwhile, until a list has nobody new."""
+        """SIGKILL for each process, those that are forked meanwhile included, until a list shows no new one."""
         self._signal_each(signal.SIGKILL, _KILL_ROUNDS, everywhere=everywhere)
 
     def _signal_each(
@@ -322,9 +322,9 @@ class Group:
         *,
         everywhere: bool = True,
     ) -> bool:
-        """Through pidfds, and only to those still listed after theirs was opened: so no stranger with their number.
-        Each list says this of those before, and who is new; the last has nobody new, or is one too many. Whether it has
-        nobody new; ``reached`` gets whom it reached."""
+        """Through pidfds, and only to processes still listed after theirs was opened, so never to another one
+        that reuses a pid. Each list confirms those before it and shows new ones, until one shows none or ``rounds`` are
+        over. Returns whether the last list showed no new process; ``reached`` gets the pids that were signalled."""
         reached = set() if reached is None else reached
         held = dict[int, int]()
         try:

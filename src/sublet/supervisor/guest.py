@@ -76,7 +76,7 @@ class Guest:
         self.kills = 0
         """How often its end was forced."""
         self.hides = False
-        """Whether somebody was in its group whom nothing else told."""
+        """Whether its group held a process that nothing else had shown."""
         self.memory_max = 0
         """Bytes that the guests of its lease may use together; 0: any."""
         self.is_told_of_memory = False
@@ -142,12 +142,12 @@ class Guest:
             self.visits.end()
 
     def tell(self, news: GuestNews) -> None:
-        """Everybody who is attached hears of it."""
+        """Tell every attached listener."""
         for listener in tuple(self.listeners):
             listener(news)
 
     def give_up(self) -> None:
-        """It is gone, and its streams are not to be relied on: whoever is attached is told so, and that was all."""
+        """It is gone, and its streams are not to be relied on: listeners are told that it is gone, and no more."""
         self.stdio.abandon()
         self.tell(self.last_news())
 

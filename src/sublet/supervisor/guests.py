@@ -1,11 +1,11 @@
 """All guests of one supervisor: started, watched, told, ended, and looked for until nothing of them runs.
 
 A guest is *gone* when a look has shown that none of its processes is there, and no stranger (whose might have been its
-own) either. Looks happen when somebody ended; between them nothing is assumed. Mostly the supervisor's own children
-tell; where they do not, everybody on the machine is looked at.
+own) either. A look follows the end of a process; between looks nothing is assumed. Mostly a look reads only the list
+of the supervisor's own children; where that does not suffice, it reads all processes of the machine.
 
-A mistake of ours with one guest is that guest's end (``broken``), and nobody else's: it can no longer be looked after,
-so it must not run on.
+A mistake of ours with one guest ends that guest (``broken``) and no other: it can no longer be looked after, so it must
+not run on.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Guests:
         """Told what each look has shown."""
         self.priority = Priority()
         self.strangers = 0
-        """Processes below the supervisor that are nobody's; while there are any, nothing is verified."""
+        """Processes below the supervisor whose guest is unknown; while there are any, nothing is verified."""
         self.leaving: dict[GuestId, Guest] = {}
         """Seen to be gone, and not yet put away."""
         self._loop = loop
@@ -106,7 +106,7 @@ class Guests:
                 self._start(tenancy, profile, spec, begun, volume)
             except SubletError as refused:
                 begun(None, refused)
-            except Exception as error:  # noqa: BLE001 - it was asked for long ago, by somebody who must hear of it
+            except Exception as error:  # noqa: BLE001 - the call returned long ago, and its caller must be told
                 confess(error)
                 begun(None, mistake())
 
@@ -249,7 +249,7 @@ class Guests:
     page = staticmethod(page_of)
 
     def get(self, id_: str, tenant: TenantId | None, *, lease: LeaseId | None = None) -> Guest:
-        """The guest, if it is this tenant's (None: anybody's), and under this lease (None: any)."""
+        """The guest, if it is this tenant's (None: of any tenant), and under this lease (None: any)."""
         guest = self.by_id.get(GuestId(id_))
         if guest is None or (tenant is not None and guest.tenant != tenant) or lease not in (None, guest.lease):
             raise NotFound(f"there is no guest {id_}", do="`sublet ps` lists yours; `--all` shows ended ones too.")
@@ -273,7 +273,7 @@ class Guests:
         if guest.is_gone:
             try:
                 guest.give_up()
-            except Exception as error:  # noqa: BLE001 - whoever is attached is not told, and the rest is done
+            except Exception as error:  # noqa: BLE001 - the listeners are not told, and the rest is done
                 confess(error)
             return
         self._endings.insist(guest)
@@ -290,7 +290,7 @@ class Guests:
                 confess(error)
 
     def _safely(self, guest: Guest, call: Callable[[], object]) -> None:
-        """Do this for the guest; if it fails, it is that guest's end and nobody else's."""
+        """Do this for the guest; a failure ends that guest and no other."""
         try:
             call()
         except Exception as error:  # noqa: BLE001 - see the head of the module
@@ -298,7 +298,7 @@ class Guests:
             self.broken(guest.id)
 
     def look_after(self) -> None:
-        """Once in a while at everybody: what cannot be capped here is measured, and who ended unnoticed is found."""
+        """Called at intervals: reads all processes, to measure what cannot be capped here and find unnoticed ends."""
         self._endings.beat()
         self._looking.soon(at_all=True)
 
@@ -337,8 +337,8 @@ class Guests:
             guest.processes = len(look.of(guest.tree))
 
     def _end_left_behind(self, guest: Guest) -> None:
-        """What a command leaves behind runs on under the lease. A guest that serves is its main process: nobody can
-        reach what that leaves behind, and the next one needs the place."""
+        """What a command leaves behind runs on under the lease. A guest that serves is its main process: no caller can
+        reach what that leaves behind, and the next guest needs the place."""
         self._endings.insist(guest)
         self.kill([guest], EndReason.GUEST_FAILED)
 
@@ -360,8 +360,8 @@ class Guests:
             self._put_away_soon()
 
     def _is_out_of_its_group(self, guest: Guest) -> bool:
-        """The closest look: whoever is in it and cannot be told by anything else is seen, and ended, by looks that ask
-        for it."""
+        """The closest look, at its group: a process in it that nothing else has shown is found, and ended, by later
+        looks that ask the group."""
         group = guest.tree.group
         if group is not None:
             guest.hides = bool(group.inhabited())

@@ -1,7 +1,7 @@
 """Files of a volume for a holder that runs as another user of the machine: opened for it, and handed over.
 
 Such a holder finds no way into the office's folders and needs none. What it reads are sealed packs and manifests; what
-it writes are files of its own staging, which it fills, lets go of and then asks to publish, as everybody does. Here,
+it writes are files of its own staging, which it fills, lets go of and then asks to publish, as every holder does. Here,
 in an errand, they are opened by descriptors from the volume's folder on, following nothing; the descriptors go through
 a socket to the supervisor, which passes them on beside its answer.
 """

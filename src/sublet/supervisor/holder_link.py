@@ -141,7 +141,7 @@ class HolderLink:
             self._answer(called.call, loads(HolderCall, called.body))
         except SubletError as error:
             self._link.refuse(called.call, error)
-        except Exception as error:  # noqa: BLE001 - what one holder asks must not be able to end everybody's guests
+        except Exception as error:  # noqa: BLE001 - what one holder asks must not be able to end the guests of all
             confess(error)
             self._link.refuse(called.call, mistake())
         self._connection.push()
@@ -185,7 +185,7 @@ class HolderLink:
 
     @property
     def _sees(self) -> TenantId | None:
-        """Whose guests it may know of; None: everybody's."""
+        """The tenant whose guests it may know of; None: all tenants."""
         return None if self.front.operator else self.front.tenant
 
     def _may(self, operation: str) -> None:
