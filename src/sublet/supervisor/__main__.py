@@ -84,8 +84,8 @@ def _told() -> str:
 
 
 def _lock(path: str) -> bool:
-    """Be the only one, until this process ends. The file is taken away by whoever held it, so what was locked may be
-    no longer what lies there; then it is tried again."""
+    """Hold the lock until this process ends, so that it is the only supervisor. The previous holder removes the file,
+    so the locked file may no longer be the one at this path; then it is tried again."""
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -101,7 +101,7 @@ def _lock(path: str) -> bool:
 
 
 def _listen(path: str) -> socket.socket:
-    """Whoever holds the lock is the only one, so a socket that lies there is stale."""
+    """The process that holds the lock is the only supervisor, so a socket that exists already is stale."""
     if os.path.lexists(path):
         os.unlink(path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)

@@ -61,8 +61,8 @@ class Kept:
         self._of: dict[TenantId, dict[GuestId, int]] = {}
 
     def add(self, tenant: TenantId, guest: GuestId, log_bytes: int) -> list[GuestId]:
-        """This one has ended; which are let go for it. The oldest of its tenant; and where all together are too many,
-        the oldest of whoever has most."""
+        """Add a guest that has ended; returns the guests that are dropped for it: the oldest of its tenant, and where
+        all together are too many, the oldest of the tenant that has most."""
         mine = self._of.setdefault(tenant, {})
         mine[guest] = log_bytes
         let_go = []

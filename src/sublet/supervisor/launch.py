@@ -57,7 +57,7 @@ class Prepared:
 
     spec: GuestSpec
     loop: Loop
-    """In which a mistake is this guest's end and nobody else's."""
+    """An internal error in it ends this guest and no other."""
     plan: SpawnPlan
     stdio: Stdio
     log: GuestLog
@@ -115,7 +115,7 @@ class Launch:
 
     @property
     def walls(self) -> Walls:
-        """Tried when the first tenant's guest comes, or somebody asks: it takes some tens of milliseconds."""
+        """Probed when the first tenant's guest starts, or at the first question: it takes some tens of milliseconds."""
         if self._walls is None:
             self._walls = Walls(runtime=self._runtime, state=self._state)
         self._walls.allow(self.caps.allow_missing)
@@ -333,7 +333,7 @@ class Launch:
 
     def remove(self, folder: str) -> None:
         """Take away what was kept of a guest."""
-        with contextlib.suppress(OSError):  # it costs space, and nobody's guests may pay for it
+        with contextlib.suppress(OSError):  # what is left costs space, and no guest may fail for it
             remove_tree(folder)
 
 

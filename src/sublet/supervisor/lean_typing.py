@@ -1,7 +1,7 @@
 """As much of ``typing`` as the supervisor's process needs while it runs.
 
-Annotations are texts that nobody evaluates there, but for those of messages (``wire.codec``): so most of it may be
-names without a meaning.
+Annotations are strings that are never evaluated there, except those of messages (``wire.codec``): so most of its names
+need no meaning.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""One office at a time lends a device of this machine, and whoever comes second is told who it is.
+"""One office at a time lends a device of this machine; a second one is told which office it is.
 
-A lock is a file of one's own that is locked with flock: ``sublet-device-<what>.<uid>``, in a folder that belongs to
-root and in which everybody may make files but nobody may remove those of others (the sticky bit). To take a device is
-to lock the own file *first*, and then to look for a locked file of anybody else for the same device. Two who come at
-the same moment therefore see each other, both let go, and try again after a moment of chance.
+Each office locks a file of its own with flock: ``sublet-device-<what>.<uid>``, in a folder that belongs to root and in
+which every user may create files but none may remove those of others (the sticky bit). To take a device, an office
+locks its own file *first*, and then looks for a locked file of another office for the same device. Two offices that try
+at the same moment therefore see each other, both let go, and retry after a random pause.
 
-One file for all would be shorter, and could not be trusted: whoever made it may also remove it while another has it
-locked. So nobody depends on a file that is not his own. *Who* has a device is told by the owner of the locked file,
-or, where ``/proc/locks`` shows it, of the process that locked it: to lock a file of another it is enough to be allowed
-to read it. What the file says (pid, folder, since when) is his own word and is shown, nothing more.
+One file for all would be shorter, and could not be trusted: the user who created it may also remove it while another
+has it locked. So no office depends on a file of another user. The holder of a device is the owner of the locked file,
+or, where ``/proc/locks`` shows it, of the process that locked it: to lock a file of another user it is enough to be
+allowed to read it. What the file says (pid, folder, since when) is the holder's own claim and is shown, nothing more.
 
 On a shared machine the office of root goes first: ``counts`` is the whole rule. Root locks a file that only root can
 open, in a folder that only root can write. Every other office looks there before it takes a device, and again every few
 seconds, and gives the device up; whether that file is locked it sees in ``/proc/locks`` or, from another container, by
 the time of its last use. A lock of an ordinary user keeps root from a device for ``TAKEOVER_S`` at the most, and keeps
-nobody from one whose node that user may not open. Among users who may open it, one can keep it from the others by
-locking it for nothing; that is said with the user's name.
+no other user from one whose node that user may not open. Among users who may open it, one can keep it from the others
+by locking it without using it; the error then gives that user's name.
 
 The lock belongs to the open file: it is gone with the process, however that ends. It must not be inherited, and an
 ``exec`` closes it; a process that forks without one has to call ``forget`` in the child.
@@ -39,12 +39,12 @@ from sublet.supervisor.by_descriptor import change
 FOLDERS: Final = ("/run/lock", "/var/lock", "/tmp")
 """Tried in this order. What is chosen depends on the folders alone, not on who asks, so all users agree on it."""
 ROOTS: Final = "/run/sublet-locks"
-"""Where root notes what its offices lend. Only root can write there, everybody can read."""
+"""Where root notes what its offices lend. Only root can write there, all users can read."""
 TAKEOVER_S: Final = 30.0
 """How long after root noted its claim the lock of an ordinary user still keeps it from the device. An office looks
 every five seconds, so one that works gives the device up long before."""
 NOTED_S: Final = 30.0
-"""How long a claim of root's counts after its last use, where nobody can see whether it is locked."""
+"""How long a claim of root's counts after its last use, where it cannot be seen whether it is locked."""
 UNKNOWN: Final = 65534
 """The user of a lock whose process is gone."""
 NODES: Final = "/dev"
@@ -88,7 +88,7 @@ class DeviceTaken(SubletError):
 
 
 class LockUnusable(SubletError):
-    """The name of the own file is in somebody else's hands, or the folder is of no use."""
+    """The path of the own file belongs to another user, or the folder is unusable."""
 
     scope: ClassVar[Literal["lease", "work", "request", "office"]] = "office"
 
@@ -129,7 +129,7 @@ def may_open(uid: int, device: str, nodes: str = NODES) -> bool:
 
 
 def who_has(device: str, folder: str | None = None, roots: str | None = ROOTS) -> Holder | None:
-    """Who lends the device now, this process included. It looks, and disturbs nobody for more than a moment."""
+    """The office that lends the device now, this process included. It disturbs other offices only for a moment."""
     shared = lock_folder() if folder is None else folder
     found = (_holder(device, path) for path in _files_of(device, shared))
     return noted_by_root(device, roots) or next((holder for holder in found if holder is not None), None)
@@ -156,7 +156,7 @@ def noted_by_root(device: str, roots: str | None = ROOTS) -> Holder | None:
 
 
 def all_held(folder: str | None = None, roots: str | None = ROOTS) -> list[Holder]:
-    """Everything that is lent on this machine and has a name there, by whoever it is."""
+    """The holders of all devices that are lent on this machine and have a lock file there, of all users."""
     where = lock_folder() if folder is None else folder
     found: dict[tuple[str, int], Holder] = {}
     for path in (*_files_of(None, _trusted(roots)), *_files_of(None, where)):
@@ -203,9 +203,9 @@ class DeviceLocks:
     def take(self, device: str, *, tries: int = TRIES, pause: Callable[[float], None] = time.sleep) -> None:
         """Take the device; raises ``DeviceTaken`` if another office has it, harmless if it is ours already.
 
-        Who looks at a lock holds it for a moment, and two who come together both let go: so nobody is believed to have
-        it who does not have it for a while. ``pause`` waits for that, a quarter of a second in all; who will ask
-        again anyway, and must not wait, asks with ``tries=1``.
+        A process that looks at a lock holds it for a moment, and two that come together both let go: so the device
+        counts as taken only if it still is after several tries. ``pause`` waits between them, a quarter of a second in
+        all; a caller that will ask again anyway, and must not wait, passes ``tries=1``.
         """
         if _ID.fullmatch(device) is None:
             raise InvalidRequest(f"{device[:40]!r} is no name for a device", do="Use letters, digits, dots and dashes.")
@@ -417,7 +417,7 @@ def _whose(path: str) -> str:
 
 
 def _files_of(device: str | None, folder: str) -> Iterator[str]:
-    """The files in which somebody may have locked the device, or any (None)."""
+    """The files by which an office may have locked this device, or any device (None)."""
     start = PREFIX if device is None else f"{PREFIX}{device}."
     for name in sorted(os.listdir(folder)) if folder else ():
         end = name.rpartition(".")[2]
@@ -426,8 +426,8 @@ def _files_of(device: str | None, folder: str) -> Iterator[str]:
 
 
 def _holder(device: str, path: str) -> Holder | None:
-    """Who has locked this file, if anybody has. The number in its name is not asked to be its owner's: in another
-    user namespace the two differ."""
+    """The office that has locked this file; None if it is not locked. The uid in its name need not be its owner's: in
+    another user namespace the two differ."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
@@ -446,7 +446,7 @@ def _holder(device: str, path: str) -> Holder | None:
 
 
 def _locker(found: os.stat_result) -> int | None:
-    """The process that locked this file, as the kernel tells everybody; None where it tells nothing."""
+    """The process that locked this file, by ``/proc/locks``; None where that does not show it."""
     wanted = b"%02x:%02x:%d" % (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino)
     try:
         with open("/proc/locks", "rb") as file:

@@ -1,4 +1,4 @@
-"""What a guest printed: bounded, replayable, and readable by anybody who finds the files.
+"""Logs of guest output: bounded, replayable, and readable by any program that finds the files.
 
 A log is a folder of segments, each named for the offset at which it begins; when the bound is reached the oldest goes.
 Each record carries its length, its offset and a checksum, so a reader (another process, perhaps, or one after the

@@ -1,4 +1,4 @@
-"""When it is looked who is there: soon after somebody ended, and not so often that nothing else is done."""
+"""Schedules process scans: soon after a process ended, and not so often that nothing else is done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Looking:
     """The looks of one supervisor."""
 
     def __init__(self, loop: Loop, look: Callable[[bool], None], is_needed: Callable[[], bool]) -> None:
-        """``look`` is told whether it is to be at everybody, whatever it takes."""
+        """``look`` is told whether it is to scan all processes, whatever that costs."""
         self._loop = loop
         self._take = look
         self._is_needed = is_needed

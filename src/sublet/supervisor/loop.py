@@ -3,9 +3,9 @@
 It is the smallest thing that does the work. asyncio would cost eight megabytes in a process that is on every machine,
 and its timers stand still while the machine sleeps; these are CLOCK_BOOTTIME, as every deadline is.
 
-What is called here may fail, and one guest's or one connection's mistake must not be everybody's end. So whoever is
-not the law itself takes a loop of its own (``guarded``) and says what its mistakes cost: its guest, its connection, or
-nothing. What the law's own turn raises is nobody's to swallow, and ends the process.
+A callback may fail, and an error in the handling of one guest or connection must not end all others. So every part but
+the law itself takes a loop of its own (``guarded``) and says what an error costs: its guest, its connection, or
+nothing. What the law's own turn raises is not caught, and ends the process.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Loop:
         self._ring()
 
     def guarded(self, on_error: Callable[[Exception], None]) -> Loop:
-        """The same loop for somebody whose mistakes end here: ``on_error`` is told, and the loop goes on."""
+        """The same loop for a part whose errors are caught here: ``on_error`` is told, and the loop goes on."""
         return _Guarded(self, on_error)
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class _Guarded(Loop):
             if isinstance(error, NotRead):
                 self._loop.pause(fd, error.why)
                 return
-            self._loop.forget(fd)  # nobody took what is there, so it would come again, for ever
+            self._loop.forget(fd)  # the event was not handled, so it would be reported again for ever
             self._failed(error)
 
     def change(self, fd: int, events: int) -> None:
@@ -252,8 +252,8 @@ class _Guarded(Loop):
 
 
 def confess(error: BaseException) -> None:
-    """A mistake of ours that ends nobody but whom it concerns: it is counted, for `sublet doctor`, and the log has it.
-    The same one is logged once a minute at most, for some come again with every turn."""
+    """Count and log an internal error that ends only the part that it concerns; `sublet doctor` shows the count. The
+    same error is logged once a minute at most, since some come again with every turn."""
     count(MISTAKES, error)
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
@@ -297,7 +297,7 @@ class Accepting:
         self._loop.watch(self._listening.fileno(), READ, self._ready)
 
     def rest(self, seconds: float) -> None:
-        """Accept nothing for so long: who connects waits, and nobody else is harmed."""
+        """Accept nothing for so long: new connections wait, and nothing else is affected."""
         self._loop.forget(self._listening.fileno())
         if self._timer is not None:
             self._timer.cancel()

@@ -23,7 +23,7 @@ def killed_last() -> None:
 
 
 def killed_first() -> None:
-    """This process and its children, unless whoever started the office asked for more."""
+    """The OOM killer takes this process and its children first; a higher score that the office was given stays."""
     with contextlib.suppress(OSError, ValueError):
         with open(_OWN, "rb", buffering=0) as file:
             present = int(file.read(16))

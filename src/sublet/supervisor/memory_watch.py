@@ -1,4 +1,4 @@
-"""The memory of leases: guests that use more than their lease has are ended, and whoever is short of it is told.
+"""Watches the memory of leases: ends guests over the limit, and tells guests what the kernel killed.
 
 Where a control group caps it, the kernel ends a process, and here it is only said. Elsewhere it is measured once a
 second: what the processes have resident, and if that seems too much, their fair shares, since memory that a process
@@ -20,7 +20,7 @@ from sublet.supervisor.words import out_of_memory
 from sublet.values import EndReason
 
 ASK_S: Final = 0.5
-"""Between two questions whether the kernel has ended somebody who went on without."""
+"""Between two checks whether the kernel has killed a process of a guest that runs on without it."""
 SHARES_MAX: Final = 64
 """Processes whose fair share is asked for in one look; it takes the kernel a while. Others count as they stand."""
 _PSS: Final = b"Pss:"
@@ -47,7 +47,7 @@ class MemoryWatch:
                 continue
             if "memory" in tenancy.unlimited:
                 self._measure(tenancy, look)
-            elif asks and tenancy.over is None:  # of many that end at once nobody needs this, and all wait for it
+            elif asks and tenancy.over is None:  # of many that end at once none needs this, and all wait for it
                 self._ask(tenancy)
 
     def _measure(self, tenancy: Tenancy, look: Look) -> None:

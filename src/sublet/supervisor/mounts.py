@@ -161,7 +161,7 @@ def mount_memory(folder: str, size: int, *, names: int) -> None:
 def take_down(point: str, *, unwritten: bool, forced: bool = False) -> bool:
     """Unmount what is at this folder. ``unwritten``: what it has in memory need not come to disk. Whether the file
     system was shut down: then nothing is written to it any more, also by a process that has a file of it open.
-    ``forced``: it is shut down and unmounted whoever uses it."""
+    ``forced``: it is shut down and unmounted even while processes use it."""
     is_down = unwritten and _shut_down(point, _WITHOUT_WRITING)
     try:
         syscalls.unmount(point)

@@ -1,7 +1,7 @@
 """Orders of an office that is newer than this supervisor, which has lived on through an upgrade.
 
-A batch is read whole, and strictly. Where that fails for one order, to hang up would help nobody: the office would come
-back and say the same again, and meanwhile no other lease would be looked after. So then each order is read by itself.
+A batch is read whole, and strictly. Where that fails for one order, to hang up would not help: the office would connect
+again and send the same, and meanwhile no other lease would be looked after. So then each order is read by itself.
 
 A grant that cannot be read is refused by its name, and its holder learns at once what is wrong. What concerns a lease
 that lives is left unanswered, as if it had not come: the lease goes on to its deadline, and the office knows that it

@@ -26,7 +26,7 @@ _SUFFIX = ".note"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestNote:
-    """One guest, as it has to be found and ended by somebody who never met it."""
+    """What another process needs to find and end this guest, without having known it."""
 
     guest: GuestId
     lease: LeaseId

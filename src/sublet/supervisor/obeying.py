@@ -1,10 +1,10 @@
 """Orders of the office, in the order in which they came; of very many ends a few in each turn.
 
-To tell a crowd of guests to leave takes as long as to see that they have left, and to say so. Where all are told first,
-the first that has left waits until the last was told. So who has left comes before who is still to be told, for a while
-at least: grace runs from when one is told, and nobody's is shorter for it.
+To tell many guests to leave takes as long as to see that they have left, and to report it. Where all are told first,
+the first that has left waits until the last was told. So guests that have left come before those still to be told, for
+a while at least: grace runs from when a guest is told, so no guest's grace is shorter for it.
 
-Only ends can wait. As soon as there is any other order behind them (a grant, an extension: somebody waits for it), all
+Only ends can wait. As soon as any other order is behind them (a grant or an extension, for which a holder waits), all
 up to it are obeyed at once; and so it is when the office asks anything, which may be about what it has ordered before.
 """
 
@@ -28,7 +28,7 @@ class Obeying:
     """What came on one connection and is not done yet."""
 
     def __init__(self, loop: Loop, obey: Callable[[Orders], None], are_leaving: Callable[[], bool]) -> None:
-        """``are_leaving``: whether anybody who has left is still to be seen to."""
+        """``are_leaving``: whether there are guests that have left and are still to be handled."""
         self._loop = loop
         self._obey = obey
         self._are_leaving = are_leaving

@@ -238,7 +238,7 @@ class Parker:
         leaving.moved()
 
     def _give_up(self, leaving: _Leaving, why: str) -> None:
-        """They stay where they are, and are told to leave like anybody else."""
+        """They stay where they are, and are told to leave like other guests."""
         self._leaving.pop(leaving.tenancy.lease, None)
         leaving.tenancy.parking = False
         if leaving.tenancy.suspended:  # they cannot end in order with their calls of the driver waiting

@@ -1,7 +1,7 @@
 """What only ``prctl`` can ask of the kernel: take in orphans, end with the parent, never gain rights.
 
 Python has no call for it, so this goes through ctypes, which costs a third of a megabyte; it is loaded at the first
-call and not before, so that whoever merely imports this pays nothing.
+call and not before, so that a program that merely imports this module pays nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a supervisor that died left: its guests are ended before anything becomes free, and its folders go with them.
 
-Most of it goes at once. What does not (a guest that somebody has frozen) is looked for again whenever it is asked
-about, and until then its hardware is nobody's.
+Most of it goes at once. What does not (a frozen guest, for example) is looked for again whenever it is asked about, and
+until it is gone its hardware is not reallocated.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Predecessor:
         later: Callable[[Callable[[], object]], object] = lambda _: None,
     ) -> None:
         """``leases`` is the folder of what leases have here. ``put_away`` removes a folder, some time: very much may be
-        in it, and nobody may have to wait for that. ``later`` calls what it is given in a while, and again until it
-        does not raise ``OSError``."""
+        in it, and no caller may have to wait for that. ``later`` calls its argument in a while, and again until it does
+        not raise ``OSError``."""
         self._store = notes
         self._put_away = put_away
         self._notes, damaged = notes.read_all()
@@ -70,8 +70,8 @@ class Predecessor:
         return (self._sweep.why_left(lease) or "something of it still runs") if lease in self._sweep.left else ""
 
     def _go_on(self) -> None:
-        """Nobody asks for what has no device, or is nothing but a group. Where no process is left none is looked for:
-        by now a stranger may have the number of a session that was theirs."""
+        """Try again unasked, since no question comes for what has no device, or is nothing but a group. Where no
+        process is left none is looked for: by now the number of their session may belong to a stranger."""
         is_done = self._sweep.again() if self._sweep.left else self._sweep.remove_groups()
         self._clear_all()
         if not is_done:
@@ -84,7 +84,7 @@ class Predecessor:
     def leftovers(self, devices: tuple[Device, ...]) -> list[Leftover]:
         """What it had on which hardware: each lease and resource once, under the newest epoch.
 
-        Of a guest that is left without a note nobody knows what it has, so it stands in the way of everything.
+        What a guest without a note has is not known, so it blocks all devices.
         """
         found: dict[tuple[LeaseId, str], Leftover] = {}
         for note in self._notes:

@@ -291,7 +291,7 @@ class Premises:
         self._aside.finish()
         for tenancy in tuple(self._all()):
             if not any(tenancy.running()):
-                tenancy.close(remove_tree, Group.remove, alone=self._is_alone(tenancy))  # nobody is left to wait
+                tenancy.close(remove_tree, Group.remove, alone=self._is_alone(tenancy))  # no caller is left to wait
 
     # ---- volumes ----
 

@@ -1,10 +1,10 @@
-"""Before everybody else, while something is being ended.
+"""Raises the supervisor's priority (nice -20) while something is being ended.
 
 Where many guests end at once each of them wants a processor for its last steps, and the one process that tells them
 to, and looks whether they are gone, would have to wait its turn among them. So from an order to end something this
-process comes first, if it may: root may, or whoever has CAP_SYS_NICE. It does until it has something to report, for
-from then on the office needs the processor as much; or until nothing was ended for a second or two. At other times it
-is like everybody, since what it does then is done for guests, who could have it do very much.
+process comes first, if it may: as root, or with CAP_SYS_NICE. It does until it has something to report, because from
+then on the office needs the processor as much; or until nothing was ended for a second or two. At other times it has
+its usual priority, since its work then is done for guests, which could make it do very much.
 
 Nothing that it starts comes first. The kernel sees to that at every fork (SCHED_RESET_ON_FORK), and a guest gets the
 nice value with which the office was started (``give_back``).
@@ -26,7 +26,7 @@ _before: int | None = None
 
 
 class Priority:
-    """Of this process. Made with its own one, it is like everybody until ``first``."""
+    """The priority of this process: its usual one, as it was at construction, until ``first``."""
 
     def __init__(self, autogroup: str = _AUTOGROUP) -> None:
         global _before
@@ -52,7 +52,7 @@ class Priority:
             self._set(self._usual, self._group_usual)
 
     def beat(self) -> None:
-        """Once in a while: where nothing was ended since the last time it is like everybody again."""
+        """Once in a while: where nothing was ended since the last time, go back to the usual priority."""
         if not self._is_wanted:
             self.back()
         self._is_wanted = False

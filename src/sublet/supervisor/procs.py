@@ -1,7 +1,7 @@
 """Processes as /proc shows them: one pass over all of them, and signals that never hit a stranger.
 
-A pid alone names nobody: it is given anew as soon as its process is gone. A process is its pid *and* the moment it
-started (``Identity``), and a signal goes through a pidfd that was compared with both.
+A pid alone identifies no process: it can be reused as soon as its process is gone. A process is its pid *and* the
+moment it started (``Identity``), and a signal goes through a pidfd that was compared with both.
 
 A pass is not a photograph. What is forked behind its back is missing from it, what ends meanwhile may or may not be in
 it; but a process that lives through the whole pass is in it, because the kernel hands out pids in ascending order.
@@ -127,8 +127,8 @@ class Procs:
 
     def children(self, pid: int) -> list[int] | None:
         """Those whose parent is this process (of one thread), as the kernel lists them, the ended ones too; None where
-        it does not say. Nobody is left out of it who was there all the time, as long as the process takes leave of none
-        of them meanwhile, which is certain of our own."""
+        it does not say. No child that was there all the time is left out, as long as the process reaps none of them
+        meanwhile, which is certain of our own."""
         try:
             fd = os.open(f"{self.root}/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:

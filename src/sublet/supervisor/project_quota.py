@@ -1,9 +1,9 @@
 """A quota for one folder: the kernel's *project* quotas, of ext4 and XFS, where the file system was mounted with them.
 
 A folder is given a project of its own, which all that is made in it inherits, and the project a limit. So the size of a
-folder is enforced without a file system of its own in an image, for whoever may not go beyond quotas: not for root.
+folder is enforced without a file system of its own in an image, for all users that quotas bind: not for root.
 
-Where any of it cannot be had that is said in words, and the folder is counted instead.
+Where any of it cannot be had the reason is returned in words, and the folder is counted instead.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class _Asked(Protocol):
 
 
 def limit(folder: str, size: int, kernel: _Asked | None = None) -> str:
-    """Let what is in the folder, which must be empty or limited already, take so many bytes; why not, in words, or
-    nothing. A folder that belongs to a project of somebody's is left as it is."""
+    """Let what is in the folder, which must be empty or limited already, take so many bytes; returns why not, in words,
+    or nothing. A folder that belongs to a project of another program is left as it is."""
     kernel = kernel or Kernel()
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -98,7 +98,7 @@ def _limit(kernel: _Asked, fd: int, size: int) -> str:
             return "no number of a project is free"
         project = found
     limits = _LIMITS.pack(-(-size // 1024), 0, 0, 0, 0, 0, 0, 0, _BLOCK_LIMITS)
-    kernel.quota(fd, _SET, project, limits)  # first: until the folder is in it nobody is
+    kernel.quota(fd, _SET, project, limits)  # first: until the folder is in the project, nothing is
     kernel.set_attributes(fd, _ATTRIBUTES.pack(flags | _INHERIT, step, extents, project, more, *rest))
     return ""
 
@@ -111,7 +111,7 @@ def _free(kernel: _Asked, fd: int) -> int | None:
 
 
 def _used(kernel: _Asked, fd: int, project: int) -> int:
-    """Bytes that are accounted to it. One that nobody has ever used is not there, which is no error."""
+    """Bytes that are accounted to it. A project that was never used does not exist, which is no error."""
     with contextlib.suppress(FileNotFoundError):
         return int(_LIMITS.unpack(kernel.quota(fd, _GET, project, bytes(_LIMITS.size)))[2])
     return 0

@@ -34,12 +34,12 @@ TURNED_MAX: Final = 32
 TURNED_S: Final = 2.0
 QUICK_NS: Final = 1_000_000
 REST_SHARE: Final = 2
-"""To find out who connected may take a look at all processes. So many times as long nobody else is let in, so that who
-connects without end does not keep the supervisor from what it is for."""
+"""To identify a connecting process may take a scan of all processes. For this many times as long no other connection is
+accepted, so that a process that connects again and again does not keep the supervisor from its work."""
 
 
 class PublishDoor:
-    """The socket, and everybody who is connected to it."""
+    """The socket, and all connections to it."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class PublishDoor:
         self._turned = 0
 
     def open(self) -> str:
-        """Where it is; made when the first guest needs it. Whoever listened here before is gone."""
+        """Its path; made when the first guest needs it. The process that listened here before is gone."""
         if self._accepting is None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path)
@@ -70,7 +70,7 @@ class PublishDoor:
             try:
                 with short_path(self.path) as address:
                     listening.bind(address)
-                change(self.path, mode=0o666)  # the folder is nobody's but ours; who is shown this alone may connect
+                change(self.path, mode=0o666)  # only we enter the folder; a guest shown this file may connect
                 listening.listen(BACKLOG)
                 accepting = Accepting(self._loop.guarded(lambda _: None), "publish_door", listening, self._accept)
                 accepting.begin()
@@ -81,7 +81,7 @@ class PublishDoor:
         return self.path
 
     def close(self) -> None:
-        """Nobody is served any more."""
+        """Hang up on all connections, and accept no more."""
         for line in tuple(self._lines):
             line.close()
         if self._accepting is not None:

@@ -2,8 +2,8 @@
 
 A question is compared with what is live when it comes, and again when it is its turn: what waits behind another may
 have waited past the end of its lease. What is under way when a lease ends or is attached is finished first (or stopped,
-if it takes too long), and until then nobody who comes later is served: so a holder of a newer epoch never finds that a
-checkpoint of an older one appeared behind his back.
+if it takes too long), and until then no later request is served: so a holder of a newer epoch never finds that a
+checkpoint of an older one has appeared meanwhile.
 
 The work itself is done by errands of their own, in which tenants take turns, and a tenant's most urgent save is first.
 """
@@ -189,7 +189,7 @@ class Publishing:
         return Borrowed(self._block_of(lent.lease), lent.epoch)
 
     def _still_read(self, lease: LeaseId, epoch: Epoch) -> None:
-        """Who copies holds another lease, so the advice of the fence would be for somebody else."""
+        """The asker that copies holds another lease, so the advice of the fence would not apply to it."""
         try:
             self.fence(lease, epoch)
         except (LeaseEnded, StaleEpoch) as error:
@@ -205,7 +205,7 @@ class Publishing:
             self._ask(asker, call, then)
         except SubletError as error:
             then(refusal_of(error))
-        except Exception as error:  # noqa: BLE001 - what one guest asks must not be able to end everybody's
+        except Exception as error:  # noqa: BLE001 - what one guest asks must not be able to end the others
             confess(error)
             then(refusal_of(mistake()))
 

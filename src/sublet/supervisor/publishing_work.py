@@ -1,14 +1,14 @@
-"""Publishing a checkpoint, done in an errand: what was staged is looked at, taken from everybody's hands, and named.
+"""Publishes a checkpoint, in an errand: staged files are checked, sealed against all writers, and named.
 
-What is staged lies in folders that whoever staged it may still write to, and may be hostile. So no name in them is
-believed: each file is opened once, by a path that follows no link and waits for no pipe, and from then on it is the
-descriptor that is looked at, sealed and given its name. A file is *sealed* when nobody can write to it any more: it is
-taken over where it was another user's, and a read lease (``F_SETLEASE``) on it is refused by the kernel as long as a
-writer has it open. Where that fails, what is published is a copy.
+Staged files lie in folders to which the process that staged them may still write, and it may be hostile. So no name in
+them is believed: each file is opened once, by a path that follows no link and waits for no pipe, and from then on it is
+the descriptor that is checked, sealed and given its name. A file is *sealed* when no process can write to it any more:
+it is taken over where it was another user's, and a read lease (``F_SETLEASE``) on it is refused by the kernel as long
+as a writer has it open. Where that fails, what is published is a copy.
 
 The order is that of docs/format.md, and a crash between any two steps leaves either no checkpoint or a whole one: packs
 have their names, and their folder is synced, before the manifest has its own. What is not named by a manifest is
-nobody's, and goes with the next collection.
+garbage, and goes with the next collection.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _NO_LEASES: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOLCK, errno.EACCES,
 
 def said_of(work: Callable[[], object]) -> str:
     """Do it; what came of it, as the asker is told."""
-    signal.signal(signal.SIGIO, signal.SIG_IGN)  # by which a read lease says that somebody wants to write
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # a read lease sends it when another process opens to write
     try:
         return dumps(work()).decode("utf-8", "surrogateescape")
     except SubletError as error:
@@ -210,8 +210,8 @@ class _Publication:
             )
 
     def _take(self, name: str, fd: int, expected: tuple[int, int]) -> None:
-        """The pack gets its name; what has it then, nobody writes to. One that a checkpoint needs already stays as it
-        is: what has its name now has its content, or is damage that nobody is to spread."""
+        """Give the pack its name; from then on no process writes to it. One that a checkpoint needs already stays as it
+        is: the file of that name has its content, or is damaged, and damage must not spread."""
         if self._is_needed(name):
             return
         if _seal(fd, take_over=self._place.takes_over):
@@ -283,7 +283,7 @@ class _Publication:
             self._unlink(where, temporary)
         try:
             os.fsync(where)
-        except OSError:  # perhaps it is on disk, perhaps not; nobody is told that it is, so nobody shall find it
+        except OSError:  # perhaps it is on disk; the save fails, so no reader may find it
             os.unlink(name, dir_fd=where)
             raise
 
@@ -308,7 +308,7 @@ def _odd(name: str, error: OSError) -> SubletError:
 
 
 def _seal(fd: int, *, take_over: bool) -> bool:
-    """Whether nobody can write to this file any more."""
+    """Seal the file; returns whether no process can write to it any more."""
     if take_over:
         os.fchown(fd, os.geteuid(), os.getegid())
     os.fchmod(fd, _SEALED)

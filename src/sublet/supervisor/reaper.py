@@ -1,7 +1,7 @@
 """Children that ended: whose they were, and how they ended.
 
-All orphans come to the supervisor, so most of what it reaps it never started. SIGCHLD says only that somebody ended,
-and several may become one signal, so at each all that are there are reaped.
+All orphans come to the supervisor, so most of what it reaps it never started. SIGCHLD says only that a child ended, and
+several may become one signal, so at each signal all ended children are reaped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Reaper:
         os.close(self._write)
 
     def reap(self) -> None:
-        """Everybody who is there to be reaped."""
+        """Reap all children that have ended."""
         any_ended = False
         with contextlib.suppress(ChildProcessError):
             while True:

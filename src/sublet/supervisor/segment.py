@@ -1,7 +1,7 @@
 """A segment of memory as a file that no file system holds: sealed at its size, and gone with its last descriptor.
 
-To make one takes no mount and no process, and to be rid of it neither. Whether anybody but us still has it, open or
-mapped, the kernel tells: it gives the only one who has a file open a lease on writing it, and nobody else.
+To make or to remove one takes no mount and no process. Whether another process still has it open or mapped, the kernel
+tells: it grants a write lease on a file only while no other has it open.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from sublet.values import MIB
 
 IN_PASSING_MAX: Final = 64 * MIB
-"""Bytes that are freed while everybody waits: some milliseconds."""
+"""Bytes that are freed while the whole loop waits: some milliseconds."""
 _SEALS: Final = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _BLOCK: Final = 512
 
@@ -41,7 +41,7 @@ def weight(fd: int) -> int:
 
 
 def is_used(fd: int) -> bool:
-    """Whether anybody else has it open or mapped."""
+    """Whether another process has it open or mapped."""
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except BlockingIOError:

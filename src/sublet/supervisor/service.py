@@ -1,8 +1,8 @@
 """The supervisor itself: its parts put together, its turn, its life.
 
-It lives as long as anything it must look after: an office, a live lease, a guest, a teardown. Its death is survived by
-nothing of that, and by nobody's promise: guests are sent SIGKILL by the kernel, and what they started is found by the
-next supervisor before anything becomes free.
+It lives as long as anything it must look after: an office, a live lease, a guest, a teardown. No guest outlives
+it, and that relies on no promise: guests are sent SIGKILL by the kernel, and what they started is found and ended by
+the next supervisor before anything becomes free.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from sublet.wire.sockets import peer_of
 
 SOCKET_NAME: Final = "supervisor.sock"
 BEAT_S: Final = 1.0
-"""How often pages get the present time, and it is asked whether anybody still needs this process."""
+"""How often pages get the present time, and it is checked whether this process is still needed."""
 QUIT_NS: Final = 5 * NS_PER_S
 """How long guests may take to be ended when it is told to end at once."""
 QUIT_LOOK_S: Final = 0.05
@@ -173,7 +173,7 @@ class Supervisor:
     # ---- life ----
 
     def serve(self, listening: socket.socket) -> None:
-        """Until nobody needs it any more."""
+        """Serve until this process is no longer needed."""
         self._accepting = Accepting(self.loop, "supervisor_door", listening, self._accept)
         self._accepting.begin()
         self._beat()
@@ -226,7 +226,7 @@ class Supervisor:
             self.premises.say(lease, line)
 
     def _safely(self, call: Callable[[], None]) -> None:
-        """Where a mistake costs nobody more than this."""
+        """Call it; an internal error in it is logged and has no further effect."""
         try:
             call()
         except Exception as error:  # noqa: BLE001 - the law alone may end this process
@@ -253,7 +253,7 @@ class Supervisor:
         if any(True for _ in self.guests.of(None)):
             return True
         if self._office is None and not os.path.lexists(os.path.join(self.settings.runtime, SOCKET_NAME)):
-            return False  # somebody removed the folder: no office can ever come, and nothing runs
+            return False  # the folder was removed: no office can ever come, and nothing runs
         if self.node is not None and (len(self.node.fence) or self.node.teardowns()):
             return True
         if self._may_quit:
@@ -315,7 +315,7 @@ class Supervisor:
         for order in orders.orders:
             self.node.send(order, now_ns=now_ns, incarnation=orders.incarnation)
         if not any(isinstance(order, End) for order in orders.orders):
-            self._say(at_once=True)  # that a lease is held somebody waits for, and for the rest of this turn nobody
+            self._say(at_once=True)  # a holder waits to hear that its lease is held; the rest of the turn can wait
         self._step()
 
     def are_leaving(self) -> bool:

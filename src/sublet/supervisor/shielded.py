@@ -2,7 +2,7 @@
 
 A page that cannot be written, a folder that goes away under our hands, a mistake in how one guest is looked after: none
 of it may stop the law's turn, which keeps the deadlines of all other leases. What was only to be *said* is then said in
-the log instead; what was *asked* is answered so that nothing becomes free: somebody is still there, it is not clean
+the log instead; what was *asked* is answered so that nothing becomes free: a process is still there, it is not clean
 yet. So a mistake that stays ends in a quarantine of its own resource, with its reason, and nowhere else.
 """
 

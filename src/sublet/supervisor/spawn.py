@@ -168,8 +168,8 @@ def _write(path: str, text: bytes) -> None:
 
 
 def _reset_signals() -> None:
-    """What the interpreter and the supervisor changed is nobody else's business, nor what their shell told them to
-    ignore."""
+    """Reset what the interpreter and the supervisor changed, and what their shell told them to ignore: a guest must not
+    inherit it."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,6 +1,6 @@
 """A module in the place of a larger one, of which this process needs a few names.
 
-Whoever asks for more gets the real one, in whole, and so does everybody who imports it from then on.
+An importer that asks for more gets the real one, in whole, and so does every importer from then on.
 """
 
 from __future__ import annotations

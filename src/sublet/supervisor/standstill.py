@@ -2,8 +2,8 @@
 
 A guest with a control group of the second version is frozen: it does not notice, nothing of it can fork on, and it can
 still be killed. Where there is none, and for what has left its group, each process is stopped; that is done again until
-a look finds nobody who is not standing still, since who runs may fork meanwhile and who stands cannot. What was stopped
-before by somebody else is not set going again.
+a scan finds all of them stopped, since a process that runs may fork meanwhile and a stopped one cannot. A process that
+was stopped before, by another process, is not resumed.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ STDIN_BYTES_MAX: Final = 256 << 10
 DRAIN_BYTES_MAX: Final = 4 << 20
 """From a pipe that something outside the guest's tree still holds open, and perhaps writes to, when time is up."""
 PREPARE_S: Final = 0.2
-"""After the start, when nobody waits for it: who lives for longer has a log before there is anything to say."""
+"""After the start, when no caller waits: a guest that lives for longer has its log before it writes anything."""
 SAY_PATIENCE_S: Final = 0.2
 """How long a line of ours waits for the guest to end one of its own."""
 UNSAID_MAX: Final = 32
@@ -61,7 +61,7 @@ class Stdio:
         self._input_ends = ends is None or ends.stdin < 0
         self._input_midline = False
         self._input_refused = False
-        """Whether somebody waits for room."""
+        """Whether the sender of input waits for room."""
         self._writing = False
         self._voice = STDOUT if ends and ends.is_terminal else STDERR
         """The stream among whose lines ours appear."""
@@ -138,12 +138,12 @@ class Stdio:
         return following
 
     def await_reader(self) -> None:
-        """Read nothing more from the guest until somebody attaches without loss."""
+        """Read nothing more from the guest until a lossless follower attaches."""
         if self._awaited is None:
             self._awaited = self.attach(Nobody(), -1, lossless=True)
 
     def await_nobody(self) -> None:
-        """Nobody comes any more, or somebody has; harmless twice."""
+        """Wait no longer: no follower will attach, or one has; harmless twice."""
         if self._awaited is not None:
             awaited, self._awaited = self._awaited, None
             self.detach(awaited)
@@ -208,7 +208,7 @@ class Stdio:
     # ---- the end ----
 
     def hold_no_longer(self) -> None:
-        """From now on nobody makes the guest wait: its grace has begun, and it must not spend it in a write.
+        """From now on no follower makes the guest wait: its grace has begun, and it must not spend it in a write.
 
         A lossless follower without room finds what it could not take in the log.
         """
@@ -218,8 +218,8 @@ class Stdio:
     def drain_until(self, deadline_ns: int) -> None:
         """Nothing of the guest's tree is left: read what it left behind.
 
-        At the end of it, or at the deadline if something outside the tree keeps a pipe open, this ``is_done``. Nobody
-        has to wait any more, so a lossless follower without room finds the rest in the log.
+        At the end of it, or at the deadline if something outside the tree keeps a pipe open, this ``is_done``. No
+        process of the guest waits any more, so a lossless follower without room finds the rest in the log.
         """
         if self.is_done or self._draining is not None or self._ends is None:
             return
@@ -386,7 +386,7 @@ class Stdio:
                 written = os.write(self._ends.stdin, memoryview(self._input)[:OUTPUT_READ_BYTES].tobytes())
             except BlockingIOError:
                 break
-            except OSError:  # EPIPE, or EIO of a terminal: nobody reads any more
+            except OSError:  # EPIPE, or EIO of a terminal: no process reads any more
                 self._input.clear()
                 self._drop_stdin()
                 break

@@ -49,7 +49,7 @@ AGAIN_NS: Final = (50_000_000, 200_000_000, 1_000_000_000)
 """Between one attempt to put a store away and the next."""
 FORCED_AFTER: Final = 3
 """Attempts after which what is not kept goes although a process has a file of it open. Until then guests that borrowed
-it have been ended, and whoever was just about to end has."""
+it have been ended, and processes that were about to end have ended."""
 _SHORTAGES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 _NOBODY: Final = TenantId("nobody")
 
@@ -100,7 +100,7 @@ class Store:
         return bool(self.note.name)
 
     def covers(self, resource: ResourceId) -> bool:
-        """Whether it lies on this resource; of one whose note is lost nobody knows."""
+        """Whether it lies on this resource; where its note is lost that is not known, and it counts as on each."""
         return not self.note.parts or any(part.resource == resource for part in self.note.parts)
 
 
@@ -113,7 +113,7 @@ class Stores:
         self.on_leave: Callable[[Store], None] = lambda _: None
         """Told when one is about to be."""
         self.on_stuck: Callable[[Store], None] = lambda _: None
-        """Told when it could not be, because somebody still uses it."""
+        """Told when it could not be, because a process still uses it."""
         self._loop = loop.guarded(lambda _: None)
         self._errands = errands
         self.blocks: Final = os.path.join(state, "blocks")
@@ -124,8 +124,8 @@ class Stores:
     # ---- making ----
 
     def open(self, tenancy: Tenancy, ids: Ids, then: Then) -> bool:
-        """See to what this lease has; ``then`` is told when it is there. False: it is there now (or there is nothing
-        to make), and nobody is told. Raises for what can be said at once."""
+        """Make the stores of this lease; ``then`` is told when they are there. False: they are there now (or there are
+        none to make), and ``then`` is not called. Raises for what can be said at once."""
         if not tenancy.has_stores:
             tenancy.stores = self._begun(tenancy)
             tenancy.has_stores = True
@@ -258,7 +258,7 @@ class Stores:
     # ---- taking away ----
 
     def leave(self, tenancy: Tenancy) -> None:
-        """The lease is over and nobody uses them any more: they go, soon."""
+        """The lease is over and no guest uses its stores any more: they go, soon."""
         for store in tenancy.stores:
             if store.state not in (State.LEAVING, State.GONE):
                 store.state = State.LEAVING
@@ -267,7 +267,7 @@ class Stores:
                 self._put_away(store)
 
     def rested(self, store: Store) -> None:
-        """Nobody is at work in it any more."""
+        """No errand is at work in it any more."""
         if store.state is State.LEAVING:
             self._put_away(store)
 
@@ -342,7 +342,7 @@ class Stores:
         self._errands.run(away, lambda said: self._was_put_away(store, said), tenant=store.note.tenant)
 
     def _let_go_of_segment(self, store: Store) -> None:
-        """Not while somebody has it. One with much in it takes its time to be freed, which an errand spends."""
+        """Not while another process has it. To free a large one takes long, so an errand does that."""
         if segment.is_used(store.segment):
             self._was_put_away(store, "the segment of the lease is in use still")
         elif segment.weight(store.segment) > segment.IN_PASSING_MAX:
@@ -362,7 +362,7 @@ class Stores:
                 store.segment = -1
             store.state = State.GONE
             self._all.remove(store)
-            self._loop.soon(lambda: self.on_gone(store.note.lease))  # not while whoever asked is still at it
+            self._loop.soon(lambda: self.on_gone(store.note.lease))  # not while the caller is still at work
             return
         store.why = said or f"{store.folder} could not be removed: {self._errands.why_failed}"
         store.again_ns = self._loop.now_ns() + AGAIN_NS[min(store.tries, len(AGAIN_NS) - 1)]
@@ -372,7 +372,7 @@ class Stores:
     # ---- volumes ----
 
     def volumes(self) -> list[StoredVolume]:
-        """What is kept under a name, and nobody has now."""
+        """The volumes that are kept under a name, and that no lease has now."""
         found, named = [], os.path.join(self.blocks, "named")
         for tenant in _names(named):
             for name in _names(os.path.join(named, tenant)):
@@ -396,14 +396,14 @@ class Stores:
         return note.epoch if note is not None else Epoch(0, 0) if os.path.lexists(folder) else None
 
     def remove_volume(self, volume: VolumeRef, epoch: Epoch) -> None:
-        """It goes, if nobody has it and nobody had it under a newer epoch. ``volume_epoch`` says when it is gone."""
+        """It goes, if no lease has it and none had it under a newer epoch. ``volume_epoch`` says when it is gone."""
         was = self.volume_epoch(volume)
         if was is None or was > epoch or self._of_volume(volume) is not None:
             return
         folder = self._named(volume.tenant, volume.name)
         note = _read(folder, KEPT) or StoreNote(lease=LeaseId(""), epoch=was, tenant=volume.tenant, parts=())
         store = Store(folder, replace(note, name=""), State.LEAVING)
-        store.tries = FORCED_AFTER  # nobody has leased it, so nobody is waited for
+        store.tries = FORCED_AFTER  # no lease has it, so no process is waited for
         self._all.append(store)
         self._put_away(store)
 

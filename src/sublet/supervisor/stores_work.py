@@ -116,8 +116,8 @@ def read_note(folder: str, name: str = NOTE) -> StoreNote | None:
 
 @contextlib.contextmanager
 def among_errands(lock: str, *, after_others: bool) -> Iterator[None]:
-    """While this goes on, a successor knows that somebody is at work on the folders; ``after_others`` waits until
-    nobody of a predecessor is. One that was killed in the middle of a call is gone only when the call is over."""
+    """While this goes on, a successor knows that an errand is at work on the folders; ``after_others`` waits until no
+    errand of a predecessor is. One that was killed in the middle of a call is gone only when the call is over."""
     os.makedirs(os.path.dirname(lock), mode=0o700, exist_ok=True)
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -239,8 +239,8 @@ def _make_image(image: str, place: str, size: int) -> str:
 
 
 def _reserve(path: str, size: int) -> None:
-    """The room on the disk, now: what is leased is there, and a disk that fills up later is nobody else's trouble. What
-    is kept back for the journal stays, but for the half that may have been used since the lease was granted."""
+    """Allocate the space on the disk now: what is leased is there, and a disk that fills up later does not affect it.
+    What is kept back for the journal stays, but for the half that may have been used since the lease was granted."""
     space = space_of(os.path.dirname(path))
     if space.free - size < disk_reserve(space.size).withheld // 2:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
@@ -334,8 +334,8 @@ def _is_shut_down(folder: str, down: list[str]) -> bool:
 
 
 def _empty(folder: str) -> None:
-    """Cut the images to nothing: then the disk has its room back, and no byte is left of what the lease had, whoever
-    holds what."""
+    """Truncate the images to nothing: then the disk has its space back, and no byte is left of what the lease had, even
+    where a process still has a file of it open."""
     for image in _images(folder):
         os.truncate(image, 0)
 
@@ -369,8 +369,8 @@ def _removed(folder: str) -> str:
 
 
 def _is_worth_keeping(folder: str) -> bool:
-    """Whether there is any file in it that is somebody's. What was only staged is nobody's, and goes. Of an image that
-    cannot be looked into nobody knows, so it is."""
+    """Whether it holds any file but staged ones, which are removed here. What is in an image that is not mounted is not
+    known, so that is kept."""
     mounted = {mount.point for mount in mounts_below(folder)}
     for name in os.listdir(folder):
         place = os.path.join(folder, name)
@@ -404,7 +404,7 @@ def _still_used(folder: str, *, loops: bool) -> str:
 
 
 def _keep(folder: str, note: StoreNote | None) -> str:
-    """From here on it is nobody's to write to. What was only begun is not worth keeping."""
+    """From here on no process may write to it. What was only begun is not worth keeping."""
     if not any(name.endswith(".img") or _has_any(os.path.join(folder, name)) for name in os.listdir(folder)):
         return _removed(folder)
     if note is not None and os.path.exists(os.path.join(folder, NOTE)):

@@ -84,7 +84,7 @@ class Suspending:
         self._ask(_Question({"do": "resume", "pids": list(pids), "pairs": bare}, told, self._resume_s))
 
     def close(self) -> None:
-        """End it. Whoever still waits is not told."""
+        """End it. Callers that still wait are not told."""
         self._asked.clear()
         self._over()
 

@@ -141,7 +141,7 @@ class Sweep:
                     waiting.append(child.pid)
 
     def _theirs(self, table: Table, owners: dict[int, LeaseId]) -> Iterator[tuple[int, LeaseId]]:
-        """Their sessions, unless somebody else leads one: then it is a person's terminal."""
+        """Their sessions, except one that another process leads: that is a user's terminal."""
         for pid, lease in owners.items():
             stat = table.stats.get(pid)
             if stat is not None and stat.session and (stat.session in owners or stat.session not in table.stats):

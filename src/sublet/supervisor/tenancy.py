@@ -64,8 +64,8 @@ class Tenancy:
         self.guests: dict[GuestId, Guest] = {}
         self.notice: Notify | None = None
         self.expiring = False
-        """Whether guests were told that its deadline is near, and that nobody has moved it. Of those that are parked
-        that is for good: they are on their way out."""
+        """Whether guests were told that its deadline is near, and that it has not been extended. Of those that are
+        parked that is for good: they are on their way out."""
         self.over: EndReason | None = None
         """Why it ended, once it has; it stays here until nothing of it is left."""
         self.parking = False
@@ -185,8 +185,8 @@ class Tenancy:
         return home, self.tally_path if self._tally is not None else ""
 
     def cut_tally(self) -> bool:
-        """Whether a guest had written more into the file of what is counted than belongs there. That is cut off: the
-        file lies on the machine's disk, or in its memory, and is nobody's to fill."""
+        """Whether a guest had written more into the file of usage counters than belongs there. That is cut off: the
+        file lies on the machine's disk, or in its memory, and no guest may fill it."""
         if self._tally is None or os.fstat(self._tally.fileno()).st_size <= TALLY_BYTES:
             return False
         os.ftruncate(self._tally.fileno(), TALLY_BYTES)
@@ -245,8 +245,8 @@ class Tenancy:
         self, put_away: Callable[[str], object], leave: Callable[[Group], object], *, alone: bool = True
     ) -> list[str]:
         """Take away what was made; what would not go. Only once no guest is left. ``put_away`` removes the folder, or
-        gives it another name and has it removed. ``leave`` removes the group, now or later: nobody is in it, so it is
-        nothing but a name. ``alone``: nothing else is here under the name of the lease, so that its group can go, too.
+        gives it another name and has it removed. ``leave`` removes the group, now or later: no process is in it, so it
+        is nothing but a name. ``alone``: nothing else is here under the name of the lease, so its group can go, too.
         """
         if not self.folder:
             return []

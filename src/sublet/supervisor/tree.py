@@ -1,7 +1,7 @@
 """Process trees: which process belongs to which guest, whatever it does to hide, and how a whole tree is ended.
 
-The supervisor is a child subreaper, so nothing that its guests start can leave the ground below it: what loses its
-parent becomes the supervisor's own child. Every process below it is therefore somebody's, and is told apart in this
+The supervisor is a child subreaper, so nothing that its guests start can leave its process tree: what loses its parent
+becomes the supervisor's own child. Every process below it therefore belongs to a guest, which is identified in this
 order:
 
 1. it is in the guest's control group, where there is one;
@@ -68,7 +68,7 @@ class Tree:
         """Its first process, a session of its own."""
         self.group = group
         self.uid = uid
-        """Whose processes they are; an orphan of another user is not believed its marks. None: anybody's."""
+        """The user of its processes; marks of another user's orphan are not believed. None: any user."""
         self.stands_in = stands_in
         """Whether the first process only stands for the guest outside of a process namespace (``isolation.init``)."""
         self.known: Collection[Identity] = (root,)
@@ -114,8 +114,8 @@ class Tree:
     def usage(self, members: Iterable[Stat] = ()) -> Usage:
         """What it has used: by its group where there is one, else as far as the looks have shown.
 
-        Without a group, pages that several processes share count in each, and the time of a process that nobody
-        waited for is not known.
+        Without a group, pages that several processes share count in each, and the time of a process that its parent
+        did not wait for is not known.
         """
         if self.group is not None:
             return self.group.usage()
@@ -139,7 +139,7 @@ class Look(NamedTuple):
     members: Mapping[GuestId, list[Stat]]
     """The living processes of each guest. Those that only wait to be asked for their exit are left out."""
     strangers: list[Stat]
-    """Living processes below the supervisor that are nobody's."""
+    """Living processes below the supervisor that belong to no guest."""
 
     def of(self, tree: Tree) -> list[Stat]:
         return self.members.get(tree.guest, [])
@@ -170,7 +170,7 @@ class Trees:
 
     def helper_lives(self, pid: int, lives: bool) -> None:
         """A process of the supervisor's own was made, or has ended. Of the end nothing is read: that needs a
-        descriptor, and whoever waits for what the process did must hear of it without one too."""
+        descriptor, and the part that waits for the process's result must hear of it without one too."""
         if not lives:
             self.dismiss(pid)
         elif (identity := self.procs.identity(pid)) is not None:
@@ -181,10 +181,11 @@ class Trees:
         self.helpers.pop(pid, None)
 
     def look(self, closely: Iterable[Tree] = ()) -> Look:
-        """One pass: who is there, whose they are, and which are nobody's.
+        """One pass: which processes there are, of which guest each is, and which belong to none.
 
-        The groups of those to be seen ``closely`` (because they are to end) are asked who is in them; the others' only
-        if something is found that seems to be nobody's. With two hundred guests that is most of the work.
+        The groups of the trees to be seen ``closely`` (because they are to end) are asked for their processes; the
+        others' only if a process is found that seems to belong to no guest. With two hundred guests that is most of the
+        work.
         """
         table = self.procs.table()
         inside = {tree.guest: frozenset(tree.group.pids()) for tree in closely if tree.group is not None}
@@ -201,12 +202,12 @@ class Trees:
         return Look(table, members, lost)
 
     def present(self, running: Set[int]) -> Set[GuestId] | None:
-        """Of which guests something is there, by nothing but our own children: whoever lives below us is one of them or
-        descends from one. None if that does not tell, and it takes a look at everybody: one of them lives and is not
-        known. What descends from these first processes (``running``) is theirs, so nothing is asked about them.
+        """Of which guests a process is there, by nothing but our own children: every process below us is one of them or
+        descends from one. None if that does not tell, and it takes a scan of all: one of them lives and is not known.
+        What descends from these first processes (``running``) is theirs, so nothing is asked about them.
 
-        While we read, one may end, and what it leaves comes to us, behind those that were read. So the list is read
-        again until nobody is new: of all that had ended when they were asked, the orphans are in it by then.
+        While we read, one may end, and its orphans come to us, behind those that were read. So the list is read again
+        until it has no new child: of all that had ended when they were asked, the orphans are in it by then.
         """
         known = {identity: tree.guest for tree in self._all() for identity in (*tree.known, tree.root)}
         asked, found = set[int](), set[GuestId]()
@@ -230,8 +231,8 @@ class Trees:
         return [stat.pid for stat in self.look([tree]).of(tree)]
 
     def guest_of(self, pid: int, uid: int) -> GuestId | None:
-        """Whose process this is; None if it is nobody's, or not of its guest's user. By a look of its own, if the last
-        one has not shown it."""
+        """The guest of this process; None if it has none, or another user than its guest. By a look of its own, if the
+        last one has not shown it."""
         identity = self.procs.identity(pid)
         if identity is None:
             return None
@@ -247,7 +248,7 @@ class Trees:
         return self.signal_seen(tree, number, self.look([tree]))
 
     def signal_boxed(self, tree: Tree, number: int) -> int:
-        """The same, to those that are in its group: all that never left it. Nobody else need be looked at for it."""
+        """The same, to those that are in its group: all that never left it. No other process need be scanned for it."""
         assert tree.group is not None
         if not tree.stands_in:
             reached = tree.group.signal(number, tree.pids_known())
@@ -288,7 +289,7 @@ class Trees:
             self._stop_and_kill(loose, lambda look: [stat for tree in loose for stat in look.of(tree)])
 
     def kill_strangers(self) -> None:
-        """The same for those that are nobody's."""
+        """The same for processes that belong to no guest."""
         self._stop_and_kill((), lambda look: look.strangers)
 
     def why_alive(self, members: Iterable[Stat]) -> str:
@@ -314,7 +315,7 @@ class Trees:
         return owners
 
     def _claim_orphans(self, table: Table, owners: dict[int, GuestId | None]) -> list[int]:
-        """Rules 4 and 5, for the supervisor's children; returns those that are nobody's."""
+        """Rules 4 and 5, for the supervisor's children; returns those that belong to no guest."""
         by_session: dict[int, GuestId | None] = dict.fromkeys(self.helpers)
         by_session.update({number: tree.guest for tree in self._all() for number in tree.sessions})
         strangers = []

@@ -1,9 +1,10 @@
-"""What holders have asked for and do not read: bounded for all connections together.
+"""Bounds the output that holders have asked for and do not read, for all connections together.
 
 Each link bounds its own queue, and two thousand such queues would be more than this process may ever have. So once
 all of them together hold ``UNREAD_BYTES``, a stream gets room only up to ``UNREAD_LEAST_BYTES`` of its own connection:
-everybody goes on, slowly, and nobody can take that from others by not reading. What streams are not behind (answers to
-questions) can still pile up, and where that passes ``UNREAD_BYTES_MAX`` whoever left most unread is cut off, and told.
+all go on, slowly, and no holder can take that from others by not reading. What does not come from streams (answers to
+questions) can still pile up, and where that passes ``UNREAD_BYTES_MAX`` the connection with most unread is cut off, and
+told.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Unread:
         return max(0, UNREAD_LEAST_BYTES - waiting, self._bytes - self.used)
 
     def relieve(self) -> None:
-        """If it is too much, whoever reads least is cut off."""
+        """If it is too much, cut off the connections with most unread."""
         while self.used > self._bytes_max and self._of:
             worst = max(self._of, key=lambda one: self._of[one])
             left = self._of[worst]

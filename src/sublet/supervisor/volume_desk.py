@@ -2,7 +2,7 @@
 
 A guest may save to the blocks of its own lease, and to those it was lent at its start; a holder to those of the lease
 that its connection is of. The end of a lease ends that right. It ends no guest of another lease, unless that keeps the
-volume from being put away: then whoever still uses it is ended, as everybody is who uses what is over.
+volume from being put away: then each guest that still uses it is ended, like every guest whose lease is over.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     FOLDER/staging/EPOCH/…                           each asker's own
     FOLDER/../lock                                   held while something is published or collected; not shown to guests
 
-Whoever has the volume may write beside these, and may have put anything in their place before they were made. So no
-name is followed anywhere, and a folder that is not ours is refused.
+The holder of the volume and its guests may write beside these, and may have put anything in their place before they
+were made. So no name is followed anywhere, and a folder that is not ours is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sublet.wire.volumes import CHECKPOINTS, LOCK, PACKS, STAGING, Collect, Coll
 
 FOLDERS_MAX: Final = 10_000
 LOCKED_S: Final = 3.0
-"""How long somebody else may be at work in the folder."""
+"""How long to wait for another process that is at work in the folder."""
 FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -40,10 +40,10 @@ class Place:
 
     folder: str
     lock: str
-    """Beside the folder, where no guest comes: one that could open it could hold it, and with it whoever waits."""
+    """Beside the folder, where no guest comes: one that could open it could hold it, and block all that wait for it."""
     size: int
     counted: bool
-    """Whether nobody but us keeps it to its size."""
+    """Whether we alone keep it to its size."""
     owner: int
     """Whose files the asker's are."""
     group: int
@@ -85,7 +85,7 @@ def lay_out(place: Place, said: VolumeOpened) -> VolumeOpened:
 
 
 def ours(top: int, name: str, *, make: bool = False) -> int:
-    """A folder that nobody but us (or, where all are one user, us all) may write to."""
+    """A folder that only we (or, where all are one user, all of that user's processes) may write to."""
     if make:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o755, dir_fd=top)
@@ -111,7 +111,7 @@ def _foreign(name: str) -> InvalidRequest:
 
 
 def sweep_staging(folder: str) -> None:
-    """Nobody saves there any more: what was staged goes."""
+    """No process saves there any more: what was staged goes."""
     with contextlib.suppress(OSError, SubletError):
         top = os.open(folder, FOLDER)
         try:
@@ -128,7 +128,7 @@ def has_files(folder: str) -> bool:
         looked += 1
         try:
             entries = os.scandir(waiting.pop())
-        except OSError:  # too deep, or somebody's who hides it: who knows what is in it
+        except OSError:  # too deep, or its owner hides it: what is in it is not known
             return True
         with entries:
             for entry in entries:
@@ -156,8 +156,8 @@ def _sweep(folder: str, top: int, *, before: Epoch | None) -> None:
 
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Nobody else publishes or collects meanwhile. It is waited for briefly: an errand of a supervisor before this one
-    may hold it."""
+    """No other process publishes or collects meanwhile. It waits briefly: an errand of a supervisor before this one may
+    hold the lock."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         until = time.monotonic() + LOCKED_S
@@ -211,7 +211,7 @@ def bytes_in(folder: int) -> int:
 
 def collect(place: Place, asked: Collect) -> Collected:
     """First manifests lose their names, then packs that no remaining manifest names; each step is durable before the
-    next. Where a manifest that is to stay cannot be read, nobody knows what it needs, and nothing is removed."""
+    next. Where a manifest that is to stay cannot be read, what it needs is not known, and nothing is removed."""
     if asked.keep < 1:
         raise InvalidRequest("a collection leaves at least the newest checkpoint", do="Give keep=1 or more.")
     top = os.open(place.folder, FOLDER)

@@ -1,4 +1,4 @@
-"""The memory of cards: guests whose lease has more of a card than it leased are ended, and nobody else's.
+"""Watches the memory of cards: only guests whose lease has more of a card than it leased are ended.
 
 A card does not let itself be capped for a process, so this is measured: the office hands on what the driver says each
 process has, every few seconds. What a CUDA context takes for itself is allowed besides, for each process. Of a lease
@@ -39,7 +39,7 @@ class Offender(NamedTuple):
 def offenders(
     uses: Iterable[CardUse], owners: Mapping[int, Owner], parts: Mapping[LeaseId, tuple[Part, ...]]
 ) -> list[Offender]:
-    """Who has to be ended. ``owners``: by pid; a process that is nobody's is none of our business here."""
+    """Guests that have to be ended. ``owners``: by pid; a process that belongs to no lease is ignored here."""
     used: dict[tuple[LeaseId, str], dict[GuestId, int]] = {}
     processes: dict[tuple[LeaseId, str], int] = {}
     for use in uses:

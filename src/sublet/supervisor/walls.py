@@ -193,8 +193,8 @@ def _nodes(tenancy: Tenancy) -> tuple[str, ...]:
 def policy_for(tenancy: Tenancy, policy: Policy, *, lends: bool = False) -> Policy:
     """The same for the guests of one lease: nothing that they can fill is larger than what the lease may use.
 
-    Where a control group caps memory, what lies in these folders is counted there. Where none does it is counted by
-    nobody, so that each of the four has only its part. ``lends``: it may write to the volume of another lease.
+    Where a control group caps memory, what lies in these folders is counted there. Where none does it is not counted
+    at all, so that each of the four has only its part. ``lends``: it may write to the volume of another lease.
     """
     limits = tenancy.limits
     if not limits.memory_bytes:
@@ -215,7 +215,7 @@ def prefix_of(python: str, hidden: Iterable[str], *, depth: int = 0) -> tuple[st
     """The folder that this interpreter was installed in, to be shown to the guest.
 
     The tenant names it, and what is shown is shown past the rights of the folders above it, and where there is one user
-    for all, past those of its files. So it has to be an installation, where everybody may look, with nothing hidden in
+    for all, past those of its files. So it has to be an installation that all users may read, with nothing hidden in
     it; or the one that Sublet itself runs from. And no other user may be able to change it: between this look and the
     mount a folder could be exchanged for a link to something private, and a file that is read here for a pipe.
     """

@@ -1,8 +1,8 @@
 """Which zygotes there are: one for each kind of guest, a bounded number, none that has gone out of date. Pure.
 
-A zygote may stand in for a fresh interpreter only where nobody could tell the difference. What tells is in its key: the
-interpreter, what it has imported, whose it is, and the part of the environment that is read once, when an interpreter
-or a library starts. All other variables a guest gets with its fork.
+A zygote may stand in for a fresh interpreter only where no guest could tell the difference. What tells is in its key:
+the interpreter, what it has imported, whose it is, and the part of the environment that is read once, when an
+interpreter or a library starts. All other variables a guest gets with its fork.
 
 No zygote ever holds a request, so guests of several tenants may come from one. Still each tenant has its own where
 memory allows: then two tenants share not even the addresses at which libraries lie. What those of single tenants cost
@@ -162,7 +162,7 @@ class Shelf:
     entries: dict[ZygoteKey, _Entry] = field(default_factory=dict)
 
     def want(self, key: ZygoteKey, now_ns: int) -> tuple[bool, tuple[ZygoteKey, ...]]:
-        """Somebody would like one: whether to start it now, and which to end for it."""
+        """A zygote of this key is wanted: whether to start it now, and which to end for it."""
         entry = self.entries.get(key)
         if entry is not None and (entry.is_live or now_ns < entry.again_ns):
             entry.used_ns = now_ns
@@ -206,7 +206,7 @@ class Shelf:
         return entry.stamps if entry is not None else ()
 
     def drop(self, key: ZygoteKey) -> None:
-        """It went out of date, or nobody wants it; it can be made anew at once."""
+        """It went out of date, or is no longer wanted; it can be made anew at once."""
         self.entries.pop(key, None)
 
     def discarded(self, key: ZygoteKey, reason: str, now_ns: int) -> None:

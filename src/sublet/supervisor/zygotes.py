@@ -1,10 +1,10 @@
 """The zygotes of this supervisor: started in the background, asked for guests, ended when they have gone out of date.
 
-Nobody waits for a zygote. ``want`` starts one; while it is not ``ready`` guests start plainly, and so they do when a
+No guest waits for a zygote. ``want`` starts one; while it is not ``ready`` guests start plainly, and so they do when a
 fork fails. A guest from a zygote is a ``Child`` like one from ``spawn``: it waits for ``go``, so that it is noted
 before it runs, and tells through ``failure`` what went wrong before its program began.
 
-Whoever reaps the supervisor's children reaps zygotes and guests with them.
+The reaper of the supervisor's children reaps zygotes and guests with them.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ class Zygotes:
         self._running: dict[ZygoteKey, _Zygote] = {}
 
     def tell(self, on_life: Callable[[int, bool], None]) -> None:
-        """Have somebody told of each from now on, and of those that live."""
+        """Call ``on_life`` for each zygote from now on, and for those that live."""
         self.on_life = on_life
         for zygote in self._running.values():
             on_life(zygote.pid, True)
 
     def wish(self, asked: Warm) -> None:
-        """Somebody will soon want a guest of this kind."""
+        """A holder will soon want a guest of this kind."""
         self.want(ZygoteKey(asked.python or sys.executable, asked.imports, fingerprint(asked.env)))
 
     def for_tenant(self, key: ZygoteKey, tenant: str) -> ZygoteKey:
@@ -383,7 +383,7 @@ def _plan(key: ZygoteKey, cold: frozenset[str], sock: int, words: int, enter: Ca
 
 
 def _pidfd_of(forked: Forked) -> int:
-    """Of this very process. Nobody else can have its pid before it is reaped, and it is a child of ours."""
+    """Of this very process. No other process can have its pid before it is reaped, and it is a child of ours."""
     pidfd = os.pidfd_open(forked.pid)
     try:
         with open(f"/proc/{forked.pid}/stat", "rb") as file:

@@ -1,4 +1,4 @@
-"""What stands between one tenant's guest and everybody else.
+"""Isolates a tenant's guest from all other processes and users of the machine.
 
 probe.py        what this machine and these rights allow, each part tried for real
 abilities.py    the answer, and how ``sublet doctor`` says it

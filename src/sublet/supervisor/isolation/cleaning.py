@@ -1,4 +1,4 @@
-"""Removing a folder that belonged to somebody hostile, who may still be swapping names in it.
+"""Removes a folder that belonged to a hostile user, whose processes may still be swapping names in it.
 
 Every name is used relative to a descriptor of its folder, no symbolic link is followed, and a folder is gone into only
 through a descriptor that was compared: on the same mount as the top. So whatever is swapped, only names inside the
@@ -57,8 +57,8 @@ class Left:
 
 
 def remove_tree(path: str, *, dir_fd: int | None = None, keep_top: bool = False, count_max: int = 10_000_000) -> Left:
-    """Remove a folder and all below it. A link on the way there is not followed, and what is in it is nobody's to
-    trust. ``dir_fd``: ``path`` is a name in this folder."""
+    """Remove a folder and all below it. A link on the way there is not followed, and its content is not trusted.
+    ``dir_fd``: ``path`` is a name in this folder."""
     left = Left()
     if dir_fd is not None:
         _remove_top(path, dir_fd, left, keep_top=keep_top, count_max=count_max)

@@ -63,7 +63,7 @@ def new_user_namespace() -> None:
 
     The files that say who one is open only to a process that may be looked into, so for this moment it may.
     """
-    uid, gid = os.getuid(), os.getgid()  # afterwards they read as nobody, until they are mapped
+    uid, gid = os.getuid(), os.getgid()  # afterwards both read as the overflow id (65534) until they are mapped
     syscalls.set_dumpable(True)
     syscalls.unshare(syscalls.CLONE_NEWUSER)
     _write("/proc/self/setgroups", "deny")

@@ -71,7 +71,7 @@ def set_pdeathsig_or_end(status: int) -> None:
 
 
 def take_terminal() -> None:
-    """The new session gets the terminal among descriptors 0 to 2, if there is one and nobody has it."""
+    """The new session gets the terminal among descriptors 0 to 2, if there is one and no other session has it."""
     for fd in range(3):
         if os.isatty(fd):
             with contextlib.suppress(OSError):  # it is the terminal of another session, and stays that

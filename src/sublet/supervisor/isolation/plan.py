@@ -21,7 +21,7 @@ class Profile(enum.StrEnum):
     LOCAL = "local"
     """The user's own work, as the user: nothing but what the supervisor itself must not hand on."""
     TENANT = "tenant"
-    """Somebody else's work."""
+    """The work of another user."""
 
 
 class Step(enum.StrEnum):
@@ -68,7 +68,7 @@ class Bind(NamedTuple):
 
 
 SYSTEM_PATHS: Final = ("/bin", "/etc", "/lib", "/lib32", "/lib64", "/opt", "/sbin", "/usr", "/nix/store", "/gnu/store")
-"""Programs and libraries; readable by everybody on any machine."""
+"""Programs and libraries; readable by all users on any machine."""
 
 BASIC_NODES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 
@@ -304,7 +304,7 @@ def _binds(wish: Wish, system: tuple[str, ...]) -> tuple[Bind, ...]:
 
 
 def _covers(wish: Wish, system: tuple[str, ...]) -> tuple[str, ...]:
-    """Hidden folders that something shown would show; what nobody shows is not there in the first place."""
+    """Hidden folders that a shown folder would show, to be covered; those in no shown folder do not exist there."""
     shown = (*system, *wish.readable, *wish.writable)
     covers = {hidden for hidden in wish.hidden if any(_is_below(hidden, path) for path in shown)}
     return tuple(sorted(covers, key=_depth))

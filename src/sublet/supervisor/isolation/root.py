@@ -52,7 +52,7 @@ def build(plan: Plan) -> int:
     Returns a descriptor of its /proc without what is made read-only there, for the steps that still write to it; -1
     where none does.
     """
-    os.umask(0o022)  # whoever started us may have another one, and the guest must come through these folders
+    os.umask(0o022)  # the inherited umask may be another, and the guest must be able to pass these folders
     syscalls.mount("", "/", syscalls.MS_REC | syscalls.MS_PRIVATE)
     pieces = [*_private(plan), *(_Piece(path, _cover) for path in plan.covers)]
     pieces += [piece for bind in plan.binds if (piece := _shown(bind, plan)) is not None]
@@ -150,7 +150,7 @@ def _shown(bind: Bind, plan: Plan) -> _Piece | None:
         target = os.readlink(path) if not (bind.writable or bind.device) and os.path.islink(path) else None
         if target is not None and _is_shown_elsewhere(path, target, plan):
             return _Piece(path, lambda at: _link(target, at))
-        # Below /sys other file systems are mounted, which are nobody's business; in a user namespace they are locked
+        # Below /sys other file systems are mounted, which a guest has no use for; in a user namespace they are locked
         # to it and come along, and are then read-only like the rest.
         alone = path == "/sys" and Part.USER_NS not in plan.namespaces
         tree = syscalls.open_tree(path, recursive=not (alone or bind.device), follow=not bind.writable)

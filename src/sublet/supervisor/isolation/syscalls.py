@@ -155,8 +155,8 @@ def detach(path: str) -> None:
 
 
 def unmount(path: str, *, lazily: bool = False) -> None:
-    """Take down a mount that nobody uses; ``OSError`` (EBUSY) while somebody does. ``lazily``: whoever uses it keeps
-    it, and it is found by nobody else."""
+    """Unmount; raises ``OSError`` (EBUSY) while a process uses the mount. ``lazily``: it is detached at once, and
+    remains only for the processes that use it."""
     _checked(_libc().umount2(os.fsencode(path), _MNT_DETACH if lazily else 0), f"umount {path}")
 
 
@@ -231,7 +231,7 @@ def landlock_restrict(ruleset: int) -> None:
 
 
 def new_session_keyring() -> None:
-    """The kernel's keys of whoever started us stay behind. Where no keyring may be had, none leaks either."""
+    """Leave the kernel keyring of our parent behind. Where a keyring cannot be had, none leaks either."""
     number = _SYS_KEYCTL.get(os.uname().machine)
     if number is None:
         return

@@ -38,7 +38,7 @@ _VERSION: Final = 1
 
 
 def allot(taken: Mapping[str, int], tenant: str, first: int, count: int, is_foreign: Callable[[int], bool]) -> int:
-    """The tenant's number: the one he has, else the lowest of the range that nobody ever had. Pure."""
+    """The tenant's number: its present one, else the lowest of the range that no tenant ever had. Pure."""
     if tenant in taken:
         return taken[tenant]
     used = frozenset(taken.values())
@@ -52,7 +52,7 @@ def allot(taken: Mapping[str, int], tenant: str, first: int, count: int, is_fore
 
 
 class Uids:
-    """The file of numbers. Whoever asks holds its lock, so two processes never give one number to two tenants."""
+    """The file of numbers. A caller holds its lock, so two processes never give one number to two tenants."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Blocks:
             before = dict(owners)
             for gone in [first for first, owner in owners.items() if _is_gone(owner)]:
                 del owners[gone]
-            for number in taken.values():  # it has numbers of a block that nobody has entered
+            for number in taken.values():  # the office may have numbers of a block that is not recorded yet
                 owners.setdefault(FIRST + (number - FIRST) // BLOCK * BLOCK, home)
             try:
                 for first in sorted(first for first, owner in owners.items() if owner == home):
