@@ -1,8 +1,8 @@
 """Access tokens and users of the machine: who is calling.
 
 Where a request comes over a unix socket the kernel says which user's process sent it (``Origin``). The rule belongs to
-the socket: over the owner's, which nobody else can reach, no token means the owner; over the shared one, which every
-user can reach, no token means nobody, unless the operator bound that user to a tenant that needs none.
+the socket: over the owner's, which no other user can reach, no token means the owner; over the shared one, which
+every user can reach, no token means no tenant, unless the operator bound that user to a tenant that needs none.
 
 A token is ``sublet_`` and 32 random bytes. Only its SHA-256 is stored; there is no need for salt or a slow hash,
 because 256 random bits cannot be guessed. It is looked up by that hash: what a caller could learn from the time of a
@@ -71,7 +71,7 @@ class AccessList:
 
     def __init__(self, *, local_rule: bool, owner: int | None = None) -> None:
         """``local_rule``: without a token the caller is the owner, except over the shared socket. ``owner`` is the user
-        whose office this is; None: not known, and nobody's processes are taken for the owner's."""
+        whose office this is; None: not known, and no process is taken for the owner's."""
         self.local_rule = local_rule
         self._owner = owner
         self._by_hash: dict[str, TenantRecord] = {}

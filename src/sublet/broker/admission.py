@@ -263,7 +263,7 @@ def never_allowed(lease: LeaseRecord, state: State) -> Refusal | None:
 
 
 def never_fits(lease: LeaseRecord, state: State, policy: Policy) -> Refusal | None:
-    """A refusal if the request would not fit even if nobody were here."""
+    """A refusal if the request would not fit even on empty nodes."""
     rooms, mix = _empty_rooms(state, lease), policy.share_across_tenants
     if fit(lease.wants, lease.tenant, rooms, mix=mix) is not None:
         within = only_within_ceiling(state, lease, rooms, 0)
@@ -331,7 +331,7 @@ def smaller(lease: LeaseRecord, rooms: RoomsByNode, policy: Policy) -> tuple[Wan
 
 
 def most_ever(lease: LeaseRecord, state: State, policy: Policy) -> tuple[Want, ...] | None:
-    """The largest wants that the holder would take and that would fit if nobody were here; None if there are none."""
+    """The largest wants that the holder would take and that would fit on empty nodes; None if there are none."""
     return smaller(lease, only_within_ceiling(state, lease, _empty_rooms(state, lease), 0), policy)
 
 
@@ -396,7 +396,7 @@ def above_ceiling(lease: LeaseRecord, state: State) -> str:
 
 
 def out_of_service(lease: LeaseRecord, state: State) -> str:
-    """How many of what is asked for nobody can have before a person has looked after them, or their node is back."""
+    """How many of what is asked for are unavailable until a person has looked after them, or their node is back."""
     kind = lease.wants[0].kind
     rooms = [state.rooms[resource.id] for resource in state.resources.values() if resource.device.kind is kind]
     shut = sum(_is_shut(state, room) for room in rooms)

@@ -23,7 +23,7 @@ from sublet.values import (
 from sublet.wire.orders import Inventory, Report
 
 OFFICE: Final = "office"
-"""Who acts where nobody asked: time, an agent, the scheduler."""
+"""The actor where no caller asked: time, an agent, the scheduler."""
 
 
 class _Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class _Tenants(_Command, frozen=True, kw_only=True):
 
 
 class _Operators(_Command, frozen=True, kw_only=True):
-    """Asked by an operator about anybody's."""
+    """Asked by an operator, about what is any tenant's."""
 
     by: TenantId | None = None
     """None: the office itself, on its way out."""
@@ -273,7 +273,7 @@ class SetReservation(_Operators, frozen=True, kw_only=True):
 
 
 class RemoveReservation(_Operators, frozen=True, kw_only=True):
-    """Forget a reservation. Devices that are kept for it are everybody's again."""
+    """Forget a reservation. Devices that are kept for it are open to every group again."""
 
     reservation: ReservationId
 

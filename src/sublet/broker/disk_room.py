@@ -1,8 +1,8 @@
 """Room on the journal's disk: how much is left, and a file that is given up when the journal needs its place.
 
-The file is laid out while there is room. When the disk is full, whoever filled it, the file is removed, and the journal
-is written where it was: what lives is renewed, released and billed as before, and only new leases are refused. When
-there is room again the file is laid out anew.
+The file is laid out while there is room. When the disk is full, whatever filled it, the file is removed, and the
+journal is written where it was: live leases are renewed, released and billed as before, and only new ones are refused.
+When there is room again the file is laid out anew.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 One asyncio loop decides everything. Commands that became ready together are handled together and share one commit;
 then the orders go out, then an answer that must not be seen before the agent holds it waits for ``Held``, and only
-then does anybody hear of it.
+then is any caller told of it.
 
 The commit runs in the loop itself, on purpose. It is one blocking fsync of about 0.1 ms, and while it runs the kernel
-gathers the requests of everybody else, which the next turn handles as one batch. A thread would have to hand batches
+gathers the requests of other callers, which the next turn handles as one batch. A thread would have to hand batches
 over twice, and reads would have to be kept from seeing what is decided but not yet durable. Here nothing runs between
 a decision and its commit, so whatever a read sees *is* durable.
 
@@ -52,7 +52,7 @@ sleeps, CLOCK_BOOTTIME does not."""
 SLOW_BEAT_S: Final = 30.0
 """With nothing live, how often the office wakes at all."""
 SHORTEST_NAP_NS: Final = 1_000_000
-"""Between two looks at the clock that nobody asked for."""
+"""The shortest delay of the timer that the office sets for itself."""
 RESEND_NAP_NS: Final = 250_000_000
 """To repeat an order is never urgent, so many are repeated together."""
 COMPACT_EVERY: Final = 200_000
@@ -210,7 +210,7 @@ class Driver:
             self._flush_later(LINGER_S)
 
     def post(self, command: Command) -> None:
-        """Hand in a command nobody waits for."""
+        """Hand in a command whose answer no caller waits for."""
         self._enqueue(Waiting(command))
 
     async def settled(self, lease: LeaseId) -> None:
@@ -316,7 +316,7 @@ class Driver:
             self._journal.compact(self.ledger.state.snapshot(), now)
 
     def _carry_out(self, batch: list[tuple[Waiting, Outcome]], now: Now) -> None:
-        """Orders that somebody waits for, or very many, go out before anything else; the others after the answers."""
+        """Orders that a caller waits for, or very many, go out before anything else; the others after the answers."""
         assert self._loop is not None
         holding, until_s = False, self._loop.time() + HOLD_TIMEOUT_S
         for waiting, outcome in batch:

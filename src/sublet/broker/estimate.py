@@ -69,7 +69,7 @@ def _estimate(lease: LeaseRecord, ahead: int, state: State, now: Now, policy: Po
 
 
 def _on_node(lease: LeaseRecord, here: Iterable[Room], state: State, now: Now, policy: Policy) -> int | None:
-    """When all its wants are free on this node, if nobody were ahead; None if that cannot be told."""
+    """When all its wants are free on this node, if no request were ahead; None if that cannot be told."""
     rooms, times = list(here), []
     for want in lease.wants:
         free_at = sorted(
@@ -101,13 +101,13 @@ def _room_free_at(want: Want, tenant: TenantId, room: Room, state: State, now: N
     if gpu and room.quarantined:
         return None
     if gpu and not shared and room.blocked:
-        return None  # nobody knows when strangers leave
+        return None  # when strangers leave is not known
     amount = room.capacity - room.foreign if gpu and not shared else want.amount
     kept_ns = _reserved_until(room, tenant, state, now) if state.reserved_by else now.ns
     if room.free >= amount and not (gpu and room.slices):
         return kept_ns
     slices = islice(state.resources[room.resource].slices.values(), SLICES_MAX)
-    ours = [p for p in slices if p.lease in state.leases and not p.volume]  # nobody knows how long a volume stays
+    ours = [p for p in slices if p.lease in state.leases and not p.volume]  # how long a volume stays is not known
     there = [p for p in ours if p.state is not SliceState.QUARANTINED]
     leaving = sorted((leaves_at(state.leases[p.lease], now, policy), p.part.amount) for p in there)
     strangers = [] if policy.share_across_tenants or not gpu else [p.lease for p in there if p.tenant != tenant]
@@ -122,7 +122,7 @@ def _room_free_at(want: Want, tenant: TenantId, room: Room, state: State, now: N
 
 
 def _reserved_until(room: Room, tenant: TenantId, state: State, now: Now) -> int:
-    """When a device that is kept for another group is everybody's."""
+    """When a device that is kept for another group is open to this tenant."""
     reservation = state.reserved_by.get(room.resource)
     if reservation is None or state.reserved_group(room.resource) == state.group_of(tenant):
         return now.ns

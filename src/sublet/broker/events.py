@@ -83,7 +83,7 @@ class ResourceFaulted(_Audited, frozen=True, kw_only=True, tag="resource_faulted
 
 
 class ResourceLost(_Audited, frozen=True, kw_only=True, tag="resource_lost"):
-    """The node answers and no longer has the device: nobody gets it before it is there again."""
+    """The node answers and no longer has the device: it is not granted before it is there again."""
 
     resource: ResourceId
 
@@ -257,7 +257,7 @@ class Spared(_Audited, frozen=True, kw_only=True, tag="spared"):
 
 
 class Promised(_Audited, frozen=True, kw_only=True, tag="promised"):
-    """These parts go to this request and to nobody else, as soon as the victims have left them."""
+    """These parts go to this request and to no other, as soon as the victims have left them."""
 
     lease: LeaseId
     node: NodeId
@@ -380,7 +380,7 @@ class VolumeTaken(_Volume, frozen=True, kw_only=True, tag="volume_taken"):
 
 
 class VolumeKept(_Volume, frozen=True, kw_only=True, tag="volume_kept"):
-    """Nobody is on it any more, and it is kept; or it was looked for, and is there."""
+    """No process is on it any more, and it is kept; or it was looked for, and is there."""
 
     lease: LeaseId
     epoch: Epoch
@@ -410,7 +410,7 @@ class VolumeRemoved(_Volume, frozen=True, kw_only=True, tag="volume_removed"):
 
 
 class VolumeLost(_Volume, frozen=True, kw_only=True, tag="volume_lost"):
-    """The node does not have it any more, though nobody removed it. Its slice is free."""
+    """The node does not have it any more, though its removal was not ordered. Its slice is free."""
 
     resource: ResourceId
     size: int

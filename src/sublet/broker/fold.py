@@ -410,7 +410,7 @@ def _ended(state: State, event: ev.Ended, now: Now) -> None:
     old = None if lease.replaces is None else state.leases.get(lease.replaces)
     if old is not None and old.replaced_by == lease.id:
         old.replaced_by = None
-    if lease.resume is not None and not lease.resumed:  # it came to nothing, and somebody else may try
+    if lease.resume is not None and not lease.resumed:  # it came to nothing, and another request may try
         _change_parks(state, lease.resume.lease, resumed_by=None)
 
 
@@ -442,7 +442,7 @@ def _cleared(state: State, event: ev.Cleared, now: Now) -> None:
         state.capacity_version += 1
         return
     piece = resource.slices[str(event.epoch)]
-    if piece.volume:  # whoever vouches for it says that nobody is on it, not that nothing is in it
+    if piece.volume:  # to vouch for it says that no process is on it, not that nothing is in it
         keep_volume(state, state.volumes[volume_key(piece.tenant, piece.volume)], piece, now)
     else:
         state.free_slice(resource, piece, SliceEvent.CLEARED)
@@ -452,7 +452,7 @@ def _parked(state: State, event: ev.Parked, now: Now) -> None:
     ended = state.leases[event.of].end if event.of in state.leases else None
     took_ns = max(0, now.ns - ended.at_ns) if ended is not None else 0
     _change_parks(state, event.lease, holds=True, took_ns=took_ns)
-    state.capacity_version += 1  # somebody may wait to go on with it
+    state.capacity_version += 1  # a request may wait to go on with it
 
 
 def _parking_denied(state: State, event: ev.ParkingDenied, now: Now) -> None:

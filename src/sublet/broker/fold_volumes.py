@@ -43,7 +43,7 @@ def keep_volume(state: State, volume: VolumeRecord, piece: SliceRecord, now: Now
         volume.kept_ns, volume.kept_wall_ns = now.ns, now.wall_ns
         volume.until_ns = now.ns + volume.retain_ns
         state.count_kept(volume, +1)
-    state.capacity_version += 1  # somebody may wait to go on with it
+    state.capacity_version += 1  # a request may wait to go on with it
     volume.state = then
     state.arm_volume(volume)
 

@@ -3,8 +3,8 @@
 GPUs of a group are counted in thousandths of a device, so that parts of one card add up to it.
 
 A request is *inside the floor* of its group if with it the group holds no more than its floor. What was promised counts
-as held by whoever it was promised to, and no longer by those who have notice for it: otherwise two requests in one
-moment would both be inside a floor that has room for one.
+as held by its beneficiary, and no longer by the leases that have notice for it: otherwise two requests in one moment
+would both be inside a floor that has room for one.
 """
 
 from __future__ import annotations

@@ -41,11 +41,11 @@ REQUEST_ID_MAX: Final = 120
 def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
     """Exactly one of grant, queue place, offer and refusal.
 
-    Who asks for more than any node could ever have, but would take less (``or_smaller``), asks for the most there is.
-    What is granted of that is an offer, now or when it is his turn: it is not what he asked for, so he is asked. A no,
-    or silence, ends the request, since there is nothing larger to wait for. While all of it is in use he waits in line
-    like anybody else: refusing him because the devices are busy, when he would have had one a minute before, would
-    tell him that it cannot be had at all.
+    A request for more than any node could ever have, which would take less (``or_smaller``), asks for the most there
+    is. What is granted of that is an offer, now or at its turn: it is not what was asked for, so the holder is asked. A
+    no, or silence, ends the request, since there is nothing larger to wait for. While all of it is in use the request
+    waits in the queue like any other: to refuse it because the devices are busy, when it would have had one a minute
+    before, would tell the holder that it cannot be had at all.
     """
     state, policy = step.state, step.policy
     tenant = state.tenants.get(command.tenant)
@@ -203,7 +203,7 @@ def decline(step: Step, schedule: Schedule, command: cmd.Decline) -> Answer:
 
 
 def attach(step: Step, schedule: Schedule, command: cmd.Attach) -> Answer:
-    """A new epoch for a live lease: whoever held the old one is fenced from here on."""
+    """A new epoch for a live lease: the holder of the old one is fenced from here on."""
     lease = find(step, command.tenant, command.lease)
     if not command.request_id or len(command.request_id) > 128:
         raise InvalidRequest("the request id is empty or too long")
@@ -433,8 +433,8 @@ def _grant_at_once(step: Step, lease: LeaseRecord, node: NodeId, parts: list[Par
 
 
 def _replace(step: Step, lease: LeaseRecord, node: NodeId, parts: list[Part]) -> Answer:
-    """It is granted when what its holder's present lease has is clean; until then it has a place that nobody else can
-    take."""
+    """It is granted when what its holder's present lease has is clean; until then it has a place that no other request
+    can take."""
     lease = _enter(step, lease)
     step.replace(lease, node, parts)
     return answer_now(step, lease)

@@ -202,7 +202,7 @@ class App:
     def _check(
         self, route: Route, query_string: bytes, headers: Iterable[tuple[bytes, bytes]], peer: Peer | None
     ) -> tuple[Caller, dict[str, str]]:
-        """Who calls, and with which query; raises for whoever may not, or says it wrongly."""
+        """The caller and the query; raises if the caller has no right to it, or the request is malformed."""
         authorization, as_tenant, for_tenant = None, False, None
         for name, value in headers:
             if name == b"content-length":
@@ -372,7 +372,7 @@ def _status_of(error: SubletError) -> int:
 
 
 def _failed(error: Exception, method: str, path: bytes) -> Reply:
-    """What is answered when something was raised. What nobody foresaw is logged."""
+    """The reply to an exception. An unforeseen one is logged."""
     if isinstance(error, _Refused):
         return _error_reply(error.error, error.status)
     if isinstance(error, TooMany):

@@ -1,8 +1,8 @@
 """Serving the control API: uvicorn's HTTP protocol on a socket of ours, with limits on what a stranger may cost us.
 
 uvicorn's own ``Server`` is left out: it wakes ten times a second, takes the process's signals, and makes its unix
-socket writable for everybody. What is used is its protocol: HTTP/1.1 on httptools,
-keep-alive, pipelining, flow control.
+socket writable for all users. What is used is its protocol: HTTP/1.1 on httptools, keep-alive, pipelining, flow
+control.
 
 There is a short way beside it. A request that is small, whole, and alone on its connection is offered to the
 application at once (``App.begin``) and answered in one write, without a task. Whatever is not plain in any respect goes
@@ -70,8 +70,8 @@ class HttpServer:
         of_user: int | None = None,
         shared: bool = False,
     ) -> None:
-        """``processes`` tells who is at the other end of a connection; without it nobody is known. ``die`` ends the
-        process with a line. ``of_user``: connections that each other user may have; None: a quarter of all.
+        """``processes`` tells which process is at the other end of a connection; without it none is known. ``die`` ends
+        the process with a line. ``of_user``: connections that each other user may have; None: a quarter of all.
         ``shared``: it serves the shared socket."""
         self._shared = shared
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients send wrongly is told to clients
@@ -354,8 +354,8 @@ class _Protocol(HttpToolsProtocol):
     # ---- the short way ----
 
     def _is_plain(self) -> bool:
-        """Whether it may go the short way: nobody else is served on this connection, who reads the answers, and it
-        stays open."""
+        """Whether it may go the short way: no other request is served on this connection, the client reads the
+        answers, and it stays open."""
         return (
             getattr(self.cycle, "response_complete", True)  # uvicorn begins with None
             and b"?" not in self.url

@@ -242,7 +242,7 @@ class Reader:
                 yield Row(seq, ns, wall_ns, kind, body)
 
     def records(self, after: int = 0) -> Iterator[audit.Record]:
-        """The audit chain, in pages of rows, so that a slow reader holds up nobody. ``audit.verify`` checks it."""
+        """The audit chain, in pages of rows, so that a slow reader blocks nothing. ``audit.verify`` checks it."""
         while True:
             with not_opened(self.path):
                 rows = self._db.execute(

@@ -40,7 +40,7 @@ first version has nothing to come from."""
 
 
 def connect_unpublished(path: Path) -> sqlite3.Connection:
-    """To a file that nobody relies on yet: it is synced as a whole when it gets its name, and thrown away otherwise."""
+    """To a file that is not relied on yet: it is synced as a whole when it gets its name, and thrown away otherwise."""
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("PRAGMA journal_mode = MEMORY").fetchall()
     db.execute("PRAGMA synchronous = OFF")

@@ -85,6 +85,6 @@ def _why_not_renewed(step: Step, lease: LeaseRecord, *, active: bool) -> tuple[E
 
 
 def _plausible(step: Step, lease: LeaseRecord, busy_ns: int) -> int:
-    """Nobody can have been busy for longer than they held it."""
+    """A holder cannot have been busy for longer than it held the lease."""
     assert lease.granted_at_ns is not None
     return max(0, min(busy_ns, step.now.ns - lease.granted_at_ns - lease.busy_ns))

@@ -86,7 +86,7 @@ class Ledger:
         return self._unconfirmed.node_of(order)
 
     def is_held(self, lease: LeaseId) -> bool:
-        """Whether the agent has confirmed the deadline that the books have; until it has, nobody may be told of it."""
+        """Whether the agent has confirmed the deadline in the books; until it has, no caller may be told of it."""
         return self._unconfirmed.holds(lease)
 
     def save_ns(self, lease: LeaseId) -> int:

@@ -6,17 +6,17 @@ from collections import deque
 from typing import Final
 
 LINGER_S: Final = 0.002
-"""A report that nobody waits for is handled after this long, or with the next command that comes, so that both share a
-commit: a program that takes a lease right after it gave one back is back by then. (With somebody in the queue it may be
-what he waits for, and does not linger.)"""
+"""A report that no caller waits for is handled after this long, or with the next command that comes, so that both share
+a commit: a program that takes a lease right after it gave one back is back by then. (With a request in the queue it may
+be what that request waits for, and does not linger.)"""
 RENEWALS_LINGER_S: Final = 0.050
-"""The same for a renewal among many others. Holders renew in the background and count from when they asked, so nobody
+"""The same for a renewal among many others. Holders renew in the background and count from when they asked, so none
 is harmed; and with ten thousand of them it is the difference between a hundred commits a second and twenty."""
 MANY_RENEWALS: Final = 64
 """Turns with renewals in ``MANY_WITHIN_S`` from which on they linger: ten thousand holders of one lease each bring
-several within ``RENEWALS_LINGER_S``, and a commit for each would cost more than all the rest of it. Somebody who renews
-by hand never meets this, and a program that does so in a tight loop meets it once in so many: lingering that gathered
-nobody else is not tried again before as many have come."""
+several within ``RENEWALS_LINGER_S``, and a commit for each would cost more than all the rest of it. A renewal by
+hand never meets this, and a program that renews in a tight loop meets it once in so many: lingering that gathered no
+other renewal is not tried again before as many have come."""
 MANY_WITHIN_S: Final = 0.4
 RENEWAL_SLACK_NS: Final = 250_000_000
 """A renewal of a lease with less than this left does not linger."""

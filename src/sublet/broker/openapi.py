@@ -1,5 +1,4 @@
-"""The OpenAPI 3.1 document, made from the route table and the message types; nobody writes it, so it cannot be wrong
-about them."""
+"""The OpenAPI 3.1 document, generated from the route table and the message types, so it cannot be wrong about them."""
 
 from __future__ import annotations
 

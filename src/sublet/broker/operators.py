@@ -208,7 +208,7 @@ def enable_tenant(step: Step, command: cmd.EnableTenant) -> Answer:
 
 
 def remove_tenant(step: Step, command: cmd.RemoveTenant) -> Answer:
-    """Refused while anything of it is left: then there is somebody to ask, and something to pay."""
+    """Refused while anything of it is left: leases and volumes need a tenant to ask, and to bill."""
     known = _tenant(step, command.tenant)
     if known.id == LOCAL_TENANT:
         raise InvalidRequest("the local tenant is the owner of this office", do="`sublet purge` removes the office.")
@@ -302,7 +302,7 @@ def clear_fence(step: Step, command: cmd.ClearFence) -> Answer:
 
 
 def _spent(step: Step, slack_ns: int) -> list[LeaseRecord]:
-    """Whoever would be lengthened by more than one time to live in all has had his time."""
+    """Live leases whose extensions with this slack would exceed one time to live in all: their time is up."""
     return [
         lease
         for lease in step.state.leases.values()

@@ -4,10 +4,10 @@ request whose holder has had least without a break, then arrival.
 A share is decayed use per weight (``fairness``). What is ahead of a request, for its holder's place and for the grant,
 is computed here and nowhere else.
 
-Backfill: whoever fits may go past whoever does not, so no device stays idle while somebody could use it. The price is
+Backfill: a request that fits may go past one that does not, so no device stays idle that one could use. The price is
 that a large request could wait for ever behind a stream of small ones; so once the head of the line has waited
-``gang_patience_ns`` for lack of room, nobody of its own or a lower tier is let past to the kinds it wants, on those
-nodes that could have it. The others are not kept idle for somebody whom they cannot help.
+``gang_patience_ns`` for lack of room, no request of its own or a lower tier is let past to the kinds it wants, on
+those nodes that could have it. The others are not kept idle for a request that they cannot serve.
 """
 
 from __future__ import annotations

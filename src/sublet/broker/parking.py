@@ -96,7 +96,7 @@ def parkable(step: Step, schedule: Schedule, report: Parkable) -> None:
     parking = step.state.leases[parking.id]
     step.grant(parking, lease.node, parts)
     step.claim(parking)
-    step.holds = holds  # nobody waits for an answer
+    step.holds = holds  # no caller waits for an answer
 
 
 def waited_for(state: State, report: Held) -> LeaseRecord | None:
@@ -118,7 +118,7 @@ def held(step: Step, report: Held) -> None:
 
 
 def holder_is_back(step: Step, lease: LeaseRecord) -> None:
-    """Something runs again under a lease that was to end for want of work. It stays where nobody else wants it, and
+    """Something runs again under a lease that was to end for want of work. It stays where no request wants it, and
     where what runs would be lost; what can be parked waits for a device like any other request."""
     notice = lease.notice
     if lease.status is not LeaseStatus.NOTICED or notice is None or not notice.when_safe:
@@ -128,7 +128,7 @@ def holder_is_back(step: Step, lease: LeaseRecord) -> None:
 
 
 def give_way_early(step: Step, lease: LeaseRecord) -> None:
-    """Its holder has become idle while it has notice: if its guests can be parked, nobody has to wait any longer."""
+    """Its holder has become idle while it has notice: if its guests can be parked, the beneficiary waits no longer."""
     if lease.status is LeaseStatus.NOTICED and lease.notice is not None and lease.notice.beneficiary is not None:
         _give_way(step, lease, is_idle=True)
 
@@ -261,7 +261,7 @@ def after_end(step: Step, lease: LeaseRecord) -> None:
 
 
 def not_needed(step: Step, lease: LeaseRecord, why: str) -> None:
-    """Nobody of this lease will be parked: what was set aside for that is given back."""
+    """No guest of this lease will be parked: what was set aside for that is given back."""
     under = _under(step.state, lease)
     if under is not None and under.parks is not None and not under.parks.holds:
         step.end(under, EndReason.WITHDRAWN, why, grace_ns=0)
@@ -286,8 +286,8 @@ def torn_down(step: Step, lease: LeaseRecord, *, parked: bool) -> None:
 
 
 def keep(step: Step, lease: LeaseRecord) -> bool:
-    """Whether this is a parking lease that somebody in line wants to go on with: it is kept for as long as he waits,
-    and whether he is still there is seen to by others (``presence``)."""
+    """Whether this is a parking lease that a queued request wants to go on with: it is kept for as long as that waits.
+    ``presence`` watches whether the request's holder is still there."""
     waiting = _resumed_by(step.state, lease)
     if waiting is None or waiting.status not in _WAITS or lease.status is not LeaseStatus.ACTIVE:
         return False

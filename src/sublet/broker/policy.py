@@ -46,7 +46,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     reserved_keep_ns: int = 10 * _MIN_NS
     """For so long after its start, reserved devices are kept free for the group; then unused ones are lent as spot."""
     gang_patience_ns: int = 5 * _MIN_NS
-    """After this long in line, nobody of the same or a lower tier is let past to what the head could use."""
+    """After this long in line, no request of the same or a lower tier is let past to what the head could use."""
     held_counts_as_ns: int = _MIN_NS
     """In the order of the queue, what a tenant holds counts as if it had been used for this long already."""
     idle_least_ns: int = NS_PER_S // 5

@@ -36,7 +36,7 @@ lease is not idle, so a device that two holders share is busy, or at rest, for a
 that reason the cool-down does not protect an idle holder.
 
 Eviction and admission are one step: the same command notices the victims and *promises* their parts to the request.
-Nobody else is let into a promised part, so the device cannot go to a third party (or back to the victim) on the way.
+No other request is let into a promised part, so the device cannot go to a third party (or back to the victim).
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _group_may_lose(
 
 
 def _soon(rooms: RoomsByNode, state: State) -> dict[NodeId, list[Room]]:
-    """The rooms as they will be once everything is torn down that nobody was promised. Those that change are copies."""
+    """The rooms as they will be once everything is torn down that is not promised. Those that change are copies."""
     spoken_for = {lease for promised in state.promises for lease in state.leases[promised].victims}
     return {node: [_without_leaving(room, state, spoken_for) for room in here] for node, here in rooms.items()}
 

@@ -34,7 +34,7 @@ class Presence:
         return len(self._seen)
 
     def restored(self, lease: LeaseRecord, now_ns: int) -> None:
-        """After a restart everybody in the queue gets the full time to come back."""
+        """After a restart the holder of each queued request gets the full time to come back."""
         if lease.status is LeaseStatus.QUEUED:
             self._watch(lease.id, now_ns)
 

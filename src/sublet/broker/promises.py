@@ -1,8 +1,8 @@
-"""Promised parts: what placement sees while victims are leaving for somebody.
+"""Promised parts: what placement sees while victims are leaving for a request.
 
-A promise is made in the same step as the notices to its victims. Until it is kept or dropped, everybody else sees the
-promised parts as taken. Physical room counts as well: a victim that still holds twice what was promised leaves nothing
-for others before it has left.
+A promise is made in the same step as the notices to its victims. Until it is kept or dropped, all other requests see
+the promised parts as taken. Physical room counts as well: a victim that still holds twice what was promised leaves
+nothing for others before it has left.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _only_where_it_can_be(state: State, lease: LeaseRecord, rooms: RoomsByNode) 
 
 
 def can_be_kept(state: State, lease: LeaseRecord, *, without: LeaseRecord | None = None) -> bool:
-    """Whether the promised parts are free of everybody now, or would be ``without`` this lease. What goes on with a
+    """Whether the promised parts are free now, or would be ``without`` this lease. What goes on with a
     volume is placed anew."""
     if state.volume_of(lease) is not None:
         return False

@@ -143,7 +143,7 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
     disabled: bool = False
     """It has no rights and gets no leases, until it is enabled."""
     uid: int | None = None
-    """The one user of the machine who may be this tenant; None: whoever shows the token."""
+    """The one user of the machine who may be this tenant; None: any bearer of the token."""
     needs_token: bool = True
     """Whether that user must show the token as well, where the kernel says who asks."""
     group: GroupId | None = None
@@ -178,7 +178,7 @@ class EndRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Where they live on, or are to."""
 
     def way_with(self, saved_wall_ns: int | None) -> Way | None:
-        """The way as it is told, given when something was saved: whoever saved has not lost everything."""
+        """The way as it is told, given when something was saved: a guest that saved has not lost everything."""
         return Way.SAVED if self.way is Way.NOT_SAVED and saved_wall_ns is not None else self.way
 
 
@@ -338,7 +338,7 @@ class ForeignRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     amount: int
     blocks: bool
-    """Nobody can have the device for himself."""
+    """No lease can have the device to itself."""
     detail: str
 
 
@@ -347,7 +347,7 @@ NO_LONGER_THERE: Final = "the device is no longer there"
 
 
 class ResourceRecord(msgspec.Struct, kw_only=True):
-    """A device, or the cores, memory or disk of a node. Its state is that of the part nobody has."""
+    """A device, or the cores, memory or disk of a node. Its state is that of the part that no lease has."""
 
     id: ResourceId
     node: NodeId
@@ -387,7 +387,7 @@ class VolumeRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """How long it is kept from the end of its last lease on."""
     made_wall_ns: int
     kept_ns: int | None = None
-    """Since when nobody has it."""
+    """Since when no lease has it."""
     kept_wall_ns: int | None = None
     until_ns: int | None = None
     """When it is removed, unless it is taken before."""

@@ -3,14 +3,14 @@
 1. *Decided.* The request fits into what is free together with what its present lease has. If it fits into what is free,
    it is granted, and the present lease ends when the grant is claimed; until then limits count one of the two. If it
    needs a part of the present lease, those parts are promised to it and the present lease ends, in one step; it is
-   granted when they were seen to be clean. Nobody else is let into promised parts, so nobody gets in between.
+   granted when they were seen to be clean. No other request is let into promised parts, so none gets in between.
 2. *Waiting.* Otherwise it waits like any request. The present lease stays, and is renewed although nothing runs under
-   it: its holder waits. It is idle, though, and yields like any idle lease; so two holders who each wait for what the
+   it: its holder waits. It is idle, though, and yields like any idle lease; so two holders that each wait for what the
    other has do not wait for ever.
 3. *Refused, withdrawn, lapsed.* The present lease stays.
 
-The time for which the present lease was held counts on: who replaces his lease again and again holds no longer than
-others.
+The time for which the present lease was held counts on: a holder that replaces its lease again and again holds no
+longer than others.
 """
 
 from __future__ import annotations

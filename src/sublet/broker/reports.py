@@ -120,7 +120,7 @@ def _torn_down(step: Step, report: orders.TornDown) -> None:
     if report.saved is not None and lease is not None and lease.saved_wall_ns is None:
         step.emit(ev.Saved(lease=lease.id, saved=report.saved))
         if lease.parks is not None and lease.parks.of in step.state.leases:
-            # What was parked saved in the end: whoever asks what became of the lease that was taken is told so.
+            # What was parked saved in the end: a caller that asks what became of the lease that was taken is told so.
             step.emit(ev.Saved(lease=lease.parks.of, saved=replace(report.saved, size=0, count=0)))
     for resource_id in report.resources:
         resource = step.state.resources.get(resource_id)

@@ -7,7 +7,7 @@
 2. *Begun.* At the start it is recorded how many devices are free of other groups.
 3. *Lent.* Some minutes later, devices that the group does not use are open to requests of tier spot. Such a lease can
    be taken for any request of the group, of whatever tier, at once and with the notice of its tier.
-4. *Over.* The devices are everybody's. Leases of the group stay, as leases like any other.
+4. *Over.* The devices are open to every group. Leases of the group stay, as leases like any other.
 
 If a device is lost or quarantined meanwhile, another one is chosen. The times are instants of the wall clock, which the
 edge worked out from the rule (``reservation_times``) and which are in the journal. Each of the four steps is an event,

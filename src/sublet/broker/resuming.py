@@ -33,7 +33,7 @@ def wanting(step: Step, command: cmd.Acquire) -> cmd.Acquire:
 
 
 def check_epoch(lease: LeaseRecord, command: cmd.Acquire) -> None:
-    """Whoever attached to the parking lease since is the one who may go on."""
+    """If another program attached to the parking lease since, only that one may go on with it."""
     if command.resume_epoch is not None and command.resume_epoch != lease.epoch:
         raise StaleEpoch(
             f"epoch {command.resume_epoch} of {lease.id} is old; {lease.epoch} is live",

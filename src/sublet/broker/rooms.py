@@ -1,7 +1,7 @@
 """What is free where, kept up to date as slices come and go, so that placing never walks the slices.
 
 A ``Room`` is the placement's view of one resource. The same small arithmetic serves three questions: does it fit now,
-would it fit if these leases were gone, would it fit if nobody were here.
+would it fit if these leases were gone, would it fit if nothing were here.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Room:
     tenants: dict[TenantId, int] = field(default_factory=dict)
     """How many slices each tenant has here."""
     partition: bool = False
-    """A part of a card that the hardware keeps apart: for those who ask for one, and for nobody else."""
+    """A part of a card that the hardware keeps apart: for requests for one, and for no others."""
     foreign: int = 0
     """What others than our guests have; it is not free."""
     blocked: bool = False
-    """Others are here, so nobody can have it for himself."""
+    """Others are here, so no lease can have it to itself."""
     stays: int = 0
     """What no end of a lease gives back: it is quarantined, or kept as a volume."""
     reserved: bool = False
@@ -43,14 +43,14 @@ class Room:
 
     @classmethod
     def empty(cls, resource: ResourceRecord) -> Room:
-        """As if nobody were here, strangers included: what can ever be had."""
+        """As if nothing were here, nor any stranger's process: what can ever be had."""
         device = resource.device
         free = device.capacity
         return cls(resource.id, resource.node, device.kind, device.model, free, free, partition=device.partition)
 
     @classmethod
     def without_leases(cls, resource: ResourceRecord) -> Room:
-        """As if every lease had ended. Nobody can make strangers leave."""
+        """As if every lease had ended. The office cannot make strangers leave."""
         room = cls.empty(resource)
         room.let_others_have(resource.foreign)
         return room

@@ -29,7 +29,7 @@ class Right(enum.StrEnum):
     """What the caller must be."""
 
     OPEN = "open"
-    """Anybody: says nothing about anybody."""
+    """Any caller: says nothing about any tenant."""
     TENANT = "tenant"
     """Any tenant, for what is its own."""
     OPERATOR = "operator"

@@ -34,7 +34,7 @@ PLANS_PER_SETTLE = 32
 many passes as it takes for all to have had their look at what has changed."""
 WALK_MAX = 500
 """Waiting requests that are looked at when something came free; within an interval after it all of them are. So a long
-line makes no release slow, and costs whoever stands far back and would fit at most that interval."""
+line makes no release slow, and costs a request far back that would fit at most that interval."""
 PLAN_AGAIN_NS = 50_000_000
 """Holders that become idle are looked at for waiting requests at most this often, however many there are."""
 FORGET_AT_ONCE = 100
@@ -120,13 +120,13 @@ class Schedule:
         return all(guard is None or guard[0] < lease.tier.rank or guard[1] == lease.id for guard in guards)
 
     def _guards_nobody(self, state: State) -> bool:
-        """Whether room is kept for somebody who is no more in the line."""
+        """Whether room is kept for a request that is no longer in the queue."""
         owners = {owner for _, owner in self._guarded.values()} if self._guarded else ()
         return any(state.leases[owner].status is not LeaseStatus.QUEUED for owner in owners)
 
     def _guard(self, state: State, lease: LeaseRecord) -> None:
         """Its patience is over: the nodes that could have it, if all leases there ended, are kept for it. Where that
-        would not do, because something is quarantined, nobody is kept out for its sake."""
+        would not do, because something is quarantined, no request is kept out for its sake."""
         for node, here in promises.rooms_for(state, lease).items():
             left = [room.once_all_have_left() for room in here]
             if fit_on_node(lease.wants, lease.tenant, left, mix=True) is not None:
@@ -167,8 +167,8 @@ class Schedule:
                 raise AssertionError(f"{lease.id} is {lease.status} and has no time")
 
     def settle(self, step: Step) -> None:
-        """Let in whoever can go in now, and look for victims for those who cannot, if it is time to. What has come with
-        this command is looked at in a turn of its own."""
+        """Grant every request that fits now, and look for victims for those that do not, if it is time to. What has
+        come with this command is looked at in a turn of its own."""
         if not step.state.books.reservations:
             self._reservations_at_ns = None
             self._let_in(step)

@@ -357,7 +357,7 @@ async def token(service: Service, call: Call) -> Reply:
 
 
 async def events(service: Service, call: Call) -> Reply:
-    """News of one lease, of the tenant, or (operator, ``all``) of everybody."""
+    """News of one lease, of the tenant, or (operator, ``all``) of all tenants."""
     lease: LeaseRecord | None = None
     if "lease" in call.query:
         call.id = call.query["lease"]

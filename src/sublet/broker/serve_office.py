@@ -62,12 +62,12 @@ _RECORDS_MAX: Final = 1000
 
 
 def hello(service: Service, call: Call) -> Reply:
-    """What a client has to know before it asks; for everybody, so it says nothing about anybody."""
+    """What a client has to know before it asks; open to any caller, so it says nothing about any tenant."""
     return json_reply(Hello(wire=WIRE_VERSION, wire_oldest=WIRE_OLDEST, version=service.identity.version))
 
 
 def checkpoint_key(service: Service, call: Call) -> Reply:
-    """The caller's own, and nobody else's, whatever rights it has."""
+    """The caller's own, and no other tenant's, whatever rights the caller has."""
     return json_reply(CheckpointKey(key=service.signer.checkpoint_key(call.caller.tenant)))
 
 

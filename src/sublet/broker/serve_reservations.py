@@ -59,7 +59,7 @@ async def add(service: Service, call: Call) -> Reply:
 
 
 async def remove(service: Service, call: Call) -> Reply:
-    """What is kept for it is everybody's again. The answer is how it was."""
+    """What is kept for it is open to every group again. The answer is how it was."""
     name = ReservationId(call.id)
     known = service.driver.ledger.state.books.reservations.get(name)
     if known is None:

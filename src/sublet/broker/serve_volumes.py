@@ -52,7 +52,7 @@ def remove(service: Service, call: Call) -> Asked:
 
 
 def _owner(call: Call) -> TenantId:
-    """Whose it is. Only an operator may name another; for anybody else that is a tenant without volumes."""
+    """Whose it is. Only an operator may name another; for any other caller that is a tenant without volumes."""
     named = call.query.get("tenant", call.caller.tenant)
     if named != call.caller.tenant and not call.caller.operator:
         raise _unknown(call)

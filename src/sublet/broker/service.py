@@ -103,7 +103,7 @@ class Reply(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A call that comes to exactly one command. Whoever serves it decides how to wait for the answer."""
+    """A call that comes to exactly one command. Its server decides how to wait for the answer."""
 
     command: Command
     render: Callable[[Answer, Now], Any]
@@ -154,13 +154,13 @@ class Service:
     apply_limits: Callable[[Caller], Awaitable[Limits]] = _no_file
     """Reads the operator's limits again for this caller, and has all parts go by them."""
     document: Callable[[], bytes] = bytes
-    """The OpenAPI document; whoever serves the routes puts it here."""
+    """The OpenAPI document; the server of the routes puts it here."""
     hub: Hub = field(init=False)
     counting: Counting = field(init=False)
     _turns: dict[TenantId, deque[asyncio.Future[None]]] = field(init=False, default_factory=dict)
     """Of tenants that have looked through leases in this turn of the loop: what waits for the next."""
     requests: int = 0
-    """Since the start: whoever wants to know if anybody still calls."""
+    """Since the start: tells a reader whether clients still call."""
     closing: bool = False
     ends_for_good: bool = False
     """Its end was asked for and is to leave nothing: the next office does not come back as this one was started."""
@@ -339,7 +339,7 @@ class Service:
             raise
 
     def close(self) -> None:
-        """Everybody who waits for news is told that there will be none."""
+        """Every caller that waits for news is told that there will be none."""
         self.closing = True
         self.hub.close()
         for watchers in list(self._watchers.values()):
@@ -352,7 +352,7 @@ class Service:
 
     @property
     def in_use(self) -> bool:
-        """Whether there is a lease, a queue entry, a teardown or a quarantine. A volume that is kept needs nobody."""
+        """Whether there is a lease, a queue entry, a teardown or a quarantine. A volume that is kept does not count."""
         state = self.driver.ledger.state
         return bool(state.live_count or state.queued_count) or any(
             resource.state is SliceState.QUARANTINED
@@ -382,7 +382,7 @@ class Service:
             elif type(event) is ev.TenantRemoved:
                 self.access.remove(event.tenant)
                 self._cut_off(event.tenant, event.generation)
-            elif self._watchers and type(event) is not ev.Queued:  # whose lease is new, and watched by nobody
+            elif self._watchers and type(event) is not ev.Queued:  # whose lease is new, and has no watcher
                 _wake(self._watchers.get(getattr(event, "lease", None), ()))  # type: ignore[arg-type]
 
 

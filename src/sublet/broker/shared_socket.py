@@ -79,7 +79,7 @@ class SharedSocket:
             self._limit_by(limits)
 
     def asked(self, origin: Origin, now_ns: int) -> None:
-        """A request came from this user, whoever it may turn out to be. Raises if it were too many."""
+        """A request came from this user, whichever tenant it may turn out to be. Raises if it were too many."""
         if wait_s := self._users.take(origin.uid, now_ns):
             raise CapacityExceeded(
                 f"user {origin.uid} has sent more than {self.limits.requests_per_minute_of_user} requests a minute "
@@ -92,7 +92,7 @@ class SharedSocket:
         self._note(origin, f"asks as tenant {tenant}", now_ns)
 
     def refused(self, origin: Origin, error: SubletError, now_ns: int) -> None:
-        """Nobody is called so."""
+        """Its caller is accepted as no tenant."""
         self._note(origin, f"was refused: {error.message}", now_ns)
 
     def _note(self, origin: Origin, what: str, now_ns: int) -> None:

@@ -1,12 +1,12 @@
 """Capability tokens, the signing half: the office's key, and tokens for leases that live. And tenants' checkpoint keys.
 
-The private key lies in the state folder, readable by its owner only, and is made whole or not at all. Whoever has the
-public key can verify a token offline (``agent.tokens``); nobody but this office can make one.
+The private key lies in the state folder, readable by its owner only, and is made whole or not at all. A program with
+the public key can verify a token offline (``agent.tokens``); only this office can make one.
 
 The key with which a tenant signs its checkpoints is made from a second secret beside it and the tenant's name, so that
-it is the same for good and nobody else's. The office signs nothing with it: it gives it to the tenant.
+it never changes and is no other tenant's. The office signs nothing with it: it gives it to the tenant.
 
-A token is a Biscuit. Its first block, the only one the office signs, states facts; whoever holds the token may append
+A token is a Biscuit. Its first block, the only one the office signs, states facts; any bearer of the token may append
 blocks, and a block can only add checks that must hold as well. What the facts mean is in ``lease.token``.
 """
 

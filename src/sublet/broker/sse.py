@@ -2,7 +2,7 @@
 
 A reader who is too slow must cost the others nothing, so each stream has a bounded queue. When it overflows, what is
 in it is thrown away and the reader is told ``lagged``: read the state again, nothing that matters was only in the
-news. Places move whenever somebody else leaves the line, so they are looked at once a second at most and said only if
+news. Places move whenever another request leaves the line, so they are looked at once a second at most and said only if
 they changed.
 """
 

@@ -121,7 +121,7 @@ class Held(msgspec.Struct):
     memory_bytes: int = 0
     block_bytes: int = 0
     kept_bytes: int = 0
-    """How much of that is kept in volumes that nobody has."""
+    """How much of that is kept in volumes that no lease has."""
 
     def keep(self, size: int) -> None:
         self.block_bytes += size
@@ -343,7 +343,7 @@ class State:
                 yield piece
 
     def volume_of(self, lease: LeaseRecord) -> VolumeRecord | None:
-        """The volume of its name, whoever has that now; None for a lease without a name or blocks."""
+        """The volume of its name, whichever lease has that now; None for a lease without a name or blocks."""
         if lease.name is None or not any(want.kind is Kind.BLOCK for want in lease.wants):
             return None
         return self.volumes.get(volume_key(lease.tenant, lease.name))

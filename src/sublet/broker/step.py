@@ -51,7 +51,7 @@ class Step:
         self.events.append(event)
 
     def as_office(self) -> None:
-        """What follows is nobody's request: a time that came, or what the scheduler makes of the new situation."""
+        """What follows is no caller's request: a time that came, or what the scheduler makes of the new situation."""
         self.by = OFFICE
 
     # ---- the way in ----
@@ -164,7 +164,7 @@ class Step:
         parking.after_end(self, lease)
 
     def expire(self, lease: LeaseRecord) -> None:
-        """The deadline came. Whoever was idle, or was refused a renewal, ends for that reason."""
+        """The deadline came. A lease that was idle, or was refused a renewal, ends for that reason."""
         idle = EndReason.IDLE if lease.idle_since_ns is not None else EndReason.EXPIRED
         why, way = "its time ran out without a renewal", None
         if idle is EndReason.IDLE and lease.unsaved:

@@ -299,7 +299,7 @@ def node_view(node: NodeRecord) -> NodeView:
 
 
 def fence_views(resource: ResourceRecord) -> Iterator[FenceView]:
-    """What of this resource nobody gets: the device itself, or single slices of it."""
+    """What of this resource cannot be granted: the device itself, or single slices of it."""
     if resource.state is SliceState.QUARANTINED:
         yield FenceView(
             resource=resource.id,

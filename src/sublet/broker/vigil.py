@@ -8,7 +8,7 @@ some hundred microseconds later. While that goes on the loop looks again at once
 It is left where it does not pay: nearly all of the last waits must have been shorter than the moment. So an office that
 is idle, or is asked now and then, sleeps as ever; and where processors are short waits get longer, and it sleeps too.
 Nor does it pay where several ask at a time: while the office sleeps and wakes more of them gather, and share a commit.
-Between two looks whoever else wants this processor has it.
+Between two looks any other thread that wants this processor has it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Vigil:
         self.done()
 
     def _look(self) -> None:
-        """Once in each turn of the loop, which does not sleep while somebody is to be called in the next."""
+        """Once in each turn of the loop, which does not sleep while a call is due in the next."""
         if self._since_ns is not None and self._now_ns() - self._since_ns < self._moment_ns:
             self._give_way()
             self._call_soon(self._look)

@@ -1,4 +1,4 @@
-"""Where a request can be granted that goes on with a volume: where that is, and with the slice it has. While somebody
+"""Where a request can be granted that goes on with a volume: where that is, and with the slice it has. While a lease
 has it, it is being put away or removed, or its node is away, that is nowhere."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sublet.values import Kind, NodeId, format_size
 def only_where_its_volume_is(
     state: State, lease: LeaseRecord, rooms: RoomsByNode, *, ever: bool = False
 ) -> Mapping[NodeId, Sequence[Room]]:
-    """These rooms without those that are no use to this request. ``ever``: as if nobody had it."""
+    """These rooms without those that are no use to this request. ``ever``: as if no lease had it."""
     volume = _volume(state, lease)
     if volume is None:
         return rooms

@@ -1,7 +1,7 @@
 """What outlives a lease of blocks that has a name: its volume.
 
 1. A request with a name makes the volume of that name, or goes on with it: on its node and resource, with the slice
-   it has already, so that neither capacity nor quota is counted twice. While somebody has it the request is refused;
+   it has already, so that neither capacity nor quota is counted twice. While a lease has it the request is refused;
    while it is being put away, or removed, it waits.
 2. The lease ends. Its agent says with ``TornDown`` whether anything is left to keep. If not, the slice is free like any
    other. Otherwise it stays the volume's, read-only, for as long as was asked.
@@ -110,7 +110,7 @@ def _no_size(command: cmd.Acquire, volume: VolumeRecord | None) -> SubletError:
 
 
 def in_use(state: State, lease: LeaseRecord) -> Refusal | None:
-    """Somebody has the volume that this is to go on with, and it may be for long."""
+    """Another lease has the volume that this is to go on with, and it may be for long."""
     volume = state.volume_of(lease)
     holder = holder_of(state, volume) if volume is not None else None
     if volume is None or holder is None or holder.id == lease.id:
@@ -175,7 +175,7 @@ def ref_of(state: State, parts: tuple[orders.Part, ...], epoch: str) -> orders.V
 
 
 def verified(step: Step, resource: ResourceRecord, piece: SliceRecord, *, kept: bool) -> None:
-    """The agent looked: nobody is on the slice of this volume, and it is kept or not."""
+    """The agent looked: no process is on the slice of this volume, and it is kept or not."""
     volume = step.state.volumes[volume_key(piece.tenant, piece.volume)]
     if not is_open(piece) or volume.state is VolumeState.REMOVING:  # then another question is open by now
         return

@@ -55,7 +55,7 @@ class Waiting:
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody still waits."""
+        """Whether a caller still waits."""
         return self._then is not None or (self._future is not None and not self._future.done())
 
     def future(self, make: Callable[[], Any]) -> Any:
