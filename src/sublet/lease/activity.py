@@ -35,8 +35,8 @@ class BusyMeter:
         return self._ended_ns + (max(0, now_ns - self._since_ns) if self.running else 0)
 
     def unsaid_ns(self, now_ns: int) -> int:
-        """What no answered word has carried yet. A word that stayed unanswered may have been counted all the same, and
-        its time is carried again; so whoever adds up takes no more from a word than has passed since the last one."""
+        """What no answered report has carried yet. An unanswered report may have been counted all the same, and its
+        time is carried again; so the receiver that adds up counts no more of one than has passed since the last."""
         return max(0, self.total_ns(now_ns) - self._said_ns)
 
     def said(self, total_ns: int) -> None:

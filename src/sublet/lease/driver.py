@@ -1,7 +1,7 @@
 """Ticks a renewal manager by itself, on a thread that ends with the program.
 
 The thread holds the lock while it decides and lets go of it while it waits for the office, so a slow answer never keeps
-anybody from starting or ending work. Waiting is handed in (``Waiter``): tests hold the clock and never sleep.
+another thread from starting or ending work. Waiting is handed in (``Waiter``): tests hold the clock and never sleep.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log: Final = logging.getLogger("sublet.lease")
 
 
 class Waiter(Protocol):
-    """How the driver waits. ``wait`` is called by its thread only, ``wake`` by anybody."""
+    """How the driver waits. ``wait`` is called by its thread only, ``wake`` by any thread."""
 
     def wait(self, until_ns: int) -> None:
         """Return at ``until_ns`` or later, or soon after ``wake``. A ``wake`` before the ``wait`` counts."""

@@ -1,4 +1,4 @@
-"""Who stands in the way of a grant: whoever is still on its resource, or not yet verified to be off it. Pure."""
+"""What stands in the way of a grant: what is still on its resource, or not yet verified to be off it. Pure."""
 
 from __future__ import annotations
 

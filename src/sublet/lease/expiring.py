@@ -1,4 +1,4 @@
-"""The local notice: when a lease's deadline is near and nobody has moved it, its guests are told to save and leave.
+"""The local notice: when a lease's deadline is near and was not moved, its guests are told to save and leave.
 
 Saving needs no office. At the deadline everything is killed, so what is to be saved must begin before it, by the lead:
 the grace, or one and a half times what the last save took. If the deadline is moved after all, the lease is spared, and
@@ -94,7 +94,7 @@ class Expiring:
         return 0 if entry is None else entry.next_save_ns
 
     def inherit(self, lease: LeaseId, save_ns: int, now_ns: int) -> None:
-        """From now on it is the lease of guests whose last save took so long: nobody planned a renewal without that."""
+        """From now on it is the lease of guests whose last save took so long: no renewal was planned without that."""
         entry = self._entries.get(lease)
         if entry is not None and save_ns:
             entry.save_ns = entry.next_save_ns = save_ns

@@ -132,7 +132,7 @@ class FenceTable:
     ) -> None:
         """Accept this pair from now on. A newer epoch of the same lease replaces the older, which is stale at once.
 
-        The caller has asked ``is_over`` first, and has seen to it that nobody else is on the parts.
+        The caller has asked ``is_over`` first, and has seen to it that nothing else is on the parts.
         """
         old = self._live.get(lease)
         noticed: OrderNumber = (0, 0)

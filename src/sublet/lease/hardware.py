@@ -39,7 +39,7 @@ class NotYet:
     again_ns: int | None = None
     """When to look again; None: after the usual pause."""
     is_working: bool = False
-    """Whether the look itself is under way, which comes to an end by itself: nobody runs out of patience meanwhile."""
+    """Whether the look itself is under way, which ends by itself: the teardown does not give up meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +98,9 @@ class Hardware(Protocol):
         """The office announces that the lease will be taken; None: what it announced does not hold any more."""
 
     def warn(self, lease: LeaseId, epoch: Epoch, deadline_ns: int, /) -> None:
-        """The deadline is near and nobody has moved it: guests save and leave now (a line, SIGTERM). The pair is still
-        live, and what has not left by the deadline is killed then. Guests that are parked under it are set going for
-        that, without a device; nothing brings them to a stand again.
+        """The deadline is near and was not moved: guests save and leave now (a line, SIGTERM). The pair is still live,
+        and what has not left by the deadline is killed then. Guests that are parked under it are set going for that,
+        without a device; nothing stops them again.
         """
 
     def spare(self, lease: LeaseId, epoch: Epoch, /) -> None:
@@ -116,7 +116,7 @@ class Hardware(Protocol):
         """The lease is over up to this epoch, and its guests are to live on under another, which has so many bytes and
         is live. From this moment on they do nothing. They count as the other's, and no longer as there, once nothing of
         them is on any resource of the lease and before they do anything again. What is not parked by ``until_ns``, or
-        when the other lease is over, is told to leave like anybody else. False: none can be, and none was told.
+        when the other lease is over, is told to leave like any other guest. False: none can be, and none was told.
         Guests that leave because they were warned are none that can be.
         """
 
@@ -157,7 +157,7 @@ class Hardware(Protocol):
     # ---- volumes ----
 
     def volumes(self) -> Iterable[StoredVolume] | None:
-        """What is kept on the disk and nobody has now; None if that cannot be told at the moment."""
+        """What is kept on the disk and no lease has now; None if that cannot be told at the moment."""
 
     def volume_epoch(self, volume: VolumeRef, /) -> Epoch | None:
         """By which epoch this volume was held last, or is held now; None if nothing of it is on the disk. Of a volume
@@ -165,13 +165,13 @@ class Hardware(Protocol):
         """
 
     def remove_volume(self, volume: VolumeRef, epoch: Epoch, now_ns: int, /) -> None:
-        """Remove what is kept of it, if it was held last by this epoch or an older one and nobody has it now. That it
-        is gone is seen by ``volume_epoch``; each call may be an attempt."""
+        """Remove what is kept of it, if it was held last by this epoch or an older one and no lease has it now. That
+        it is gone is seen by ``volume_epoch``; each call may be an attempt."""
 
     # ---- at any time ----
 
     def leftovers(self) -> Iterable[Leftover]:
-        """What is there although nobody was granted anything yet: asked once, before the first order."""
+        """What is there although nothing was granted yet: asked once, before the first order."""
 
     def fault(self, resource: ResourceId, /) -> str | None:
         """What the device itself reports as wrong (Xid, ECC, vanished), in words; None if nothing is."""

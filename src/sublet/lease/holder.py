@@ -1,14 +1,14 @@
 """A lease as its holder sees it: a state machine without a clock, a socket or a thread.
 
 The holder runs on another clock than the office and hears from it late, twice or never. Four rules keep its belief
-safe, and each has bitten somebody who did without:
+safe; for each there is a system that failed without it:
 
 * The deadline counts from when the last answered request was *sent*. Counting from the answer adds the time the answer
   took to a promise that does not contain it.
 * Silence is not a refusal. An unanswered renewal may have been granted, so nothing changes before the holder's own
   deadline; until then it shows as JEOPARDY, and nothing begins that would not be done in time.
 * A refusal is not silence. After one no new device work begins, though what runs has until the deadline.
-* Nobody comes back. After its own deadline the holder takes no answer any more, even if the office would still have
+* The end is final. After its own deadline the holder takes no answer any more, even if the office would still have
   the lease; the work has been told that it is over.
 
 None of this is a fence. A holder may be paused between asking ``may_start`` and starting; that is why the resource
@@ -79,7 +79,7 @@ class Holder:
     # ---- what it may do
 
     def may_start(self, now_ns: int, needs_ns: int | None = None) -> bool:
-        """Whether device work that takes ``needs_ns`` (None: nobody knows) may begin now."""
+        """Whether device work that takes ``needs_ns`` (None: not known) may begin now."""
         return self.why_not_start(now_ns, needs_ns) is None
 
     def why_not_start(self, now_ns: int, needs_ns: int | None = None) -> str | None:
@@ -136,7 +136,7 @@ class Holder:
     # ---- how it comes to be held
 
     def ready(self, now_ns: int, epoch: Epoch, claim_within_ns: int) -> None:
-        """The office set hardware aside. Claim at once: whoever waits to hear twice loses the place."""
+        """The office set hardware aside. Claim at once: a holder that waits to hear it twice loses the place."""
         if self.status in (LeaseStatus.QUEUED, LeaseStatus.GRANTED):
             self._become(HolderEvent.READY)
             self.epoch = epoch
@@ -169,7 +169,7 @@ class Holder:
     # ---- renewal
 
     def attempt(self, now_ns: int, *, active: bool | None = None, ttl_ns: int | None = None) -> Attempt:
-        """A renewal to send now, due or not, even after a refusal: somebody asks for it. It counts as sent from here.
+        """A renewal to send now, due or not, even after a refusal: the caller asks for it. It counts as sent from here.
 
         ``active`` says that work runs under it; by default whether the holder knows of any.
         """
@@ -280,7 +280,7 @@ class Holder:
 
     def let_go(self, now_ns: int) -> None:
         """The holder gives it back, or leaves the line. Call it *before* the request is sent: from here on nothing
-        starts, so nothing of this holder can be caught on hardware that is somebody else's."""
+        starts, so nothing of this holder can be caught on hardware that is another lease's."""
         self._pass(now_ns)
         if self.status not in (LeaseStatus.ENDING, LeaseStatus.ENDED):
             held = self.status in HELD_STATES

@@ -89,7 +89,7 @@ class Node:
         )
         self._parking = ParkingLot(self.name, hardware, self.fence, self._teardowns)
         self.shelf = Shelf(self.name, hardware, report, self.fence, self._tenants, self._names)
-        # Whoever watched before may have left guests, or their memory. The office need not know of them (it may be a
+        # A previous agent may have left guests, or their memory. The office need not know of them (it may be a
         # restored one), so nothing is granted on their resources before they are cleared away.
         for left in hardware.leftovers():
             self._teardowns.begin(left.lease, left.epoch, left.part, grace_until_ns=0, asked=False)

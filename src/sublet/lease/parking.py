@@ -10,7 +10,7 @@ Four moments, each of which can be met by a restart, a copy of an order or a dea
 3. *Parked.* The parking lease is one like any other: it has a deadline, is renewed, runs out. With it its guests end,
    and before that they save: at its notice, which is as long before its deadline as for the lease they came from, or
    when an order ends it with a grace. For that they are set going, without a device. From there on they are leaving:
-   nothing brings them to a stand again, and nobody goes on with them. If they end first, so does it.
+   nothing stops them again, and no lease goes on with them. If they end first, so does it.
 4. *Resume.* A grant that names the parking lease *and its epoch*. Admitting it, handing over and ending the parking
    lease are one step of this table, so the guests are under one lease before it and under one after it. A grant whose
    guests are not here any more is not held.
@@ -47,7 +47,7 @@ class ParkingLot:
         self._unsafe: dict[LeaseId, int] = {}
         """Leases that have notice and something left to save; when that is looked at again."""
         self._under: dict[LeaseId, bool] = {}
-        """Leases under which somebody is, or may soon be parked; whether somebody was seen there."""
+        """Leases under which guests are, or may soon be parked; whether any were seen there."""
         self._runs_out: set[LeaseId] = set()
         """Leases without a notice whose deadline is near, for whose guests it is asked whether they may be parked."""
         self._leaving: dict[LeaseId, int] = {}
@@ -66,7 +66,7 @@ class ParkingLot:
                 self._unsafe[order.lease] = now_ns + LOOK_NS
 
     def runs_out(self, lease: LeaseId, now_ns: int) -> None:
-        """Its deadline is near and nobody has moved it: the office may have its guests parked, if its holder is idle.
+        """Its deadline is near and was not moved: the office may have its guests parked, if its holder is idle.
         Nothing is said of a lease without guests. What is parked already saves when its time runs out."""
         live = self._fence.get(lease)
         if live is None or lease in self._under or not self._hardware.need(lease, live.epoch).outlives:
@@ -153,7 +153,7 @@ class ParkingLot:
         return max(until_ns, min(live.deadline_ns, now_ns + lead_ns(0, save_ns)))
 
     def warned(self, lease: LeaseId) -> None:
-        """Its time runs out: whoever is parked under it was set going to save, and leaves."""
+        """Its time runs out: the guests that are parked under it were set going to save, and leave."""
         live = self._fence.get(lease)
         if lease in self._under and live is not None:
             self._leaving.setdefault(lease, live.deadline_ns)
@@ -170,7 +170,7 @@ class ParkingLot:
                 found.append((live, *self._why_empty(live)))
             elif live is not None and self._teardowns.are_parking(under):
                 continue
-            del self._under[under]  # nobody came, which the office hears with the end of the other lease; or it is over
+            del self._under[under]  # none came, which the office hears with the end of the other lease; or it is over
             self._leaving.pop(under, None)
         return found
 

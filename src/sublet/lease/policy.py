@@ -84,7 +84,7 @@ class RenewalPolicy:
     every: float | str | None = None
     """Renew this often instead; it must leave room for the retries."""
     mode: RenewMode = RenewMode.WHILE_BUSY
-    """``while-busy`` renews only while work runs under the lease, so that nobody keeps hardware by forgetting it."""
+    """``while-busy`` renews only while work runs under the lease, so that none is kept because it was forgotten."""
     max_hold: float | str | None = None
     """Never hold it longer than this without a break: a renewal that would lead beyond is not made."""
     backoff_first: float = 1.0

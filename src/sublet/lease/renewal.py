@@ -175,7 +175,7 @@ class RenewalManager:
         """Keep a lease alive from now on, by its policy.
 
         ``register(lease, policy)`` takes a lease object, which knows whether it is busy. ``register(lease_id, expiry,
-        policy)`` takes an id and when the lease expires; such a lease counts as busy, since whoever registers it is
+        policy)`` takes an id and when the lease expires; such a lease counts as busy, since the caller is
         using it, until ``change`` or ``unregister`` says otherwise.
         """
         if not isinstance(lease, str):
@@ -246,7 +246,7 @@ class RenewalManager:
         """Renew what is due, one batch after another, and say what came of it."""
         now_ns = self._clock.now_ns() if now is None else _ns(now)
         parts: list[Summary] = []
-        for _ in range(len(self._entries) // self._batch_max + 1):  # whoever is due again by then waits for the next
+        for _ in range(len(self._entries) // self._batch_max + 1):  # what is due again by then waits for the next
             batch = self.collect(now_ns)
             if not batch.attempts:
                 break
@@ -257,7 +257,7 @@ class RenewalManager:
         return Summary.joined([*parts, self.drain()])
 
     def collect(self, now_ns: int) -> Batch:
-        """Pass the time on to everybody whose moment has come, and hand out what is to be sent now."""
+        """Pass the time on to every holder that is due, and hand out what is to be sent now."""
         attempts: list[Attempt] = []
         while self._heap and self._heap[0][0] <= now_ns and len(attempts) < self._batch_max:
             _, turn, lease = heapq.heappop(self._heap)

@@ -37,7 +37,7 @@ class Repeats(Generic[_Key]):
         return key in self._entries
 
     def may_be_answered(self, key: _Key) -> bool:
-        """Whether it is being said, and not for so long that nobody can know what it is about."""
+        """Whether it is being said, and not for so long that the other side cannot know what it is about."""
         entry = self._entries.get(key)
         return entry is not None and entry.said < ENOUGH
 
@@ -68,12 +68,12 @@ class Repeats(Generic[_Key]):
                 yield entry.report
 
     def again(self, now_ns: int) -> None:
-        """Somebody has come who may not have heard: say everything again, at short intervals at first."""
+        """The other side may be new and may not have heard: say everything again, at short intervals at first."""
         for entry in self._entries.values():
             entry.next_ns, entry.pause_ns, entry.said = now_ns, FIRST_NS, 0
 
     def give_up(self, now_ns: int) -> None:
-        """What nobody answered for as long as it was to be said is not said again."""
+        """What stayed unanswered for as long as it was to be said is not said again."""
         if not self._entries:
             return
         over = [k for k, entry in self._entries.items() if entry.until_ns is not None and now_ns >= entry.until_ns]

@@ -1,6 +1,6 @@
 """The volumes of one node, as its law sees them: which is to be removed, and what is said of those that are kept.
 
-A volume is removed only if nobody has it, and nobody had it under a newer epoch than the order says: an order that was
+A volume is removed only if no lease has it, and none had it under a newer epoch than the order says: an order that was
 under way for long may name what has become another volume of the same name since. What takes time is begun by the
 hardware and seen to be over by looking, like everything else.
 """
@@ -100,7 +100,7 @@ class Shelf:
         return [live for live in others if self.of(live) == ref]
 
     def in_the_way(self, order: Grant, teardowns: Iterable[Teardown]) -> bool:
-        """Whether somebody has the volume of this grant, or is not yet verified to be off it."""
+        """Whether another lease has the volume of this grant, or one is not yet verified to be off it."""
         if not order.name or not _has_blocks(order.parts):
             return False
         ref = VolumeRef(tenant=order.tenant, name=order.name)

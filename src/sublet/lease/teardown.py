@@ -56,7 +56,7 @@ class Teardown:
     part: Part
     grace_until_ns: int
     asked: bool = False
-    """Whether the office asked; until it does, nobody is told the outcome."""
+    """Whether the office asked; until it does, the outcome is not reported."""
     answered: bool = False
     """Whether the outcome was told since the office last asked."""
     park: Parking | None = None
@@ -86,7 +86,7 @@ class Teardown:
         return self.phase in (Phase.CLEAN, Phase.FAILED)
 
     def holds(self, resource: ResourceId) -> bool:
-        """Whether nobody else may have the resource yet."""
+        """Whether the resource may not be given to others yet."""
         return self.part.resource == resource and self.phase is not Phase.CLEAN
 
     def advance(self, now_ns: int, hardware: Hardware, bounds: Bounds) -> None:

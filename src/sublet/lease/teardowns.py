@@ -47,7 +47,7 @@ class Teardowns:
         return [down for down in found if down is not None]
 
     def leaving(self, resource: ResourceId) -> list[Part]:
-        """The parts on this resource that nobody else may have yet."""
+        """The parts on this resource that may not be given to others yet."""
         return [down.part for down in self._all.values() if down.holds(resource)]
 
     def next_ns(self) -> int | None:
@@ -57,7 +57,7 @@ class Teardowns:
         return min((down.due_ns for down in self._all.values() if down.due_ns is not None), default=None)
 
     def are_parking(self, under: LeaseId) -> bool:
-        """Whether somebody is just being taken off a device, to live on under this lease."""
+        """Whether guests are just being taken off a device, to live on under this lease."""
         return any(down.park is not None and down.park.lease == under and not down.is_settled for down in self)
 
     def begin(

@@ -1,7 +1,7 @@
 """What a capability token says. Signing and checking signatures happen elsewhere; here is what may be claimed.
 
 A token opens a data connection: once, offline, without the broker. It is never enough by itself, since (lease, epoch)
-must still be live where the connection arrives. Whoever has one can make a narrower one of it and hand that on; there
+must still be live where the connection arrives. Its bearer can make a narrower one of it and hand that on; there
 is no way to make a wider one.
 """
 
@@ -121,5 +121,5 @@ class TokenClaims:
 
     def allows(self, operation: Operation, lease: LeaseId, epoch: Epoch, now_s: float) -> bool:
         """Whether it opens a connection for this, on this lease, in this epoch, now. One answer for every no: a caller
-        is not told what was wrong with somebody else's token."""
+        is not told what was wrong with another holder's token."""
         return operation in self.operations and lease == self.lease and epoch == self.epoch and now_s < self.expires

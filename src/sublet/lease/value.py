@@ -48,7 +48,7 @@ class Attempt:
     ttl_ns: int | None = None
     """Ask for this much instead of what the lease has, because saving has come to take longer."""
     lead_ns: int = 0
-    """How long before the deadline saving must begin, as the holder reckons: whoever warns its guests may go by it."""
+    """How long before the deadline saving must begin, as the holder reckons: warnings to its guests may go by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
