@@ -75,7 +75,7 @@ class AskingProcess(Process):
             self.after(RESEND_NS, self._repeat, token)
 
     def _repeat(self, token: int) -> None:
-        """The answer is late: the same request again, as long as anybody would have the patience."""
+        """The answer is late: send the same request again, up to ``PATIENCE`` times."""
         asked = self._open.get(token)
         if asked is None or asked.command is None:
             return
@@ -92,7 +92,7 @@ class AskingProcess(Process):
             self.post(token, asked.command)
 
     def answered(self, token: int, reply: Reply) -> None:
-        """An answer arrives; the second copy finds nobody."""
+        """An answer arrives; the second copy finds no open request."""
         asked = self._open.get(token)
         if asked is None or (reply.kind == "unknown" and not isinstance(asked.command, cmd.Renew)):
             return  # "unknown" is not an answer; the request is repeated

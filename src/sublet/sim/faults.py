@@ -107,7 +107,7 @@ class FaultPlan:
         self._world.push(self._in(0.2, 15), None, self.office_up, (self._world.office,))
 
     def office_up(self, office: OfficeProcess) -> None:
-        """Start it, if nobody has."""
+        """Start it, if it was not started yet."""
         if not office.alive and office is self._world.office:
             office.begin()
 
@@ -226,7 +226,7 @@ class FaultPlan:
         self._pause(node, 25)
 
     def _amnesia(self) -> None:
-        """Its tables are empty from one moment to the next, and nobody has seen it go."""
+        """Its tables are empty from one moment to the next, and no other process has seen it go."""
         node = self._world.random.choice(self._world.nodes)
         if node.alive:
             self._met("amnesia", self._near(node))
@@ -240,7 +240,7 @@ class FaultPlan:
             agent.link.break_()
 
     def _node_gone(self) -> None:
-        """Somebody decided that the node is gone. It may be wrong."""
+        """The office is told that the node is gone. That may be wrong."""
         node = self._world.random.choice(self._world.nodes)
         if not node.embedded:
             self._met("node gone", self._near(node))

@@ -106,7 +106,7 @@ class HolderProcess(AskingProcess):
         self.ask(cmd.Release(tenant=self.tenant, lease=self.lease), self._released)
 
     def come_back(self) -> None:
-        """Ask again, as somebody new, first of all for one core."""
+        """Ask again, as a new process, first of all for one core."""
         self.crash()
         self.begin()
         self.retired = False

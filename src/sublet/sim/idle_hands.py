@@ -1,4 +1,4 @@
-"""S4 and S6: nothing lies idle while somebody could use it, and nobody waits behind who should make room.
+"""S4 and S6: nothing lies idle that a request could use, and no request waits for a lease that should make room.
 
 Asked by a dumb second look at the books, in the cases that need no cleverness: one want, one device. What is only
 passing (an order on its way, a look that comes once a second) is not held against the scheduler: the same thing must
@@ -56,7 +56,7 @@ class IdleHands:
 
 
 def _is_kept_back(lease: LeaseRecord, patient: Iterable[LeaseRecord]) -> bool:
-    """By somebody else who has waited for so long that he may: of its tier or a higher one, for a thing of its kind."""
+    """By another request that has waited long enough to do so: of its tier or a higher one, for a thing of its kind."""
     kinds = kinds_of(lease)
     return any(
         other is not lease and other.tier.rank >= lease.tier.rank and not kinds.isdisjoint(kinds_of(other))
@@ -65,7 +65,7 @@ def _is_kept_back(lease: LeaseRecord, patient: Iterable[LeaseRecord]) -> bool:
 
 
 def _leases_are_in_its_way(state: State, lease: LeaseRecord) -> bool:
-    """Whether it could be served somewhere if they all ended. Else it waits for a person, and may keep nobody back."""
+    """Whether it could be served somewhere if they all ended. Else it waits for a person and may keep no other back."""
     return any(all(_has(state, node, want) for want in lease.wants) for node in state.nodes.values() if not node.lost)
 
 
@@ -80,7 +80,7 @@ def _has(state: State, node: NodeRecord, want: Want) -> bool:
 
 
 def _plain(state: State, kind: Kind) -> Iterator[LeaseRecord]:
-    """Waiting requests for one thing of this kind, while nothing is promised to anybody."""
+    """Waiting requests for one thing of this kind, while nothing is promised to any."""
     if state.promises:
         return
     for lease in state.queue_listing():

@@ -35,7 +35,7 @@ class _Way:
             self._append(do, args)
 
     def end(self) -> None:
-        """Whoever writes is gone: some of what is on the way was written out, the rest was not."""
+        """The writer is gone: some of what is on the way was written out, the rest was not."""
         if not self._ended:
             keep = int(self._world.random.random() * (len(self._queue) + 1))
             while len(self._queue) > keep:
@@ -44,7 +44,7 @@ class _Way:
             self._ended = True
 
     def cut(self) -> None:
-        """Whoever reads does not any more."""
+        """The reader reads no more."""
         self._queue.clear()
         self._ended = True
 

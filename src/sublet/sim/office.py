@@ -57,7 +57,7 @@ class OfficeProcess(Process):
         self.disk = disk
         self.ledger: Ledger | None = None
         self.opened = False
-        """Whether the opening is durable: until then nobody is answered."""
+        """Whether the opening is durable: until then no request is answered."""
         self.awake_since_true = 0
         """Since when nothing has kept it from its work."""
         self.deposed = False

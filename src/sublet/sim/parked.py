@@ -66,7 +66,7 @@ class ParkedRules:
             self._asked(state, command, outcome)
 
     def _asked(self, state: State, command: cmd.Acquire, outcome: Outcome) -> None:
-        """P2: no old epoch is let in. P3: what is there is found by whoever was told of it."""
+        """P2: no old epoch is let in. P3: what is there is found by a holder that was told of it."""
         assert command.resume is not None
         under = state.leases.get(command.resume)
         new = state.leases.get(command.lease)
@@ -86,7 +86,7 @@ class ParkedRules:
         for lease_id in tuple(self._holding):
             lease = state.leases.get(lease_id)
             if lease is None or (lease.status in LIVE_STATES and (lease.parks is None or not lease.parks.holds)):
-                if not self._is_durable(lease_id):  # it was decided, and the office died before anybody heard of it
+                if not self._is_durable(lease_id):  # it was decided, and the office died before it told of it
                     self._holding.pop(lease_id)
                     continue
                 self._fail("P3", f"{lease_id} held parked guests, and after a restart the office does not know it")

@@ -46,7 +46,7 @@ class MachineClock:
         return self._start_true_ns - (-(local_ns - self._start_local_ns) * _PPM // self.rate_ppm)
 
     def jump_wall(self, ns: int) -> None:
-        """Somebody sets the wall clock."""
+        """The wall clock is set."""
         self._wall_off_ns += ns
 
     def reboot(self) -> None:

@@ -1,7 +1,7 @@
 """Liveness: a core is healed for good, the rest stays broken, and within a bound everything must come to rest.
 
 After the healing the core works on for a while. Then its people go home: what they hold must end, be torn down and be
-verified, and hardware without a lasting fault must be free. Last, somebody new must get a lease at once and use it.
+verified, and hardware without a lasting fault must be free. Last, a new holder must get a lease at once and use it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WORK_ON_NS: Final = 30 * _S
 REST_WITHIN_NS: Final = 180 * _S
 """Longest TTL, notices, teardown to its bound, one verification, and the repetitions of lost messages."""
 PROBE_WITHIN_NS: Final = 60 * _S
-"""Long enough for a first grant to meet a device that nobody knew to be unclean, and for the operator to clear it."""
+"""Long enough for a first grant to meet a device that was not known to be unclean, and for the operator to clear it."""
 
 
 class Progress:
@@ -69,7 +69,7 @@ class Progress:
             world.net.cuts |= {(process.name, other.name), (other.name, process.name)}
 
     def _wake_up(self) -> None:
-        """Whoever of the core is down or paused comes back; operators undo what they did."""
+        """Each process of the core that is down or paused comes back; operators undo what they did."""
         world = self._world
         world.faults.office_up(world.office)
         for process in (world.office, *world.nodes, *world.holders):
@@ -95,7 +95,7 @@ class Progress:
             holder.retire()
 
     def finish(self) -> None:
-        """Everything must come to rest, and then somebody new must be served."""
+        """Everything must come to rest, and then a new holder must be served."""
         world = self._world
         until = world.now + REST_WITHIN_NS
         while self._restless() and world.now < until:
@@ -129,7 +129,7 @@ class Progress:
         return self._world.node_by_id[node].name in self._lost
 
     def _probe(self) -> None:
-        """Somebody comes, asks for one core, and works."""
+        """A holder comes, asks for one core, and works."""
         world = self._world
         holder = next(h for h in world.holders if h.name not in self._lost)
         cores = [
@@ -139,7 +139,7 @@ class Progress:
             if device.kind is Kind.CPU and not self._is_lost(node.agent.node)
         ]
         if self._broken.intersection(cores):
-            return  # it might be sent to cores on which nobody can be ended
+            return  # it might be sent to cores on which no guest can be ended
         taken = world.coverage.seen["effect taken"]
         holder.come_back()
         world.run_until(world.now + PROBE_WITHIN_NS)

@@ -65,7 +65,7 @@ class Node:
         return said
 
     def forget(self) -> None:
-        """The disk was swapped for an empty one. It comes up as somebody else."""
+        """The disk was swapped for an empty one. It comes up with another identity."""
         self.cells, self.known, self.identity = {}, None, self._nonce().hex()
 
     def crash(self) -> None:

@@ -210,7 +210,7 @@ class RegisterWorld:
         return self.nodes[self.random.choice(sorted(self.nodes))]
 
     def new_changer(self, aim: Callable[[Seats], Seats]) -> None:
-        """Somebody changes the set, unless somebody does."""
+        """Change the set, unless a change is under way."""
         if self._changer is None or self._changer.over:
             self._changer = Changer(self, "c", self.next_epoch(), aim)
             self.seen["change begun"] += 1
@@ -224,7 +224,7 @@ class RegisterWorld:
         self.moments.run_until(self.moments.now + 6)
 
     def _progress(self) -> None:
-        """Somebody new, after everything is well."""
+        """A new client is served, after everything is well."""
         for key in self.keys:
             known = self.known_set()
             if not (known.readable(self._there()) and known.writable(self._there())):
@@ -251,7 +251,7 @@ class RegisterWorld:
                 raise Broken("progress", f"{key}: written {cas.result}, read {last}")
 
     def known_set(self) -> ReplicaSet:
-        """What whoever looks at all replicas would find."""
+        """What a reader of all replicas would find."""
         return max((n.known for n in self.nodes.values() if n.known is not None), key=lambda known: known.generation)
 
     def _there(self) -> set[str]:
@@ -306,7 +306,7 @@ def _amnesia(world: RegisterWorld) -> None:
 
 
 def _replace(world: RegisterWorld) -> None:
-    """Whoever forgot loses its seat and gets a new one; or, where nobody did, a spare takes somebody's place."""
+    """A replica that forgot loses its seat and gets a new one; or, where none did, a spare takes a member's place."""
     known = world.known_set()
     lost = [identity for identity in known.now.members if identity not in world._there()]
     spare = [node for node in world.nodes.values() if node.identity not in known.voters]

@@ -92,7 +92,7 @@ class _Job:
             yield
             while (step := len(self.contents[version]) + 1) <= STEPS:
                 if step > 1 and self.random.random() < 0.5:
-                    step -= 1  # whoever hands out steps may hand one out twice
+                    step -= 1  # a step may be handed out twice
                 done = yield from self._step(name, epoch, version, history, step)
                 if not done:
                     yield
@@ -111,7 +111,7 @@ class _Job:
             return True
         if not isinstance(said, New):
             return False
-        # Whoever takes over looks for the effect first.
+        # A successor looks for the effect first.
         _, history_now = self.checkpoint.open(epoch)
         there = history_now.with_effect(key)
         yield

@@ -32,7 +32,7 @@ class SupervisedRules:
         self._held: dict[LeaseId, tuple[Epoch, int]] = {}
         """What was last said to be held, and until when."""
         self._unlooked: set[tuple[ResourceId, LeaseId, Epoch]] = set()
-        """What a dead supervisor left, and nobody has seen to be gone."""
+        """What a dead supervisor left, and its successor has not seen to be gone."""
 
     def ordered(self, order: Order) -> None:
         """An order arrives."""
@@ -67,7 +67,7 @@ class SupervisedRules:
     def promised(self, lease: LeaseId, epoch: Epoch, deadline_ns: int) -> None:
         """An answer goes out that promises this deadline."""
         held_epoch, held_ns = self._held.get(lease, (Epoch(0, 0), 0))
-        if held_epoch < epoch or held_ns < deadline_ns:  # a newer epoch: somebody attached in the same moment
+        if held_epoch < epoch or held_ns < deadline_ns:  # a newer epoch: a process attached in the same moment
             short_s = (deadline_ns - held_ns) / _S
             self._fail("L6", f"{lease} was promised {short_s:.1f} s more than any supervisor had said to hold")
 
@@ -81,7 +81,7 @@ class SupervisedRules:
         self._unlooked |= {(left.part.resource, left.lease, left.epoch) for left in node.machine.leftovers()}
 
     def look(self, node: NodeProcess) -> None:
-        """Nobody outlives his deadline, whether or not an office is there."""
+        """No guest outlives its deadline, whether or not an office is there."""
         if node.world.now - node.paused_until <= OUTLIVES_NS:
             return
         now_ns = node.clock.now_ns()

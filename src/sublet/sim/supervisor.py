@@ -41,7 +41,7 @@ class SupervisorProcess(NodeProcess):
         self._reports.clear()
 
     def begin_if_dead(self) -> None:
-        """Somebody looked for one and found none. If two did, the second that starts ends at once."""
+        """An office looked for one and found none. If two did, the second that starts ends at once."""
         if not self.alive:
             self.begin()
 
@@ -113,4 +113,4 @@ class SupervisorProcess(NodeProcess):
         reports, self._reports = self._reports, []
         if reports and self._link is not None:
             self._link.to_office(self._heard, self._link, tuple(reports))
-        # To nobody: what is still true is said again when an office comes.
+        # Else they are dropped: what is still true is said again when an office comes.

@@ -56,7 +56,7 @@ class Watch:
         self._world = world
         self._idle_hands = IdleHands(self.fail, world.scenario.policy)
         self._epochs: dict[Epoch, LeaseId] = {}
-        """Every epoch that anybody outside the office ever saw."""
+        """Every epoch that any process outside the office ever saw."""
         self._told: dict[LeaseId, Epoch] = {}
         """What holders were told that they have."""
         self._torn: dict[tuple[LeaseId, ResourceId], Epoch] = {}
@@ -181,7 +181,7 @@ class Watch:
             self.fail("L15", f"request {lease.request_id} had two effects: {known} and {lease.id}")
 
     def _notice_allowed(self, lease: LeaseRecord, event: ev.Noticed, now: Now) -> None:
-        """S7, S8: batch keeps its minimum run, everybody gets the notice of the tier."""
+        """S7, S8: batch keeps its minimum run, every lease gets the notice of the tier."""
         policy, notice = self._world.scenario.policy, event.notice
         if notice.beneficiary is None or lease.claimed_at_ns is None:
             return

@@ -76,8 +76,8 @@ class World:
         ]
 
     def _clock(self, name: str, *, node: bool) -> MachineClock:
-        """Embedded, everybody is on the office's machine. Else holder and agent together stay within the rate error
-        that the rules allow, unless the scenario wants agents that are far off."""
+        """Embedded, all processes are on the office's machine. Else holder and agent together stay within the rate
+        error that the rules allow, unless the scenario wants agents that are far off."""
         plan, chance = self.scenario, self.random.random
         if plan.embedded:
             return self.office_clock
