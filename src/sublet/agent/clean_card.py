@@ -1,13 +1,13 @@
 """One look at a card between two leases, as a program that lives for a moment: ``python -m sublet.agent.clean_card``.
 
     GPU-1b4e28ba-… --look                       what it is set to
-    GPU-1b4e28ba-… --scrub --settings '…' --since NS    nobody on it, memory at rest, settings back, memory overwritten
+    GPU-1b4e28ba-… --scrub --settings '…' --since NS    no process left, memory at rest, settings back, memory overwritten
 
 ``--since`` is when the card was lent (nanoseconds of CLOCK_BOOTTIME). What drew on a screen with it before that still
 does, and is not what the lease has left.
 
-It writes one ``CardFound`` as JSON. A process of its own, because a driver may never answer, and because whoever has
-used CUDA keeps a piece of the card until it ends: this one ends.
+It writes one ``CardFound`` as JSON. A process of its own, because a driver may never answer, and because a process
+that has used CUDA keeps some of the card's memory until it ends: this one ends.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _left_on(
             return "", bool(before)
         if reading.is_attributed:
             return f"{format_size(used)} of its memory are in use, and nobody can be seen who uses it", bool(before)
-        # Nobody tells whose it is: a desktop's, or what the driver has still to take back from the dead.
+        # The driver does not tell whose it is: a desktop's, or memory of ended processes that it will still take back.
         for _ in range(STILL_LOOKS):
             sleep(STILL_S)
             now = _read(nvml, uuid).used

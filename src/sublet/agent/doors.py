@@ -52,7 +52,7 @@ class Visitor(NamedTuple):
 
 
 class Rights(Protocol):
-    """Who decides who somebody is: the office."""
+    """Decides which identity a process at the other end of a connection has: the office does."""
 
     def claims(self, capability: str, peer: Peer, *, as_tenant: bool) -> TokenClaims:
         """What a capability token says, if the office said it, it is valid now, the tenant's rights are still those

@@ -1,8 +1,8 @@
 """What others have of a device that Sublet lends: processes it did not start, and other offices. Pure.
 
-Memory that somebody else uses cannot be lent, and a device that somebody else is on cannot be had for oneself
+Memory that other processes use cannot be lent, and a device that other processes use cannot be leased exclusively
 (``session``, ``device``), unless the operator allows it. The count is made so that whatever is lent is really free:
-what is in use and under none of our leases belongs to others, also where nobody can be seen who uses it.
+what is in use and under none of our leases belongs to others, also where no process can be seen that uses it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Own:
     pids: frozenset[int] = frozenset()
     """Every process under a lease of ours, whether it uses the device or not."""
     leased: int = 0
-    """Bytes under leases of ours here, those that are being torn down included: nobody else gets these anyway."""
+    """Bytes under leases of ours here, those that are being torn down included: no other lease gets these anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ def foreign_use(
 
     ``sees_processes`` is False where the pids of the driver are not ours to compare with (a container): then all that
     is known is how much is in use. ``allowed``: the operator lends a card for itself even if others are on it. What
-    only draws (a desktop) keeps its memory, and keeps nobody else from the card: a workstation always has it. Where the
-    driver does not tell whose memory is in use (WSL), it is not lent, and keeps nobody else from the card either.
+    only draws (a desktop) keeps its memory, and keeps no lease from the card: a workstation always has it. Where the
+    driver does not tell whose memory is in use (WSL), it is not lent, and keeps no lease from the card either.
     """
     listed: Sequence[UsedBy] = reading.processes if sees_processes else ()
     strangers = [process for process in listed if process.pid not in own.pids]

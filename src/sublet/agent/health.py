@@ -1,8 +1,8 @@
 """What is looked at with each heartbeat: whether every card is well, and who else is on it.
 
 What a look means is pure (``fault_in``). The looking itself (``CardWatch``) asks the driver from a thread of its own,
-since a driver that is in trouble may keep whoever asks waiting for ever, and an office must not wait with him. One
-question at a time: while one is out, nothing more is asked, and after a while that is the fault of every card.
+since a driver that is in trouble may block its caller for ever, and an office must not block with it. One question at
+a time: while one is unanswered, nothing more is asked, and after a while that is the fault of every card.
 
 A fault is reported for as long as it lasts, so an operator who clears a card that is still broken is told again.
 """

@@ -2,12 +2,12 @@
 
 Which devices an office lends follows from what it was told, in this order:
 
-1. **Host devices were declared** (``--host-gpus 2x16GiB``): exactly these. Whoever declares devices wants to know what
-   there is, also on a machine with cards; a request must never land on a CPU by chance because card and stand-in lie
-   side by side. The cards are neither lent nor locked then, so another office may lend them.
+1. **Host devices were declared** (``--host-gpus 2x16GiB``): exactly these. An operator who declares devices wants to
+   know what there is, also on a machine with cards; a request must never be placed on a CPU by chance because a card and a
+   host device are offered side by side. The cards are neither lent nor locked then, so another office may lend them.
 2. **There are cards**: all of them, by UUID. A card that is split (MIG) is lent as its instances.
 3. **There is a driver, and it does not answer**: no device at all. Work that was meant for a card would run on a CPU,
-   and nobody would know why it takes so long; the trouble is on the node's label instead, and in ``sublet doctor``.
+   and its user would not know why it takes long; the trouble is on the node's label instead, and in ``sublet doctor``.
 4. **There is no card**: one host device with half of the memory.
 
 Half of the memory stands in for a GPU in the last case; in every case the other half is lent as what it is.
@@ -95,7 +95,7 @@ def machine_inventory(
     home: Path, host_gpus: HostGpus | None, *, found: Survey | None = None, root: str = "/", disk_kept_back: int = 0
 ) -> Inventory:
     """What the office of ``home`` lends. ``found`` is what a search for cards brought, if there was one already; with
-    declared host devices nobody searches. ``disk_kept_back``: so much of the disk is not lent, or more."""
+    declared host devices there is no search. ``disk_kept_back``: so much of the disk is not lent, or more."""
     half = max(MIB, memory_bytes(root) // 2 // MIB * MIB)
     devices: list[Device] = []
     labels: dict[str, str] = {}

@@ -181,7 +181,7 @@ class Machine:
         return self._parked.get(under, ())
 
     def all_parked(self) -> dict[LeaseId, tuple[Resident, ...]]:
-        """Everybody who is parked, by the lease he is parked under."""
+        """All parked residents, by the lease that they are parked under."""
         return dict(self._parked)
 
     def park(self, lease: LeaseId, epoch: Epoch, under: LeaseId, at: Epoch, parts: tuple[Part, ...]) -> None:
@@ -214,7 +214,7 @@ class Machine:
                     self.leave(resource, lease)
 
     def rebooted(self) -> None:
-        """Power off, power on: nobody is left and memory is empty."""
+        """Power off, power on: no resident is left and memory is empty."""
         self._residents.clear()
         self._left.clear()
         self._parked.clear()
@@ -228,7 +228,7 @@ class Machine:
         there[new.lease] = new
 
     def _look_at_disk(self, new: Resident, volume: VolumeRef | None) -> None:
-        """What is kept takes its room whether anybody has it now or not."""
+        """A kept volume takes its room whether a lease has it now or not."""
         old = self.disk.stored.get(volume) if volume is not None and new.part.kind is Kind.BLOCK else None
         if old is not None and old.lease != new.lease and self.is_there(old.resource, old.lease, old.epoch):
             self.overlaps.append(f"volume {volume} is used by {old.lease} and by {new.lease} at once")

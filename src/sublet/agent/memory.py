@@ -1,9 +1,9 @@
 """An agent whose hardware is pretended and whose rules are real.
 
 It is what users test with (``sublet.testing``) and what the simulation runs. The rules are those of every node
-(``lease.node``); here is only what a real agent has around them: a clock, somebody to report to, and a way to die and
-come back. After a restart its tables are empty and nothing is accepted; the office sends the grants of its journal
-again.
+(``lease.node``); here is only what a real agent has around them: a clock, a receiver of its reports, and a way to
+die and come back. After a restart its tables are empty and nothing is accepted; the office sends the grants of its
+journal again.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Everything that can go wrong with a driver becomes a plain sentence with what to do (``NvmlFailed``); nothing of NVML's
 own error classes gets past this module. ``pynvml`` is imported where it is used and only if there is something to ask,
-so that a machine without cards pays nothing for it. A call may block for as long as the driver does: whoever must not
-wait calls from a thread of its own (``agent.health``).
+so that a machine without cards pays nothing for it. A call may block for as long as the driver does: a caller that
+must not block calls from a thread of its own (``agent.health``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BROKEN: Final = frozenset((UNINITIALIZED, DRIVER_NOT_LOADED, TIMEOUT, GPU_IS_LO
 """The only answers to a question that a card need not know which say that something is wrong. WSL answers 999 to some,
 and others to a part of a card (2); newer drivers have codes that are not known here."""
 IDLE_SHARE: Final = 64 * MIB
-"""In use on an idle card (a few MiB, more on an instance): not lent, so that nobody has to be found who uses it."""
+"""In use on an idle card (a few MiB, more on an instance): not lent, so that its user need not be found."""
 IDLE_SHARE_OLD: Final = 768 * MIB
 """The same for a driver that does not tell apart what it keeps for itself."""
 _XIDS_MAX: Final = 64
@@ -120,7 +120,7 @@ class Reading:
 
     uuid: str
     used: int | None = None
-    """Bytes in use, whoever uses them, beyond what is in use on an idle card."""
+    """Bytes in use, by any process, beyond what is in use on an idle card."""
     processes: tuple[UsedBy, ...] = ()
     is_attributed: bool = True
     """Whether the driver tells whose the memory in use is. WSL lists no process, and of what draws some drivers do not
@@ -340,7 +340,7 @@ class Nvml:
             try:
                 instance = self._call(self._lib.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
             except NvmlFailed as failed:
-                if failed.code == NOT_FOUND:  # a place for an instance that nobody made
+                if failed.code == NOT_FOUND:  # an index for which no instance was created
                     continue
                 raise
             yield self._card(instance, self._call(self._lib.nvmlDeviceGetUUID, instance), physical)

@@ -1,8 +1,8 @@
 """What a broker may ask of an agent, and what must hold afterwards.
 
-An agent stands between the office, which decides, and the hardware, which obeys whoever touches it. It therefore keeps
-three promises whatever the office does: only live (lease, epoch) pairs have effects, every lease ends at its deadline
-without being told, and ``TornDown`` is said only about what was looked at. How they are kept is ``lease.node``.
+An agent stands between the office, which decides, and the hardware, which obeys any process. It therefore keeps three
+promises whatever the office does: only live (lease, epoch) pairs have effects, every lease ends at its deadline without
+an order, and ``TornDown`` is said only about what was looked at. How they are kept is ``lease.node``.
 """
 
 from __future__ import annotations

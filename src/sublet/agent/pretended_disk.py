@@ -12,8 +12,8 @@ class Disk:
     def __init__(self) -> None:
         self.stored: dict[VolumeRef, StoredVolume] = {}
         self.counts = True
-        """Whether what is kept and nobody has is held against the capacity. An office that was restored may lend that
-        room again in the moment before it hears what is there; a real disk is full then."""
+        """Whether kept volumes that no lease has count against the capacity. A restored office may lend that room
+        again before it has heard which volumes are there; a real disk is full then."""
         self.removed: list[StoredVolume] = []
         """What was removed, in order."""
 

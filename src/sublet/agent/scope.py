@@ -54,8 +54,8 @@ def scope_prefix(
         return [program, "--user", *_ASKED]
     own, told = f"{users}/{uid}", find_program("env", path, uid=uid)
     if not _has_manager(own) or told is None:
-        return []  # nobody runs a manager for this user
-    # After `su`, in a job of cron or in a service nothing says where it is, or the words are those of somebody else.
+        return []  # this user has no running service manager
+    # After `su`, in a cron job or in a service the variables that tell where it is are missing, or another user's.
     return [told, f"--unset={KEPT[1]}", f"{KEPT[0]}={own}", program, "--user", *_ASKED]
 
 

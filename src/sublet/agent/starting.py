@@ -57,11 +57,11 @@ class FindOrStart:
         """Where it waits to be told whose it is."""
         self._scope = scope_prefix(os.environ)
         tenant_warm = os.environ.get(TENANT_WARM_VARIABLE, "") or f"{memory_bytes() // TENANT_MEMORY_PARTS}B"
-        tenant_warm_bytes(tenant_warm)  # refused here, where somebody reads it
+        tenant_warm_bytes(tenant_warm)  # refused here, where the user reads the error
         self._env = {TENANT_WARM_VARIABLE: tenant_warm}
 
     def begin(self) -> None:
-        """If nobody answers have one start already, while it is found out whose it is (``whose``)."""
+        """If none answers, start one already, while it is found out whose it is (``whose``)."""
         found = _connected(self._path)
         if found is not None:
             found.close()
@@ -108,7 +108,7 @@ class FindOrStart:
             if status == os.EX_TEMPFAIL:  # there is another one, which is about to listen, or to end
                 await asyncio.sleep(OTHER_S)
                 started = self._start()
-            elif status is not None and self._scope:  # perhaps it was never begun: nobody gives us a scope
+            elif status is not None and self._scope:  # perhaps it was never begun: no scope to be had
                 self._scope = []
                 started = self._start()
             elif status is not None:
@@ -166,7 +166,7 @@ class _Process:
         return self._status
 
     def kill(self) -> None:
-        """It has not been of use to anybody yet."""
+        """Kill it: no caller has used it yet."""
         if self.poll() is None:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)

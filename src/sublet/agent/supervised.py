@@ -205,7 +205,7 @@ class SupervisedAgent:
                 do="Look whether its process stands still (`sublet status` names it), or try again.",
             ) from None
         finally:
-            if self._answers.pop(call, None) is not None:  # nobody waits for it any more, when it comes
+            if self._answers.pop(call, None) is not None:  # no caller waits for the answer any more, when it comes
                 link.abandon(call)
         return loads(OfficeReply, answer)  # type: ignore[no-any-return]
 
@@ -296,9 +296,9 @@ class SupervisedAgent:
             )
 
     def cut_off(self, tenant: TenantId, generation: int) -> None:
-        """The rights of a tenant have changed: nobody who was checked before is let in, and open connections of older
-        generations are cut. While the supervisor does not answer this is asked again, until one does; an office that
-        ends before says it when it is back."""
+        """The rights of a tenant have changed: no connection that was checked before is admitted, and open connections
+        of older generations are cut. This is repeated until a supervisor answers; an office that ends before that
+        repeats it when it is back."""
         self._revoked[tenant] = self._revoked.get(tenant, 0) + 1
         self._cut({tenant: generation})
 

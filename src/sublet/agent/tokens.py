@@ -1,11 +1,11 @@
 """Capability tokens, the verifying half: a connection shows one, and it is judged here, offline.
 
 A token is never enough: what it opens must still be live where it arrives (``Node.check``). What is decided here
-is only whether the office signed it, whether it is still valid, and what is left of it after everybody who handed it on
-has narrowed it. There is one answer for every no, so that nobody learns from a refusal.
+is only whether the office signed it, whether it is still valid, and what is left of it after each holder that handed it
+on has narrowed it. All refusals are alike, so that a caller learns nothing from one.
 
 A Biscuit is a signed block of facts and, behind it, blocks that holders appended. An appended block can state checks,
-which must all hold; facts that it states are seen by nobody but itself. So the claims are read from the first block
+which must all hold; facts that it states are visible only to itself. So the claims are read from the first block
 only, and each operation they name is tried against all checks.
 """
 
@@ -37,7 +37,7 @@ _BLOCKS_MAX: Final = 16
 _FACTS_MAX: Final = 200
 _ROUNDS_MAX: Final = 20
 _TIME_MAX: Final = timedelta(milliseconds=200)
-"""What the checks in appended blocks may cost, whoever wrote them."""
+"""Time limit of the checks in appended blocks, by any author."""
 
 _NOT_OURS: Final = (BiscuitValidationError, AuthorizationError, InvalidRequest, KeyError, ValueError)
 

@@ -1,7 +1,7 @@
 """Whether the supervisor still turns: it is asked a question every second, and has some time to answer. Pure.
 
 Only its clock ends guests, so a supervisor that stands still (stopped, or waiting for a disk that does not answer)
-enforces no deadline. It is not ended for that, since its end is the end of all guests: whoever runs the office is told.
+enforces no deadline. It is not ended for that, since its end is the end of all guests: the operator is told.
 """
 
 from __future__ import annotations
