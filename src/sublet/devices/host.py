@@ -1,8 +1,8 @@
 """A host device: ordinary memory and Warp's compiler for the CPU, with an account of "VRAM" that is kept to the byte.
 
 It is there so that every program, notebook and test runs anywhere. It is not fast, and it is always labelled.
-Memory lies in private anonymous mappings, one for each buffer, so what is freed goes back at once; pages that nobody
-wrote to cost nothing. Launches have run when they return.
+Memory lies in private anonymous mappings, one for each buffer, so what is freed goes back at once; pages that were
+never written to cost nothing. Launches have run when they return.
 """
 
 from __future__ import annotations

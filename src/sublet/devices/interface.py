@@ -5,7 +5,7 @@ anything happened is ``InvalidRequest``, ``NotFound``, ``CapacityExceeded``, ``O
 nothing changed. What the device itself reports is ``GpuError``, with the call that was told so: on a GPU that may be
 a later one than the one to blame. Messages begin with the name of the call (``mem_alloc``, ``launch``, …).
 
-One thread uses a device. Whoever opened it closes it, and with it goes everything it holds.
+One thread uses a device. Its opener closes it, which frees everything that it holds.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 The driver does the work inside the process that is suspended: a thread of its own copies device memory to the host and
 closes every device file, while CUDA calls of the program wait. So the process must not stand still before it is
 suspended, nor before it is resumed. What can fail is undone: of several processes of one guest all are suspended or
-none is, since half a guest is of no use to anybody.
+none is, since a partly suspended guest is of no use.
 
-``main`` is the one long-lived program that does it for a supervisor, since a driver takes its time to be loaded and
-keeps whoever asks waiting. It reads a question a line and answers each by a line. ``probe`` tries the whole way with
+``main`` is the one long-lived program that does it for a supervisor, since a driver takes long to load and blocks
+its caller. It reads one question per line and answers each with one line. ``probe`` tries the whole way with
 a small process, on this machine and under the isolation it is called in, and says what may be offered.
 """
 
@@ -197,7 +197,7 @@ def answer(suspender: Suspender, line: str) -> dict[str, object]:
         return {"failed": error.message}
     except (ValueError, KeyError, TypeError) as error:
         return {"failed": f"the question cannot be read ({type(error).__name__})"}
-    except Exception as error:  # noqa: BLE001 - with this program everybody's way back to a device would be gone
+    except Exception as error:  # noqa: BLE001 - without this program no guest could be resumed
         return {"failed": f"the bindings for CUDA failed ({type(error).__name__}: {error})"}
 
 

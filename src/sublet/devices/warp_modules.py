@@ -63,7 +63,7 @@ def warp(cache: str) -> Any:
     make_private(cache)
     with _without_the_driver_line():
         wp = importlib.import_module("warp")
-        if wp.config.log_level == wp.LOG_INFO:  # as nobody has set it
+        if wp.config.log_level == wp.LOG_INFO:  # the default: it was not set
             wp.config.log_level = wp.LOG_WARNING
         if wp.config.kernel_cache_dir is None:
             wp.config.kernel_cache_dir = cache
@@ -231,7 +231,7 @@ def _without_the_driver_line() -> Iterator[None]:
     """Keep what is written to the terminal below Python meanwhile, and write it afterwards, without that one line."""
     try:
         terminal = os.dup(2)
-    except OSError:  # closed: nobody would read it
+    except OSError:  # closed: it has no reader
         yield
         return
     kept = os.memfd_create("sublet-stderr", os.MFD_CLOEXEC)
