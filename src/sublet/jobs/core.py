@@ -46,7 +46,7 @@ SAME_SHARE: Final = 0.1
 SHORT_RUN_NS: Final = NS_PER_S
 """Runs that were shorter say nothing about how long the chunk needs."""
 EVENTS_MAX: Final = 100_000
-"""Events that are kept until somebody takes them; the oldest go first, and are counted."""
+"""Events that are kept until the caller takes them; the oldest are dropped first, and are counted."""
 
 
 class Failed(NamedTuple):

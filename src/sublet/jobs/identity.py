@@ -5,7 +5,7 @@ its file, line numbers, and what it finds in global variables or calls do not. F
 of them. Nothing is taken from ``hash()``, ``repr()``, an address, the clock or a counter: sets are put in order by
 digest, and whether two equal texts are one object changes nothing.
 
-The encoding is read by nobody, so it needs to be unambiguous and stable, and no more: each value begins with a tag and
+The encoding is never decoded, so it needs to be unambiguous and stable, and no more: each value begins with a tag and
 its length.
 """
 

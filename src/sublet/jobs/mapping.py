@@ -118,7 +118,7 @@ class MapIterator(Generic[R]):
         self._results.close()
 
     def stop_soon(self) -> None:
-        """From another thread: the results end here for whoever is waiting for the next one."""
+        """From another thread: the results end here for the thread that waits for the next one."""
         self._feeder.stop_soon()
 
     @property

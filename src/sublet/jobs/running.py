@@ -323,7 +323,7 @@ class Running:
     def _carry_out(self, what: Callable[[], object]) -> None:
         try:
             what()
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the job
+        except Exception as error:  # noqa: BLE001 - it is raised to the caller that waits for the job
             self._failed(error)
 
     def _patience_s(self) -> float:
@@ -357,7 +357,7 @@ class Running:
             self._over.set()
 
     def _last_step(self) -> None:
-        """What is put is published, whatever else ended; and nobody publishes any more when this returns."""
+        """What is put is published, whatever else ended; no thread publishes any more when this returns."""
         if self._publisher is not None:
             self._publisher.join()
         self._take_events()

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = "sublet job outputs"
 KEEP: Final = 2
-"""Checkpoints that stay: the newest, and the one before it for whoever is just reading it."""
+"""Checkpoints that stay: the newest, and the one before it for a reader that is just reading it."""
 SEGMENTS_READ: Final = 4
 """Segments of data that are kept in memory after a read."""
 _NEEDED_MARGIN: Final = 1 << 20
