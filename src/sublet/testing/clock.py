@@ -44,7 +44,7 @@ class HeldClock:
         return self._now_ns
 
     def jump_wall(self, seconds: float) -> None:
-        """Somebody sets the wall clock. Nothing may be decided by it."""
+        """The wall clock is set to another time. Nothing may be decided by it."""
         self._wall_ns += round(seconds * 1e9)
 
     def reboot(self, *, now_ns: int = 1_000_000_000, down_s: float = 30.0) -> None:

@@ -46,7 +46,7 @@ class AgentConformance(OfficeInShort):
     # ---- what is accepted ----
 
     def test_nothing_is_accepted_before_a_grant(self) -> None:
-        """An agent that knows no lease lets nobody touch anything."""
+        """An agent that knows no lease permits no access."""
         bench = self.make_bench()
         refused(bench, A, E5, LeaseNotActive)
 
@@ -84,7 +84,7 @@ class AgentConformance(OfficeInShort):
     # ---- deadlines ----
 
     def test_a_lease_ends_at_its_deadline_by_itself(self) -> None:
-        """Nobody calls, and yet nothing outlives the promise; the agent says so until it is answered."""
+        """Without a call, nothing outlives the deadline; the agent reports the end until it is answered."""
         bench = self.make_bench()
         self.grant(bench, A, E5, ttl_s=2)
         bench.work(A, E5)
@@ -252,7 +252,7 @@ class AgentConformance(OfficeInShort):
         assert not bench.broken_rules()
 
     def test_orders_of_an_older_incarnation_are_not_obeyed(self) -> None:
-        """An office that was replaced by its restored backup, and lives on, commands nobody."""
+        """An office that was replaced by its restored backup, and still runs, is not obeyed."""
         bench = self.make_bench()
         self.grant(bench, A, E5, incarnation=2)
         bench.reports.clear()
@@ -366,7 +366,7 @@ class AgentConformance(OfficeInShort):
         assert [failed.hard for failed in said(bench, Failed)] == [True]
 
     def test_lost_reports_are_given_again(self) -> None:
-        """What was said into the void is said again when it is asked again, or by itself where nobody asks."""
+        """A lost report is sent again when the order is repeated, and otherwise by the agent itself."""
         bench = self.make_bench()
         self.grant(bench, A, E5, ttl_s=2)
         bench.turn_on(FaultName.LOST_REPORTS)

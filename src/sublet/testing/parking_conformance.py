@@ -104,7 +104,7 @@ class ParkingConformance(OfficeInShort):
         assert not word.why
 
     def test_its_device_is_torn_down_with_the_guest_parked(self) -> None:
-        """Fenced from the first moment on; the device is somebody else's, and the guest lives."""
+        """Fenced from the first moment on; the device goes to another tenant, and the guest lives."""
         bench = self.make_bench()
         self.grant(bench, A, E1)
         bench.work(A, E1)
@@ -117,7 +117,7 @@ class ParkingConformance(OfficeInShort):
         refused(bench, A, E1, LeaseEnded)
 
     def test_an_order_to_park_given_again_is_answered_again(self) -> None:
-        """And parks nobody twice."""
+        """And parks no guest twice."""
         bench = self.make_bench()
         self.parked(bench)
         bench.reports.clear()
@@ -129,7 +129,7 @@ class ParkingConformance(OfficeInShort):
         bench.work(AGAIN, E4)
 
     def test_without_a_parking_lease_the_guest_ends(self) -> None:
-        """Or with one that has too little room: nobody is parked, and nobody stays."""
+        """Or with one that has too little room: the guest is not parked, and does not stay."""
         bench = self.make_bench()
         self.grant(bench, A, E1)
         bench.work(A, E1)
@@ -152,7 +152,7 @@ class ParkingConformance(OfficeInShort):
         refused(bench, UNDER, E2, LeaseEnded)
 
     def test_an_old_epoch_of_the_parking_lease_goes_on_with_nothing(self) -> None:
-        """Somebody attached to it; he may, and nobody else."""
+        """A holder attached to it and so has its new epoch; only that one resumes."""
         bench = self.make_bench()
         self.parked(bench)
         self.set_aside(bench, E3, parked=True)
@@ -172,7 +172,7 @@ class ParkingConformance(OfficeInShort):
         assert [report.lease for report in said(bench, NotHeld)] == [B]
 
     def test_what_is_parked_ends_with_its_parking_lease(self) -> None:
-        """At its deadline, without anybody's help."""
+        """At its deadline, without an order."""
         bench = self.make_bench()
         self.parked(bench, ttl_s=3)
         self.wait(bench, lambda: said(bench, EndedHere) and not bench.at_work(A), self.settle_s)

@@ -76,7 +76,7 @@ class ReplicaConformance:
     # ---- who it is ----
 
     def test_identities_are_drawn_by_chance_and_kept(self) -> None:
-        """Two replicas are never the same; one is the same for whoever opens it."""
+        """Two replicas are never the same; one keeps its identity each time it is opened."""
         first, second = self.new_replica(), self.new_replica()
         assert first.identity != second.identity
         assert len(bytes.fromhex(first.identity)) == 16
@@ -94,7 +94,7 @@ class ReplicaConformance:
     # ---- promises and writes ----
 
     def test_what_was_taken_is_told(self) -> None:
-        """To whoever asks, and to whoever opens it later."""
+        """To every caller, and also after it was opened again."""
         replica = self.seated()
         assert replica.ask([(KEY, Query(1))]) == [Here(None)]
         assert replica.ask([(KEY, Prepare(1, ballot(1)))]) == [Promised(None)]
@@ -104,7 +104,7 @@ class ReplicaConformance:
             assert opened.keys() == [KEY]
 
     def test_a_promise_is_kept(self) -> None:
-        """Against older epochs, fewer attempts and smaller nonces, and by whoever opens it later."""
+        """Against older epochs, fewer attempts and smaller nonces, and also after it was opened again."""
         replica = self.seated()
         promised = ballot(5, attempt=3, nonce=b"5" * 8)
         replica.ask([(KEY, Prepare(1, promised))])

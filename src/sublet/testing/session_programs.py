@@ -34,7 +34,7 @@ class _Program:
         self.gone: list[Buffer] = []
         """Freed, or never allocated after all."""
         self.never: list[Buffer] = []
-        """Allocated behind a failure that nobody has been told of yet."""
+        """Allocated behind a failure that no call has raised yet."""
         self.has_failed = False
         self.module = gpu.module_load(KERNELS)
 

@@ -1,5 +1,5 @@
 """What an agent must do that keeps volumes, as tests. Subclass it beside ``AgentConformance``; its bench has a device
-of kind ``block``, and whoever works under a lease of blocks leaves something there.
+of kind ``block``, and work under a lease of blocks leaves data there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class VolumeConformance(OfficeInShort):
         raise NotImplementedError("say how to make a bench with the agent to be tested")
 
     def take(self, bench: AgentBench, lease: LeaseId, epoch: Epoch, *, kept: bool = False, works: bool = True) -> None:
-        """A lease of the volume, and somebody who writes into it."""
+        """Take a lease of the volume and, with ``works``, write into it."""
         ttl_ns = self.length_ns(600)
         bench.agent.send(
             Grant(
