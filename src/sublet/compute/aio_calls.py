@@ -152,7 +152,7 @@ class _Ground:
 
     @contextlib.contextmanager
     def activity(self, what: str = "") -> Iterator[None]:
-        """Begun and finished in the loop, as soon as it comes to it; nobody waits for that."""
+        """Begun and finished in the loop, as soon as it comes to it; the caller does not wait for that."""
         running = contextlib.ExitStack()
         self._loop.call_soon_threadsafe(lambda: running.enter_context(self._lease.activity(what)))
         try:

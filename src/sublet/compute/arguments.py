@@ -1,6 +1,6 @@
 """What a launch passes: typed numbers and buffers.
 
-A kernel in CUDA, PTX or as a cubin takes exactly the bytes it was compiled for, and nobody can tell from them what they
+A kernel in CUDA, PTX or as a cubin takes exactly the bytes it was compiled for, which do not tell what they
 mean. So a number says what it is: ``sublet.u32(n)``. A bare one is taken where the kernel knows its types (Warp), and a
 numpy scalar says by itself what it is, except for those two that plain arithmetic makes of everything (``float64``,
 ``int64``): they count as bare.

@@ -1,9 +1,10 @@
 """Calls of one worker: what is under way, who listens, and what becomes of it.
 
-Nobody hands over to a thread what he can do himself. Who waits for a result listens to the connection meanwhile, also
-for the others: he prints what the functions print and puts answers where they belong. When his own has come he leaves,
-and the next who waits goes on; where nobody waits, the *housekeeper* does, a thread that is there while futures are.
-It also completes futures (their callbacks may do anything, so never while it listens) and minds what takes too long.
+No work is handed to another thread that the waiting one can do. A thread that waits for a result listens to the
+connection meanwhile, also for the others: it prints what the functions print and stores answers where they belong. When
+its own has come it leaves, and the next waiting thread takes over; where no thread waits, the *housekeeper* does, a
+thread that exists while there are futures. It also completes futures (their callbacks may do anything, so never while
+it listens) and ends calls that take too long.
 
 A Ctrl-C may come between any two steps here, and the others must not be left waiting by it. So a call leaves the list
 of those under way only after it is settled, to settle it twice changes nothing, what was heard is let go of only after
@@ -47,7 +48,7 @@ class Pending:
         self.timeout_ns = timeout_ns
         """How long it may run, from when it begins."""
         self.when_done = when_done
-        """Called by whoever finds it done; quick, takes no lock of ours, and harmless twice."""
+        """Called by the thread that finds it done; quick, takes no lock of ours, and harmless twice."""
         self.call = 0
         self.is_done = False
         self.came: Replied | Refused | None = None
@@ -125,7 +126,7 @@ class Exchange:
                 self._settle(pending, None, Lost(None, 0))
             except KeyboardInterrupt:
                 if self.line.is_asked(pending.call):
-                    self.cancel(pending)  # nobody will wait for it
+                    self.cancel(pending)  # no caller will wait for it
                 else:
                     self._unlist(pending)
                 raise
@@ -136,7 +137,7 @@ class Exchange:
         self.line.say(lambda link: link.event(message.body, message.fds))
 
     def ask_nobody(self, message: Message) -> None:
-        """Ask something whose answer nobody wants. Under ``sending``."""
+        """Send a request whose answer is discarded. Under ``sending``."""
         self.line.say(lambda link: link.abandon(link.call(message.body, message.fds)))
 
     def cancel(self, pending: Pending) -> None:
@@ -182,7 +183,7 @@ class Exchange:
         return True
 
     def look(self, pending: Pending) -> bool:
-        """Take in what has come, unless somebody listens who does; whether this one is done. Never waits."""
+        """Take in what has come, unless another thread listens and does so; whether this one is done. Never waits."""
         if not pending.is_done:
             with self._lock:
                 if self._leader is not None:
@@ -195,7 +196,7 @@ class Exchange:
         return pending.is_done
 
     def _lead_or_follow(self, pending: Pending, mark: object) -> threading.Lock | None:
-        """None: listen. Else what to wait for: it is released when the answer is there, or when nobody listens."""
+        """None: listen. Else what to wait for: it is released when the answer is there, or when no thread listens."""
         with self._lock:
             if self._leader is None:
                 self._leader = mark
@@ -207,7 +208,7 @@ class Exchange:
             return signal
 
     def listen(self, until: Callable[[], bool], timeout_s: float) -> bool:
-        """For the housekeeper: listen if nobody does. False if somebody does."""
+        """For the housekeeper: listen if no thread does. False if one does."""
         with self._lock:
             if self._leader is not None or not self._pending:
                 return False
@@ -235,7 +236,7 @@ class Exchange:
             self._pass_on(mark)
 
     def _pass_on(self, mark: object) -> None:
-        """Whoever listened leaves; the next goes on. The last of a line that is over closes it."""
+        """The listening thread leaves; the next takes over. The last on a connection that is over closes it."""
         with self._lock:
             if self._leader is mark:
                 self._leader = None
@@ -292,7 +293,7 @@ class Exchange:
         return pending.call != 0 and self.board.read()[0] == pending.call
 
     def close(self) -> None:
-        """Hang up. What is under way is lost; whoever waits is told. Harmless twice."""
+        """Hang up. What is under way is lost; waiting callers are told. Harmless twice."""
         self.line.hang_up()
         self._break(Over(None, by_peer=False))
         for fd in self.take_shared():

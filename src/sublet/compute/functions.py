@@ -138,7 +138,7 @@ class Functions:
         return is_news
 
     def _stamped(self, module: str) -> Stamp:
-        """Of our own modules as it was when this worker first heard of them: nobody edits those while it runs, and a
+        """Of our own modules as it was when this worker first heard of them: those are not edited while it runs, and a
         notebook asks for them with every cell."""
         if not module.startswith(OWN):
             return _stamped(module)

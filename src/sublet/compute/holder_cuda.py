@@ -1,7 +1,7 @@
 """CUDA in the program that holds a lease, seen before it does harm.
 
-The holder's process must not touch the GPU: what it allocates lies outside of every lease, nobody tears it down, and
-memory that is not back at its baseline keeps the card from the next one. Most often it is one call too many, such as
+The holder's process must not touch the GPU: what it allocates lies outside of every lease, is not torn down, and
+memory that is not back at its baseline keeps the card from the next lease. Most often it is one call too many, such as
 ``torch.cuda.is_available()`` being followed by ``.to("cuda")`` at import. So it is said at the first call, in words.
 
 What counts is a context. CUDA that was only begun (that very question does it, in the first cell of most notebooks)

@@ -1,4 +1,4 @@
-"""A thread for what nobody waits for: futures, and calls that were interrupted and may not want to leave.
+"""A thread for calls that no caller waits for: futures, and interrupted calls that may not end.
 
 It is there while there is something to do, and a moment longer.
 """
@@ -20,7 +20,7 @@ LISTEN_S: Final = 0.25
 
 
 class Watched(Protocol):
-    """A call nobody waits for."""
+    """A call that no caller waits for."""
 
     pending: Pending
 
@@ -63,7 +63,7 @@ class Housekeeper:
             return True
 
     def done(self, one: Watched) -> None:
-        """It has an answer. Called while somebody listens, so it is completed later."""
+        """It has an answer. Called while a thread listens, so it is completed later."""
         with self._changed:
             self._running.discard(one)
             self._finished.append(one.finish)

@@ -1,6 +1,6 @@
 """The buffers a guest has already, so that what is unchanged is not sent again.
 
-Each large buffer that goes to the guest lies in shared memory that is sealed: nobody can change it any more, neither
+Each large buffer that goes to the guest lies in shared memory that is sealed: it cannot be changed any more, neither
 here nor there. So what the guest has is known exactly, and whether a buffer still holds the same is a comparison with
 that memory, byte by byte, which stops at the first difference. Nothing here trusts a version counter, an address or an
 object's identity, so an array that was changed in place always arrives changed. Before the bytes a cheaper look is

@@ -3,7 +3,7 @@
 To take fresh memory costs the kernel several times what it costs to copy into memory that is there. So what a job's
 workers had is not given back at once: the next job that lends an array of about the size has it filled with that one.
 
-A file of such memory can neither shrink nor grow, and nobody but the holder, who mapped it before it was sealed, can
+A file of such memory can neither shrink nor grow, and only the holder, which mapped it before it was sealed, can
 write to it. Its workers map it privately. It is filled again only after the office has said that no lease of the job is
 left, so that no worker has it any more; what may still be looked at is never filled again.
 """
@@ -58,7 +58,7 @@ class Lent:
         return size <= self.size <= 2 * size
 
     def fill(self, content: memoryview) -> None:
-        """Let it hold these bytes from its beginning on. Nobody may be reading it."""
+        """Let it hold these bytes from its beginning on. No process may be reading it."""
         if not self._is_populated:  # else each page of it costs a fault
             self._is_populated = True
             with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ class LentMemory:
         self._is_timed = False
 
     def holding(self, content: memoryview) -> Lent:
-        """A file that holds these bytes, for whoever calls this alone."""
+        """A file that holds these bytes, for this caller alone."""
         with self._lock:
             fitting = min((one for one in self._free if one.fits(content.nbytes)), key=_size, default=None)
             if fitting is not None:
@@ -98,7 +98,7 @@ class LentMemory:
         return fitting
 
     def give_back(self, files: Iterable[Lent]) -> None:
-        """Nobody reads these any more."""
+        """No worker reads these any more."""
         mine = [one for one in files if one.pid == os.getpid()]
         dropped = list[Lent]()
         with self._lock:

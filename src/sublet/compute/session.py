@@ -7,8 +7,8 @@
         gpu.launch(module, "step", grid, block, [sublet.u32(n), x])
         out = gpu.mem_read(x, 0, 4 * n)
 
-What nobody waits for is written down and goes off in batches (``session_engine``): when somebody waits, when a batch is
-full, and otherwise a moment later. So an error comes with the next call that waits (``sync``, ``mem_read``,
+Operations that no caller waits for are queued and sent in batches (``session_engine``): when a caller waits, when a
+batch is full, and otherwise a moment later. So an error comes with the next call that waits (``sync``, ``mem_read``,
 ``module_load``, ``close``), names the operation that failed, and nothing that stood behind it has happened.
 """
 

@@ -32,7 +32,7 @@ def whole(value: int, call: str, what: str) -> int:
 @contextlib.contextmanager
 def bytes_of(data: Buffery, call: str) -> Iterator[memoryview]:
     """The bytes of whatever has some, in the order in which it counts its elements; copied only if they lie apart. The
-    view is for the block alone: what an error drags along must hold nobody's memory."""
+    view is for the block alone: an error's traceback must keep no caller's memory alive."""
     with _view_of(data, call) as view:
         if view.format.endswith("O"):
             raise InvalidRequest(
@@ -127,7 +127,7 @@ def _encoded(source: SourceText) -> bytes:
 
 
 def _guessed(data: bytes) -> ModuleKind:
-    """What it must be, where nobody said it."""
+    """The kind told from the bytes, where the caller gave none."""
     if data.startswith(b"\x7fELF"):
         return ModuleKind.CUBIN
     for kind, mark in (

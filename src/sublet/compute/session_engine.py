@@ -1,7 +1,7 @@
 """What moves a session's operations: when they go off, who waits for what, and what becomes of a failure.
 
-Everything here is done under one lock, by whoever calls. A small thread beside it sends what nobody has waited for, a
-moment after it was written down, and takes answers as they come; it sleeps while nothing is done with the session.
+Everything here is done under one lock, by the caller. A small thread beside it sends what no caller has waited for, a
+moment after it was queued, and takes answers as they come; it sleeps while nothing is done with the session.
 While something is, the lease counts as being in use.
 """
 
@@ -224,7 +224,7 @@ class Engine:
                 self._hang_up(GpuSessionEnded("this session is closed", do="Open a new one."))
 
     def drop(self) -> None:
-        """Nobody holds it any more: hang up, and the guest frees everything."""
+        """The program holds no reference to it any more: hang up, and the guest frees everything."""
         with self.lock:
             self._hang_up(GpuSessionEnded("this session was dropped", do="Open a new one."))
 
@@ -274,7 +274,7 @@ class Engine:
             self._is_over(GpuSessionEnded(said, end=error.end), error)
 
     def _take(self) -> tuple[BatchDone | None, tuple[int, ...]]:
-        """The answer to what was sent, if anything was. A failure in it is kept for whoever waits."""
+        """The answer to what was sent, if anything was. A failure in it is kept for the next caller that waits."""
         if self._sent is None:
             return None, ()
         done, fds = self._answer()
@@ -356,10 +356,10 @@ class Engine:
     def _help(self) -> None:
         while self._awake.wait() and self.over is None:
             time.sleep(MOMENT_S)
-            if self.lock.acquire(blocking=False):  # else somebody is at it
+            if self.lock.acquire(blocking=False):  # else a caller is at it
                 try:
                     self._go_on()
-                except SubletError:  # it is over, or nothing may be begun: said to whoever calls next
+                except SubletError:  # it is over, or nothing may be begun: raised by the next call
                     pass
                 finally:
                     self.lock.release()

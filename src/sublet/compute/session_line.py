@@ -66,7 +66,7 @@ class DeviceLine:
     def answer(self) -> tuple[Any, tuple[int, ...]]:
         """Wait for the answer: what it says, and the descriptors that came along, which are the caller's. Raises what
         the question was refused with; ``Disconnected`` if there is no answer to come."""
-        if self._call is None:  # an interrupt came when it was half asked or half answered: nobody must wait for it
+        if self._call is None:  # an interrupt came when it was half asked or half answered: do not wait for it
             raise Disconnected("an interrupt (Ctrl-C) cut a message in two")
         while self._come is None and self._over is None:
             self._look(self._talk.wait(WAIT_S))
@@ -157,7 +157,7 @@ def _how(exit_code: int) -> str:
 
 def _last_view(lease: Lease, guest: Guest | None, cause: SubletError) -> GuestView | None:
     """What the supervisor says of it, once it has seen how it ended; None where it cannot be asked. A guest that said
-    itself that its lease is over may take its grace to leave, and nobody waits for that."""
+    itself that its lease is over may take its grace to leave, and that is not waited for."""
     hung_up = isinstance(cause, Disconnected)
     until_s = time.monotonic() + (TOLD_S if hung_up else TOLD_OF_LEASE_S)
     while lease.end is None and guest is not None:

@@ -46,7 +46,7 @@ class Sent:
         self.ops = ops
         self.shapes = shapes
         self.first = first
-        """How many operations of the session came before it since somebody last waited."""
+        """How many operations of the session came before it since a caller last waited."""
 
     def given_back(self, start: int) -> list[Op]:
         """What of it still has to be done although operations before it failed."""
@@ -66,7 +66,7 @@ class Queue:
     def __init__(self) -> None:
         self.ops: list[Op] = []
         self.sent = 0
-        """Operations that went off since somebody last waited."""
+        """Operations that were sent since a caller last waited."""
         self._shapes: dict[LaunchShape, int] = {}
         self._cost = 0.0
 

@@ -6,7 +6,7 @@ worker's listening thread makes once a second, whatever function runs; or time o
 run while C code holds the interpreter. Where both stand still for ``STILL_S``, the calls of this worker stop to count,
 and the lease ends by its time to live as one that is not used. With the next sign they count again.
 
-Nobody waits for this: whoever listens for answers looks here when he has heard nothing for a while.
+No thread waits for this: the one that listens for answers looks here when it has heard nothing for a while.
 """
 
 from __future__ import annotations

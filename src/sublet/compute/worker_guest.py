@@ -42,7 +42,7 @@ _SIGNALLED: Final = 128
 
 
 class Words(NamedTuple):
-    """What the process is to whoever reads that it is gone."""
+    """What the process is called in the error that says that it is gone."""
 
     who: str
     work: str
@@ -126,7 +126,7 @@ def check_python(python: str, needs: str = "") -> None:
 
 
 def _has_module(python: str, module: str) -> bool:
-    """Whether it can be found there; if nobody can tell, the start of the guest will."""
+    """Whether it can be found there; if that cannot be told, the start of the guest will tell."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     try:
         asked = subprocess.run(

@@ -77,7 +77,7 @@ class Worker:
         """For calls under way: they are use of the lease."""
         self.exchange.on_silence = self.life.look
         self.dropped: deque[int] = deque()
-        """Generators that nobody holds any more; to be closed with the next message. Finalisers add to it."""
+        """Generators without a reference here; to be closed with the next message. Finalisers add to it."""
         self._kept = Kept()
         self._in_doubt = False
         """Whether the worker may know less than we believe."""
@@ -100,7 +100,7 @@ class Worker:
             self.exchange.send(pending, lambda: self._message(job))
         except SubletError:
             raise
-        except BaseException:  # a Ctrl-C, most often: what was said of the things it keeps, and what not, nobody knows
+        except BaseException:  # a Ctrl-C, most often: it is unknown which of the kept objects it was told of
             self._in_doubt = True
             raise
 
@@ -110,7 +110,7 @@ class Worker:
             return self._functions.distrust(function)
 
     def why_lost(self, lease: Lease) -> SubletError:
-        """Why there is no answer. Found out once, by whoever asks first."""
+        """Why there is no answer. Found out once, by the first caller that asks."""
         with self._why_lock:
             if self._why is None:
                 lost = self.exchange.lost
@@ -190,7 +190,7 @@ class Workers:
         self._starting: dict[Options, threading.Lock] = {}
 
     def __del__(self) -> None:
-        """Of a lease that was parked, and that nobody went on with here."""
+        """Close the workers of a lease that was parked and not resumed here."""
         if self._found:
             self.close()
 
@@ -222,7 +222,7 @@ class Workers:
         lease.on_end(lambda end: _hang_up(workers(), end))
 
     def close(self) -> None:
-        """Hang up with all of them: whoever waits is told. Harmless twice."""
+        """Hang up with all of them: waiting callers are told. Harmless twice."""
         with self._lock:
             found, self._found = list(self._found.values()), {}
         for worker in found:
