@@ -1,7 +1,7 @@
 """What a call leaves to be done as soon as its answer is on its way: so the caller does not wait for it.
 
-It is done on the main thread before anything else that came for it. Nobody is told what it raises; whoever leaves work
-behind sees to it that nothing is wrong without it.
+It is done on the main thread before anything else that came for it. What it raises is dropped; code that leaves work
+behind must make sure that nothing is wrong without it.
 """
 
 from __future__ import annotations

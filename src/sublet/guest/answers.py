@@ -105,7 +105,7 @@ def _itself(error: BaseException) -> bytes | None:
 
 
 def _drop_our_frames(error: BaseException) -> None:
-    """What stands between the worker's loop and the function is nobody's business."""
+    """Remove the frames between the worker's loop and the function: they tell the user nothing."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("sublet.guest."):
         trace = trace.tb_next

@@ -1,9 +1,9 @@
 """Whether this guest answers a call just now, as its supervisor may ask without asking it.
 
 A lock on one byte of the lease's tally is held from before a call looks at the page until its answer is made. A guest
-that is to be parked is brought to a stand first and asked afterwards: if nobody holds the lock, what comes later will
-look at a page that says "parked", so the guest may be let go. If somebody does, it goes on standing still, in the
-middle of the call.
+that is to be parked is brought to a stand first and asked afterwards: if the lock is free, what comes later will
+look at a page that says "parked", so the guest may be let go. If it is held, the guest stays frozen, in the middle of
+the call.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def become(fds: tuple[int, ...], parent: int) -> Program:
 
 def _steps(fork: Fork, fds: tuple[int, ...], parent: int) -> Iterator[tuple[str, Callable[[], object]]]:
     """Each is done before the next is asked for."""
-    # Redundant: ``_tie_to`` looks again before the program begins. It stays because an orphan takes a terminal and
-    # walls for nobody, and stops here at the first step.
+    # Redundant: ``_tie_to`` looks again before the program begins. It stays because an orphan would take a terminal
+    # and walls in vain, and stops here at the first step.
     yield "parent", lambda: _check_parent(parent)
     yield "terminal", lambda: _take_terminal(fork, fds)
     yield "group", lambda: [os.write(fd, b"0") for fd in fds[FORK_FDS:]]

@@ -145,8 +145,9 @@ class EndOfLease:
 
 def _let_processes_be_terminated() -> None:
     """A child of ``multiprocessing`` ends by SIGTERM as it does anywhere. A handler in Python is run between two steps
-    of the interpreter: a child that is told to end just as it begins to wait for a lock would wait on, and whoever
-    terminates a pool waits for it. Blocked around the fork, so that none is lost before the child has no handler."""
+    of the interpreter: a child that is told to end just as it begins to wait for a lock would wait on, and the
+    process that terminates a pool waits for it. Blocked around the fork, so that none is lost before the child has no
+    handler."""
     masks: list[set[int]] = []
 
     def is_meant() -> bool:

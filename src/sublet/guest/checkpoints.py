@@ -27,7 +27,7 @@ LOOK_S: Final = 0.1
 """Between two looks at the page: some microseconds each."""
 
 GIVEN_BACK: Final = frozenset((EndReason.RELEASED, EndReason.WITHDRAWN))
-"""Its holder wants nothing more of it; whoever does, saves first. (Of what is parked nobody could have done that.)"""
+"""Its holder needs nothing more of it; one that does saves first. (That of a parked guest could not.)"""
 
 
 class Checkpoints:
@@ -56,7 +56,7 @@ class Checkpoints:
         self._say(unsaved=True)
 
     def save(self, *, by_hand: bool = False) -> object:
-        """Once, whoever asks; a second one waits for the first."""
+        """Save, one at a time: a second caller waits for the first."""
         save = self._save
         if save is None:
             raise Unsupported(
@@ -97,7 +97,7 @@ class Checkpoints:
                 return
 
     def _answer(self) -> None:
-        """Save, if it is time to and nobody has since it was announced."""
+        """Save, if it is time to and it was not done since the end was announced."""
         lease = self._ending()
         if lease is None:
             if self._answered is not None:
@@ -107,7 +107,7 @@ class Checkpoints:
             self._answered = lease
             try:
                 is_whole = self.save() is not False
-            except Exception:  # noqa: BLE001 - on a thread of ours there is nobody else to tell
+            except Exception:  # noqa: BLE001 - a thread of ours has no caller to raise it to
                 sys.stderr.write("sublet: what was registered with on_checkpoint() failed:\n")
                 traceback.print_exc()
                 is_whole = False

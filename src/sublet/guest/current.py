@@ -1,7 +1,7 @@
 """``sublet.current()``: what a program may know of the lease it runs under, while it runs.
 
 All of it is read from the guest's page, which the supervisor keeps. Looking costs some microseconds and no message; and
-what it says binds nobody, because the resource checks the fence itself. It is there to decide what is worth beginning::
+what it says is advisory, because the resource checks the fence itself. It is there to decide what is worth beginning::
 
     here = sublet.current()
     while here.remaining > 30 and not here.noticed:
@@ -78,7 +78,7 @@ class Current:
 
     @property
     def noticed(self) -> GuestNotice | None:
-        """Whether it will be taken, when and why; None while nobody said so."""
+        """Whether it will be taken, when and why; None while that was not announced."""
         view = self._page.read()
         if view.state is PageState.LIVE:
             return None

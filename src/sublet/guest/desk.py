@@ -73,7 +73,7 @@ class Desk:
                 job()
             leave, self._leave = self._leave, _nothing
             leave()
-            if self._end_seen is not None:  # somebody swallowed it; that changes nothing
+            if self._end_seen is not None:  # the program caught it; that changes nothing
                 raise self._end_seen
 
     @property

@@ -39,7 +39,7 @@ def end_forked(status: int) -> NoReturn:
 
 
 def end_at_once(status: int) -> NoReturn:
-    """End this process, forked or not, with threads that nobody waits for: exit functions, files, and no more."""
+    """End this process, forked or not, without waiting for its threads: exit functions, files, and no more."""
     for step in (atexit._run_exitfuncs, _flush_all, lambda: _flush(sys.stdout), lambda: _flush(sys.stderr)):
         _try(step)
     os._exit(status)

@@ -1,7 +1,7 @@
 """A cell that forks leaves a second process in the middle of itself, which would go on as if it were the kernel.
 
-Its loop waits on what the kernel's loop waits on, so it takes wakings that were meant for the kernel: then nobody hears
-the next call. So it has a loop of its own from the first moment, and it is over when its cell is.
+Its loop waits on what the kernel's loop waits on, so it takes wake-ups meant for the kernel, which then misses the
+next call. So it has a loop of its own from the first moment, and it is over when its cell is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def end_with_the_cell(shell: Any, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def status_of(result: Any) -> int:
-    """What whoever waits for the process is told of how its cell ended."""
+    """The exit status that tells a waiting process how its cell ended."""
     error = None if result is None else result.error_in_exec or result.error_before_exec
     if isinstance(error, SystemExit):
         return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)

@@ -2,13 +2,13 @@
 
 A kernel as it comes lets an interrupt be raised wherever its main thread happens to be while it deals with a request,
 and nowhere else. So one that comes a moment too early is lost, one that comes a moment too late stops a cell that
-nobody meant, and one in between leaves a request without an answer. Here whoever interrupts says which cell is meant.
+was not meant, and one in between leaves a request without an answer. Here an interrupt names the cell that is meant.
 It is raised in code of that cell and in nothing else: what comes before its first line is raised there, and what comes
-after its last makes it a cell that was interrupted, since whoever runs cells one after the other wants no further one.
+after its last makes it a cell that was interrupted, since a client that runs cells in sequence runs none after it.
 
 What is asked for is kept in a flag; a signal only wakes the main thread up, so two of them are no worse than one. And
-one may be too few: it does not wake who goes to sleep just now, and what it raises in a finaliser is heard by nobody.
-So it is sent again until it was heeded.
+one may be too few: it does not wake a thread that is just going to sleep, and what it raises in a finaliser is lost.
+So it is sent again until it took effect.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Interrupts:
         """The one that runs; the one before it; one that is to come and shall not begin."""
         self._is_wanted = False
         self._was_asked = False
-        """By name. Then a signal is only the waking; else it is somebody's interrupt."""
+        """By the name of a cell. Then a signal only wakes the thread; else it is an interrupt from elsewhere."""
         self._is_open = False
         """Whether code of the cell runs."""
         self._task: asyncio.Future[Any] | None = None
@@ -187,7 +187,7 @@ class Interrupts:
         return exc_tuple
 
     def _part(self) -> None:
-        """In a process that a cell forked: nobody asks for it by the name of a cell."""
+        """In a process that a cell forked: no request names its cell."""
         self._lock = threading.Lock()
         self._is_wanted = self._was_asked = False
 

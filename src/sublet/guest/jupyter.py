@@ -1,7 +1,7 @@
 """A kernel's channels on a line: what the holder says goes to the kernel's sockets, what they say goes to the holder.
 
 The kernel runs in this very process and its sockets are ZeroMQ's *inproc* ones: they lie in no folder, have no address
-on any network, and nobody but this process can reach them. Only this thread touches the far ends of them.
+on any network, and no other process can reach them. Only this thread touches their other ends.
 """
 
 from __future__ import annotations

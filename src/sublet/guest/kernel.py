@@ -1,4 +1,4 @@
-"""The program of a guest that is a Jupyter kernel: ipykernel as it is, with nobody on the other side but the line.
+"""The program of a guest that is a Jupyter kernel: ipykernel as it is, with only the line on the other side.
 
 Its sockets are inproc ones of this process (``jupyter``): there is no connection file, no port and no heartbeat. That
 the guest lives is for the supervisor to know. Needs ipykernel in the guest's interpreter.
@@ -73,7 +73,7 @@ def forget_doctest() -> None:
 
 
 def plot_where_told(shell: Any) -> None:
-    """matplotlib reads ``MPLBACKEND`` when it is imported. A warm interpreter may have done so when nobody had said yet
+    """matplotlib reads ``MPLBACKEND`` when it is imported. A warm interpreter may have done so before it was known
     that this would be a notebook, and then plots would be drawn and never shown."""
     matplotlib, told = sys.modules.get("matplotlib"), os.environ.get("MPLBACKEND")
     if matplotlib is None or not told:
@@ -218,7 +218,7 @@ def _make_app() -> Any:
         capture_fd_output=True,
         kernel_class=_guest_kernel_class(),
     )
-    app.session.key = b""  # nobody but the line's thread reaches the sockets, so there is nobody to sign against
+    app.session.key = b""  # only the line's thread reaches the sockets, so signatures are not needed
     app.config.HistoryManager.enabled = False  # the history is the notebook's, not the guest's
     app.config.IPKernelApp.log_level = 40
     return app

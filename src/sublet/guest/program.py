@@ -138,7 +138,7 @@ def _set_up(argv: list[str], first: str, *, shown: bool) -> None:
 
 
 def _new_main() -> types.ModuleType:
-    """A fresh ``__main__``: what the warm interpreter or the bootstrap was is nobody's business."""
+    """A fresh ``__main__``: the program sees nothing of the warm interpreter's or the bootstrap's."""
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={}, __loader__=importlib.machinery.BuiltinImporter)
     sys.modules["__main__"] = main

@@ -1,6 +1,6 @@
 """What a guest answers to a holder's ``GpuSession``: sessions opened, batches carried out, sessions closed.
 
-Bytes and descriptors in, bytes and descriptors out; the connection is somebody else's. A batch may bring one piece of
+Bytes and descriptors in, bytes and descriptors out; the connection is the caller's. A batch may bring one piece of
 shared memory; an answer brings one where what was read is more than fits a message.
 """
 

@@ -1,9 +1,9 @@
-"""A guest in advance: forked, twice, from a warm interpreter before anybody asked for one.
+"""A guest in advance: forked, twice, from a warm interpreter before one is asked for.
 
 Two forks of an interpreter that has numpy or torch loaded are most of the time a guest takes to begin, and nothing in
 them depends on what the guest is to be. So a zygote that has nothing to do makes one copy of itself that waits: at most
 one, and never while it is asked for guests. It has no lease, no group and no user of its own, it stays in the zygote's
-session (so it is counted as the zygote's, and looks find it to be nobody's guest), and computes nothing. When a guest
+session (so it is counted as the zygote's, and scans do not take it for a guest), and computes nothing. When a guest
 is wanted the zygote hands it the descriptors of the call, the request among them, which it reads itself; and it becomes
 that guest exactly as a fresh fork would.
 

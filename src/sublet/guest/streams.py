@@ -1,6 +1,6 @@
 """What a function prints and logs, on its way to the holder; the guest's log has it as well.
 
-While a call runs, ``sys.stdout`` and ``sys.stderr`` send to whoever called, in the order things were said; outside of
+While a call runs, ``sys.stdout`` and ``sys.stderr`` send to the caller, in the order of the writes; outside of
 calls, for what forks say, and for what is written below Python (by C code, by programs that are started), there is the
 log alone.
 """

@@ -2,7 +2,7 @@
 
 /proc shows the arguments and the environment a process was *started* with, and it reads them from the process's own
 memory each time. A guest forked from a zygote would look like the zygote: ``ps`` could not tell guests apart, and a
-supervisor that looks for guests nobody knows would not find them. So the guest writes over that memory.
+supervisor that looks for unknown guests would not find them. So the guest writes over that memory.
 
 The arguments are the program's by convention (as ``setproctitle`` uses them: one text, and a last byte that is not zero
 tells the kernel so). In the environment only the value of one variable of ours is written over (``ROOM``), because some

@@ -28,7 +28,7 @@ from sublet.wire.volumes import (
 )
 
 ANSWER_S: Final = 900.0
-"""A publication takes as long as the disk does; who waits longer is told that nobody answered."""
+"""A publication takes as long as the disk does; a caller that waits longer is told that no answer came."""
 
 
 class GuestVolume:
@@ -93,7 +93,7 @@ class GuestLine:
             except OSError as error:
                 self._drop()
                 raise Disconnected(f"the supervisor did not answer: {error.strerror or error}") from error
-            except BaseException:  # an answer that nobody waits for any more must not answer the next question
+            except BaseException:  # an answer that is not waited for any more must not answer the next question
                 self._drop()
                 raise
         if not data:

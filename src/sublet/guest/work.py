@@ -253,7 +253,7 @@ class _Connection:
             self._line.say(lambda link: link.event(body), self._desk.meet)
 
     def _hang_up(self) -> None:
-        """Nobody wants the results any more: what runs is interrupted, what waits is dropped."""
+        """The holder takes no results any more: what runs is interrupted, what waits is dropped."""
         self._is_over = True
         with self._desk.lock:
             self._waiting.clear()

@@ -6,8 +6,8 @@ it makes a child that makes the guest and ends; so the guest loses its parent an
 which has declared itself the one orphans come to. The answer names the guest once the child in between is gone; and
 only after the answer does the supervisor let the guest go on, so the guest finds the right parent.
 
-While nobody asks, one copy is made in advance (``standby``), and the next guest is that one. When for a longer while
-nobody did, it is *settled*: what may be imported later (``LATER``) is, the rubbish of all imports is collected, and it
+While no request comes, one copy is made in advance (``standby``), and the next guest is that one. When none came for
+longer, it is *settled*: what may be imported later (``LATER``) is, the rubbish of all imports is collected, and it
 proves itself once more. So the first guest, which may be waiting, does not wait for that.
 
 Arguments: the descriptor of its socket, then the modules to import. Started with ``wire.zygote.python_argv``.
@@ -45,9 +45,9 @@ from sublet.wire.zygote import FORK_FDS, LATER, OPTIONAL, Discarded, Fork, Forke
 _FAREWELL_MS: Final = 5000
 _PLAIN: Final = "Start the guest without a warm interpreter."
 STANDBY_AFTER_MS: Final = 20
-"""So long nobody has asked for anything when one is made in advance: who has just been made is to begin first."""
+"""Time without a request before one is made in advance: a guest that was just made is to begin first."""
 SETTLE_AFTER_MS: Final = 2000
-"""So long nobody has asked for anything when the rest is done."""
+"""Time without a request before the rest is done."""
 _STAMPS_MAX: Final = 64
 """Paths that are looked at before each fork; more would cost more than it tells."""
 
@@ -77,7 +77,7 @@ class Zygote:
         return self._take_in(modules[:at])
 
     def _settle(self) -> None:
-        """Import what could wait. Whoever stands by has not got it, and is made anew."""
+        """Import what could wait. The standby copy has not got it, and is made anew."""
         later, self._later = self._later, []
         if self._standby is not None:
             self._standby.close()
@@ -194,7 +194,7 @@ class Zygote:
         ours.close()  # or it would be closed by its number, when that is another's
         self._sock.close()
         # Redundant today: one is made when no request is under way, so nothing else is open. It stays because a request
-        # that came in between would leave its descriptors in a guest of somebody else.
+        # that came in between would leave its descriptors in another holder's guest.
         _close_all_but({*self._kept, theirs.fileno()})
         return become(await_request(theirs), self._parent)
 
@@ -211,7 +211,7 @@ class Zygote:
         return become(fds, self._parent)
 
     def close(self) -> None:
-        """Whoever waits is not wanted any more."""
+        """Close the standby copy: it is not needed any more."""
         if self._standby is not None:
             self._standby.close()
 
