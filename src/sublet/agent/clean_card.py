@@ -1,7 +1,7 @@
 """One look at a card between two leases, as a program that lives for a moment: ``python -m sublet.agent.clean_card``.
 
     GPU-1b4e28ba-… --look                       what it is set to
-    GPU-1b4e28ba-… --scrub --settings '…' --since NS    no process left, memory at rest, settings back, memory overwritten
+    GPU-1b4e28ba-… --scrub --settings '…' --since NS    no process on it, memory idle, settings back, memory overwritten
 
 ``--since`` is when the card was lent (nanoseconds of CLOCK_BOOTTIME). What drew on a screen with it before that still
 does, and is not what the lease has left.

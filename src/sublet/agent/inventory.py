@@ -3,8 +3,8 @@
 Which devices an office lends follows from what it was told, in this order:
 
 1. **Host devices were declared** (``--host-gpus 2x16GiB``): exactly these. An operator who declares devices wants to
-   know what there is, also on a machine with cards; a request must never be placed on a CPU by chance because a card and a
-   host device are offered side by side. The cards are neither lent nor locked then, so another office may lend them.
+   know what there is, also on a machine with cards; a request must never be placed on a CPU by chance because a card
+   and a host device are offered side by side. The cards are neither lent nor locked then: another office may lend them.
 2. **There are cards**: all of them, by UUID. A card that is split (MIG) is lent as its instances.
 3. **There is a driver, and it does not answer**: no device at all. Work that was meant for a card would run on a CPU,
    and its user would not know why it takes long; the trouble is on the node's label instead, and in ``sublet doctor``.
