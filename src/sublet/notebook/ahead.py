@@ -1,8 +1,8 @@
 """What a cell imports on the device comes back by its name, so the notebook must import it too: meanwhile, not after.
 
 Only of a few libraries that take seconds, where the notebook has not got them yet, and not before the cell has its
-lease: until then an office may be starting, which the cell waits for. Nobody is told if that fails: who needs the
-module will be.
+lease: until then an office may be starting, which the cell waits for. A failure is not reported: code that needs
+the module will raise it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def imported_by(python: str) -> frozenset[str]:
 
 def _import(names: list[str]) -> None:
     """Imports make much and hardly any rubbish: to look for it again and again would take a fifth of the time. So
-    nobody looks meanwhile, and afterwards all of it counts as old."""
+    collection is off meanwhile, and afterwards all of it counts as old."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

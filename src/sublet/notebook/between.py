@@ -38,7 +38,7 @@ class Between:
         self.spoken()
 
     def spoken(self) -> None:
-        """Something was said to the kernel. What it answered at once was heard with that, and wakes nobody any more."""
+        """A message was sent to the kernel. What it answered at once was read with that, and causes no wake-up."""
         if self._line is not None and self._line.has_kept:
             self._shell.kernel.io_loop.add_callback(self._heard)
 
@@ -58,5 +58,5 @@ class Between:
             self.leave()
             return
         for channel, message in found:
-            if message["header"]["msg_type"] != "input_request":  # nobody sits here to answer
+            if message["header"]["msg_type"] != "input_request":  # no cell runs that could answer it
                 self._show(channel, message)

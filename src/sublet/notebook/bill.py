@@ -58,7 +58,7 @@ class NotebookBill:
 
     def price(self, lease: str, fabric: Fabric) -> float:
         """Of a second of this lease, from what the office has billed for it so far. It is asked after the first cell,
-        beside it, for no cell is held up for this: so 0 at first, and where nobody answers."""
+        beside it, for no cell is held up for this: so 0 at first, and where the office does not answer."""
         if lease not in self._prices:
             self._prices[lease] = 0.0
             _ = start_thread("price", lambda: self._ask(lease, fabric))
@@ -105,8 +105,7 @@ def bill_in_the_end(since_s: float, began_s: float, stood_s: float, amount: int,
 
 
 def since_end(end: LeaseEnd | None, most_s: float) -> float:
-    """For how long a lease has been over, as far as the clock on the wall tells: so long nobody pays for it. No more
-    than ``most_s``."""
+    """For how long a lease has been over, by the wall clock: that time is not billed. At most ``most_s``."""
     if end is None:
         return 0.0
     try:

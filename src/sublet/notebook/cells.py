@@ -92,7 +92,7 @@ VRAM_DEFAULT = 1 * GIB
 UNSENT_MAX: Final = 8
 """Names in the line of those that cannot be sent."""
 QUICK_S: Final = 0.1
-"""Of a cell that is over by then, and said nothing, nobody is told that it runs: only that it is done."""
+"""A cell that is over by then, without output, is not shown as running: only as done."""
 LATE_S: Final = 2.0
 """In kernel mode a cell that is over by then shows no line, unless it has something unusual to tell."""
 
@@ -535,7 +535,7 @@ class Cells:
         return Ran(came.reply, bill, said, failed, sent.names)
 
     def _get_away(self) -> None:
-        """Somebody insists, and nobody knows now what the other side has: that is let go of."""
+        """Give up the kernel: a repeated interrupt came, so it is unknown now what the other side has."""
         lease, self.lease = self.lease, None
         try:
             self._let_go()

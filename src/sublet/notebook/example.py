@@ -18,12 +18,12 @@ from sublet.errors import InvalidRequest
 NAME: Final = "neighbour"
 PATIENCE_S: Final = 60.0
 SAVES_WITHIN: Final = 10
-"""Times as long as the neighbour waits anyway: whoever has saved nothing by then never will."""
+"""Times as long as the neighbour waits anyway: a guest that has saved nothing by then never will."""
 COLOURS: Final = ((10, 18, 40), (24, 88, 130), (94, 190, 168), (246, 206, 112), (216, 88, 56), (96, 20, 44))
 
 
 class Neighbour:
-    """Another tenant, in another process: waits until somebody uses a device, then asks for it, and uses it briefly."""
+    """Another tenant, in another process: waits until a device is in use, then asks for it, and uses it briefly."""
 
     def __init__(self, after_s: float = 2.0, uses_s: float = 1.0) -> None:
         words = [sys.executable, "-m", "sublet.notebook.example", str(after_s), str(uses_s)]

@@ -1,7 +1,7 @@
 """What a guest's kernel says, said again where the notebook is: as if the cell had run there.
 
-Text goes through ``sys.stdout`` and pictures through the shell's display publisher, so ``%%capture`` and whoever else
-stands in between takes them as usual. Where there is a Jupyter front end, display ids and comms are passed on as they
+Text goes through ``sys.stdout`` and pictures through the shell's display publisher, so ``%%capture`` and other
+wrappers take them as usual. Where there is a Jupyter front end, display ids and comms are passed on as they
 are: a progress bar updates in place, and a widget talks to its model in the guest.
 """
 
@@ -142,7 +142,7 @@ class Front:
 
     @property
     def takes_input(self) -> bool:
-        """Whether there is somebody to answer a question. Where nobody is the cell is told so when it asks."""
+        """Whether the front end can answer a question. If not, the cell is told so when it asks."""
         return self.kernel is None or bool(getattr(self.kernel, "_allow_stdin", True))
 
     @property
@@ -248,7 +248,7 @@ class StatusLine:
 
     @contextlib.contextmanager
     def left_behind(self) -> Iterator[None]:
-        """Nobody who is not in line any more shall seem to be."""
+        """Show that the request left the queue if the block raises, so that it does not seem to wait on."""
         try:
             yield
         except KeyboardInterrupt:

@@ -1,8 +1,8 @@
 """A device that was taken by suspending: the cell stands still, and goes on under the next lease in the line it was in.
 
 The office parks the guest (``lease.end.parked`` says where) and the notebook waits in line for a device for it. Nothing
-of the cell is lost, so nothing is raised; only the status line tells. Whoever does not want to wait interrupts: then
-what is parked is given up, and the cell ends as one whose device was taken.
+of the cell is lost, so nothing is raised; only the status line tells. A user who does not want to wait interrupts:
+then what is parked is given up, and the cell ends as one whose device was taken.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def is_known_to_be_over(lease: Lease) -> bool:
 
 
 def wait_until_gone(fabric: Fabric, lease: str) -> None:
-    """A lease is over for its holder when its end begins, and then its guest may only begin to save. Whoever wants to
-    find that, on another device, waits until the guest is gone."""
+    """A lease is over for its holder when its end begins, and then its guest may only begin to save. A caller that
+    wants to find that, on another device, waits until the guest is gone."""
     until_s = time.monotonic() + GONE_S
     with contextlib.suppress(SubletError):  # the office has forgotten it, or is away
         while fabric.lease(lease).status != LeaseStatus.ENDED and time.monotonic() < until_s:
@@ -102,7 +102,7 @@ def wait_until_gone(fabric: Fabric, lease: str) -> None:
 
 
 def give_up(fabric: Fabric, lease: Lease) -> None:
-    """Nobody goes on with what is parked: it ends, and its memory is free."""
+    """End the parked guest instead of resuming it, so that its memory is free."""
     end = lease.end
     if end is None or not end.parked:
         return

@@ -101,7 +101,7 @@ def place(
     space, around = seen(), surroundings_here()
     if surroundings is not None:
         around.apply(surroundings, files=True)
-    if _before.is_open:  # it was given up, and never collected: what it bound is nobody's news
+    if _before.is_open:  # it was given up, and never collected: what it bound is not reported
         _put_back(space)
         _bound.noted(space.names, _bound.rebound(space.names))
     reads = _heard.hear(reads) if isinstance(reads, Said) else reads
@@ -333,7 +333,7 @@ def _is_small(value: object) -> bool:
 
 
 class NotKept:
-    """Stands in ``_`` and ``Out`` for a result that cannot travel, or is too large to do so for nobody's sake."""
+    """Stands in ``_`` and ``Out`` for a result that cannot travel, or is too large to be sent unread."""
 
     def __init__(self, cell: int) -> None:
         self.cell = cell

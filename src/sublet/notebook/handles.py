@@ -148,7 +148,7 @@ class Handles:
 
     def settle(self) -> int | None:
         """What a cell had saved that was ended before its results were taken is not for the next cell to find. The
-        number of the newest checkpoint now; None: nobody looked."""
+        number of the newest checkpoint now; None: it was not read."""
         volume = self._volume
         if volume is None or volume.committed is None or volume.is_empty:
             return None
@@ -234,7 +234,7 @@ class Handles:
         return news
 
     def unsure(self) -> None:
-        """Nobody waited for the end of a save: whatever is found counts."""
+        """The end of a save was not waited for: whatever is found counts."""
         if self._volume is not None:
             self._volume.committed = None
 
@@ -364,7 +364,7 @@ class Handles:
     def _look(self) -> dict[Key, About]:
         try:
             return {} if self._shelf is None else self._shelf.found()
-        except (SubletError, OSError):  # it is told when somebody wants something of it
+        except (SubletError, OSError):  # it is told when something of it is asked for
             return {}
         finally:
             self._rest()

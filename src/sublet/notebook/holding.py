@@ -1,7 +1,7 @@
 """What stays in the kernel's guest, and how it outlives the lease: saved, restored, fetched.
 
 Why only that is saved by itself: whatever else a cell changed is in the notebook when the cell is over. The notebook's
-kernel holds it, on a CPU that nobody takes away; to write it to a disk as well would cost every cell a copy of its
+kernel holds it, on a CPU that is not taken away; to write it to a disk as well would cost every cell a copy of its
 results, against a loss that the notebook's owner brings about himself, by ending the kernel. (``%gpu checkpoint`` is
 for that.) What lives only here, in memory of the device or because it is too large to come back, has no other copy.
 
@@ -108,7 +108,7 @@ _turn = threading.Lock()
 
 def use(place: str, is_empty: bool = False) -> tuple[int, dict[Key, About]]:
     """Save there: a folder, or with "" the volume that this guest was given. The number of the newest checkpoint and
-    what is in it; with ``is_empty`` there is none, and nobody looks."""
+    what is in it; with ``is_empty`` there is none, and the place is not read."""
     _state.place = place
     _listen()
     return (0, {}) if is_empty else (_shelf().newest, _shelf().found())
@@ -258,7 +258,7 @@ def checkpoint() -> News | Literal[False]:
     """``sublet.current().checkpoint()``: save as well what the running cell has made so far.
 
     Between cells it saves what is not saved; but not while the notebook takes the results of the last one, which then
-    has not finished. While a cell runs and somebody else asks (a notice), nothing is saved: what finished cells left
+    has not finished. If a notice asks while a cell runs, nothing is saved: what finished cells left
     is, and half of a cell is not for a later one to find. It may finish within the time that the notice leaves, and so
     it is asked again. False: at a notice, something stays that is not saved.
     """
@@ -272,7 +272,7 @@ def checkpoint() -> News | Literal[False]:
                 here.ask_again()
                 return look()
             news = _save(_names(), everything=False, note=f"{NOTICE}after cell {_state.cell}")
-            if news.failed:  # nobody waits for it; so it stands in the log of the guest
+            if news.failed:  # no caller waits for it; so it stands in the log of the guest
                 print(f"sublet: not saved when the lease was taken: {news.failed}", file=sys.stderr)  # noqa: T201
             is_whole = not news.failed and all(one.wall_ns for one in news.held.values())
             return news if is_cells_own or is_whole else False  # False: an idle lease lasts as long as its notice

@@ -20,7 +20,8 @@ from sublet.notebook.lookups import words_of_annotations, words_of_code
 from sublet.notebook.reading import names_of
 
 CONNECTIONS: Final = (multiprocessing.connection._ConnectionBase, weakref.WeakSet)
-"""What pickle has a form for and nobody a use: the number of a file of another process, and what nobody there holds."""
+"""What pickle can encode without use: a file descriptor of another process, and weak references to what has no
+holder there."""
 NAMED: Final = {"Connection": "an end of a pipe", "WeakSet": "a set of weak references"}
 READ_ANY: Final = frozenset({"eval", "exec", "globals"})
 LOADING: Final = frozenset(

@@ -1,7 +1,7 @@
 """Which object here is which object there.
 
 Everything that crosses is numbered by its head, alike on both sides. So an object is called by the parcel it first
-crossed in and its number there, and whoever has that parcel's objects can tell what is meant.
+crossed in and its number there, and a side that has that parcel's objects can tell what is meant.
 
 The objects are held here, or their ids could be given out anew. They are let go of when each name they came with has
 crossed again, with whatever it had by then, or is gone.

@@ -1,8 +1,8 @@
 """An interrupt that comes while a cell is dealt with waits for a place where it does no harm.
 
 Wherever else it came it would tear something: a message that was read and not yet passed on, a lease that was granted
-and not yet written down, results of which one half is here. So it is only noted, and whoever deals with the cell says
-where it may be raised: where he waits for something that may take long.
+and not yet written down, results of which one half is here. So it is only noted, and the code that runs the cell says
+where it may be raised: where it waits for something that may take long.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def patient(self) -> Iterator[None]:
-        """In the block somebody looks for them all the time, and none is raised that insists."""
+        """In the block the caller polls for interrupts, and a repeated one is not raised at once."""
         self._is_patient = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""One kernel in a guest, as whoever runs cells in it sees it: requests go out, messages come in, in order.
+"""One kernel in a guest, as the code that runs cells in it sees it: requests go out, messages come in, in order.
 
 A cell is run by ``execute``: it returns when the kernel has answered *and* said that it is idle again, and gives every
 message in between to who shows them. Questions for input come the same way and are answered with ``answer_input``.
@@ -122,7 +122,7 @@ class KernelLine:
                     reply = message
                 elif parent == asked and kind == "status":
                     is_idle = message["content"]["execution_state"] == "idle"
-                elif channel == "stdin" and passed_on:  # most often the cell is over before anybody could answer
+                elif channel == "stdin" and passed_on:  # most often the cell is over before an answer could come
                     question = [message]
                 else:
                     failed = self._shown(show, channel, message, failed, passed_on, asked)
@@ -146,7 +146,7 @@ class KernelLine:
             return failed
         try:
             show(channel, message)
-        except Exception as error:  # noqa: BLE001 - whatever it is, whoever comes next must not find this code running
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next cell must not find this code running
             passed_on.add(self.interrupt(asked))
             return error
         return None

@@ -7,7 +7,7 @@ variables it shares with the notebook travel as they do for ``%%gpu``. If the de
 suspending or by saving, the next cell goes on from there.
 
 Why not one process that is on the device during cells and off it between them? Off means that the driver copied its
-memory out and let go, and that somebody looked; that takes longer than most pauses between cells, cannot be had on
+memory out and let go, and that this was verified; that takes longer than most pauses between cells, cannot be had on
 every card, and on a host device there is nothing to be off of. And the supervisor could never end the process at the
 end of a lease without ending the notebook. With two processes the guest can be ended, parked and billed like any other.
 

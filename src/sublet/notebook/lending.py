@@ -21,7 +21,7 @@ from sublet.wire.lasting import Lasting
 LODGED_MIN: Final = 16 * MIB
 """Smaller arrays go as any other: they are copied in no time."""
 SPARE_SHARE: Final = 4
-"""Free files take at most one part in so many of the memory that is available to whoever asks for some."""
+"""Free files take at most one part in so many of the memory that is available to any process."""
 SPARE_FOR_S: Final = 60.0
 """A free file that was not used for so long is let go of with the next cell; all are when the lease ends."""
 KINDS: Final = (BufferKind.NUMPY, BufferKind.TORCH)
@@ -75,7 +75,7 @@ class Lender:
         return fits and not is_sealed(buffer.address)
 
     def watches(self, key: Key, buffer: Buffer) -> bool:
-        """Whether nobody need remember what it was when both had the same."""
+        """Whether the content that both sides agreed on need not be remembered."""
         return self.takes(key, buffer) and process_pages().usable()
 
     def can_wait(self, key: Key, buffer: Buffer) -> bool:
@@ -86,7 +86,7 @@ class Lender:
 
     def changed(self, key: Key, buffer: Buffer) -> bool | None:
         """Whether it was written to here, and differs from what lies on the other side; None: it does not lie there in
-        such memory, or nobody knows what was written to."""
+        such memory, or it is unknown what was written to."""
         file = self._at.get(key)
         if file is None or len(file.area) != buffer.length or not self.takes(key, buffer):
             return None
@@ -160,7 +160,7 @@ class Lender:
         self._idle.clear()
 
     def undo(self) -> None:
-        """Whether the other side has what was lodged last nobody knows: those files are used no more."""
+        """Drop the files that were sent last: it is unknown whether the other side has them."""
         for _, file, _, _ in self._flight:
             self._drop(file)
         self._flight.clear()
@@ -175,7 +175,7 @@ class Lender:
         return memoryview(file.area)
 
     def settle(self) -> None:
-        """What was viewed is the other side's alone again. Whoever here looks at it still gets memory of their own."""
+        """What was viewed is the other side's alone again. A view that is still held here keeps memory of its own."""
         viewed, self._viewed = self._viewed, []
         for file in viewed:
             if file.is_held:
@@ -203,7 +203,7 @@ class Lender:
             file.key = None
 
     def free(self, freed: Freed) -> None:
-        """Nobody there looks at these any more."""
+        """The other side uses these no more: they are free again, or dropped if spoilt."""
         flying = [file for _, file, _, _ in self._flight]
         for file in [self._files[number] for number in freed.spoilt if number in self._files]:
             self._drop(file)
@@ -263,7 +263,7 @@ def _are_same(parts: Iterable[Range], beyond: int) -> bool:
 
 
 def _available() -> int:
-    """Bytes that could be had without anybody's losing some."""
+    """Bytes that could be had without taking any from another process."""
     with open("/proc/meminfo", "rb") as file:
         text = file.read()
     at = text.index(b"MemAvailable:")

@@ -126,7 +126,7 @@ class Lodger:
         self._homes: list[_Home] = []
 
     def watches(self, key: Key, buffer: Buffer) -> bool:
-        """Whether nobody need remember what it was when both had the same."""
+        """Whether the content that both sides agreed on need not be remembered."""
         return self._home(buffer) is not None and process_pages().usable()
 
     def can_wait(self, key: Key, buffer: Buffer) -> bool:

@@ -163,7 +163,7 @@ def _words_of_pickle(data: bytes) -> Iterator[str]:
         for _, argument, _ in pickletools.genops(data):
             if type(argument) is str:
                 yield from _words(argument)
-    except Exception:  # noqa: BLE001 - it is no pickle, or a damaged one: whoever loads it is told so
+    except Exception:  # noqa: BLE001 - it is no pickle, or a damaged one: loading it raises that
         return
 
 

@@ -72,7 +72,7 @@ def view_of(original: Any, copy: Any, part: Any) -> Any:
 
 
 class _Looked:
-    """Memory of an array that is kept alive by whoever looks at it."""
+    """Memory of an array, whose views keep it alive."""
 
     def __init__(self, owner: Any, address: int, like: Any) -> None:
         self.owner = owner
@@ -111,7 +111,7 @@ def same_array(old: Any, new: Any) -> bool:
 
 
 def is_settled(value: Any) -> bool:
-    """Whether an array cannot take over anything: nobody may write to it, or it shows some memory twice."""
+    """Whether an array cannot take over anything: it is read-only, or it shows some memory twice."""
     twice = any(step == 0 and n > 1 for step, n in zip(value.strides, value.shape, strict=True))
     return bool(twice or not value.flags.writeable)
 

@@ -1,4 +1,4 @@
-"""What came back is written into the objects it came from: whoever else holds one of them sees the change.
+"""What came back is written into the objects it came from: other holders of one of them see the change.
 
 A cell on a device works on copies. The two sides keep count of which copy is whose (``spaces``), so when they come back
 it is known of each object whether it *is* one of the notebook's, changed or not, or is new. One that is takes over what
@@ -185,7 +185,7 @@ class _Plan:
         return new if type(new) in ATOMS else self.chosen.get(id(new), new)
 
     def travels(self, value: Any) -> bool:
-        """Whether it came as an object, not only as somebody's memory."""
+        """Whether it came as an object, not only as memory of another one."""
         return id(value) in self._came
 
     def claim(self, new: Any, target: Any) -> None:
@@ -238,7 +238,7 @@ class _Plan:
             return self._views[id(new)]
         old = self._originals.get(id(new))
         # ``_taken`` is redundant within one transfer, which names each original once. It stays because two objects that
-        # became one would be a wrong result that nobody sees.
+        # became one would be a wrong result that goes unnoticed.
         if old is None or type(old) is not type(new) or id(old) in self._taken or id(new) in self._refused:
             return new
         return old if can_take_over(self, old, new) else new

@@ -132,7 +132,7 @@ class Bound(Mapping[str, Callable[[], object]]):
 
 
 def _alive(held: weakref.ref[Any]) -> object:
-    """What is held weakly, or something that nobody has: a name may have None by now."""
+    """What is held weakly, or an object that no name can have: a name may have None by now."""
     value = held()
     return _GONE if value is None else value
 
@@ -194,8 +194,8 @@ class Shared:
         return tuple(sorted(self._gone))
 
     def gone_of(self, names: dict[str, Any], some: Iterable[str]) -> tuple[str, ...]:
-        """Those of ``some`` that are not here any more; and all others that are not, unless somebody took pains to hide
-        it (``Growth``): then they are told of later. It takes no time that grows with the names."""
+        """Those of ``some`` that are not here any more; and all others that are not, unless other changes
+        hid that (``Growth``): then they are told of later. It takes no time that grows with the names."""
         if self._growth.is_all_since(names):
             doubtful = self._lacking | self._came
             doubtful.update(name for name in some if name in self._names)
@@ -287,7 +287,7 @@ class Told:
         return Said(other, is_difference=True) if len(other) < len(names) // 2 else Said(names)
 
     def forget(self) -> None:
-        """Nobody knows whether it arrived."""
+        """It is unknown whether it arrived."""
         self._last = None
 
 

@@ -41,7 +41,7 @@ WHYS = {
     EndReason.GUEST_FAILED: "its process failed",
     EndReason.RELEASED: "it was given back",
 }
-"""In words, for whoever has not read the list of reasons."""
+"""In words, for a user who has not read the list of reasons."""
 
 
 def what_ended(error: LeaseEnded) -> str:

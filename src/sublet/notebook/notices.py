@@ -20,7 +20,7 @@ class Notices(logging.Filter):
         logging.getLogger("sublet.client").addFilter(self)
 
     def told_for(self, lease: str) -> None:
-        """Somebody else tells the notices of this one."""
+        """Leave out the notices of this lease here: they are told elsewhere."""
         self._leases.append(lease)
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -126,7 +126,7 @@ class Owner:
 
     @property
     def name(self) -> str:
-        """As the volume is called; empty where nobody gave one."""
+        """As the volume is called; empty where none was given."""
         return self._name or (volume_name(path) if (path := self.path) else "")
 
     @property
@@ -212,7 +212,7 @@ class Owner:
     # ---- what another kernel of the name has saved
 
     def _look(self, fabric: Fabric | None, second: Volume) -> int:
-        """When it saved last; 0 if it has not, or nobody can tell now."""
+        """When it saved last; 0 if it has not, or that cannot be told now."""
         from sublet.notebook.shelf import Shelf
 
         try:
@@ -319,7 +319,7 @@ def _is_ending(fabric: Fabric, lease: LeaseId) -> bool:
 
 
 def _locked(path: str) -> int:
-    """A lock on a folder, -1 if somebody has it. It goes with the process."""
+    """A lock on a folder, -1 if another process has it. It goes with the process."""
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
         fd = os.open(os.path.join(path, "in-use"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -342,7 +342,7 @@ def _second(name: str, saved_ns: int) -> str:
 
 
 def notebook_path(user_ns: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """Where the notebook lies, as VS Code or the Jupyter server tells its kernel; empty if nobody does. VS Code goes
+    """Where the notebook lies, as VS Code or the Jupyter server tells its kernel; empty if neither does. VS Code goes
     first: on a server it gives every session a name of its own, and no other kernel would find what one has saved."""
     for told in (user_ns.get("__vsc_ipynb_file__"), environ.get("JPY_SESSION_NAME")):
         if isinstance(told, str) and told.endswith(".ipynb"):

@@ -27,7 +27,7 @@ LOST: Final = "\0"
 BESIDE: Final = "it came with what could not be put together"
 """Why something is not there that may be all right."""
 ALONE: Final = 2
-"""References to an object that only a dict holds: the dict's, and that of whoever asks."""
+"""References to an object that only a dict holds: the dict's, and the caller's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -172,7 +172,7 @@ class Came:
 
 def without_scaffolding(met: dict[int, Any]) -> None:
     """Let go of what was made only to take the values apart or to put them together, such as the state that an object
-    is given: nobody else holds it, and on the other side its number may stand for something that lives. And of the
+    is given: nothing else holds it, and on the other side its number may stand for something that lives. And of the
     namespaces of functions, which never cross: each side has its own."""
     if types.FunctionType in set(map(type, met.values())):
         namespaces = {id(one.__globals__) for one in met.values() if type(one) is types.FunctionType}

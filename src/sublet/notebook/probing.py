@@ -15,7 +15,7 @@ from sublet.notebook.counting import TOO_MANY, has_too_many
 from sublet.notebook.home import HomeRules
 
 MODULE: Final = "module"
-"""What modules are; they are saved by name, and nobody need be told."""
+"""What modules are; they are saved by name, and need no report."""
 WORDS_MAX: Final = 60
 """Letters of a description."""
 

@@ -49,9 +49,9 @@ def _size(value: Any) -> int:
 
 
 class Progress:
-    """Of the transfers of one notebook, one after the other. Whoever sends or receives says at what it is (``at``), and
+    """Of the transfers of one notebook, one after the other. The sender or receiver reports its position (``at``), and
     this shows it when it is time. A timer does so where the work on one variable takes long. It is left to run out at
-    the end of a transfer: it rings in time for the next one, which then needs no thread of its own."""
+    the end of a transfer: it fires in time for the next one, which then needs no thread of its own."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Progress:
         self.look()
 
     def look(self) -> None:
-        """Show it if it is time. Whoever waits calls this now and then."""
+        """Show it if it is time. The waiting thread calls this now and then."""
         now_s = self._clock()
         if now_s < self._due_s:
             return

@@ -91,7 +91,7 @@ class CudaGenerators:
     def __init__(self, *, is_notebook: bool) -> None:
         self._is_notebook = is_notebook
         self._value: tuple[Any, ...] | None = None
-        """``("seed", how many before it, seed)`` or ``("states", one for each card)``; None: nobody has seeded."""
+        """``("seed", how many before it, seed)`` or ``("states", one for each card)``; None: it was not seeded."""
         self._seeding: object = None
         self._count = 0
 

@@ -228,7 +228,7 @@ class _Reader(ast.NodeVisitor):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         for alias in node.names:
-            if alias.name == "*":  # it binds names nobody can tell, and reads none
+            if alias.name == "*":  # it binds unknown names, and reads none
                 continue
             self._bind(alias.asname or alias.name)
 

@@ -16,8 +16,8 @@ _all: weakref.WeakSet[RemoteValue] = weakref.WeakSet()
 
 
 def any_handles() -> bool:
-    """Whether any name of any namespace here can stand for such a value: mostly none does, and of 10,000 names nobody
-    need ask which."""
+    """Whether any name of any namespace here can stand for such a value: mostly none does, and then 10,000 names
+    need not be searched."""
     return bool(_all)
 
 

@@ -1,9 +1,9 @@
 """What is saved of a notebook: one volume, with room for three kinds of names.
 
 ``device``: what lives only in the guest and is a handle in the notebook. ``cell``: what a cell that was under way had
-made by the time it asked for a checkpoint. ``notebook``: the notebook's own, when somebody wanted them saved. The guest
-saves the first two and the notebook the third, each on what the other left: a save takes over every record that it does
-not replace, without loading it.
+made by the time it asked for a checkpoint. ``notebook``: the notebook's own, when a save of them was asked for. The
+guest saves the first two and the notebook the third, each on what the other left: a save takes over every record that
+it does not replace, without loading it.
 
 Nothing here decides what is saved; it is written as it is given. What is known of each name (``About``) is saved beside
 it and can be read without loading any value, which may be for a device that is not here.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 KEEP: Final = 3
 """Checkpoints that stay, as long as there is room: that of the last finished cell, the last that a running cell asked
-for, and that of a cell whose results nobody has taken yet (``settle``)."""
+for, and that of a cell whose results were not taken yet (``settle``)."""
 WITHIN: Final = "within "
 """Begins the note of a checkpoint that a running cell asked for."""
 NOTICE: Final = "notice "

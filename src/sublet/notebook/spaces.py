@@ -1,7 +1,7 @@
 """Two namespaces that follow each other: the notebook's, and that of the kernel on the device.
 
 Each side keeps, of every group of names that share objects, what both had when they last agreed. What is encoded now
-and was so then does not travel. Large memory is compared by the change finder, chunk by chunk, so an array nobody wrote
+and was so then does not travel. Large memory is compared by the change finder, chunk by chunk, so an array not written
 to is neither sent nor, where the kernel tracks pages, read.
 
 Objects have a name that both sides know (``Tag``): what stands under a number in the head of a parcel is the same thing
@@ -62,7 +62,7 @@ QUICK_BYTES: Final = 256 * 1024
 ORDERED_MIN: Final = 1024
 """Of so many names the order is worth remembering."""
 ROUNDS_MAX: Final = 64
-"""Functions that read functions that read functions: each step finds more names; nobody has more steps than that."""
+"""Functions that read functions that read functions: each step finds more names; no program needs more steps."""
 
 
 def _at_once(job: Job) -> None:
@@ -232,14 +232,14 @@ class Space:
 
         ``must``: what cannot travel is raised (``Unpicklable``), not noted. ``lost_of``: objects that came for these
         names and that nothing holds any more go as well, if they were changed before they were let go of: on the other
-        side somebody else may hold them. ``new``: names that were bound anew, and go even if they stand for what was
+        side other objects may hold them. ``new``: names that were bound anew, and go even if they stand for what was
         agreed on before: the other side may have bound them otherwise since. ``room``: bytes; what has more stays,
         unless the other side has it already, and so do what has too many objects and was bound anew, and what is
         ``stuck``, which stayed before, and why. ``asked``:
-        all names, there or not, that somebody is going to ask for; None: any. That others are gone may be told later.
-        ``late``: who asks is going to ask for ``changed_late`` as well. ``maybe``: words that may be names which are
-        looked up; with those that stand in functions they are sent if they can be. None: nobody looks any up.
-        ``staying``: names that are not sent, whoever reads them, and why. ``held``: names of which the other side has
+        all names, there or not, that will be asked for; None: any. That others are gone may be told later.
+        ``late``: the caller is going to ask for ``changed_late`` as well. ``maybe``: words that may be names which are
+        looked up; with those that stand in functions they are sent if they can be. None: none is looked up.
+        ``staying``: names that are not sent, whatever reads them, and why. ``held``: names of which the other side has
         no value, since it stayed here. ``used``: objects that are not sent, whatever holds them.
         """
         self._remember_owed()
@@ -341,7 +341,7 @@ class Space:
     def changed_late(self, what: Outgoing) -> list[Found]:
         """Of what may have changed in its memory alone what has: to look at that takes time, in which the other side
         can take in everything else. ``what`` must have been ``sent`` before this is turned into ``parcels_of`` it."""
-        late, what.late = what.late, []  # nobody must hold on to their memory longer than that
+        late, what.late = what.late, []  # their memory must not be kept alive longer than that
         return [
             (group, hashes) for group, (same, hashes) in zip(late, map(self._looked, late), strict=True) if not same
         ]
@@ -391,7 +391,7 @@ class Space:
         afterwards: Callable[[Job], object] = _at_once,
         newer: Collection[str] = (),
     ) -> Taken:
-        """Merge what arrived. ``afterwards``: who does a little later, but before anybody writes to it, what need not
+        """Merge what arrived. ``afterwards``: runs a little later, but before any code writes to it, what need not
         be done at once. ``newer``: names whose objects, as far as they have crossed, are newer here than what comes:
         they are not written to."""
         self._remember_owed()
@@ -817,12 +817,12 @@ class Space:
         return _ids_of(groups)
 
     def _compared(self, key: Key, buffer: Buffer) -> tuple[bool, bytes]:
-        """Whether its memory holds something else than what both had, and the hashes of that if anybody needs some."""
+        """Whether its memory holds something else than what both had, and the hashes of that if some are needed."""
         if is_told_by_digest(buffer):
             return False, b""
         changed = self._lodging.changed(key, buffer)
         if changed is None and self._lodging.watches(key, buffer) and not self._finder.knows(buffer):
-            return True, b""  # it will lie where it can be compared with, so nobody needs hashes of it
+            return True, b""  # it will lie where it can be compared with, so its hashes are not needed
         if changed is not None:
             return changed, b""
         chunks, hashes = self._finder.compared(buffer)

@@ -40,7 +40,7 @@ class CellBill:
     busy_s: float = 0.0
     vram_byte_s: float = 0.0
     launches: int | None = None
-    """None where nobody counted: frameworks launch by themselves, and nothing is guessed."""
+    """None where they were not counted: frameworks launch by themselves, and nothing is guessed."""
     bytes_in: int = 0
     bytes_out: int = 0
     bytes_saved: int = 0
@@ -105,7 +105,7 @@ class Running:
     vram_bytes: int
     left_s: float
     notice: str = ""
-    """Why the lease will be taken when the time is over; empty while nobody said so."""
+    """Why the lease will be taken when the time is over; empty while that was not announced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,7 +138,7 @@ class Surroundings:
                     track.agreed = (now if starts_alike else self._of_a_device(track)) or {}
 
     def unsure(self) -> None:
-        """An exchange failed: nobody knows what the other side has, and the next one brings everything."""
+        """An exchange failed: it is unknown what the other side has, and the next one brings everything."""
         with self._lock:
             self._is_whole = True
             self._modules.clear()

@@ -1,7 +1,7 @@
 """``%load_ext sublet`` begins what a first cell would wait for longest: a warm interpreter for kernels on this machine.
 
 It is the supervisor that has it made, and where no office runs yet one is started for that, as the first cell would
-have started it, and with the same end: it leaves by itself when nobody needs it. Nothing is leased, and nothing waits:
+have started it, and with the same end: it ends by itself when it is not needed. Nothing is leased, and nothing waits:
 all of it happens beside the notebook, and whatever goes wrong there the first cell finds out for itself, and says so.
 """
 

@@ -140,7 +140,7 @@ def _of_one_owner(plan: Plan, old: Any, new: Any) -> bool:
 
 
 def is_as_it_was(old: Any, new: Any) -> bool:
-    """Of two that nobody here can look into: whether pickle says the same of both."""
+    """Of two that no code here can look into: whether pickle says the same of both."""
     if type(old) is not type(new) or isinstance(new, IDENTITY_FREE) or type(new) in _WAYS:
         return False
     if is_memory(new) or is_frame(new) or _by_state(type(new)) is not None:
@@ -155,7 +155,7 @@ def is_as_it_was(old: Any, new: Any) -> bool:
 
 
 def can_change(value: Any) -> bool:
-    """Whether somebody who holds it could see it become another."""
+    """Whether a holder of it could see it change."""
     kind = type(value)
     if kind in _WAYS:
         return kind not in MADE_ANEW
@@ -265,4 +265,4 @@ _AT_ONCE: Final = MADE_ANEW | {types.FunctionType, memoryview}
 IMMUTABLE: Final[frozenset[type]] = frozenset({int, float, complex, str, bytes})
 _CORES: Final[frozenset[type]] = frozenset({object, *IMMUTABLE, *_WAYS})
 _cores: Final[dict[int, tuple[weakref.ref[type], type | None]]] = {}
-"""What was found, by the id of the class: of some classes nobody can ask a hash."""
+"""What was found, by the id of the class: some classes cannot be hashed."""

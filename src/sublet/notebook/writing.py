@@ -504,7 +504,7 @@ def is_frame(value: Any) -> bool:
 
 
 def is_looked_at(memory: Any) -> bool:
-    """Whether somebody has a view of it; then it keeps its size."""
+    """Whether a view of it exists; then it keeps its size."""
     try:
         memory.append(0)
     except BufferError:

@@ -7,7 +7,7 @@
     inside     what runs in the notebook's kernel: its variables are saved and restored, its bill is told
     kernels    the two kinds of kernel: an ordinary one, or one that lives under one lease
     runner     one run of a job, cell by cell
-    detached   the process that does it in the background, and whoever starts it again
+    detached   the process that does it in the background, and its restart
     page       the HTML page with the bill
     failures   why a cell did not finish; leftovers: what its leases left
     turns      whose turn it is in the queue

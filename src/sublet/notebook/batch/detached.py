@@ -3,7 +3,7 @@
     python -m sublet.notebook.batch.detached FOLDER
 
 forks before anything is loaded. The parent only waits: a runner that was ended by a signal is followed by another,
-which goes on from the last finished cell. If both are killed, or the machine is, whoever next asks after the job
+which goes on from the last finished cell. If both are killed, or the machine fails, the next query of the job
 (``sublet nb status``) starts them anew.
 """
 

@@ -1,7 +1,7 @@
 """A kernel in a guest, as nbclient knows kernels: just so much of a client and of a manager as it calls.
 
 nbclient waits for the reply and for the outputs of a cell at the same time. Here both come over one connection that
-one thread reads; what came is put into two queues. Between cells nobody reads, so a request is sent without a lock.
+one thread reads; what came is put into two queues. Between cells no thread reads, so a request is sent without a lock.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class GuestClient:
 
 
 async def beside(call: Callable[[], T]) -> T:
-    """Run what blocks on a thread that keeps nobody from leaving."""
+    """Run a blocking call on a thread that does not keep the process from ending."""
     done: Future[T] = Future()
 
     def run() -> None:

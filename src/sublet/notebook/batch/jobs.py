@@ -7,7 +7,7 @@ HOME/jobs/7/executed.ipynb     the same with outputs; whole after every cell
 HOME/jobs/7/executed.html      the page
 HOME/jobs/7/state/             the variables: checkpoints, see ``durable.store``
 HOME/jobs/7/lock               held by its one runner, for as long as that lives
-HOME/jobs/7/stop               somebody wants it to stop
+HOME/jobs/7/stop               exists once the job is asked to stop
 HOME/jobs/7/log                what the runner had to say
 """
 
@@ -100,7 +100,7 @@ class Job:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Nobody else runs it meanwhile. Raises if somebody does. It ends with the process, however that ends."""
+        """Run it exclusively. Raises if another process runs it. The lock ends with the process, however that ends."""
         fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not _locked(fd):
@@ -141,7 +141,7 @@ class Job:
 
 
 def _locked(fd: int) -> bool:
-    """Whoever looks who has it holds it for a moment himself; so one try is not enough."""
+    """A process that tests the lock holds it for a moment itself; so one try is not enough."""
     for _ in range(LOOKS):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -210,7 +210,7 @@ def _number_of(name: str) -> str:
 def _claimed(root: Path) -> Path:
     while True:
         number = max((int(name) for name in os.listdir(root) if name.isdecimal()), default=0) + 1
-        with contextlib.suppress(FileExistsError):  # somebody else was quicker
+        with contextlib.suppress(FileExistsError):  # another process was quicker
             (root / str(number)).mkdir(mode=0o700)
             return root / str(number)
 

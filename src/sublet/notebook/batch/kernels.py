@@ -47,7 +47,7 @@ INSIDE: Final = "__import__('importlib').import_module('sublet.notebook.batch.in
 
 
 class JobKernel(Protocol):
-    """What the runner needs of one. Opened once, closed once; whoever closes it may have lost it."""
+    """What the runner needs of one. Opened once, closed once; it may be lost when it is closed."""
 
     client: Any
     """nbclient's, which runs the cells."""
@@ -115,7 +115,7 @@ class OrdinaryKernel(_Kernel):
 
         try:
             self.client.km = km = self.client.create_kernel_manager()
-            # Sockets in a folder that is ours alone: a port would be anybody's who has an account here.
+            # Sockets in a folder that is ours alone: a port could be reached by every user of this machine.
             self._make_folder()
             km.transport, km.ip = "ipc", f"{self._sockets}/k"
             with open(self._log, "ab") as log:  # noqa: ASYNC230 - what it says outside of cells is for no terminal

@@ -5,7 +5,7 @@
     INTERRUPTED  the runner is gone and the notebook is not done; it goes on from the last finished cell
     DONE         every cell has run
     FAILED       a cell raised, or what it needs is not to be had
-    STOPPED      somebody stopped it
+    STOPPED      it was stopped by a user
 
 A record says how far a job is. A cell counts as finished when its record says so, and that is written last: after the
 outputs are on disk and the variables are saved. So whatever moment a runner is killed at, the record names a cell whose

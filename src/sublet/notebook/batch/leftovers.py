@@ -1,4 +1,4 @@
-"""Leases of a kernel that could not give them back: nobody uses them, and others wait."""
+"""Leases of a kernel that could not give them back: no process uses them, and others wait."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ PARAMETERS: Final = "parameters"
 INJECTED: Final = "injected-parameters"
 """The tag of the cell that was put in."""
 NOTEBOOK_MAX: Final = 256 << 20
-"""Bytes of a notebook's file; one that is larger holds pictures by the thousand, and somebody should know."""
+"""Bytes of a notebook's file; one that is larger holds pictures by the thousand, and its user should know."""
 
 GRAMMAR: Final = "rfc3987_syntax"
 """A package that jsonschema loads where it is installed, as it is with JupyterLab."""
@@ -76,8 +76,8 @@ def has_gpu_cells(notebook: Notebook) -> bool:
 def with_parameters(notebook: Notebook, texts: Sequence[str]) -> Notebook:
     """A copy in which ``name=value`` texts hold: in a cell of their own, behind the one tagged ``parameters``.
 
-    Where a cell is tagged, only names that it gives a default can be set: a misspelt one would change nothing, and
-    nobody would notice. Where none is tagged they go first, or behind a cell that gives them a value and does nothing
+    Where a cell is tagged, only names that it gives a default can be set: a misspelt one would silently
+    change nothing. Where none is tagged they go first, or behind a cell that gives them a value and does nothing
     else. A value is a Python literal, and where it is none, a text.
     """
     found = copy.deepcopy(notebook)
@@ -141,7 +141,7 @@ def _check(values: Mapping[str, object], source: str) -> None:
     try:
         tree = ast.parse(source)
     except SyntaxError:
-        return  # magics in it: whoever wrote them knows better
+        return  # magics in it: the names cannot be checked
     known = sorted({n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)})
     wrong = next((name for name in values if name not in known), None)
     if wrong is not None:

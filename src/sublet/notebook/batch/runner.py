@@ -1,7 +1,7 @@
 """One run of a job: cell by cell, from the first that is not finished.
 
 After each cell, in this order: its outputs are on disk, the variables are saved, the record counts it as finished. What
-a runner that dies in between leaves is what the record says, and at most one more checkpoint that nobody asks for.
+a runner that dies in between leaves is what the record says, and at most one more checkpoint that is not used.
 
 A cell whose lease was lost is run again from what the last finished cell left; it brought nothing back, and the
 variables are either untouched, because the cell ran on the device only, or restored in a new kernel.
@@ -62,7 +62,7 @@ class Runner:
         self.spec = job.spec()
         self.record = job.record()
         self.stopping = False
-        """Somebody wants it to end: by a signal, or by the job's ``stop`` file."""
+        """It was asked to end: by a signal, or by the job's ``stop`` file."""
         self._progress = progress or Progress()
         self._point = point or (lambda _name: None)
         self._asked = self.spec.leases
@@ -81,12 +81,12 @@ class Runner:
         self._bill_before: dict[str, Any] = {}
 
     def run(self) -> JobRecord:
-        """Until it is over, or interrupted. Raises if somebody else runs it."""
+        """Run until it is over, or interrupted. Raises if another process runs it."""
         with self.job.taken():
             self.record = self.job.record()
             if self.record.is_over:
                 return self.record
-            if self.record.state is JobState.RUNNING:  # whoever had it before us did not live to say so
+            if self.record.state is JobState.RUNNING:  # the previous runner was killed before it could record it
                 self._write(Happening.CUT, message="its runner was killed")
             try:
                 asyncio.run(self._run())
@@ -117,7 +117,7 @@ class Runner:
         self._main = main
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(RuntimeError, ValueError):  # not on the main thread: whoever runs us sees to it
+            with contextlib.suppress(RuntimeError, ValueError):  # not on the main thread: the caller handles signals
                 loop.add_signal_handler(number, self.stop)
         try:
             self._notebook = self._opened()

@@ -49,7 +49,7 @@ class Turn:
         return False
 
     def over(self) -> None:
-        """Somebody else's. Harmless twice."""
+        """End this turn, so that another job has one. Harmless twice."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.ftruncate(fd, 0)
@@ -57,7 +57,7 @@ class Turn:
 
 
 def _waits(job: Job) -> bool:
-    """It has a runner, and that has not begun: one that nobody runs keeps nobody waiting."""
+    """It has a runner, and that has not begun: a job without a runner delays no other."""
     with contextlib.suppress(SubletError):
         return job.record().state in (JobState.QUEUED, JobState.INTERRUPTED) and job.runner > 0
     return False

@@ -164,7 +164,7 @@ class _SearchPath:
         is_installed: Callable[[str], bool] = _installed() if is_notebook else set(_texts(sys.path)).__contains__
         self._is_installed = is_installed
         self._shared: set[str] = set()
-        """What the other side has named as well: it is nobody's own."""
+        """What the other side has named as well: it belongs to neither side alone."""
         self._was: list[str] = []
         self._value: tuple[str, ...] = ()
 
