@@ -1,7 +1,7 @@
 """``@sublet.gpu``: a lease around each call, taken when it is needed and used again while it is still held.
 
 Between calls the lease is not renewed: it stays to the end of its time to live, for the next call of any decorated
-function with the same terms, and is then gone. So a loop pays for acquiring once, and none holds a card by mistake.
+function with the same terms, and is then gone. So a loop pays for acquiring once, and keeps no card by mistake.
 Calls that share a lease are executed one after the other. Where another set of terms finds no room, leases of ours that
 lie idle are given back first, rather than waited for. Where another request has taken an idle one and its worker is
 parked, the next call goes on with that worker.

@@ -126,7 +126,7 @@ def check_python(python: str, needs: str = "") -> None:
 
 
 def _has_module(python: str, module: str) -> bool:
-    """Whether it can be found there; if that cannot be told, the start of the guest will tell."""
+    """Whether it can be found there; where that cannot be told, the start of the guest shows it."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     try:
         asked = subprocess.run(

@@ -138,7 +138,7 @@ def _set_up(argv: list[str], first: str, *, shown: bool) -> None:
 
 
 def _new_main() -> types.ModuleType:
-    """A fresh ``__main__``: the program sees nothing of the warm interpreter's or the bootstrap's."""
+    """A fresh ``__main__``: nothing of the warm interpreter's or the bootstrap's is left in it."""
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={}, __loader__=importlib.machinery.BuiltinImporter)
     sys.modules["__main__"] = main
