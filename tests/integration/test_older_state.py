@@ -22,6 +22,7 @@ import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.errors import InvalidRequest
+from sublet.supervisor.isolation.uids import BLOCK
 from sublet.supervisor.mounts import mounts_below
 from sublet.supervisor.stores_work import why_no_image
 from tests.traces import end_office, until
@@ -30,6 +31,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the state of root's office"),
     pytest.mark.skipif(bool(why_no_image()), reason=f"no images here: {why_no_image()}"),
 ]
+MOVED_BY: Final = 1000 * BLOCK
 STATES: Final = sorted((Path(__file__).parent / "older_state").iterdir())
 
 
@@ -38,6 +40,7 @@ def state(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     with tempfile.TemporaryDirectory(prefix="sublet-older-") as folder:
         with tarfile.open(request.param) as packed:
             packed.extractall(folder, filter="tar")
+        _move_tenants(Path(folder) / "office")
         monkeypatch.setenv("XDG_STATE_HOME", f"{folder}/xdg")  # the heads of its audit chain
         home = Path(folder) / "office"
         yield Path(folder)
@@ -45,6 +48,14 @@ def state(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         subprocess.run(down, env={**os.environ, "SUBLET_HOME": str(home)}, check=True, timeout=120)
         end_office(runtime_dir(home))
         until("volumes that are put away", lambda: not mounts_below(str(home)))
+
+
+def _move_tenants(home: Path) -> None:
+    """To user numbers that no other office of this run has: who has a number may end all processes of it. No file that
+    was packed belongs to a tenant."""
+    said = json.loads((home / "uids").read_text())
+    said["uids"] = {tenant: number + MOVED_BY for tenant, number in said["uids"].items()}
+    (home / "uids").write_text(json.dumps(said))
 
 
 def test_leases_volumes_tenants_and_tokens_go_on(state: Path) -> None:
