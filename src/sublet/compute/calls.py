@@ -68,7 +68,7 @@ class Pending:
 
     @property
     def was_begun(self) -> bool:
-        """Of a lost one: whether the worker was executing it."""
+        """Of a lost one: whether the worker was executing it, or its answer was lost with the worker."""
         return self.lost is not None and self.lost.executing == self.call != 0
 
 
@@ -348,7 +348,7 @@ class Exchange:
     def _break(self, over: Over) -> None:
         with self._lock:
             if self.lost is None:
-                call, _ = self.board.read()
+                call = self.board.last_begun()
                 self.lost = Lost(over, call, *self.results.read(call))
             lost, left = self.lost, list(self._pending.values())
         for pending in left:

@@ -49,6 +49,8 @@ WITHHELD: Final = 4
 """Which word of the board says up to which call no further item is begun. The holder writes it."""
 BEGUN: Final = 5
 """And which one how many items of the call of many that is executing were begun."""
+FINISHED: Final = 6
+"""And which call has finished last: its answer may be lost on the way."""
 _NOT_SAID: Final = (1 << 64) - 1
 
 _HEAD: Final = struct.Struct("!BBHIQ")  # kind, flags, number of pieces, subject, amount
@@ -269,7 +271,12 @@ class Board:
 
     def finish(self) -> None:
         """None is."""
+        self.words[FINISHED] = self.read()[0]
         self._SLOT.pack_into(self._map, 0, 0, 0)
+
+    def last_begun(self) -> int:
+        """The call that is executing, else the one that finished last. By the holder, once the worker is gone."""
+        return self.read()[0] or self.words[FINISHED]
 
     def mark(self) -> None:
         """A sign of life, whatever is executing. By one thread only."""

@@ -121,3 +121,18 @@ def test_what_is_no_board_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         Board.opened(fd)
     os.close(fd)
+
+
+def test_a_call_whose_answer_may_be_lost_is_the_last_begun_one() -> None:
+    """A worker that is killed between its answer and the holder's look has done the work: it is no call in line."""
+    board, fd = Board.create()
+    os.close(fd)
+    try:
+        assert board.last_begun() == 0
+        board.begin(3, 1)
+        board.finish()
+        assert (board.read()[0], board.last_begun()) == (0, 3)
+        board.begin(4, 1)
+        assert board.last_begun() == 4
+    finally:
+        board.close()
