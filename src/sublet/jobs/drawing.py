@@ -9,9 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sublet.errors import InvalidRequest
 from sublet.jobs.states import CHUNK_TABLE, VERDICTS, Cause, ChunkEvent, ChunkState, Verdict, When, verdict_of
-from sublet.lease.drawing import Machine, mermaid
+from sublet.lease.drawing import Machine, mermaid, with_sections
 
 MACHINE = Machine(
     name="chunk",
@@ -44,16 +43,8 @@ def verdicts() -> str:
 
 
 def page_with_tables(page: str) -> str:
-    """The page with everything between its markers made anew. A marker without its end is an error."""
-    for key, text in (("chunk", f"```mermaid\n{mermaid(MACHINE)}\n```"), ("verdicts", verdicts())):
-        begin, end = f"<!-- drawn: {key} -->", f"<!-- end: {key} -->"
-        if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
-            raise InvalidRequest(
-                f"the page has no place for {key!r}", do=f"Put {begin} and {end} there, once, in lines."
-            )
-        before, rest = page.split(begin)
-        page = f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}"
-    return page
+    """The page with the states of a chunk and the verdicts made anew."""
+    return with_sections(page, {"chunk": f"```mermaid\n{mermaid(MACHINE)}\n```", "verdicts": verdicts()})
 
 
 def main(arguments: Sequence[str]) -> int:

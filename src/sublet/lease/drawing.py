@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import enum
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -153,18 +153,22 @@ def meanings(name: str) -> dict[str, str]:
     raise InvalidRequest(f"there is no {name} in lease/states.py", do="Name one of its enums.")
 
 
-def page_with_drawings(page: str) -> str:
-    """The page with everything between its markers made anew. A marker without its end is an error."""
-    for key, text in _sections().items():
+def with_sections(page: str, sections: Mapping[str, str]) -> str:
+    """The page with everything between the markers of each section made anew. A marker without its end is an error."""
+    for key, text in sections.items():
         begin, end = f"<!-- drawn: {key} -->", f"<!-- end: {key} -->"
         if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
             raise InvalidRequest(
-                f"the page has no place for the drawing {key!r}",
-                do=f"Put {begin} and {end} there, once, each on a line.",
+                f"the page has no place for {key!r}", do=f"Put {begin} and {end} there, once, each on a line."
             )
         before, rest = page.split(begin)
         page = f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}"
     return page
+
+
+def page_with_drawings(page: str) -> str:
+    """The page with the state machines and tables of a lease drawn anew."""
+    return with_sections(page, _sections())
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sublet.errors import InvalidRequest
-from sublet.lease.drawing import Machine, exits, mermaid
+from sublet.lease.drawing import Machine, exits, mermaid, with_sections
 from sublet.studio.states import SESSION_TABLE, SessionEvent, SessionState
 
 MACHINE = Machine(
@@ -20,18 +19,11 @@ MACHINE = Machine(
     start=SessionState.RESTING,
     arrows=tuple((state, event, then) for (state, event), then in SESSION_TABLE.items()),
 )
-BEGIN, END = "<!-- drawn: session -->", "<!-- end: session -->"
 
 
 def page_with_drawing(page: str) -> str:
-    """The page with everything between its markers made anew."""
-    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
-        raise InvalidRequest(
-            "the page has no place for the drawing", do=f"Put {BEGIN} and {END} there, once, in lines."
-        )
-    before, rest = page.split(BEGIN)
-    drawn = f"```mermaid\n{mermaid(MACHINE)}\n```\n\n{exits(MACHINE)}"
-    return f"{before}{BEGIN}\n\n{drawn}\n\n{END}{rest.split(END)[1]}"
+    """The page with the states of a session drawn anew."""
+    return with_sections(page, {"session": f"```mermaid\n{mermaid(MACHINE)}\n```\n\n{exits(MACHINE)}"})
 
 
 def main(arguments: Sequence[str]) -> int:
