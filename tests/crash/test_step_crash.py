@@ -126,7 +126,11 @@ def judge(point: Point, run: Run, place: Path, seen: Counter[str]) -> None:
         for number in range(max(1, least), step + 2):
             outcome = successor.step(number)
             seen[type(outcome).__name__] += 1
-            known = (Completed,) if number > step else (Recovered, Duplicate)
+            known: tuple[type, ...] = (Recovered, Duplicate) if number <= step else (Completed,)
+            if number > step and point.fault in KILLS and run.struck is not None:
+                # The killed program was saving it, on one replica so far: which is among the two that answered the
+                # step and was not among those that answered `saved`. Its weights are judged below.
+                known = (Completed, Recovered)
             assert isinstance(outcome, known), f"step {number} of {step} that were saved came to {outcome}"
         version, found, weights = program.saved(successor)
         assert (version, found, weights) == (step + 1, step + 1, uninterrupted(step + 1))

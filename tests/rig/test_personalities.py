@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -126,6 +127,18 @@ def test_a_card_that_others_have_to_themselves_is_no_broken_one(tmp_path: Path) 
     tried, _, others = run_on(rig, FIRST_DAY, "--try")
     assert [(one["failed"], bool(one["busy"])) for one in tried] == [("", False), ("", True)]
     assert [blocks for _, blocks, _ in others] == [False, True]
+
+
+def test_a_card_that_a_process_keeps_for_a_moment_after_its_end_is_one_to_move_to(tmp_path: Path) -> None:
+    """The process that tried out the second card could linger there; guests were then never moved on this machine."""
+    rig = make_rig(tmp_path, EXCLUSIVE)
+    row = rig.draws(1, GIB, os.getpid())
+    row.list = 0  # it computes
+    goes = threading.Timer(2.0, setattr, [row, "taken", 0])
+    goes.start()
+    _, suspend, _ = run_on(rig, FIRST_DAY, "--suspend")
+    goes.join()
+    assert suspend == "same_type"
 
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["bytes told", "bytes not told"])

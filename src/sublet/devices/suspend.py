@@ -17,10 +17,11 @@ import ctypes
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TextIO
 
-from sublet.devices.cuda_driver import CudaDriver, dotted, open_driver
+from sublet.devices.cuda_driver import CudaDriver, DeviceTaken, dotted, open_driver
 from sublet.errors import GpuError, SubletError, Unsupported
 from sublet.values import Suspend
 
@@ -220,13 +221,15 @@ def main(arguments: Sequence[str] = (), lines: Iterable[str] | None = None, out:
 
 # ---- the probe ----
 
-TINY: Final = """
+LINGERS_S: Final = 5.0
+"""Where a card lets only one process in, one that has ended may keep it for so long."""
+TINY: Final = f"""
 import ctypes, sys, time
 ctypes.CDLL(None).prctl(1, 9)
 from sublet.devices.cuda_driver import DeviceTaken, open_driver
 driver = open_driver()
-until_s = time.monotonic() + 5.0
-while True:  # where a card lets only one process in, one that has ended may keep it for a moment
+until_s = time.monotonic() + {LINGERS_S}
+while True:
     try:
         context = driver("probe", "cuDevicePrimaryCtxRetain", driver("probe", "cuDeviceGet", 0))
         break
@@ -254,17 +257,28 @@ def probe(make: Callable[[], Suspender] | None = None, argv: Sequence[str] = (sy
     found = Suspend.NONE
     with contextlib.suppress(SubletError, OSError, ValueError):
         suspender = make() if make is not None else Suspender(open_driver())
+        if _tried(suspender, argv):
+            found = Suspend.SAME_DEVICE
+            twins = suspender.twins() if suspender.can_move else None
+            if twins is not None and _tried(suspender, argv, (twins, twins[::-1])):
+                found = Suspend.SAME_TYPE
+    return found
+
+
+def _tried(suspender: Suspender, argv: Sequence[str], pairs: Sequence[tuple[bytes, bytes]] = ()) -> bool:
+    """Whether a small process went there and back. The other card may be kept by a process that has ended, as the first
+    one in ``TINY``; what could not be resumed is of no use any more, so it is tried with a new one."""
+    until_s = time.monotonic() + LINGERS_S
+    while True:
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as tiny:
             try:
                 assert tiny.stdout is not None
-                if tiny.stdout.readline().strip() == "ready" and _there_and_back(suspender, tiny):
-                    found = Suspend.SAME_DEVICE
-                    twins = suspender.twins() if suspender.can_move else None
-                    if twins is not None and _there_and_back(suspender, tiny, (twins, twins[::-1])):
-                        found = Suspend.SAME_TYPE
+                return tiny.stdout.readline().strip() == "ready" and _there_and_back(suspender, tiny, pairs)
+            except SuspendFailed as error:
+                if not isinstance(error.__cause__, DeviceTaken) or time.monotonic() > until_s:
+                    raise
             finally:
                 tiny.kill()
-    return found
 
 
 def _there_and_back(
