@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -163,9 +164,8 @@ def test_a_full_block_is_followed_by_another(tmp_path: Path) -> None:
     taken = {f"t{n}": FIRST + n for n in range(BLOCK)}
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "uids").write_text(json.dumps({"version": 1, "uids": taken}))
-    office(tmp_path, "two").ids("ada")
     assert office(tmp_path, "one").ids("new").uid == FIRST + BLOCK
-    assert office(tmp_path, "two").ids("ada").uid == FIRST
+    assert office(tmp_path, "one").ids("t0").uid == FIRST
 
 
 def test_an_office_of_before_keeps_its_numbers_and_its_block(tmp_path: Path) -> None:
@@ -173,9 +173,28 @@ def test_an_office_of_before_keeps_its_numbers_and_its_block(tmp_path: Path) -> 
     (tmp_path / "old" / "uids").write_text(json.dumps({"version": 1, "uids": {"ada": FIRST + 7}}))
     old = office(tmp_path, "old")
     assert old.ids("ada").uid == FIRST + 7
-    assert not (tmp_path / "machine").exists()
+    assert blocks_of(tmp_path) == {str(FIRST): "old"}
     assert old.ids("bob").uid == FIRST
     assert office(tmp_path, "new").ids("eve").uid == FIRST + BLOCK
+
+
+def test_a_copy_of_an_office_does_not_use_its_numbers_beside_it(tmp_path: Path) -> None:
+    """Guests of the copy were the same user as those of the office it was made of."""
+    office(tmp_path, "one").ids("ada")
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    for tenant in ("ada", "bob"):
+        with pytest.raises(SubletError, match="one is a copy of the other"):
+            office(tmp_path, "copy").ids(tenant)
+    assert blocks_of(tmp_path) == {str(FIRST): "one"}
+    assert office(tmp_path, "one").ids("ada").uid == FIRST
+
+
+def test_a_state_folder_that_was_moved_keeps_its_numbers(tmp_path: Path) -> None:
+    office(tmp_path, "one").ids("ada")
+    (tmp_path / "one").rename(tmp_path / "moved")
+    assert office(tmp_path, "moved").ids("ada").uid == FIRST
+    assert office(tmp_path, "moved").ids("bob").uid == FIRST + 1
+    assert blocks_of(tmp_path) == {str(FIRST): "moved"}
 
 
 def test_a_block_is_free_again_only_where_its_office_is_gone_for_good(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ class Uids:
         self._count = count
         self._is_foreign = is_foreign or _is_in_passwd
         self._blocks = blocks
+        self._is_claimed = False
 
     def ids(self, tenant: str) -> Ids:
         """The tenant's user and group number, which are the same; on disk before this returns."""
@@ -78,12 +79,15 @@ class Uids:
             raise ValueError("a tenant without a name has no user number")
         with locked(self._path):
             taken = self._read()
+            home = os.path.dirname(os.path.realpath(self._path))
+            if self._blocks is not None and not self._is_claimed:
+                self._blocks.claim(taken, home)
+                self._is_claimed = True
             if tenant in taken:
                 return Ids(taken[tenant], taken[tenant])
             if self._blocks is None:
                 number = allot(taken, tenant, self._first, self._count, self._is_foreign)
             else:
-                home = os.path.dirname(os.path.realpath(self._path))
                 number = self._blocks.allot(taken, tenant, home, self._is_foreign)
             _publish(self._path, {"version": _VERSION, "uids": {**taken, tenant: number}}, 0o600)
         return Ids(number, number)
@@ -118,32 +122,47 @@ class Blocks:
                     return cls(path)
         return None
 
+    def claim(self, taken: Mapping[str, int], home: str) -> None:
+        """Enter the blocks of the numbers that this office has given. Raises ``SubletError`` if one of them is of an
+        office that is still there: two offices have the same numbers when the state folder of one is a copy, and
+        guests of one could then end those of the other and read their files."""
+        with self._changed() as owners:
+            for first in {FIRST + (number - FIRST) // BLOCK * BLOCK for number in taken.values()}:
+                if not os.path.isdir(owners.get(first, "")):  # its state folder was moved here, or is gone
+                    owners[first] = home
+                elif owners[first] != home:
+                    raise SubletError(
+                        f"the state folder {home} has the same user numbers as that of another office, "
+                        f"{owners[first]}: one is a copy of the other, and their guests would be the same user",
+                        do="Remove the one that is not needed (`sublet purge` there), then start this office again.",
+                    )
+
     def allot(self, taken: Mapping[str, int], tenant: str, home: str, is_foreign: Callable[[int], bool]) -> int:
         """A number for one more tenant of this office, from a block of its own: one that it has, else a new one."""
+        with self._changed() as owners:
+            for first in sorted(first for first, owner in owners.items() if owner == home):
+                with contextlib.suppress(Unsupported):
+                    return allot(taken, tenant, first, BLOCK, is_foreign)
+            free = (first for first in range(FIRST, LAST - BLOCK, BLOCK) if first not in owners)
+            for first in free:
+                owners[first] = home
+                with contextlib.suppress(Unsupported):
+                    return allot(taken, tenant, first, BLOCK, is_foreign)
+            raise Unsupported(
+                "the offices of this machine have all user numbers that there are",
+                do=f"Remove lines of offices that are gone for good from {self._path}.",
+            )
+
+    @contextlib.contextmanager
+    def _changed(self) -> Iterator[dict[int, str]]:
+        """The blocks, without those of offices that are gone for good; written again if they are others then."""
         with locked(self._path):
-            owners = self._read()
-            before = dict(owners)
-            for gone in [first for first, owner in owners.items() if _is_gone(owner)]:
-                del owners[gone]
-            for number in taken.values():  # the office may have numbers of a block that is not recorded yet
-                owners.setdefault(FIRST + (number - FIRST) // BLOCK * BLOCK, home)
-            try:
-                for first in sorted(first for first, owner in owners.items() if owner == home):
-                    with contextlib.suppress(Unsupported):
-                        return allot(taken, tenant, first, BLOCK, is_foreign)
-                free = (first for first in range(FIRST, LAST - BLOCK, BLOCK) if first not in owners)
-                for first in free:
-                    owners[first] = home
-                    with contextlib.suppress(Unsupported):
-                        return allot(taken, tenant, first, BLOCK, is_foreign)
-                raise Unsupported(
-                    "the offices of this machine have all user numbers that there are",
-                    do=f"Remove lines of offices that are gone for good from {self._path}.",
-                )
-            finally:
-                if owners != before:
-                    told = {str(first): owner for first, owner in sorted(owners.items())}
-                    _publish(self._path, {"version": _VERSION, "blocks": told}, 0o644)
+            before = self._read()
+            owners = {first: owner for first, owner in before.items() if not _is_gone(owner)}
+            yield owners
+            if owners != before:
+                told = {str(first): owner for first, owner in sorted(owners.items())}
+                _publish(self._path, {"version": _VERSION, "blocks": told}, 0o644)
 
     def _read(self) -> dict[int, str]:
         try:
