@@ -89,7 +89,8 @@ class StudioStage:
 
     def member(self, name: str, tenant: str) -> Member:
         """A new person."""
-        return Member(self, self.people.add(name, tenant)[1])
+        self.people.add(name, tenant)
+        return Member(self, self.people.new_token(name))
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Answer:
         """One request on a connection of its own."""

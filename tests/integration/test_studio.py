@@ -19,7 +19,7 @@ from sublet.cli import main
 from sublet.client.home import socket_path
 from sublet.errors import Disconnected, InvalidRequest, Unauthorized
 from sublet.studio import FabricOffice, open_sessions
-from sublet.studio.people import TOKEN_PREFIX
+from sublet.studio.people import INVITE_PREFIX, TOKEN_PREFIX, Scope
 from sublet.studio.records import Declined, Entry, Started, Terms
 from sublet.studio.remote import RemoteStore
 from sublet.studio.web import BODY_MAX_BYTES, studio_app
@@ -173,7 +173,8 @@ def test_without_a_token_that_is_good_now_nothing_is_answered(studio: StudioStag
     replaced = studio.member("carl", "physics")
     cookie = replaced.browser()
     studio.people.new_token("carl")
-    _, expired = studio.people.add("dora", "physics", 1e-9)
+    studio.people.add("dora", "physics")
+    expired = studio.people.new_token("dora", valid_s=1e-9)
     changed = studio.office.office.ask("PATCH", "/v1/tenants/physics", {"new_token": True})
     hashed = "0" * 64
     tokens = {
@@ -202,6 +203,53 @@ def test_without_a_token_that_is_good_now_nothing_is_answered(studio: StudioStag
     assert cookie.look("/live").status == 401
     for name in ("carl", "dora"):
         studio.people.remove(name)
+
+
+def test_a_token_opens_what_its_scope_says(studio: StudioStage, ana: Member) -> None:
+    """One that may only read changes nothing; one of a session shows no other, on any route."""
+    own, other = (start(ana, name, "resting", later=True)["id"] for name in ("own", "other"))
+
+    def member(label: str, scope: Scope) -> Member:
+        return Member(studio, studio.people.new_token("ana", label, scope=scope))
+
+    reads = member("reads", Scope(read_only=True))
+    assert {one["id"] for one in reads.done("GET", "/v1/sessions")} == {own, other}
+    assert reads.done("GET", "/v1/records")
+    changes = [
+        ("POST", "/v1/sessions", {"name": "more", "vram": GIB, "later": True}),
+        ("POST", "/v1/records", {}),
+        *(("POST", f"/v1/sessions/{own}/{what}", {}) for what in ("rest", "resume", "end")),
+    ]
+    for method, path, body in changes:
+        answer = reads.ask(method, path, body)
+        assert (answer.status, "may only read" in answer.doc["error"]["message"]) == (403, True), path
+    one = member("one", Scope(session=own))
+    assert [view["id"] for view in one.done("GET", "/v1/sessions?all=1")] == [own]
+    assert one.done("GET", "/v1/sessions/own")["id"] == own
+    for ident in (other, "other"):
+        never = "s-0123456789ab"
+        for method, what in (
+            ("GET", ""),
+            ("GET", "/explain"),
+            ("POST", "/rest"),
+            ("POST", "/resume"),
+            ("POST", "/end"),
+        ):
+            answers = [one.ask(method, f"/v1/sessions/{name}{what}", {}) for name in (ident, never)]
+            assert answers[0].text.replace(ident, never) == answers[1].text
+            assert [answer.status for answer in answers] == [404, 404]
+    for method, path, body in (*changes[:2], ("GET", "/v1/records", {})):
+        assert one.ask(method, path, body).status == 403, path
+    assert one.done("POST", f"/v1/sessions/{own}/end")["state"] == "ended"
+    assert ana.state(other) == "resting"
+    both = member("both", Scope(read_only=True, session=other))
+    assert both.done("GET", f"/v1/sessions/{other}")["name"] == "other"
+    assert both.ask("POST", f"/v1/sessions/{other}/end", {}).status == 403
+    for token in (reads, one, both):
+        assert "for a program" in Browser(studio).send("/sign-in", {"token": token.token}).text
+    for label in ("reads", "one", "both"):
+        studio.people.revoke("ana", label)
+    assert reads.ask("GET", "/v1/sessions").status == 401
 
 
 BAD: Final[dict[str, Any]] = {
@@ -412,12 +460,23 @@ def test_the_operator_adds_lists_and_removes_people(
     assert person("add", "Ivy!", "--tenant", "physics", status=2)[1]
     ivy = Member(studio, token.strip())
     listed = json.loads(person("ls", "--json")[0])
-    assert [(one["tenant"], one["expires_at"] is None) for one in listed if one["name"] == "ivy"] == [
-        ("physics", False)
+    tokens = {one["name"]: one["tokens"] for one in listed}["ivy"]
+    assert [(one["label"], one["opens"], one["expires_at"] is None) for one in tokens] == [
+        ("main", "everything", False)
     ]
     assert token.strip() not in person("ls")[0]
     again = Member(studio, person("token", "ivy")[0].strip())
     assert ivy.ask("GET", "/v1/sessions").status == 401
+    board = Member(studio, person("token", "ivy", "--label", "board", "--read-only", "--valid", "1d")[0].strip())
+    assert board.done("GET", "/v1/sessions") == []
+    shown = person("show", "ivy")[0]
+    assert re.search(r"board +everything, to read +\d{4}-", shown)
+    assert board.token not in shown
+    assert person("invite", "ivy")[0].startswith("http://127.0.0.1:8320/join#")
+    assert "invite: 2" in person("show", "ivy")[0]
+    assert person("revoke", "ivy", "board")[0] == "Person ivy: token board revoked.\n"
+    assert board.ask("GET", "/v1/sessions").status == 401
+    assert "ivy has no token board" in person("revoke", "ivy", "board", status=1)[1]
     session = start(again, "herbarium")
     assert "ivy has 1 session" in person("rm", "ivy", status=2)[1]
     assert again.state(session["id"]) == "active"
@@ -425,6 +484,61 @@ def test_the_operator_adds_lists_and_removes_people(
     assert again.ask("GET", "/v1/sessions").status == 401
     until("its lease is over", lambda: session["lease"] not in active_leases(studio, "physics"))
     assert "there is no person ivy" in person("rm", "ivy", status=1)[1]
+
+
+def test_the_operator_enrols_a_course_from_a_list(
+    studio: StudioStage, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every wrong line is named and then nothing is added; each person's link opens the page once and shows a token."""
+    monkeypatch.setenv("SUBLET_HOME", str(studio.home))
+    roster = tmp_path / "course.csv"
+
+    def enrol(text: str, *words: str, status: int = 0) -> tuple[str, str]:
+        roster.write_text(text)
+        capsys.readouterr()
+        assert main(["person", "enrol", str(roster), *words]) == status
+        said = capsys.readouterr()
+        return said.out, said.err
+
+    before = studio.people.all()
+    out, said = enrol("name,tenant\nkim,physics\nKim,physics\nlee,nowhere\nana,physics\n", status=2)
+    assert out == ""
+    for line in (
+        "line 3: 'Kim' is not a valid",
+        "line 4: there is no tenant 'nowhere'",
+        "line 5: there is a person ana",
+    ):
+        assert line in said
+    assert "3 lines of the list are wrong, and nothing was added" in said
+    assert studio.people.all() == before
+    out, said = enrol("name,email\nkim,kim@example.org\nlee,\n", "--tenant", "physics", "--url", f"{studio.address}/")
+    assert said == "2 people added; columns left alone: email.\n"
+    rows = [line.split(",") for line in out.splitlines()]
+    assert [row[:2] for row in rows] == [["name", "tenant"], ["kim", "physics"], ["lee", "physics"]]
+    link = rows[1][2]
+    assert link.startswith(f"{studio.address}/join#{INVITE_PREFIX}")
+    again, said = enrol("name\nkim\nmax\n", "--tenant", "physics", "--skip-known", "--valid", "1d")
+    assert again.splitlines()[1].startswith("max,physics,http://127.0.0.1:8320/join#")
+    assert "1 person added; 1 person of the list there already" in said
+    assert "is not the address of a studio" in enrol("name\nnia\n", "--tenant", "physics", "--url", "x", status=2)[1]
+    assert main(["person", "enrol", str(tmp_path / "none.csv"), "--tenant", "physics"]) == 2
+    browser = Browser(studio)
+    assert 'src="/join.js"' in browser.look("/join").text
+    assert "location.hash" in studio.ask("GET", "/join.js").text
+    invite = link.partition("#")[2]
+    forged = browser.send("/join", {"invite": invite}, origin="http://evil.example")
+    assert forged.status == 401
+    joined = browser.send("/join", {"invite": invite})
+    assert joined.status == 200
+    found = re.search(rf"{TOKEN_PREFIX}[\w-]+", joined.text)
+    assert found is not None
+    assert Member(studio, found[0]).done("GET", "/v1/sessions") == []
+    assert "kim · tenant physics" in browser.look().text
+    for tried in (invite, "", "garbage", found[0]):
+        answer = Browser(studio).send("/join", {"invite": tried})
+        assert (answer.status, "used already" in answer.text) == (401, True)
+    for name in ("kim", "lee", "max"):
+        studio.people.remove(name)
 
 
 # ---- the page

@@ -1,4 +1,4 @@
-"""``sublet studio``: sessions for many people over HTTP. ``sublet person``: who they are."""
+"""``sublet studio``: sessions for many people over HTTP."""
 
 from __future__ import annotations
 
@@ -11,29 +11,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from sublet.cli.call import Office
-from sublet.cli.declare import Arg, Opt, UsageError
+from sublet.cli.declare import Opt, UsageError
 from sublet.cli.exits import DONE
-from sublet.cli.parsing import AsJson, duration, name
-from sublet.cli.show import Json, document, plural, table, visible
+from sublet.cli.show import visible
 from sublet.client.home import home_dir, make_private_dir
 from sublet.errors import InvalidRequest, SubletError, Unsupported
 from sublet.invocation import installing, typeable
 
 if TYPE_CHECKING:
-    from sublet.studio.people import People, Person
+    from sublet.studio.people import Person
 
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 PORT: Final = 8320
 BACKLOG: Final = 512
 GRACE_S: Final = 2
 """Requests in progress have this long when the studio ends; open pages are cut off."""
-
-_Name = Annotated[str, Arg("NAME", parse=name, help="Name of the person.")]
-_Valid = Annotated[
-    float | None,
-    Opt("--valid", metavar="DURATION", parse=duration, help="How long the token is good (default: until replaced)."),
-]
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -89,106 +81,7 @@ def studio(
     os._exit(DONE)
 
 
-def add(
-    *,
-    person: _Name,
-    tenant: Annotated[
-        str, Opt("--tenant", metavar="TENANT", parse=name, help="Tenant whose quota, share and bill are used.")
-    ],
-    valid: _Valid = None,
-    as_json: AsJson = False,
-) -> int:
-    """Add a person to the studio and print the person's token, this once.
-
-    The token alone goes to stdout. The studio stores only its hash. The tenant is one of `sublet tenant ls`; several
-    people may share one, except for the owner's (`local`).
-    """
-    Office.reach().get(f"/v1/tenants/{Office.quote(tenant)}")
-    made, secret = _people().add(person, tenant, valid)
-    return _say_token(made, f"Person {made.name} is added.", secret, as_json=as_json)
-
-
-def token(*, person: _Name, valid: _Valid = None, as_json: AsJson = False) -> int:
-    """Print a new token of a person, this once; the old one and its browsers are out at once."""
-    people = _people()
-    secret = people.new_token(person, valid)
-    return _say_token(people.find(person), f"Person {person} has a new token.", secret, as_json=as_json)
-
-
-def ls(*, as_json: AsJson = False) -> int:
-    """List the people of the studio."""
-    found = [_view(person) for person in _people().all()]
-    if as_json:
-        document(found)
-    elif not found:
-        print(typeable("No people. Add one: `sublet person add NAME --tenant TENANT`."))
-    else:
-        rows = [[view["name"], view["tenant"], view["expires_at"] or "-"] for view in found]
-        print(table(["PERSON", "TENANT", "TOKEN UNTIL"], rows))
-    return DONE
-
-
-def rm(
-    *,
-    person: _Name,
-    now: Annotated[bool, Opt("--now", help="End the person's sessions, with what runs in them.")] = False,
-    as_json: AsJson = False,
-) -> int:
-    """Remove a person. It is refused while the person has sessions, unless --now ends them; volumes and bill stay."""
-    from sublet.client.fabric import connect
-    from sublet.studio import FabricOffice, open_sessions
-    from sublet.studio.people import OWNER_TENANT
-    from sublet.studio.service import person_folder
-
-    people = _people()
-    found = people.find(person)
-    if found.tenant != OWNER_TENANT:  # those of the owner are also the command's, and stay
-        with connect(for_tenant=found.tenant) as fabric:
-            sessions = open_sessions(FabricOffice(fabric), folder=person_folder(home_dir(), found))
-            live = [one for one in sessions.all() if not one.is_over]
-            if live and not now:
-                raise InvalidRequest(
-                    f"{person} has {plural(len(live), 'session')}", do="End them first, or add --now to end them here."
-                )
-            people.remove(person)  # first, so that no other session is started
-            for one in (one for one in sessions.all() if not one.is_over):
-                sessions.end(one.id, even_if_busy=True)
-    else:
-        people.remove(person)
-    if as_json:
-        document(_view(found))
-    else:
-        print(f"Person {person} is removed.")
-    return DONE
-
-
 # ---- within
-
-
-def _people() -> People:
-    import secrets
-    import time
-
-    from sublet.studio.office import sessions_folder
-    from sublet.studio.people import People
-
-    return People(sessions_folder(), wall_ns=time.time_ns, random=secrets.token_bytes)
-
-
-def _view(person: Person) -> Json:
-    from sublet.lease.value import rfc3339
-
-    expires_at = None if person.expires_ns is None else rfc3339(person.expires_ns)
-    return {"id": person.id, "name": person.name, "tenant": person.tenant, "expires_at": expires_at}
-
-
-def _say_token(person: Person, sentence: str, secret: str, *, as_json: bool) -> int:
-    if as_json:
-        document({"person": _view(person), "token": secret})
-        return DONE
-    sys.stderr.write(f"{sentence} The token, shown this once:\n")
-    print(secret)
-    return DONE
 
 
 @contextlib.contextmanager
@@ -254,7 +147,7 @@ def _serve(home: Path, listening: socket.socket, where: str) -> None:
     made.go_on(failed)
     print(f"The studio is up: pid {os.getpid()}, {where}. Ctrl-C ends it; leases go on.", flush=True)
     if not made.people.all():
-        print(typeable("Nobody can sign in yet: `sublet person add NAME --tenant TENANT`."), flush=True)
+        print(typeable("There are no people yet: `sublet person add NAME --tenant TENANT`."), flush=True)
     config = Config(
         studio_app(made),
         http="h11",  # it bounds the head of a request

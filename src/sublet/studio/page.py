@@ -49,7 +49,7 @@ def sessions_page(person: Person, views: Sequence[Json], form: str) -> str:
     )
     live = tag("main", Html(sessions_part(views, form)), id="sessions")
     note = tag("p", "Connection lost; this page tries again by itself.", id="lost", hidden="hidden", role="status")
-    return _page(head, note, live, _start_form(form), refresh=True)
+    return _page(head, note, live, _start_form(form), script="/studio.js", refresh=True)
 
 
 def sessions_part(views: Sequence[Json], form: str) -> str:
@@ -70,21 +70,30 @@ def sessions_part(views: Sequence[Json], form: str) -> str:
 
 def sign_in_page(error: SubletError | None = None) -> str:
     """Asks for the token."""
-    said = () if error is None else (_error(error),)
-    field = tag(
-        "input", id="token", name="token", type="password", autocomplete="current-password", required="required"
+    hint = "The operator of this studio has it for you. It is shown once."
+    return _asking("/sign-in", "token", "Your token", "Sign in", hint, error)
+
+
+def join_page(error: SubletError | None = None) -> str:
+    """Asks for the invite, which the script finds behind the ``#`` of the link."""
+    hint = "It is good once. You then get a token of your own."
+    return _asking("/join", "invite", "Your invite", "Join", hint, error, script="/join.js")
+
+
+def joined_page(person: Person, token: str) -> str:
+    """Shows a new person the token, this once."""
+    return _page(
+        tag("header", tag("h1", TITLE)),
+        tag(
+            "main",
+            tag("h2", f"Welcome, {person.name}"),
+            tag("p", "This is your token, shown this once. Keep it where you keep passwords:"),
+            tag("p", tag("code", token), class_="token"),
+            tag("p", "A notebook or a shell takes part with it:", class_="dim"),
+            tag("p", tag("code", f"export SUBLET_STUDIO_TOKEN={token}"), class_="token"),
+            tag("p", tag("a", "Go to your sessions", href="/")),
+        ),
     )
-    form = tag(
-        "form",
-        tag("label", "Your token", for_="token"),
-        field,
-        tag("button", "Sign in"),
-        method="post",
-        action="/sign-in",
-        class_="sign-in",
-    )
-    hint = tag("p", "The operator of this studio has it for you. It is shown once.", class_="dim")
-    return _page(tag("header", tag("h1", TITLE)), tag("main", *said, form, hint))
 
 
 def error_page(error: SubletError, again: str | None = None, form: str = "") -> str:
@@ -107,15 +116,35 @@ def trouble(error: SubletError) -> str:
 # ---- within
 
 
-def _page(*parts: str, refresh: bool = False) -> str:
+def _asking(
+    path: str, name: str, label: str, button: str, hint: str, error: SubletError | None, script: str = ""
+) -> str:
+    """A page with one secret to fill in."""
+    said = () if error is None else (_error(error),)
+    field = tag("input", id=name, name=name, type="password", autocomplete="current-password", required="required")
+    form = tag(
+        "form",
+        tag("label", label, for_=name),
+        field,
+        tag("button", button),
+        method="post",
+        action=path,
+        class_="sign-in",
+    )
+    main = tag("main", *said, form, tag("p", hint, class_="dim"))
+    return _page(tag("header", tag("h1", TITLE)), main, script=script)
+
+
+def _page(*parts: str, script: str = "", refresh: bool = False) -> str:
     head = [
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", TITLE),
         tag("link", rel="stylesheet", href="/studio.css"),
     ]
+    if script:
+        head.append(tag("script", src=script, defer="defer"))
     if refresh:
-        head.append(tag("script", src="/studio.js", defer="defer"))
         head.append(tag("noscript", tag("meta", http_equiv="refresh", content="15")))
     whole = tag("html", tag("head", *head), tag("body", *parts), lang="en")
     return f"<!doctype html>\n{whole}\n"

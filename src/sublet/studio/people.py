@@ -1,9 +1,11 @@
 """The people of a studio: whom it knows, the tenant of each, and what they show to be let in.
 
-A person's *token* is ``sublet_studio_`` and 32 random bytes, shown once; only its SHA-256 is stored. There is no need
-for salt or a slow hash, because 256 random bits cannot be guessed. A browser that has shown a token gets a *cookie*, as
-random and stored in the same way, which ends with the token that it was given for. Both are looked up by their hash and
-compared in constant time. Everything is read anew for each request, so what is taken back opens nothing from then on.
+A person has any number of *tokens*, each with a label, until when it is good, and what it opens. A token is
+``sublet_studio_`` and 32 random bytes, shown once; only its SHA-256 is stored. There is no need for salt or a slow
+hash, because 256 random bits cannot be guessed. A browser that has shown a token gets a *cookie*, as random and stored
+in the same way, which ends with the token that it was given for. An *invite* opens the page once: a browser that shows
+it gets the person's first token and a cookie. All are looked up by their hash and compared in constant time. Everything
+is read anew for each request, so what is taken back opens nothing from then on.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,28 +24,50 @@ from sublet.studio.store import Database
 from sublet.values import NS_PER_S, valid_name
 
 PEOPLE_MAX: Final = 10_000
+TOKENS_MAX: Final = 20
+"""Tokens of one person."""
 OWNER_TENANT: Final = "local"
 """The tenant of the office's owner. Its sessions are those of `sublet session`, so it has one person at most."""
 TOKEN_PREFIX: Final = "sublet_studio_"
+INVITE_PREFIX: Final = "sublet_invite_"
+FIRST_LABEL: Final = "main"
+"""The label of a token for which none is said."""
 COOKIE_S: Final = 12 * 3600
 """A browser is asked for the token again after this long."""
+INVITE_S: Final = 14 * 86_400
+"""An invite is good for this long where nothing else is said."""
 SECRET_BYTES: Final = 32
 _SECRET_LENGTH_MAX: Final = 256
 _SCHEMA: Final = """
 CREATE TABLE person (
     id TEXT PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
-    tenant TEXT NOT NULL,
-    token TEXT NOT NULL UNIQUE,
-    expires_ns INTEGER
+    tenant TEXT NOT NULL
+) STRICT;
+CREATE TABLE token (
+    secret TEXT PRIMARY KEY,
+    person TEXT NOT NULL REFERENCES person ON DELETE CASCADE,
+    label TEXT NOT NULL,
+    expires_ns INTEGER,
+    read_only INTEGER NOT NULL,
+    session TEXT,
+    UNIQUE (person, label)
 ) STRICT;
 CREATE TABLE cookie (
     secret TEXT PRIMARY KEY,
-    token TEXT NOT NULL,
+    token TEXT NOT NULL REFERENCES token ON DELETE CASCADE,
+    expires_ns INTEGER NOT NULL
+) STRICT;
+CREATE TABLE invite (
+    person TEXT PRIMARY KEY REFERENCES person ON DELETE CASCADE,
+    secret TEXT NOT NULL UNIQUE,
     expires_ns INTEGER NOT NULL
 ) STRICT;
 """
-_COLUMNS: Final = "person.id, person.name, person.tenant, person.token, person.expires_ns"
+_TOKEN: Final = (
+    "token.secret, token.label, token.expires_ns, token.read_only, token.session, "
+    "person.id, person.name, person.tenant FROM token JOIN person ON person.id = token.person"
+)
 
 
 class NotSignedIn(Unauthorized):
@@ -57,8 +82,30 @@ class Person:
     """Never used again, so that a later person of the same name is another."""
     name: str
     tenant: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What a token opens: everything of its person, if nothing else is said."""
+
+    read_only: bool = False
+    session: str | None = None
+    """Only the session of this id."""
+
+    @property
+    def is_all(self) -> bool:
+        return self == Scope()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """One token of a person, without its secret."""
+
+    person: Person
+    label: str
     expires_ns: int | None
-    """Until when the token is good, in wall time; None: until another is made."""
+    """Until when it is good, in wall time; None: until it is revoked or replaced."""
+    scope: Scope
 
 
 class People:
@@ -68,63 +115,84 @@ class People:
         self._database = Database(folder / "people.db", _SCHEMA, version=1, what="the people of the studio")
         self._wall_ns, self._random = wall_ns, random
 
+    # ---- who there is
+
     def all(self) -> list[Person]:
-        """Everyone, by name."""
+        """All people, by name."""
         with self._database.opened() as db:
-            return [_person(row) for row in db.execute(f"SELECT {_COLUMNS} FROM person ORDER BY name")]
+            return [_person(row) for row in db.execute("SELECT id, name, tenant FROM person ORDER BY name")]
 
     def find(self, name: str) -> Person:
         """By name; raises ``NotFound``."""
-        found = next((person for person in self.all() if person.name == name), None)
-        if found is None:
+        with self._database.opened() as db:
+            row = db.execute("SELECT id, name, tenant FROM person WHERE name = ?", (name,)).fetchone()
+        if row is None:
             raise NotFound(f"there is no person {name[:40]}", do="`sublet person ls` lists them.")
-        return found
+        return _person(row)
 
-    def add(self, name: str, tenant: str, valid_s: float | None = None) -> tuple[Person, str]:
-        """A new person, and the token to be shown this once."""
-        name, tenant = valid_name(name, "person's name"), valid_name(tenant, "tenant name")
-        token = self._new_token()
-        made = Person(id=f"p-{self._random(8).hex()}", name=name, tenant=tenant, expires_ns=self._until_ns(valid_s))
-        with self._database.changing() as db:
-            if db.execute("SELECT 1 FROM person WHERE name = ?", (name,)).fetchone():
-                raise InvalidRequest(f"there is a person {name} already", do="Use another name.")
-            if tenant == OWNER_TENANT and db.execute("SELECT 1 FROM person WHERE tenant = ?", (tenant,)).fetchone():
-                raise InvalidRequest(
-                    f"the sessions of tenant {tenant} are the owner's, and another person has them already",
-                    do="Bind this one to a tenant of its own: `sublet tenant add NAME`.",
-                )
-            if db.execute("SELECT count(*) FROM person").fetchone()[0] >= PEOPLE_MAX:
-                raise InvalidRequest(f"a studio has at most {PEOPLE_MAX} people", do="Remove some first.")
-            row = (made.id, name, tenant, _hash(token), made.expires_ns)
-            db.execute("INSERT INTO person VALUES (?, ?, ?, ?, ?)", row)
-        return made, token
+    def add(self, name: str, tenant: str) -> Person:
+        """A new person, who has no token yet."""
+        return self.add_all([(name, tenant)])[0]
 
-    def new_token(self, name: str, valid_s: float | None = None) -> str:
-        """Another token, to be shown this once; the one before it, and every cookie given for that, open nothing."""
-        person, token = self.find(name), self._new_token()
+    def add_all(self, people: Sequence[tuple[str, str]]) -> list[Person]:
+        """New people, by name and tenant: all of them, or none where one cannot be added."""
+        made = [self._new(name, tenant) for name, tenant in people]
         with self._database.changing() as db:
-            given = (_hash(token), self._until_ns(valid_s), person.id)
-            db.execute("UPDATE person SET token = ?, expires_ns = ? WHERE id = ?", given)
-        return token
+            for one in made:
+                _insert(db, one)
+        return made
 
     def remove(self, name: str) -> None:
-        """The token and the cookies open nothing from then on."""
+        """Tokens, cookies and invite open nothing from then on."""
         person = self.find(name)
         with self._database.changing() as db:
             db.execute("DELETE FROM person WHERE id = ?", (person.id,))
 
-    def of_token(self, token: str) -> Person:
-        """Whose token this is; raises ``Unauthorized``."""
+    # ---- tokens
+
+    def tokens(self, person: Person) -> list[Token]:
+        """The person's tokens, by label; those that have expired too."""
+        with self._database.opened() as db:
+            rows = db.execute(f"SELECT {_TOKEN} WHERE person.id = ? ORDER BY token.label", (person.id,)).fetchall()
+        return [_token(row) for row in rows]
+
+    def new_token(
+        self, name: str, label: str = FIRST_LABEL, *, valid_s: float | None = None, scope: Scope | None = None
+    ) -> str:
+        """A token, to be shown this once. The one with this label before it, and its cookies, open nothing more."""
+        person = self.find(name)
+        with self._database.changing() as db:
+            return self._insert_token(db, person, valid_name(label, "label"), valid_s, scope or Scope())
+
+    def revoke(self, name: str, label: str | None = None) -> int:
+        """The token with this label opens nothing from then on; without one, all tokens and the invite do not. How many
+        tokens that were."""
+        person = self.find(name)
+        with self._database.changing() as db:
+            if label is None:
+                db.execute("DELETE FROM invite WHERE person = ?", (person.id,))
+                return db.execute("DELETE FROM token WHERE person = ?", (person.id,)).rowcount
+            ended = db.execute("DELETE FROM token WHERE person = ? AND label = ?", (person.id, label)).rowcount
+        if not ended:
+            raise NotFound(f"{name} has no token {label[:40]}", do=f"`sublet person show {name}` lists them.")
+        return ended
+
+    def of_token(self, token: str) -> Token:
+        """What this opens; raises ``Unauthorized``."""
         return self._of_token(token)[0]
+
+    # ---- browsers
 
     def sign_in(self, token: str) -> str:
         """A cookie for a browser that shows this token; raises ``Unauthorized``."""
-        _, stored = self._of_token(token)
-        cookie, now_ns = _text(self._random(SECRET_BYTES)), self._wall_ns()
+        found, secret = self._of_token(token)
+        if not found.scope.is_all:
+            raise Unauthorized(
+                "that token is for a program: it does not open everything",
+                do="Sign in with one that has no limit (`sublet person token`).",
+            )
         with self._database.changing() as db:
-            db.execute("DELETE FROM cookie WHERE expires_ns <= ? OR token NOT IN (SELECT token FROM person)", (now_ns,))
-            db.execute("INSERT INTO cookie VALUES (?, ?, ?)", (_hash(cookie), stored, now_ns + COOKIE_S * NS_PER_S))
-        return cookie
+            return self._insert_cookie(db, secret)
 
     def sign_out(self, cookie: str) -> None:
         """The cookie opens nothing from then on."""
@@ -136,41 +204,133 @@ class People:
         digest = _hash(cookie[:_SECRET_LENGTH_MAX])
         with self._database.opened() as db:
             row = db.execute(
-                f"SELECT {_COLUMNS}, cookie.secret, cookie.expires_ns FROM cookie JOIN person USING (token) "
+                f"SELECT cookie.secret, cookie.expires_ns, {_TOKEN} JOIN cookie ON cookie.token = token.secret "
                 "WHERE cookie.secret = ?",
                 (digest,),
             ).fetchone()
-        if row is None or not hmac.compare_digest(digest, row[5]) or row[6] <= self._wall_ns():
+        if row is None or not hmac.compare_digest(digest, row[0]) or row[1] <= self._wall_ns():
             raise NotSignedIn("this browser is not signed in", do="Sign in with your token.")
         try:
-            return self._in_time(row)
+            return self._in_time(_token(row[2:])).person
         except Unauthorized as error:
             raise NotSignedIn(error.message, do=error.do) from error
 
-    def _of_token(self, token: str) -> tuple[Person, str]:
+    # ---- invites
+
+    def invite(self, name: str, valid_s: float = INVITE_S) -> str:
+        """An invite, to be shown this once, that is good once; the person's invite before it opens nothing more."""
+        person = self.find(name)
+        with self._database.changing() as db:
+            return self._insert_invite(db, person, valid_s)
+
+    def invite_all(self, people: Sequence[tuple[str, str]], valid_s: float = INVITE_S) -> list[tuple[Person, str]]:
+        """New people, each with an invite: all of them, or none where one cannot be added."""
+        made = [self._new(name, tenant) for name, tenant in people]
+        with self._database.changing() as db:
+            for one in made:
+                _insert(db, one)
+            return [(one, self._insert_invite(db, one, valid_s)) for one in made]
+
+    def invited_until_ns(self, person: Person) -> int | None:
+        """Until when the person's invite is good, in wall time; None where there is none, or it was used."""
+        with self._database.opened() as db:
+            row = db.execute("SELECT expires_ns FROM invite WHERE person = ?", (person.id,)).fetchone()
+        return None if row is None else int(row[0])
+
+    def accept(self, invite: str) -> tuple[Person, str, str]:
+        """Who was invited, the first token, to be shown this once, and a cookie. The invite opens nothing more.
+        Raises ``Unauthorized``."""
+        digest = _hash(invite[:_SECRET_LENGTH_MAX])
+        with self._database.changing() as db:
+            row = db.execute(
+                "SELECT person.id, person.name, person.tenant, invite.secret, invite.expires_ns "
+                "FROM invite JOIN person ON person.id = invite.person WHERE invite.secret = ?",
+                (digest,),
+            ).fetchone()
+            if row is None or not hmac.compare_digest(digest, row[3]):
+                raise Unauthorized(
+                    "the invite is not known here, or was used already",
+                    do="Sign in with your token; if you have none, ask the operator for another invite.",
+                )
+            if row[4] <= self._wall_ns():
+                raise Unauthorized(
+                    "the invite has expired", do="Ask the operator for another (`sublet person invite`)."
+                )
+            person = _person(row)
+            db.execute("DELETE FROM invite WHERE person = ?", (person.id,))
+            token = self._insert_token(db, person, FIRST_LABEL, None, Scope())
+            return person, token, self._insert_cookie(db, _hash(token))
+
+    # ---- within
+
+    def _new(self, name: str, tenant: str) -> Person:
+        name, tenant = valid_name(name, "person's name"), valid_name(tenant, "tenant name")
+        return Person(id=f"p-{self._random(8).hex()}", name=name, tenant=tenant)
+
+    def _insert_token(
+        self, db: sqlite3.Connection, person: Person, label: str, valid_s: float | None, scope: Scope
+    ) -> str:
+        token = TOKEN_PREFIX + _text(self._random(SECRET_BYTES))
+        db.execute("DELETE FROM token WHERE person = ? AND label = ?", (person.id, label))
+        if db.execute("SELECT count(*) FROM token WHERE person = ?", (person.id,)).fetchone()[0] >= TOKENS_MAX:
+            raise InvalidRequest(
+                f"a person has at most {TOKENS_MAX} tokens",
+                do=f"Revoke one: `sublet person revoke {person.name} LABEL`.",
+            )
+        until_ns = None if valid_s is None else self._wall_ns() + round(valid_s * NS_PER_S)
+        row = (_hash(token), person.id, label, until_ns, int(scope.read_only), scope.session)
+        db.execute("INSERT INTO token VALUES (?, ?, ?, ?, ?, ?)", row)
+        return token
+
+    def _insert_cookie(self, db: sqlite3.Connection, token: str) -> str:
+        cookie, now_ns = _text(self._random(SECRET_BYTES)), self._wall_ns()
+        db.execute("DELETE FROM cookie WHERE expires_ns <= ?", (now_ns,))
+        db.execute("INSERT INTO cookie VALUES (?, ?, ?)", (_hash(cookie), token, now_ns + COOKIE_S * NS_PER_S))
+        return cookie
+
+    def _insert_invite(self, db: sqlite3.Connection, person: Person, valid_s: float) -> str:
+        invite = INVITE_PREFIX + _text(self._random(SECRET_BYTES))
+        until_ns = self._wall_ns() + round(valid_s * NS_PER_S)
+        db.execute("INSERT OR REPLACE INTO invite VALUES (?, ?, ?)", (person.id, _hash(invite), until_ns))
+        return invite
+
+    def _of_token(self, token: str) -> tuple[Token, str]:
         digest = _hash(token[:_SECRET_LENGTH_MAX])
         with self._database.opened() as db:
-            row = db.execute(f"SELECT {_COLUMNS} FROM person WHERE token = ?", (digest,)).fetchone()
-        if row is None or not hmac.compare_digest(digest, row[3]):
+            row = db.execute(f"SELECT {_TOKEN} WHERE token.secret = ?", (digest,)).fetchone()
+        if row is None or not hmac.compare_digest(digest, row[0]):
             raise Unauthorized("the token is not known here", do="Ask the operator for one (`sublet person token`).")
-        return self._in_time(row), digest
+        return self._in_time(_token(row)), digest
 
-    def _in_time(self, row: tuple[Any, ...]) -> Person:
-        person = _person(row)
-        if person.expires_ns is not None and person.expires_ns <= self._wall_ns():
+    def _in_time(self, token: Token) -> Token:
+        if token.expires_ns is not None and token.expires_ns <= self._wall_ns():
             raise Unauthorized("the token has expired", do="Ask the operator for another (`sublet person token`).")
-        return person
+        return token
 
-    def _new_token(self) -> str:
-        return TOKEN_PREFIX + _text(self._random(SECRET_BYTES))
 
-    def _until_ns(self, valid_s: float | None) -> int | None:
-        return None if valid_s is None else self._wall_ns() + round(valid_s * NS_PER_S)
+def _insert(db: sqlite3.Connection, person: Person) -> None:
+    if db.execute("SELECT 1 FROM person WHERE name = ?", (person.name,)).fetchone():
+        raise InvalidRequest(f"there is a person {person.name} already", do="Use another name.")
+    of_tenant = db.execute("SELECT 1 FROM person WHERE tenant = ?", (person.tenant,)).fetchone()
+    if person.tenant == OWNER_TENANT and of_tenant:
+        raise InvalidRequest(
+            f"the sessions of tenant {person.tenant} are the owner's, and another person has them already",
+            do="Bind this one to a tenant of its own: `sublet tenant add NAME`.",
+        )
+    if db.execute("SELECT count(*) FROM person").fetchone()[0] >= PEOPLE_MAX:
+        raise InvalidRequest(f"a studio has at most {PEOPLE_MAX} people", do="Remove some first.")
+    db.execute("INSERT INTO person VALUES (?, ?, ?)", (person.id, person.name, person.tenant))
 
 
 def _person(row: tuple[Any, ...]) -> Person:
-    ident, name, tenant, _, expires_ns = row[:5]
-    return Person(id=ident, name=name, tenant=tenant, expires_ns=expires_ns)
+    ident, name, tenant = row[:3]
+    return Person(id=ident, name=name, tenant=tenant)
+
+
+def _token(row: tuple[Any, ...]) -> Token:
+    _, label, expires_ns, read_only, session = row[:5]
+    scope = Scope(read_only=bool(read_only), session=session)
+    return Token(person=_person(row[5:]), label=label, expires_ns=expires_ns, scope=scope)
 
 
 def _hash(secret: str) -> str:

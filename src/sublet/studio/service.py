@@ -23,7 +23,7 @@ from sublet.studio.office import FabricOffice, open_sessions, sessions_folder
 from sublet.studio.people import OWNER_TENANT, People, Person
 from sublet.studio.records import Entry, Record, Session, Started, Terms
 from sublet.studio.remote import PAGE
-from sublet.studio.sessions import Sessions
+from sublet.studio.sessions import Sessions, no_session
 from sublet.studio.states import SessionState
 from sublet.studio.views import Json, session_views
 
@@ -87,6 +87,11 @@ class PersonSessions:
         found = self._sessions.find(text)
         self._sessions.settle()
         return self._view(found.id)
+
+    def check_is(self, text: str, ident: str) -> None:
+        """Raise ``NotFound`` unless this is the id or name of that session."""
+        if self._sessions.find(text).id != ident:
+            raise no_session(text)
 
     def start(self, name: str, terms: Terms, *, wait_s: float = _FOREVER, later: bool = False) -> Json:
         """A new session, for which a lease is asked unless that is left for ``later``."""

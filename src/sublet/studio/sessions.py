@@ -169,7 +169,7 @@ class Sessions(Generic[L]):
         live = [session for session in found if session.name == text and not session.is_over]
         for session in live or [one for one in found if one.name == text]:
             return session
-        raise NotFound(f"there is no session {text[:40]}", do="`sublet session ls` lists them.")
+        raise no_session(text)
 
     def lease_of(self, session: Session) -> Seen | None:
         """Its live lease, or its request in the queue, as the office has it; None where there is none."""
@@ -515,6 +515,11 @@ class Sessions(Generic[L]):
     def _append_if(self, session: Session, record: Record) -> bool:
         """Append it if the session is still what was looked at."""
         return self._append(session.id, lambda: record if self._found[session.id] == session else None)
+
+
+def no_session(text: str) -> NotFound:
+    """What is said of a session that is not there, or is another person's."""
+    return NotFound(f"there is no session {text[:40]}", do="`sublet session ls` lists them.")
 
 
 def new_id(random: bytes) -> str:

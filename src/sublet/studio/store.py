@@ -158,6 +158,7 @@ class SqliteStore:
 def _connected(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S, check_same_thread=False)
     db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA foreign_keys = ON")
     return db
 
 

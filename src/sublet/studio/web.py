@@ -1,9 +1,11 @@
 """The studio over HTTP: the API under ``/v1``, for programs with a token, and the page, for browsers with a cookie.
 
-The API takes the token in the ``Authorization`` header and looks at no cookie, so another site cannot use it through
-somebody's browser. The page takes the cookie and, for what changes anything, a form token that only this page's forms
-have; the cookie is not sent from other sites, and a request that names another origin is refused. A token is never part
-of an address. Bodies and names are bounded; every text that comes from outside is escaped where it is shown (``page``).
+The API takes the token in the ``Authorization`` header and looks at no cookie, so another site cannot use it through a
+person's browser. The page takes the cookie and, for what changes anything, a form token that only this page's forms
+have; the cookie is not sent from other sites, and a request that names another origin is refused. No secret is part of
+an address that is sent: the invite stands behind the ``#`` of its link, which a browser keeps to itself, and a script
+of the page puts it into a form. So a program that only looks at the link does not use it up. Bodies and names are
+bounded; every text that comes from outside is escaped where it is shown (``page``).
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from sublet.errors import (
     Unauthorized,
 )
 from sublet.studio import page
-from sublet.studio.people import COOKIE_S, NotSignedIn, Person
+from sublet.studio.people import COOKIE_S, NotSignedIn, Person, Scope, Token
 from sublet.studio.records import Entry, Terms
 from sublet.studio.service import PersonSessions, Studio
 from sublet.studio.views import Json
@@ -139,12 +141,15 @@ def studio_app(studio: Studio) -> Starlette:
         Route("/", web.show, methods=["GET"]),
         Route("/sign-in", web.ask_token, methods=["GET"]),
         Route("/sign-in", web.sign_in, methods=["POST"]),
+        Route("/join", web.ask_invite, methods=["GET"]),
+        Route("/join", web.join, methods=["POST"]),
         Route("/sign-out", web.form(web.sign_out), methods=["POST"]),
         Route("/start", web.form(_started_by_form), methods=["POST"]),
         Route("/sessions/{id}/{what}", web.form(_changed_by_form), methods=["POST"]),
         Route("/live", web.live, methods=["GET"]),
         Route("/studio.css", _file("studio.css", "text/css"), methods=["GET"]),
         Route("/studio.js", _file("studio.js", "text/javascript"), methods=["GET"]),
+        Route("/join.js", _file("join.js", "text/javascript"), methods=["GET"]),
     ]
     return Starlette(routes=routes, exception_handlers={Exception: _failed, HTTPException: _not_here})
 
@@ -152,8 +157,9 @@ def studio_app(studio: Studio) -> Starlette:
 class _Ask:
     """What a program asks of the API."""
 
-    def __init__(self, ident: str, query: Mapping[str, str], body: bytes) -> None:
-        self.id, self.query, self._body = ident, query, body
+    def __init__(self, ident: str, query: Mapping[str, str], body: bytes, only: str | None) -> None:
+        """``only``: the one session that the token opens, if it does not open all."""
+        self.id, self.query, self.only, self._body = ident, query, only, body
 
     def read(self, shape: type[_T]) -> _T:
         try:
@@ -168,7 +174,8 @@ Handler = Callable[[PersonSessions, _Ask], object]
 
 
 def _list(mine: PersonSessions, ask: _Ask) -> list[Json]:
-    return mine.all(ended=ask.query.get("all") in ("1", "true"))
+    found = mine.all(ended=ask.query.get("all") in ("1", "true"))
+    return [view for view in found if ask.only in (None, view["id"])]
 
 
 def _start(mine: PersonSessions, ask: _Ask) -> Json:
@@ -252,14 +259,16 @@ class _Web:
         return answer
 
     def _answer(self, handler: Handler, request: Request, body: bytes) -> Response:
-        person = self._by_token(request)
-        ask = _Ask(request.path_params.get("id", ""), request.query_params, body)
+        token = self._by_token(request)
+        mine = self._studio.of(token.person)
+        ask = _Ask(request.path_params.get("id", ""), request.query_params, body, token.scope.session)
         try:
-            return _json(handler(self._studio.of(person), ask), 200)
-        except Unauthorized as error:  # the token is good; the office refuses its tenant
+            _check_scope(token.scope, request, mine)
+            return _json(handler(mine, ask), 200)
+        except Unauthorized as error:  # the token is good; its scope, or the office, refuses that
             return _json(_error_body(error), 403)
 
-    def _by_token(self, request: Request) -> Person:
+    def _by_token(self, request: Request) -> Token:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise Unauthorized("the studio asks for a token", do="Send `Authorization: Bearer TOKEN`.")
@@ -295,10 +304,21 @@ class _Web:
             cookie = await run_in_threadpool(self._studio.people.sign_in, form.get("token", "").strip())
         except SubletError as error:
             return _html(page.sign_in_page(error), _status(error))
-        answer = _seen(RedirectResponse("/", 303))
-        is_tls = request.url.scheme == "https"
-        answer.set_cookie(COOKIE, cookie, max_age=COOKIE_S, httponly=True, samesite="strict", secure=is_tls)
-        return answer
+        return _with_cookie(_seen(RedirectResponse("/", 303)), request, cookie)
+
+    async def ask_invite(self, request: Request) -> Response:
+        return _html(page.join_page())
+
+    async def join(self, request: Request) -> Response:
+        """Exchange an invite for a token, which is shown, and a cookie."""
+        try:
+            _check_origin(request)
+            form = _form(await _body(request))
+            invite = form.get("invite", "").strip()
+            person, token, cookie = await run_in_threadpool(self._studio.people.accept, invite)
+        except SubletError as error:
+            return _html(page.join_page(error), _status(error))
+        return _with_cookie(_html(page.joined_page(person, token)), request, cookie)
 
     def sign_out(self, mine: PersonSessions, form: Mapping[str, str], request: Request) -> None:
         self._studio.people.sign_out(request.cookies.get(COOKIE, ""))
@@ -403,6 +423,25 @@ def _check_origin(request: Request) -> None:
     is_foreign = origin is not None and origin.partition("://")[2] != host
     if is_foreign or site not in (None, "same-origin", "none"):
         raise Unauthorized("that was sent by another site", do="Open the page of the studio itself.")
+
+
+def _check_scope(scope: Scope, request: Request, mine: PersonSessions) -> None:
+    """Refuse what the token does not open. Another session than its own is answered as one that never was."""
+    if scope.read_only and request.method != "GET":
+        raise Unauthorized("this token may only read", do="Use one that may change sessions.")
+    if scope.session is None:
+        return
+    ident = request.path_params.get("id")
+    if ident is not None:
+        mine.check_is(ident, scope.session)
+    elif request.method != "GET" or request.url.path != "/v1/sessions":
+        raise Unauthorized("this token opens one session and nothing else", do="Use one that opens all.")
+
+
+def _with_cookie(answer: Response, request: Request, cookie: str) -> Response:
+    is_tls = request.url.scheme == "https"
+    answer.set_cookie(COOKIE, cookie, max_age=COOKIE_S, httponly=True, samesite="strict", secure=is_tls)
+    return answer
 
 
 def _form_token(cookie: str) -> str:

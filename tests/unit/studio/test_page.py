@@ -8,12 +8,22 @@ from typing import Any, Final
 import pytest
 
 from sublet.errors import InvalidRequest
-from sublet.studio.page import Html, error_page, sessions_page, sessions_part, sign_in_page, tag, trouble
+from sublet.studio.page import (
+    Html,
+    error_page,
+    join_page,
+    joined_page,
+    sessions_page,
+    sessions_part,
+    sign_in_page,
+    tag,
+    trouble,
+)
 from sublet.studio.people import Person
 from sublet.values import GIB
 
 EVIL: Final = "<script>alert('x')</script>\"><img src=x onerror=alert(1)> ' & ☃"
-PERSON: Final = Person(id="p-1", name="ana", tenant="physics", expires_ns=None)
+PERSON: Final = Person(id="p-1", name="ana", tenant="physics")
 
 
 def view(**more: Any) -> dict[str, Any]:
@@ -70,12 +80,14 @@ def test_no_text_of_a_session_becomes_markup(place: str, state: str) -> None:
 
 def test_no_text_of_leases_people_and_errors_becomes_markup() -> None:
     lease = {"id": EVIL, "devices": [EVIL], "until": EVIL, "reason": EVIL, "detail": EVIL}
-    person = Person(id=EVIL, name=EVIL, tenant=EVIL, expires_ns=None)
+    person = Person(id=EVIL, name=EVIL, tenant=EVIL)
     error = InvalidRequest(EVIL, do=EVIL)
     pages = (
         sessions_page(person, [view(leases=[lease]), view(leases=[lease], state="active", lease="l-1")], EVIL),
         error_page(error, EVIL, EVIL),
         sign_in_page(error),
+        join_page(error),
+        joined_page(person, EVIL),
         trouble(error),
     )
     for page in pages:

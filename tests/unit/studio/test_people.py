@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import secrets
 import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from sublet.errors import InvalidRequest, JournalError, NotFound, Unauthorized
-from sublet.studio.people import COOKIE_S, TOKEN_PREFIX, NotSignedIn, People
+from sublet.studio.people import (
+    COOKIE_S,
+    FIRST_LABEL,
+    INVITE_PREFIX,
+    TOKEN_PREFIX,
+    TOKENS_MAX,
+    NotSignedIn,
+    People,
+    Scope,
+    Token,
+)
 from sublet.values import NS_PER_S
 
 
@@ -30,21 +43,33 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path / "studio")
 
 
+def member(stage: Stage, name: str = "ana", valid_s: float | None = None) -> str:
+    """The token of a new person."""
+    stage.people.add(name, "physics")
+    return stage.people.new_token(name, valid_s=valid_s)
+
+
+def on_disk(stage: Stage) -> bytes:
+    return b"".join(path.read_bytes() for path in stage.people._database.path.parent.iterdir())
+
+
 def test_a_token_is_its_persons_and_stored_as_its_hash(stage: Stage) -> None:
-    made, token = stage.people.add("ana", "physics")
+    token = member(stage)
     assert token.startswith(TOKEN_PREFIX)
-    assert stage.people.of_token(token) == made == stage.people.find("ana")
-    content = b"".join(path.read_bytes() for path in stage.people._database.path.parent.iterdir())
-    assert token.removeprefix(TOKEN_PREFIX).encode() not in content
-    assert hashlib.sha256(token.encode()).hexdigest().encode() in content
+    assert stage.people.of_token(token) == Token(
+        person=stage.people.find("ana"), label=FIRST_LABEL, expires_ns=None, scope=Scope()
+    )
+    assert token.removeprefix(TOKEN_PREFIX).encode() not in on_disk(stage)
+    assert hashlib.sha256(token.encode()).hexdigest().encode() in on_disk(stage)
     for wrong in ("", "☃", "\ud800", token[:-1], f"{token} ", token * 50, hashlib.sha256(token.encode()).hexdigest()):
         with pytest.raises(Unauthorized, match="not known"):
             stage.people.of_token(wrong)
 
 
-def test_a_new_token_ends_the_old_one_and_its_cookies_at_once(stage: Stage) -> None:
-    _, old = stage.people.add("ana", "physics")
-    cookie = stage.people.sign_in(old)
+def test_a_new_token_ends_the_old_one_of_its_label_and_its_cookies_at_once(stage: Stage) -> None:
+    old = member(stage)
+    laptop = stage.people.new_token("ana", "laptop")
+    cookie, other = stage.people.sign_in(old), stage.people.sign_in(laptop)
     assert stage.people.of_cookie(cookie).name == "ana"
     new = stage.people.new_token("ana")
     with pytest.raises(Unauthorized):
@@ -52,10 +77,118 @@ def test_a_new_token_ends_the_old_one_and_its_cookies_at_once(stage: Stage) -> N
     with pytest.raises(NotSignedIn):
         stage.people.of_cookie(cookie)
     assert stage.people.of_cookie(stage.people.sign_in(new)).name == "ana"
+    assert stage.people.of_cookie(other).name == "ana"
+    assert [one.label for one in stage.people.tokens(stage.people.find("ana"))] == ["laptop", FIRST_LABEL]
+
+
+def test_a_token_is_revoked_alone_or_with_all_others_and_the_invite(stage: Stage) -> None:
+    main, laptop = member(stage), stage.people.new_token("ana", "laptop")
+    other = member(stage, "bob")
+    assert stage.people.revoke("ana", "laptop") == 1
+    with pytest.raises(Unauthorized):
+        stage.people.of_token(laptop)
+    assert stage.people.of_token(main).label == FIRST_LABEL
+    with pytest.raises(NotFound, match="ana has no token laptop"):
+        stage.people.revoke("ana", "laptop")
+    cookie, invite = stage.people.sign_in(main), stage.people.invite("ana")
+    stage.people.new_token("ana", "laptop")
+    assert stage.people.revoke("ana") == 2
+    assert stage.people.revoke("ana") == 0
+    with pytest.raises(NotSignedIn):
+        stage.people.of_cookie(cookie)
+    with pytest.raises(Unauthorized, match="used already"):
+        stage.people.accept(invite)
+    assert stage.people.of_token(other).person.name == "bob"
+
+
+def test_a_token_keeps_what_it_opens_and_only_one_for_everything_signs_a_browser_in(stage: Stage) -> None:
+    stage.people.add("ana", "physics")
+    for label, scope in (
+        ("shows", Scope(read_only=True)),
+        ("one", Scope(session="s-1")),
+        ("both", Scope(read_only=True, session="s-1")),
+    ):
+        token = stage.people.new_token("ana", label, scope=scope)
+        assert stage.people.of_token(token).scope == scope
+        with pytest.raises(Unauthorized, match="for a program"):
+            stage.people.sign_in(token)
+
+
+def test_a_person_has_a_bounded_number_of_tokens(stage: Stage) -> None:
+    member(stage)
+    for number in range(TOKENS_MAX - 1):
+        stage.people.new_token("ana", f"l{number}")
+    with pytest.raises(InvalidRequest, match="at most"):
+        stage.people.new_token("ana", "more")
+    stage.people.new_token("ana", "l0")
+    for label in ("", "Main", "../up", "☃", "x" * 64):
+        with pytest.raises(InvalidRequest, match="not a valid label"):
+            stage.people.new_token("ana", label)
+    assert len(stage.people.tokens(stage.people.find("ana"))) == TOKENS_MAX
+
+
+def test_an_invite_is_good_once(stage: Stage) -> None:
+    """It gives a token and a cookie, and is stored as its hash; a link that is shown again opens nothing."""
+    stage.people.add("ana", "physics")
+    invite = stage.people.invite("ana")
+    assert invite.startswith(INVITE_PREFIX)
+    assert invite.removeprefix(INVITE_PREFIX).encode() not in on_disk(stage)
+    person, token, cookie = stage.people.accept(invite)
+    assert stage.people.of_token(token).person == stage.people.of_cookie(cookie) == person == stage.people.find("ana")
+    assert stage.people.invited_until_ns(person) is None
+    for wrong in (invite, invite[:-1], "", "☃", token, "x" * 10_000):
+        with pytest.raises(Unauthorized, match="not known here, or was used already"):
+            stage.people.accept(wrong)
+    assert stage.people.of_token(token).person == person
+
+
+def test_an_invite_expires_and_a_new_one_ends_the_one_before(stage: Stage) -> None:
+    person = stage.people.add("ana", "physics")
+    first, second = stage.people.invite("ana", 60), stage.people.invite("ana", 60)
+    with pytest.raises(Unauthorized, match="used already"):
+        stage.people.accept(first)
+    assert stage.people.invited_until_ns(person) == stage.now_ns + 60 * NS_PER_S
+    stage.now_ns += 60 * NS_PER_S
+    with pytest.raises(Unauthorized, match="the invite has expired"):
+        stage.people.accept(second)
+    assert stage.people.tokens(person) == []
+    stage.people.accept(stage.people.invite("ana"))
+
+
+def test_of_many_accepts_of_one_invite_one_gets_a_token(tmp_path: Path) -> None:
+    """Each in a thread of its own, on a database that each opens."""
+    people = People(tmp_path, wall_ns=time.time_ns, random=secrets.token_bytes)
+    people.add("ana", "physics")
+    invite = people.invite("ana")
+
+    def accept(_: int) -> str:
+        other = People(tmp_path, wall_ns=time.time_ns, random=secrets.token_bytes)
+        try:
+            return other.accept(invite)[1]
+        except Unauthorized:
+            return ""
+
+    with ThreadPoolExecutor(8) as pool:
+        given = [token for token in pool.map(accept, range(8)) if token]
+    assert [people.of_token(token).person.name for token in given] == ["ana"]
+
+
+def test_people_are_added_all_or_not_at_all(stage: Stage) -> None:
+    stage.people.add("eve", "physics")
+    with pytest.raises(InvalidRequest, match="a person eve already"):
+        stage.people.invite_all([("ana", "physics"), ("eve", "physics")])
+    assert [person.name for person in stage.people.all()] == ["eve"]
+    invited = stage.people.invite_all([("ana", "physics"), ("bob", "biology")], 60)
+    assert [stage.people.accept(invite)[0] for _, invite in invited] == [person for person, _ in invited]
+    assert [(person.name, person.tenant) for person in stage.people.all()] == [
+        ("ana", "physics"),
+        ("bob", "biology"),
+        ("eve", "physics"),
+    ]
 
 
 def test_tokens_and_cookies_are_good_for_their_time(stage: Stage) -> None:
-    _, token = stage.people.add("ana", "physics", 2 * COOKIE_S)
+    token = member(stage, valid_s=2 * COOKIE_S)
     cookie = stage.people.sign_in(token)
     stage.now_ns += COOKIE_S * NS_PER_S - 1
     assert stage.people.of_cookie(cookie).name == "ana"
@@ -74,7 +207,7 @@ def test_tokens_and_cookies_are_good_for_their_time(stage: Stage) -> None:
 
 
 def test_a_cookie_ends_with_a_token_that_expires_before_it(stage: Stage) -> None:
-    _, token = stage.people.add("ana", "physics", 60)
+    token = member(stage, valid_s=60)
     cookie = stage.people.sign_in(token)
     stage.now_ns += 60 * NS_PER_S
     with pytest.raises(NotSignedIn, match="expired"):
@@ -82,7 +215,7 @@ def test_a_cookie_ends_with_a_token_that_expires_before_it(stage: Stage) -> None
 
 
 def test_signing_out_ends_one_browser_alone(stage: Stage) -> None:
-    _, token = stage.people.add("ana", "physics")
+    token = member(stage)
     here, there = stage.people.sign_in(token), stage.people.sign_in(token)
     stage.people.sign_out(here)
     stage.people.sign_out(here)
@@ -95,7 +228,7 @@ def test_signing_out_ends_one_browser_alone(stage: Stage) -> None:
 
 
 def test_old_cookies_are_not_kept(stage: Stage) -> None:
-    _, token = stage.people.add("ana", "physics")
+    token = member(stage)
     for _ in range(3):
         stage.people.sign_in(token)
         stage.now_ns += COOKIE_S * NS_PER_S
@@ -106,13 +239,14 @@ def test_old_cookies_are_not_kept(stage: Stage) -> None:
 
 def test_a_person_who_comes_again_is_another(stage: Stage) -> None:
     """So the sessions of the first are not the second's."""
-    first, token = stage.people.add("ana", "physics")
+    token = member(stage)
+    first = stage.people.find("ana")
     stage.people.remove("ana")
     with pytest.raises(Unauthorized):
         stage.people.of_token(token)
     with pytest.raises(NotFound):
         stage.people.find("ana")
-    assert stage.people.add("ana", "biology")[0].id != first.id
+    assert stage.people.add("ana", "biology").id != first.id
 
 
 def test_what_cannot_be_added_changes_nothing(stage: Stage) -> None:
@@ -127,7 +261,7 @@ def test_what_cannot_be_added_changes_nothing(stage: Stage) -> None:
             stage.people.add(name, tenant)
     assert stage.people.all() == before
     with pytest.raises(NotFound):
-        stage.people.new_token("nobody")
+        stage.people.new_token("bob")
 
 
 def test_people_written_by_another_version_are_refused(stage: Stage) -> None:

@@ -1,0 +1,280 @@
+"""``sublet person``: the people of the studio, their tokens and invites."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from typing import TYPE_CHECKING, Annotated, Final
+
+from sublet.cli.call import Office
+from sublet.cli.declare import Arg, Opt, UsageError
+from sublet.cli.exits import DONE
+from sublet.cli.parsing import AsJson, duration, name
+from sublet.cli.show import Json, document, plural, table, visible
+from sublet.client.home import home_dir
+from sublet.errors import InvalidRequest
+from sublet.invocation import typeable
+
+if TYPE_CHECKING:
+    from sublet.studio.people import People, Person, Token
+
+URL: Final = "http://127.0.0.1:8320"
+
+
+def _base(text: str) -> str:
+    if not text.startswith(("http://", "https://")) or not text.isascii() or not text.isprintable() or " " in text:
+        raise InvalidRequest(f"{text[:60]!r} is not the address of a studio", do="Write it as https://gpu.example.org.")
+    return text.rstrip("/")
+
+
+_Name = Annotated[str, Arg("NAME", parse=name, help="Name of the person.")]
+_Url = Annotated[
+    str,
+    Opt("--url", metavar="URL", parse=_base, help=f"Address of the studio as people reach it (default: {URL})."),
+]
+_InviteValid = Annotated[
+    float | None,
+    Opt("--valid", metavar="DURATION", parse=duration, help="How long invites are good (default: 14d)."),
+]
+
+
+def add(
+    *,
+    person: _Name,
+    tenant: Annotated[
+        str, Opt("--tenant", metavar="TENANT", parse=name, help="Tenant whose quota, share and bill are used.")
+    ],
+    valid: Annotated[
+        float | None,
+        Opt("--valid", metavar="DURATION", parse=duration, help="How long the token is good (default: until revoked)."),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Add a person to the studio and print the person's token, this once.
+
+    The token alone goes to stdout. The studio stores only its hash. The tenant is one of `sublet tenant ls`; several
+    people may share one, except for the owner's (`local`).
+    """
+    Office.reach().get(f"/v1/tenants/{Office.quote(tenant)}")
+    people = _people()
+    made = people.add(person, tenant)
+    secret = people.new_token(person, valid_s=valid)
+    return _say_secret(people, made, f"Person {person} is added. The token", "token", secret, as_json=as_json)
+
+
+def enrol(
+    *,
+    file: Annotated[str, Arg("FILE", help="CSV file whose first line names its columns; - for stdin.")],
+    tenant: Annotated[
+        str | None,
+        Opt("--tenant", metavar="TENANT", parse=name, help="Tenant of all of them (default: the column `tenant`)."),
+    ] = None,
+    skip_known: Annotated[
+        bool, Opt("--skip-known", help="Pass over people of the list who are there already, with the same tenant.")
+    ] = False,
+    valid: _InviteValid = None,
+    url: _Url = URL,
+    as_json: AsJson = False,
+) -> int:
+    """Add the people of a list, and print an invite link for each as CSV, this once.
+
+    The list has a column `name`, and a column `tenant` unless --tenant is given; other columns are left alone. Every
+    wrong line is named, and then nothing is added.
+    """
+    from sublet.studio.people import INVITE_S
+    from sublet.studio.roster import BYTES_MAX, RosterRefused, read_roster
+
+    try:
+        with open(0 if file == "-" else file, "rb", closefd=file != "-") as source:
+            data = source.read(BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidRequest(f"{file} cannot be read: {error.strerror}", do="Give the path of a CSV file.") from None
+    people = _people()
+    tenants = [str(one["id"]) for one in Office.reach().get("/v1/tenants")]
+    known = {one.name: one.tenant for one in people.all()}
+    try:
+        roster = read_roster(data, tenant=tenant, tenants=tenants, known=known, skip_known=skip_known)
+    except RosterRefused as error:
+        sys.stderr.writelines(f"{visible(line)}\n" for line in error.lines)
+        raise
+    added = people.invite_all(roster.new, INVITE_S if valid is None else valid)
+    rows = [{"name": one.name, "tenant": one.tenant, "invite": f"{url}/join#{invite}"} for one, invite in added]
+    if as_json:
+        document(rows)
+    else:
+        writer = csv.DictWriter(sys.stdout, ["name", "tenant", "invite"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    said = [f"{plural(len(added), 'person', 'people')} added"]
+    if roster.known:
+        said.append(f"{plural(len(roster.known), 'person', 'people')} of the list there already")
+    if roster.left_alone:
+        said.append(f"columns left alone: {', '.join(map(visible, roster.left_alone))}")
+    sys.stderr.write(f"{'; '.join(said)}.\n")
+    return DONE
+
+
+def invite(*, person: _Name, valid: _InviteValid = None, url: _Url = URL, as_json: AsJson = False) -> int:
+    """Print an invite link of a person, this once; an earlier one opens nothing any more.
+
+    The link is good once. It gives its browser the person's token with the label `main`, in place of the one before.
+    """
+    from sublet.studio.people import INVITE_S
+
+    people = _people()
+    secret = people.invite(person, INVITE_S if valid is None else valid)
+    link = f"{url}/join#{secret}"
+    return _say_secret(people, people.find(person), "The invite", "invite", link, as_json=as_json)
+
+
+def token(
+    *,
+    person: _Name,
+    label: Annotated[
+        str | None,
+        Opt("--label", metavar="LABEL", parse=name, help="Which token of the person's (default: `main`)."),
+    ] = None,
+    valid: Annotated[
+        float | None,
+        Opt("--valid", metavar="DURATION", parse=duration, help="How long it is good (default: until revoked)."),
+    ] = None,
+    read_only: Annotated[bool, Opt("--read-only", help="It shows sessions and changes none.")] = False,
+    session: Annotated[
+        str | None, Opt("--session", metavar="ID", help="It opens the session of this id and nothing else.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Print a new token of a person, this once; the old one with its label, and its browsers, are out at once."""
+    from sublet.studio.people import FIRST_LABEL, Scope
+
+    if session is not None and not (session.startswith("s-") and session.isascii() and session.isprintable()):
+        raise UsageError(f"{visible(session[:40])} is not the id of a session", do="Give the id, such as s-1f3a….")
+    people = _people()
+    scope = Scope(read_only=read_only, session=session)
+    secret = people.new_token(person, label or FIRST_LABEL, valid_s=valid, scope=scope)
+    found = people.find(person)
+    return _say_secret(people, found, f"Person {person} has a new token. It", "token", secret, as_json=as_json)
+
+
+def revoke(
+    *,
+    person: _Name,
+    label: Annotated[str | None, Arg("LABEL", parse=name, help="Which token (default: all, and the invite).")] = None,
+) -> int:
+    """Revoke tokens of a person: they, and the browsers that showed them, are out at once."""
+    ended = _people().revoke(person, label)
+    what = f"{plural(ended, 'token')} and the invite" if label is None else f"token {label}"
+    print(f"Person {person}: {what} revoked.")
+    return DONE
+
+
+def ls(*, as_json: AsJson = False) -> int:
+    """List the people of the studio."""
+    people = _people()
+    found = [_view(people, person) for person in people.all()]
+    if as_json:
+        document(found)
+    elif not found:
+        print(typeable("No people. Add one: `sublet person add NAME --tenant TENANT`."))
+    else:
+        rows = [[one["name"], one["tenant"], str(len(one["tokens"])), one["invited_until"] or "-"] for one in found]
+        print(table(["PERSON", "TENANT", "TOKENS", "INVITED UNTIL"], rows))
+    return DONE
+
+
+def show(*, person: _Name, as_json: AsJson = False) -> int:
+    """Show a person: tenant, invite, and each token with what it opens and until when."""
+    people = _people()
+    view = _view(people, people.find(person))
+    if as_json:
+        document(view)
+        return DONE
+    print(f"{view['name']}, tenant {view['tenant']}; invite: {view['invited_until'] or 'none'}")
+    if view["tokens"]:
+        rows = [[one["label"], one["opens"], one["expires_at"] or "-"] for one in view["tokens"]]
+        print(table(["TOKEN", "OPENS", "UNTIL"], rows))
+    return DONE
+
+
+def rm(
+    *,
+    person: _Name,
+    now: Annotated[bool, Opt("--now", help="End the person's sessions, with what runs in them.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Remove a person. It is refused while the person has sessions, unless --now ends them; volumes and bill stay."""
+    from sublet.client.fabric import connect
+    from sublet.studio import FabricOffice, open_sessions
+    from sublet.studio.people import OWNER_TENANT
+    from sublet.studio.service import person_folder
+
+    people = _people()
+    found = people.find(person)
+    view = _view(people, found)
+    if found.tenant != OWNER_TENANT:  # those of the owner are also the command's, and stay
+        with connect(for_tenant=found.tenant) as fabric:
+            sessions = open_sessions(FabricOffice(fabric), folder=person_folder(home_dir(), found))
+            live = [one for one in sessions.all() if not one.is_over]
+            if live and not now:
+                raise InvalidRequest(
+                    f"{person} has {plural(len(live), 'session')}", do="End them first, or add --now to end them here."
+                )
+            people.remove(person)  # first, so that no other session is started
+            for one in (one for one in sessions.all() if not one.is_over):
+                sessions.end(one.id, even_if_busy=True)
+    else:
+        people.remove(person)
+    if as_json:
+        document(view)
+    else:
+        print(f"Person {person} is removed.")
+    return DONE
+
+
+# ---- within
+
+
+def _people() -> People:
+    import secrets
+    import time
+
+    from sublet.studio.office import sessions_folder
+    from sublet.studio.people import People
+
+    return People(sessions_folder(), wall_ns=time.time_ns, random=secrets.token_bytes)
+
+
+def _view(people: People, person: Person) -> Json:
+    return {
+        "id": person.id,
+        "name": person.name,
+        "tenant": person.tenant,
+        "tokens": [_token_view(one) for one in people.tokens(person)],
+        "invited_until": _moment(people.invited_until_ns(person)),
+    }
+
+
+def _token_view(found: Token) -> Json:
+    opens = found.scope.session or "everything"
+    return {
+        "label": found.label,
+        "opens": f"{opens}, to read" if found.scope.read_only else opens,
+        "read_only": found.scope.read_only,
+        "session": found.scope.session,
+        "expires_at": _moment(found.expires_ns),
+    }
+
+
+def _moment(wall_ns: int | None) -> str | None:
+    from sublet.lease.value import rfc3339
+
+    return None if wall_ns is None else rfc3339(wall_ns)
+
+
+def _say_secret(people: People, person: Person, what: str, key: str, secret: str, *, as_json: bool) -> int:
+    if as_json:
+        document({"person": _view(people, person), key: secret})
+        return DONE
+    sys.stderr.write(f"{what}, shown this once:\n")
+    print(secret)
+    return DONE

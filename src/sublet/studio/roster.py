@@ -1,0 +1,172 @@
+"""A list of people in a CSV file, as a course exports it. Pure: what is wrong is said line by line, and all at once.
+
+The first line names the columns. ``name`` is needed and becomes the person's name; ``tenant`` is the tenant of the
+line, where the list is not for one tenant. Other columns are left alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import unicodedata
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sublet.errors import InvalidRequest
+from sublet.studio.people import OWNER_TENANT, PEOPLE_MAX
+from sublet.values import shown, valid_name
+
+BYTES_MAX: Final = 4 << 20
+NAME_MAX: Final = 63
+_SEPARATORS: Final = re.compile(r"[-._]")
+_NO_NAME: Final = re.compile(r"[^a-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """What a list says."""
+
+    new: tuple[tuple[str, str], ...]
+    """Name and tenant of each person who is to be added, in the order of the list."""
+    known: tuple[str, ...]
+    """Names of people who are there already."""
+    left_alone: tuple[str, ...]
+    """Columns that say nothing to a studio."""
+
+
+class RosterRefused(InvalidRequest):
+    """The list has lines that cannot be taken, so none was."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = tuple(lines)
+        """One sentence for each line that is wrong, in the order of the list."""
+        many = "1 line of the list is" if len(lines) == 1 else f"{len(lines)} lines of the list are"
+        super().__init__(f"{many} wrong, and nothing was added", do="Correct the list and add it again.")
+
+
+def read_roster(
+    data: bytes, *, tenant: str | None, tenants: Collection[str], known: Mapping[str, str], skip_known: bool = False
+) -> Roster:
+    """The people of a list. ``tenant``: of all of them; None where the list has a column for it. ``tenants``: those
+    that there are. ``known``: name → tenant of the people who are there; with ``skip_known`` they may be in the list.
+    Raises ``InvalidRequest``, and ``RosterRefused`` where lines are wrong."""
+    head, rows = _rows(data)
+    columns = [column.strip().lower() for column in head]
+    wanted = ["name"] if tenant is not None else ["name", "tenant"]
+    if [column for column in wanted if columns.count(column) != 1]:
+        raise InvalidRequest(
+            f"the first line of the list does not have one column {' and one column '.join(wanted)}: "
+            f"{shown(', '.join(head))}",
+            do="Let the first line name the columns, such as `name,tenant`; with --tenant, `name` is enough.",
+        )
+    if tenant is not None and "tenant" in columns:
+        raise InvalidRequest("the list has a column tenant, and --tenant is given", do="Take one of them away.")
+    lines = _Lines(tenants, known)
+    wrong: list[str] = []
+    new: list[tuple[str, str]] = []
+    there: list[str] = []
+    for number, row in rows:
+        if len(row) != len(columns):
+            fields = "1 field" if len(row) == 1 else f"{len(row)} fields"
+            wrong.append(f"line {number}: it has {fields} where the first line has {len(columns)}; is it cut off?")
+            continue
+        values = {column: value.strip() for column, value in zip(columns, row, strict=True)}
+        name, whose = values["name"], values["tenant"] if tenant is None else tenant
+        if why := lines.wrong(number, name, whose):
+            wrong.append(f"line {number}: {why}")
+        elif name not in known:
+            new.append((name, whose))
+        elif skip_known and known[name] == whose:
+            there.append(name)
+        else:
+            wrong.append(f"line {number}: there is a person {name} already, of tenant {known[name]}")
+    if wrong:
+        raise RosterRefused(wrong)
+    if not rows:
+        raise InvalidRequest("the list has no people in it", do="Give one line for each person below the first line.")
+    if len(known) + len(new) > PEOPLE_MAX:
+        raise InvalidRequest(
+            f"the list has {len(new)} new people, and a studio has at most {PEOPLE_MAX}", do="Remove some first."
+        )
+    left_alone = tuple(column for column in columns if column not in ("name", "tenant"))
+    return Roster(tuple(new), tuple(there), left_alone)
+
+
+class _Lines:
+    """The lines that were met, and what is wrong with one that comes after them."""
+
+    def __init__(self, tenants: Collection[str], known: Mapping[str, str]) -> None:
+        self._tenants = tenants
+        self._known = {_sound(name): name for name in known}
+        self._met: dict[str, tuple[int, str]] = {}
+
+    def wrong(self, number: int, name: str, tenant: str) -> str:
+        """One sentence; empty if nothing is wrong."""
+        line, before = self._met.setdefault(_sound(name), (number, name))
+        known = self._known.get(_sound(name), name)
+        if why := _wrong_name(name):
+            return why
+        if tenant not in self._tenants:
+            return f"there is no tenant {shown(tenant)}" if tenant else "no tenant is named"
+        if tenant == OWNER_TENANT:
+            return f"tenant {tenant} is the owner's, and its person is not added by a list"
+        if line != number:
+            return (
+                f"{name} is in line {line} already" if before == name else _mistaken(name, f"{before} of line {line}")
+            )
+        return _mistaken(name, f"{known}, who is there already") if known != name else ""
+
+
+def _rows(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The first line, and each further one that is not empty with its number."""
+    if len(data) > BYTES_MAX:
+        raise InvalidRequest(f"the list has more than {BYTES_MAX >> 20} MiB", do="Give the list of people alone.")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InvalidRequest(
+            f"line {line} of the list is not UTF-8 (byte 0x{data[error.start]:02x})", do="Save the list as UTF-8."
+        ) from None
+    first = text.partition("\n")[0]
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter=";" if ";" in first and "," not in first else ",", strict=True
+    )
+    found: list[tuple[int, list[str]]] = []
+    number = 1
+    try:
+        for row in reader:
+            if any(value.strip() for value in row):
+                found.append((number, row))
+            number = reader.line_num + 1  # where the next row begins; a quoted value may span lines
+    except csv.Error as error:
+        raise InvalidRequest(f"line {number} of the list cannot be read: {error}", do="Save it as CSV again.") from None
+    if not found:
+        raise InvalidRequest("the list is empty", do="Let its first line name the columns, such as `name,tenant`.")
+    return found[0][1], found[1:]
+
+
+def _wrong_name(name: str) -> str:
+    try:
+        valid_name(name, "person's name")
+    except InvalidRequest as error:
+        better = _name_like(name)
+        return f"{error.message}; {better} would be" if better else error.message
+    return ""
+
+
+def _mistaken(name: str, other: str) -> str:
+    return f"{name} can be mistaken for {other}"
+
+
+def _sound(name: str) -> str:
+    """What people do not tell apart in a name: its separators, and its capitals."""
+    return _SEPARATORS.sub("", name.casefold())
+
+
+def _name_like(text: str) -> str:
+    """A name that a studio takes, of what a person is called; empty where there is none."""
+    plain = unicodedata.normalize("NFKD", text.replace("ß", "ss")).encode("ascii", "ignore").decode("ascii").lower()
+    return _NO_NAME.sub("-", plain).strip("-._")[:NAME_MAX].strip("-._")

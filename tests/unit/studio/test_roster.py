@@ -1,0 +1,127 @@
+"""Lists of people: what is taken, and what is said of each line that is wrong."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sublet.errors import InvalidRequest
+from sublet.studio.roster import BYTES_MAX, Roster, RosterRefused, read_roster
+from sublet.values import valid_name
+
+KNOWN: Final = {"eve": "physics", "o.tto": "physics"}
+
+
+def read(text: str | bytes, **more: Any) -> Roster:
+    data = text if isinstance(text, bytes) else text.encode()
+    return read_roster(data, **{"tenant": None, "tenants": ["physics", "biology", "local"], "known": KNOWN, **more})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name,tenant\nana,physics\nbob,biology\n",
+        "name,tenant\nana,physics\nbob,biology",
+        "\ufeffName, TENANT \r\n ana ,physics\r\n\r\nbob,biology\r\n",
+        "name;tenant\nana;physics\nbob;biology\n",
+        "tenant,name\nphysics,ana\nbiology,bob\n",
+        '"name","tenant"\n"ana","physics"\n,\n"bob","biology"\n',
+    ],
+)
+def test_what_spreadsheets_and_courses_write_is_read(text: str) -> None:
+    assert read(text) == Roster((("ana", "physics"), ("bob", "biology")), (), ())
+
+
+def test_other_columns_are_left_alone_and_one_tenant_can_be_said_for_all() -> None:
+    found = read('name,email,notes\nana,ana@example.org,"two\nlines, one value"\nbob,,\n', tenant="physics")
+    assert found == Roster((("ana", "physics"), ("bob", "physics")), (), ("email", "notes"))
+
+
+def test_every_wrong_line_is_named_with_its_number_and_nothing_is_taken() -> None:
+    lines = {
+        "ana,physics": "",
+        "Ana Müller,physics": "'Ana Müller' is not a valid person's name; ana-muller would be",
+        "☃,physics": "'☃' is not a valid person's name",
+        "ana,biology": "ana is in line 2 already",
+        "a-na,physics": "a-na can be mistaken for ana of line 2",
+        "eve,physics": "there is a person eve already, of tenant physics",
+        "otto,physics": "otto can be mistaken for o.tto, who is there already",
+        "carl,chemistry": "there is no tenant 'chemistry'",
+        "dora,": "no tenant is named",
+        "owner,local": "tenant local is the owner's, and its person is not added by a list",
+        "fay": "it has 1 field where the first line has 2; is it cut off?",
+        "gus,physics,more": "it has 3 fields where the first line has 2; is it cut off?",
+        "hal,physics": "",
+    }
+    with pytest.raises(RosterRefused, match="11 lines of the list are wrong, and nothing was added") as error:
+        read("name,tenant\n" + "\n".join(lines))
+    expected = [f"line {number}: {why}" for number, why in enumerate(lines.values(), 2) if why]
+    assert list(error.value.lines) == expected
+
+
+def test_a_line_below_a_value_of_several_lines_has_its_number_in_the_file() -> None:
+    with pytest.raises(RosterRefused, match="1 line of the list is wrong") as error:
+        read('name,tenant,notes\nana,physics,"two\nlines"\n\ncarl,chemistry,\n')
+    assert error.value.lines == ("line 5: there is no tenant 'chemistry'",)
+
+
+def test_people_who_are_there_are_passed_over_where_that_is_said() -> None:
+    found = read("name,tenant\neve,physics\nana,physics\n", skip_known=True)
+    assert found == Roster((("ana", "physics"),), ("eve",), ())
+    with pytest.raises(RosterRefused) as error:
+        read("name,tenant\neve,biology\n", skip_known=True)
+    assert error.value.lines == ("line 2: there is a person eve already, of tenant physics",)
+    assert read("name,tenant\neve,physics\n", skip_known=True).new == ()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "the list is empty"),
+        (b"\n \n", "the list is empty"),
+        (b"name,tenant\n", "no people in it"),
+        (b"ana,physics\n", "does not have one column name and one column tenant: 'ana, physics'"),
+        (b"name\nana\n", "does not have one column name and one column tenant"),
+        (b"name,tenant,name\nana,physics,x\n", "does not have one column name"),
+        ("name,tenant\nana,physics\nb\u00fcb,physics".encode("latin-1"), "line 3 of the list is not UTF-8 (byte 0xfc)"),
+        ("name,tenant\nana,physics".encode("utf-16"), "line 1 of the list is not UTF-8"),
+        (b'name,tenant\nana,physics\n"bob,physics\n', "line 3 of the list cannot be read"),
+        (b"name,tenant\n" + b"x" * BYTES_MAX, "more than 4 MiB"),
+        (b"name,tenant\n" + b"x" * 200_000 + b",physics\n", "line 2 of the list cannot be read"),
+    ],
+)
+def test_what_is_no_list_is_refused(data: bytes, said: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        read(data)
+    assert said in error.value.message
+    assert len(error.value.message) < 300
+    assert error.value.do
+
+
+def test_one_tenant_for_all_and_a_column_contradict_each_other() -> None:
+    with pytest.raises(InvalidRequest, match="has a column tenant, and --tenant is given"):
+        read("name,tenant\nana,physics\n", tenant="physics")
+
+
+def test_more_people_than_a_studio_has_are_refused_in_little_time() -> None:
+    text = "name,tenant\n" + "".join(f"s{number},physics\n" for number in range(10_001))
+    with pytest.raises(InvalidRequest, match="10001 new people, and a studio has at most 10000"):
+        read(text)
+
+
+@given(st.text(max_size=40))
+def test_a_name_that_is_proposed_is_one(text: str) -> None:
+    quoted = text.replace('"', '""')
+    try:
+        found = read(f'name,tenant\n"{quoted}",physics\n', known={})
+    except RosterRefused as error:
+        _, proposed, rest = error.lines[0].partition("; ")
+        if proposed and rest.endswith(" would be"):
+            valid_name(rest.removesuffix(" would be"), "name")
+    except InvalidRequest:
+        pass  # nothing but spaces
+    else:
+        assert [name for name, _ in found.new] == [text.strip()]
