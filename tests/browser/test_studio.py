@@ -120,3 +120,49 @@ def test_the_page_on_a_phone_in_the_dark_without_scripts(studio: StudioStage) ->
             box = card.bounding_box()
             assert box is not None
             assert box["x"] + box["width"] <= 360
+
+
+def test_an_operator_at_the_page_of_the_office(studio: StudioStage) -> None:
+    """It changes by itself; a drain is asked about. In the dark, on a phone, nothing but tables is wider."""
+    cora = studio.member("cora", "physics")
+    studio.people.set_operator("cora", True)
+    dan = studio.member("dan", "physics")
+    with browser() as page, sublet.connect(home=studio.home) as owner:
+        page.goto(studio.address)
+        page.get_by_label("Your token").fill(cora.token)
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="Office").click()
+        page.get_by_text("0 waiting").wait_for()
+        with owner.gpu(min_vram="16GiB", ttl="10m", name="training-run") as held, held.activity():
+            dan.done("POST", "/v1/sessions", {"name": "thesis", "vram": 8 << 30})
+            page.get_by_text("1 waiting").wait_for()
+            page.locator("svg.timeline rect.held").first.wait_for()
+            picture(page, "studio-office")
+            page.set_viewport_size({"width": 360, "height": 740})
+            page.emulate_media(color_scheme="dark")
+            picture(page, "studio-office-phone")
+            assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        dan.done("POST", "/v1/sessions/thesis/end", {"now": True})
+        page.get_by_role("button", name="Drain").click()
+        page.get_by_text("No new lease is granted there").wait_for()
+        picture(page, "studio-office-asks")
+        page.get_by_role("link", name="No, back to the office").click()
+        page.get_by_role("link", name="Audit log").click()
+        page.get_by_label("Lease, tenant or device").fill("physics")
+        page.keyboard.press("Enter")
+        page.get_by_role("cell", name="tenant_set").first.wait_for()
+        picture(page, "studio-office-audit")
+
+
+def test_an_invite_is_put_into_the_form_and_not_kept_in_the_address(studio: StudioStage) -> None:
+    studio.people.add("gil", "physics")
+    invite = studio.people.invite("gil")
+    with browser() as page:
+        page.goto(f"{studio.address}/join#{invite}")
+        page.wait_for_url(f"{studio.address}/join")
+        page.get_by_role("button", name="Join").click()
+        page.get_by_text("Welcome, gil").wait_for()
+        picture(page, "studio-joined")
+        assert invite not in page.content()
+        page.get_by_role("link", name="Go to your sessions").click()
+        page.get_by_text("gil · tenant physics").wait_for()

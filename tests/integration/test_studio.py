@@ -682,11 +682,11 @@ def next_event(news: http.client.HTTPResponse) -> str:
             return "\n".join(lines)
 
 
-def until_shown(browser: Browser, text: str) -> Answer:
+def until_shown(browser: Browser, text: str, path: str = "/") -> Answer:
     found: list[Answer] = []
 
     def is_shown() -> bool:
-        found[:] = [browser.look()]
+        found[:] = [browser.look(path)]
         return text in found[0].text
 
     until(f"the page shows {text}", is_shown)
@@ -727,3 +727,87 @@ def test_only_an_operator_acts_for_a_tenant(studio: StudioStage) -> None:
         with pytest.raises(Unauthorized, match="that is for operators"):
             fabric.request("GET", "/v1/tenants", shape=list)
         assert json.dumps([lease.tenant for lease in fabric.leases()]) == "[]"
+
+
+# ---- the operators' page
+
+
+@pytest.fixture(scope="module")
+def operator(studio: StudioStage) -> Member:
+    made = studio.member("olga", "physics")
+    studio.people.set_operator("olga", True)
+    return made
+
+
+def test_an_operator_sees_the_office(studio: StudioStage, ana: Member, operator: Member) -> None:
+    """Devices with what they are, who holds and who waits and why, the last hour as a drawing, tenants and groups."""
+    browser = operator.browser()
+    assert '<a href="/office">Office</a>' in browser.look().text
+    with devices_held(studio):
+        waits = start(ana, "thesis", "waiting")
+        page = until_shown(browser, waits["reason"], "/office")
+    shown = as_text(page)
+    assert "host device, no GPU" in shown
+    assert re.search(r"\d+ live leases?, 1 waiting, 0 in quarantine", shown)
+    assert re.search(r"Queue .* 1 physics 1GiB of gpu; tier interactive .* UTC", shown)
+    assert re.search(r"Groups .* default 1 \d+\.\d% of", shown)
+    assert re.search(r"Tenants .* physics default 1", shown)
+    bars = re.findall(r'<rect [^>]*class="held"[^>]*><title>([^<]*)</title>', page.text)
+    assert len(bars) == 2
+    assert all(bar.startswith("local, lease l-") for bar in bars)
+    assert ana.token not in page.text
+
+
+def test_the_office_is_for_operators_alone_from_one_request_to_the_next(
+    studio: StudioStage, bob: Member, operator: Member
+) -> None:
+    """To a member its routes are not there; one who is no operator any more meets that on an open page."""
+    node = operator_node(studio)
+    member, other = bob.browser(), operator.browser()
+    assert "/office" not in member.look().text
+    never = member.look("/nothing")
+    for path in ("/office", "/office/audit", "/office/audit?of=physics"):
+        answer = member.look(path)
+        assert (answer.status, answer.text) == (404, never.text), path
+    assert member.look("/office/live").status == 404
+    for path, fields in (("drain", {"node": node, "draining": "1", "sure": "1"}), ("clear", {"resource": "x"})):
+        assert member.press(f"/office/{path}", **fields).status == 404, path
+        assert other.send(f"/office/{path}", fields).status == 401, "without the token of the page's forms"
+    assert operator_node(studio, "state") == "up"
+    assert Browser(studio).look("/office").headers["location"] == "/sign-in"
+    assert other.look("/office").status == 200
+    studio.people.set_operator("olga", False)
+    try:
+        assert other.look("/office").status == 404
+    finally:
+        studio.people.set_operator("olga", True)
+
+
+def test_a_drain_is_asked_about_and_undone(studio: StudioStage, operator: Member) -> None:
+    browser, node = operator.browser(), operator_node(studio)
+    asks = browser.press("/office/drain", node=node, draining="1")
+    assert asks.status == 200
+    assert f"Drain {node}?" in asks.text
+    assert operator_node(studio, "state") == "up", "nothing is done before the answer"
+    answer = browser.press("/office/drain", node=node, draining="1", sure="1")
+    assert (answer.status, answer.headers["location"]) == (303, "/office")
+    try:
+        assert operator_node(studio, "state") == "draining"
+        assert "End the drain" in browser.look("/office").text
+    finally:
+        assert browser.press("/office/drain", node=node, draining="").status == 303
+    assert operator_node(studio, "state") == "up"
+    assert browser.press("/office/drain", node="../up", draining="1", sure="1").status == 404
+    gone = browser.press("/office/clear", resource="nothing/here")
+    assert gone.status == 404
+    assert "not in quarantine" in gone.text
+    asks = browser.press("/office/clear", resource="<b>", vouch="1")
+    assert "Return &lt;b&gt; to service on your word?" in asks.text
+    assert "Operator olga drains node" in studio.log.read_text()
+    found = as_text(browser.look("/office/audit"))
+    assert "NodeDrained" in found or "drain" in found.lower()
+    assert "No such records." in browser.look("/office/audit?of=%3Cscript%3E").text
+
+
+def operator_node(studio: StudioStage, what: str = "id") -> str:
+    return str(studio.office.office.ask("GET", "/v1/status").doc["nodes"][0][what])

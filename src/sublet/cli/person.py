@@ -156,6 +156,29 @@ def token(
     return _say_secret(people, found, f"Person {person} has a new token. It", "token", secret, as_json=as_json)
 
 
+def change(
+    *,
+    person: _Name,
+    operator: Annotated[bool, Opt("--operator", help="Let the person see the office and act on it.")] = False,
+    member: Annotated[bool, Opt("--member", help="Let the person see only sessions of their own.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Change what a person of the studio may do, from the next request on.
+
+    An operator sees devices, queue, leases, tenants and the audit log on the page, and may drain a node or clear a
+    quarantined device there. Each person is a member at first.
+    """
+    if operator == member:
+        raise UsageError("one of --operator and --member is needed", do="Give one of them.")
+    people = _people()
+    people.set_operator(person, operator)
+    if as_json:
+        document(_view(people, people.find(person)))
+    else:
+        print(f"Person {person} is {'an operator' if operator else 'a member'}.")
+    return DONE
+
+
 def revoke(
     *,
     person: _Name,
@@ -177,7 +200,7 @@ def ls(*, as_json: AsJson = False) -> int:
     elif not found:
         print(typeable("No people. Add one: `sublet person add NAME --tenant TENANT`."))
     else:
-        rows = [[one["name"], one["tenant"], str(len(one["tokens"])), one["invited_until"] or "-"] for one in found]
+        rows = [[_called(one), one["tenant"], str(len(one["tokens"])), one["invited_until"] or "-"] for one in found]
         print(table(["PERSON", "TENANT", "TOKENS", "INVITED UNTIL"], rows))
     return DONE
 
@@ -189,7 +212,7 @@ def show(*, person: _Name, as_json: AsJson = False) -> int:
     if as_json:
         document(view)
         return DONE
-    print(f"{view['name']}, tenant {view['tenant']}; invite: {view['invited_until'] or 'none'}")
+    print(f"{_called(view)}, tenant {view['tenant']}; invite: {view['invited_until'] or 'none'}")
     if view["tokens"]:
         rows = [[one["label"], one["opens"], one["expires_at"] or "-"] for one in view["tokens"]]
         print(table(["TOKEN", "OPENS", "UNTIL"], rows))
@@ -249,9 +272,14 @@ def _view(people: People, person: Person) -> Json:
         "id": person.id,
         "name": person.name,
         "tenant": person.tenant,
+        "operator": person.is_operator,
         "tokens": [_token_view(one) for one in people.tokens(person)],
         "invited_until": _moment(people.invited_until_ns(person)),
     }
+
+
+def _called(view: Json) -> str:
+    return f"{view['name']} (operator)" if view["operator"] else str(view["name"])
 
 
 def _token_view(found: Token) -> Json:

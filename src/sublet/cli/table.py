@@ -48,6 +48,7 @@ COMMANDS: Final[dict[str, str]] = {
     "session explain": "session:explain",
     "studio": "studio:studio",
     "person add": "person:add",
+    "person set": "person:change",
     "person enrol": "person:enrol",
     "person invite": "person:invite",
     "person token": "person:token",

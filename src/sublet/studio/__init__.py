@@ -6,7 +6,8 @@
 # General layout: states (the table) · records (values and their fold) · store (records on disk) · remote (records that
 # a studio keeps) · sessions (what is done with them, step by step) · office (the public API, as sessions use it) ·
 # views (sessions as documents) · drawing (the table in the docs). For many people: people (who, and their tokens) ·
-# service (the sessions of each) · web (the API and the page over HTTP) · page (the page as text).
+# roster (a list of them) · service (the sessions of each) · overview (the office, for operators) · web (the API and the
+# pages over HTTP) · page and overview_page (the pages as text).
 
 from __future__ import annotations
 

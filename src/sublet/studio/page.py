@@ -37,19 +37,8 @@ def tag(element: str, *children: str, **attributes: str) -> Html:
 
 def sessions_page(person: Person, views: Sequence[Json], form: str) -> str:
     """The person's page. ``form`` is the token of its forms."""
-    head = tag(
-        "header",
-        tag("h1", TITLE),
-        tag(
-            "div",
-            tag("span", f"{person.name} · tenant {person.tenant}"),
-            _form("/sign-out", form, tag("button", "Sign out", class_="quiet")),
-            class_="who",
-        ),
-    )
-    live = tag("main", Html(sessions_part(views, form)), id="sessions")
-    note = tag("p", "Connection lost; this page tries again by itself.", id="lost", hidden="hidden", role="status")
-    return _page(head, note, live, _start_form(form), script="/studio.js", refresh=True)
+    links = (("Office", "/office"),) if person.is_operator else ()
+    return live_page(person, form, sessions_part(views, form), _start_form(form), live="/live", links=links)
 
 
 def sessions_part(views: Sequence[Json], form: str) -> str:
@@ -82,7 +71,7 @@ def join_page(error: SubletError | None = None) -> str:
 
 def joined_page(person: Person, token: str) -> str:
     """Shows a new person the token, this once."""
-    return _page(
+    return whole_page(
         tag("header", tag("h1", TITLE)),
         tag(
             "main",
@@ -98,29 +87,53 @@ def joined_page(person: Person, token: str) -> str:
 
 def error_page(error: SubletError, again: str | None = None, form: str = "") -> str:
     """What went wrong and what to do. ``again``: the path of a form that can be sent once more to insist."""
-    parts: list[str] = [_error(error)]
+    parts: list[str] = [error_part(error)]
     if again is not None:  # what the command line would say of it is not for this page
         do = "Wait until it is done, or end it now."
-        parts = [_error(SubletError(error.message, do=do))]
+        parts = [error_part(SubletError(error.message, do=do))]
         button = tag("button", "End it now", class_="danger")
-        parts.append(_form(again, form, button, now="1"))
+        parts.append(form_of(again, form, button, now="1"))
     parts.append(tag("p", tag("a", "Back to your sessions", href="/")))
-    return _page(tag("header", tag("h1", TITLE)), tag("main", *parts))
+    return whole_page(tag("header", tag("h1", TITLE)), tag("main", *parts))
 
 
 def trouble(error: SubletError) -> str:
     """In the place of the sessions, while they cannot be read."""
-    return _error(error)
+    return error_part(error)
 
 
 # ---- within
+
+
+def live_page(
+    person: Person, form: str, part: str, *more: str, live: str, links: Sequence[tuple[str, str]] = ()
+) -> str:
+    """A page of a person who is signed in, with a part that changes by itself: ``live`` tells how it is now."""
+    note = tag("p", "Connection lost; this page tries again by itself.", id="lost", hidden="hidden", role="status")
+    main = tag("main", Html(part), id="part", data_live=live)
+    return whole_page(header(person, form, links), note, main, *more, script="/studio.js", refresh=True)
+
+
+def header(person: Person, form: str, links: Sequence[tuple[str, str]] = ()) -> Html:
+    """Who is signed in, and where else the person may go."""
+    return tag(
+        "header",
+        tag("h1", TITLE),
+        tag(
+            "div",
+            *(tag("a", text, href=path) for text, path in links),
+            tag("span", f"{person.name} · tenant {person.tenant}"),
+            form_of("/sign-out", form, tag("button", "Sign out", class_="quiet")),
+            class_="who",
+        ),
+    )
 
 
 def _asking(
     path: str, name: str, label: str, button: str, hint: str, error: SubletError | None, script: str = ""
 ) -> str:
     """A page with one secret to fill in."""
-    said = () if error is None else (_error(error),)
+    said = () if error is None else (error_part(error),)
     field = tag("input", id=name, name=name, type="password", autocomplete="current-password", required="required")
     form = tag(
         "form",
@@ -132,10 +145,11 @@ def _asking(
         class_="sign-in",
     )
     main = tag("main", *said, form, tag("p", hint, class_="dim"))
-    return _page(tag("header", tag("h1", TITLE)), main, script=script)
+    return whole_page(tag("header", tag("h1", TITLE)), main, script=script)
 
 
-def _page(*parts: str, script: str = "", refresh: bool = False) -> str:
+def whole_page(*parts: str, script: str = "", refresh: bool = False) -> str:
+    """The document. ``refresh``: without scripts it is loaded again from time to time."""
     head = [
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
@@ -150,12 +164,14 @@ def _page(*parts: str, script: str = "", refresh: bool = False) -> str:
     return f"<!doctype html>\n{whole}\n"
 
 
-def _form(action: str, form: str, *children: str, class_: str = "", **hidden: str) -> Html:
+def form_of(action: str, form: str, *children: str, class_: str = "", **hidden: str) -> Html:
+    """A form of the page, with the token of its forms."""
     fields = (tag("input", type="hidden", name=name, value=value) for name, value in {"form": form, **hidden}.items())
     return tag("form", *fields, *children, method="post", action=action, class_=class_)
 
 
-def _error(error: SubletError) -> Html:
+def error_part(error: SubletError) -> Html:
+    """What went wrong, and what to do."""
     return tag(
         "div",
         tag("strong", _sentence(error.message)),
@@ -170,7 +186,7 @@ def _with_commands(text: str) -> list[str]:
     return [tag("code", piece) if number % 2 else piece for number, piece in enumerate(text.split("`"))]
 
 
-def _moment(text: str) -> str:
+def moment(text: str) -> str:
     """RFC 3339 to the minute, for people."""
     return f"{text[:10]} {text[11:16]} UTC"
 
@@ -192,11 +208,11 @@ def _card(view: Json, form: str) -> Html:
     if view["lease"] and last is not None and last["devices"]:
         facts.append(("GPU", ", ".join(last["devices"])))
     if view["lease"] and view["remaining"] is not None and not view["position"]:
-        facts.append(("time left", f"{_about(view['remaining'])}, unless a cell renews it"))
+        facts.append(("time left", f"{about(view['remaining'])}, unless a cell renews it"))
     if view["state"] == "resting" and last is not None and last["reason"]:
         why = f"{last['reason']}: {last['detail']}" if last["detail"] else last["reason"]
-        facts.append(("last lease", f"{why}, {_moment(last['until'])}"))
-    facts.append(("saved", _moment(view["saved_at"]) if view["saved_at"] else "nothing yet"))
+        facts.append(("last lease", f"{why}, {moment(last['until'])}"))
+    facts.append(("saved", moment(view["saved_at"]) if view["saved_at"] else "nothing yet"))
     facts.append(("bill so far", the_bill(view["bill"]) if view["bill"] else "nothing yet"))
     if view["suspended"]:
         next_step = "Its program is suspended: run the next cell of its notebook, which goes on with it."
@@ -208,11 +224,11 @@ def _card(view: Json, form: str) -> Html:
     path = f"/sessions/{view['id']}"
     buttons = []
     if view["state"] == "resting" and not view["suspended"]:
-        buttons.append(_form(f"{path}/resume", form, tag("button", "Resume")))
+        buttons.append(form_of(f"{path}/resume", form, tag("button", "Resume")))
     if view["state"] in ("active", "waiting", "offered"):
         label = "Rest: give the GPU back" if view["state"] == "active" else "Leave the queue"
-        buttons.append(_form(f"{path}/rest", form, tag("button", label)))
-    buttons.append(_form(f"{path}/end", form, tag("button", "End", class_="quiet")))
+        buttons.append(form_of(f"{path}/rest", form, tag("button", label)))
+    buttons.append(form_of(f"{path}/end", form, tag("button", "End", class_="quiet")))
     return tag(
         "article",
         title,
@@ -225,7 +241,7 @@ def _card(view: Json, form: str) -> Html:
 
 def _ended_row(view: Json) -> Html:
     bill = the_bill(view["bill"]) if view["bill"] else "nothing"
-    cells = (view["name"], _moment(view["started_at"]), view["volume"], bill)
+    cells = (view["name"], moment(view["started_at"]), view["volume"], bill)
     return tag("tr", *(tag("td", cell) for cell in cells))
 
 
@@ -236,7 +252,7 @@ def _start_form(form: str) -> Html:
     return tag(
         "section",
         tag("h2", "New session"),
-        _form(
+        form_of(
             "/start",
             form,
             field("name", "Name", required="required", maxlength="63", placeholder="thesis"),
@@ -255,7 +271,7 @@ def _what(view: Json) -> str:
     return f"{many}, tier {terms['tier']}"
 
 
-def _about(seconds: float) -> str:
+def about(seconds: float) -> str:
     """Coarse, so that a page does not change each second."""
     if seconds < 60:
         return "less than a minute"

@@ -42,7 +42,8 @@ _SCHEMA: Final = """
 CREATE TABLE person (
     id TEXT PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
-    tenant TEXT NOT NULL
+    tenant TEXT NOT NULL,
+    operator INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE token (
     secret TEXT PRIMARY KEY,
@@ -66,8 +67,9 @@ CREATE TABLE invite (
 """
 _TOKEN: Final = (
     "token.secret, token.label, token.expires_ns, token.read_only, token.session, "
-    "person.id, person.name, person.tenant FROM token JOIN person ON person.id = token.person"
+    "person.id, person.name, person.tenant, person.operator FROM token JOIN person ON person.id = token.person"
 )
+_PERSON: Final = "SELECT id, name, tenant, operator FROM person"
 
 
 class NotSignedIn(Unauthorized):
@@ -82,6 +84,8 @@ class Person:
     """Never used again, so that a later person of the same name is another."""
     name: str
     tenant: str
+    is_operator: bool = False
+    """Whether the person sees the whole office, and may drain nodes and clear quarantined devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +124,12 @@ class People:
     def all(self) -> list[Person]:
         """All people, by name."""
         with self._database.opened() as db:
-            return [_person(row) for row in db.execute("SELECT id, name, tenant FROM person ORDER BY name")]
+            return [_person(row) for row in db.execute(f"{_PERSON} ORDER BY name")]
 
     def find(self, name: str) -> Person:
         """By name; raises ``NotFound``."""
         with self._database.opened() as db:
-            row = db.execute("SELECT id, name, tenant FROM person WHERE name = ?", (name,)).fetchone()
+            row = db.execute(f"{_PERSON} WHERE name = ?", (name,)).fetchone()
         if row is None:
             raise NotFound(f"there is no person {name[:40]}", do="`sublet person ls` lists them.")
         return _person(row)
@@ -141,6 +145,12 @@ class People:
             for one in made:
                 _insert(db, one)
         return made
+
+    def set_operator(self, name: str, is_operator: bool) -> None:
+        """Whether the person is an operator, from the next request on."""
+        person = self.find(name)
+        with self._database.changing() as db:
+            db.execute("UPDATE person SET operator = ? WHERE id = ?", (int(is_operator), person.id))
 
     def remove(self, name: str) -> None:
         """Tokens, cookies and invite open nothing from then on."""
@@ -243,16 +253,16 @@ class People:
         digest = _hash(invite[:_SECRET_LENGTH_MAX])
         with self._database.changing() as db:
             row = db.execute(
-                "SELECT person.id, person.name, person.tenant, invite.secret, invite.expires_ns "
+                "SELECT person.id, person.name, person.tenant, person.operator, invite.secret, invite.expires_ns "
                 "FROM invite JOIN person ON person.id = invite.person WHERE invite.secret = ?",
                 (digest,),
             ).fetchone()
-            if row is None or not hmac.compare_digest(digest, row[3]):
+            if row is None or not hmac.compare_digest(digest, row[4]):
                 raise Unauthorized(
                     "the invite is not known here, or was used already",
                     do="Sign in with your token; if you have none, ask the operator for another invite.",
                 )
-            if row[4] <= self._wall_ns():
+            if row[5] <= self._wall_ns():
                 raise Unauthorized(
                     "the invite has expired", do="Ask the operator for another (`sublet person invite`)."
                 )
@@ -319,12 +329,13 @@ def _insert(db: sqlite3.Connection, person: Person) -> None:
         )
     if db.execute("SELECT count(*) FROM person").fetchone()[0] >= PEOPLE_MAX:
         raise InvalidRequest(f"a studio has at most {PEOPLE_MAX} people", do="Remove some first.")
-    db.execute("INSERT INTO person VALUES (?, ?, ?)", (person.id, person.name, person.tenant))
+    row = (person.id, person.name, person.tenant, int(person.is_operator))
+    db.execute("INSERT INTO person VALUES (?, ?, ?, ?)", row)
 
 
 def _person(row: tuple[Any, ...]) -> Person:
-    ident, name, tenant = row[:3]
-    return Person(id=ident, name=name, tenant=tenant)
+    ident, name, tenant, operator = row[:4]
+    return Person(id=ident, name=name, tenant=tenant, is_operator=bool(operator))
 
 
 def _token(row: tuple[Any, ...]) -> Token:

@@ -8,6 +8,7 @@ that is on record, which the office answers once. Leases go on without it.
 
 from __future__ import annotations
 
+import functools
 import secrets
 import threading
 import time
@@ -20,6 +21,7 @@ from sublet.client.fabric import Fabric, connect
 from sublet.client.lease import Lease
 from sublet.errors import Disconnected, InvalidRequest, QuotaExceeded, SubletError
 from sublet.studio.office import FabricOffice, open_sessions, sessions_folder
+from sublet.studio.overview import OfficeOverview
 from sublet.studio.people import OWNER_TENANT, People, Person
 from sublet.studio.records import Entry, Record, Session, Started, Terms
 from sublet.studio.remote import PAGE
@@ -243,6 +245,11 @@ class Studio:
                 known = PersonSessions(fabric, person_folder(self._home, person), self._limit)
                 self._known[person.id] = known
             return known
+
+    @functools.cached_property
+    def office(self) -> OfficeOverview:
+        """The whole office, for operators."""
+        return OfficeOverview(connect(home=self._home, bound=False))
 
     def go_on(self, failed: Callable[[Person, SubletError], object]) -> None:
         """Repeat the requests that waited when the studio ended last. A person whose tenant the office refuses keeps

@@ -1,10 +1,10 @@
-// Shows the sessions again whenever the studio says that they have changed. What is typed into a form stays, since the
+// Shows the part of the page that changes by itself whenever the studio says how it is now. What is typed into a form stays, since the
 // form lies outside of the part that is replaced.
 "use strict";
 (() => {
-  const part = document.getElementById("sessions");
+  const part = document.getElementById("part");
   const lost = document.getElementById("lost");
-  const news = new EventSource("/live");
+  const news = new EventSource(part.dataset.live);
   news.onopen = () => { lost.hidden = true; };
   news.onmessage = (message) => {
     lost.hidden = true;

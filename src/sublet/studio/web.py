@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from importlib import resources
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -38,7 +40,8 @@ from sublet.errors import (
     SubletError,
     Unauthorized,
 )
-from sublet.studio import page
+from sublet.studio import overview_page, page
+from sublet.studio.overview import OfficeOverview
 from sublet.studio.people import COOKIE_S, NotSignedIn, Person, Scope, Token
 from sublet.studio.records import Entry, Terms
 from sublet.studio.service import PersonSessions, Studio
@@ -51,6 +54,7 @@ COOKIE: Final = "sublet_studio"
 LIVE_S: Final = 2.0
 """An open page is told of a change after this long at most."""
 MODEL_MAX: Final = 100
+AUDIT_OF_MAX: Final = 100
 STATUS_OF: Final[Mapping[type[SubletError], int]] = {
     InvalidRequest: 400,
     Unauthorized: 401,
@@ -138,15 +142,20 @@ def studio_app(studio: Studio) -> Starlette:
         Route("/v1/sessions/{id}/resume", web.api(_resume), methods=["POST"]),
         Route("/v1/sessions/{id}/rest", web.api(_rest), methods=["POST"]),
         Route("/v1/sessions/{id}/end", web.api(_end), methods=["POST"]),
-        Route("/", web.show, methods=["GET"]),
+        Route("/", web.page(_sessions), methods=["GET"]),
         Route("/sign-in", web.ask_token, methods=["GET"]),
         Route("/sign-in", web.sign_in, methods=["POST"]),
         Route("/join", web.ask_invite, methods=["GET"]),
         Route("/join", web.join, methods=["POST"]),
-        Route("/sign-out", web.form(web.sign_out), methods=["POST"]),
+        Route("/sign-out", web.form(_sign_out), methods=["POST"]),
         Route("/start", web.form(_started_by_form), methods=["POST"]),
+        Route("/office", web.page(_office), methods=["GET"]),
+        Route("/office/audit", web.page(_audit), methods=["GET"]),
+        Route("/office/live", web.live(_office_part), methods=["GET"]),
+        Route("/office/drain", web.form(_drain, "/office"), methods=["POST"]),
+        Route("/office/clear", web.form(_clear, "/office"), methods=["POST"]),
         Route("/sessions/{id}/{what}", web.form(_changed_by_form), methods=["POST"]),
-        Route("/live", web.live, methods=["GET"]),
+        Route("/live", web.live(_sessions_part), methods=["GET"]),
         Route("/studio.css", _file("studio.css", "text/css"), methods=["GET"]),
         Route("/studio.js", _file("studio.js", "text/javascript"), methods=["GET"]),
         Route("/join.js", _file("join.js", "text/javascript"), methods=["GET"]),
@@ -210,10 +219,64 @@ def _seconds(wait: float | None) -> float:
     return float("inf") if wait is None else wait
 
 
-# ---- the page's forms
+# ---- the page
 
 
-def _started_by_form(mine: PersonSessions, form: Mapping[str, str], _: Request) -> None:
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """A browser that is signed in, and what it asks for."""
+
+    studio: Studio
+    person: Person
+    cookie: str
+    request: Request
+
+    @property
+    def form(self) -> str:
+        """What the forms of this browser carry. The cookie is a secret of 256 bits and does not follow from it."""
+        return hashlib.sha256(f"form {self.cookie}".encode()).hexdigest()
+
+    @property
+    def mine(self) -> PersonSessions:
+        return self.studio.of(self.person)
+
+    @property
+    def office(self) -> OfficeOverview:
+        """The whole office. To who is no operator there is nothing here."""
+        if not self.person.is_operator:
+            raise _nothing_here()
+        return self.studio.office
+
+
+def _sessions(visit: _Visit) -> str:
+    return page.sessions_page(visit.person, visit.mine.shown(), visit.form)
+
+
+def _sessions_part(visit: _Visit) -> str:
+    return page.sessions_part(visit.mine.shown(), visit.form)
+
+
+def _office(visit: _Visit) -> str:
+    return overview_page.overview_page(visit.person, visit.office.shown(), visit.form)
+
+
+def _office_part(visit: _Visit) -> str:
+    return overview_page.overview_part(visit.office.shown(), visit.form)
+
+
+def _audit(visit: _Visit) -> str:
+    of = visit.request.query_params.get("of", "").strip()[:AUDIT_OF_MAX]
+    return overview_page.audit_page(visit.person, of, visit.office.audit(of), visit.form)
+
+
+# ---- its forms: each does something, or answers with a page that asks about it first
+
+
+def _sign_out(visit: _Visit, form: Mapping[str, str]) -> None:
+    visit.studio.people.sign_out(visit.cookie)
+
+
+def _started_by_form(visit: _Visit, form: Mapping[str, str]) -> None:
     given: Json = {"name": form.get("name", "").strip()}
     given["vram"] = parse_size(form.get("vram", "").strip(), "GPU memory")
     if ttl := form.get("ttl", "").strip():
@@ -222,20 +285,57 @@ def _started_by_form(mine: PersonSessions, form: Mapping[str, str], _: Request) 
         body = msgspec.convert(given, StartBody)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"that cannot be asked for: {error}", do="Change it and start again.") from None
-    mine.start(body.name, body.terms())
+    visit.mine.start(body.name, body.terms())
 
 
-def _changed_by_form(mine: PersonSessions, form: Mapping[str, str], request: Request) -> None:
-    ident, now = request.path_params["id"], form.get("now") == "1"
-    match request.path_params["what"]:
+def _changed_by_form(visit: _Visit, form: Mapping[str, str]) -> None:
+    ident, now = visit.request.path_params["id"], form.get("now") == "1"
+    match visit.request.path_params["what"]:
         case "resume":
-            mine.resume(ident)
+            visit.mine.resume(ident)
         case "rest":
-            mine.rest(ident, now=now)
+            visit.mine.rest(ident, now=now)
         case "end":
-            mine.end(ident, now=now)
+            visit.mine.end(ident, now=now)
         case _:
-            raise NotFound("there is no such page", do="Go back to your sessions.")
+            raise _nothing_here()
+
+
+def _drain(visit: _Visit, form: Mapping[str, str]) -> str | None:
+    office, node, draining = visit.office, form.get("node", ""), form.get("draining", "")
+    if draining and form.get("sure") != "1":
+        question = f"Drain {node}? No new lease is granted there, and its holders get notice."
+        return overview_page.ask_page(
+            visit.person, visit.form, question, "Drain it", "/office/drain", node=node, draining=draining
+        )
+    _say(visit, f"{'drains' if draining else 'ends the drain of'} node {node!r}")
+    office.drain(node, bool(draining))
+    return None
+
+
+def _clear(visit: _Visit, form: Mapping[str, str]) -> str | None:
+    office, resource, vouch = visit.office, form.get("resource", ""), form.get("vouch", "")
+    if vouch and form.get("sure") != "1":
+        question = (
+            f"Return {resource} to service on your word? It was found broken, and is not verified. The audit log keeps "
+            "that it was cleared."
+        )
+        return overview_page.ask_page(
+            visit.person, visit.form, question, "Clear it", "/office/clear", resource=resource, vouch=vouch
+        )
+    _say(visit, f"{'clears' if vouch else 'verifies'} {resource!r}")
+    office.clear(resource, vouch=bool(vouch))
+    return None
+
+
+def _say(visit: _Visit, what: str) -> None:
+    """In the log of the studio: the audit log of the office names the studio's owner as who did it."""
+    sys.stderr.write(f"Operator {visit.person.name} {what}.\n")
+    sys.stderr.flush()
+
+
+PageHandler: TypeAlias = Callable[[_Visit], str]
+FormHandler: TypeAlias = Callable[[_Visit, Mapping[str, str]], str | None]
 
 
 class _Web:
@@ -276,22 +376,22 @@ class _Web:
 
     # ---- the page
 
-    async def show(self, request: Request) -> Response:
-        """The person's page; without a cookie the form that asks for the token."""
-        try:
-            return await run_in_threadpool(self._show, request)
-        except NotSignedIn:
-            return _seen(RedirectResponse("/sign-in", 303))
-        except SubletError as error:
-            return _html(page.error_page(error), _status(error))
+    def page(self, handler: PageHandler) -> Callable[[Request], Any]:
+        """A route that shows a page; without a cookie the form that asks for the token."""
 
-    def _show(self, request: Request) -> Response:
-        cookie, person = self._by_cookie(request)
-        return _html(page.sessions_page(person, self._studio.of(person).shown(), _form_token(cookie)))
+        async def answer(request: Request) -> Response:
+            try:
+                return _html(await run_in_threadpool(lambda: handler(self._visit(request))))
+            except NotSignedIn:
+                return _seen(RedirectResponse("/sign-in", 303))
+            except SubletError as error:
+                return _html(page.error_page(error), _status(error))
 
-    def _by_cookie(self, request: Request) -> tuple[str, Person]:
+        return answer
+
+    def _visit(self, request: Request) -> _Visit:
         cookie = request.cookies.get(COOKIE, "")
-        return cookie, self._studio.people.of_cookie(cookie)
+        return _Visit(self._studio, self._studio.people.of_cookie(cookie), cookie, request)
 
     async def ask_token(self, request: Request) -> Response:
         return _html(page.sign_in_page())
@@ -320,10 +420,7 @@ class _Web:
             return _html(page.join_page(error), _status(error))
         return _with_cookie(_html(page.joined_page(person, token)), request, cookie)
 
-    def sign_out(self, mine: PersonSessions, form: Mapping[str, str], request: Request) -> None:
-        self._studio.people.sign_out(request.cookies.get(COOKIE, ""))
-
-    def form(self, act: Callable[[PersonSessions, Mapping[str, str], Request], None]) -> Callable[[Request], Any]:
+    def form(self, act: FormHandler, back: str = "/") -> Callable[[Request], Any]:
         """A route that takes a form of the page, and shows the page again."""
 
         async def answer(request: Request) -> Response:
@@ -331,40 +428,41 @@ class _Web:
             try:
                 _check_origin(request)
                 form = _form(await _body(request))
-                await run_in_threadpool(self._act, act, form, request)
+                asks = await run_in_threadpool(self._act, act, form, request)
             except NotSignedIn as error:
                 return _html(page.sign_in_page(error), 401)
             except SubletError as error:
                 again = None if form.get("now") == "1" else _again(request)
                 return _html(page.error_page(error, again, form.get("form", "")), _status(error))
-            return _seen(RedirectResponse("/", 303))
+            return _seen(RedirectResponse(back, 303)) if asks is None else _html(asks)
 
         return answer
 
-    def _act(
-        self,
-        act: Callable[[PersonSessions, Mapping[str, str], Request], None],
-        form: Mapping[str, str],
-        request: Request,
-    ) -> None:
-        cookie, person = self._by_cookie(request)
-        if not hmac.compare_digest(_form_token(cookie).encode(), form.get("form", "").encode("utf-8", "replace")):
+    def _act(self, act: FormHandler, form: Mapping[str, str], request: Request) -> str | None:
+        visit = self._visit(request)
+        if not hmac.compare_digest(visit.form.encode(), form.get("form", "").encode("utf-8", "replace")):
             raise Unauthorized("that form is not of this page, or older than its sign-in", do="Open the page again.")
-        act(self._studio.of(person), form, request)
+        return act(visit, form)
 
-    async def live(self, request: Request) -> Response:
-        """The person's sessions as server-sent events: the part of the page again, whenever it has changed."""
-        try:
-            cookie, _ = await run_in_threadpool(self._by_cookie, request)
-        except SubletError as error:
-            return _seen(Response(status_code=_status(error)))
-        return _seen(StreamingResponse(self._news(request, cookie), media_type="text/event-stream"))
+    def live(self, part: PageHandler) -> Callable[[Request], Any]:
+        """A route of server-sent events: a part of the page again, whenever it has changed."""
 
-    async def _news(self, request: Request, cookie: str) -> AsyncIterator[str]:
+        async def answer(request: Request) -> Response:
+            try:
+                await run_in_threadpool(lambda: part(self._visit(request)))
+            except (Unauthorized, NotFound) as error:
+                return _seen(Response(status_code=_status(error)))
+            except SubletError:
+                pass  # it may be over soon; the page is told
+            return _seen(StreamingResponse(self._news(request, part), media_type="text/event-stream"))
+
+        return answer
+
+    async def _news(self, request: Request, part_of: PageHandler) -> AsyncIterator[str]:
         last = ""
         while not await request.is_disconnected():
             try:
-                part = await run_in_threadpool(self._part, request, cookie)
+                part = await run_in_threadpool(lambda: part_of(self._visit(request)))
             except NotSignedIn:  # signed out, or the token was taken back: the page asks for it
                 yield "event: over\ndata:\n\n"
                 return
@@ -376,10 +474,6 @@ class _Web:
             else:
                 yield ": as before\n\n"
             await asyncio.sleep(LIVE_S)
-
-    def _part(self, request: Request, cookie: str) -> str:
-        _, person = self._by_cookie(request)
-        return page.sessions_part(self._studio.of(person).shown(), _form_token(cookie))
 
 
 # ---- within
@@ -444,11 +538,6 @@ def _with_cookie(answer: Response, request: Request, cookie: str) -> Response:
     return answer
 
 
-def _form_token(cookie: str) -> str:
-    """What the forms of a signed-in browser carry. The cookie is a secret of 256 bits and does not follow from it."""
-    return hashlib.sha256(f"form {cookie}".encode()).hexdigest()
-
-
 def _again(request: Request) -> str | None:
     """The path of a form that may be sent again with `now`."""
     what = request.path_params.get("what")
@@ -484,10 +573,14 @@ def _seen(answer: _A) -> _A:
     return answer
 
 
+def _nothing_here() -> NotFound:
+    return NotFound("there is nothing here", do="Go to the page of your sessions, or see the docs for the API.")
+
+
 async def _not_here(request: Request, error: Exception) -> Response:
     """A path or a method that no route has."""
     assert isinstance(error, HTTPException)
-    said = NotFound("there is nothing here", do="Go to the page of your sessions, or see the docs for the API.")
+    said = _nothing_here()
     if request.url.path.startswith("/v1/"):
         return _json(_error_body(said), error.status_code)
     return _html(page.error_page(said), error.status_code)

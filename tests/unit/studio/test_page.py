@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
 from typing import Any, Final
 
 import pytest
@@ -21,6 +20,7 @@ from sublet.studio.page import (
 )
 from sublet.studio.people import Person
 from sublet.values import GIB
+from tests.unit.studio.markup import Elements
 
 EVIL: Final = "<script>alert('x')</script>\"><img src=x onerror=alert(1)> ' & ☃"
 PERSON: Final = Person(id="p-1", name="ana", tenant="physics")
@@ -50,29 +50,13 @@ def view(**more: Any) -> dict[str, Any]:
     } | more
 
 
-class _Elements(HTMLParser):
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.names: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.texts: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.names.append(tag)
-        self.attributes += attrs
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-
 @pytest.mark.parametrize("place", ["name", "state", "reason", "saved_at", "volume", "started_at", "id", "end"])
 @pytest.mark.parametrize("state", ["resting", "waiting", "active", "ended"])
 def test_no_text_of_a_session_becomes_markup(place: str, state: str) -> None:
     said = {"state": state, "lease": "l-1", "remaining": 90.0, "position": 2 if state == "waiting" else None}
     said["end"] = "ended" if state == "ended" else None
     page = sessions_page(PERSON, [view(**{**said, place: EVIL})], "f")
-    found = _Elements(page)
+    found = Elements(page)
     assert found.names.count("script") == 1, "the page's own"
     assert "img" not in found.names
     assert not any(name.startswith("on") for name, _ in found.attributes)
@@ -91,7 +75,7 @@ def test_no_text_of_leases_people_and_errors_becomes_markup() -> None:
         trouble(error),
     )
     for page in pages:
-        found = _Elements(page)
+        found = Elements(page)
         assert "img" not in found.names
         assert found.names.count("script") <= 1
         assert EVIL.partition(" ")[0] in "".join(found.texts), "it is shown as it is"

@@ -237,6 +237,18 @@ def test_old_cookies_are_not_kept(stage: Stage) -> None:
     db.close()
 
 
+def test_an_operator_is_one_from_the_next_request_on(stage: Stage) -> None:
+    token = member(stage)
+    cookie = stage.people.sign_in(token)
+    for is_operator in (True, False):
+        stage.people.set_operator("ana", is_operator)
+        assert stage.people.find("ana").is_operator is is_operator
+        assert stage.people.of_cookie(cookie).is_operator is is_operator
+        assert stage.people.of_token(token).person.is_operator is is_operator
+    with pytest.raises(NotFound):
+        stage.people.set_operator("bob", True)
+
+
 def test_a_person_who_comes_again_is_another(stage: Stage) -> None:
     """So the sessions of the first are not the second's."""
     token = member(stage)

@@ -1,0 +1,102 @@
+"""The whole office, for operators of the studio: what there is, and the two things that they do about it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote, urlencode
+
+from sublet.client.fabric import Fabric
+from sublet.errors import NotFound
+from sublet.wire.http import (
+    AuditEntry,
+    ClearFenceRequest,
+    DrainRequest,
+    FenceView,
+    GroupView,
+    LeaseView,
+    NodeView,
+    PlaceAnswer,
+    ReservationView,
+    StatusView,
+    TenantView,
+)
+
+SHOWN_S: Final = 1.0
+"""What the open pages of operators show is at most this old."""
+AUDIT_SHOWN: Final = 100
+QUEUE_SHOWN: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The office at one moment."""
+
+    at_s: float
+    """Wall time."""
+    status: StatusView
+    leases: list[LeaseView]
+    """Newest first; also those that have ended and are still remembered."""
+    queue: list[PlaceAnswer]
+    tenants: list[TenantView]
+    groups: list[GroupView]
+    reservations: list[ReservationView]
+    fences: list[FenceView]
+
+
+class OfficeOverview:
+    """Reads the office as its owner. Safe to use from several threads."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._lock = threading.Lock()
+        self._shown: tuple[float, Overview] | None = None
+
+    def shown(self) -> Overview:
+        """At most ``SHOWN_S`` old: many open pages cost the office as much as one."""
+        with self._lock:
+            if self._shown is None or time.monotonic() - self._shown[0] > SHOWN_S:
+                self._shown = (time.monotonic(), self._read())
+            return self._shown[1]
+
+    def drain(self, node: str, is_draining: bool) -> None:
+        """No new leases there and notice to its holders, or the end of that."""
+        self._fabric.request(
+            "POST", f"/v1/nodes/{quote(node, safe='')}/drain", DrainRequest(draining=is_draining), shape=NodeView
+        )
+        self._forget()
+
+    def clear(self, resource: str, *, vouch: bool) -> None:
+        """Verify what is in quarantine again; with ``vouch`` return it to service on the operator's word."""
+        if resource not in [fence.resource for fence in self._fences()]:
+            raise NotFound(f"{resource[:60]} is not in quarantine", do="Open the page again.")
+        path = f"/v1/fences/clear?{urlencode({'resource': resource})}"
+        self._fabric.request("POST", path, ClearFenceRequest(vouch=vouch), shape=list[FenceView])
+        self._forget()
+
+    def audit(self, of: str) -> list[AuditEntry]:
+        """The newest records, newest first; of one lease, tenant or resource, if that is said."""
+        asked = {"limit": str(AUDIT_SHOWN), **({"of": of} if of else {})}
+        return self._fabric.request("GET", f"/v1/audit?{urlencode(asked)}", shape=list[AuditEntry])[::-1]
+
+    def _read(self) -> Overview:
+        ask = self._fabric.request
+        return Overview(
+            at_s=time.time(),
+            status=self._fabric.status(),
+            leases=self._fabric.leases(all=True),
+            queue=ask("GET", f"/v1/queue?limit={QUEUE_SHOWN}", shape=list[PlaceAnswer]),
+            tenants=ask("GET", "/v1/tenants", shape=list[TenantView]),
+            groups=ask("GET", "/v1/groups", shape=list[GroupView]),
+            reservations=ask("GET", "/v1/reservations", shape=list[ReservationView]),
+            fences=self._fences(),
+        )
+
+    def _fences(self) -> list[FenceView]:
+        return self._fabric.request("GET", "/v1/fences", shape=list[FenceView])
+
+    def _forget(self) -> None:
+        with self._lock:
+            self._shown = None

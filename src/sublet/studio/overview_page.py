@@ -1,0 +1,318 @@
+"""The operators' page, as text: what the office has, who holds it, who waits, and what needs an operator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Final
+
+from sublet.lease.states import LeaseStatus
+from sublet.studio.overview import Overview
+from sublet.studio.page import Html, about, form_of, header, live_page, moment, tag, whole_page
+from sublet.studio.people import Person
+from sublet.values import NS_PER_S, Kind, format_duration, format_size
+from sublet.wire.http import (
+    AuditEntry,
+    DeviceView,
+    FenceView,
+    GroupView,
+    LeaseView,
+    PlaceAnswer,
+    ReservationView,
+    TenantView,
+)
+from sublet.wire.http_views import SESSION_LABEL
+
+HOUR_S: Final = 3600.0
+STEP_S: Final = 15.0
+"""The timeline goes on in such steps, so that a page does not change each second."""
+TENANTS_SHOWN: Final = 50
+LEASES_SHOWN: Final = 100
+_LEFT, _WIDTH, _ROW, _BAR = 160, 800, 26, 18
+"""The timeline's sizes: names, hour, row, bar."""
+_HELD: Final = (LeaseStatus.ACTIVE, LeaseStatus.NOTICED, LeaseStatus.GRANTED)
+
+
+def overview_page(person: Person, seen: Overview, form: str) -> str:
+    """The operator's page. ``form`` is the token of its forms."""
+    return live_page(person, form, overview_part(seen, form), live="/office/live", links=(("Your sessions", "/"),))
+
+
+def overview_part(seen: Overview, form: str) -> str:
+    """What of the page changes by itself."""
+    parts = [
+        tag("h2", "Office"),
+        tag("p", _summary(seen)),
+        *(tag("p", text, class_="error", role="alert") for text in _troubles(seen)),
+        *_section("In quarantine", "", [_fence(fence, form) for fence in seen.fences]),
+        _timeline(seen),
+        *_table("Devices", ("Device", "State", "Free", "Leases"), map(_device, seen.status.devices)),
+        *_table("Queue", ("Place", "Tenant", "Asks for", "Waits since", "Estimate", "Why"), map(_place, seen.queue)),
+        *_table("Leases", ("Lease", "Tenant", "Has", "Tier", "Since", "Left"), _leases(seen.leases)),
+        *_table(
+            "Groups", ("Group", "Weight", "Share", "GPUs", "Floor", "Ceiling", "Waiting"), map(_group, seen.groups)
+        ),
+        *_table("Tenants", ("Tenant", "Group", "Weight", "Share", "Leases", "Waiting"), _tenants(seen.tenants)),
+        *_table(
+            "Reservations",
+            ("Reservation", "Group", "GPUs", "When", "State", "Next"),
+            map(_reservation, seen.reservations),
+        ),
+        tag("h2", "Nodes"),
+        *(_node(seen, node.id, node.state, form) for node in seen.status.nodes),
+        tag("p", tag("a", "Audit log", href="/office/audit")),
+    ]
+    return "".join(parts)
+
+
+def audit_page(person: Person, of: str, entries: Sequence[AuditEntry], form: str) -> str:
+    """The newest records of the audit log."""
+    search = tag(
+        "form",
+        tag("label", "Lease, tenant or device", for_="of"),
+        tag("input", id="of", name="of", value=of, maxlength="100"),
+        tag("button", "Search"),
+        method="get",
+        action="/office/audit",
+        class_="sign-in",
+    )
+    found = list(_table("", ("Number", "At", "By", "What", "Of"), map(_record, entries)))
+    none = tag("p", "No such records." if of else "No records yet.", class_="none")
+    return whole_page(
+        header(person, form, (("Office", "/office"),)), tag("main", tag("h2", "Audit log"), search, *(found or [none]))
+    )
+
+
+def ask_page(person: Person, form: str, question: str, button: str, path: str, **hidden: str) -> str:
+    """A question before something that others feel."""
+    insists = form_of(path, form, tag("button", button, class_="danger"), sure="1", **hidden)
+    back = tag("p", tag("a", "No, back to the office", href="/office"))
+    return whole_page(header(person, form, (("Office", "/office"),)), tag("main", tag("p", question), insists, back))
+
+
+# ---- within
+
+
+def _summary(seen: Overview) -> str:
+    status = seen.status
+    said = f"{_many(status.live, 'live lease')}, {status.queued} waiting, {status.quarantined} in quarantine."
+    if status.estimates is not None:
+        error = format_duration(round(status.estimates.p90_error) * NS_PER_S)
+        said += (
+            f" Of the last {_many(status.estimates.requests, 'request')} that waited, nine tenths were granted within "
+            f"{error} of their estimate."
+        )
+    return said
+
+
+def _troubles(seen: Overview) -> Iterable[str]:
+    if seen.status.supervisor_silent:
+        silent = format_duration(round(seen.status.supervisor_silent) * NS_PER_S)
+        yield f"The supervisor has not answered for {silent}: no deadline is enforced until it goes on."
+    if seen.status.disk_short:
+        yield f"No new lease is granted: {seen.status.disk_short}."
+
+
+def _section(title: str, none: str, parts: list[Html]) -> list[Html]:
+    """A heading and what is below it; nothing where there is nothing to show or say."""
+    if not parts:
+        return [tag("h2", title), tag("p", none, class_="none")] if none else []
+    return [tag("h2", title), *parts] if title else parts
+
+
+def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[Html]:
+    made = [tag("tr", *(tag("td", cell) for cell in row)) for row in rows]
+    if not made:
+        return []
+    head = tag("thead", tag("tr", *(tag("th", text, scope="col") for text in heads)))
+    return _section(title, "", [tag("div", tag("table", head, tag("tbody", *made)), class_="wide")])
+
+
+def _fence(fence: FenceView, form: str) -> Html:
+    vouch = form_of(
+        "/office/clear",
+        form,
+        tag("button", "Clear it on your word", class_="danger"),
+        resource=fence.resource,
+        vouch="1",
+    )
+    again = form_of("/office/clear", form, tag("button", "Verify again"), resource=fence.resource)
+    do = (
+        "It was found broken: look at the hardware, then clear it."
+        if fence.hard
+        else "Its teardown could not be verified. It is verified again by itself, or now."
+    )
+    return tag(
+        "article",
+        tag("h3", fence.resource, " ", tag("span", "quarantined", class_="state quarantined")),
+        tag("p", fence.detail),
+        tag("p", do, class_="dim"),
+        tag("div", *((vouch,) if fence.hard else (again,)), class_="buttons"),
+    )
+
+
+def _device(device: DeviceView) -> Sequence[str]:
+    state = device.state if not device.detail else f"{device.state}: {device.detail}"
+    if device.state == "free" and device.free < device.capacity:
+        state = "partly lent" if device.free else "lent"
+    return (
+        _named(device),
+        state,
+        f"{_amount(device.kind, device.free)} of {_amount(device.kind, device.capacity)}",
+        ", ".join(device.leases) or "-",
+    )
+
+
+def _place(place: PlaceAnswer) -> Sequence[str]:
+    estimate = "not known" if place.estimate is None else about(place.estimate)
+    lease = place.lease
+    return str(place.position), lease.tenant, _wants(lease), moment(lease.asked_at), estimate, place.reason
+
+
+def _leases(leases: Sequence[LeaseView]) -> Iterable[Sequence[str]]:
+    held = [lease for lease in leases if lease.status in _HELD]
+    for lease in held[:LEASES_SHOWN]:
+        has = ", ".join(f"{part.resource}: {_amount(part.kind, part.amount)}" for part in lease.parts)
+        left = "-" if lease.remaining is None else about(lease.remaining)
+        if lease.notice is not None:
+            left = f"{left}; {lease.notice.reason} in {about(lease.notice.in_seconds)}"
+        elif lease.idle:
+            left = f"{left}; idle"
+        name = lease.id if lease.name is None else f"{lease.id} ({lease.name})"
+        yield name, lease.tenant, has, lease.tier, moment(lease.granted_at or lease.asked_at), left
+    if len(held) > LEASES_SHOWN:
+        yield f"and {len(held) - LEASES_SHOWN} more", "", "", "", "", ""
+
+
+def _group(group: GroupView) -> Sequence[str]:
+    ceiling = "none" if group.ceiling is None else str(group.ceiling)
+    share = f"{group.share:.1%} of {group.share_of}"
+    return group.id, str(group.weight), share, f"{group.gpus:g}", str(group.floor), ceiling, str(group.queued)
+
+
+def _tenants(tenants: Sequence[TenantView]) -> Iterable[Sequence[str]]:
+    """Those that use most come first."""
+    ordered = sorted(tenants, key=lambda one: (-one.share, one.id))
+    for one in ordered[:TENANTS_SHOWN]:
+        name = f"{one.id} (disabled)" if one.disabled else one.id
+        yield name, one.group, str(one.weight), f"{one.share:.1%}", str(one.leases), str(one.queued)
+    if len(ordered) > TENANTS_SHOWN:
+        yield f"and {len(ordered) - TENANTS_SHOWN} more", "", "", "", "", ""
+
+
+def _reservation(one: ReservationView) -> Sequence[str]:
+    following = moment(one.times[0].begins_at) if one.times else "-"
+    state = f"{one.state}, {one.ready} of {len(one.devices)} ready" if one.devices else one.state
+    return one.id, one.group, str(one.gpus), f"{one.when} ({one.zone})", state, following
+
+
+def _node(seen: Overview, node: str, state: str, form: str) -> Html:
+    here = sum(lease.node == node and lease.status in _HELD for lease in seen.leases)
+    is_draining = state == "draining"
+    label = "End the drain" if is_draining else "Drain: grant nothing here, give notice to holders"
+    button = tag("button", label, class_="" if is_draining else "quiet")
+    hidden = {"node": node, "draining": "" if is_draining else "1"}
+    return tag(
+        "article",
+        tag("h3", node, " ", tag("span", state, class_=f"state {state}")),
+        *((tag("p", f"{_many(here, 'live lease')} here", class_="dim"),) if here else ()),
+        tag("div", form_of("/office/drain", form, button, **hidden), class_="buttons"),
+    )
+
+
+def _record(entry: AuditEntry) -> Sequence[str]:
+    event = entry.event
+    named = (event.get(key) for key in ("lease", "tenant", "name", "resource", "node"))
+    of = " ".join(str(one["id"] if isinstance(one, dict) and "id" in one else one) for one in named if one)
+    return str(entry.seq), entry.at, entry.by or "not recorded", entry.kind, of
+
+
+def _timeline(seen: Overview) -> Html:
+    """Who had which GPU in the last hour: one row for each device, one bar for each lease."""
+    devices = [device for device in seen.status.devices if device.kind == Kind.GPU]
+    if not devices:
+        return Html("")
+    now_s = math.ceil(seen.at_s / STEP_S) * STEP_S
+    shapes: list[Html] = []
+    for row, device in enumerate(devices):
+        top = row * _ROW
+        shapes.append(tag("text", _short(device.id), x="0", y=str(top + _BAR - 4)))
+        shapes.append(_rect(_LEFT, top, _WIDTH, "room"))
+        for lease in seen.leases:
+            amount = sum(part.amount for part in lease.parts if part.resource == device.id)
+            if amount and lease.granted_at is not None:
+                shapes += _bar(lease, top, amount / max(1, device.capacity or amount), now_s)
+    height = len(devices) * _ROW
+    for minutes in (60, 45, 30, 15, 0):
+        x = _LEFT + _WIDTH - minutes * 60 / HOUR_S * _WIDTH
+        said = "now" if not minutes else f"−{minutes} min"
+        shapes.append(tag("text", said, x=f"{x:.0f}", y=str(height + 12), text_anchor="middle"))
+    drawing = tag(
+        "svg",
+        *shapes,
+        viewBox=f"0 0 {_LEFT + _WIDTH + 30} {height + 18}",
+        role="img",
+        class_="timeline",
+        aria_label="Leases of the last hour, by device",
+    )
+    return Html(tag("h2", "The last hour") + tag("div", drawing, class_="wide"))
+
+
+def _bar(lease: LeaseView, top: int, part: float, now_s: float) -> list[Html]:
+    begins_s = max(_epoch_s(lease.granted_at or ""), now_s - HOUR_S)
+    ends_s = min(now_s, _epoch_s(lease.end.at)) if lease.end is not None else now_s
+    if ends_s <= now_s - HOUR_S or ends_s < begins_s:
+        return []
+    x = _LEFT + (begins_s - now_s + HOUR_S) / HOUR_S * _WIDTH
+    width = max(1.0, (ends_s - begins_s) / HOUR_S * _WIDTH)
+    over = "" if lease.end is None else f", ended: {lease.end.reason}"
+    session = lease.labels.get(SESSION_LABEL, "")
+    said = f"{lease.tenant}, lease {lease.id}{f', session {session}' if session else ''}{over}"
+    drawn = "held" if lease.end is None else "ended"
+    return [_rect(x, top, width, drawn, min(1.0, part), said)]
+
+
+def _rect(x: float, top: int, width: float, drawn: str, part: float = 1.0, title: str = "") -> Html:
+    """A lease of a part of a device is a lower bar."""
+    height = max(4.0, _BAR * part)
+    return tag(
+        "rect",
+        *((tag("title", title),) if title else ()),
+        x=f"{x:.1f}",
+        y=f"{top + _BAR - height:.1f}",
+        width=f"{width:.1f}",
+        height=f"{height:.1f}",
+        class_=drawn,
+    )
+
+
+def _epoch_s(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _short(resource: str) -> str:
+    """The end of an id that is too long for its row."""
+    return resource if len(resource) <= 22 else f"…{resource[-21:]}"
+
+
+def _named(device: DeviceView) -> str:
+    if device.kind != Kind.GPU:
+        return device.id
+    return f"{device.id} ({'host device, no GPU' if device.host else device.model or 'GPU'})"
+
+
+def _wants(lease: LeaseView) -> str:
+    said = []
+    for want in lease.wants:
+        one = f"{_amount(want.kind, want.amount)} of {want.kind}"
+        said.append(f"{want.count} × {one}" if want.count > 1 else one)
+    return f"{', '.join(said)}; tier {lease.tier}"
+
+
+def _amount(kind: str, amount: int) -> str:
+    return _many(amount, "core") if kind == Kind.CPU else format_size(amount)
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

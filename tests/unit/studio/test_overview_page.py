@@ -1,0 +1,160 @@
+"""The operators' page as text: every text that comes from outside stays text, and the drawing shows the last hour."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from sublet.studio.overview import Overview
+from sublet.studio.overview_page import ask_page, audit_page, overview_page, overview_part
+from sublet.studio.people import Person
+from sublet.values import GIB
+from sublet.wire.http import (
+    AuditEntry,
+    FenceView,
+    GroupView,
+    LeaseView,
+    PlaceAnswer,
+    ReservationView,
+    StatusView,
+    TenantView,
+)
+from tests.unit.studio.markup import Elements
+
+EVIL: Final = "<img src=x onerror=alert(1)>\"'&"
+PERSON: Final = Person(id="p-1", name="ana", tenant="physics", is_operator=True)
+NOW_S: Final = 1_764_000_000.0
+
+
+def moment(before_s: float) -> str:
+    from sublet.lease.value import rfc3339
+
+    return rfc3339(round((NOW_S - before_s) * 1e9))
+
+
+def lease(text: str = "l-1", *, begun_s: float = 600, ended_s: float | None = None, amount: int = GIB) -> Any:
+    over = None if ended_s is None else {"reason": text, "at": moment(ended_s), "detail": text}
+    return {
+        "id": text,
+        "tenant": text,
+        "status": "active" if over is None else "ended",
+        "name": text,
+        "labels": {"session": text},
+        "tier": text,
+        "renew": text,
+        "ttl": 300.0,
+        "wants": [{"kind": "gpu", "amount": GIB}],
+        "epoch": [1, 1],
+        "node": "n",
+        "parts": [{"resource": "n/gpu0", "kind": "gpu", "amount": amount}],
+        "asked_at": moment(begun_s),
+        "granted_at": moment(begun_s),
+        "expires_at": None,
+        "deadline": None,
+        "remaining": 120.0,
+        "claim_within": None,
+        "idle": False,
+        "busy": 0.0,
+        "renewals": 0,
+        "notice": {"reason": text, "in_seconds": 30.0, "at": moment(-30), "detail": text},
+        "end": over,
+    }
+
+
+def overview(text: str = "text", leases: list[Any] | None = None, **status: Any) -> Overview:
+    """An office in which every text is this one."""
+    device = {
+        "id": "n/gpu0", "node": "n", "kind": "gpu", "model": text, "host": False, "capacity": 4 * GIB, "free": GIB,
+        "state": text, "detail": text, "leases": [text],
+    }  # fmt: skip
+    said = {
+        "pid": 1, "version": text, "wire": 1, "home": text, "incarnation": 1, "started_at": text, "uptime": 1.0,
+        "embedded": False, "nodes": [{"id": text, "domain": text, "labels": {}, "state": text}], "devices": [device],
+        "live": 1, "queued": 1, "quarantined": 1, "audit_head": text, **status,
+    }  # fmt: skip
+    quota: dict[str, Any] = {}
+    group = {
+        "id": text, "weight": 1, "floor": 0, "ceiling": None, "quota": quota, "tenants": [text], "gpus": 0.5,
+        "share": 0.25, "share_of": text, "queued": 1,
+    }  # fmt: skip
+    tenant = {
+        "id": text, "tier_max": text, "operator": False, "quota": quota, "gpu_seconds_used": 1.0, "leases": 1,
+        "queued": 1, "group": text,
+    }  # fmt: skip
+    kept = {
+        "id": text, "group": text, "gpus": 1, "model": None, "when": text, "zone": text,
+        "times": [{"begins_at": text, "ends_at": text}], "state": text, "devices": [text], "ready": 0,
+    }  # fmt: skip
+    fence = {"resource": text, "lease": text, "epoch": [1, 1], "amount": GIB, "detail": text, "hard": True}
+    place = {"answer": "place", "lease": lease(text), "position": 1, "reason": text, "estimate": 60.0}
+    return Overview(
+        at_s=NOW_S,
+        status=msgspec.convert(said, StatusView),
+        leases=msgspec.convert([lease(text)] if leases is None else leases, list[LeaseView]),
+        queue=msgspec.convert([place], list[PlaceAnswer]),
+        tenants=msgspec.convert([tenant], list[TenantView]),
+        groups=msgspec.convert([group], list[GroupView]),
+        reservations=msgspec.convert([kept], list[ReservationView]),
+        fences=msgspec.convert([fence, {**fence, "hard": False}], list[FenceView]),
+    )
+
+
+def test_no_text_of_the_office_becomes_markup() -> None:
+    entry = {"seq": 1, "at": EVIL, "kind": EVIL, "by": EVIL, "event": {"lease": {"id": EVIL}, "name": EVIL, "node": 3}}
+    entries = msgspec.convert([entry], list[AuditEntry])
+    pages = (
+        overview_page(PERSON, overview(EVIL, disk_short=EVIL, supervisor_silent=5.0), "f"),
+        audit_page(PERSON, EVIL, entries, "f"),
+        ask_page(PERSON, "f", EVIL, EVIL, "/office/drain", node=EVIL),
+    )
+    for page in pages:
+        found = Elements(page)
+        assert "img" not in found.names
+        assert found.names.count("script") <= 1, "the page's own"
+        assert EVIL.partition(" ")[0] in "".join(found.texts), "it is shown as it is"
+        assert not any(name.startswith("on") for name, _ in found.attributes)
+
+
+@pytest.mark.parametrize(
+    ("made", "drawn"),
+    [
+        (lease(begun_s=1800), [("held", 400, 560)]),
+        (lease(begun_s=7200), [("held", 800, 160)]),
+        (lease(begun_s=1800, ended_s=900), [("ended", 200, 560)]),
+        (lease(begun_s=7200, ended_s=1800), [("ended", 400, 160)]),
+        (lease(begun_s=9000, ended_s=7200), []),
+        (lease(begun_s=1800) | {"granted_at": None}, []),
+        (lease(begun_s=1800) | {"parts": []}, []),
+    ],
+)
+def test_the_last_hour_is_drawn_to_scale(made: Any, drawn: list[tuple[str, int, int]]) -> None:
+    """800 wide from 160 on; a lease of a quarter of the device is lower."""
+    page = overview_part(overview(leases=[made]), "f")
+    found = [
+        (kind, round(float(width)), round(float(x)))
+        for x, width, kind in re.findall(
+            r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)"[^>]*class="(held|ended)"', page
+        )
+    ]
+    assert found == drawn
+
+
+def test_what_needs_an_operator_comes_first() -> None:
+    page = overview_part(overview("text", disk_short="no room on /srv", supervisor_silent=5.0), "f")
+    places = [
+        page.index(text) for text in ("The supervisor has not answered for 5s", "no room on /srv", "In quarantine")
+    ]
+    assert places == sorted(places)
+    assert places[-1] < page.index("<h2>Devices")
+    assert page.count("Clear it on your word") == 1, "what was found broken"
+    assert page.count("Verify again") == 1
+
+
+def test_long_lists_are_cut_and_say_so() -> None:
+    page = overview_part(overview(leases=[lease(f"l-{number}") for number in range(130)]), "f")
+    assert "and 30 more" in page
+    assert "l-99 (" in page
+    assert "l-100 (" not in page
