@@ -14,7 +14,7 @@ def main() -> None:
     """A refusal with numbers, a smaller amount, a place in the queue."""
     fabric = sublet.connect()
     free = max(device.capacity for device in fabric.status().devices if device.kind == "gpu")
-    with fabric.gpu(min_vram=free // 2, exclusivity="shared") as first:
+    with fabric.gpu(min_vram=free // 2, exclusivity="shared") as first, first.activity("work that must not be taken"):
         try:
             fabric.gpu(min_vram=free, exclusivity="shared", wait=0)
         except sublet.CapacityExceeded as refused:
