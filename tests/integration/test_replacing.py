@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +15,7 @@ from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.errors import CapacityExceeded, InvalidRequest
 from sublet.values import EndReason
+from tests.traces import PATIENCE_S, until
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +49,21 @@ def test_a_refusal_leaves_the_present_lease(fabric: sublet.Fabric) -> None:
 
 
 def test_while_it_waits_the_present_lease_is_renewed(fabric: sublet.Fabric) -> None:
-    """For longer than its time to live, though nothing runs under it."""
+    """Again and again, though nothing runs under it: so it lives for longer than its time to live."""
     found: list[sublet.Lease] = []
-    with fabric.gpu(min_vram="32MiB", ttl="2s") as old, fabric.gpu(min_vram="32MiB", renew="always") as other:
+    with (
+        fabric.gpu(min_vram="32MiB", ttl="12s", renew_every="500ms") as old,
+        fabric.gpu(min_vram="32MiB", renew="always") as other,
+    ):
         waiting = threading.Thread(
             target=lambda: found.append(fabric.gpu(min_vram="32MiB", count=2, ttl="60s", replaces=old))
         )
         with other.activity():
             waiting.start()
-            time.sleep(3.5)
+            until("renewals of the present lease", lambda: fabric.lease(old.id).renewals >= 3)
             assert old.end is None
         other.release()
-        waiting.join(30)
+        waiting.join(PATIENCE_S)
         assert len(found) == 1
         assert not old.remaining
         found[0].release()
