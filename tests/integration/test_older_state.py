@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the state of root's office"),
     pytest.mark.skipif(bool(why_no_image()), reason=f"no images here: {why_no_image()}"),
 ]
-MOVED_BY: Final = 1000 * BLOCK
+MOVED_BY: Final = (1000 + os.getpid() % 50_000) * BLOCK
 STATES: Final = sorted((Path(__file__).parent / "older_state").iterdir())
 
 
@@ -51,8 +51,8 @@ def state(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def _move_tenants(home: Path) -> None:
-    """To user numbers that no other office of this run has: who has a number may end all processes of it. No file that
-    was packed belongs to a tenant."""
+    """To user numbers that no other office of this run has, nor this test in another process: who has a number may end
+    all processes of it. No file that was packed belongs to a tenant."""
     said = json.loads((home / "uids").read_text())
     said["uids"] = {tenant: number + MOVED_BY for tenant, number in said["uids"].items()}
     (home / "uids").write_text(json.dumps(said))
