@@ -17,12 +17,16 @@ import pytest
 import sublet
 from sublet.client.office import ensure_office
 from tests.integration.test_client import end_office
+from tests.traces import until
 
 ROUNDS: Final = int(os.environ.get("SUBLET_INTERRUPTS", "0")) // 10 or 2
 SEED: Final = int(os.environ.get("SUBLET_SEED", "1"))
 BEGIN: Final = """
 import asyncio, contextlib, signal, threading, time
 import sublet, sublet.aio
+from sublet.client import aio_fabric, fabric
+for one in (fabric, aio_fabric):
+    one.EXIT_PATIENCE_S = 30.0  # a busy machine may keep the office from answering within the two seconds that it is
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """
 PLAIN: Final = """
@@ -89,8 +93,5 @@ def test_an_interrupted_program_leaves_no_lease(home: Path, program: str, interr
                 for _ in range(interrupts):
                     process.send_signal(signal.SIGINT)
                     time.sleep(chance.uniform(0, 0.02))
-                process.communicate(timeout=60)
-            end = time.monotonic() + 5
-            while (left := [view.id for view in fabric.leases()]) and time.monotonic() < end:
-                time.sleep(0.05)
-            assert left == [], f"seed {SEED}, turn {turn}"
+                process.communicate(timeout=120)
+            until(f"no lease (seed {SEED}, turn {turn})", lambda: not fabric.leases(), 60)
