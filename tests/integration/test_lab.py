@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import signal
 import socket
@@ -42,9 +43,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def test_what_it_started_ends_with_it(folder: Path, number: signal.Signals) -> None:
     """It says where it is, answers there, and after Ctrl-C neither it nor the office is left. Killed, it leaves an
     office that ends by itself when it is idle, and no JupyterLab."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     lab = subprocess.Popen(
         [sys.executable, "-m", "sublet", "lab", "--no-browser", "--port", str(port), str(folder)],
         env=env_of(folder),
@@ -61,11 +60,11 @@ def test_what_it_started_ends_with_it(folder: Path, number: signal.Signals) -> N
             assert line, said
             said += line
         assert f":{port}" in match[1]
-        with urllib.request.urlopen(f"{match[1]}/api/status?{match[2]}", timeout=30) as answer:
+        with urllib.request.urlopen(f"{match[1]}/api/status?{match[2]}", timeout=120) as answer:
             assert answer.status == 200
         assert answers(socket_path((folder / "home").resolve()))
         lab.send_signal(number)
-        said += lab.communicate(timeout=60)[0]
+        said += lab.communicate(timeout=120)[0]
     finally:
         lab.kill()
         lab.wait()
@@ -75,6 +74,23 @@ def test_what_it_started_ends_with_it(folder: Path, number: signal.Signals) -> N
         assert "The office has ended." in said
         assert not runtime_dir((folder / "home").resolve()).joinpath("office.sock").exists()
     until("nobody listens there", lambda: not listens(port))
+
+
+def free_port() -> int:
+    """Below those that the kernel gives to connections: one of another test could have it before the program has."""
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = range(1024, low)
+    first = os.getpid() % len(ports)
+    return next(port for port in (*ports[first:], *ports[:first]) if is_free(port))
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as tried:
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def listens(port: int) -> bool:
