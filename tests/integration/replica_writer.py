@@ -15,7 +15,7 @@ from sublet.values import Epoch
 def main() -> None:
     here, epoch = Path(sys.argv[1]), Epoch.parse(sys.argv[2])
     replicas = [FolderReplica(here / f"replica-{n}", log_bytes=1 << 15) for n in range(3)]
-    with ReplicaGroup(replicas, patience=30.0) as group:
+    with ReplicaGroup(replicas, patience=120.0) as group:
         store = ReplicatedCheckpoint("count", schema="n.v1", replicas=group, epoch=epoch)
         print("ready", flush=True)
         while True:

@@ -123,6 +123,7 @@ def test_a_zombie_is_refused(tmp_path: Path, started: list[Program]) -> None:
     last = line(zombie)
     while (last.isdigit() or last == UNKNOWN) and time.monotonic() < ended:
         last = line(zombie)
-    assert last == "StaleEpoch not_saved"
+    # Whether the one that it was in the middle of is there may not be known any more, after so many of its heir's.
+    assert last in ("StaleEpoch not_saved", f"StaleEpoch {UNKNOWN}")
     counted += [int(line(heir)) for _ in range(5)]
     assert counted == list(range(counted[0], counted[0] + 10))
