@@ -16,7 +16,7 @@ from sublet import aio
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 
-WAIT_S = 40.0
+WAIT_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def run(home: Path, story: Callable[[aio.Lease], Awaitable[None]]) -> None:
         async with (
             asyncio.timeout(WAIT_S),
             await aio.connect(home=home) as fabric,
-            fabric.cpu(1, ttl="10s") as lease,
+            fabric.cpu(1, ttl="1m") as lease,
         ):
             await story(lease)
 
