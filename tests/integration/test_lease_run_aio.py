@@ -20,7 +20,7 @@ from sublet.client.office import ensure_office
 from sublet.errors import CallTimeout, WorkerLost
 from tests.traces import until
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,8 @@ async def _until(what: Any) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_calls_are_awaited(home: Path, tmp_path: Path) -> None:
+def test_calls_are_awaited(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sublet.compute.calls.GRACE_S", PATIENCE_S)  # to leave an interrupted call in
     entered, left = tmp_path / "entered", tmp_path / "left"
 
     def add(x: int, y: int) -> int:
@@ -67,7 +68,7 @@ def test_calls_are_awaited(home: Path, tmp_path: Path) -> None:
             Path(left).touch()
 
     async def program() -> None:
-        async with await aio.connect(home=home) as fabric, fabric.cpu(1, ttl="20s") as lease:
+        async with await aio.connect(home=home) as fabric, fabric.cpu(1, ttl="1m") as lease:
             assert await lease.run(add, 1, y=2) == 3
             assert await lease.run(twice, 4) == 8
             assert [n async for n in await lease.run(numbers, 5)] == [0, 1, 2, 3, 4]  # type: ignore[attr-defined]
@@ -95,21 +96,29 @@ def test_calls_are_awaited(home: Path, tmp_path: Path) -> None:
     asyncio.run(program())
 
 
-def test_the_loop_goes_on_meanwhile(home: Path) -> None:
+def test_the_loop_goes_on_meanwhile(home: Path, tmp_path: Path) -> None:
+    """The call ends only when the loop has done something else meanwhile."""
+
+    def wait_for(entered: str, ticked: str) -> None:
+        Path(entered).touch()
+        until_s = time.monotonic() + 60
+        while not Path(ticked).exists():
+            assert time.monotonic() < until_s, "the loop stood still"
+            time.sleep(0.01)
+
     async def program() -> None:
-        async with await aio.connect(home=home) as fabric, fabric.cpu(1, ttl="20s") as lease:
-            ticks = 0
+        async with await aio.connect(home=home) as fabric, fabric.cpu(1, ttl="1m") as lease:
+            entered, ticked = tmp_path / "entered", tmp_path / "ticked"
 
             async def tick() -> None:
-                nonlocal ticks
-                while True:
-                    ticks += 1
+                await _until(entered.exists)
+                for _ in range(10):
                     await asyncio.sleep(0.01)
+                ticked.touch()
 
             ticking = asyncio.create_task(tick())
-            await lease.run(time.sleep, 0.5)
-            ticking.cancel()
-            assert ticks > 10
+            await lease.run(wait_for, str(entered), str(ticked))
+            await ticking
 
     asyncio.run(program())
 
@@ -121,9 +130,11 @@ def test_the_end_of_the_lease_is_raised(home: Path, tmp_path: Path) -> None:
         Path(entered).touch()
         time.sleep(60)
 
+    before = set(threading.enumerate())
+
     async def program() -> None:
         async with await aio.connect(home=home) as fabric:
-            lease = await fabric.cpu(1, ttl="20s")
+            lease = await fabric.cpu(1, ttl="1m")
             waiting = lease.submit(work, str(entered))
             await _until(entered.exists)
             await lease.release()
@@ -132,4 +143,4 @@ def test_the_end_of_the_lease_is_raised(home: Path, tmp_path: Path) -> None:
             assert ended.value.end is not None
 
     asyncio.run(program())
-    assert threading.active_count() < 40
+    assert len(set(threading.enumerate()) - before) < 10
