@@ -34,7 +34,7 @@ def sleeper(sublet: Shell) -> Iterator[subprocess.Popen[bytes]]:
     words = ["run", "--block", "64MiB", "--name", "results", "--", "sh", "-c", 'echo x > "$SUBLET_BLOCK/x"; sleep 600']
     with subprocess.Popen(sublet.command(*words), env=sublet.env, stderr=subprocess.DEVNULL) as process:
         try:
-            until = time.monotonic() + 30
+            until = time.monotonic() + 60
             while not list((sublet.home / "blocks").glob("**/x")) and time.monotonic() < until:
                 time.sleep(0.05)
             yield process
@@ -74,20 +74,22 @@ def test_live_leases_are_not_ended_unless_that_is_said(sublet: Shell, sleeper: s
     assert not runtime_dir(sublet.home).exists()
     assert mounted(sublet.home) == []
     assert not [pid for pid in (office, supervisor, guest["pid"]) if runs(pid)]
-    assert sleeper.wait(20) != 0
+    assert sleeper.wait(60) != 0
 
 
 def test_after_kills_what_stayed_mounted_is_removed(sublet: Shell, sleeper: subprocess.Popen[bytes]) -> None:
     """`rm -rf` says "Device or resource busy" of such a folder."""
     left = mounted(sublet.home)
     supervisor = supervisor_of(sublet.home)
-    os.kill(sublet("status", "--json").json["pid"], signal.SIGKILL)
-    sleeper.kill()  # it would start another office
+    office = sublet("status", "--json").json["pid"]
+    sleeper.send_signal(signal.SIGSTOP)  # it would start another office
+    os.kill(office, signal.SIGKILL)
+    sleeper.kill()
     refused = sublet("purge", "--yes")
     assert refused.status == 1
     assert "leases of an earlier one may go on" in refused.err
     os.kill(supervisor, signal.SIGKILL)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while runs(supervisor) and time.monotonic() < until:
         time.sleep(0.02)
     assert mounted(sublet.home) == left
@@ -133,7 +135,7 @@ def test_a_notebook_in_the_background_is_not_ended_unless_that_is_said(sublet: S
             assert runner.poll() is None
             done = sublet("purge", "--yes", "--now")
             assert (done.status, done.err) == (0, ""), done
-            assert runner.wait(10) == -signal.SIGKILL
+            assert runner.wait(60) == -signal.SIGKILL
             assert not sublet.home.exists()
         finally:
             runner.kill()
