@@ -406,7 +406,8 @@ def swept(stage: Stage) -> None:
         stage.guest(f"setsid {LONG} & ( ( {LONG} & ) & ) ; env -i {LONG} & exec {LONG}")
         stage.guest(f"env -i setsid {LONG} & exec {LONG}", "g2")
         signal.pause()
-    until("all of it", lambda: _sleepers(stage) == 6)
+    # The shells in between may be on their way out when all that they have started is there.
+    until("all of it, and nothing else", lambda: (_sleepers(stage), len(_living(stage))) == (6, 7))
     spared = os.fork()
     if spared == 0:
         os.execve("/bin/sleep", ["sleep", "1000"], marks_of(stage.office, LEASE, GuestId("g1")))
@@ -462,9 +463,13 @@ def _children(stage: Stage) -> list[Stat]:
     return stage.procs.table().children(os.getpid())
 
 
-def _sleepers(stage: Stage) -> int:
+def _living(stage: Stage) -> list[Stat]:
     below = stage.procs.table().below([os.getpid()])
-    return [stage.procs.text(stat.pid, "comm") for stat in below].count("sleep\n")
+    return [stat for stat in below if stat.pid != os.getpid() and not stat.is_gone]
+
+
+def _sleepers(stage: Stage) -> int:
+    return [stage.procs.text(stat.pid, "comm") for stat in _living(stage)].count("sleep\n")
 
 
 def main(name: str, how: str) -> None:
