@@ -104,9 +104,11 @@ class Sweep:
         owners.update((identity.pid, lease) for identity, lease in self._noted.items() if table.find(identity))
         for group in self._all_groups():
             owners.update((pid, group.lease) for pid in group.pids())
-        self._spread(table, owners)
         spared = {self._me, *self._spare}
         spared |= {stat.pid for stat in table.below(spared)}
+        for pid in spared:  # before sessions are looked at: others in the session of one that is spared are a user's
+            owners.pop(pid, None)
+        self._spread(table, owners)
         there = [stat for pid in owners if pid not in spared and (stat := table.stats.get(pid)) and not stat.is_gone]
         self.left = {}
         for stat in there:

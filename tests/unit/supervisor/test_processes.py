@@ -256,9 +256,10 @@ def test_a_sweep_finds_by_mark_descent_session_and_note_and_spares_who_asks(proc
     procs.env(30, **marks_of("other", LEASE, GuestId("g1")))
     procs.put(40, 1)  # noted, unmarked
     procs.put(41, 1)  # has the pid of one that was noted
-    procs.put(50, 1)
+    procs.put(50, 1, session=6)
     procs.env(50, **marks)
     procs.put(51, 50)
+    procs.put(52, 1, session=6)  # a session whose leader has ended as well, of who asks
     procs.put(60, 1)
     procs.put(61, 60, session=60)
     procs.env(61, **marks)
