@@ -63,13 +63,14 @@ with fabric.gpu(min_vram="1GiB", ttl="12s", renew_every="500ms") as lease, lease
         left = lease.remaining
     found["renewals"] = fabric.lease(lease.id).renewals
 lease = fabric.gpu(min_vram="1GiB", ttl="4s", renew="never")
-found["deadline"] = fabric.lease(lease.id).deadline
 found["last"] = None
 try:
     while True:
         now = time.monotonic()
         lease.check()
         found["last"] = now
+        if "deadline" not in found:
+            found["deadline"] = fabric.lease(lease.id).deadline
         time.sleep(0.005)
 except sublet.LeaseEnded as error:
     found["error"] = type(error).__name__
