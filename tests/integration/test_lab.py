@@ -79,9 +79,10 @@ def test_what_it_started_ends_with_it(folder: Path, number: signal.Signals) -> N
 def free_port() -> int:
     """Below those that the kernel gives to connections: one of another test could have it before the program has."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    ports = range(1024, low)
-    first = os.getpid() % len(ports)
-    return next(port for port in (*ports[first:], *ports[:first]) if is_free(port))
+    port = 1024 + os.getpid() % (low - 1024)
+    while not is_free(port):
+        port = port + 1 if port + 1 < low else 1024
+    return port
 
 
 def is_free(port: int) -> bool:
