@@ -23,6 +23,9 @@ from sublet.values import LeaseId
 from sublet.wire.zygote import COLD_VARIABLE
 
 PATIENCE_S: Final = 30.0
+PUT_AWAY_S: Final = 100.0
+"""A volume that is an image is put away when nothing has it mounted: guests of another test that runs at the same time
+have a copy of its mount for as long as they live."""
 NAP_S: Final = 0.002
 NAP_MAX_S: Final = 0.02
 NAP_PER_LOOK: Final = 3.0

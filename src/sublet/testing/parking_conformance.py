@@ -28,11 +28,9 @@ class ParkingConformance(OfficeInShort):
 
     # ---- the office in short ----
 
-    def set_aside(
-        self, bench: AgentBench, epoch: Epoch = E2, *, ttl_s: float = 600, parked: bool = False, amount: int = GIB
-    ) -> None:
+    def set_aside(self, bench: AgentBench, epoch: Epoch = E2, *, parked: bool = False, amount: int = GIB) -> None:
         """The parking lease."""
-        ttl_ns = self.length_ns(ttl_s)
+        ttl_ns = self.length_ns(600)
         bench.agent.send(
             Grant(
                 lease=UNDER,
@@ -60,11 +58,11 @@ class ParkingConformance(OfficeInShort):
             )
         )
 
-    def parked(self, bench: AgentBench, *, ttl_s: float = 600) -> None:
+    def parked(self, bench: AgentBench) -> None:
         """A worked, and is parked."""
         self.grant(bench, A, E1)
         bench.work(A, E1)
-        self.set_aside(bench, ttl_s=ttl_s)
+        self.set_aside(bench)
         self.end_and_park(bench)
         assert self.torn_down(bench).parked
 
@@ -174,7 +172,8 @@ class ParkingConformance(OfficeInShort):
     def test_what_is_parked_ends_with_its_parking_lease(self) -> None:
         """At its deadline, without an order."""
         bench = self.make_bench()
-        self.parked(bench, ttl_s=3)
+        self.parked(bench)
+        self.extend(bench, UNDER, E2, number=3, ttl_s=3)
         self.wait(bench, lambda: said(bench, EndedHere) and not bench.at_work(A), self.settle_s)
         assert {(end.lease, end.reason) for end in said(bench, EndedHere)} == {(UNDER, EndReason.EXPIRED)}
         assert not bench.at_work(A)

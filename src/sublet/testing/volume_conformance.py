@@ -50,7 +50,11 @@ class VolumeConformance(OfficeInShort):
             )
         )
         answers = (Held, NotHeld)
-        self.wait(bench, lambda: any(isinstance(one, answers) and one.lease == lease for one in bench.reports), 3)
+        self.wait(
+            bench,
+            lambda: any(isinstance(one, answers) and one.lease == lease for one in bench.reports),
+            self.settle_s,
+        )
         if works:
             bench.work(lease, epoch)
 
