@@ -72,7 +72,8 @@ def test_of_the_zygote(stage: OfficeStage, fabric: sublet.Fabric, tmp_path: Path
         result = begun(lease, tmp_path / "gate")
         until("a zygote", lambda: zygotes(stage))
         for pid in zygotes(stage):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # a copy that waits ends with the one it comes from
+                os.kill(pid, signal.SIGKILL)
         (tmp_path / "gate").touch()
         assert result() == "done"
         assert lease.options(env={**os.environ, "OTHER": "1"}).run(len, "abc") == 3
@@ -105,7 +106,7 @@ def test_of_the_supervisor(stage: OfficeStage, fabric: sublet.Fabric, tmp_path: 
     if isinstance(told.value, WorkerLost):
         assert "the next call gets a fresh worker" in told.value.do
     lease.leave()
-    until("both devices back", lambda: can_lease_both(fabric), PATIENCE_S)
+    until("both devices back", lambda: can_lease_both(fabric), 3 * PATIENCE_S)
     until("nothing left", lambda: not stage.residue)
 
 
