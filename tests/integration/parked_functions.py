@@ -20,6 +20,16 @@ def count_up(path: str, times: int) -> int:
     return times
 
 
+def count_until(path: str, enough: str) -> int:
+    """The same until a file is there."""
+    times = 0
+    with open(path, "ab", buffering=0) as file:
+        while not os.path.exists(enough):
+            times += file.write(b".")
+            time.sleep(0.02)
+    return times
+
+
 _kept: list[str] = []
 
 
