@@ -21,6 +21,7 @@ import sublet
 from sublet import aio
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseNotActive, NotFound
 from sublet.lease.states import VolumeState
+from tests.traces import PUT_AWAY_S
 
 SIZE: Final = "4MiB"
 
@@ -47,10 +48,8 @@ def run(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-def until(is_so: Callable[[], bool], seconds: float = 100) -> None:
-    """A volume that is an image is put away when nothing has it mounted: the guests of a test that runs beside this one
-    have a copy of its mount for as long as they live."""
-    deadline = time.monotonic() + seconds
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PUT_AWAY_S
     while not is_so():
         assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.02)
@@ -109,8 +108,9 @@ def test_the_same_with_asyncio(home: Path) -> None:
             async with fabric.block(SIZE, name="awaited") as block:
                 assert await (await block.start(["sh", "-c", "echo x > $SUBLET_BLOCK/x"])).wait() == 0
             async with fabric.attach("awaited"):
-                assert [one.name for one in await fabric.volumes() if one.state is VolumeState.LIVE] == ["awaited"]
-            for _ in range(1000):
+                assert ("awaited", VolumeState.LIVE) in [(one.name, one.state) for one in await fabric.volumes()]
+            deadline = time.monotonic() + PUT_AWAY_S
+            for _ in iter(lambda: time.monotonic() < deadline, False):
                 if (await fabric.volume("awaited")).state is VolumeState.RETAINED:
                     break
                 await asyncio.sleep(0.02)
