@@ -20,8 +20,10 @@ from tests.integration.test_client import end_office
 from tests.traces import until
 
 PATIENCE_S = 60.0
+FREE = 30
+"""Chunks of the slow ones that do not wait for a word."""
 SCRIPT = """
-import time
+import os, time
 def square(x):
     return x * x
 def fails(x):
@@ -32,10 +34,12 @@ def slow(x):
     with open(LOG, "a") as log:
         log.write(f"{x}\\n")
     time.sleep(0.05)
+    while x >= FREE and not os.path.exists(LOG + ".go"):
+        time.sleep(0.01)
     return x
 def size(file):
     return len(file.read())
-LOG = "LOGFILE"
+LOG, FREE = "LOGFILE", FREECHUNKS
 """
 
 
@@ -50,7 +54,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "work.py"
-    path.write_text(SCRIPT.replace("LOGFILE", str(tmp_path / "log")))
+    path.write_text(SCRIPT.replace("LOGFILE", str(tmp_path / "log")).replace("FREECHUNKS", str(FREE)))
     return path
 
 
@@ -147,7 +151,7 @@ def test_ctrl_c_keeps_what_is_stored_and_the_same_command_goes_on(home: Path, sc
     words = ("work.py::slow", "--over", "range(60)", "--want", "2", "--store", "64MiB", "--name", "slow")
     running = command(home, script.parent, *words)
     end_s = time.monotonic() + PATIENCE_S
-    while len(log.read_text().splitlines()) < 20:
+    while len(log.read_text().splitlines()) < FREE:  # and from there on it does not go on
         assert time.monotonic() < end_s
         time.sleep(0.02)
     running.send_signal(signal.SIGINT)
@@ -159,6 +163,7 @@ def test_ctrl_c_keeps_what_is_stored_and_the_same_command_goes_on(home: Path, sc
         assert [view for view in fabric.leases() if view.end is None and view.labels.get("job") == "slow"] == []
     before = len(log.read_text().splitlines())
     assert before < 60
+    log.with_name("log.go").touch()
     status, out, err = run(home, script.parent, *words)
     assert status == 0, err
     assert [json.loads(line)["result"] for line in out.splitlines()] == list(range(60))
