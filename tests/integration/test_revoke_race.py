@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -96,9 +96,14 @@ class Lanes:
         try:
             self._use(line, held, chance, record)
         except (LeaseEnded, Disconnected, Unauthorized):  # how it is told depends on when it ended
-            lease = asked(line, "GET", f"/v1/leases/{held.id}").doc["lease"]
-            assert lease["end"] is not None, lease
-            assert lease["end"]["reason"] == "expired", lease
+            found: list[dict[str, Any]] = []
+
+            def is_known() -> bool:
+                found.append(asked(line, "GET", f"/v1/leases/{held.id}").doc["lease"])
+                return found[-1]["end"] is not None
+
+            until("the office knows of the end", is_known)  # the supervisor knows it first
+            assert found[-1]["end"]["reason"] == "expired", found[-1]
 
     def _use(self, line: Line, held: Held, chance: random.Random, record: Path) -> None:
         device = str(record.parent.with_name(f"{record.parent.name}.device"))
