@@ -29,7 +29,7 @@ from sublet.client.office import ensure_office
 from sublet.jobs.identity import function_digest, positioned_ids
 from sublet.jobs.leases import job_leases
 from tests.integration import burst_functions as functions
-from tests.traces import until
+from tests.traces import PUT_AWAY_S, Traces, office_of, supervisor_of, until
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
@@ -124,12 +124,20 @@ class KilledJob:
             os.kill(pid, signal.SIGKILL)
         self.running.communicate()
         self.running = None
-        self.judge()
         with sublet.connect(home=self.home) as fabric, self.block(fabric) as block:
+            until("the end of its workers", self.has_no_worker)  # or what they still execute would count for the next
+            self.judge()
             store = jobs.VolumeOutputStore(block)
             self.published = {self.places[chunk] for chunk in store.chunks()}
             store.close()
         assert {chunk for chunk, _ in self.lines()} >= self.published
+
+    def has_no_worker(self) -> bool:
+        runtime = runtime_dir(self.home.resolve())
+        supervisor = supervisor_of(runtime)
+        assert supervisor is not None
+        alive = {one.pid for one in Traces(office_of(supervisor), runtime).marked()}
+        return not alive & {pid for _, pid in self.lines()[self.begun_at :]}
 
     def block(self, fabric: sublet.Fabric) -> sublet.Lease:
         """The volume, once a new office has seen that the program which had it is gone."""
@@ -146,7 +154,7 @@ class KilledJob:
                     print(why)
             return bool(found)
 
-        until("the volume to be free", is_free)
+        until("the volume to be free", is_free, PUT_AWAY_S)
         return found[0]
 
     def judge(self) -> None:
@@ -168,7 +176,7 @@ class KilledJob:
         assert {chunk for chunk, _ in self.lines()} == set(range(CHUNKS))
         with sublet.connect(home=self.home) as fabric:
             assert job_leases(fabric, self.name) == []
-            until("the volume to be put away", lambda: self.is_removed(fabric))
+            until("the volume to be put away", lambda: self.is_removed(fabric), PUT_AWAY_S)
 
     def is_removed(self, fabric: sublet.Fabric) -> bool:
         try:
