@@ -39,7 +39,7 @@ def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
 
 @pytest.fixture
 def lease(fabric: sublet.Fabric) -> Iterator[sublet.Lease]:
-    with fabric.cpu(1, ttl="10s") as lease:
+    with fabric.cpu(1, ttl="5m") as lease:
         yield lease
 
 

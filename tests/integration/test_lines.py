@@ -45,7 +45,7 @@ def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
 
 @pytest.fixture
 def lease(fabric: sublet.Fabric) -> Iterator[sublet.Lease]:
-    with fabric.cpu(1, ttl="20s") as lease:
+    with fabric.cpu(1, ttl="5m") as lease:
         yield lease
 
 
