@@ -134,6 +134,7 @@ def test_of_two_users_with_one_device_one_has_it_and_the_other_is_told_who(ada: 
     until("the device is free for the other", is_his, PATIENCE_S)
 
 
+@pytest.mark.timeout(900)  # whole files of tests
 @pytest.mark.parametrize("tests", SHARED, ids=lambda words: words[0])
 def test_an_office_without_root_keeps_what_roots_keeps(ada: User, tests: tuple[str, ...]) -> None:
     """The same tests, with everything that they start: runs, ends, kills at chance moments, the race for a device."""
