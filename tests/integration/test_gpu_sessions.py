@@ -29,6 +29,8 @@ from sublet.wire.guests import GuestSpec
 pytestmark = pytest.mark.warm
 
 PATIENCE_S: Final = 60.0
+IMPORT_S: Final = 200.0
+"""Where the warm interpreter takes too long to import PyTorch, on a busy machine, ten guests do it side by side."""
 PROGRAMS: Final = 30
 
 FAULT: Final = """
@@ -225,11 +227,11 @@ def test_of_ten_guests_on_one_device_the_one_that_takes_too_much_is_ended(
         spec = GuestSpec(argv=argv, imports=(library,), patient=True, cwd="/", env=dict(os.environ))
         guests.append(start_spec(lease, spec))
     greedy = guests.pop(4)
-    assert greedy.wait(PATIENCE_S) == 128 + signal.SIGKILL
+    assert greedy.wait(IMPORT_S) == 128 + signal.SIGKILL
     assert greedy.reason is EndReason.OUT_OF_MEMORY
     said = b"".join(piece.data for piece in greedy.output())
     assert b"out_of_memory" in said
-    until(lambda: sum(os.path.exists(tmp_path / str(number)) for number in range(10)) == 9)
+    until(lambda: sum(os.path.exists(tmp_path / str(number)) for number in range(10)) == 9, IMPORT_S)
     assert all(guest.exit_code is None for guest in guests)
     for guest in guests:
         guest.stop(grace=0)
