@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from sublet.client.answers import end_of
 from sublet.client.guests import environment, start_spec
 from sublet.compute.shown import folder_for, interpreter_for
-from sublet.errors import InvalidRequest, OutOfMemory, SubletError, WorkerLost
+from sublet.errors import InvalidRequest, LeaseEnded, OutOfMemory, SubletError, WorkerLost
 from sublet.lease.states import GuestState
 from sublet.lease.value import LeaseEnd, ended_error, rfc3339
 from sublet.values import EndReason
@@ -72,7 +72,13 @@ def start_worker(lease: Lease, options: Options) -> Guest:
         serves=True,
         name=options.name or "worker",
     )
-    return start_spec(lease, spec, busy=False, volume=options.volume)
+    try:
+        return start_spec(lease, spec, busy=False, volume=options.volume)
+    except LeaseEnded as refused:  # what refuses it knows that the lease is over, and not why
+        end = lease.end or _end_known_to_office(lease)
+        if end is None:
+            raise
+        raise ended_error(lease.id, end) from refused
 
 
 def parked_worker(lease: Lease) -> Guest | None:
