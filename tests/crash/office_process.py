@@ -18,7 +18,7 @@ from typing import Any, Final
 from sublet.broker.journal_files import Anchors
 from sublet.client.home import runtime_dir, socket_path
 from sublet.client.http1 import AnswerReader, ProtocolError, encode_request
-from tests.traces import end_office, plain_env
+from tests.traces import end_office, plain_env, until
 
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE_S: Final = 30.0
@@ -83,15 +83,23 @@ class Line:
 
 
 def release_all(home: Path) -> None:
-    """Whatever is leased there. Two commands of `sublet` after every test would be a process each."""
+    """Whatever is leased there, until it is over. Two commands of `sublet` after every test would be a process each."""
     line = Line(socket_path(home.resolve()))
-    try:
+
+    def leased() -> set[str]:
         found = line.ask(Call(method="GET", path="/v1/leases"))
         assert found is not None
         assert found.status == 200, found.doc
-        for lease in found.doc:
-            body = {"request_id": f"r-{os.urandom(8).hex()}"}
-            line.ask(Call(method="POST", path=f"/v1/leases/{lease['id']}/release", body=body))
+        return {lease["id"] for lease in found.doc}
+
+    def is_released(lease: str) -> bool:
+        body = {"request_id": f"r-{os.urandom(8).hex()}"}
+        answer = line.ask(Call(method="POST", path=f"/v1/leases/{lease}/release", body=body))
+        return answer is not None and answer.status == 200
+
+    try:
+        released = {lease for lease in leased() if is_released(lease)}  # others are another tenant's
+        until("their end", lambda: not released & leased())
     finally:
         line.close()
 
@@ -135,11 +143,11 @@ class OfficeProcess:
             self.process = subprocess.Popen(
                 [*before, *tracing, *words], env=self.env(), stdin=subprocess.DEVNULL, stdout=said, stderr=said
             )
-        until, path = time.monotonic() + PATIENCE_S, socket_path(self.home)
+        limit, path = time.monotonic() + PATIENCE_S, socket_path(self.home)
         while self.process.poll() is None:
             if self._answers(path):
                 return True
-            assert time.monotonic() < until, f"the office does not answer: {self.said}"
+            assert time.monotonic() < limit, f"the office does not answer: {self.said}"
             time.sleep(NAP_S)
         return False
 
