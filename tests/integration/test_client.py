@@ -24,7 +24,7 @@ from sublet.client.office import answers, ensure_office
 from sublet.wire.http import TenantToken
 from tests.traces import supervisor_of
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def end_office(home: Path) -> None:
@@ -74,8 +74,8 @@ def run(code: str, home: Path, **options: Any) -> subprocess.CompletedProcess[st
 
 
 def _often(fabric: sublet.Fabric) -> sublet.Lease:
-    """A lease that is renewed every half second and has ten to spare: a busy machine must not decide a test."""
-    return fabric.gpu(min_vram="1GiB", ttl="12s", renew_every="500ms")
+    """A lease that is renewed every half second and has minutes to spare: a busy machine must not decide a test."""
+    return fabric.gpu(min_vram="1GiB", ttl="5m", renew_every="500ms")
 
 
 def make_tenant(home: Path, **settings: Any) -> sublet.Fabric:
@@ -166,7 +166,7 @@ def test_a_manager_of_ones_own_renews_instead_of_the_fabric(fabric: sublet.Fabri
 def test_who_waits_hears_its_place_and_gets_its_turn(fabric: sublet.Fabric) -> None:
     places: queue.SimpleQueue[sublet.Place] = queue.SimpleQueue()
     got: queue.SimpleQueue[sublet.Lease] = queue.SimpleQueue()
-    with fabric.gpu(min_vram="1GiB", count=2) as first:
+    with fabric.gpu(min_vram="1GiB", count=2) as first, first.activity():
         waiter = threading.Thread(target=lambda: got.put(fabric.gpu(min_vram="1GiB", on_place=places.put)))
         waiter.start()
         place = places.get(timeout=WAIT_S)
@@ -180,7 +180,7 @@ def test_who_waits_hears_its_place_and_gets_its_turn(fabric: sublet.Fabric) -> N
 
 
 def test_waiting_can_be_bounded_or_left_out(fabric: sublet.Fabric) -> None:
-    with fabric.gpu(min_vram="1GiB", count=2):
+    with fabric.gpu(min_vram="1GiB", count=2) as both, both.activity():  # one that is idle yields to who waits
         with pytest.raises(sublet.CapacityExceeded, match="GPU unavailable: ") as at_once:
             fabric.gpu(min_vram="1GiB", wait=0)
         with pytest.raises(sublet.CapacityExceeded, match="GPU unavailable: not granted within 300ms"):
@@ -221,7 +221,7 @@ def test_an_interrupted_wait_leaves_the_queue(fabric: sublet.Fabric) -> None:
     def interrupt(_: sublet.Place) -> None:
         raise KeyboardInterrupt
 
-    with fabric.gpu(min_vram="1GiB", count=2):
+    with fabric.gpu(min_vram="1GiB", count=2) as both, both.activity():
         with pytest.raises(KeyboardInterrupt):
             fabric.gpu(min_vram="1GiB", on_place=interrupt)
         assert [view.status for view in fabric.leases()] == ["active"]
@@ -328,16 +328,18 @@ def test_the_end_of_a_program_is_not_held_up_by_an_office_that_hangs(home: Path)
     with sublet.connect(home=home) as fabric:
         pid = fabric.status().pid
     code = """
-        import os, signal
+        import atexit, os, signal, time
+        atexit.register(lambda: print(time.monotonic() - began_s))  # what is registered first is called last
         import sublet
         fabric = sublet.connect()
         leases = [fabric.memory("1MiB"), fabric.memory("1MiB"), fabric.memory("1MiB")]
         os.kill(fabric.status().pid, signal.SIGSTOP)
+        began_s = time.monotonic()
         """
-    started = time.monotonic()
     try:
-        assert run(code, home).returncode == 0
-        assert time.monotonic() - started < 10
+        done = run(code, home)
+        assert done.returncode == 0
+        assert float(done.stdout) < 15, "two seconds; each lease by itself is waited for longer than this"
     finally:
         os.kill(pid, signal.SIGCONT)
 
@@ -385,7 +387,7 @@ def test_twenty_connects_at_once_start_one_office(home: Path) -> None:
         )
         for _ in range(20)
     ]
-    said = [program.communicate(timeout=60) for program in programs]
+    said = [program.communicate(timeout=120) for program in programs]
     assert {err for _, err in said} == {""}
     assert len({out for out, _ in said}) == 1
 
@@ -393,7 +395,7 @@ def test_twenty_connects_at_once_start_one_office(home: Path) -> None:
 def test_a_killed_office_is_started_again_with_the_same_leases(home: Path) -> None:
     """Its socket is stale; the leases are in the journal, with their deadlines and epochs unchanged."""
     with sublet.connect(home=home) as fabric:
-        lease = fabric.gpu(min_vram="1GiB", ttl="1m", renew="always")
+        lease = fabric.gpu(min_vram="1GiB", ttl="10m", renew="always")
         before, status = fabric.lease(lease.id), fabric.status()
         for _ in range(2):
             os.kill(fabric.status().pid, signal.SIGKILL)

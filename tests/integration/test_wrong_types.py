@@ -210,7 +210,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[sublet.Fab
     ensure_office(home, words=("up", "--host-gpus", "2x64MiB", "--foreground"))
     with sublet.connect(home=home, start=False) as fabric:
         try:
-            with fabric.gpu(min_vram="16MiB", ttl="5m", renew="always") as lease, sublet.GpuSession(lease) as gpu:
+            with (
+                fabric.gpu(min_vram="16MiB", ttl="5m", renew="always") as lease,
+                lease.activity(),  # or it would be taken for one that waits
+                sublet.GpuSession(lease) as gpu,
+            ):
                 yield fabric, lease, gpu
         finally:
             KEPT.clear()
