@@ -112,7 +112,11 @@ def test_what_a_predecessor_left_frozen_harms_no_guest_of_today(stage: Superviso
     """It is looked for again and again, and each time only its own are ended."""
     grant(stage, A, E5)
     stage.holder(A, E5).start("sh", "-c", STUBBORN)
-    until("three processes", lambda: len(stage.marked(A)) == 3)
+
+    def asleep() -> int:
+        return sum(stage.procs.text(one.pid, "cmdline") == "sleep\x001000\x00" for one in stage.marked(A))
+
+    until("three processes, and none to come", lambda: asleep() == 3)
     frozen = [one.pid for one in stage.marked(A)]
     freezer = Freezer.make(f"elsewhere-{stage.office}")
     assert freezer is not None

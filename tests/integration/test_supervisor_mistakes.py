@@ -251,7 +251,7 @@ def test_a_start_that_fails_half_way_leaves_nothing(tmp_path: Path, fault: str) 
         before = settled(stage)
         for _ in range(10):
             refused(stage, GuestSpec(argv=("true",), cwd="/", env={"PATH": PATH}))
-        until("all as before", lambda: things(stage) == before)
+        until("no more than before", lambda: no_more(stage, before))
         stage.office_line.order(end(A, E5))
         until("torn down", lambda: is_torn_down(stage, A))
 
@@ -283,7 +283,7 @@ zygotes._dup = failing
         before = settled(stage)
         for _ in range(10):
             refused(stage, spec)
-        until("all as before", lambda: things(stage) == before)
+        until("no more than before", lambda: no_more(stage, before))
 
 
 def refused(stage: SupervisorStage, spec: GuestSpec) -> None:
@@ -302,6 +302,11 @@ def settled(stage: SupervisorStage) -> tuple[int, int, int, int]:
 
     until("rest", is_still)
     return seen[-1]
+
+
+def no_more(stage: SupervisorStage, before: tuple[int, int, int, int]) -> bool:
+    """Than there were at rest, of each; on a busy machine something may have been on its way out then."""
+    return all(now <= then for now, then in zip(things(stage), before, strict=True))
 
 
 def things(stage: SupervisorStage) -> tuple[int, int, int, int]:
