@@ -21,6 +21,7 @@ from sublet.wire.guests import Attach, Guests, GuestSpec, ListGuests, Start, Sta
 from sublet.wire.orders import (
     End,
     EndedHere,
+    Extend,
     Grant,
     Held,
     NotHeld,
@@ -336,8 +337,12 @@ def test_what_is_parked_can_always_be_ended(stage: SupervisorStage, tmp_path: Pa
     desk, beat = Desk(stage), tmp_path / "beat"
     started = desk.begin("-c", BEAT, str(beat))
     until("a beat", beat.exists)
-    under = desk.park(ttl_s=1.5 if "runs out" in how else 600)
-    if "released" in how:
+    under = desk.park()
+    if "runs out" in how:
+        stage.office_line.order(
+            Extend(lease=under.lease, epoch=under.epoch, number=98, deadline_ns=now_ns() + 10**8, ttl_ns=600 * 10**9)
+        )
+    elif "released" in how:
         desk.end_parking(under)
     elif "SIGKILL" in how:
         os.kill(started.pid, signal.SIGKILL)
@@ -533,6 +538,10 @@ def card(tmp_path: Path) -> Iterator[tuple[Desk, Path]]:
         yield Desk(stage), log
 
 
+def log_of(desk: Desk, started: Started) -> bytes:
+    return b"".join(file.read_bytes() for file in (desk.stage.state / "guests" / started.guest).iterdir())
+
+
 def asked(log: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
@@ -568,8 +577,7 @@ def test_who_cannot_be_suspended_ends_with_the_reason(card: tuple[Desk, Path], t
     desk.end(park=desk.set_aside(), grace_s=5)
     assert not desk.torn_down(desk.lease).parked
     assert not desk.stage.marked(desk.lease)
-    said = b"".join(file.read_bytes() for file in (desk.stage.state / "guests" / started.guest).iterdir())
-    assert (b"managed memory" if how == "fail" else b"its helper ended") in said
+    until("the reason", lambda: (b"managed memory" if how == "fail" else b"its helper ended") in log_of(desk, started))
 
 
 @pytest.mark.parametrize("how", ["fail", "die"])
@@ -583,8 +591,7 @@ def test_who_cannot_be_put_back_is_ended_and_it_is_said(card: tuple[Desk, Path],
     Path(f"{log}.resume.{how}").touch()
     desk.resume(under)
     until("its end", lambda: not desk.stage.marked(LeaseId("a")))
-    said = b"".join(file.read_bytes() for file in (desk.stage.state / "guests" / started.guest).iterdir())
-    assert b"could not be put back" in said
+    until("the reason", lambda: b"could not be put back" in log_of(desk, started))
 
 
 def test_on_a_card_what_is_parked_leaves_without_its_card(card: tuple[Desk, Path], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from sublet.wire.volumes import LendVolume, OpenVolume, VolumeLent, VolumeReply
 from tests.integration.supervisor_stage import TENANT, HolderLine, SupervisorStage
 from tests.integration.test_blocks import E5, E6, E7, A, B, S, end, grant, held, log_of, part, stage_at, torn_down, view
 from tests.integration.volume_stage import StageLine, program, store_at
-from tests.traces import now_ns, until
+from tests.traces import PATIENCE_S, now_ns, until
 
 C = LeaseId("lease-c")
 SMALL = part(Kind.BLOCK, 8 * MIB)
@@ -152,7 +152,7 @@ def test_who_still_uses_a_volume_that_is_to_be_put_away_is_ended(stage: Supervis
 
 def ask_at(path: Path, *calls: Any) -> list[Any]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(20)
+        sock.settimeout(PATIENCE_S)
         sock.connect(str(path))
         answers = []
         for call in calls:
@@ -182,7 +182,7 @@ for n in range(20):
     one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     one.connect(where)
     many.append(one)
-many[-1].settimeout(10)
+many[-1].settimeout(30)
 say([found, json.loads(many[-1].recv(65536))["kind"]])
 time.sleep(1000)
 """
@@ -503,7 +503,7 @@ def test_without_an_office_a_lease_that_runs_out_is_saved_first(stage: Superviso
     grant(stage, A, E5, SMALL, name="ckpt")
     guest = program(stage.holder(A, E5), stage, LEAVES, bootstrap=True)
     assert guest.hear() == 1
-    runs_out(stage, 5 * S // 2, 20 * S)
+    runs_out(stage, 11 * S // 2, 60 * S)  # half a second, and then the five that a save has before the end
     stage.hang_up()
     folder = stage.state / "blocks" / "named" / "local" / "ckpt"
     until("the volume to be kept", (folder / "kept").exists)
