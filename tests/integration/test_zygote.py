@@ -253,7 +253,7 @@ def test_a_guest_that_ignores_everything_ends_with_the_keeper() -> None:
 
 
 SAVES: Final = """
-import time
+import os, time
 from sublet.errors import LeaseInterrupt
 try:
     try:
@@ -265,7 +265,8 @@ try:
 except LeaseInterrupt as interrupt:
     print("saved", interrupt.end.reason, interrupt.end.detail)
     print("up", flush=True)
-    time.sleep(0.2)
+    while not os.path.exists(os.environ["SUBLET_PAGE"] + ".2"):  # the second signal was sent
+        time.sleep(0.01)
     print("not interrupted again")
     raise
 """

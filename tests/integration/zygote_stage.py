@@ -386,7 +386,16 @@ def in_advance() -> object:
     stage.until(waiting)
     first = waiting()
     strangers = len(trees.look().strangers)
-    fds = [os.readlink(f"/proc/{first[0]}/fd/{name}") for name in sorted(os.listdir(f"/proc/{first[0]}/fd"))]
+
+    def links() -> list[str]:
+        found = []
+        for name in sorted(os.listdir(f"/proc/{first[0]}/fd")):
+            with contextlib.suppress(FileNotFoundError):
+                found.append(os.readlink(f"/proc/{first[0]}/fd/{name}"))
+        return found
+
+    stage.until(lambda: sum(link.startswith("socket:") for link in links()) == 1)  # it closes what is the zygote's
+    fds = links()
     begun = stage.run("-c", "import sys; print(len(sys.argv))")
     stage.until(waiting)
     second = waiting()
@@ -430,7 +439,8 @@ while True: time.sleep(1000)
 
 @scene
 def noticed(folder: str, code: str, state: str, pythonpath: str = "") -> object:
-    """A guest with a page is sent SIGTERM once it says that it is up, and again when it says so again."""
+    """A guest with a page is sent SIGTERM once it says that it is up, and again when it says so again. Beside its page
+    there is then a file for each."""
     path = os.path.join(folder, "page")
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     view = PageView(
@@ -446,11 +456,14 @@ def noticed(folder: str, code: str, state: str, pythonpath: str = "") -> object:
         os.close(out[1])
         os.close(err[1])
         child.go()
-        said = b""
+        said, sent = b"", 0
         while piece := os.read(out[0], 1):
             said += piece
             if said.endswith(b"up\n"):
                 signal.pidfd_send_signal(child.pidfd, signal.SIGTERM)
+                sent += 1
+                with open(f"{path}.{sent}", "w"):
+                    pass
         done = finish(child, out[0], err[0])
     return {**done, "out": said.decode()}
 
