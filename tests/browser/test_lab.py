@@ -28,7 +28,7 @@ MORE: Final = (
         "%%gpu\nimport matplotlib.pyplot as plt\nfrom tqdm.auto import tqdm\n"
         "total = sum(tqdm(range(10)))\nplt.figure(figsize=(3, 1)); plt.plot([1, 3, 2]); plt.show()\ntotal"
     ),
-    "%%gpu\nprint('begun', flush=True)\ntime.sleep(60)",
+    "%%gpu\nprint('begun', flush=True)\ntime.sleep(600)",
     "%%gpu\nprint('the sum is still', total)",
     "%gpu bill",
 )
@@ -101,7 +101,7 @@ FIRST: Final = (
         "print('on', os.environ['SUBLET_DEVICES'])"
     ),
     "print('drawn', len(numbers), round(random.random(), 3)); print('pid', os.getpid())",
-    "%%gpu --vram 600MiB --ttl 1m\nimport time\nprint('working', flush=True)\ntime.sleep(120)",
+    "%%gpu --vram 600MiB --ttl 1m\nimport time\nprint('working', flush=True)\ntime.sleep(1200)",
 )
 SECOND: Final = ("%load_ext sublet", "%%gpu --vram 600MiB --ttl 1m\nprint('it is mine now')")
 BEGUN, LEASED, HERE, LONG = range(4)

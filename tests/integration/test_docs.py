@@ -71,7 +71,7 @@ def test_python_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
         run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST_S, check=False)
     finally:
         down = [sys.executable, "-m", "sublet", "down", "--now"]
-        subprocess.run(down, env=environment, capture_output=True, timeout=30, check=False)
+        subprocess.run(down, env=environment, capture_output=True, timeout=LONGEST_S, check=False)
     assert run.returncode == 0, f"{page.name}:\n{run.stdout}\n{run.stderr}"
 
 
@@ -156,7 +156,7 @@ def test_shell_blocks_run_as_they_stand(page: Path, place: Path) -> None:
 
 
 def _jobs_when_over(sublet: Any) -> list[dict[str, Any]]:
-    until = time.monotonic() + 60
+    until = time.monotonic() + LONGEST_S
     while True:
         jobs: list[dict[str, Any]] = json.loads(sublet("nb", "status", "--json").stdout)
         if (
@@ -246,11 +246,13 @@ def test_cells_of_the_first_pages_run_in_a_notebook(tmp_path: Path) -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LONGEST_S,
         )
         assert run.returncode == 0, run.stdout + run.stderr
     finally:
-        subprocess.run(["sublet", "down", "--now"], env=environment, capture_output=True, timeout=60, check=False)
+        subprocess.run(
+            ["sublet", "down", "--now"], env=environment, capture_output=True, timeout=LONGEST_S, check=False
+        )
     assert len(re.findall(r"^ok", run.stdout, re.MULTILINE)) == len(sources)
 
 
