@@ -28,7 +28,7 @@ from sublet.client.home import runtime_dir
 from tests.crash.office_process import release_all
 from tests.traces import plain_env
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 PYTHON = sys.executable
 
 

@@ -23,7 +23,7 @@ import pytest
 from sublet.cli.top.live import ENTER, LEAVE
 from tests.integration.test_cli import Shell
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
