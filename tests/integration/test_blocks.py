@@ -301,8 +301,9 @@ def test_a_hundred_leases_leave_nothing(stage: SupervisorStage) -> None:
         stage.office_line.wait(0.02)
         return sum(len(one.resources) for one in stage.office_line.reports if isinstance(one, TornDown))
 
-    until("every verified end", lambda: verified() == sum(len(parts) for _, parts in leases.values()))
-    until("no trace", lambda: traces(stage) == [])
+    every = sum(len(parts) for _, parts in leases.values())
+    until("every verified end", lambda: verified() == every, patience_s=180)
+    until("no trace", lambda: traces(stage) == [], patience_s=180)
 
 
 @needs_images

@@ -166,12 +166,16 @@ def test_a_folder_full_of_files_keeps_nobody_waiting(stage: SupervisorStage) -> 
     fill = f"import os; [os.close(os.open(os.environ['IN'] + str(n), os.O_CREAT)) for n in range({FILES})]"
     folder = stage.runtime / "leases" / f"{A}.{E5}"
     stage.holder(A, E5).start(sys.executable, "-I", "-S", "-c", fill, env={"IN": f"{folder}/tmp/"})
-    until("it is full", lambda: folder.exists() and len(os.listdir(folder / "tmp")) == FILES and not stage.marked(A))
+    until(
+        "it is full",
+        lambda: folder.exists() and len(os.listdir(folder / "tmp")) == FILES and not stage.marked(A),
+        patience_s=180,
+    )
     part = shared(A, E5).parts[0]
     stage.office_line.order(End(lease=A, epoch=E5, number=9, parts=(part,), reason=EndReason.RELEASED, grace_ns=0))
     until("it is off the hardware", lambda: _told(stage, TornDown))
     assert not folder.exists()
-    until("nothing is left", lambda: not any(folder.parent.iterdir()))
+    until("nothing is left", lambda: not any(folder.parent.iterdir()), patience_s=180)
     assert isinstance(other.ask(ListGuests()), Guests)
 
 
@@ -195,7 +199,8 @@ def test_what_a_predecessor_had_put_aside_goes_beside_the_work(tmp_path: Path) -
     with supervisor_at(tmp_path) as stage:
         stage.office_line.order(shared(A, E5))
         stage.holder(A, E5).start("true")
-        until("only what is of today", lambda: {one.name for one in leases.iterdir()} == {f"{A}.{E5}"})
+        today = {f"{A}.{E5}"}
+        until("only what is of today", lambda: {one.name for one in leases.iterdir()} == today, patience_s=180)
 
 
 def test_long_command_lines_can_be_listed(stage: SupervisorStage) -> None:

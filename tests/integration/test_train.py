@@ -78,7 +78,7 @@ class Audience:
 def plan(name: str, *words: object, script: Path = EXAMPLE, **more: Any) -> Plan:
     env = {"PYTHONPATH": str(ROOT / "src")}
     argv = [sys.executable, str(script), *map(str, words)]
-    return Plan(argv=argv, name=name, vram=64 * MIB, ttl="20s", state=64 * MIB, env=env, **more)
+    return Plan(argv=argv, name=name, vram=64 * MIB, ttl="1m", state=64 * MIB, env=env, **more)
 
 
 def weights(out: bytes) -> str:
@@ -135,7 +135,7 @@ def test_a_network_is_trained_to_the_end_through_forced_preemptions(
     assert run.preemptions == PREEMPTIONS
     assert run.progress.steps == run.progress.steps_here == STEPS
     assert run.progress.is_done
-    assert run.progress.saves >= PREEMPTIONS
+    assert run.progress.saves >= PREEMPTIONS, audience.heard
     assert 0 < run.progress.bytes_saved < 64 * MIB
     epochs = [int(n) for n in re.findall(rb"epoch (\d+):", audience.out)]
     assert epochs == sorted(epochs)
