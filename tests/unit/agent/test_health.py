@@ -26,6 +26,7 @@ from sublet.agent.inventory import machine_inventory
 from sublet.agent.nvml import GPU_IS_LOST, MISMATCH, Nvml, NvmlFailed, Reading, is_driver_here, survey
 from sublet.values import GIB, ResourceId
 from sublet.wire.orders import Fault, Foreign
+from tests.left_open import threads_now
 from tests.unit.agent.fake_nvml import FakeCard, FakeNvml, uuid_of
 
 FIRST, SECOND = ResourceId(f"local/{uuid_of(0)}"), ResourceId(f"local/{uuid_of(1)}")
@@ -46,6 +47,11 @@ class Stage:
             sees_processes=True,
         )
         self.now_ns = 0
+        self._threads = threads_now("cards")
+
+    def asking(self) -> int:
+        """How many questions to the driver are out. Those of other tests, which may still end, are not counted."""
+        return len(threads_now("cards") - self._threads)
 
     def look(self, *, later_ns: int = LOOK_EVERY_NS) -> list[Fault | Foreign]:
         self.now_ns += later_ns
@@ -236,11 +242,6 @@ def test_whatever_single_question_fails_nothing_is_raised(
 # ------------------------------------------------------------------------------------------- nobody waits for a driver
 
 
-def asking() -> int:
-    """How many questions to a driver are out."""
-    return sum(thread.name == "cards" for thread in threading.enumerate())
-
-
 def wait(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + 30
     while not condition():
@@ -272,7 +273,7 @@ def test_the_heartbeat_asks_in_the_background_and_takes_the_answer_when_it_is_th
     assert reports == []
     assert wake is not None
     assert wake < 10**9 + LOOK_EVERY_NS, "the answer comes soon"
-    wait(lambda: asking() == 0)
+    wait(lambda: stage.asking() == 0)
     reports, wake = watch.tick(wake)
     assert [report.resource for report in reports] == [FIRST, SECOND]
     assert wake == 10**9 + LOOK_EVERY_NS
@@ -293,18 +294,19 @@ def test_a_driver_that_never_answers_is_a_fault_and_keeps_nobody_waiting(stage: 
         assert [(type(report), report.detail) for report in reports] == [
             (Fault, "the driver has not answered for 30 s")
         ] * 2
-        assert asking() == 1, "one question at a time"
+        assert stage.asking() == 1, "one question at a time"
     finally:
         release.set()
-        wait(lambda: asking() == 0)
+        wait(lambda: stage.asking() == 0)
 
 
 def test_without_cards_nothing_is_asked_and_no_thread_made(tmp_path: Path) -> None:
     from sublet.agent.inventory import HostGpus
 
     watch = CardWatch(machine_inventory(tmp_path, HostGpus(count=2, size=GIB)), own=lambda _: Own())
+    before = threads_now("cards")
     assert watch.tick(1) == ([], None)
-    assert asking() == 0
+    assert not threads_now("cards") - before
 
 
 # --------------------------------------------------------------------------------------------------------- small things
