@@ -225,6 +225,7 @@ def test_too_many_who_say_nothing_do_not_keep_others_out_for_ever(
         silent = [asyncio.ensure_future(b.says()) for _ in range(5)]
         await asyncio.gather(*silent)
         assert limits
+        monkeypatch.setattr(doors, "GREETING_S", 60.0)
         assert await b.says(hello(Greeting(capability="good"))) is None
 
     run(tmp_path, story)
@@ -270,9 +271,10 @@ def test_a_door_without_descriptors_opens_again_when_there_are_some(
                 held = _all_below(sock.fileno())
                 await loop.sock_connect(sock, str(b.path))
                 await loop.sock_sendall(sock, hello(Greeting(capability="good")))
-                await asyncio.sleep(0.2)
+                async with asyncio.timeout(60):
+                    while _shortages() < 2:  # noqa: ASYNC110 - what is waited for is no event
+                        await asyncio.sleep(0.002)
                 assert b.supervisor.fronts == []
-                assert [one.name for one in background.troubles() if one.failing] == ["data_door"]
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
                 for fd in held:
@@ -281,10 +283,15 @@ def test_a_door_without_descriptors_opens_again_when_there_are_some(
                 while not b.supervisor.fronts:  # noqa: ASYNC110 - what is waited for is no event
                     await asyncio.sleep(0.01)
         assert await b.says(hello(Greeting(capability="good"))) is None
-        assert not any(one.failing for one in background.troubles())
+        assert not any(one.failing for one in background.troubles() if one.name == "data_door")
         assert b.ended == []
 
     run(tmp_path, story)
+
+
+def _shortages() -> int:
+    """How often the door was refused a descriptor."""
+    return sum(one.shortages for one in background.troubles() if one.name == "data_door")
 
 
 def _all_below(fd: int) -> list[int]:
