@@ -16,6 +16,7 @@ from sublet.supervisor.lease_limits import office_limits
 from sublet.supervisor.limits import BASIC_DEVICES, Device, Limits, Usage
 from sublet.values import GuestId, LeaseId
 from sublet.wire.caps import LeaseCaps
+from tests.left_open import nothing_left_open
 
 V1: Final = ("memory", "pids", "cpu", "cpuset", "devices", "freezer", "cpuacct")
 V1_FILES: Final = {
@@ -449,11 +450,10 @@ def test_who_is_known_is_signalled_by_one_list_and_nobody_who_is_not_in_it(
         return read(path)
 
     monkeypatch.setattr(machine, "read", counted)
-    before = len(os.listdir("/proc/self/fd"))
-    assert group.signal(15, known) == {4_000_000_000}
+    with nothing_left_open():
+        assert group.signal(15, known) == {4_000_000_000}
     assert struck == [4_000_000_000]
     assert len(seen) == lists
-    assert len(os.listdir("/proc/self/fd")) <= before, "each descriptor is closed"
 
 
 def test_v1_counts(machine: Machine) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sublet.clock import Clock, SystemClock
 from sublet.errors import SubletError
 from sublet.supervisor import forwarding, segment
 from sublet.supervisor.forwarding import Forwarding, FrameStarts, why_refused
@@ -25,17 +24,20 @@ from sublet.wire.link import Link
 from sublet.wire.shared import write_shared
 from sublet.wire.sockets import receive_some, send_some
 from sublet.wire.work import Board
+from tests.left_open import left_of, open_now
 
 
 class Bench:
-    """A holder and a guest, and what is between them."""
+    """A holder and a guest, and what is between them. Time stands still, so no last word comes too late."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        self.loop = Loop(clock or SystemClock())
+    def __init__(self) -> None:
+        self.clock = HeldClock()
+        self.loop = Loop(self.clock)
         self.holder, a = socket.socketpair()
         b, self.guest = socket.socketpair()
         self.refused: list[SubletError] = []
         self._ends = 0
+        self._between = frozenset((fd, os.readlink(f"/proc/self/fd/{fd}")) for fd in (a.fileno(), b.fileno()))
         self.forwarding = Forwarding(self.loop, a, b, self._over, self.refused.append)
         for sock in (self.holder, self.guest):
             sock.setblocking(False)
@@ -45,6 +47,11 @@ class Bench:
 
     def over(self) -> bool:
         return self._ends > 0
+
+    def check_closed(self, before: frozenset[tuple[int, str]]) -> None:
+        """Its own two ends are closed, and nothing is left open but what was open before."""
+        assert not open_now() & self._between
+        assert not left_of(open_now, before)
 
     def turn(self, times: int = 8) -> None:
         for _ in range(times):
@@ -140,7 +147,7 @@ def test_a_descriptor_of_anything_else_ends_the_connection_and_arrives_nowhere(
 ) -> None:
     source, target = (bench.guest, bench.holder) if way == "from the guest" else (bench.holder, bench.guest)
     fd = make()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_now()
     socket.send_fds(source, [encode(FrameKind.EVENT, 0, b"take it", fds=[fd])], [fd])
     bench.turn()
     data, fds, _, _ = socket.recv_fds(target, 1 << 16, 16)
@@ -148,7 +155,7 @@ def test_a_descriptor_of_anything_else_ends_the_connection_and_arrives_nowhere(
     assert bench.over()
     (error,) = bench.refused
     assert what in error.message
-    assert len(os.listdir("/proc/self/fd")) == before - 2, "nothing is left open but what was open before"
+    bench.check_closed(before)
     os.close(fd)
 
 
@@ -200,12 +207,12 @@ def more_than_a_frame_may_have(bench: Bench) -> None:
     ],
 )
 def test_who_breaks_the_rules_of_descriptors_is_cut_off(bench: Bench, act: Callable[[Bench], None]) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_now()
     act(bench)
     bench.turn()
     assert bench.over()
     assert len(bench.refused) == 1
-    assert len(os.listdir("/proc/self/fd")) == before - 2
+    bench.check_closed(before)
 
 
 def test_what_one_side_says_is_read_only_while_the_other_reads(bench: Bench) -> None:
@@ -285,17 +292,14 @@ def test_who_speaks_on_without_end_does_not_keep_the_loop(
     assert bench.over() or (speaker, how) == ("holder", "end")
 
 
-def test_a_holder_that_does_not_read_cannot_keep_an_ended_connection() -> None:
-    clock = HeldClock()
-    bench = Bench(clock)
+def test_a_holder_that_does_not_read_cannot_keep_an_ended_connection(bench: Bench) -> None:
     bench.fill(bench.guest)
     bench.forwarding.end()
     bench.turn()
     assert not bench.over()
-    clock.advance("3s")
+    bench.clock.advance("3s")
     bench.turn()
     assert bench.over()
-    bench.close()
 
 
 def test_a_peer_that_hangs_up_while_the_other_does_not_read_costs_no_time(bench: Bench) -> None:

@@ -14,6 +14,7 @@ from sublet.supervisor.handed_files import STAGED_FOLDERS_MAX, list_volume, open
 from sublet.supervisor.volume_folder import Place, lay_out
 from sublet.values import Epoch, LeaseId
 from sublet.wire.volumes import FILES_MAX, FilesOpened, ListVolume, OpenFiles, VolumeOpened
+from tests.left_open import nothing_left_open
 
 LEASE, EPOCH = LeaseId("l-1"), Epoch(1, 2)
 PACK = "ab" * 32 + ".pack"
@@ -40,9 +41,8 @@ def place(tmp_path: Path) -> Iterator[Place]:
     (folder / "packs" / PACK).write_bytes(b"pack")
     (folder / "checkpoints" / MANIFEST).write_bytes(b"manifest")
     (tmp_path / "secret").write_text("secret")
-    before = len(os.listdir("/proc/self/fd"))
-    yield made
-    assert len(os.listdir("/proc/self/fd")) == before, "a descriptor was left open"
+    with nothing_left_open():
+        yield made
 
 
 def opened(place: Place, *names: str, staging: str = "", write: bool = False) -> list[bytes]:
