@@ -43,9 +43,10 @@ class Stage:
 
     def until(self, count: int) -> None:
         """Run the loop until so many answers are there."""
-        self.loop.after(20.0, self.loop.stop)
+        limit = self.loop.after(120.0, self.loop.stop)
         self._look(lambda: len(self.told) >= count)
         self.loop.run()
+        limit.cancel()
         assert len(self.told) >= count
 
     def _look(self, is_so: Callable[[], bool]) -> None:
