@@ -37,7 +37,7 @@ class OfficeThread:
             await self._parts.pass_time("10ms")
             return [one for one in self._parts.driver.ledger.state.leases.values() if one.status in AT_OFFICE]
 
-        return asyncio.run_coroutine_threadsafe(look(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(look(), self._loop).result(60)
 
 
 @contextlib.contextmanager
@@ -67,9 +67,9 @@ def office_thread(folder: Path) -> Iterator[OfficeThread]:
 
     thread = threading.Thread(target=run, name="office", daemon=True)
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(60)
     try:
         yield made[0]
     finally:
         loop.call_soon_threadsafe(over.set)
-        thread.join(20)
+        thread.join(60)

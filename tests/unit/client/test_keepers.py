@@ -47,7 +47,7 @@ Answer = Callable[[bytes], object]
 
 
 def until(what: str, is_so: Callable[[], object]) -> None:
-    until_it_is(what, is_so, 6.0)
+    until_it_is(what, is_so, 60.0)
 
 
 class Office:
@@ -214,7 +214,7 @@ class Blocking(Side):
         self.keeper.start()
 
     def close(self) -> None:
-        self.keeper.stop(5.0)
+        self.keeper.stop(60.0)
         self.transport.close()
 
 
@@ -239,7 +239,7 @@ class Awaited(Side):
         async def run() -> Any:
             return work()
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(60)
 
     def hold(self, *names: str, **facts: Any) -> list[Held]:
         held: list[Held] = self.do(lambda: [self.open(name, **facts) for name in names or ("l-1",)])
@@ -254,7 +254,7 @@ class Awaited(Side):
             await self.keeper.stop()
             await self.transport.close()
 
-        asyncio.run_coroutine_threadsafe(stop(), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(stop(), self.loop).result(60)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
@@ -559,7 +559,7 @@ def test_a_keeper_that_retires_gives_back_first(blocking: Blocking) -> None:
     assert thread is not None
     assert thread.is_alive(), "the answer is not there yet"
     blocking.office.set(asked, lambda _: ended("released", id="l-1"))
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 
