@@ -42,17 +42,17 @@ def test_a_run_is_green_only_if_nothing_failed_even_once(
 
 
 def test_a_run_that_hangs_is_ended_and_red() -> None:
-    found = run_once([sys.executable, "-c", "import time; time.sleep(60)"], processes=1, seed=1, longest_s=0.5)
+    found = run_once([sys.executable, "-c", "import time; time.sleep(600)"], processes=1, seed=1, longest_s=0.5)
     assert found["exit_status"] == -9
     assert not found["green"]
-    assert found["seconds"] < 30
+    assert found["seconds"] < 300
 
 
 def test_the_load_ends_with_the_block() -> None:
     before = children()
     with load(2, 60):
         assert len(children() - before) == 2
-    assert children() == before
+    assert not children() - before
 
 
 def children() -> set[str]:
