@@ -33,5 +33,5 @@ def run_small(folder: Path, source: str, *options: str, **environment: str) -> s
         env={**os.environ, **plain, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )

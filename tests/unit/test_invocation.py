@@ -236,7 +236,7 @@ def test_what_a_command_prints_is_typed_into_a_shell_and_works(tmp_path: Path) -
     env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SUBLET_HOME": str(tmp_path / "home"), "LANG": "C.UTF-8"}
 
     def run(line: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["sh", "-c", line], cwd=project, env=env, capture_output=True, text=True, timeout=60)
+        return subprocess.run(["sh", "-c", line], cwd=project, env=env, capture_output=True, text=True, timeout=240)
 
     said = run(f"{shlex.quote(str(script))} status")
     assert said.returncode == 1, said.stdout

@@ -44,7 +44,7 @@ HEAVY: Final = (
 def loaded_by(statement: str) -> frozenset[str]:
     """The modules a fresh interpreter has after ``statement``, without those it starts with."""
     script = f"import sys; before = set(sys.modules)\n{statement}\nprint(*sorted(set(sys.modules) - before))"
-    done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, timeout=240, check=True)
     return frozenset(done.stdout.split())
 
 

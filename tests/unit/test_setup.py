@@ -59,7 +59,7 @@ def setup(tmp_path: Path, path: Path) -> Setup:
             env={"PATH": str(path), "PYTHON": python},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=240,
         )
 
     return _setup
