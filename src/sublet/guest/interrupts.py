@@ -110,7 +110,8 @@ class Interrupts:
         if task is None or asyncio.current_task() is task:
             raise KeyboardInterrupt
         self.is_cancelled = True
-        task.get_loop().call_soon_threadsafe(task.cancel)
+        task.cancel()  # not by the loop: the task's next step may be due first, and that may wait for nothing any more
+        task.get_loop().call_soon_threadsafe(lambda: None)  # it may be asleep
 
     def _wake_again(self) -> None:
         cell = self._cell

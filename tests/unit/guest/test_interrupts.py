@@ -191,6 +191,13 @@ def test_a_cell_that_waits_is_interrupted_like_any_other(stage: Stage, waits: st
     assert [one.split()[0] for one in stage.shell.shown] == ["KeyboardInterrupt"]
 
 
+@pytest.mark.parametrize("asks", ["ask, 'a'", "signal.raise_signal, signal.SIGINT"])
+def test_a_cell_that_stands_aside_and_is_about_to_go_on_is_interrupted(stage: Stage, asks: str) -> None:
+    """What it waited for is there already: its next step is due before anything that the loop is asked for now."""
+    stage.wait("a", f"asyncio.get_running_loop().call_soon({asks})\nawait asyncio.sleep(0)\nwhile True: pass")
+    assert [one.split()[0] for one in stage.shell.shown] == ["KeyboardInterrupt"]
+
+
 def test_the_end_of_a_lease_in_a_function_is_the_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrapped(BaseException):
         error = LeaseInterrupt(LeaseEnd(reason=EndReason.OPERATOR, at="2026-01-01T00:00:00Z"))
