@@ -23,7 +23,7 @@ GPU = "%%gpu --vram 64MiB\n"
 REST_S = 0.5
 """Longer than a holder must have been idle before it yields."""
 ROUNDS_S = 4.0
-HAND_OVER_S = 20.0
+HAND_OVER_S = 60.0
 """Most that a hand-over may take on a busy machine: one that waits for an idle holder's bound takes longer. On a quiet
 machine it is a fraction of a second (docs/notebook.md)."""
 
@@ -76,16 +76,15 @@ def test_two_notebooks_take_turns_and_lose_nothing(notebooks: tuple[Shell, Shell
 def test_a_short_time_to_live_runs_out_and_nothing_is_lost(notebooks: tuple[Shell, Shell]) -> None:
     """The lease ends as idle before it needs the guest's memory; the next cell goes on with what stayed there."""
     shell, _ = notebooks
-    over, short = "no lease is held (idle); what is on the device is parked", ""
+    over = "no lease is held (idle); what is on the device is parked"
     for ttl in ("3s", "15s"):  # what an office has half a second for it may do too late where it gets no processor
-        short = f"%%gpu --vram 64MiB --ttl {ttl}\n"
-        first = shell.run(f"{short}h = iter([10, 20, 30])\nx = next(h)")
+        first = shell.run(f"%%gpu --vram 64MiB --ttl {ttl}\nh = iter([10, 20, 30])\nx = next(h)")
         with contextlib.suppress(AssertionError):
             until(over, lambda: over in shell.run("%gpu")["out"], 60)
             if not first["error"]:
                 break
     assert over in shell.run("%gpu")["out"]
-    assert turn(shell, "h", cell=short)[0] == 20
+    assert turn(shell, "h")[0] == 20  # under a time to live that no machine lets run out
     time.sleep(REST_S)
 
 
@@ -174,16 +173,19 @@ def said(client: Any, asked: str) -> str:
 
 def test_queued_cells_keep_the_device(stage: OfficeStage, tmp_path: Path) -> None:
     """Of "run all" in one notebook, while another waits: cells on the device with longer ones on the CPU between them
-    have one lease. A long cell at the end, behind which nothing is queued, does not keep it."""
+    have one lease. A long cell at the end, behind which nothing is queued, does not keep it: it ends only when the
+    other's cell has begun."""
     lease = "import sublet, time; print(sublet.current().lease, time.time())"
+    begun = tmp_path / "begun"
+    waits = f"import os\nwhile not os.path.exists({str(begun)!r}): time.sleep(0.01)"
     with kernel_on(stage, tmp_path / "one") as one, kernel_on(stage, tmp_path / "two") as two:
         cells = [f"{GPU}{lease}", "time.sleep(0.9)", f"{GPU}{lease}", "await asyncio.sleep(0.9)", f"{GPU}{lease}"]
-        asked = [one.execute(cell) for cell in [*cells, "time.sleep(4); print(time.time())"]]
+        asked = [one.execute(cell) for cell in [*cells, waits]]
         first = said(one, asked[0]).split()
-        theirs = two.execute(f"{GPU}{lease}")
+        theirs = two.execute(f"{GPU}{lease}; open({str(begun)!r}, 'w').close()")
         found = [first, *(said(one, asked[number]).split() for number in (2, 4))]
         other, began_s = said(two, theirs).split()
-        ended_s = float(said(one, asked[5]))
+        said(one, asked[5])
         assert {id_ for id_, _ in found} == {first[0]}, found
         assert other != first[0]
-        assert float(found[-1][1]) < float(began_s) < ended_s
+        assert float(found[-1][1]) < float(began_s)
