@@ -128,19 +128,27 @@ def test_what_is_gone_here_is_gone_there_and_a_large_array_is_as_it_is_here(nb: 
     assert text(nb.run("print(big[0], big[1])")) == "6.0 9.0\n"
 
 
-def test_a_transfer_that_takes_long_names_the_variable(nb: Notebook) -> None:
+def test_a_transfer_that_takes_long_names_the_variable(nb: Notebook, tmp_path: Path) -> None:
+    """Each of the two takes until its line is there."""
     nb.run(
         "from sublet.notebook.front import StatusLine\nlines, publish = [], StatusLine._publish\n"
-        "StatusLine._publish = lambda *what, **more: lines.append(what[2]) or publish(*what, **more)\n"
-        "class Slow:\n    def __setstate__(self, state):\n        import time\n        time.sleep(1.3)\n"
+        "def noted(*what, **more):\n    lines.append(what[2])\n"
+        "    for word in ('sending', 'receiving'):\n"
+        f"        if word + ' slow' in what[2]: open({str(tmp_path)!r} + '/' + word, 'w').close()\n"
+        "    return publish(*what, **more)\n"
+        "StatusLine._publish = noted\n"
+        "class Slow:\n    def __setstate__(self, state):\n        import os, time\n"
+        f"        word, until = ('', 'sending', 'receiving')[state['n']], time.monotonic() + {PATIENCE_S}\n"
+        f"        while not os.path.exists({str(tmp_path)!r} + '/' + word) and time.monotonic() < until:\n"
+        "            time.sleep(0.01)\n"
         "        self.__dict__ |= state\n"
         "slow = Slow()\nslow.n = 1"
     )
     nb.run("%%gpu\nslow.n += 1")
-    shown = text(nb.run("StatusLine._publish = publish\nprint(slow.n, *lines, sep='\\n')\ndel slow, Slow"))
+    shown = text(nb.run("StatusLine._publish = publish\nprint(slow.n, *lines, sep='\\n')\ndel slow, Slow, noted"))
     assert shown.startswith("2\n")
-    assert re.search(r"· sending slow \(Slow, \d+B\)", shown)
-    assert re.search(r"· receiving slow \(Slow, \d+B\)", shown)
+    assert re.search(r"· sending slow \(Slow, [\d.]+(Ki)?B\)", shown)
+    assert re.search(r"· receiving slow \(Slow, [\d.]+(Ki)?B\)", shown)
 
 
 def test_output_is_what_it_would_have_been(nb: Notebook) -> None:
