@@ -23,8 +23,8 @@ from tests.traces import until
 
 GRACE_S = 5.0
 """What a guest has to save, from the end of its lease on."""
-VERIFIED_S = 10.0
-"""Until the device is verified clean on a busy machine."""
+VERIFIED_S = 60.0
+"""Until the device is verified clean on a busy machine: far less than the lease had."""
 
 
 @pytest.fixture(scope="module")
@@ -383,16 +383,32 @@ def test_in_kernel_mode_every_cell_runs_on_the_device(leased: Kernel, fabric: su
 
 
 def test_in_kernel_mode_an_ordinary_cell_shows_what_any_kernel_shows(leased: Kernel) -> None:
-    """A client may take the first thing that is displayed for the cell's own, and one error for all that is said."""
-    leased.run("1")
-    first = leased.run("from IPython.display import Math\ndisplay(Math('x'))\n2")
-    second = leased.run("1 / 0")
+    """A client may take the first thing that is displayed for the cell's own, and one error for all that is said. Its
+    line is for a cell that takes its time, which on a busy machine might be any."""
+    patience = "%%cpu\nfrom sublet.notebook import cells as cells_\nlate_, cells_.LATE_S = cells_.LATE_S, 600.0"
+    leased.run(patience)
+    try:
+        leased.run("1")
+        first = leased.run("from IPython.display import Math\ndisplay(Math('x'))\n2")
+        second = leased.run("1 / 0")
+    finally:
+        leased.run("%%cpu\ncells_.LATE_S = late_\ndel cells_, late_")
     shown = [[one["header"]["msg_type"] for one in cell.messages][2:] for cell in (first, second)]
     assert shown == [["display_data", "execute_result"], ["error"]], "behind: it is busy, and its input"
 
 
-def test_in_kernel_mode_a_cell_that_takes_its_time_or_loses_something_has_its_line(leased: Kernel) -> None:
-    cell = leased.run("import time\ntime.sleep(3)\ngen = (n for n in range(3))")
+def test_in_kernel_mode_a_cell_that_takes_its_time_or_loses_something_has_its_line(
+    leased: Kernel, tmp_path: Path
+) -> None:
+    """The first takes until its line was seen."""
+    seen = tmp_path / "seen"
+
+    def told(message: Message) -> None:
+        if "running" in str(message["content"].get("data", "")):
+            seen.touch()
+
+    waits = f"while not os.path.exists({str(seen)!r}): time.sleep(0.01)"
+    cell = leased.run(f"import os, time\n{waits}\ngen = (n for n in range(3))", told)
     assert any("running" in line for line in cell.status)
     assert len({one["transient"]["display_id"] for one in cell.of("display_data", "update_display_data")}) == 1
     assert "gen stays" in cell.status[-1]
