@@ -5,17 +5,44 @@ The samples are the same for every kernel, so that two can be compared. Written 
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import unittest
+from collections.abc import Callable
+from typing import Any, Final
 
 import jupyter_kernel_test  # type: ignore[import-untyped]
 
 __all__ = ["Samples"]
 
 
+PATIENCE_S: Final = 60.0
+
+
+def _patiently(get: Callable[..., Any], timeout: float | None = None) -> Any:
+    """It waits a tenth of a second for a message that must come, which on a busy machine takes longer."""
+    return get(timeout=PATIENCE_S)
+
+
 class Samples(jupyter_kernel_test.KernelTests):  # type: ignore[misc]
     """Code for each of its tests."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        for channel in (cls.kc.shell_channel, cls.kc.iopub_channel):
+            channel.get_msg = functools.partial(_patiently, channel.get_msg)
+
+    def flush_channels(self) -> None:
+        """What is asked now is answered after all that was on its way."""
+        asked = self.kc.kernel_info()
+        while self.kc.get_shell_msg()["parent_header"].get("msg_id") != asked:
+            pass
+        while True:
+            message = self.kc.get_iopub_msg()
+            if message["parent_header"].get("msg_id") == asked and message["content"].get("execution_state") == "idle":
+                return
 
     language_name = "python"
     file_extension = ".py"

@@ -41,7 +41,7 @@ def outcome_of(kernel: str, env: dict[str, str], folder: Path) -> dict[str, Any]
         cwd=place,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert ran.returncode == 0, ran.stderr
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
