@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import sys
 import types
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -302,9 +304,11 @@ def test_an_interrupt_stops_all_and_keeps_what_is_finished(stage: OfficeStage, f
     assert billed(shell) == rows + 1  # what it used is on the bill, though it ended early
     go_on.touch()
     answer = shell.run(cell)
-    assert "2 finished by an earlier run" in answer["err"], answer
+    found = re.search(r"([12]) finished by an earlier run", answer["err"])
+    assert found is not None, answer
     assert shell.value("kept") == [0, 1, 2, 3]
-    assert ran(log) == [0, 1, 2, 2, 3, 3]
+    times = Counter(ran(log))  # an item that was quick, and sent to its worker together with one that waits, runs again
+    assert (times[2], times[3], times[0] + times[1]) == (2, 2, 4 - int(found[1])), times
 
 
 @pytest.mark.parametrize(
