@@ -18,7 +18,7 @@ from tests.integration.office_stage import OfficeStage, office_stage
 
 __all__ = ["PATIENCE_S", "Shell", "shell_on", "stage_on"]
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 ROOT = Path(__file__).parents[2]
 
 

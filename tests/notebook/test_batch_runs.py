@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.slow,  # real kernels: one second each
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning", "ignore::ResourceWarning"),
 ]
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 V4: Any = nbformat.v4
 
 

@@ -28,7 +28,7 @@ print(matplotlib.get_backend(), *shell.display_formatter.format(figure)[0])
 )
 def test_the_backend_is_the_one_that_was_said_last(early: str) -> None:
     code = CODE.format(early=early)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "inline" in done.stdout
     assert "image/png" in done.stdout
@@ -52,5 +52,5 @@ main.area.__doc__ = ">>> 1 + 1\\n2"
 main.area.__module__ = "__main__"
 print(doctest.testmod(main))
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert ran.stdout == "TestResults(failed=0, attempted=1)\n", ran.stderr

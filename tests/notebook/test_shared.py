@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow  # real kernels: one second each
 MEET = """%%gpu {options}
 import os, time
 open({mine!r}, "w").close()
-until = time.monotonic() + 30
+until = time.monotonic() + 100
 while not os.path.exists({other!r}) and time.monotonic() < until:
     time.sleep(0.01)
 met = os.path.exists({other!r})

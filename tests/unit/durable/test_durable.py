@@ -33,7 +33,7 @@ from sublet.errors import (
 )
 from sublet.values import Epoch, LeaseId
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def wait_until(true: Callable[[], bool]) -> None:

@@ -14,7 +14,7 @@ from sublet.guest.checkpoints import Checkpoints
 from sublet.values import EndReason, Epoch, LeaseId
 from sublet.wire.page import PageReader, PageState, PageView, PageWriter
 from sublet.wire.tally import TallyFile
-from tests.traces import until
+from tests.traces import PATIENCE_S, until
 
 LIVE = PageView(lease=LeaseId("l-a"), epoch=Epoch(1, 5), deadline_ns=1 << 60, now_ns=0)
 NOTICED = replace(LIVE, state=PageState.NOTICED, reason=EndReason.PREEMPTED, take_at_ns=1 << 50)
@@ -61,7 +61,7 @@ def test_each_notice_is_answered_once(saves: Checkpoints, page: Callable[[PageVi
     until("a save", lambda: bool(count))
     page(replace(NOTICED, now_ns=5))
     page(replace(NOTICED, state=PageState.OVER))
-    saves.wait(5)
+    saves.wait(PATIENCE_S)
     assert count == ["sublet-notice"]
 
 
@@ -104,11 +104,11 @@ def test_the_tally_says_whether_there_is_anything_left_to_save(
     assert tally.is_unsaved()
     page(NOTICED)
     until("a save", lambda: len(count) > (how == "later"))
-    saves.wait(5)
+    saves.wait(PATIENCE_S)
     assert tally.is_unsaved() == (how != "saved")
     page(LIVE)
     until("that it was seen", lambda: saves._answered is None)
-    saves.wait(5)
+    saves.wait(PATIENCE_S)
     assert tally.is_unsaved()
     page(replace(LIVE, state=PageState.OVER, reason=EndReason.RELEASED))
     tally.close()
@@ -123,7 +123,7 @@ def test_what_is_parked_is_saved_when_that_ends_whatever_was_saved_before(
     until("a save", lambda: len(count) == 1)
     page(replace(LIVE, lease=LeaseId("l-a-p1"), state=PageState.LEAVING, reason=EndReason.RELEASED))
     until("another", lambda: len(count) == 2)
-    saves.wait(5)
+    saves.wait(PATIENCE_S)
     assert len(count) == 2
 
 
@@ -132,14 +132,14 @@ def test_an_end_without_a_notice_is_saved_by_who_is_about_to_leave(
 ) -> None:
     page(replace(LIVE, state=PageState.OVER, reason=EndReason.OPERATOR))
     count = counted(saves)
-    saves.wait(5)
+    saves.wait(PATIENCE_S)
     assert len(count) == 1
 
 
 def test_what_its_holder_gave_back_is_not_saved(saves: Checkpoints, page: Callable[[PageView], None]) -> None:
     page(replace(LIVE, state=PageState.OVER, reason=EndReason.RELEASED))
     saves.register(lambda: pytest.fail("nobody wants it"))
-    saves.wait(5)
+    saves.wait(PATIENCE_S)
 
 
 def test_leaving_waits_for_a_save_that_is_under_way(saves: Checkpoints, page: Callable[[PageView], None]) -> None:
@@ -147,16 +147,16 @@ def test_leaving_waits_for_a_save_that_is_under_way(saves: Checkpoints, page: Ca
 
     def save() -> None:
         begun.set()
-        done.wait(10)
+        done.wait(PATIENCE_S)
         order.append("saved")
 
     saves.register(save)
     page(NOTICED)
-    assert begun.wait(10)
+    assert begun.wait(PATIENCE_S)
     saves.wait(0.01)
     assert order == [], "no longer than it may"
     threading.Timer(0.05, done.set).start()
-    saves.wait(10)
+    saves.wait(PATIENCE_S)
     assert order == ["saved"]
 
 
@@ -172,7 +172,7 @@ def test_who_cannot_save_yet_is_asked_again_until_he_can(saves: Checkpoints, pag
     page(NOTICED)
     assert saves.is_due
     until("three calls", lambda: len(calls) == 3)
-    saves.wait(5)
+    saves.wait(PATIENCE_S)
     assert len(calls) == 3
 
 
@@ -188,5 +188,5 @@ def test_a_save_that_fails_is_told_and_ends_nothing(
     saves.register(save)
     page(NOTICED)
     until("a save", lambda: bool(calls))
-    saves.wait(5)
+    saves.wait(PATIENCE_S)
     assert "no room" in capfd.readouterr().err
