@@ -17,11 +17,9 @@ import importlib.util
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -328,23 +326,12 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(LeavesNothing(), "sublet-leaves-nothing")
     config.pluginmanager.register(LeftOut(require_all=os.environ.get("SUBLET_REQUIRE_ALL") == "1"), "sublet-left-out")
-    if not hasattr(config, "workerinput"):
-        _look_at_fonts_once()
     if config.pluginmanager.hasplugin("xdist") and not hasattr(config, "workerinput"):
         from tests.handing_out import HandingOut
 
         config.pluginmanager.register(HandingOut(), "sublet-handing-out")
     if os.environ.get("SUBLET_AGAIN") == "1" and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Again(), "sublet-again")
-
-
-def _look_at_fonts_once() -> None:
-    """On its first import on a machine matplotlib looks at the fonts, and where that takes more than five seconds it
-    writes a line to the standard error, in some test that compares what a cell writes. So it is done before all."""
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(os.environ.get("MPLCONFIGDIR") or os.path.join(caches, "matplotlib"))
-    if importlib.util.find_spec("matplotlib") is not None and not list(folder.glob("fontlist-*.json")):
-        subprocess.run([sys.executable, "-c", "import matplotlib.font_manager"], capture_output=True, check=False)
 
 
 def _same_examples_on_every_run() -> None:
