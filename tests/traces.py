@@ -22,7 +22,7 @@ from sublet.supervisor.tree import LEASE_MARK, OFFICE_MARK
 from sublet.values import LeaseId
 from sublet.wire.zygote import COLD_VARIABLE
 
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 90.0
 PUT_AWAY_S: Final = 100.0
 """A volume that is an image is put away when nothing has it mounted: guests of another test that runs at the same time
 have a copy of its mount for as long as they live."""
