@@ -34,10 +34,10 @@ from sublet.replicated import (
 from sublet.replicated.checkpoint import PACK_BYTES
 from sublet.replicated.checkpoint_record import Effect
 from sublet.values import Epoch
+from tests.unit.training.stage import PATIENCE_S, wait_for_replicas
 
 E1, E2, E3 = Epoch(1, 1), Epoch(1, 2), Epoch(1, 3)
 BIG = bytes(range(256)) * 64
-PATIENCE_S = 60.0
 
 
 class Stage:
@@ -48,9 +48,9 @@ class Stage:
         self.policy = policy
         self._groups: list[ReplicaGroup] = []
 
-    def group(self, *, office: str = "a", patience: float = 5.0) -> ReplicaGroup:
+    def group(self, *, office: str = "a") -> ReplicaGroup:
         """As another program would have it."""
-        group = ReplicaGroup(self.replicas, self.policy, office=office, patience=patience)
+        group = ReplicaGroup(self.replicas, self.policy, office=office, patience=PATIENCE_S)
         self._groups.append(group)
         return group
 
@@ -61,10 +61,9 @@ class Stage:
         schema: str = "s.v1",
         retain: int = 3,
         office: str = "a",
-        patience: float = 5.0,
     ) -> ReplicatedCheckpoint:
         """One more writer or reader."""
-        group = self.group(office=office, patience=patience)
+        group = self.group(office=office)
         return ReplicatedCheckpoint("tests", schema=schema, replicas=group, epoch=epoch, retain=retain)
 
     def close(self) -> None:
@@ -259,9 +258,10 @@ def test_one_replica_of_three_may_fail_in_any_way(stage: Stage, fault: str) -> N
 
 def test_two_of_three_gone_is_an_error_and_never_a_guess(stage: Stage) -> None:
     """Nothing was sent, or it is not known."""
-    writer = stage.program(patience=0.4)
+    writer = stage.program()
     writer.save_bytes("job", b"1")
     stage.replicas[0].silent = stage.replicas[1].silent = True
+    writer.group.patience_s = 0.4
     with pytest.raises(CheckpointFailed, match="may or may not") as doubt:
         writer.save_bytes("job", b"2", expected=1)
     assert doubt.value.reason == "unknown"
@@ -271,6 +271,7 @@ def test_two_of_three_gone_is_an_error_and_never_a_guess(stage: Stage) -> None:
     with pytest.raises(CheckpointFailed):
         writer.load("job")
     stage.replicas[0].silent = stage.replicas[1].silent = False
+    writer.group.patience_s = PATIENCE_S
     assert writer.save_bytes("job", b"3").version in (2, 3)
     found = stage.program(None).load("job")
     assert found is not None
@@ -289,13 +290,15 @@ def test_a_pack_that_some_replica_never_takes_is_not_waited_for_for_ever(
             raise breaks
         done.wait(PATIENCE_S)
 
-    writer = stage.program(patience=0.4)
+    writer = stage.program()
     with monkeypatch.context() as odd:
         odd.setattr(sublet.replicated.group, "PACK_RATE", 1 << 40)
         odd.setattr(stage.replicas[0], "put_pack", put_pack)
         writer.save_bytes("job", bytes(10_000))
         odd.setattr(stage.replicas[1], "put_pack", put_pack)
-        with pytest.raises(CheckpointFailed, match="only 1 of 3 replicas"):
+        if breaks is None:  # the patience has to run out, and on a busy machine it does so before the third one has it
+            writer.group.patience_s = 0.4
+        with pytest.raises(CheckpointFailed, match=f"only {'[01]' if breaks is None else 1} of 3 replicas"):
             writer.save_bytes("job", bytes(20_000))
     done.set()
     found = stage.program().load("job")
@@ -329,11 +332,13 @@ def test_a_state_for_which_there_is_no_memory_is_told_so(stage: Stage, monkeypat
 
 def test_a_write_whose_answers_were_lost_is_found_in_the_record(stage: Stage) -> None:
     """Replicas that do as asked and do not say so."""
-    writer = stage.program(patience=1.0)
+    writer = stage.program()
     writer.save_bytes("job", b"1")
     stage.replicas[0].deaf = stage.replicas[1].deaf = True
+    writer.group.patience_s = 1.0
     with pytest.raises(CheckpointFailed, match="may or may not"):
         writer.save_bytes("job", b"2", expected=1)
+    wait_for_replicas(writer.group)
     stage.replicas[0].deaf = stage.replicas[1].deaf = False
     later = stage.program(E2)
     assert later.open("job") is not None
@@ -347,7 +352,7 @@ def test_a_damaged_pack_is_taken_from_another_replica_and_mended(stage: Stage) -
     writer = stage.program()
     save = writer.save_bytes("job", BIG)
     assert stage.program(None).load("job") is not None
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE_S
     while not stage.replicas[0].verify():  # a quorum has it, and this replica may be the one that is late
         assert time.monotonic() < end
         stage.replicas[0].lose_pack(save.packs[0])
@@ -364,7 +369,7 @@ def test_a_damaged_pack_is_taken_from_another_replica_and_mended(stage: Stage) -
 
 def test_packs_that_were_staged_in_vain_are_collected_by_the_next_epoch(stage: Stage) -> None:
     """Not by another writer of the same lease, who cannot know."""
-    writer = stage.program(E1, patience=0.3)
+    writer = stage.program(E1)
     writer.save_bytes("job", BIG)
     key = "c/tests/job"
     writer.group.put_pack(key, f"1.1.1.{'0' * 16}.{'f' * 32}", b"staged, and then its writer died")

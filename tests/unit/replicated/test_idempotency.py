@@ -26,7 +26,7 @@ class Stage:
         self._groups: list[ReplicaGroup] = []
 
     def program(self, epoch: Epoch, owner: str, *, office: str = "a") -> ReplicatedIdempotencyStore:
-        group = ReplicaGroup(self.replicas, office=office, patience=5.0)
+        group = ReplicaGroup(self.replicas, office=office, patience=60.0)
         self._groups.append(group)
         return ReplicatedIdempotencyStore(
             "effects",

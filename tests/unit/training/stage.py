@@ -12,11 +12,13 @@ from sublet.replicated import MemoryReplica, Replica, ReplicaGroup, ReplicatedCh
 from sublet.training import Act, Launch, TrainingBatch, TrainingStepOutcome, run_training_step
 from sublet.values import NS_PER_S, Epoch
 from sublet.wire.scalars import Scalar
+from tests.traces import until
 
 JOB: Final = "spot-resnet"
 MODULE: Final = "the source of a module"
 WORDS: Final = 8
 INITIAL: Final = struct.pack(f"<{WORDS}I", *range(WORDS))
+PATIENCE_S: Final = 60.0
 TWO: Final = (Launch("train_step"), Launch("decay", args=(3,)))
 
 
@@ -131,7 +133,7 @@ class Program:
         *,
         now_ns: Callable[[], int] = lambda: 1_000 * NS_PER_S,
         retain: int = 3,
-        patience: float = 20.0,
+        patience: float = PATIENCE_S,
     ) -> None:
         self.lease, self.device = lease, PythonDevice()
         self.group = ReplicaGroup(replicas, patience=patience)
@@ -187,6 +189,11 @@ class Program:
         self.group.close()
 
 
+def wait_for_replicas(group: ReplicaGroup) -> None:
+    """Until each has done what it was asked, whether its answer was waited for or not."""
+    until("idle replicas", lambda: not any(worker._waiting for worker in group._workers.values()), PATIENCE_S)
+
+
 class World:
     """Replicas that stay, programs that come and go."""
 
@@ -196,7 +203,7 @@ class World:
         self.now_ns = 1_000 * NS_PER_S
         self.programs: list[Program] = []
 
-    def program(self, n: int, *, believes: bool = False, retain: int = 3, patience: float = 20.0) -> Program:
+    def program(self, n: int, *, believes: bool = False, retain: int = 3, patience: float = PATIENCE_S) -> Program:
         """A new program under lease ``n``; those before it have ended."""
         made = Program(
             HeldLease(n, believes=believes),

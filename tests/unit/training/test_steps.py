@@ -31,7 +31,7 @@ from sublet.training import (
 )
 from sublet.training.law import ACTS, Verdict, after_death_before
 from sublet.training.steps import TIDY_EVERY
-from tests.unit.training.stage import JOB, TWO, Killed, World, batch, uninterrupted
+from tests.unit.training.stage import JOB, TWO, Killed, World, batch, uninterrupted, wait_for_replicas
 
 ONCE = tuple(act for act in ACTS if act is not Act.CHECK)
 OUTCOME = {Verdict.RUN: Completed, Verdict.SETTLE: Recovered, Verdict.DUPLICATE: Duplicate}
@@ -397,9 +397,10 @@ def test_one_replica_of_three_may_fail(world: World, how: str) -> None:
 
 
 def test_without_a_quorum_nothing_is_begun(world: World) -> None:
-    program = world.program(1, patience=0.2)
+    program = world.program(1)
     program.step(1)
     set_replicas(world, 2, silent=True)
+    program.group.patience_s = 0.2
     with pytest.raises(CheckpointFailed):
         program.step(2)
     assert program.device.sessions == 1
@@ -409,8 +410,9 @@ def test_without_a_quorum_nothing_is_begun(world: World) -> None:
 @pytest.mark.parametrize("how", ["silent", "deaf"])
 def test_a_save_or_completion_that_nobody_answered_is_settled_by_asking_again(world: World, act: Act, how: str) -> None:
     """It is an error that the user sees. Whether it came through is then read from the record, never assumed."""
-    program = world.program(1, patience=0.2)
+    program = world.program(1)
     program.step(1)
+    program.group.patience_s, patience_s = 0.2, program.group.patience_s
 
     def meanwhile(now: Act) -> None:
         if now is act:
@@ -418,6 +420,8 @@ def test_a_save_or_completion_that_nobody_answered_is_settled_by_asking_again(wo
 
     with pytest.raises(CheckpointFailed) as caught:
         program.step(2, watch=meanwhile)
+    program.group.patience_s = patience_s
+    wait_for_replicas(program.group)
     set_replicas(world, 3, **{how: False})
     came_through = act is Act.COMPLETE or how == "deaf"
     if act is Act.COMPLETE:
