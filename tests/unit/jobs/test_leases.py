@@ -80,7 +80,9 @@ class Held:
         self._office, self.id = office, name
 
     def release(self) -> None:
-        self._office.released.append(self.id)
+        with self._office.changed:
+            self._office.released.append(self.id)
+            self._office.changed.notify_all()
 
 
 def pool_on(office: Granting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LeasePool:
