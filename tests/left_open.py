@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 Thing = TypeVar("Thing")
 
-PATIENCE_S: Final = 10.0
+PATIENCE_S: Final = 60.0
 """For how long something may still be open that whoever opened it closes in a moment; what leaks is open for ever."""
 
 

@@ -71,7 +71,7 @@ class SessionPair:
 
     def close(self) -> None:
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive(), "a connection is still served"
         self.writer.close()
         self.tally.close()

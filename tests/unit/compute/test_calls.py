@@ -21,7 +21,7 @@ from sublet.wire.line import Line, pair
 from sublet.wire.work import Asked, Board, Flag, Message, Told, pack, unpack
 from tests.left_open import left_of, threads_now
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Pretended:

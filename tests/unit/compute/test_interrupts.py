@@ -24,7 +24,7 @@ from sublet.wire.work import Asked, Message, Told, pack, unpack
 from tests.left_open import open_now
 from tests.unit.compute.session_pair import EPOCH, SessionPair
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Interrupting:
