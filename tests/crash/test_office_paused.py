@@ -19,15 +19,18 @@ import pytest
 
 import sublet
 from sublet.broker.journal_files import JOURNAL_NAME
+from sublet.supervisor.procs import Procs
 from sublet.values import NS_PER_S, LeaseId
 from tests.crash.office_judge import folded
 from tests.crash.office_process import Call, Json, OfficeProcess, office_at
+from tests.traces import until
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow]  # a lease of two seconds has to run out, twice
+pytestmark = [pytest.mark.crash, pytest.mark.slow]  # a lease of eight seconds has to run out, twice
 
 GIB = 1 << 30
-TTL_S = 2.0
-PATIENCE_S = 20.0
+TTL_S = 8.0
+"""Of its renewals two seconds are left to go wrong in, which is as long as a busy machine may keep a thread waiting."""
+PATIENCE_S = 120.0
 
 
 @pytest.fixture
@@ -39,6 +42,15 @@ def office(tmp_path: Path) -> Iterator[OfficeProcess]:
 
 def now_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def is_stopped(pid: int) -> bool:
+    stat = Procs().stat(pid)
+    return stat is not None and stat.is_stopped
+
+
+def status_of(office: OfficeProcess, lease: str) -> str:
+    return str(office.ask("GET", f"/v1/leases/{lease}").doc["lease"]["status"])
 
 
 def acquire(office: OfficeProcess, name: str, *, ttl: float = TTL_S, wait: float = 0) -> Json:
@@ -57,25 +69,26 @@ def test_an_office_that_slept_past_a_deadline_brings_nothing_back(office: Office
         assert lease.status == "active"
         silent = acquire(office, "silent")
         renewal = {"epoch": silent["epoch"]}
-        waiting = office.line(1)
+        waiting = office.line()  # which was used: of a new one the office waits for a request for five seconds only
         os.kill(office.pid, signal.SIGSTOP)
         try:
-            seen: list[tuple[str, float]] = []
-            until = now_s() + PATIENCE_S
-            sent = False
+            until("a stopped office", lambda: is_stopped(office.pid))
+            assert now_s() < silent["deadline"]
+            waiting.send(Call(method="POST", path=f"/v1/leases/{silent['id']}/renew", body=renewal))
+            seen: list[str] = []
+            last_held_s, end_s = 0.0, now_s() + PATIENCE_S
             while lease.end is None or now_s() < silent["deadline"] + 0.1:
-                if not seen or seen[-1][0] != lease.status:
-                    seen.append((str(lease.status), now_s()))
-                if not sent and now_s() > silent["deadline"] - 0.5:  # in time, but the office sleeps
-                    waiting.send(Call(method="POST", path=f"/v1/leases/{silent['id']}/renew", body=renewal))
-                    sent = True
-                assert now_s() < until, seen
+                looked_s, status = now_s(), str(lease.status)
+                if not seen or seen[-1] != status:
+                    seen.append(status)
+                if status not in ("ending", "ended"):
+                    last_held_s = looked_s
+                assert now_s() < end_s, seen
                 time.sleep(0.005)
-            over_s = next(at for status, at in [*seen, (str(lease.status), now_s())] if status in ("ending", "ended"))
         finally:
             os.kill(office.pid, signal.SIGCONT)
 
-        assert [status for status, _ in seen][:2] == ["active", "jeopardy"], seen
+        assert seen[:2] == ["active", "jeopardy"], seen
         assert lease.end is not None
         assert lease.end.reason == "expired"
         late = waiting.answer()
@@ -95,13 +108,8 @@ def test_an_office_that_slept_past_a_deadline_brings_nothing_back(office: Office
             assert record.end.reason == "expired"
         promised_ns = state.leases[lease.id].deadline_ns
         assert promised_ns is not None
-        assert over_s < promised_ns / NS_PER_S, "the holder went on after the office's deadline"
-        until = now_s() + PATIENCE_S
-        while (
-            office.ask("GET", f"/v1/leases/{silent['id']}").doc["lease"]["status"] != "ended"
-        ):  # what it had is looked at
-            assert now_s() < until
-            time.sleep(0.01)
+        assert last_held_s < promised_ns / NS_PER_S, "the holder went on after the office's deadline"
+        until("what it had is looked at", lambda: status_of(office, silent["id"]) == "ended", PATIENCE_S)
         fresh = acquire(office, "fresh")
         assert all(tuple(fresh["epoch"]) > tuple(epoch) for epoch in (lease.epoch, silent["epoch"]))
 
@@ -109,7 +117,7 @@ def test_an_office_that_slept_past_a_deadline_brings_nothing_back(office: Office
 HOLDER = """
     import sys, time, sublet
     with sublet.connect(start=False) as fabric:
-        lease = fabric.gpu(min_vram="4GiB", count=2, ttl=2.0, renew="always")
+        lease = fabric.gpu(min_vram="4GiB", count=2, ttl=8.0, renew="always")
         with lease.activity():  # an idle holder would yield before its deadline
             print(lease.id, *lease.epoch, flush=True)
             sys.stdin.readline()
@@ -138,12 +146,11 @@ def test_a_holder_that_slept_past_its_deadline_is_told_so_and_the_next_has_a_hig
         assert holder.stdout is not None
         lease_id, *numbers = holder.stdout.readline().split()
         epoch = [int(number) for number in numbers]
-        waits = acquire(office, "next", ttl=60, wait=60)
+        waits = acquire(office, "next", ttl=600, wait=600)
         assert waits["status"] == "queued"
-        time.sleep(0.3)
         assert office.ask("GET", f"/v1/leases/{waits['id']}").doc["answer"] == "place"
         holder.send_signal(signal.SIGSTOP)
-        answer = office.ask("GET", f"/v1/leases/{waits['id']}?wait=20&after=queued")
+        answer = office.ask("GET", f"/v1/leases/{waits['id']}?wait=60&after=queued")
         assert answer.doc["lease"]["status"] == "granted", answer
         mine = office.ask("POST", f"/v1/leases/{waits['id']}/claim", {"epoch": answer.doc["lease"]["epoch"]})
         assert mine.doc["lease"]["status"] == "active", mine
