@@ -18,11 +18,10 @@ from sublet.broker.state import State
 from sublet.observe.bills import reconcile
 from sublet.values import NS_PER_S
 from tests.crash.office_load import LOCAL, OVER, Told, ToldLease
-from tests.crash.office_process import OfficeProcess
+from tests.crash.office_process import PATIENCE_S, OfficeProcess
 
 TICK_S: Final = 2e-6
 """Instants travel as seconds, rounded to the microsecond."""
-TRIES: Final = 40
 
 
 def folded(path: Path) -> tuple[State, int]:
@@ -130,7 +129,8 @@ def judge_lease(record: LeaseRecord, told: ToldLease) -> None:
 
 def judge_office(office: OfficeProcess) -> None:
     """What an office shows that nobody asks anything is the fold of what is on its disk."""
-    for _ in range(TRIES):
+    until = time.monotonic() + PATIENCE_S
+    while True:
         before, seq = folded(office.home / JOURNAL_NAME)
         shown = {view["id"]: view for view in office.ask("GET", "/v1/leases?all=1").doc}
         tenants = {view["id"] for view in office.ask("GET", "/v1/tenants").doc}
@@ -139,9 +139,8 @@ def judge_office(office: OfficeProcess) -> None:
         reader.close()
         if still:
             break
+        assert time.monotonic() < until, "the office does not come to rest"
         time.sleep(0.005)
-    else:
-        raise AssertionError("the office does not come to rest")
     before.check()
     assert tenants == set(before.tenants)
     assert shown.keys() == set(before.leases)
