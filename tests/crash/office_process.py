@@ -21,7 +21,7 @@ from sublet.client.http1 import AnswerReader, ProtocolError, encode_request
 from tests.traces import end_office, plain_env, until
 
 ROOT: Final = Path(__file__).parents[2]
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 120.0
 NAP_S: Final = 0.01
 DEVICES: Final = "2x4GiB"
 

@@ -42,7 +42,7 @@ ELSEWHERE: Final = ("/sys/", "/proc/sys/", "/proc/self/mountinfo", "/proc/self/f
 """What is asked of the system and stands on no disk; it takes more calls on a machine that has more devices."""
 DRAWN: Final = re.compile(r"(?<=/)[0-9a-f]{16}(?=/|$)")
 """A name that is drawn by chance and says nothing."""
-PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 240.0
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -20,6 +20,8 @@ __all__ = ["STORIES", "prepare", "program_at", "saved"]
 LOG_BYTES: Final = 1 << 14
 BEFORE: Final = 2
 """Steps that are done before the stories that do not begin anew."""
+PATIENCE_S: Final = 60.0
+"""No story runs into it: a disk that fails says so, and the others answer."""
 Note = Callable[[dict[str, object]], None]
 
 
@@ -27,7 +29,7 @@ def program_at(home: Path, epoch: int) -> Program:
     """A life under a new lease; everybody before it has ended."""
     lease = HeldLease(epoch)
     replicas = [FolderReplica(home / f"replica-{n}", log_bytes=LOG_BYTES) for n in range(3)]
-    return Program(lease, replicas, lambda owner, _: owner != lease.id, patience=5.0)
+    return Program(lease, replicas, lambda owner, _: owner != lease.id, patience=PATIENCE_S)
 
 
 def saved(program: Program) -> tuple[int, int, bytes]:
