@@ -211,7 +211,7 @@ def on_the_machine(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Rig:
 def test_one_hung_driver_call_blocks_no_other_suspend(on_the_machine: Rig, call: str) -> None:
     """Nobody was parked or brought back any more. And the guest of that call goes on."""
     rig = on_the_machine
-    supervisor = Supervisor(grace_s=1.0)
+    supervisor = Supervisor(grace_s=3.0)  # in which the first helper comes to the call; else the next one hangs in it
     with Program(rig, COMPUTES) as first, Program(rig, COMPUTES) as second:
         pids = [first.said(), second.said()]
         row = rig.trouble(call, hangs=1, times=1)
