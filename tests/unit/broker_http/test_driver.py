@@ -23,7 +23,7 @@ from sublet.lease.states import LeaseStatus
 from sublet.testing import FaultName
 from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, RequestId
 from sublet.wire.orders import Held, NotHeld
-from tests.unit.broker_http.bench import Bench, bench, inventory, run, turns
+from tests.unit.broker_http.bench import Bench, HeldLoop, bench, inventory, run, turns
 
 
 def acquire(name: str, *, kind: Kind = Kind.MEMORY, amount: int = 1 << 20, wait_s: float | None = None) -> Acquire:
@@ -701,11 +701,15 @@ def test_lingering_ends_by_itself_and_is_given_up_where_nobody_else_came(monkeyp
     async def story() -> None:
         async with bench() as b:
             await come_in_numbers(b, monkeypatch, linger_s=0.01)
-            await asyncio.gather(b.driver.submit(renewal("l1")), b.driver.submit(renewal("l2")))
+            held = HeldLoop()
+            both = [b.driver.submit(renewal(name)) for name in ("l1", "l2")]
+            await held.passes(0.02)
+            assert all(one.done() for one in both)
             alone = b.driver.submit(renewal("l3"))
             await turns()
             assert not alone.done(), "two had shared a commit, so the next one waits for others as well"
-            await alone
+            await held.passes(0.02)
+            assert alone.done()
             soon = b.driver.submit(renewal("l4"))
             await turns(3)
             assert soon.done(), "nobody else came, so the next does not wait"

@@ -11,7 +11,7 @@ import pytest
 
 from sublet.broker import http_server
 from sublet.broker.http_server import HttpServer
-from tests.unit.broker_http.bench import Bench, bench, run
+from tests.unit.broker_http.bench import HeldLoop, bench, run
 
 HEAD_S, BODY_S = 0.05, 0.15
 HELLO = b"GET /v1/hello HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -28,22 +28,19 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[tuple[Bench, Pipe]]:
+async def served() -> AsyncIterator[tuple[HeldLoop, Pipe]]:
     async with bench() as b:
         server = HttpServer(b.app, on_limit=b.service.limit)
         here, there = socket.socketpair()
+        held = HeldLoop()
         await asyncio.get_running_loop().connect_accepted_socket(server._protocol, there)
         reader, writer = await asyncio.open_connection(sock=here)
         try:
-            yield b, (reader, writer)
+            yield held, (reader, writer)
         finally:
+            held.let_go()
             writer.close()
             await server.close()
-
-
-async def hung_up(reader: asyncio.StreamReader) -> bytes:
-    """Everything that came until the end, which has to come."""
-    return await asyncio.wait_for(reader.read(), 10.0)
 
 
 async def asked(pipe: Pipe, request: bytes) -> int:
@@ -56,8 +53,9 @@ async def asked(pipe: Pipe, request: bytes) -> int:
 
 def test_a_connection_that_says_nothing_is_closed_without_a_word() -> None:
     async def story() -> None:
-        async with served() as (_, (reader, _writer)):
-            assert await hung_up(reader) == b""
+        async with served() as (held, (reader, _writer)):
+            await held.passes(HEAD_S)
+            assert await reader.read() == b""
 
     run(story)
 
@@ -66,11 +64,12 @@ def test_a_connection_that_says_nothing_is_closed_without_a_word() -> None:
 @pytest.mark.parametrize("before", [0, 1], ids=["first", "second"])
 def test_a_request_that_does_not_come_whole_is_refused(sent: bytes, before: int) -> None:
     async def story() -> None:
-        async with served() as (_, (reader, writer)):
+        async with served() as (held, (reader, writer)):
             for _ in range(before):
                 assert await asked((reader, writer), HELLO) == 200
             writer.write(sent)
-            answer = await hung_up(reader)
+            await held.passes(BODY_S)
+            answer = await reader.read()
             assert answer.startswith(b"HTTP/1.1 408 "), answer
             assert b"did not come in time" in answer
 
@@ -81,6 +80,7 @@ def test_a_byte_now_and_then_does_not_make_it_longer() -> None:
     async def story() -> None:
         loop = asyncio.get_running_loop()
         async with bench() as b:
+            held = HeldLoop()
             server = HttpServer(b.app, on_limit=b.service.limit)
             here, there = socket.socketpair()
             here.setblocking(False)
@@ -91,10 +91,11 @@ def test_a_byte_now_and_then_does_not_make_it_longer() -> None:
                         await loop.sock_sendall(here, bytes([byte]))
                     except ConnectionError:
                         break
-                    await asyncio.sleep(HEAD_S / 5)
+                    await held.passes(HEAD_S / 5)
                 else:
                     pytest.fail("it was not hung up on")
                 assert (await loop.sock_recv(here, 4096)).startswith(b"HTTP/1.1 408 ")
+            held.let_go()
             await server.close()
 
     run(story)
@@ -102,9 +103,9 @@ def test_a_byte_now_and_then_does_not_make_it_longer() -> None:
 
 def test_who_waits_between_two_requests_keeps_the_connection() -> None:
     async def story() -> None:
-        async with served() as (_, pipe):
+        async with served() as (held, pipe):
             assert await asked(pipe, HELLO) == 200
-            await asyncio.sleep(2 * BODY_S)
+            await held.passes(2 * BODY_S)
             assert await asked(pipe, HELLO) == 200
 
     run(story)
@@ -114,11 +115,13 @@ def test_a_long_answer_is_not_cut() -> None:
     """A stream of events has been asked for whole, and lasts."""
 
     async def story() -> None:
-        async with served() as (_, (reader, writer)):
+        async with served() as (held, (reader, writer)):
             writer.write(b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
             assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(_until_the_end(reader), 2 * BODY_S)
+            end = asyncio.ensure_future(_until_the_end(reader))
+            await held.passes(2 * BODY_S)
+            assert not end.done()
+            end.cancel()
 
     async def _until_the_end(reader: asyncio.StreamReader) -> None:
         while await reader.read(4096):
