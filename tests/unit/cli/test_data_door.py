@@ -67,15 +67,12 @@ class Door:
 
 
 @pytest.fixture
-def door(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Address]:
+def door(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
     made = Door(tmp_path, request.param)
+    patience_s = 0.3 if request.param == "silence" else 60.0
+    monkeypatch.setattr(data_door.data_door_trouble, "__defaults__", (patience_s,))
     yield Address(url="the office", socket=tmp_path / "office.sock")
     made.close()
-
-
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_door.data_door_trouble, "__defaults__", (0.3,))
 
 
 @pytest.mark.parametrize("door", ["welcome"], indirect=True)
