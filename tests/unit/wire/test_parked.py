@@ -18,6 +18,7 @@ from sublet.wire.tally import TallyFile
 
 A, UNDER, AGAIN = LeaseId("a"), LeaseId("a-p1"), LeaseId("again")
 FAR_NS = 1 << 62
+PATIENCE_S = 120.0
 BEFORE = PageView(lease=A, epoch=Epoch(1, 3), deadline_ns=FAR_NS, now_ns=1, devices=("n/gpu0",))
 PARKED = PageView(
     lease=UNDER, epoch=Epoch(1, 5), deadline_ns=FAR_NS, now_ns=2, state=PageState.PARKED, since=Epoch(1, 3)
@@ -70,7 +71,7 @@ def test_a_reader_waits_until_it_goes_on(tmp_path: Path) -> None:
         time.sleep(0.05)
         assert not done
         writer.write(AFTER)
-        waiting.join(10)
+        waiting.join(PATIENCE_S)
         assert [view.lease for view in done] == [AGAIN]
         reader.close()
 
@@ -80,7 +81,7 @@ def _work(path: str, begin: object, finish: object) -> None:
     working = AtWork(tally)
     with working, working:
         begin.set()  # type: ignore[attr-defined]
-        finish.wait(20)  # type: ignore[attr-defined]
+        finish.wait(PATIENCE_S)  # type: ignore[attr-defined]
 
 
 def test_a_guest_at_work_is_seen_without_being_asked(tmp_path: Path) -> None:
@@ -93,13 +94,13 @@ def test_a_guest_at_work_is_seen_without_being_asked(tmp_path: Path) -> None:
         begin, finish = spawn.Event(), spawn.Event()
         process = spawn.Process(target=_work, args=(path, begin, finish))
         process.start()
-        assert begin.wait(20)
+        assert begin.wait(PATIENCE_S)
         assert tally.is_at_work()
         if killed:  # and nobody sets what it waited for: that would wait for an answer from the dead
             process.kill()
         else:
             finish.set()
-        process.join(20)
+        process.join(PATIENCE_S)
         assert not tally.is_at_work()
     tally.close()
 
