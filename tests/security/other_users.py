@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
-PATIENCE_S: Final = 90.0
+PATIENCE_S: Final = 280.0
 _ENTERABLE: Final = r"""
 set -e
 mount --make-rprivate /
