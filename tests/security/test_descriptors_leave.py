@@ -13,6 +13,7 @@ import pytest
 from sublet.errors import SubletError
 from sublet.wire import sockets
 from tests.security.conftest import Place
+from tests.traces import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's office gives tenants a user number")
 
@@ -51,13 +52,16 @@ def came(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+def logs_of(place: Place) -> bytes:
+    return b"".join(path.read_bytes() for path in (place.home / "guests").rglob("*.log"))
+
+
 def test_what_a_guest_sends_its_holder_does_not_arrive(place: Place, came: list[str]) -> None:
     with place.ben.block("16MiB") as block:
         with pytest.raises(SubletError):
             block.run(send_what_is_open)
         assert [path for path in came if not path.startswith("/memfd:")] == [], "shared memory, at most"
-        logs = b"".join(path.read_bytes() for path in (place.home / "guests").rglob("*.log"))
-        assert b"the descriptor of a folder was sent over it" in logs, "why the connection was closed"
+        until("why the connection was closed", lambda: b"the descriptor of a folder was sent over it" in logs_of(place))
         assert block.run(sum, (1, 2)) == 3, "a new command has a new connection"
 
 
