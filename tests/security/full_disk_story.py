@@ -76,6 +76,11 @@ def story(home: Path) -> dict[str, Any]:
         sublet.connect(home=home, token=tokens["ben"], as_tenant=True) as ben,
         contextlib.ExitStack() as stack,
     ):
+
+        def is_refused() -> bool:
+            found["refused"] = refusal_of(ana)
+            return bool(found["refused"])
+
         kept = stack.enter_context(ana.cpu(1, ttl="10m"))
         given_back = ana.memory("1MiB", ttl="10m")
         block = stack.enter_context(ben.block(found["offered"] - LEFT, ttl="10m"))
@@ -86,7 +91,7 @@ def story(home: Path) -> dict[str, Any]:
         found["same office"] = office_pid(owner_of(stack, home)) == pid
 
         found["filled"] = fill(home / "ballast") > 0
-        found["refused"] = refusal_of(ana)
+        until("a lease is refused", is_refused)
         for _ in range(REQUESTS):  # each is in the journal
             kept.renew()
         given_back.release()

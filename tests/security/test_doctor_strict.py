@@ -19,6 +19,7 @@ from sublet.cli import main
 from sublet.cli.doctor_strict import NEEDED, judged, strict_checks
 from sublet.client.home import runtime_text
 from tests.security.conftest import Place
+from tests.traces import LETS_GO
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="what belongs to another user only root can make")
 STRANGER = 65534
@@ -154,7 +155,10 @@ def test_a_spoiled_machine_is_broken_line_by_line_until_the_remedies_are_typed(f
     remedies = ("sed -i s/900/400/ $H/policy.toml", "rm $H/file", "chown root $R && chmod 700 $R")
     try:
         done = subprocess.run(
-            ["unshare", "-m", sys.executable, "-c", SPOILED, spoil, *remedies], capture_output=True, text=True, env=env
+            ["unshare", "-m", "sh", "-c", LETS_GO + 'exec "$@"', "sh", sys.executable, "-c", SPOILED, spoil, *remedies],
+            capture_output=True,
+            text=True,
+            env=env,
         )
     finally:
         shutil.rmtree(env["R"], ignore_errors=True)
