@@ -16,12 +16,14 @@ from sublet.agent.clean_card import _handed_on
 from sublet.wire.open_files import handed_on, open_files
 
 ZERO = os.stat("/dev/zero").st_rdev
+FULL = os.stat("/dev/full").st_rdev
+"""The device that is handed on, as no other test's program does: who has it is looked for on the whole machine."""
 OPENS = """
 import os, socket, sys
 from sublet.supervisor.isolation import syscalls
 syscalls.unshare(syscalls.CLONE_NEWNS)
 syscalls.mount("", "/", syscalls.MS_REC | syscalls.MS_PRIVATE)
-tree = syscalls.open_tree("/dev/zero", recursive=False, follow=False)
+tree = syscalls.open_tree("/dev/full", recursive=False, follow=False)
 syscalls.mount_fd_at(tree, sys.argv[2])
 sock = socket.socket(fileno=int(sys.argv[1]))
 socket.send_fds(sock, [b"x"], [os.open(sys.argv[2], os.O_RDWR)])
@@ -49,20 +51,20 @@ def handed(tmp_path: Path) -> Iterator[int]:
 
 
 def test_a_device_that_was_handed_on_is_told_from_one_that_was_opened(handed: int) -> None:
-    own = os.open("/dev/zero", os.O_RDWR)
+    own = os.open("/dev/full", os.O_RDWR)
     try:
-        assert len(mine(handed_on(ZERO))) == 1
+        assert len(mine(handed_on(FULL))) == 1
         os.dup2(own, handed)
-        assert mine(handed_on(ZERO)) == []
-        assert mine(open_files(ZERO)) == ["/dev/zero"]
+        assert mine(handed_on(FULL)) == []
+        assert mine(open_files(FULL)) == ["/dev/full"]
     finally:
         os.close(own)
 
 
 def test_a_card_is_not_clean_while_somebody_has_it_from_a_guest(handed: int) -> None:
-    assert f"process {os.getpid()} (" in _handed_on("/dev/zero")
-    assert "was handed by a command of a lease" in _handed_on("/dev/zero")
-    assert _handed_on("/dev/full") == _handed_on("/dev/nvidia-none") == _handed_on("") == ""
+    assert f"process {os.getpid()} (" in _handed_on("/dev/full")
+    assert "was handed by a command of a lease" in _handed_on("/dev/full")
+    assert _handed_on("/dev/random") == _handed_on("/dev/nvidia-none") == _handed_on("") == ""
 
 
 def test_what_is_only_mapped_is_found(tmp_path: Path) -> None:
