@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import shutil
 import stat
@@ -193,6 +194,26 @@ def test_a_folder_of_claims_that_others_can_write_is_not_believed(folder: Path, 
             roots.rename(folder / "real")
             roots.symlink_to(folder / "real")
         assert noted_by_root(CARD, str(roots)) is None
+
+
+def test_a_lock_that_the_kernels_list_has_skipped_is_found_by_another_look(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list comes in pieces, and while others unlock something it lacks a line now and then."""
+    file = folder / "file"
+    file.touch()
+    found, looks = file.stat(), list[str]()
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    other = b"1: POSIX  ADVISORY  WRITE 7 00:01:7 0 EOF\n"
+
+    def read(path: str, mode: str) -> io.BytesIO:
+        looks.append(path)
+        whole = other + f"2: FLOCK  ADVISORY  WRITE 4711 {place} 0 EOF\n".encode()
+        return io.BytesIO(other if len(looks) < 3 else whole)
+
+    monkeypatch.setattr(locks, "open", read, raising=False)
+    assert locks._locker(found) == 4711
+    assert looks == ["/proc/locks"] * 3
 
 
 @needs_root
