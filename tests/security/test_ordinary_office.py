@@ -93,6 +93,7 @@ def ada() -> Iterator[User]:
         shutil.rmtree(found.folder, ignore_errors=True)
 
 
+@pytest.mark.timeout(1500)  # a whole run of other tests, which beside others takes minutes
 def test_what_holds_in_roots_office_holds_in_an_ordinary_users(ada: User) -> None:
     whole = "SUBLET_FRAMES" in os.environ
     done = ada.run(
