@@ -335,10 +335,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _same_examples_on_every_run() -> None:
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
-    settings.register_profile("sublet", derandomize=True, deadline=None)
-    settings.register_profile("soak", max_examples=10_000, deadline=None, print_blob=True)
+    slow = [HealthCheck.too_slow]  # how long it takes to make examples is the machine's business, too
+    settings.register_profile("sublet", derandomize=True, deadline=None, suppress_health_check=slow)
+    settings.register_profile("soak", max_examples=10_000, deadline=None, suppress_health_check=slow, print_blob=True)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "sublet"))
 
 

@@ -181,7 +181,7 @@ class HeldLoop:
 
     def let_go(self) -> None:
         """It runs again."""
-        del asyncio.get_running_loop().time  # type: ignore[misc]
+        del asyncio.get_running_loop().time
 
 
 async def exchange(
