@@ -48,7 +48,9 @@ def output_of(lease: sublet.Lease, script: str) -> str:
 
 def test_a_full_home_takes_nothing_of_the_host(small: Place) -> None:
     with small.ben.block("1B") as lease:
-        guest = lease.start(["sh", "-c", "cd; head -c 64M /dev/zero > f; stat -c %s f; echo full; sleep 60"], cwd="/")
+        guest = lease.start(
+            ["sh", "-c", "cd; exec 2>&1; head -c 64M /dev/zero > f; stat -c %s f; echo full; sleep 60"], cwd="/"
+        )
         said = ""
         for piece in guest.output():
             said += piece.data.decode()
