@@ -72,6 +72,14 @@ if "--suspend" in sys.argv:
 print(json.dumps([tried, suspend, others]))
 """
 
+HAS_BEEN_THERE: Final = """
+from sublet.devices.cuda_driver import open_driver
+driver = open_driver()
+for ordinal in range(driver("test", "cuDeviceGetCount")):
+    driver("test", "cuDevicePrimaryCtxRetain", driver("test", "cuDeviceGet", ordinal))
+print("null")
+"""
+
 CLEAN: Final = """
 import json, os, sys
 from sublet.agent import clean_card
@@ -127,6 +135,15 @@ def test_a_card_that_others_have_to_themselves_is_no_broken_one(tmp_path: Path) 
     tried, _, others = run_on(rig, FIRST_DAY, "--try")
     assert [(one["failed"], bool(one["busy"])) for one in tried] == [("", False), ("", True)]
     assert [blocks for _, blocks, _ in others] == [False, True]
+
+
+def test_a_card_that_a_process_keeps_for_a_moment_after_its_end_is_no_broken_one(tmp_path: Path) -> None:
+    """NVML lists nothing on it, and it lets no other process in: an office that was restarted then did not lend it."""
+    rig = make_rig(tmp_path, EXCLUSIVE)
+    rig.state.lingers_ms = 3_000
+    run_on(rig, HAS_BEEN_THERE)
+    tried, _, _ = run_on(rig, FIRST_DAY, "--try")
+    assert [one["failed"] or one["busy"] for one in tried] == ["", ""]
 
 
 def test_a_card_that_a_process_keeps_for_a_moment_after_its_end_is_one_to_move_to(tmp_path: Path) -> None:

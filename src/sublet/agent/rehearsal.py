@@ -21,7 +21,7 @@ from typing import Final
 from sublet.agent.inventory import TROUBLE_LABEL, card_of
 from sublet.agent.nvml import Library, Nvml
 from sublet.agent.starting import supervisor_environment
-from sublet.devices.cuda_driver import CudaDriver, DeviceTaken, find_device
+from sublet.devices.cuda_driver import LINGERS_S, CudaDriver, DeviceTaken, find_device, retain_context
 from sublet.errors import GpuError, OutOfMemory, SubletError
 from sublet.values import MIB, TEXT_MAX
 from sublet.wire.cards import VISIBLE
@@ -101,7 +101,8 @@ def rehearse(
             found = replace(found, cuda=int(cuda("open", "cuDriverGetVersion")))
             did("CUDA")
             device = find_device(cuda, card)
-            cuda("context", "cuCtxSetCurrent", cuda("context", "cuDevicePrimaryCtxRetain", device))
+            context = retain_context(cuda, "context", device, 0.0 if others else LINGERS_S)
+            cuda("context", "cuCtxSetCurrent", context)
             did("context")
             _write_and_read(cuda)
             did("memory")

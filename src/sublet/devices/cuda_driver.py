@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import time
 from typing import Any, Final
 
 from sublet.errors import GpuError, NotFound, OutOfMemory, SubletError, Unsupported
@@ -15,6 +16,9 @@ from sublet.invocation import installing
 
 CUDA_OLDEST: Final = 12_040
 """What the driver must speak at least, 12.4: since then it can say which kernels a module has, and what they take."""
+LINGERS_S: Final = 5.0
+"""A process that has ended may keep its memory, and a card that lets only one process in, for so long."""
+_LOOK_S: Final = 0.1
 _OUT_OF_MEMORY: Final = 2
 _TAKEN: Final = 46
 _DO_NEW: Final = "Run what follows in a new guest: a CUDA context does not recover from this."
@@ -151,6 +155,18 @@ def open_driver() -> CudaDriver:
             do="Install a newer driver.",
         )
     return driver
+
+
+def retain_context(driver: CudaDriver, call: str, device: Any, wait_s: float = LINGERS_S) -> Any:
+    """The primary context of a device, once a process that has ended keeps it no more."""
+    until_s = time.monotonic() + wait_s
+    while True:
+        try:
+            return driver(call, "cuDevicePrimaryCtxRetain", device)
+        except (DeviceTaken, OutOfMemory):
+            if time.monotonic() >= until_s:
+                raise
+            time.sleep(_LOOK_S)
 
 
 def find_device(driver: CudaDriver, uuid: str) -> Any:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TextIO
 
-from sublet.devices.cuda_driver import CudaDriver, DeviceTaken, dotted, open_driver
+from sublet.devices.cuda_driver import LINGERS_S, CudaDriver, DeviceTaken, dotted, open_driver
 from sublet.errors import GpuError, SubletError, Unsupported
 from sublet.values import Suspend
 
@@ -221,22 +221,12 @@ def main(arguments: Sequence[str] = (), lines: Iterable[str] | None = None, out:
 
 # ---- the probe ----
 
-LINGERS_S: Final = 5.0
-"""Where a card lets only one process in, one that has ended may keep it for so long."""
-TINY: Final = f"""
-import ctypes, sys, time
+TINY: Final = """
+import ctypes, sys
 ctypes.CDLL(None).prctl(1, 9)
-from sublet.devices.cuda_driver import DeviceTaken, open_driver
+from sublet.devices.cuda_driver import open_driver, retain_context
 driver = open_driver()
-until_s = time.monotonic() + {LINGERS_S}
-while True:
-    try:
-        context = driver("probe", "cuDevicePrimaryCtxRetain", driver("probe", "cuDeviceGet", 0))
-        break
-    except DeviceTaken:
-        if time.monotonic() > until_s:
-            raise
-        time.sleep(0.1)
+context = retain_context(driver, "probe", driver("probe", "cuDeviceGet", 0))
 driver("probe", "cuCtxSetCurrent", context)
 memory = driver("probe", "cuMemAlloc", 1 << 20)
 driver("probe", "cuMemsetD8", memory, 0x5A, 1 << 20)
@@ -266,8 +256,8 @@ def probe(make: Callable[[], Suspender] | None = None, argv: Sequence[str] = (sy
 
 
 def _tried(suspender: Suspender, argv: Sequence[str], pairs: Sequence[tuple[bytes, bytes]] = ()) -> bool:
-    """Whether a small process went there and back. The other card may be kept by a process that has ended, as the first
-    one in ``TINY``; what could not be resumed is of no use any more, so it is tried with a new one."""
+    """Whether a small process went there and back. A process that has ended may keep the other card for a moment; what
+    could not be resumed there is of no use any more, so it is tried with a new one."""
     until_s = time.monotonic() + LINGERS_S
     while True:
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as tiny:
