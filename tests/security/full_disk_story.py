@@ -132,7 +132,9 @@ def main() -> None:
         with contextlib.suppress(OSError, SubletError):
             if answers(runtime_dir(home) / "office.sock"):
                 with sublet.connect(home=home) as owner:
+                    pid = office_pid(owner)
                     owner.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+                until("an office that has ended", lambda: Procs().stat(pid) is None)
         end_office(runtime_dir(home))
     print(json.dumps(found | {"took_s": time.monotonic() - began_s}))
 
