@@ -470,7 +470,7 @@ def test_the_operator_adds_lists_and_removes_people(
     board = Member(studio, person("token", "ivy", "--label", "board", "--read-only", "--valid", "1d")[0].strip())
     assert board.done("GET", "/v1/sessions") == []
     shown = person("show", "ivy")[0]
-    assert re.search(r"board +everything, to read +\d{4}-", shown)
+    assert re.search(r"board +everything, read only +\d{4}-", shown)
     assert board.token not in shown
     assert person("invite", "ivy")[0].startswith("http://127.0.0.1:8320/join#")
     assert "invite: 2" in person("show", "ivy")[0]

@@ -286,7 +286,7 @@ def _token_view(found: Token) -> Json:
     opens = found.scope.session or "everything"
     return {
         "label": found.label,
-        "opens": f"{opens}, to read" if found.scope.read_only else opens,
+        "opens": f"{opens}, read only" if found.scope.read_only else opens,
         "read_only": found.scope.read_only,
         "session": found.scope.session,
         "expires_at": _moment(found.expires_ns),

@@ -195,7 +195,7 @@ class Shared:
 
     def gone_of(self, names: dict[str, Any], some: Iterable[str]) -> tuple[str, ...]:
         """Those of ``some`` that are not here any more; and all others that are not, unless other changes
-        hid that (``Growth``): then they are told of later. It takes no time that grows with the names."""
+        hid that (``Growth``): then they are reported later. It takes no time that grows with the names."""
         if self._growth.is_all_since(names):
             doubtful = self._lacking | self._came
             doubtful.update(name for name in some if name in self._names)

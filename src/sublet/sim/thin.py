@@ -1,7 +1,7 @@
 """What an office has of its supervisor: the rules of ``agent.supervised`` without its sockets.
 
 Orders are gathered within a turn and go out as one message; without a connection they are dropped, since the
-supervisor that comes next is told of everything that is live. A supervisor that is gone is replaced, and the office
+next supervisor gets everything that is live. A supervisor that is gone is replaced, and the office
 then sees the node come up anew.
 """
 

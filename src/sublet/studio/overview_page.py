@@ -45,19 +45,23 @@ def overview_part(seen: Overview, form: str) -> str:
         tag("h2", "Office"),
         tag("p", _summary(seen)),
         *(tag("p", text, class_="error", role="alert") for text in _troubles(seen)),
-        *_section("In quarantine", "", [_fence(fence, form) for fence in seen.fences]),
+        *_section("In quarantine", [_fence(fence, form) for fence in seen.fences]),
         _timeline(seen),
-        *_table("Devices", ("Device", "State", "Free", "Leases"), map(_device, seen.status.devices)),
-        *_table("Queue", ("Place", "Tenant", "Asks for", "Waits since", "Estimate", "Why"), map(_place, seen.queue)),
-        *_table("Leases", ("Lease", "Tenant", "Has", "Tier", "Since", "Left"), _leases(seen.leases)),
-        *_table(
-            "Groups", ("Group", "Weight", "Share", "GPUs", "Floor", "Ceiling", "Waiting"), map(_group, seen.groups)
+        *_section("Devices", _table(("Device", "State", "Free", "Leases"), map(_device, seen.status.devices))),
+        *_section(
+            "Queue", _table(("Place", "Tenant", "Asks for", "Waits since", "Estimate", "Why"), map(_place, seen.queue))
         ),
-        *_table("Tenants", ("Tenant", "Group", "Weight", "Share", "Leases", "Waiting"), _tenants(seen.tenants)),
-        *_table(
+        *_section("Leases", _table(("Lease", "Tenant", "Has", "Tier", "Since", "Left"), _leases(seen.leases))),
+        *_section(
+            "Groups",
+            _table(("Group", "Weight", "Share", "GPUs", "Floor", "Ceiling", "Waiting"), map(_group, seen.groups)),
+        ),
+        *_section(
+            "Tenants", _table(("Tenant", "Group", "Weight", "Share", "Leases", "Waiting"), _tenants(seen.tenants))
+        ),
+        *_section(
             "Reservations",
-            ("Reservation", "Group", "GPUs", "When", "State", "Next"),
-            map(_reservation, seen.reservations),
+            _table(("Reservation", "Group", "GPUs", "When", "State", "Next"), map(_reservation, seen.reservations)),
         ),
         tag("h2", "Nodes"),
         *(_node(seen, node.id, node.state, form) for node in seen.status.nodes),
@@ -77,10 +81,10 @@ def audit_page(person: Person, of: str, entries: Sequence[AuditEntry], form: str
         action="/office/audit",
         class_="sign-in",
     )
-    found = list(_table("", ("Number", "At", "By", "What", "Of"), map(_record, entries)))
     none = tag("p", "No such records." if of else "No records yet.", class_="none")
+    found = _table(("Number", "At", "By", "What", "Of"), map(_record, entries)) or [none]
     return whole_page(
-        header(person, form, (("Office", "/office"),)), tag("main", tag("h2", "Audit log"), search, *(found or [none]))
+        header(person, form, (("Office", "/office"),)), tag("main", tag("h2", "Audit log"), search, *found)
     )
 
 
@@ -114,19 +118,17 @@ def _troubles(seen: Overview) -> Iterable[str]:
         yield f"No new lease is granted: {seen.status.disk_short}."
 
 
-def _section(title: str, none: str, parts: list[Html]) -> list[Html]:
-    """A heading and what is below it; nothing where there is nothing to show or say."""
-    if not parts:
-        return [tag("h2", title), tag("p", none, class_="none")] if none else []
-    return [tag("h2", title), *parts] if title else parts
+def _section(title: str, parts: Sequence[Html]) -> Sequence[Html]:
+    """A heading and what is below it; nothing where there is nothing to show."""
+    return [tag("h2", title), *parts] if parts else ()
 
 
-def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[Html]:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Sequence[Html]:
     made = [tag("tr", *(tag("td", cell) for cell in row)) for row in rows]
     if not made:
-        return []
+        return ()
     head = tag("thead", tag("tr", *(tag("th", text, scope="col") for text in heads)))
-    return _section(title, "", [tag("div", tag("table", head, tag("tbody", *made)), class_="wide")])
+    return [tag("div", tag("table", head, tag("tbody", *made)), class_="wide")]
 
 
 def _fence(fence: FenceView, form: str) -> Html:

@@ -136,14 +136,9 @@ class People:
 
     def add(self, name: str, tenant: str) -> Person:
         """A new person, who has no token yet."""
-        return self.add_all([(name, tenant)])[0]
-
-    def add_all(self, people: Sequence[tuple[str, str]]) -> list[Person]:
-        """New people, by name and tenant: all of them, or none where one cannot be added."""
-        made = [self._new(name, tenant) for name, tenant in people]
+        made = self._new(name, tenant)
         with self._database.changing() as db:
-            for one in made:
-                _insert(db, one)
+            _insert(db, made)
         return made
 
     def set_operator(self, name: str, is_operator: bool) -> None:

@@ -242,7 +242,7 @@ class _Visit:
 
     @property
     def office(self) -> OfficeOverview:
-        """The whole office. To who is no operator there is nothing here."""
+        """The whole office. For a person who is not an operator there is nothing here."""
         if not self.person.is_operator:
             raise _nothing_here()
         return self.studio.office
