@@ -45,7 +45,8 @@ def shared_bytes(group: Path) -> int:
 def test_a_result_that_a_program_keeps_is_in_memory_of_its_own(place: Place) -> None:
     kept, group = taken(place.ben)
     until("a control group that is gone", lambda: not group.exists())
-    assert shared_bytes(group.parent) < LARGE
+    # The kernel returns the pages of a file after its last holder has closed it, and says so later still.
+    until("memory of the guest that is given back", lambda: shared_bytes(group.parent) < LARGE)
     assert kept.sum() == LARGE
 
 
@@ -55,7 +56,7 @@ def test_who_keeps_memory_of_a_lease_that_ended_gets_no_other_and_the_others_do(
     """A program that does not copy what it is handed, as one may be written that shall harm others."""
     monkeypatch.setattr(outcomes, "take_over", tuple)
     kept, group = taken(place.ben)
-    assert shared_bytes(group) >= LARGE, "it is charged to the lease that ended"
+    until("memory that is charged to the lease that ended", lambda: shared_bytes(group) >= LARGE)
     with place.ben.block("1B") as lease:
         with pytest.raises(QuotaExceeded, match=r"programs of tenant ben keep .* of ended leases"):
             lease.start(["true"], cwd="/")
