@@ -246,6 +246,14 @@ def test_a_reason_explains_what_it_names_and_nothing_else() -> None:
         ("<f at 0x7f0011223344>", "<f at 0x7f99aabbccdd>"),
         ("Wall time: 3.2 ms", "Wall time: 412 µs"),
         ("1.2 ms ± 3 µs per loop (mean ± std. dev. of 2 runs, 2 loops each)", "9 ns ± 1 ns per loop (mean)"),
+        (
+            (
+                "The slowest run took 4.5 times longer than the fastest. This could mean a cache.\n"
+                "Compiler time: 0.13 s\n9 ns ± 1 ns per loop (mean)\n"
+            ),
+            "1.2 ms ± 3 µs per loop (mean)\n",
+        ),
+        ("CPU times: total: 2 s\nCompiler : 780 ms\nParser   : 1 s\n", "CPU times: total: 1 s\n"),
         ("/tmp/ipykernel_12/345.py:3: UserWarning: x", "/tmp/ipykernel_99/1.py:4: UserWarning: x"),
         ("  0%|  | 0/2\r100%|##| 2/2 [00:00<00:00, 51.2it/s]", "100%|##| 2/2 [00:01<00:00, 3.10it/s]"),
     ],

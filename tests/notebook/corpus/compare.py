@@ -34,10 +34,11 @@ RULES: Final[dict[str, tuple[re.Pattern[str], str]]] = {
     "the file and line behind a syntax error": (re.compile(r" \((?:\d+\.py|<\S+>|the cell), line \d+\)$"), ""),
     "arrows of tracebacks": (re.compile(r"^(?:-+>)?\s+\d+ .*$", re.MULTILINE), "…"),
     "%%time": (re.compile(rf"((?:CPU times|Wall time|user|sys|total)[: ]+){NUMBER} {TIME_UNIT}"), r"\1…"),
-    "%timeit": (
-        re.compile(rf"{NUMBER} {TIME_UNIT} ± {NUMBER} {TIME_UNIT} per loop \(.*?\)|The slowest run took .*"),
-        "… per loop",
+    "%time and %timeit: what they say only of slow runs": (
+        re.compile(r"^(?:The slowest run took|Compiler(?: time)?\s*:|Parser\s*:) .*\n", re.MULTILINE),
+        "",
     ),
+    "%timeit": (re.compile(rf"{NUMBER} {TIME_UNIT} ± {NUMBER} {TIME_UNIT} per loop \(.*?\)"), "… per loop"),
     "progress bars": (re.compile(r"\[[\d:?]+<[\d:?]+,\s*[\d.?]+\s?(?:it/s|s/it|[A-Za-z]+/s|s/[A-Za-z]+)\S*\]"), "[…]"),
     "ids of widgets": (re.compile(r"('model_id': ')[0-9a-f]{32}"), r"\1…"),
     "dates in pictures": (re.compile(r"(<dc:date>)[^<]*"), r"\1…"),

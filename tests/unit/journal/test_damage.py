@@ -47,10 +47,17 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Path, Past]
     expected = past(journal)
     copy = tmp_path_factory.mktemp("copy")
     shutil.copytree(kept.home, copy / "home")
-    log = copy / "home" / "journal.db-wal"
-    log.write_bytes(log.read_bytes().rstrip(b"\0"))  # the zeros behind it are no part of it, and slow to copy
+    _cut_off_what_no_frame_has_reached(copy / "home" / "journal.db-wal")
     journal.close()
     return kept, copy / "home", expected
+
+
+def _cut_off_what_no_frame_has_reached(log: Path) -> None:
+    """Leave the zeros behind the last frame, which are slow to copy. A frame may end with zeros of its own."""
+    data = log.read_bytes()
+    header, frame = 32, 24 + int.from_bytes(data[8:12], "big")
+    frames = -(-(len(data.rstrip(b"\0")) - header) // frame)
+    log.write_bytes(data[: header + frames * frame])
 
 
 def damaged(killed: tuple[Place, Path, Past], name: str, harm: Callable[[bytearray], None]) -> str:
