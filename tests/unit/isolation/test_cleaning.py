@@ -271,13 +271,14 @@ def test_swapping_folders_for_links_gets_nobody_out(tree: Path, outside: Path) -
         while not stop.is_set():
             for name in ("a", "b", "deeper"):
                 tries += 1
+                aside = tree.parent / "spare" / f"{name}{tries}"  # where nothing was left by a swap that went wrong
                 try:
                     os.makedirs(tree / name / "deeper", exist_ok=True)
                     (tree / name / "precious").touch()
-                    os.rename(tree / name, tree.parent / "spare" / f"{name}{swaps}")
+                    os.rename(tree / name, aside)
                     os.symlink(outside, tree / name)
                     os.unlink(tree / name)
-                    os.rename(tree.parent / "spare" / f"{name}{swaps}", tree / name)
+                    os.rename(aside, tree / name)
                     os.symlink(outside, tree / name / "link")
                     swaps += 1
                 except OSError:
