@@ -441,7 +441,7 @@ def _busy(fabric: sublet.Fabric, begun: Path) -> Iterator[list[str]]:
                 found.append(lease.id)
                 with begun.open("a") as file:
                     file.write(".")
-            over.wait(0.02)
+            over.wait(0.1)  # an hour's leases are not used up, however long who listens takes
 
     thread = threading.Thread(target=work)
     thread.start()
