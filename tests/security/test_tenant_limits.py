@@ -18,6 +18,7 @@ import sublet
 from sublet.errors import InvalidRequest, QuotaExceeded, SubletError
 from sublet.values import MIB
 from tests.security.conftest import Place, going_by
+from tests.traces import until
 
 POLICY: Final = """\
 [tenant]
@@ -105,7 +106,7 @@ def test_volumes_are_bounded_by_default(small: Place) -> None:
     with tenant(small, "hoard") as hoard:
         for name in ("a", "b"):
             with hoard.block("1MiB", name=name) as lease:
-                lease.start(["sh", "-c", 'echo x > "$SUBLET_BLOCK"/x'], cwd="/").wait(timeout=30)
+                lease.start(["sh", "-c", 'echo x > "$SUBLET_BLOCK"/x'], cwd="/").wait(timeout=60)
         with pytest.raises(QuotaExceeded, match="tenant hoard has 2 volumes, and that is the most"):
             hoard.block("1MiB", name="c", wait=0)
         hoard.block("1MiB", name="a", wait="60s").release()  # its last lease may be put away just now
@@ -160,6 +161,7 @@ def test_a_changed_file_holds_without_a_restart(place: Place) -> None:
     """Checked as a whole: with a mistake in it nothing changes. Who is bounded, what is lent and the caps of guests go
     by it; what is leased stays."""
     place.apply("")
+    until("the end of what other tests leased", lambda: not place.owner.status().live)
     pid, file = place.owner.status().pid, place.home / "policy.toml"
 
     def home_kib() -> int:
