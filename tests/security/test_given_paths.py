@@ -33,9 +33,9 @@ def test_the_next_guest_of_a_lease_changes_the_owner_of_nothing_that_the_first_o
     before = {path: facts_of(path) for path in (str(secret), str(folder), "/dev/full")}
     with place.ben.gpu(min_vram="64MiB") as lease:
         first = lease.start(["sh", "-c", " ".join(code)], cwd="/")
-        assert first.wait(timeout=30) != 0, "the file is put up by itself, and its name is not the guest's to change"
+        assert first.wait(timeout=60) != 0, "the file is put up by itself, and its name is not the guest's to change"
         second = lease.start(
             ["sh", "-c", "ls -ldL $SUBLET_TALLY; cat $SUBLET_TALLY < /dev/null & sleep 0.1; id -u"], cwd="/"
         )
-        assert second.wait(timeout=30) == 0
+        assert second.wait(timeout=60) == 0
     assert {path: facts_of(path) for path in before} == before

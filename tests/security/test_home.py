@@ -93,8 +93,8 @@ def test_beside_what_is_counted_nothing_is_written_on_the_host(small: Place) -> 
 
 def test_who_fills_what_is_counted_is_ended(small: Place) -> None:
     with small.ben.gpu(min_vram="64MiB") as lease:
-        guest = lease.start(["sh", "-c", 'head -c 32M /dev/zero >> "$SUBLET_TALLY"; sleep 60'], cwd="/")
-        assert guest.wait(timeout=30) != 0
+        guest = lease.start(["sh", "-c", 'head -c 32M /dev/zero >> "$SUBLET_TALLY"; sleep 600'], cwd="/")
+        assert guest.wait(timeout=90) != 0
         said = b"".join(piece.data for piece in guest.output()).decode()
         assert "it wrote into the file of what its lease has counted" in said
         until("what it wrote is cut off", lambda: on_host(small) <= MIB + TALLY_BYTES)

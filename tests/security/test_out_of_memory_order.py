@@ -38,7 +38,7 @@ def test_guests_before_the_office_and_the_supervisor_last(place: Place) -> None:
     for fabric in (place.owner, place.ben):
         with fabric.cpu(1) as lease:
             command = lease.start(["cat", "/proc/self/oom_score_adj"], cwd="/")
-            assert command.wait(timeout=30) == 0
+            assert command.wait(timeout=60) == 0
             assert [int(piece.data) for piece in command.output()] == [GUEST]
             assert lease.run(own_score) == GUEST, "a guest from a warm interpreter"
 

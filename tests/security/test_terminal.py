@@ -26,14 +26,14 @@ def on_a_terminal(place: Place, words: Sequence[str]) -> bytes:
     except OSError:  # the other end is closed
         pass
     os.close(master)
-    assert child.wait(timeout=30) == 0, found
+    assert child.wait(timeout=60) == 0, found
     return found
 
 
 def written_by(fabric: sublet.Fabric) -> str:
     with fabric.cpu(1) as lease:
         guest = lease.start(WORDS, cwd="/")
-        assert guest.wait(timeout=30) == 0
+        assert guest.wait(timeout=60) == 0
     return guest.id
 
 

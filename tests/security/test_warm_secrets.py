@@ -68,7 +68,7 @@ def give(lease: sublet.Lease, size: int) -> bool:
     env = {f"V{n}": piece for n, piece in enumerate(marked("env", size))}
     came_warm = lease.options(env=env, name=marked("name", min(size, 1_000))[0]).run(is_warm)
     command = lease.start(["true", *marked("argv", size)], env=env, cwd="/")
-    assert command.wait(timeout=30) == 0
+    assert command.wait(timeout=60) == 0
     return came_warm
 
 
