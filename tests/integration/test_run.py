@@ -51,7 +51,7 @@ class Shell:
 
     def __call__(self, *words: str, given: bytes = b"", **more: Any) -> Done:
         more = {"env": self.env, **more}
-        done = subprocess.run(self.command(*words), input=given, capture_output=True, timeout=60, **more)
+        done = subprocess.run(self.command(*words), input=given, capture_output=True, timeout=200, **more)
         assert b"Traceback" not in done.stderr, done.stderr.decode()
         return Done(done.returncode, done.stdout, done.stderr.decode())
 
