@@ -31,7 +31,7 @@ from tests.traces import plain_env
 
 GIB = 1 << 30
 MIB = 1 << 20
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 
 PROGRAM = """
 import sys
@@ -101,7 +101,7 @@ class Office:
             sock.settimeout(PATIENCE_S)
             sock.connect(os.fspath(self.socket))
             received = b""
-            with contextlib.suppress(BrokenPipeError):  # it has seen enough, and its answer is here to be read
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has seen enough, and its answer is here to be read
                 sock.sendall(data)
                 if and_end:
                     sock.shutdown(socket.SHUT_WR)
@@ -175,7 +175,7 @@ def test_a_restart_keeps_leases_and_their_deadlines(start: Start) -> None:
     renewed = second.ask("POST", f"/v1/leases/{lease['id']}/renew", {"epoch": lease["epoch"]})
     assert renewed.json["deadline"] > lease["deadline"]
     second.ask("POST", f"/v1/leases/{lease['id']}/release", {})
-    ready = second.ask("GET", f"/v1/leases/{place['lease']['id']}?wait=10&after=queued").json["lease"]
+    ready = second.ask("GET", f"/v1/leases/{place['lease']['id']}?wait=60&after=queued").json["lease"]
     assert ready["epoch"] > lease["epoch"]
 
 
@@ -337,7 +337,7 @@ def test_the_books_balance_over_http(start: Start) -> None:
     token = office.ask("POST", "/v1/tenants", {"id": "ann"}).json["token"]
     lease = office.acquire("one", labels={"team": "x"})["lease"]
     office.ask("POST", f"/v1/leases/{lease['id']}/release", {})
-    office.ask("GET", f"/v1/leases/{lease['id']}?wait=20&after=ending")  # until what it had is looked at, and free
+    office.ask("GET", f"/v1/leases/{lease['id']}?wait=60&after=ending")  # until what it had is looked at, and free
     (line,) = office.ask("GET", "/v1/bill").json
     assert (line["key"], line["tenant"], line["live"], line["end"]) == (lease["id"], "local", False, "released")
     assert line["gpu_seconds"] == line["held_seconds"] > 0

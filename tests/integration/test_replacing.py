@@ -52,7 +52,7 @@ def test_while_it_waits_the_present_lease_is_renewed(fabric: sublet.Fabric) -> N
     """Again and again, though nothing runs under it: so it lives for longer than its time to live."""
     found: list[sublet.Lease] = []
     with (
-        fabric.gpu(min_vram="32MiB", ttl="12s", renew_every="500ms") as old,
+        fabric.gpu(min_vram="32MiB", ttl="60s", renew_every="500ms") as old,
         fabric.gpu(min_vram="32MiB", renew="always") as other,
     ):
         waiting = threading.Thread(

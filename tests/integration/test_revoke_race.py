@@ -39,6 +39,8 @@ MET_LEAST: Final = 0.5
 EARLY_S: Final = 2 * TTL_S
 """On a machine that is busy enough a lease runs out before its guest has begun: that is an end like others."""
 PROCESSES: Final = 4
+SAID: Final = 4
+"""Words of a line. Of one that crosses a page of the file, the kernel may leave a part where a process is killed."""
 GUEST: Final = Path(__file__).with_name("race_guest.py")
 
 
@@ -134,7 +136,8 @@ def stays(records: Path) -> list[Stay]:
     """All of one device, in the order in which they began."""
     found = []
     for record in records.iterdir():
-        said = [line.split() for line in record.read_text().splitlines()]
+        lines = [line for line in record.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        said = [words for words in map(str.split, lines) if len(words) == SAID]
         if not said:
             continue
         assert not [words for words in said if words[2] == "taken"], f"{record.name} found the device still taken"

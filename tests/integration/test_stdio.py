@@ -421,9 +421,9 @@ def test_a_log_that_cannot_be_written_says_so_once_and_the_guest_and_its_readers
 # ---- stdin
 
 
-def test_five_megabytes_are_fed_and_a_full_buffer_tells_when_there_is_room(stage: Stage) -> None:
-    reader = Reading(keep=True)
-    guest = stage.guest("sh", "-c", "sleep 0.3; exec sha256sum", reader=reader)  # at first nobody reads
+def test_five_megabytes_are_fed_and_a_full_buffer_tells_when_there_is_room(stage: Stage, tmp_path: Path) -> None:
+    reader, reads = Reading(keep=True), tmp_path / "reads"
+    guest = stage.shell(f"while ! test -e {reads}; do sleep 0.02; done; exec sha256sum", reader=reader)
     text = os.urandom(5 << 20)
     fed = 0
 
@@ -437,6 +437,7 @@ def test_five_megabytes_are_fed_and_a_full_buffer_tells_when_there_is_room(stage
     feed()
     assert fed < len(text)
     assert guest.stdio.room() < STDIN_BYTES_MAX
+    reads.touch()
     for _ in range(10_000):
         if fed == len(text):
             break
@@ -448,12 +449,14 @@ def test_five_megabytes_are_fed_and_a_full_buffer_tells_when_there_is_room(stage
     assert reader.all.split()[0].decode() == hashlib.sha256(text).hexdigest()
 
 
-def test_who_waits_for_room_is_told(stage: Stage) -> None:
+def test_who_waits_for_room_is_told(stage: Stage, tmp_path: Path) -> None:
     told: list[int] = []
-    guest = stage.shell("sleep 0.2; cat > /dev/null")
+    reads = tmp_path / "reads"
+    guest = stage.shell(f"while ! test -e {reads}; do sleep 0.02; done; cat > /dev/null")
     guest.stdio.on_stdin_room = lambda: told.append(guest.stdio.room())
     accepted = guest.stdio.feed(b"x" * (1 << 20))
     assert STDIN_BYTES_MAX <= accepted < 1 << 20
+    reads.touch()
     stage.until(lambda: told)
     assert told[0] > 0
     guest.stdio.close_stdin()

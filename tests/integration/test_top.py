@@ -221,7 +221,7 @@ def test_keys_and_sizes_change_what_is_shown_and_a_stop_is_survived(office: Shel
 def test_what_happens_is_seen_when_it_happens(office: Shell) -> None:
     with Tty(office) as tty:
         tty.until(r"\[leases\]")
-        office("lease", "acquire", "--memory", "1MiB", "--name", "brandnew", "--ttl", "1m")
+        office("lease", "acquire", "--memory", "1MiB", "--name", "brandnew", "--ttl", "10m")
         tty.until("brandnew")
         lease = next(one["id"] for one in in_full(office)["leases"] if one["name"] == "brandnew")
         office("lease", "release", lease)

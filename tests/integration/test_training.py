@@ -265,7 +265,7 @@ FROZEN: Final = (
 def freeze(lives: Lives, home: str, folder: Path, act: Act) -> tuple[int, Path]:
     """A program that stands still before this act of its second step, and where it works. It may take longer to come
     there than a short lease is for: then another does."""
-    for ttl in ("2s", "15s"):
+    for ttl in ("2s", "15s", "40s"):
         place = folder / f"{act}-{ttl}"
         place.mkdir()
         known = set(lives.stopped)

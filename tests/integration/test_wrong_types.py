@@ -129,7 +129,7 @@ CALLS: dict[str, Call] = {
         for name in ("env", "cwd", "stdio", "rows", "cols", "name", "grace")
     },
     "lease.run": lambda fabric, lease, gpu, wrong: lease.run(wrong),
-    "lease.submit": lambda fabric, lease, gpu, wrong: lease.submit(wrong).result(30),
+    "lease.submit": lambda fabric, lease, gpu, wrong: lease.submit(wrong).result(120),
     "lease.map(function)": lambda fabric, lease, gpu, wrong: list(lease.map(wrong, [1])),
     "lease.map(items)": lambda fabric, lease, gpu, wrong: list(lease.map(nothing, wrong)),
     **{

@@ -318,7 +318,7 @@ def frozen(stage: Stage) -> None:
         for _ in range(3):
             began = time.monotonic()
             stage.trees.kill([tree])
-            assert time.monotonic() - began < PATIENCE_S / 3
+            assert time.monotonic() - began < PATIENCE_S
             look = stage.trees.look()
             assert len(look.of(tree)) == 2
         assert f"frozen in the control group /foreign{os.getpid()}" in stage.trees.why_alive(look.of(tree))
