@@ -45,11 +45,11 @@ def save_in_the_end() -> int:
     """When its lease is taken for good, a word is left in the volume."""
     import sublet
 
-    here = sublet.current()
+    here, durable = sublet.current(), sublet.Durable  # imported now: in the end there are five seconds
 
     @here.on_checkpoint
     def save() -> None:
-        with sublet.Durable("saved in the end", here.volume) as state:
+        with durable("saved in the end", here.volume) as state:
             state.checkpoint()
 
     return os.getpid()

@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 from sublet.studio.office import sessions_folder
 from sublet.studio.people import People
 from tests.integration.office_stage import OfficeStage
+from tests.integration.test_lab import free_port
 
 __all__ = ["PATIENCE_S", "Answer", "Browser", "Member", "StudioStage", "studio_stage"]
 
@@ -48,7 +49,7 @@ class StudioStage:
         self.home = office.office.home
         self.people = People(sessions_folder(str(self.home)), wall_ns=time.time_ns, random=secrets.token_bytes)
         self.log = self.home / "studio-said"
-        self.port = 0
+        self.port = free_port()  # it has the same again when it is started anew
         self.process: subprocess.Popen[str] | None = None
 
     @property

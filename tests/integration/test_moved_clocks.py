@@ -6,6 +6,7 @@ CLOCK_MONOTONIC is left alone in these, so it tells the tests what time it reall
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 
 from sublet.agent.starting import package_folder
 from sublet.client.home import socket_path
+from sublet.errors import Disconnected, LeaseEnded, Unauthorized
 from sublet.values import GIB
 from tests.crash.office_process import Line
 from tests.integration.office_stage import OfficeStage, office_stage, started
@@ -32,10 +34,10 @@ pytestmark = [
 
 OFFSETS: Final = (86_400, -60)
 """Seconds: a day ahead, when every deadline has long passed, and a minute back, when none ever seems to come."""
-TTLS_S: Final = (2.0, 10.0)
+TTLS_S: Final = (2.0, 30.0)
 """The second where the first was over before anything was said, on a machine that stood still."""
-LATE_S: Final = 10.0
-"""More than any machine that is at work takes to end what is due."""
+LATE_S: Final = 30.0
+"""More than any machine that is at work takes to end what is due, and half of what the clock is set back."""
 
 GUEST: Final = """
 import json, signal, sys, time
@@ -62,18 +64,21 @@ with fabric.gpu(min_vram="1GiB", ttl="12s", renew_every="500ms") as lease, lease
         longer += lease.remaining > left
         left = lease.remaining
     found["renewals"] = fabric.lease(lease.id).renewals
-lease = fabric.gpu(min_vram="1GiB", ttl="4s", renew="never")
 found["last"] = None
-try:
-    while True:
-        now = time.monotonic()
-        lease.check()
-        found["last"] = now
-        if "deadline" not in found:
-            found["deadline"] = fabric.lease(lease.id).deadline
-        time.sleep(0.005)
-except sublet.LeaseEnded as error:
-    found["error"] = type(error).__name__
+for ttl in ("4s", "30s"):  # on a machine that stood still the first may be over before it is looked at
+    lease = fabric.gpu(min_vram="1GiB", ttl=ttl, renew="never")
+    try:
+        while True:
+            now = time.monotonic()
+            lease.check()
+            found["last"] = now
+            if "deadline" not in found:
+                found["deadline"] = fabric.lease(lease.id).deadline
+            time.sleep(0.005)
+    except sublet.LeaseEnded as error:
+        found["error"] = type(error).__name__
+    if found["last"] is not None:
+        break
 print(json.dumps(found))
 """
 
@@ -109,11 +114,11 @@ def test_a_guest_with_another_clock_is_ended_at_the_deadline_and_knows_it(
         sent = time.monotonic()
         held = stage.acquire(line, memory=GIB, ttl_s=ttl_s)
         answered = time.monotonic()
-        with stage.hold(held) as talk:
-            program = moved(offset, sys.executable, "-c", GUEST, str(record))
+        program = moved(offset, sys.executable, "-c", GUEST, str(record))
+        with contextlib.suppress(LeaseEnded, Disconnected, Unauthorized), stage.hold(held) as talk:  # it was over
             started(talk, *program, env={"PYTHONPATH": package_folder()})
             until("its end", lambda: not stage.traces.marked(held.id))  # type: ignore[union-attr]  # noqa: B023
-            over = time.monotonic()
+        over = time.monotonic()
         if lines_of(record):
             break
     found = lines_of(record)

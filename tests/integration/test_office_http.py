@@ -101,7 +101,8 @@ class Office:
             sock.settimeout(PATIENCE_S)
             sock.connect(os.fspath(self.socket))
             received = b""
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has seen enough, and its answer is here to be read
+            # It may have seen enough before all was sent, and its answer is here to be read.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 sock.sendall(data)
                 if and_end:
                     sock.shutdown(socket.SHUT_WR)

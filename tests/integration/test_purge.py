@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from sublet.client.home import runtime_dir
 from tests.integration.test_cli import Shell, runs
+from tests.traces import until
 
 
 @pytest.fixture
@@ -34,9 +34,7 @@ def sleeper(sublet: Shell) -> Iterator[subprocess.Popen[bytes]]:
     words = ["run", "--block", "64MiB", "--name", "results", "--", "sh", "-c", 'echo x > "$SUBLET_BLOCK/x"; sleep 600']
     with subprocess.Popen(sublet.command(*words), env=sublet.env, stderr=subprocess.DEVNULL) as process:
         try:
-            until = time.monotonic() + 60
-            while not list((sublet.home / "blocks").glob("**/x")) and time.monotonic() < until:
-                time.sleep(0.05)
+            until("a file in it", lambda: list((sublet.home / "blocks").glob("**/x")))
             yield process
         finally:
             process.kill()
@@ -73,7 +71,7 @@ def test_live_leases_are_not_ended_unless_that_is_said(sublet: Shell, sleeper: s
     assert not sublet.home.exists()
     assert not runtime_dir(sublet.home).exists()
     assert mounted(sublet.home) == []
-    assert not [pid for pid in (office, supervisor, guest["pid"]) if runs(pid)]
+    until("their end", lambda: not [pid for pid in (office, supervisor, guest["pid"]) if runs(pid)])
     assert sleeper.wait(60) != 0
 
 
@@ -89,9 +87,7 @@ def test_after_kills_what_stayed_mounted_is_removed(sublet: Shell, sleeper: subp
     assert refused.status == 1
     assert "leases of an earlier one may go on" in refused.err
     os.kill(supervisor, signal.SIGKILL)
-    until = time.monotonic() + 60
-    while runs(supervisor) and time.monotonic() < until:
-        time.sleep(0.02)
+    until("its end", lambda: not runs(supervisor))
     assert mounted(sublet.home) == left
     done = sublet("purge", "--yes")
     assert (done.status, done.err) == (0, ""), done
@@ -106,7 +102,7 @@ def test_a_supervisor_without_an_office_is_ended_with_now(sublet: Shell) -> None
     assert sublet("down", "--keep").status == 0
     done = sublet("purge", "--yes", "--now")
     assert (done.status, done.err) == (0, ""), done
-    assert not runs(supervisor)
+    until("its end", lambda: not runs(supervisor))  # its socket went before
     assert not sublet.home.exists()
 
 

@@ -329,24 +329,32 @@ class Stage:
                 found: list[Any] = fabric.request("GET", "/v1/leases", shape=list)
                 return found
 
-            until("an end of all leases", lambda: not leases(), AGAIN_S)
+            until("an end of all leases", lambda: not leases(), REMOVED_S)
             limit = time.monotonic() + REMOVED_S
             while (left := self.traces.residue()) and time.monotonic() < limit:
                 time.sleep(0.1)
             assert not left, f"{left}\n{self.tell()}"
+
+            def gpus() -> list[Any]:
+                devices: Any = fabric.request("GET", "/v1/status", shape=dict)["devices"]
+                return [(device["state"], device["free"]) for device in devices if device["kind"] == "gpu"]
+
+            until("free devices", lambda: gpus() == [("free", 256 * MIB)] * 2, REMOVED_S)
+
+            def fences() -> list[Any]:
+                # A volume that is an image is mounted, and whoever makes a mount namespace here, such as another test's
+                # guests, has a copy of that mount for as long as it lives.
+                found: Any = fabric.request("GET", "/v1/fences", shape=list)
+                return [fence for fence in found if "copied the mounts" not in fence["detail"]]
+
+            until("no fences", lambda: not fences(), REMOVED_S)  # the office hears later that all was seen to be gone
             status: Any = fabric.request("GET", "/v1/status", shape=dict)
-            gpus = [device for device in status["devices"] if device["kind"] == "gpu"]
-            assert [(device["state"], device["free"]) for device in gpus] == [("free", 256 * MIB)] * 2
-            fences: Any = fabric.request("GET", "/v1/fences", shape=list)
-            # A volume that is an image is mounted, and whoever makes a mount namespace here, such as another test's
-            # guests, has a copy of that mount for as long as it lives.
-            assert [fence for fence in fences if "copied the mounts" not in fence["detail"]] == []
             assert status["embedded"] is False, "an office that was started again is the same one"
             saved = next((account["saved"] for kind, account in self.accounts if kind == "saves"), 0)
             with fabric.block("960KiB", name="saves", wait=AGAIN_S) as lease:
                 value: Any = sublet.Durable.restore(lease).value
                 assert value["n"] >= saved, f"{saved} was acknowledged, {value['n']} is there"
-            until("an end of all leases", lambda: not leases(), AGAIN_S)
+            until("an end of all leases", lambda: not leases(), REMOVED_S)
         self.books_add_up()
 
     def books_add_up(self) -> None:

@@ -50,7 +50,7 @@ def test_an_office_without_descriptors_is_whole_again_when_it_has_some(home: Pat
             threads = [threading.Thread(target=come) for _ in range(3)]
             for thread in threads:
                 thread.start()
-            time.sleep(1.0)
+            until(lambda: "data_door: OSError: [Errno 24]" in (home / "office.log").read_text())
             assert not welcomed, "the limit does not bind"
         finally:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
@@ -76,7 +76,7 @@ PROGRAM = """
 import os, resource, sublet, time
 
 with sublet.connect() as fabric:
-    first = fabric.memory("64MiB", ttl=ttl_s, renew="always")
+    first = fabric.memory("64MiB", ttl=ttl_s, renew="always", renew_every=ttl_s / 8)
     while fabric._keeper._news is None or not fabric._transport._idle:
         time.sleep(0.01)  # until it listens for news, and has a connection for renewals
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -91,7 +91,7 @@ with sublet.connect() as fabric:
     print(first.status)
     for fd in held:
         os.close(fd)
-    second = fabric.memory("64MiB", ttl=ttl_s, renew="always")
+    second = fabric.memory("64MiB", ttl=ttl_s, renew="always", renew_every=ttl_s / 8)
     time.sleep(1.25 * ttl_s)
     print(first.status, second.status)
 """

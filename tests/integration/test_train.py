@@ -262,7 +262,7 @@ def test_a_command_that_was_killed_goes_on_when_it_is_run_again(
     ends = {view.end.reason for view in fabric.leases(all=True) if view.end and view.bound_to == first.pid}
     assert ends == {"holder_gone"}
 
-    again = begin(0.1)
+    again = begin(0.3)  # nor at its end before the signal is sent
     has_said(again, "epoch")
     again.send_signal(signal.SIGINT)
     out, said = again.communicate(timeout=PATIENCE_S)

@@ -685,5 +685,6 @@ def test_saving_costs_the_supervisor_no_memory(stage: SupervisorStage) -> None:
 
 
 def resident(pid: int) -> int:
-    with open(f"/proc/{pid}/status", encoding="ascii") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmRSS"))
+    """Other files of the kernel's have it only up to some hundred pages."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="utf-8") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Rss:"))

@@ -198,7 +198,7 @@ class Slow:
 
 def test_saves_that_take_long_raise_the_time_that_the_lease_asks_for(fabric: sublet.Fabric) -> None:
     """Of its own accord, by what was measured where it is published; the office has it in its books."""
-    with fabric.block("4MiB", name="slow", ttl="10s", renew="always") as block:
+    with fabric.block("4MiB", name="slow", ttl="10s", renew="always", renew_every="1s") as block:
         assert block.ttl == 10
         with sublet.Durable(Slow(), block) as state:
             state.checkpoint()
