@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -10,10 +11,12 @@ import pytest
 from sublet.client.model import Place
 from sublet.errors import CapacityExceeded, Disconnected, LeaseEnded, NotFound, StaleEpoch, SubletError
 from sublet.lease.value import LeaseEnd
+from sublet.notebook import going_on
 from sublet.notebook.going_on import give_up, go_on, is_parked
 from sublet.notebook.options import CellOptions
 from sublet.notebook.status import Suspended
-from sublet.values import EndReason, LeaseId, Tier
+from sublet.supervisor.parking import STAND_NS
+from sublet.values import NS_PER_S, EndReason, LeaseId, Tier
 
 END = LeaseEnd(reason=EndReason.PREEMPTED, at="2026-01-01T00:00:00Z", detail="somebody goes first", parked="l-1-p2@1.3")
 
@@ -77,6 +80,29 @@ def test_it_waits_in_line_as_the_cell_would_and_says_so() -> None:
     assert (fabric.asked["tier"], fabric.asked["ttl"], fabric.asked["wait"]) == (Tier.SPOT, 60.0, None)
     assert [(one.place, one.estimate_s) for one in shown] == [(0, None), (2, 30.0)]
     assert all("somebody goes first" in one.why for one in shown)
+
+
+def test_a_lease_that_is_being_taken_is_waited_for_as_long_as_its_guests_may_take_to_stand_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the cell would give it back, and what lives on the device only would be lost."""
+    now_s, parked_s = [100.0], 101.0 + STAND_NS / NS_PER_S
+
+    class Noticed:
+        notice = object()
+
+        @property
+        def end(self) -> LeaseEnd | None:
+            return END if now_s[0] >= parked_s else None
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += seconds
+
+    monkeypatch.setattr(going_on, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep))
+    lease: Any = Noticed()
+    going_on.wait_until_taken(lease)
+    assert is_parked(lease)
+    assert now_s[0] < parked_s + 1
 
 
 @pytest.mark.parametrize("error", [NotFound("gone"), StaleEpoch("older"), CapacityExceeded("refused")])

@@ -29,8 +29,8 @@ GAVE_WAY: Final = frozenset({EndReason.PREEMPTED, EndReason.FAIR_SHARE, EndReaso
 GONE_S: Final = 10.0
 """Longer than any grace. A guest that is there still has not saved for want of time."""
 PAUSE_S: Final = 0.02
-TAKEN_S: Final = 3.0
-"""Much longer than it takes to park a kernel."""
+TAKEN_S: Final = 10.0
+"""Longer than it may take to park a kernel: on a busy machine its processes have five seconds to stand still."""
 
 
 def is_parked(lease: Lease | None) -> bool:
