@@ -80,8 +80,9 @@ def terminal(home: Path) -> Iterator[Terminal]:
     made = Terminal(home)
     made.cell("%load_ext sublet")
     yield made
-    made.child.sendeof()
-    made.child.close(force=True)
+    made.child.kill(signal.SIGKILL)
+    made.child.wait()  # pexpect itself waits a tenth of a second for who is killed, and then complains
+    made.child.close()
 
 
 def test_results_have_their_number_and_the_bill_is_a_line(terminal: Terminal) -> None:
