@@ -24,7 +24,7 @@ __all__ = ["Page", "cells_in", "lab", "notebook", "opened"]
 
 PICTURES = os.environ.get("SUBLET_PICTURES", "")
 """A folder: what is seen is kept there, for people to look at, and for the docs."""
-PATIENCE_MS = 90_000
+PATIENCE_MS = 180_000
 EXAMPLE = Path(sublet.__file__).parent / "notebook" / "five-minute-gpu.ipynb"
 QUIET = {
     "notification": {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True},
@@ -174,6 +174,12 @@ class Page:
         wanted += " return said !== before && new RegExp(pattern).test(said) }"
         self.page.wait_for_function(wanted, arg=[number, text, unlike])
         return self.said(number)
+
+    def count_images(self, number: int) -> int:
+        """Of those below a cell, once there is one."""
+        images = self.cell(number).locator(".jp-Cell-outputArea img")
+        images.first.wait_for()
+        return int(images.count())
 
     def watch(self, number: int) -> None:
         """Remember whatever stands below a cell from now on, however short."""
