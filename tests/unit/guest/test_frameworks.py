@@ -16,6 +16,7 @@ from sublet.guest.inbox import Inbox
 from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.codec import dumps
 from sublet.wire.guests import Service, Visit
+from tests.traces import PATIENCE_S
 
 
 def torch(calls: list[str], *, begun: bool) -> Any:
@@ -85,10 +86,10 @@ def test_a_guest_that_serves_frees_them_and_hangs_up(monkeypatch: pytest.MonkeyP
     with ours, asking:
         socket.send_fds(ours, [dumps(visit)], [given.fileno()])
         given.close()
-        asking.settimeout(20)
+        asking.settimeout(PATIENCE_S)
         assert asking.recv(1) == b""
         assert freed
-    thread.join(20)
+    thread.join(PATIENCE_S)
     inbox.close()
 
 

@@ -19,6 +19,7 @@ from sublet.guest import kernel
 from sublet.guest.interrupts import Interrupts
 from sublet.lease.value import LeaseEnd
 from sublet.values import EndReason
+from tests.left_open import left_of, threads_now
 
 
 class Shell:
@@ -106,7 +107,10 @@ def stage() -> Iterator[Stage]:
     before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
     made = Stage()
     signal.signal(signal.SIGINT, made.interrupts.on_signal)
+    insisting = threads_now("sublet-interrupt")
     yield made
+    left = left_of(lambda: threads_now("sublet-interrupt"), insisting)
+    assert not left, "what it sends after this would interrupt the test runner"
     signal.signal(signal.SIGINT, before)
     sys.unraisablehook = hook
 

@@ -8,6 +8,7 @@ import threading
 
 from sublet.guest.streams import Speech, SpokenRecords, Stream
 from sublet.wire.log_records import load_log_record
+from tests.traces import PATIENCE_S
 
 
 class Heard:
@@ -95,7 +96,7 @@ def test_in_a_fork_nothing_is_sent_any_more() -> None:
     heard.speech.forget()
     teller = threading.Thread(target=lambda: print("from the fork", file=heard.out), daemon=True)
     teller.start()
-    teller.join(10)
+    teller.join(PATIENCE_S)
     assert not teller.is_alive()
     assert heard.said == []
     assert heard.log.getvalue() == "half a linefrom the fork\n"
