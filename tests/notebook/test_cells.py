@@ -93,8 +93,10 @@ def nb(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Noteboo
             os.environ["SUBLET_HOME"] = before
 
 
-def text(outputs: list[dict[str, Any]]) -> str:
-    return "".join(one.get("text", "") for one in outputs if one["output_type"] == "stream")
+def text(outputs: list[dict[str, Any]], *streams: str) -> str:
+    """Of these streams, or of all: a text may come in several messages."""
+    said = [one for one in outputs if one["output_type"] == "stream"]
+    return "".join(one.get("text", "") for one in said if not streams or one["name"] in streams)
 
 
 def status(outputs: list[dict[str, Any]]) -> str:
@@ -157,7 +159,7 @@ def test_output_is_what_it_would_have_been(nb: Notebook) -> None:
         "display(HTML('<b>bold</b>'))\n%matplotlib inline\nimport matplotlib.pyplot as plt\n"
         "plt.plot([1, 2]); plt.show()\n42"
     )
-    streams = {one["name"]: one["text"] for one in outputs if one["output_type"] == "stream"}
+    streams = {name: text(outputs, name) for name in ("stdout", "stderr")}
     assert streams == {"stdout": "out\n", "stderr": "err\n"}
     shown = [one["data"] for one in outputs if one["output_type"] == "display_data"]
     assert any(one.get("text/html") == "<b>bold</b>" for one in shown)

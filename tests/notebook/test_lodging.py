@@ -23,6 +23,8 @@ from tests.notebook.crossing import Sides
 LENGTH = 3 * (1 << 17) + 5
 """Numbers of 8 bytes: more than 3 MiB, and no whole page at the end."""
 NBYTES = 8 * LENGTH
+FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+"""Whether this process has threads just now, of a library or of the test runner, is not looked at here."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -345,6 +347,7 @@ def test_what_came_and_was_not_answered_is_sent_again(sides: Sides) -> None:
     assert sides.here["a"][0] == 3.0
 
 
+@FORKS
 def test_a_forked_child_has_arrays_of_its_own(sides: Sides) -> None:
     sides.here["a"] = np.zeros(LENGTH)
     sides.go("a")
@@ -513,6 +516,7 @@ def test_what_was_found_out_before_an_interrupt_is_found_out_again(
     assert sides.came == 0
 
 
+@FORKS
 def test_files_that_a_forked_child_may_look_at_are_never_filled_again(sides: Sides) -> None:
     sides.here["a"] = np.zeros(LENGTH)
     sides.go("a")

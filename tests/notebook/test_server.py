@@ -223,9 +223,11 @@ def test_the_debugger_opens_where_the_cell_failed(kernel: Kernel) -> None:
 
 def test_an_interrupt_stops_the_cell_and_keeps_the_lease(kernel: Kernel, fabric: sublet.Fabric) -> None:
     [before] = live(fabric)
+    asked: list[bool] = []
 
     def told(message: Message) -> None:
-        if message["header"]["msg_type"] == "stream":
+        if not asked and message["header"]["msg_type"] == "stream":  # its text may come in two messages
+            asked.append(True)
             kernel.interrupt()
 
     cell = kernel.run("%%gpu\nimport time\nkept = 7\nprint('on', flush=True)\nwhile True: time.sleep(0.01)", told)
@@ -300,7 +302,7 @@ def test_a_device_that_is_taken_between_cells_leaves_what_was_on_it(kernel: Kern
     )
     token = fabric.request("POST", "/v1/tenants", {"id": "ben"}, shape=dict)["token"]
     with sublet.connect(fabric.address.url, token=token, as_tenant=True) as ben:
-        ben.gpu(min_vram="2GiB", ttl="1m", wait="1m").release()
+        ben.gpu(min_vram="2GiB", ttl="1m", wait="5m").release()
     second = kernel.run("%%gpu --tier spot\nnext(kept), os.getpid()")
     values = [cell.of("execute_result")[0]["data"]["text/plain"] for cell in (first, second)]
     assert values[0].replace("(0,", "(1,") == values[1], second.messages

@@ -36,12 +36,12 @@ def test_two_notebooks_share_a_device_by_option_and_by_configuration(
     from `sublet config`. An option of a cell goes before that."""
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
     with shell_on(stage, tmp_path / "a") as first, shell_on(stage, tmp_path / "b") as second:
-        first.ask(MEET.format(options="--vram 256MiB --shared --wait 20s", mine=one, other=two))
+        first.ask(MEET.format(options="--vram 256MiB --shared --wait 100s", mine=one, other=two))
         wait_for(Path(one))
         monkeypatch.setenv("SUBLET_HOME", str(stage.office.home))
         assert main(["config", "set", "shared", "true"]) == 0
         assert main(["config", "set", "vram", "128M"]) == 0
-        second.ask(MEET.format(options="--wait 20s", mine=two, other=one))
+        second.ask(MEET.format(options="--wait 100s", mine=two, other=one))
         for shell in (first, second):
             answer = shell.answer()
             assert answer["error"] == "", answer
