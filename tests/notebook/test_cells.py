@@ -21,6 +21,7 @@ from nbclient.exceptions import CellExecutionError
 import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
+from tests.notebook.kernel_sockets import KernelSockets
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
 PATIENCE_S = 60.0
@@ -51,9 +52,16 @@ class Notebook:
     def __init__(self, folder: Path) -> None:
         self.nb: Any = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
         self.client = NotebookClient(
-            self.nb, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+            self.nb,
+            timeout=120,
+            startup_timeout=120,
+            iopub_timeout=120,  # outputs that come four seconds after the reply would be left out
+            kernel_name="python3",
+            resources={"metadata": {"path": str(folder)}},
         )
         self.client.km = self.client.create_kernel_manager()
+        self._sockets = KernelSockets()
+        self._sockets.use_for(self.client.km)
 
         self._loop = asyncio.new_event_loop()  # ours to close; nbclient's own stay open
 
@@ -70,6 +78,7 @@ class Notebook:
 
     def stop(self) -> None:
         self._await(self.client._async_cleanup_kernel())
+        self._sockets.remove()
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 

@@ -16,6 +16,7 @@ from jupyter_client.manager import KernelManager
 from jupyter_core.utils import ensure_event_loop
 
 from tests.integration.office_stage import OfficeStage
+from tests.notebook.kernel_sockets import KernelSockets
 from tests.notebook.shell_stage import PATIENCE_S, Shell, shell_on, stage_on
 from tests.traces import until
 
@@ -140,7 +141,8 @@ def test_a_request_that_cannot_be_had_leaves_what_is_there(notebooks: tuple[Shel
 def kernel_on(stage: OfficeStage, folder: Path) -> Iterator[Any]:
     """A Jupyter kernel with the extension, as a front end has it."""
     folder.mkdir(exist_ok=True)
-    manager = KernelManager()
+    manager, sockets = KernelManager(), KernelSockets()
+    sockets.use_for(manager)
     env = {**os.environ, **stage.office.env(), "SUBLET_HOME": str(stage.office.home)}
     manager.start_kernel(env={**env, "JPY_SESSION_NAME": str(folder / "Queue.ipynb")}, cwd=str(folder))
     client = manager.client()
@@ -152,6 +154,7 @@ def kernel_on(stage: OfficeStage, folder: Path) -> Iterator[Any]:
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+        sockets.remove()
         ensure_event_loop().close()  # the one that the manager's calls have made for this thread
 
 

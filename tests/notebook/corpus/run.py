@@ -17,6 +17,7 @@ import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from tests.notebook.corpus.notebooks import Mode, Notebook, choose_cells
+from tests.notebook.kernel_sockets import KernelSockets
 
 __all__ = ["Cell", "Kernel", "KernelDied", "Run", "kernel_on", "office_on", "run_notebook", "with_gpu"]
 
@@ -87,6 +88,8 @@ class Kernel:
 
         self._folder = folder
         self.manager: Any = KernelManager(kernel_name="python3")
+        self._sockets = KernelSockets()
+        self._sockets.use_for(self.manager)
         with open(folder.parent / "kernel.log", "ab") as log:
             self.manager.start_kernel(cwd=str(folder), env=dict(env), stdout=log, stderr=log)
         self.client: Any = self.manager.blocking_client()
@@ -160,6 +163,7 @@ class Kernel:
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=not self.manager.is_alive())
         self.manager.cleanup_resources()
+        self._sockets.remove()
         ensure_event_loop().close()  # the one that the manager's calls have made for this thread
 
 
