@@ -140,6 +140,25 @@ def test_who_left_the_line_does_not_seem_to_stand_in_it() -> None:
         assert seen in shell.display_pub.said[-1][1]["data"]["text/plain"]
 
 
+def test_an_interrupt_that_comes_while_the_line_is_shown_leaves_none_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = Shell(Kernel())
+    line, publish = StatusLine(shell), shell.display_pub.publish
+
+    def interrupted(**what: Any) -> None:
+        publish(**what)
+        monkeypatch.setattr(shell.display_pub, "publish", publish)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shell.display_pub, "publish", interrupted)
+    with pytest.raises(KeyboardInterrupt), line.left_behind():
+        line.show(Waiting(place=1, reason="held"))
+    first, last = (what for _, what in shell.display_pub.said)
+    assert "not in line any more" in last["data"]["text/plain"]
+    assert (last["update"], last["transient"]) == (True, first["transient"])
+
+
 def test_on_a_terminal_the_same_line_is_never_written_twice() -> None:
     stream = io.StringIO()
     line = StatusLine(Shell(), stream=stream)

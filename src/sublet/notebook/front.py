@@ -260,7 +260,7 @@ class StatusLine:
 
     def leave(self, status: Ended) -> None:
         """The cell is given up: what was said of it does not hold any more."""
-        if self._last:
+        if self._id or self._last:  # of what an interrupt cut short just after it was shown, the id alone
             self.show(status, quiet=True)
 
     def cleared(self) -> None:
