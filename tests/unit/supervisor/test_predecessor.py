@@ -71,8 +71,12 @@ def left() -> Iterator[int]:
         check=True,
     )
     pid = int(started.stdout)
-    # While a process becomes another program, its environment cannot be read.
-    until("an orphan that sleeps", lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
+    # While a process becomes another program, its environment cannot be read; it has its new name a little earlier.
+    proc = Path(f"/proc/{pid}")
+    until(
+        "an orphan that sleeps",
+        lambda: (proc / "comm").read_text() == "sleep\n" and OFFICE in (proc / "environ").read_text(),
+    )
     try:
         yield pid
     finally:
