@@ -12,6 +12,7 @@ from sublet.replicated import MemoryReplica, Replica, ReplicaGroup, ReplicatedCh
 from sublet.training import Act, Launch, TrainingBatch, TrainingStepOutcome, run_training_step
 from sublet.values import NS_PER_S, Epoch
 from sublet.wire.scalars import Scalar
+from tests.left_open import threads_now
 from tests.traces import until
 
 JOB: Final = "spot-resnet"
@@ -192,6 +193,7 @@ class Program:
 def wait_for_replicas(group: ReplicaGroup) -> None:
     """Until each has done what it was asked, whether its answer was waited for or not."""
     until("idle replicas", lambda: not any(worker._waiting for worker in group._workers.values()), PATIENCE_S)
+    until("packs that were brought", lambda: not threads_now("sublet-replica-pack"), PATIENCE_S)
 
 
 class World:
