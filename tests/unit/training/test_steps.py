@@ -412,11 +412,12 @@ def test_a_save_or_completion_that_nobody_answered_is_settled_by_asking_again(wo
     """It is an error that the user sees. Whether it came through is then read from the record, never assumed."""
     program = world.program(1)
     program.step(1)
-    program.group.patience_s, patience_s = 0.2, program.group.patience_s
+    patience_s = program.group.patience_s
 
     def meanwhile(now: Act) -> None:
-        if now is act:
+        if now is act:  # and not before, or the step might not come so far
             set_replicas(world, 3, **{how: True})
+            program.group.patience_s = 0.2
 
     with pytest.raises(CheckpointFailed) as caught:
         program.step(2, watch=meanwhile)
