@@ -48,7 +48,7 @@ def plan(*argv: str, **changes: Any) -> SpawnPlan:
 
 def outcome(child: Child) -> tuple[SpawnFailed | None, int]:
     """What the pipe said, and how it ended."""
-    select.select([child.failure], [], [], 20)
+    select.select([child.failure], [], [], 120)
     failed = read_failure(child.failure, "it")
     _, status = os.waitpid(child.pid, 0)
     os.close(child.failure)
@@ -218,7 +218,7 @@ def test_every_child_is_reaped_and_told_of_to_whom_it_concerns() -> None:
 
 
 def _turn_until(loop: Loop, is_so: Callable[[], bool]) -> None:
-    limit = loop.now_ns() + 20_000_000_000
+    limit = loop.now_ns() + 120_000_000_000
     while not is_so():
         assert loop.now_ns() < limit
         loop.turn(0.1)

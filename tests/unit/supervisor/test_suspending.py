@@ -37,7 +37,7 @@ class Stage:
             self.loop,
             lambda pid, lives: self.lives.append((pid, lives)),
             (program, "-c", code),
-            **limits,
+            **{"grace_s": 60.0} | limits,  # where nothing hangs, the helper may be slow
         )
         self.told: list[Mapping[str, Any]] = []
 
