@@ -101,6 +101,9 @@ class Ask:
             kind = doc["error"]["kind"]
             if self.word == "acquire" and self.told_full(told, doc):
                 return
+            if kind == "Disconnected":  # the supervisor did not confirm it in time: it may have happened or not
+                self.unanswered(told)
+                return
             assert kind in ("LeaseNotActive", "LeaseRevoked", "StaleEpoch"), f"{self.word}: {answer}"
             assert known is None or known.status != "active" or known.perhaps, f"{self.word} {known}: {answer}"
             return
@@ -239,6 +242,9 @@ def repeat(office: OfficeProcess, told: Told) -> bool:
         if answer is None:
             told.unanswered += [one, *(other for other in asks if other not in again)]
             return False
+        if "error" in answer.doc and answer.doc["error"]["kind"] == "Disconnected":
+            one.unanswered(told)
+            continue
         if one.word == "acquire" and "error" in answer.doc:  # it was granted from the line, and nobody came
             assert one.told_full(told, answer.doc) or answer.doc["error"]["end"] is not None, answer
             continue
