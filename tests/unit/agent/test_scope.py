@@ -22,6 +22,7 @@ from sublet.errors import InvalidRequest, SubletError
 from sublet.wire import system_programs
 from sublet.wire.settings import SupervisorSettings
 from sublet.wire.zygote import TENANT_WARM_VARIABLE
+from tests.traces import Traces
 
 GIVES = '#!/bin/sh\necho "$@" > "$0.asked"\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
 REFUSES = '#!/bin/sh\necho "$@" > "$0.asked"\necho "Failed to connect to bus" >&2\nexit 1\n'
@@ -96,7 +97,8 @@ def test_without_systemd_there_is_none(tmp_path: Path, booted: Path, monkeypatch
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Iterator[SupervisorSettings]:
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorSettings]:
+    monkeypatch.setattr(starting, "PATIENCE_S", 120.0)
     runtime = tempfile.mkdtemp(prefix="sublet-test-")  # the path of a socket is short
     state = tmp_path / "state"
     state.mkdir()
@@ -132,6 +134,7 @@ def test_a_supervisor_comes_either_way(
     finally:
         os.kill(started._pid, signal.SIGKILL)
         os.waitpid(started._pid, 0)
+        Traces(settings.office, Path(settings.runtime)).clear()  # its groups would stay on the machine
 
 
 def test_one_that_cannot_begin_is_told_with_its_last_word(settings: SupervisorSettings) -> None:
