@@ -235,7 +235,7 @@ def test_a_close_has_given_back_when_it_returns(office: OfficeThread, count: int
     async def main() -> None:
         helper, fabric = Helper(office), fabric_of(office)
         leases = [await fabric.memory("1MiB", renew="always") for _ in range(count)]
-        await fabric.close()
+        await fabric.close(patience=60.0)
         assert (fabric._returning, fabric._book.owed) == (None, set())
         assert all(lease.end is not None for lease in leases)
         assert await asyncio.to_thread(look, office, helper) == []
@@ -258,7 +258,7 @@ def test_a_close_that_its_loop_did_not_finish_is_finished_in_another(office: Off
     first.close()
 
     async def main() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await fabric.close()
 
     asyncio.run(main())

@@ -105,7 +105,7 @@ class Helper:
         self._let_go.set()
 
     def _release(self) -> None:
-        self._let_go.wait(20)
+        self._let_go.wait(120)
         if self._lease is not None:
             self._lease.release()
 
