@@ -405,13 +405,16 @@ class Alarms:
         self.most = most
         self.left = 0
         """So many are still raised. A plain store ends them: no signal can come before it, as before a call."""
+        self._interval = 0.0
         self._before = signal.signal(signal.SIGALRM, self._ring)
 
     def run(self, program: Callable[[], object], first: float, interval: float) -> None:
-        """With the first after so many seconds, and then one after each interval."""
-        self.left = self.most
+        """With the first after so many seconds, and then each so long after the one before. The timer goes off once and
+        is set again: with one that repeats by itself, a machine that needs longer than the interval for the handler
+        would do nothing else any more."""
+        self.left, self._interval = self.most, interval
         try:
-            signal.setitimer(signal.ITIMER_REAL, first, interval if self.most > 1 else 0)
+            signal.setitimer(signal.ITIMER_REAL, first)
             program()
             self.left = 0
         except Alarm:
@@ -427,6 +430,8 @@ class Alarms:
     def _ring(self, number: int, frame: FrameType | None) -> None:
         if self.left > 0:
             self.left -= 1
+            if self.left:
+                signal.setitimer(signal.ITIMER_REAL, self._interval)
             raise Alarm
 
 

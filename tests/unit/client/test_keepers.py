@@ -511,6 +511,7 @@ def test_a_stream_that_cannot_be_opened_is_asked_for_again_after_a_pause(
     blocking.hold(ttl=LONG_S, remaining=LONG_S)
     until("a look at the leases", lambda: blocking.keeper._wanted_since_ns is not None)
     blocking.go(LISTEN_AFTER_S)
+
     def tried(count: int) -> bool:
         """So often, and the pause has begun."""
         return len(asked) == count and blocking.keeper._listen_at_ns > blocking.clock.now_ns()
