@@ -336,11 +336,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _same_examples_on_every_run() -> None:
     from hypothesis import HealthCheck, settings
+    from hypothesis.internal.conjecture import providers
 
     slow = [HealthCheck.too_slow]  # how long it takes to make examples is the machine's business, too
     settings.register_profile("sublet", derandomize=True, deadline=None, suppress_health_check=slow)
     settings.register_profile("soak", max_examples=10_000, deadline=None, suppress_health_check=slow, print_blob=True)
-    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "sublet"))
+    profile = os.environ.get("HYPOTHESIS_PROFILE", "sublet")
+    settings.load_profile(profile)
+    if profile == "sublet":
+        # Hypothesis draws also from the constants in the source of all modules that are loaded, and which those are
+        # depends on the tests that ran before in the same process.
+        none = providers.Constants()
+        providers._get_local_constants = lambda: none
 
 
 @pytest.fixture(scope="session", autouse=True)
