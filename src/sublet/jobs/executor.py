@@ -157,8 +157,9 @@ class Executor(concurrent.futures.Executor):
                     future.set_result(value)
         if ended is not None:
             self._break(ended)
-        if not self._futures:
-            self._is_idle.set()
+        with self._lock:  # else one that is submitted between the two would not be waited for
+            if not self._futures:
+                self._is_idle.set()
 
     def _set_error(self, future: Future[Any], failure: ChunkFailed, ended: BaseException | None) -> None:
         """``ended``: what ended the job as a whole, for chunks that were only stopped by that."""
