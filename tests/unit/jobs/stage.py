@@ -70,8 +70,11 @@ class FakeLease:
 
     def put(self, task: Any, items: Sequence[tuple[Any, ...]], future: FakeFuture) -> None:
         with self.changed:
-            self.queue.append((task, items, future))
-            self.changed.notify()
+            if self.end is None:
+                self.queue.append((task, items, future))
+                self.changed.notify()
+                return
+        future.set_exception(not_begun())
 
     def close(self) -> None:
         with self.changed:
@@ -108,14 +111,19 @@ class FakeLease:
         self.lose_at = None
         future.set_result(Many(results, error, 1000 * max(1, len(results))))
         if not isinstance(error, WorkerLost):
-            self.is_over = True
-            self.end = SimpleNamespace(reason="revoked")
+            with self.changed:  # what comes from now on is refused at once
+                self.is_over = True
+                self.end = SimpleNamespace(reason="revoked")
             for _, _, other in self.queue:
-                not_begun = LeaseRevoked("taken")
-                not_begun.begun = False
-                other.set_exception(not_begun)
+                other.set_exception(not_begun())
             for callback in self.ends:
                 callback(self.end)
+
+
+def not_begun() -> LeaseRevoked:
+    error = LeaseRevoked("taken")
+    error.begun = False
+    return error
 
 
 class FakePool:

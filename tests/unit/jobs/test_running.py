@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import pytest
@@ -116,8 +116,11 @@ def test_map_reads_items_only_as_results_are_consumed(pool: FakePool) -> None:
     results.close()
 
 
-def test_a_map_over_an_iterable_reads_no_more_than_its_leases_need(pool: FakePool) -> None:
+def test_a_map_over_an_iterable_reads_no_more_than_its_leases_need(
+    pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four items for each lease; of a list at least twice as many as leases are wanted."""
+    monkeypatch.setattr(mapping, "READ_FOR_S", LONG_S)  # a pause while it reads would leave the last item unread
     LET_GO.clear()
     lazily, wide = itertools.count(1), iter(range(1, 1000))
     all_read = threading.Event()
@@ -221,6 +224,7 @@ def test_a_map_goes_on_with_what_its_store_has(pool: FakePool) -> None:
 
 
 def test_a_worker_that_dies_costs_the_chunk_it_executed_and_no_other(pool: FakePool) -> None:
+    pool.most = 1  # beside another one it might never come to so many chunks
     ran: list[int] = []
     died: list[int] = []
 
@@ -283,6 +287,7 @@ def test_a_job_that_is_stopped_ends_without_a_lease_in_its_figures(pool: FakePoo
 
 def test_an_executor_goes_on_after_a_worker_died(pool: FakePool) -> None:
     """A call that goes to a worker once more has a future that runs already."""
+    pool.most = 1  # beside another one it might never come to so many calls
 
     def dies_once(lease: FakeLease) -> None:
         lease.lose_at = 7 if pool.made == 1 else None
@@ -718,6 +723,36 @@ def test_shutdown_can_cancel_what_has_not_run(pool: FakePool) -> None:
     let_go.set()
     executor.shutdown(cancel_futures=True)
     assert all(future.done() for future in others)
+
+
+def test_what_is_submitted_as_the_last_result_comes_is_waited_for(pool: FakePool) -> None:
+    """Between the look whether all is done and the word that it is, on the job's thread."""
+    executor = Executor(1, make_pool=pool.make)
+    let_go, submitted = threading.Event(), threading.Event()
+    begun: list[threading.Thread] = []
+    late: list[Future[bool]] = []
+
+    def submit() -> None:
+        late.append(executor.submit(let_go.wait, LONG_S))
+        submitted.set()
+
+    class Idle(threading.Event):
+        def set(self) -> None:
+            if not begun:
+                begun.append(threading.Thread(target=submit))
+                begun[0].start()
+                begun[0].join(0.3)  # it is done so soon only where it may come in between
+            super().set()
+
+    executor._is_idle = Idle()
+    assert executor.submit(square, 1).result(LONG_S) == 1
+    assert submitted.wait(LONG_S)
+    ends = threading.Thread(target=executor.shutdown)
+    ends.start()
+    ends.join(0.3)
+    let_go.set()
+    ends.join(LONG_S)
+    assert late[0].result(0)
 
 
 def test_a_mistake_on_the_jobs_thread_is_raised_where_results_are_waited_for(
