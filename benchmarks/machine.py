@@ -195,5 +195,5 @@ def _cpu_model() -> str:
 
 
 def _git(root: Path, *words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True, timeout=10)
+    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True, timeout=60)
     return done.stdout.strip()

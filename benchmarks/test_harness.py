@@ -8,20 +8,24 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import harness
 from benchmarks.harness import Bench, Goal, Report, figure, judge
+from benchmarks.load import closed, paced
 from benchmarks.load.closed import ClosedLoop
 from benchmarks.load.http1 import BadAnswer, Request, Step, Template, ask, connect, take_answer
 from benchmarks.load.paced import Due, Paced
 from benchmarks.machine import Disk, this_machine
 from benchmarks.peers.null import NullServer
-from benchmarks.procs import cpu_seconds, tree
+from benchmarks.procs import cpu_seconds, tree, wait_until
 from benchmarks.record import as_text, number, to_dict
 from benchmarks.stats import compare, percentile, summarise
+from tests.left_open import left_of
 
 
 def test_percentiles_lie_between_the_samples() -> None:
@@ -133,7 +137,11 @@ def test_an_answer_is_taken_only_whole() -> None:
         take_answer(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
 
 
-def test_clients_in_a_closed_loop_count_what_they_finished(tmp_path: Path) -> None:
+def test_clients_in_a_closed_loop_count_what_they_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that goes on by a millisecond with each look at it: a busy machine finishes little in a short time."""
+    moments = itertools.count(0, 1_000_000)
+    held = SimpleNamespace(perf_counter_ns=lambda: next(moments), process_time=time.process_time, time_ns=time.time_ns)
+    monkeypatch.setattr(closed, "time", held)
     with NullServer(tmp_path) as server:
         load = ClosedLoop(server.address, server.cycle(), [{}] * 3)
         sample = load.run(0.2)
@@ -153,13 +161,25 @@ def test_an_answer_that_the_script_does_not_allow_stops_the_run(tmp_path: Path) 
         load.close()
 
 
-def test_a_paced_load_keeps_its_schedule(tmp_path: Path) -> None:
+def test_a_paced_load_keeps_its_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that goes on only while no answer is under way."""
+    now_ns = [0]
+    held = SimpleNamespace(perf_counter_ns=lambda: now_ns[0], process_time=time.process_time)
+    monkeypatch.setattr(paced, "time", held)
     with NullServer(tmp_path) as server:
         request = Request(method="POST", path="/", body="{}")
         schedule = [Due(at_s=n * 0.02, period_s=0.1, request=request, expect='"grant"') for n in range(5)]
         load = Paced(server.address, schedule, connections=2)
-        sample = load.run(0.55)
-        assert 20 <= sample.requests <= 29
+        epoll = load._epoll
+
+        def poll(seconds: float) -> list[tuple[int, int]]:
+            if load._out:
+                return epoll.poll(60)
+            now_ns[0] += round(seconds * 1e9)
+            return []
+
+        monkeypatch.setattr(load, "_epoll", SimpleNamespace(poll=poll, close=epoll.close))
+        assert load.run(0.55).requests == 28
         load.close()
         assert ask(server.address, request).status == 200
 
@@ -174,16 +194,17 @@ def test_a_client_that_leaves_its_answer_unread_keeps_no_other_from_its_own(tmp_
 
 
 def test_processor_time_of_another_process_is_read(tmp_path: Path) -> None:
-    threads = threading.active_count()
+    threads = frozenset(threading.enumerate())
     with NullServer(tmp_path) as server:
         before = cpu_seconds(server.child.pid)
         load = ClosedLoop(server.address, server.cycle(), [{}])
-        load.run(0.2)
+        wait_until(
+            lambda: load.run(0.2).cycles >= 0 and cpu_seconds(server.child.pid) > before, within_s=60, what="its time"
+        )
         load.close()
-        assert cpu_seconds(server.child.pid) > before
         assert server.child.pid in tree(server.child.pid)
     assert not server.child.alive
-    assert threading.active_count() == threads
+    assert not left_of(lambda: frozenset(threading.enumerate()), threads)
 
 
 def test_a_report_is_plain_json_with_few_digits() -> None:
