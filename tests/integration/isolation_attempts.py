@@ -667,7 +667,7 @@ def gain_from_a_set_uid_program(world: World) -> str:
         return ""
     if world.is_control and os.geteuid() == 0:
         os.setresuid(65534, 65534, 65534)
-    said = subprocess.run([world.set_uid, "-u"], capture_output=True, timeout=20, check=True).stdout
+    said = subprocess.run([world.set_uid, "-u"], capture_output=True, timeout=60, check=True).stdout
     return "root" if said.strip() == b"0" else ""
 
 
@@ -705,7 +705,7 @@ def find_a_descriptor_left_open(world: World) -> str:
 @attempt()
 def find_a_secret_in_the_environment(world: World) -> str:
     """Through a program, which sees what an exec hands on."""
-    said = subprocess.run(["/usr/bin/env"], capture_output=True, timeout=20, check=True, env=_handed(world)).stdout
+    said = subprocess.run(["/usr/bin/env"], capture_output=True, timeout=60, check=True, env=_handed(world)).stdout
     return holds_secret(said)
 
 
@@ -723,7 +723,7 @@ def preload_into_what_has_rights(world: World) -> str:
     hostile = {"LD_PRELOAD": f"{world.own}/evil.so", "LD_AUDIT": f"{world.own}/evil.so", "PYTHONPATH": world.own}
     with open(f"{world.own}/evil.so", "wb") as file:
         file.write(b"\x7fELF")
-    said = subprocess.run([world.set_uid, "-u"], capture_output=True, timeout=20, env=hostile).stdout
+    said = subprocess.run([world.set_uid, "-u"], capture_output=True, timeout=60, env=hostile).stdout
     return "root" if said.strip() == b"0" else ""
 
 

@@ -170,7 +170,7 @@ def test_starting_and_stopping_twice_is_harmless_and_leaves_no_thread() -> None:
         driver.start()
         threads = threads_now("sublet-renewal") - before
         assert [thread.daemon for thread in threads] == [True]
-        driver.stop()
+        driver.stop(timeout=60.0)
         driver.stop()
         assert not any(thread.is_alive() for thread in threads)
 
