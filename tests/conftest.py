@@ -337,6 +337,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _same_examples_on_every_run() -> None:
     from hypothesis import HealthCheck, settings
     from hypothesis.internal.conjecture import providers
+    from hypothesis.internal.constants_ast import Constants
 
     slow = [HealthCheck.too_slow]  # how long it takes to make examples is the machine's business, too
     settings.register_profile("sublet", derandomize=True, deadline=None, suppress_health_check=slow)
@@ -346,7 +347,7 @@ def _same_examples_on_every_run() -> None:
     if profile == "sublet":
         # Hypothesis draws also from the constants in the source of all modules that are loaded, and which those are
         # depends on the tests that ran before in the same process.
-        none = providers.Constants()
+        none = Constants()
         providers._get_local_constants = lambda: none
 
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-
 SUBLET: Final = settings.get_profile("sublet")
 
 
