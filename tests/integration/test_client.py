@@ -90,10 +90,10 @@ def make_tenant(home: Path, **settings: Any) -> sublet.Fabric:
 
 
 def test_a_lease_from_acquire_to_release(fabric: sublet.Fabric) -> None:
-    with fabric.gpu(min_vram="1GiB", ttl="1m", name="first", labels={"who": "me"}) as lease:
+    with fabric.gpu(min_vram="1GiB", ttl="10m", name="first", labels={"who": "me"}) as lease:
         assert lease.status is sublet.LeaseStatus.ACTIVE
-        assert 45 < lease.remaining < 60
-        assert (lease.name, lease.labels, lease.ttl, lease.end) == ("first", {"who": "me"}, 60.0, None)
+        assert 450 < lease.remaining < 600
+        assert (lease.name, lease.labels, lease.ttl, lease.end) == ("first", {"who": "me"}, 600.0, None)
         assert [device.kind for device in lease.devices] == [sublet.Kind.GPU]
         assert [view.id for view in fabric.leases()] == [lease.id]
         lease.renew()
@@ -127,16 +127,19 @@ def test_the_body_error_is_never_masked(fabric: sublet.Fabric) -> None:
 def test_busy_leases_are_renewed_and_idle_ones_end_as_idle(fabric: sublet.Fabric) -> None:
     """Two leases: one works, one does not."""
     ends: queue.SimpleQueue[sublet.LeaseEnd] = queue.SimpleQueue()
-    with _often(fabric) as busy, fabric.gpu(min_vram="1GiB", ttl="2s") as idle:
-        idle.on_end(ends.put)
-        with busy.activity("training"):
-            end = ends.get(timeout=WAIT_S)
-            until(lambda: fabric.lease(busy.id).renewals)
-            assert busy.status is sublet.LeaseStatus.ACTIVE
-        assert end.reason is sublet.EndReason.IDLE
+    with _often(fabric) as busy:
+        for ttl in ("2s", "20s"):  # a machine that stands still may sleep through a short one, and say nothing of it
+            with busy.activity("training"), fabric.gpu(min_vram="1GiB", ttl=ttl) as idle:
+                idle.on_end(ends.put)
+                end = ends.get(timeout=WAIT_S)
+                until(lambda: fabric.lease(busy.id).renewals)
+                assert busy.status is sublet.LeaseStatus.ACTIVE
+            told = until(lambda idle=idle: fabric.lease(idle.id).end)
+            if (end.reason, told.reason) == (sublet.EndReason.IDLE, "idle"):
+                break
+        assert (end.reason, told.reason) == (sublet.EndReason.IDLE, "idle")
         with pytest.raises(sublet.LeaseExpired, match="idle"):
             idle.check()
-    assert until(lambda: fabric.lease(idle.id).end).reason == "idle"
     assert fabric.lease(busy.id).busy > 1
 
 
@@ -224,7 +227,7 @@ def test_an_interrupted_wait_leaves_the_queue(fabric: sublet.Fabric) -> None:
     with fabric.gpu(min_vram="1GiB", count=2) as both, both.activity():
         with pytest.raises(KeyboardInterrupt):
             fabric.gpu(min_vram="1GiB", on_place=interrupt)
-        assert [view.status for view in fabric.leases()] == ["active"]
+        until(lambda: [view.status for view in fabric.leases()] == ["active"])
 
 
 # ---- taken back
@@ -307,7 +310,7 @@ def test_a_lease_that_is_left_lives_on(fabric: sublet.Fabric, shared_home: Path)
         shared_home,
     )
     assert done.stderr == ""
-    assert [view.id for view in fabric.leases()] == [done.stdout.strip()]
+    until(lambda: [view.id for view in fabric.leases()] == [done.stdout.strip()])  # without what is torn down just now
     fabric.attach(done.stdout.strip()).release()
 
 

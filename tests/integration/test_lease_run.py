@@ -33,7 +33,7 @@ from sublet.errors import CallTimeout, RemoteError, Unpicklable, WorkerLost
 from sublet.wire.shared import write_shared
 from tests.integration import run_functions
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def until(what: Callable[[], object]) -> None:
@@ -63,8 +63,15 @@ def held(fabric: sublet.Fabric) -> Iterator[sublet.Lease]:
 
 @pytest.fixture
 def lease(fabric: sublet.Fabric) -> Iterator[sublet.Lease]:
-    with fabric.cpu(1, ttl="20s") as lease:
+    with fabric.cpu(1, ttl="2m") as lease:
         yield lease
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take long to interrupt a function, and to say how a process has ended."""
+    monkeypatch.setattr("sublet.compute.calls.GRACE_S", PATIENCE_S)
+    monkeypatch.setattr("sublet.compute.worker_guest.TOLD_S", PATIENCE_S)
 
 
 # ---- what a call is
@@ -385,7 +392,7 @@ def test_options_choose_the_worker(lease: sublet.Lease, tmp_path: Path) -> None:
     assert lease.options(timeout=5).run(os.getpid) == lease.run(os.getpid)
 
 
-def test_a_timeout_interrupts(lease: sublet.Lease) -> None:
+def test_a_timeout_interrupts(lease: sublet.Lease, patient: None) -> None:
     seen: list[str] = []
 
     def sleep() -> None:
@@ -405,20 +412,21 @@ def test_a_timeout_interrupts(lease: sublet.Lease) -> None:
 
 
 def test_a_timeout_counts_from_when_the_call_begins(lease: sublet.Lease) -> None:
-    """Were it from when it is asked for, it would be over each time; a machine that stands still makes it so once."""
-    for attempt in range(3):
-        first = lease.submit(time.sleep, 0.6)
-        second = lease.options(timeout=0.5).submit(time.sleep, 0.01)
+    """Were it from when it is asked for, it would be over each time; a machine that stands still makes it so once, and
+    each time for the longer that is bearable."""
+    for times in (1, 4, 16):
+        first = lease.submit(time.sleep, 0.6 * times)
+        second = lease.options(timeout=0.5 * times).submit(time.sleep, 0.01)
         assert first.result(PATIENCE_S) is None
         try:
             assert second.result(PATIENCE_S) is None
             break
         except CallTimeout:
-            assert attempt < 2
+            assert times < 16
 
 
-TIMEOUTS_S = (0.3, 5.0)
-"""The second where a call has not even begun within the first."""
+TIMEOUTS_S = (0.3, 5.0, 50.0)
+"""The next where a call has not even begun within the one before."""
 
 
 def test_who_does_not_leave_is_ended(lease: sublet.Lease, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -482,7 +490,7 @@ def test_cancelled_before_it_begins_it_never_runs(lease: sublet.Lease, tmp_path:
     assert not ran.exists()
 
 
-def test_cancelled_while_it_runs_it_is_interrupted(lease: sublet.Lease, tmp_path: Path) -> None:
+def test_cancelled_while_it_runs_it_is_interrupted(lease: sublet.Lease, tmp_path: Path, patient: None) -> None:
     entered, left = tmp_path / "entered", tmp_path / "left"
 
     def work(entered: str, left: str) -> None:
@@ -783,7 +791,7 @@ def test_a_worker_that_was_stopped_does_not_keep_the_lease(
     ],
 )
 def test_the_death_of_a_worker_is_told_and_the_lease_lives(
-    lease: sublet.Lease, how: Callable[[], object], said: str
+    lease: sublet.Lease, how: Callable[[], object], said: str, patient: None
 ) -> None:
     pid = lease.run(os.getpid)
     with pytest.raises(WorkerLost, match=said):
@@ -796,7 +804,7 @@ def test_the_death_of_a_worker_is_told_and_the_lease_lives(
     assert [one.result(PATIENCE_S) for one in waiting] == [3] * 5, "only the call that was executing is to blame"
 
 
-def test_a_worker_that_dies_and_leaves_a_child_behind(lease: sublet.Lease, tmp_path: Path) -> None:
+def test_a_worker_that_dies_and_leaves_a_child_behind(lease: sublet.Lease, tmp_path: Path, patient: None) -> None:
     """Its child has all that the worker had open, and keeps nobody waiting."""
     left = tmp_path / "left"
 
