@@ -17,9 +17,9 @@ import sublet
 from sublet import jobs
 from sublet.client.office import ensure_office
 from tests.integration.test_client import end_office
-from tests.traces import until
+from tests.traces import PUT_AWAY_S, until
 
-PATIENCE_S = 60.0
+PATIENCE_S = 60.0 + PUT_AWAY_S
 FREE = 30
 """Chunks of the slow ones that do not wait for a word."""
 SCRIPT = """
@@ -83,8 +83,16 @@ def test_results_are_lines_of_json_and_the_same_command_finds_them_stored(home: 
     status, listing, _ = run(home, script.parent, "ls", "--json")
     assert status == 0
     assert [one["name"] for one in json.loads(listing)] == ["squares"]
-    status, shown, _ = run(home, script.parent, "show", "squares", "--json")
-    assert (status, json.loads(shown)["results"], json.loads(shown)["leases"]) == (0, 20, 0)
+    shown = {}
+
+    def is_counted() -> bool:
+        status, said, err = run(home, script.parent, "show", "squares", "--json")
+        assert status == 0, err
+        shown.update(json.loads(said))
+        return shown["results"] is not None
+
+    until("the volume to be put away", is_counted, PUT_AWAY_S)
+    assert (shown["results"], shown["leases"]) == (20, 0)
 
 
 def test_failures_are_named_and_the_rest_is_done(home: Path, script: Path) -> None:

@@ -63,6 +63,8 @@ class Waits:
     """A second request for the device of a lease."""
 
     def __init__(self, fabric: sublet.Fabric, lease: sublet.Lease) -> None:
+        keeper = fabric._keeper  # where it hears of the end alone, the lease never knows of the notice
+        until(lambda: keeper._news is not None and not keeper._behind, "a holder that listens")
         self._fabric, self._lease = fabric, lease
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()
