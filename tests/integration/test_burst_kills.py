@@ -32,7 +32,7 @@ from tests.integration import burst_functions as functions
 from tests.traces import PUT_AWAY_S, Traces, office_of, supervisor_of, until
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60.0
+PATIENCE_S = 60.0 + PUT_AWAY_S
 ROUNDS = 20
 """Kills of one job."""
 CHUNKS = 1500

@@ -38,7 +38,7 @@ def stage(script: str, kind: str) -> Any:
         pytest.skip("only root can play a supervisor of root")
     if (script, kind) not in _FOUND:
         command = [sys.executable, str(HERE / script), kind]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL)
         _FOUND[script, kind] = json.loads(done.stdout) if done.returncode == 0 else done.stderr
     found = _FOUND[script, kind]
     assert not isinstance(found, str), found
