@@ -21,7 +21,7 @@ from sublet.cli.show import Json, plural
 from sublet.values import LeaseId
 
 PATIENCE_S: Final = 20.0
-TTL_S: Final = 3
+TTL_S: Final = 5
 LEASE_ENDED: Final = 76
 KILLED: Final = 128 + signal.SIGKILL
 
