@@ -30,8 +30,8 @@ while :; do wait; sleep 1000 & done
 """
 """It leaves when it is told to, unless it is deaf; it has a child, as programs do, and writes where it may."""
 SLOW_S = 0.6
-"""So long a slow teardown takes, in time that the suite lets pass. What the machine takes beside that does not count, or
-a busy one would thaw before the suite has looked."""
+"""So long a slow teardown takes, in time that the suite lets pass. What the machine takes beside that does not count,
+or a busy one would thaw before the suite has looked."""
 PATIENT = """
 from sublet.supervisor import premises
 premises.KILL_AGAIN_NS = (*premises.KILL_AGAIN_NS[:-1], 60_000_000_000)
