@@ -295,7 +295,7 @@ def test_ctrl_c_leaves_the_queue(sublet: Shell) -> None:
 
 def test_on_a_terminal_the_place_in_the_queue_keeps_counting(sublet: Shell) -> None:
     """The line is painted again and again, and wiped when the lease is there."""
-    holder = sublet("lease", "acquire", "--gpu", "4GiB", "--gpus", "2", "--ttl", "1m", "--json").json
+    holder = sublet("lease", "acquire", "--gpu", "4GiB", "--gpus", "2", "--ttl", "10m", "--json").json
     assert holder["status"] == "active"
     screen, terminal = pty.openpty()
     words = sublet.command("lease", "acquire", "--gpu", "1GiB", "--ttl", "1m", "--wait", "5m")

@@ -28,8 +28,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
 
 
-MORE = {"preemptible_training": ("45", "0.003")}
-"""So that who takes its device away twenty times may stand still for a second, and still finds it at work."""
+MORE = {"preemptible_training": ("80", "0.01")}
+"""So that who takes its device away twenty times may stand still for five seconds, and still finds it at work."""
 
 LONGEST_S = 280
 """An example that hangs is told from one that is slow beside others only by the limit of a test, and ends before it."""
