@@ -49,7 +49,7 @@ def live(fabric: sublet.Fabric) -> list[str]:
 
 
 def test_a_loop_acquires_once_and_the_lease_stays_idle(fabric: sublet.Fabric) -> None:
-    where, square = (one.options(ttl="10m") for one in (decorated.where, decorated.square))  # no renewal is due
+    where, square = decorated.where.options(ttl="10m"), decorated.square.options(ttl="10m")  # no renewal is due
     found = [where(n) for n in range(5)]
     assert {pid for pid, _, _ in found} != {os.getpid()}
     assert [count for _, _, count in found] == [1, 2, 3, 4, 5]
