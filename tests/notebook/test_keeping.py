@@ -149,6 +149,8 @@ def test_a_bill_has_a_row_for_each_cell_and_the_sum() -> None:
     assert [one.split()[-1] for one in (first, second, total)] == ["1.0000", "1.0000", "2.0000"]
     assert last == "the 2 leases in all, with the time between cells: 14.0s, 7 launches, cost 6.0000 EUR"
     assert str(JobBill.of(office[0])) == "1 lease, held 10s, busy 1s, device time 10s, cost 5.0000 EUR"
+    odd = JobBill(leases=2, held_s=9.97, busy_s=0.00003, gpu_s=9.94, cost=0.0, currency="EUR")
+    assert str(odd) == "2 leases, held 10s, busy 0s, device time 9.9s", "no time is written with an exponent"
     assert NotebookBill().text().splitlines()[-1].split()[0] == "all"
 
 

@@ -80,6 +80,14 @@ def test_it_says_how_it_stands(status: CellStatus, text: str) -> None:
         assert part in shown
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0ms"), (0.0994, "99ms"), (0.0996, "0.1s"), (9.94, "9.9s"), (9.96, "10s"), (9.999, "10s"), (59.7, "1m")],
+)
+def test_no_time_is_written_with_an_exponent(seconds: float, text: str) -> None:
+    assert as_text(Finished(device="g", host=False, bill=CellBill(busy_s=seconds))) == f"sublet: g · {text}"
+
+
 def test_what_people_called_things_is_no_markup() -> None:
     assert "<b>x" not in as_html(Waiting(place=1, reason="<b>x</b>")).replace("<b>waiting", "")
 

@@ -21,7 +21,9 @@ _DIM: Final = "opacity:.75"
 WHOLE_MAX: Final = 28
 """Letters of a part that is not broken over two lines."""
 SHORT_S: Final = 10.0
-"""Below this, seconds are shown with a fraction."""
+"""Below this, seconds change one by one where they are shown again and again."""
+WHOLE_S: Final = 9.95
+"""Below this, seconds are shown with a fraction; two digits of more would be written ``1e+01``."""
 MS_S: Final = 0.0995
 """And below this, milliseconds."""
 SLOW_S: Final = 0.1
@@ -283,4 +285,4 @@ def coarse(seconds: float) -> float:
 def _seconds(seconds: float) -> str:
     if seconds < MS_S:
         return f"{seconds * 1000:.0f}ms"
-    return f"{seconds:.2g}s" if seconds < SHORT_S else format_duration(round(seconds) * NS_PER_S)
+    return f"{seconds:.2g}s" if seconds < WHOLE_S else format_duration(round(seconds) * NS_PER_S)

@@ -17,7 +17,7 @@ from sublet.invocation import installing
 from sublet.notebook.batch.jobs import JobSpec
 from sublet.notebook.batch.law import JobRecord, JobState
 from sublet.notebook.batch.preparing import code_cells
-from sublet.notebook.status import CellBill
+from sublet.notebook.status import WHOLE_S, CellBill
 from sublet.values import NS_PER_S, format_cost, format_duration
 
 LINE_MAX: Final = 60
@@ -169,4 +169,4 @@ def _code(column: int, text: str) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:.2g}s" if seconds < 10 else format_duration(round(seconds) * NS_PER_S)
+    return f"{round(seconds, 3):.2g}s" if seconds < WHOLE_S else format_duration(round(seconds) * NS_PER_S)
