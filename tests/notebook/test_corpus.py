@@ -256,6 +256,7 @@ def test_a_reason_explains_what_it_names_and_nothing_else() -> None:
         ("CPU times: total: 2 s\nCompiler : 780 ms\nParser   : 1 s\n", "CPU times: total: 1 s\n"),
         ("/tmp/ipykernel_12/345.py:3: UserWarning: x", "/tmp/ipykernel_99/1.py:4: UserWarning: x"),
         ("  0%|  | 0/2\r100%|##| 2/2 [00:00<00:00, 51.2it/s]", "100%|##| 2/2 [00:01<00:00, 3.10it/s]"),
+        (f"\r  0%|  | 0/3 [00:00<?, ?it/s]\r{' ' * 29}\r", f"\r 33%|  | 1/3 [00:00<00:00, 9.8it/s]\r{' ' * 33}\r"),
     ],
 )
 def test_what_differs_from_run_to_run_has_a_rule(one: str, two: str) -> None:

@@ -24,6 +24,7 @@ TIME_UNIT: Final = r"(?:ns|µs|μs|us|ms|s|min|h)"
 RULES: Final[dict[str, tuple[re.Pattern[str], str]]] = {
     "escape sequences: colours": (re.compile(r"\x1b\[[\d;]*m"), ""),
     "carriage returns: a terminal shows what was written last": (re.compile(r"(?<![^\n\r])[^\n\r]*\r(?=[^\n])"), ""),
+    "lines that were wiped: as many spaces as were last written there": (re.compile(r"^ +\r$", re.MULTILINE), ""),
     "addresses": (re.compile(r"(?:\b0|\.\.\.)x[0-9a-fA-F]{6,}\b"), "0x…"),
     "object ids": (re.compile(r"\bid=\d{9,}"), "id=…"),
     "the file that ipykernel gives a cell": (re.compile(r"(?:/[^\s:'\"]+)?/ipykernel_\d+/\d+\.py"), "<cell>"),
