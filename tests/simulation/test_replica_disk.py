@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from sublet.sim.replica_disk import DISK_MUTANTS, DiskBroken, run_disk_seed, switched_on
+from sublet.sim.replica_disk import DISK_MUTANTS, Disk, DiskBroken, run_disk_seed, switched_on
 
 SEEDS = 300
 SEEDS_MAX = 800
@@ -56,3 +58,12 @@ def test_a_seed_tells_the_same_story_whatever_order_sets_have() -> None:
         for seed in ("1", "2", "3")
     }
     assert len(told) == 1
+
+
+def test_a_power_cut_draws_for_one_name_after_the_other() -> None:
+    """In the order in which they came: in that of the alphabet, packs under way would come by their random names."""
+    disk, chance = Disk(random.Random(5)), random.Random(5)
+    names = [Path(f"/{n}") for n in reversed(range(12))]
+    disk.names = {name: disk.new_file() for name in names}
+    disk.power_cut()
+    assert list(disk.names) == [name for name in names if chance.random() < 0.5]

@@ -69,7 +69,7 @@ class Disk:
         """What was not synced is there or not, each piece by chance."""
         self.boots += 1
         names = dict(self.durable_names)
-        for path in sorted({*self.names, *names}):
+        for path in dict.fromkeys((*self.names, *names)):  # as they came: packs have names by chance on their way
             if self.names.get(path) is not names.get(path) and self.random.random() < 0.5:
                 if path in self.names:
                     names[path] = self.names[path]
@@ -290,7 +290,7 @@ class _World:
         self._settle(replica, requests, said)
 
     def _settle(self, replica: FolderReplica, requests: list[tuple[str, Request]], said: list[Any]) -> None:
-        for key in sorted({key for key, _ in requests}):
+        for key in dict.fromkeys(key for key, _ in requests):
             (here,) = replica.ask([(key, Query(1))])
             if self.faulty:
                 raise DiskBroken("it answers, and had called itself faulty")
