@@ -30,6 +30,8 @@ from tests.traces import end_office, until
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the state of root's office"),
     pytest.mark.skipif(bool(why_no_image()), reason=f"no images here: {why_no_image()}"),
+    # One after the other: all have the name of the same office, and a supervisor that begins ends what has its name.
+    pytest.mark.xdist_group("tests/integration/test_older_state.py"),
 ]
 MOVED_BY: Final = (1000 + os.getpid() % 50_000) * BLOCK
 STATES: Final = sorted((Path(__file__).parent / "older_state").iterdir())
