@@ -154,6 +154,25 @@ def test_a_bill_has_a_row_for_each_cell_and_the_sum() -> None:
     assert NotebookBill().text().splitlines()[-1].split()[0] == "all"
 
 
+@pytest.mark.parametrize(
+    ("gib_s", "text"),
+    [
+        (0.0, "0"),
+        (0.00001, "0"),
+        (0.0126, "0.013"),
+        (2.346, "2.35"),
+        (99.7, "100"),
+        (999.6, "1000"),
+        (1.234e6, "1234000"),
+    ],
+)
+def test_the_bill_writes_large_amounts_out(gib_s: float, text: str) -> None:
+    """A day of 80 GiB is 7e+06 GiB·s, which people read as digits."""
+    bill = NotebookBill()
+    bill.add(1, "l-1", CellBill(held_s=2.0, busy_s=1.0, vram_byte_s=gib_s * (1 << 30)))
+    assert bill.text().splitlines()[1].split()[3] == text
+
+
 def test_a_cell_whose_lease_was_taken_pays_until_its_end() -> None:
     bill, mib = NotebookBill(), 1 << 20
     bill.add(3, "l-1", CellBill(held_s=10.0, busy_s=1.0, vram_byte_s=10 * mib))

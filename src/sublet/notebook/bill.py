@@ -169,7 +169,7 @@ def _row(first: str, bill: CellBill) -> list[str]:
         first,
         f"{bill.held_s:.1f}s",
         f"{bill.busy_s:.1f}s",
-        f"{bill.vram_byte_s / GIB:.3g}",
+        _three_digits(bill.vram_byte_s / GIB),
         "" if bill.launches is None else str(bill.launches),
         format_size(bill.bytes_in) if bill.bytes_in else "",
         format_size(bill.bytes_out) if bill.bytes_out else "",
@@ -178,3 +178,8 @@ def _row(first: str, bill: CellBill) -> list[str]:
         f"{bill.stood_s:.1f}s" if bill.stood_s >= 0.1 else "",
         f"{bill.cost:.4f}" if bill.cost else "",
     ]
+
+
+def _three_digits(number: float) -> str:
+    """At least the whole number, and no exponent, however many digits that takes."""
+    return f"{number:.0f}" if number >= 99.5 else f"{round(number, 3):.3g}"

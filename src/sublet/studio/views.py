@@ -14,7 +14,7 @@ from sublet.lease.value import rfc3339
 from sublet.studio.office import is_of_session
 from sublet.studio.records import LeaseRecord, Session
 from sublet.studio.states import SessionState
-from sublet.values import NS_PER_S, format_duration
+from sublet.values import NS_PER_S, format_cost, format_duration
 from sublet.wire.http import ExplainAnswer, LeaseView
 from sublet.wire.http_views import SESSION_LABEL
 
@@ -99,7 +99,7 @@ def place(view: Json) -> str:
 
 def the_bill(line: Json) -> str:
     """What a session has cost so far."""
-    cost = f", {line['cost']:.4g} {line['currency']}".rstrip() if line["cost"] else ""
+    cost = f", {format_cost(line['cost'], line['currency'])}" if line["cost"] else ""
     held = f"{_duration(line['gpu_seconds'])} of GPU, {_duration(line['busy_seconds'])} busy"
     leases = f"{line['leases']} lease{'' if line['leases'] == 1 else 's'}"
     return f"{leases}, {held}, {_duration(line['waited_seconds'])} in the queue{cost}"
