@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any, Final
 from sublet.broker.journal_files import Anchors
 from sublet.client.home import runtime_dir, socket_path
 from sublet.client.http1 import AnswerReader, ProtocolError, encode_request
+from sublet.wire import unix
 from tests.traces import end_office, plain_env, until
 
 ROOT: Final = Path(__file__).parents[2]
@@ -48,13 +48,7 @@ class Line:
     """One connection. What was sent on it and not answered when it broke stays unanswered."""
 
     def __init__(self, path: Path) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(PATIENCE_S)
-        try:
-            self.sock.connect(os.fspath(path))
-        except OSError:
-            self.sock.close()
-            raise
+        self.sock = unix.connect(os.fspath(path), timeout_s=PATIENCE_S)
 
     def send(self, call: Call) -> None:
         """A broken connection is noticed by whoever waits for the answer."""

@@ -27,6 +27,7 @@ from sublet.broker.signing import Signer
 from sublet.client.home import runtime_dir, socket_path
 from sublet.engines import local
 from sublet.errors import InvalidRequest, Unsupported
+from sublet.wire import unix
 from tests.traces import plain_env
 
 GIB = 1 << 30
@@ -59,9 +60,7 @@ class Connection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(PATIENCE_S)
-        self.sock.connect(os.fspath(self._path))
+        self.sock = unix.connect(os.fspath(self._path), timeout_s=PATIENCE_S)
 
 
 class Office:
@@ -97,9 +96,7 @@ class Office:
 
     def raw(self, data: bytes, *, and_end: bool = True) -> bytes:
         """Send bytes as they are (and say that no more will come); what comes back until the office hangs up."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(PATIENCE_S)
-            sock.connect(os.fspath(self.socket))
+        with unix.connect(os.fspath(self.socket), timeout_s=PATIENCE_S) as sock:
             received = b""
             # It may have seen enough before all was sent, and its answer is here to be read.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
