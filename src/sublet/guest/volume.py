@@ -16,7 +16,7 @@ from sublet.errors import Disconnected, NotFound
 from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.refusals import Refusal, error_of
-from sublet.wire.unix import short_path
+from sublet.wire.unix import connect_waiting
 from sublet.wire.volumes import (
     MESSAGE_MAX,
     PUBLISH_VARIABLE,
@@ -107,11 +107,10 @@ class GuestLine:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 sock.settimeout(ANSWER_S)
-                with short_path(self._path) as address:
-                    sock.connect(address)
+                connect_waiting(sock, self._path)
             except OSError as error:
                 sock.close()
-                raise Disconnected(f"nobody answers at {self._path}: {error.strerror}", sent=False) from error
+                raise Disconnected(f"nobody answers at {self._path}: {error.strerror or error}", sent=False) from error
             self._sock = sock
         return self._sock
 

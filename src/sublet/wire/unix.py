@@ -41,8 +41,7 @@ def connect(path: str, *, timeout_s: float | None, named: bool = False) -> socke
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.settimeout(timeout_s)
-        with short_path(path) as address:
-            _connect(sock, address, None if timeout_s is None else time.monotonic() + timeout_s)
+        connect_waiting(sock, path)
         check_listener(sock, path, owner)
     except BaseException:
         sock.close()
@@ -50,14 +49,21 @@ def connect(path: str, *, timeout_s: float | None, named: bool = False) -> socke
     return sock
 
 
-def _connect(sock: socket.socket, address: str, until: float | None) -> None:
-    while True:
-        try:
-            return sock.connect(address)
-        except BlockingIOError:  # the backlog is full; only a socket without a time-out waits for that in the kernel
-            if until is not None and time.monotonic() >= until:
-                raise TimeoutError("too many connections wait to be accepted") from None
-            time.sleep(BACKLOG_PAUSE_S)
+def connect_waiting(sock: socket.socket, path: str) -> None:
+    """Connect this socket, for as long as its time-out says where the listener's backlog is full.
+
+    Raises `TimeoutError` where it stayed full: there is a listener all the same.
+    """
+    timeout_s = sock.gettimeout()
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    with short_path(path) as address:
+        while True:
+            try:
+                return sock.connect(address)
+            except BlockingIOError:  # only a socket without a time-out waits for room in the kernel
+                if until is not None and time.monotonic() >= until:
+                    raise TimeoutError("too many connections wait to be accepted") from None
+                time.sleep(BACKLOG_PAUSE_S)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -138,3 +139,16 @@ def test_root_has_a_usual_folder_and_others_name_one(monkeypatch: pytest.MonkeyP
         parse_shared_folder("")
     with pytest.raises(InvalidRequest):
         parse_shared_folder("a\0b")
+
+
+def test_an_office_that_many_ask_at_once_keeps_its_socket(open_folder: Path) -> None:
+    """Its backlog is full, so no connection is made; it is served all the same."""
+    path = open_folder / "office.sock"
+    with contextlib.ExitStack() as stack:
+        served = stack.enter_context(listen_for_all(path))
+        served.listen(0)
+        asking = stack.enter_context(socket.socket(socket.AF_UNIX))
+        asking.connect(os.fspath(path))
+        with pytest.raises(InvalidRequest, match="another office serves"):
+            listen_for_all(path)
+        assert path.is_socket()
