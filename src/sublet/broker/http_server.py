@@ -49,6 +49,9 @@ HEAD_S: Final = 5.0
 """From the connection, or the first byte of a later request, to the end of its headers."""
 BODY_S: Final = 30.0
 """From there to the end of its body, which has a megabyte at most."""
+LOOKS: Final = 5
+"""In how many parts these times pass. A part that the office slept through (it was stopped, or had no processor) counts
+for nothing: the client may have slept as well, and could not tell a closed connection from an office that has ended."""
 CLOSE_PATIENCE_S: Final = 2.0
 """How long requests in progress may take to end when the office closes."""
 CLOSE_LOOK_S: Final = 0.01
@@ -238,6 +241,8 @@ class _Protocol(HttpToolsProtocol):
         """What the client owes us: the head or the body of a request. Empty between two requests."""
         self._late: tuple[str, asyncio.TimerHandle] | None = None
         """What is timed now, and by which timer."""
+        self._looks = 0
+        """Parts of its time that are left."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._out = _OneWrite(transport, self.loop)
@@ -268,8 +273,22 @@ class _Protocol(HttpToolsProtocol):
             self._late[1].cancel()
             self._late = None
         if self._awaited and self._late is None:
-            seconds = HEAD_S if self._awaited == "head" else BODY_S
-            self._late = self._awaited, self.loop.call_later(seconds, self._too_late)
+            self._looks = LOOKS
+            self._look_later(self._awaited)
+
+    def _look_later(self, awaited: str) -> None:
+        part_s = (HEAD_S if awaited == "head" else BODY_S) / LOOKS
+        slept_s = self.loop.time() + 2 * part_s
+        self._late = awaited, self.loop.call_later(part_s, self._look, awaited, slept_s)
+
+    def _look(self, awaited: str, slept_s: float) -> None:
+        """Count one part of the time. What comes from the moment ``slept_s`` on was late: the office slept."""
+        if self.loop.time() < slept_s:
+            self._looks -= 1
+        if self._looks:
+            self._look_later(awaited)
+        else:
+            self._too_late()
 
     def _too_late(self) -> None:
         if self.transport.is_closing():

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from sublet.broker import http_server
-from sublet.broker.http_server import HttpServer
+from sublet.broker.http_server import LOOKS, HttpServer
 from tests.unit.broker_http.bench import HeldLoop, bench, run
 
 HEAD_S, BODY_S = 0.05, 0.15
@@ -43,6 +43,12 @@ async def served() -> AsyncIterator[tuple[HeldLoop, Pipe]]:
             await server.close()
 
 
+async def awake(held: HeldLoop, seconds: float) -> None:
+    """So much time, in which the office runs."""
+    for _ in range(2 * LOOKS):
+        await held.passes(seconds / (2 * LOOKS) * 1.001)
+
+
 async def asked(pipe: Pipe, request: bytes) -> int:
     reader, writer = pipe
     writer.write(request)
@@ -54,7 +60,7 @@ async def asked(pipe: Pipe, request: bytes) -> int:
 def test_a_connection_that_says_nothing_is_closed_without_a_word() -> None:
     async def story() -> None:
         async with served() as (held, (reader, _writer)):
-            await held.passes(HEAD_S)
+            await awake(held, HEAD_S)
             assert await reader.read() == b""
 
     run(story)
@@ -68,10 +74,37 @@ def test_a_request_that_does_not_come_whole_is_refused(sent: bytes, before: int)
             for _ in range(before):
                 assert await asked((reader, writer), HELLO) == 200
             writer.write(sent)
-            await held.passes(BODY_S)
+            await awake(held, BODY_S)
             answer = await reader.read()
             assert answer.startswith(b"HTTP/1.1 408 "), answer
             assert b"did not come in time" in answer
+
+    run(story)
+
+
+@pytest.mark.parametrize("sent", [b"", HELLO[:-2], POST + b"{"], ids=repr)
+def test_an_office_that_slept_gives_a_client_its_time_when_it_is_awake(sent: bytes) -> None:
+    """Both were stopped, as on a machine that was suspended: what the client could not send in time it sends now."""
+
+    async def story() -> None:
+        async with served() as (held, pipe):
+            pipe[1].write(sent)
+            for _ in range(3 * LOOKS):
+                await held.passes(10 * BODY_S)
+            await awake(held, HEAD_S / 2)
+            rest = HELLO[len(sent) :] if HELLO.startswith(sent) else b" " * 98 + b"}"
+            assert await asked(pipe, rest) in (200, 400)
+
+    run(story)
+
+
+def test_an_office_that_slept_hangs_up_on_who_says_nothing_afterwards() -> None:
+    async def story() -> None:
+        async with served() as (held, (reader, _writer)):
+            await awake(held, HEAD_S / 2)
+            await held.passes(10 * HEAD_S)
+            await awake(held, HEAD_S)
+            assert await reader.read() == b""
 
     run(story)
 
@@ -105,7 +138,7 @@ def test_who_waits_between_two_requests_keeps_the_connection() -> None:
     async def story() -> None:
         async with served() as (held, pipe):
             assert await asked(pipe, HELLO) == 200
-            await held.passes(2 * BODY_S)
+            await awake(held, 2 * BODY_S)
             assert await asked(pipe, HELLO) == 200
 
     run(story)
@@ -119,7 +152,7 @@ def test_a_long_answer_is_not_cut() -> None:
             writer.write(b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
             assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
             end = asyncio.ensure_future(_until_the_end(reader))
-            await held.passes(2 * BODY_S)
+            await awake(held, 2 * BODY_S)
             assert not end.done()
             end.cancel()
 
