@@ -86,6 +86,7 @@ class Book:
             self._held[lease] = held
             self._manager.add(holder)
             if view.notice is not None:
+                held.heard_ns = now_ns
                 self._noticed(held, view, now_ns, since_ns=grant.sent_ns)
             self._pulse(held, now_ns)
         return held
@@ -330,8 +331,8 @@ class Book:
         return False
 
     def seen(self, view: LeaseView, *, as_of_ns: int | None = None) -> None:
-        """How a lease is, as the office sees it now, or saw it at some moment from ``as_of_ns`` on: what was heard
-        meanwhile may be newer."""
+        """How a lease is, as the office sees it now, or saw it at some moment from ``as_of_ns`` on. What was heard of
+        the lease since then may be newer, and stands: what changed after that is heard as well."""
         held = self._held.get(LeaseId(view.id)) or self._gone.get(LeaseId(view.id))
         if held is None or (held.over and view.end is None):
             return
@@ -343,12 +344,15 @@ class Book:
             return
         if view.epoch != held.epoch:
             return  # news of the time before an attach
-        held.view = view
         now_ns = self._clock.now_ns()
+        if as_of_ns is not None and as_of_ns <= held.heard_ns:
+            return
+        held.heard_ns = now_ns if as_of_ns is None else as_of_ns
+        held.view = view
         if view.notice is not None:
             if held.notice is None or (held.notice.reason, held.notice.at) != (view.notice.reason, view.notice.at):
                 self._noticed(held, view, now_ns, since_ns=None)
-        elif held.notice is not None and (as_of_ns is None or held.noticed_ns < as_of_ns):
+        elif held.notice is not None:
             held.notice = None
             held.holder.spare(now_ns)
             self.look_again(held)
@@ -366,7 +370,6 @@ class Book:
         if notice is None:
             return
         reason = EndReason(notice.reason)
-        held.noticed_ns = now_ns
         held.notice = Notice(reason=reason, in_seconds=notice.in_seconds, at=notice.at, detail=notice.detail)
         held.holder.notice(now_ns, reason=reason, in_ns=_ns(notice.in_seconds), since_ns=since_ns, detail=notice.detail)
         self.look_again(held)

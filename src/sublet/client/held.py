@@ -21,11 +21,11 @@ class Held:
         "by_hand",
         "confirmed",
         "handle",
+        "heard_ns",
         "holder",
         "idle_due_ns",
         "listeners",
         "notice",
-        "noticed_ns",
         "owed",
         "quiet",
         "returned",
@@ -52,7 +52,8 @@ class Held:
         """It is meant to run out when nothing runs under it any more, so that is no news."""
         self.listeners: list[Callable[[LeaseChange], None]] = []
         self.notice: Notice | None = None
-        self.noticed_ns = 0
+        self.heard_ns = 0
+        """As of which moment the office last told of it."""
         self.said_idle = view.idle
         """What the office takes it for. One that was attached may have been idle in the hands of another."""
         self.idle_due_ns: int | None = None

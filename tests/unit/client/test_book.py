@@ -411,6 +411,34 @@ def test_an_older_list_does_not_take_a_newer_notice_back(desk: Desk) -> None:
     assert held.notice is None
 
 
+def test_an_older_list_does_not_replace_a_newer_notice(desk: Desk) -> None:
+    """It was asked for before the notice was moved, and would give the lease a moment that is no longer true."""
+    held = desk.open(ALWAYS)
+    older, newer = noticed(30.0), noticed(5.0, reason="operator")
+    desk.news("notice", older)
+    desk.clock.go(0.1)
+    as_of_ns = desk.clock.now_ns()
+    desk.clock.go(0.1)
+    desk.news("notice", newer)
+    desk.book.seen(older, as_of_ns=as_of_ns)
+    assert held.notice is not None
+    assert (held.notice.reason, held.notice.in_seconds) == (EndReason.OPERATOR, 5.0)
+    assert held.view.notice == newer.notice
+    assert desk.whats == ["notice", "notice"]
+
+
+def test_an_older_list_does_not_bring_back_a_notice_that_was_taken_back(desk: Desk) -> None:
+    held = desk.open(ALWAYS)
+    desk.news("notice", noticed(30.0))
+    desk.clock.go(0.1)
+    as_of_ns = desk.clock.now_ns()
+    desk.clock.go(0.1)
+    desk.news("spared", view())
+    desk.book.seen(noticed(30.0), as_of_ns=as_of_ns)
+    assert held.notice is None
+    assert desk.whats == ["notice", "spared"]
+
+
 @pytest.mark.parametrize("data", ["", "{", "[]", '{"lease": 1}', '{"what": 1}'])
 def test_news_that_cannot_be_read_are_read_again_elsewhere(desk: Desk, data: str) -> None:
     assert desk.book.heard(ServerEvent("notice", data))
