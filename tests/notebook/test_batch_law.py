@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nbformat
@@ -18,7 +21,7 @@ from sublet.cli.declare import UsageError
 from sublet.cli.nb_job import target_of
 from sublet.errors import CheckpointDamaged, InvalidRequest, NotFound
 from sublet.notebook.batch.asked import Asked, cell_options, from_cell, read_options
-from sublet.notebook.batch.jobs import Job, JobSpec, all_jobs, find_job, make_job
+from sublet.notebook.batch.jobs import LOOKS, Job, JobSpec, all_jobs, find_job, make_job
 from sublet.notebook.batch.law import ENDED, TABLE, Happening, JobRecord, JobState, after
 from sublet.notebook.batch.page import first_line
 from sublet.notebook.batch.preparing import (
@@ -303,6 +306,29 @@ def test_two_never_run_one_job_and_a_runner_that_is_killed_holds_nothing(home: P
     assert job.runner == 0
     with job.taken():
         assert job.runner > 0
+
+
+def test_a_runner_waits_for_a_process_that_tests_the_lock_and_stands_still(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sublet nb status` holds the lock for a moment; it may be stopped just then, and the job must have its runner."""
+    job = a_job()
+    with job.taken():
+        pass
+    tester = os.open(job.folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(tester, fcntl.LOCK_SH)
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        assert job.runner == 0, "testers do not see one another"
+        if len(naps) == 3 * LOOKS:
+            os.close(tester)
+
+    monkeypatch.setattr("sublet.notebook.batch.jobs.time", SimpleNamespace(sleep=nap, monotonic=lambda: sum(naps)))
+    with job.taken():
+        assert job.runner == os.getpid()
+    assert len(naps) == 3 * LOOKS
 
 
 def test_only_so_many_run_at_once_and_the_oldest_goes_first(home: Path) -> None:

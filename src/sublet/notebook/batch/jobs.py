@@ -37,7 +37,10 @@ T = TypeVar("T")
 SCHEMA: Final = 1
 FILE_MAX: Final = 4 << 20
 LOOKS: Final = 20
+"""At a lock that a runner has: one that has just ended lets it go in a moment."""
 LOOK_S: Final = 0.02
+TESTERS_S: Final = 600.0
+"""How long a runner waits for processes that only test the lock, and stand still while they do."""
 KEPT_MAX: Final = 100
 """Jobs that are over and still kept; the oldest go when another one comes."""
 
@@ -141,14 +144,24 @@ class Job:
 
 
 def _locked(fd: int) -> bool:
-    """A process that tests the lock holds it for a moment itself; so one try is not enough."""
-    for _ in range(LOOKS):
-        try:
+    """Take the lock. False where a runner has it.
+
+    A process that tests the lock holds it for a moment itself, shared, and may stand still just then. A runner holds it
+    alone, so where it can be shared there is none, and the testers are waited for.
+    """
+    until_s = time.monotonic() + TESTERS_S
+    looks = 0
+    while looks < LOOKS and time.monotonic() < until_s:
+        with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(LOOK_S)
-        else:
             return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            looks += 1
+        else:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        time.sleep(LOOK_S)
     return False
 
 
