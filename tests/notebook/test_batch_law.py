@@ -10,13 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import nbformat
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sublet.cli import main
 from sublet.cli.declare import UsageError
 from sublet.cli.nb_job import target_of
 from sublet.errors import CheckpointDamaged, InvalidRequest, NotFound
@@ -329,6 +330,29 @@ def test_a_runner_waits_for_a_process_that_tests_the_lock_and_stands_still(
     with job.taken():
         assert job.runner == os.getpid()
     assert len(naps) == 3 * LOOKS
+
+
+IGNORES: Final = HOLDS.replace("import sys", "import signal, sys").replace(
+    "with Job", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwith Job"
+)
+
+
+def test_a_job_that_does_not_stop_is_told_with_what_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = a_job()
+    job.write(after(job.record(), Happening.BEGUN))
+    words = [sys.executable, "-c", IGNORES, str(job.folder)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as runner:
+        assert runner.stdout is not None
+        assert runner.stdout.readline() == "has it\n"
+        assert main(["nb", "stop", job.id, "--wait", "0"]) == 1
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert f"job 1 was asked to stop and has not done so: process {runner.pid} is in cell 1 of 3" in said.err
+        assert "sublet nb stop 1 --wait 5m" in said.err
+        assert f"`kill -9 {runner.pid}` ends it" in said.err
+        runner.kill()
+    assert main(["nb", "stop", job.id]) == 0
+    assert "Job 1 is stopped: 0 of 3 cells ran." in capsys.readouterr().out
 
 
 def test_only_so_many_run_at_once_and_the_oldest_goes_first(home: Path) -> None:

@@ -8,13 +8,13 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from sublet.cli.declare import Arg, Opt
 from sublet.cli.exits import DONE, FAILED
 from sublet.cli.nb_job import asked_for, made, target_of, tier_of
 from sublet.cli.parsing import AsJson, count, duration, vram, wait
-from sublet.cli.show import document, paint, visible
+from sublet.cli.show import document, paint, seconds, visible
 from sublet.errors import InvalidRequest, NotFound, SubletError
 from sublet.invocation import typeable
 from sublet.values import Tier
@@ -22,6 +22,9 @@ from sublet.values import Tier
 if TYPE_CHECKING:
     from sublet.notebook.batch.jobs import Job
     from sublet.notebook.batch.law import JobRecord
+
+STOPPED_WITHIN_S: Final = 30.0
+"""How long `nb stop` waits unless it is told otherwise: a cell is interrupted, and the state is saved."""
 
 NotebookArg = Annotated[str, Arg("NOTEBOOK", help="Path of the notebook (.ipynb).")]
 JobArg = Annotated[str, Arg("JOB", help="Number of the job, from `sublet nb status`, or its name.")]
@@ -197,7 +200,13 @@ def fetch(
     return DONE
 
 
-def stop(*, job: JobArg) -> int:
+def stop(
+    *,
+    job: JobArg,
+    wait: Annotated[
+        float, Opt("--wait", metavar="DURATION", parse=wait, help="Longest wait until it has stopped (default: 30s).")
+    ] = STOPPED_WITHIN_S,
+) -> int:
     """Stop a job. Its outputs so far stay and can be fetched."""
     from sublet.notebook.batch.jobs import find_job
 
@@ -206,9 +215,12 @@ def stop(*, job: JobArg) -> int:
     if record.is_over:
         print(f"Job {found.id} is over already: {record.state}.")
         return DONE
-    record = _stopped(found)
+    record = _stopped(found, wait)
+    if not record.is_over:
+        sys.stderr.write(_still_runs(found, record, wait))
+        return FAILED
     print(f"Job {found.id} is {record.state}: {record.done} of {record.cells} cells ran.")
-    return DONE if record.is_over else FAILED
+    return DONE
 
 
 def open_(
@@ -311,15 +323,17 @@ def _revived(job: Job) -> None:
             sys.stderr.write(f"sublet: job {job.id} had lost its runner; it goes on from cell {record.done + 1}\n")
 
 
-def _stopped(job: Job) -> Any:
+def _stopped(job: Job, within_s: float) -> JobRecord:
     import signal
 
     from sublet.notebook.batch.law import Happening, after
 
     job.ask_to_stop()
-    until = time.monotonic() + 30
+    until = time.monotonic() + within_s
     asked = 0
-    while time.monotonic() < until:
+    is_first = True
+    while is_first or time.monotonic() < until:
+        is_first = False
         runner, is_over = job.runner, job.record().is_over
         if runner > 0:
             if runner != asked and not is_over:
@@ -338,3 +352,18 @@ def _stopped(job: Job) -> Any:
                 facts: dict[str, Any] = {"message": "stopped", "exit_code": FAILED, "changed_wall_ns": time.time_ns()}
                 job.write(after(record, Happening.STOPPED, **facts))
     return job.record()
+
+
+def _still_runs(job: Job, record: JobRecord, waited_s: float) -> str:
+    runner = job.runner
+    who = f"process {runner}" if runner > 0 else "its runner"
+    within = f" within {seconds(round(waited_s))}" if waited_s >= 1 else ""
+    at = f"in cell {min(record.done + 1, record.cells)} of {record.cells}"
+    do = (
+        f"It stops as soon as that cell can be interrupted: see `sublet nb status {job.id}`, or wait longer: "
+        f"`sublet nb stop {job.id} --wait 5m`."
+    )
+    if runner > 0:
+        do += f" If the process stands still, `kill -9 {runner}` ends it."
+    head = paint("sublet:", "red", stream=sys.stderr)
+    return f"{head} job {job.id} was asked to stop and has not done so{within}: {who} is {at}\n  {typeable(do)}\n"
