@@ -24,12 +24,16 @@ import numpy as np
 import pytest
 
 import sublet
+from sublet.client.guests import start_spec
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.compute import signs_of_life
+from sublet.compute.device_guests import device_guest
+from sublet.compute.kernel_guest import KernelGuest
 from sublet.compute.posting import AHEAD
 from sublet.compute.workers import Options
 from sublet.errors import CallTimeout, RemoteError, Unpicklable, WorkerLost
+from sublet.wire.guests import GuestSpec
 from sublet.wire.shared import write_shared
 from tests.integration import run_functions
 
@@ -714,9 +718,8 @@ def test_an_expiry_is_an_expiry(fabric: sublet.Fabric) -> None:
 
 def test_an_end_that_comes_while_the_worker_starts_says_why(fabric: sublet.Fabric, tmp_path: Path) -> None:
     started, go_on = tmp_path / "started", tmp_path / "go-on"
-    lease = fabric.cpu(1, ttl="20s")
-    calls = lease.options(python=slow_python(tmp_path / "python", started, go_on))
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with fabric.cpu(1, ttl="20s") as lease, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        calls = lease.options(python=slow_python(tmp_path / "python", started, go_on))
         asked = pool.submit(calls.run, len, "abc")
         try:
             until(started.exists)
@@ -727,6 +730,35 @@ def test_an_end_that_comes_while_the_worker_starts_says_why(fabric: sublet.Fabri
         with pytest.raises(sublet.LeaseRevoked, match="for the test") as ended:
             asked.result(PATIENCE_S)
     assert ended.value.end is not None
+
+
+@pytest.mark.parametrize("what", ["kernel", "devices", "command"])
+def test_what_is_started_under_a_lease_that_was_revoked_says_why(fabric: sublet.Fabric, what: str) -> None:
+    """Each is started by way of the supervisor, which knows the leases that live and not how others ended."""
+    start: dict[str, Callable[[sublet.Lease], object]] = {
+        "kernel": KernelGuest,
+        "devices": device_guest,
+        "command": lambda lease: start_spec(lease, GuestSpec(argv=("true",))),
+    }
+    with fabric.cpu(1, ttl="20s") as lease:
+        fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {"detail": "for the test"}, shape=dict)
+        until(lambda: fabric.lease(lease.id).end)
+        with pytest.raises(sublet.LeaseRevoked, match="for the test") as ended:
+            start[what](lease)
+    assert ended.value.end is not None
+    assert ended.value.end.reason is sublet.EndReason.OPERATOR
+
+
+def test_a_command_of_an_asynchronous_program_under_a_lease_that_was_revoked_says_why(fabric: sublet.Fabric) -> None:
+    async def story() -> None:
+        async with await sublet.aio.connect(home=fabric.address.home) as own, await own.cpu(1, ttl="20s") as lease:
+            fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {"detail": "for the test"}, shape=dict)
+            until(lambda: fabric.lease(lease.id).end)
+            with pytest.raises(sublet.LeaseRevoked, match="for the test") as ended:
+                await lease.start(["true"])
+            assert ended.value.end is not None
+
+    asyncio.run(story())
 
 
 def slow_python(place: Path, started: Path, go_on: Path) -> str:

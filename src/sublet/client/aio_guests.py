@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Final, Self
 
 from sublet.background import start_task
 from sublet.client import guests
+from sublet.client.answers import end_of
 from sublet.client.guests import Output, StdioText, attach, connect_data, piece_of
 from sublet.client.volume_line import lend
-from sublet.errors import Disconnected, NotFound, SubletError
+from sublet.errors import Disconnected, LeaseEnded, NotFound, SubletError
+from sublet.lease.value import ended_error
 from sublet.values import EndReason, GuestId, LeaseId
 from sublet.wire.channels import WINDOW
 from sublet.wire.conversation import Conversation
@@ -167,7 +169,8 @@ async def start_guest(
         argv, env=environment, cwd=cwd, stdio=stdio, rows=rows, cols=cols, name=name, grace=grace
     )
     fabric, loop = lease._fabric, asyncio.get_running_loop()
-    token = (await fabric._run(fabric._core.query(f"/v1/leases/{lease.id}/token", TokenView))).token
+    async with _with_its_end(lease):
+        token = (await fabric._run(fabric._core.query(f"/v1/leases/{lease.id}/token", TokenView))).token
     ticket = "" if volume is None else await _lent(volume)
     ended, running = asyncio.Event(), contextlib.ExitStack()
     for used in (lease, volume) if volume is not None else (lease,):
@@ -189,13 +192,30 @@ async def start_guest(
 
     beginning = loop.run_in_executor(None, work)
     try:
-        return Guest(await asyncio.shield(beginning), ended)
+        async with _with_its_end(lease):
+            return Guest(await asyncio.shield(beginning), ended)
     except asyncio.CancelledError:
         beginning.add_done_callback(_stopped)
         raise
     except BaseException:
         running.close()
         raise
+
+
+@contextlib.asynccontextmanager
+async def _with_its_end(lease: Lease) -> AsyncIterator[None]:
+    """What refuses to start a guest knows that the lease is over, and not why: raise the lease's own end."""
+    try:
+        yield
+    except LeaseEnded as refused:
+        end = lease.end
+        if refused.end is None and end is None:
+            with contextlib.suppress(SubletError):
+                if (view := (await lease._fabric.lease(lease.id)).end) is not None:
+                    end = end_of(view)
+        if refused.end is not None or end is None:
+            raise
+        raise ended_error(lease.id, end) from refused
 
 
 async def _lent(volume: Lease) -> str:

@@ -15,9 +15,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 from sublet.client.address import Address
+from sublet.client.answers import end_of
 from sublet.client.command_words import StdioText, checked_env, command_spec
-from sublet.errors import Disconnected, InvalidRequest, NotFound, SubletError, Unsupported
+from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError, Unsupported
 from sublet.lease.states import GuestState
+from sublet.lease.value import ended_error
 from sublet.values import EndReason, GuestId, LeaseId, parse_duration_ns
 from sublet.wire.channels import WINDOW
 from sublet.wire.codec import dumps, loads
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from sublet.client.handle import LeaseFacts
     from sublet.client.lease import Lease
     from sublet.client.volume_line import HasVolume
+    from sublet.lease.value import LeaseEnd
 
 __all__ = [
     "Guest",
@@ -61,6 +64,7 @@ __all__ = [
     "begin",
     "command_spec",
     "connect_data",
+    "end_known_to_office",
     "environment",
     "list_guests",
     "piece_of",
@@ -303,11 +307,25 @@ def start_guest(
 
 def start_spec(lease: Lease, spec: GuestSpec, *, busy: bool = True, volume: HasVolume | None = None) -> Guest:
     """Run this under the lease. ``busy``: the lease counts as being in use until the guest's program has ended.
-    ``volume``: a lease of blocks that it may save to."""
+    ``volume``: a lease of blocks that it may save to. Where the lease ends meanwhile, its end is raised."""
     from sublet.client.volume_line import in_use_of, lease_token, ticket_for
 
     fabric, in_use, ticket = lease._fabric, in_use_of(lease if busy else None, volume), ticket_for(volume)
-    return begin(fabric.address, lease_token(lease), lease.id, spec, fabric._watch, in_use, volume=ticket)
+    try:
+        return begin(fabric.address, lease_token(lease), lease.id, spec, fabric._watch, in_use, volume=ticket)
+    except LeaseEnded as refused:  # what refuses it knows that the lease is over, and not why
+        end = None if refused.end is not None else lease.end or end_known_to_office(lease)
+        if end is None:
+            raise
+        raise ended_error(lease.id, end) from refused
+
+
+def end_known_to_office(lease: Lease) -> LeaseEnd | None:
+    """How the lease has ended; the supervisor may know that it has before we do: an operator ends both at once."""
+    with contextlib.suppress(SubletError):
+        if (end := lease._fabric.lease(lease.id).end) is not None:
+            return end_of(end)
+    return lease.end
 
 
 def begin(

@@ -10,10 +10,9 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sublet.client.answers import end_of
-from sublet.client.guests import environment, start_spec
+from sublet.client.guests import end_known_to_office, environment, start_spec
 from sublet.compute.shown import folder_for, interpreter_for
-from sublet.errors import InvalidRequest, LeaseEnded, OutOfMemory, SubletError, WorkerLost
+from sublet.errors import InvalidRequest, OutOfMemory, SubletError, WorkerLost
 from sublet.lease.states import GuestState
 from sublet.lease.value import LeaseEnd, ended_error, rfc3339
 from sublet.values import EndReason
@@ -72,13 +71,7 @@ def start_worker(lease: Lease, options: Options) -> Guest:
         serves=True,
         name=options.name or "worker",
     )
-    try:
-        return start_spec(lease, spec, busy=False, volume=options.volume)
-    except LeaseEnded as refused:  # what refuses it knows that the lease is over, and not why
-        end = lease.end or _end_known_to_office(lease)
-        if end is None:
-            raise
-        raise ended_error(lease.id, end) from refused
+    return start_spec(lease, spec, busy=False, volume=options.volume)
 
 
 def parked_worker(lease: Lease) -> Guest | None:
@@ -168,7 +161,7 @@ def _why_lost(lease: Lease, guest: Guest, when: str, words: Words) -> SubletErro
     if end is None and reason is not None and reason not in (EndReason.GUEST_FAILED, EndReason.OPERATOR):
         end = LeaseEnd(reason=reason, at=rfc3339(time.time_ns()))
     if end is None and view is not None and (view.exit_code == LEASE_ENDED or reason is EndReason.OPERATOR):
-        end = _end_known_to_office(lease)
+        end = end_known_to_office(lease)
     if end is not None:
         return ended_error(lease.id, end)
     if view is None or view.exit_code < 0:
@@ -182,14 +175,6 @@ def _why_lost(lease: Lease, guest: Guest, when: str, words: Words) -> SubletErro
         exit_code=view.exit_code,
         do=f"The lease lives, and {words.fresh}.",
     )
-
-
-def _end_known_to_office(lease: Lease) -> LeaseEnd | None:
-    """The process may have been told of the end of its lease before we are: an operator ends leases and processes."""
-    with contextlib.suppress(SubletError):
-        if (end := lease._fabric.lease(lease.id).end) is not None:
-            return end_of(end)
-    return lease.end
 
 
 def _how(exit_code: int) -> str:
