@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from sublet.cli.call import Office
 from sublet.cli.data_door import data_door_trouble
 from sublet.cli.exits import DONE, FAILED
@@ -22,8 +24,8 @@ def status(*, as_json: AsJson = False) -> int:
     """
     office = Office.reach(start=False)
     view: Json = office.get("/v1/status")
-    closed = data_door_trouble(office.address)
     if as_json:
+        closed = data_door_trouble(office.address)
         document({**view, "data_door": None if closed is None else closed.message})
         return DONE if closed is None else FAILED
     print(
@@ -68,6 +70,8 @@ def status(*, as_json: AsJson = False) -> int:
     if view.get("disk_short"):
         print(paint(visible(f"No new lease is granted: {view['disk_short']}."), "red"))
         print(typeable("Make room there: end leases of blocks, remove volumes (`sublet volume rm`) or other files."))
+    sys.stdout.flush()  # the office has answered, and its door may take a while
+    closed = data_door_trouble(office.address)
     if closed is not None:
         print(paint(visible(f"{closed.message[0].upper()}{closed.message[1:]}."), "red"))
         print(typeable(visible(closed.do)))

@@ -33,8 +33,11 @@ VIEW = {
 }
 
 
+LATE_S = 3.5
+
+
 class Door:
-    """A data door that welcomes, keeps silent, or turns away."""
+    """A data door that welcomes, at once or late, keeps silent, or turns away."""
 
     def __init__(self, place: Path, answer: str) -> None:
         self._listening = socket.socket(socket.AF_UNIX)
@@ -42,6 +45,7 @@ class Door:
         self._listening.listen()
         self._answer = answer
         self._open: list[Conversation] = []
+        self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -52,13 +56,16 @@ class Door:
             return
         visitor = Conversation(sock, Link.accepting())
         self._open.append(visitor)
-        if self._answer == "welcome":
+        if self._answer == "late":
+            self._is_over.wait(LATE_S)
+        if self._answer in ("welcome", "late"):
             visitor.welcome()
         elif self._answer == "refusal":
             visitor.link.end(Unauthorized("this token is not ours", do="Show another."))
             visitor.flush()
 
     def close(self) -> None:
+        self._is_over.set()
         self._listening.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listening.close()
@@ -69,8 +76,9 @@ class Door:
 @pytest.fixture
 def door(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
     made = Door(tmp_path, request.param)
-    patience_s = 0.3 if request.param == "silence" else 60.0
-    monkeypatch.setattr(data_door.data_door_trouble, "__defaults__", (patience_s,))
+    if request.param != "late":
+        patience_s = 0.3 if request.param == "silence" else 60.0
+        monkeypatch.setattr(data_door.data_door_trouble, "__defaults__", (patience_s,))
     yield Address(url="the office", socket=tmp_path / "office.sock")
     made.close()
 
@@ -140,6 +148,33 @@ def test_status_of_a_whole_office_is_as_ever(
     reach(monkeypatch, door)
     assert status.status(as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["data_door"] is None
+
+
+@pytest.mark.parametrize("door", ["late"], indirect=True)
+def test_status_of_an_office_whose_door_is_slow_is_as_ever(
+    door: Address, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine that has much to do takes seconds; that is no door that is closed."""
+    reach(monkeypatch, door)
+    assert status.status() == 0
+    assert "does not answer" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("door", ["welcome"], indirect=True)
+def test_what_the_office_says_is_shown_before_its_door_is_waited_for(
+    door: Address, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+
+    def asked(address: Address) -> SubletError | None:
+        shown.append(capsys.readouterr().out)
+        return data_door_trouble(address)
+
+    monkeypatch.setattr(status, "data_door_trouble", asked)
+    reach(monkeypatch, door)
+    assert status.status() == 0
+    assert "The office is running" in shown[0]
+    assert "DEVICE" in shown[0]
 
 
 @pytest.mark.parametrize(("door", "state"), [("welcome", "ok"), ("silence", "broken")], indirect=["door"])
