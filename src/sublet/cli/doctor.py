@@ -5,6 +5,7 @@ A check is a function that returns one finding. It changes nothing that was ther
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import stat
@@ -30,6 +31,10 @@ from sublet.wire.unix import check_folder, check_parents
 DISK_FREE_MIN: Final = GIB
 NARROW: Final = 30
 """Columns behind the subjects below which lines are left to the terminal."""
+_FULL_DO: Final = (
+    "No new lease is granted until there is room: end leases of blocks, remove volumes (`sublet volume rm`) or other "
+    "files."
+)
 SYNC_SLOW_S: Final = 0.05
 """Above this every grant is felt to hesitate: each waits for one sync."""
 
@@ -206,12 +211,17 @@ def _check_disk() -> tuple[str, str] | tuple[str, str, str]:
     folder = next((f for f in (home, *home.parents) if f.is_dir() and os.access(f, os.W_OK)), None)
     if folder is None:
         return "broken", f"there is no folder on the way to {home} that you may write", _HOME_DO
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.write(b"\0" * 4096)
-        file.flush()
-        start = time.monotonic()
-        os.fsync(file.fileno())
-        took = time.monotonic() - start
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(b"\0" * 4096)
+            start = time.monotonic()
+            os.fsync(file.fileno())
+            took = time.monotonic() - start
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        what = "your quota is used up" if error.errno == errno.EDQUOT else "the disk is full"
+        return "broken", f"{what} at {folder}: nothing can be written", _FULL_DO
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
     said = f"{format_size(free)} free, a sync takes {took * 1000:.1f} ms"

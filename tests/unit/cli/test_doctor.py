@@ -9,8 +9,8 @@ import sys
 import time
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
-from typing import cast
+from types import ModuleType, SimpleNamespace
+from typing import BinaryIO, cast
 
 import pytest
 
@@ -46,6 +46,21 @@ def _is_known(what_holds_guests: dict[str, Check], monkeypatch: pytest.MonkeyPat
 def findings(capsys: pytest.CaptureFixture[str], *, broken: bool) -> dict[str, dict[str, str]]:
     assert main(["doctor", "--json"]) == (1 if broken else 0)
     return {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
+
+
+def test_a_disk_that_is_full_is_named_with_what_to_do(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.mkdir(mode=0o700)
+
+    def on_full_disk(**_: object) -> BinaryIO:
+        return open("/dev/full", "wb", buffering=0)
+
+    monkeypatch.setattr("sublet.cli.doctor.tempfile", SimpleNamespace(TemporaryFile=on_full_disk))
+    found = findings(capsys, broken=True)["disk"]
+    assert found["state"] == "broken"
+    assert found["text"] == f"the disk is full at {home}: nothing can be written"
+    assert "`sublet volume rm`" in found["do"]
 
 
 def test_a_machine_without_anything_of_ours_is_whole(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
