@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -94,6 +97,53 @@ def test_after_kills_what_stayed_mounted_is_removed(sublet: Shell, sleeper: subp
     assert ("unmounted first" in done.out) is bool(left)
     assert not sublet.home.exists()
     assert mounted(sublet.home) == []
+
+
+LEAVES: Final = """
+import os, subprocess, sys, time
+left = subprocess.Popen(["sleep", "6000"], start_new_session=True)
+with open(sys.argv[1] + "~", "w") as file:
+    file.write(str(left.pid))
+os.rename(sys.argv[1] + "~", sys.argv[1])
+time.sleep(6000)
+"""
+
+
+def test_after_kills_what_guests_have_started_is_ended(sublet: Shell, tmp_path: Path) -> None:
+    """The kernel ends a guest with its supervisor, and not what the guest has started: a process that left its session,
+    and the control groups. No supervisor comes after a purge, so it must look for them."""
+    told = tmp_path / "pid"
+    words = ["run", "--cpu", "1", "--", sys.executable, "-c", LEAVES, str(told)]
+    left = 0
+    with subprocess.Popen(sublet.command(*words), env=sublet.env, stderr=subprocess.DEVNULL) as command:
+        try:
+            until("its child", told.exists)
+            left = os.pidfd_open(int(told.read_text()))
+            (guest,) = sublet("ps", "--json").json
+            supervisor, office = supervisor_of(sublet.home), sublet("status", "--json").json["pid"]
+            name = f"sublet-{(runtime_dir(sublet.home) / 'supervisor.lock').read_text()}"
+            command.send_signal(signal.SIGSTOP)  # it would start another office
+            os.kill(office, signal.SIGKILL)
+            os.kill(supervisor, signal.SIGKILL)
+            command.kill()
+            until("their end", lambda: not [pid for pid in (office, supervisor, guest["pid"]) if runs(pid)])
+            assert not has_ended(left), "nothing else ends it"
+            done = sublet("purge", "--yes")
+            assert (done.status, done.err) == (0, ""), done
+            assert "that commands under leases had left." in done.out
+            until("its end", lambda: has_ended(left))
+            assert [folder for folder, *_ in os.walk("/sys/fs/cgroup") if os.path.basename(folder) == name] == []
+            assert not sublet.home.exists()
+        finally:
+            command.kill()
+            if left:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(left, signal.SIGKILL)
+                os.close(left)
+
+
+def has_ended(handle: int) -> bool:
+    return bool(select.select([handle], [], [], 0)[0])
 
 
 def test_a_supervisor_without_an_office_is_ended_with_now(sublet: Shell) -> None:

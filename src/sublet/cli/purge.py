@@ -36,6 +36,8 @@ from sublet.wire.sockets import peer_of
 
 SUPERVISOR_GONE_S: Final = 15.0
 """How long the supervisor may take to end after its office, before it is killed."""
+LEFT_GONE_S: Final = 30.0
+"""How long what guests have left may take to end, before it is told."""
 UNMOUNTED_S: Final = 10.0
 """How long a volume may stay busy after the last command that used it has ended."""
 OTHERS_SHOWN: Final = 5
@@ -78,8 +80,9 @@ def purge(
     """End the office and remove its state, volumes and mounts from this machine.
 
     It lists what it will remove, with sizes, and asks first. It is refused while leases live or notebooks run in the
-    background, unless --now is given. Files in the state folder that are not Sublet's stay, links are not followed, and
-    a state folder that is / or a home folder is refused. The package itself is uninstalled with pip.
+    background, unless --now is given. Where the supervisor was killed, what its guests have left running is ended.
+    Files in the state folder that are not Sublet's stay, links are not followed, and a state folder that is / or a home
+    folder is refused. The package itself is uninstalled with pip.
 
     Exit status: 0 if all is removed or nothing was there, 1 if you answered no or something could not be removed.
     """
@@ -115,6 +118,7 @@ def purge(
         _end(office, running, runners, now=now, runtime=runtime)
         if answers(runtime / "office.sock"):
             raise OfficeInUse("another office was started meanwhile", do="Purge again.")
+        _end_what_is_left(runtime)
         _unmount(home)
         _unmount(runtime)
         _remove(home, ours)
@@ -283,6 +287,46 @@ def _kill_supervisor(path: Path) -> None:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
             finally:
                 os.close(handle)
+
+
+def _end_what_is_left(runtime: Path) -> None:
+    """End what guests of a supervisor that was killed had started, as the next supervisor would, and remove their
+    control groups. A supervisor that ended by itself has left nothing, and its lock is gone."""
+    try:
+        office = (runtime / "supervisor.lock").read_text(encoding="ascii")
+    except (FileNotFoundError, UnicodeDecodeError):
+        return
+    if not office:  # it was killed before it had a guest
+        return
+    from sublet.supervisor.cgroups import Groups
+    from sublet.supervisor.notes import Notes
+    from sublet.supervisor.procs import Identity, Procs
+    from sublet.supervisor.sweep import Sweep
+
+    groups = Groups.probe(office)
+    try:
+        if any(os.getpid() in group.pids() for there in (groups, *groups.elsewhere()) for group in there.found()):
+            raise OfficeInUse(
+                "this command itself runs under a lease of the office", do="Purge from a terminal outside of it."
+            )
+        notes, _ = Notes(os.fspath(runtime / "notes")).read_all()
+        noted = {Identity(note.pid, note.start_ticks): note.lease for note in notes}
+        sweep = Sweep(Procs(), groups, noted=noted)
+        until = time.monotonic() + LEFT_GONE_S
+        while not sweep.again():
+            if time.monotonic() > until:
+                left = [f"process {one.pid}" for found in sweep.left.values() for one in found] or sweep.groups_left
+                why = "; ".join(filter(None, map(sweep.why_left, sweep.left)))
+                raise SubletError(
+                    f"what commands under leases had left could not be ended: {', '.join(left[:OTHERS_SHOWN])}"
+                    + (f" ({why})" if why else ""),
+                    do="End it, and purge again.",
+                )
+            time.sleep(_LOOK_EVERY_S)
+    finally:
+        groups.remove()
+    if count := sum(map(len, sweep.found.values())):
+        print(f"Ended {plural(count, 'process', 'processes')} that commands under leases had left.")
 
 
 @contextlib.contextmanager
