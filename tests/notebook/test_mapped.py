@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
 import sys
 import types
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -304,11 +302,9 @@ def test_an_interrupt_stops_all_and_keeps_what_is_finished(stage: OfficeStage, f
     assert billed(shell) == rows + 1  # what it used is on the bill, though it ended early
     go_on.touch()
     answer = shell.run(cell)
-    found = re.search(r"([12]) finished by an earlier run", answer["err"])
-    assert found is not None, answer
+    assert "2 finished by an earlier run" in answer["err"], answer
     assert shell.value("kept") == [0, 1, 2, 3]
-    times = Counter(ran(log))  # an item that was quick, and sent to its worker together with one that waits, runs again
-    assert (times[2], times[3], times[0] + times[1]) == (2, 2, 4 - int(found[1])), times
+    assert ran(log) == [0, 1, 2, 2, 3, 3], "only what was executing runs again"
 
 
 @pytest.mark.parametrize(

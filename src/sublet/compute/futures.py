@@ -21,6 +21,9 @@ class Call(Protocol):
     def begun(self) -> int | None:
         """How many items were begun."""
 
+    def made(self) -> list[Any]:
+        """Results that are there."""
+
 
 class CallFuture(concurrent.futures.Future[Any]):
     """What will come of a call.
@@ -49,6 +52,17 @@ class CallFuture(concurrent.futures.Future[Any]):
         where it is not being executed, or is done."""
         call = self._call
         return None if call is None else call.begun()
+
+    def made(self) -> list[Any]:
+        """Of a call of many that is given up: its results that are there, in order, though it is not done. What it
+        comes to is not changed by this."""
+        call = self._call
+        if call is not None and not self.done():
+            return call.made()
+        if self.cancelled() or self.exception() is not None:
+            return []
+        found: list[Any] = self.result().results
+        return found
 
     def cancel(self) -> bool:
         """Whether it is cancelled now. What it was to give is dropped."""

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -37,6 +40,8 @@ RUN_MAX: Final = 128
 BATCH_FOR_NS: Final = 5_000_000
 """Small calls of a map are sent together, as many as take about so long."""
 BATCH_MAX: Final = 2048
+MADE_WITHIN_NS: Final = NS_PER_S
+"""Results that a worker has sent have been read from its connection by then."""
 AHEAD: Final = 2
 """Batches of a map that are under way before the first of their results is asked for."""
 
@@ -237,6 +242,8 @@ class _Watched:
         self._future = future
         self._tries = TRIES
         self._stop = contextlib.ExitStack()
+        self._reading = threading.Lock()
+        """Held by who reads the results that have come: reading them for the future closes their descriptors."""
         future.attach(self)
 
     def begin(self) -> bool:
@@ -255,6 +262,10 @@ class _Watched:
 
     def finish(self) -> None:
         """Complete the future."""
+        with self._reading:
+            self._finish()
+
+    def _finish(self) -> None:
         lease = self._lease
         if lease is None or self._future.done():
             self._end()
@@ -298,6 +309,23 @@ class _Watched:
     def begun(self) -> int | None:
         """How many items of it were begun, as the board says."""
         return self._worker.exchange.board.begun(self.pending.call)
+
+    def made(self) -> list[Any]:
+        """Results of a call of many that are there: those that were sent, and those in the worker's buffer."""
+        until_ns = time.monotonic_ns() + MADE_WITHIN_NS
+        while True:
+            with self._reading:
+                lease, is_all = self._lease, self.pending.is_done
+                if lease is None or self.pending.call == 0:
+                    break
+                first, pickles = self._worker.exchange.results.read(self.pending.call)
+                copied = [(said, tuple(map(os.dup, fds))) for said, fds in list(self.pending.parts)]
+            found = read_many(copied, (first, pickles), of_tenant=not sees_our_folders(lease)).results
+            now_ns = time.monotonic_ns()
+            if is_all or len(found) >= first or now_ns >= until_ns:  # else some that were sent have not come
+                return found
+            self._worker.exchange.wait(self.pending, lambda: now_ns + 1_000_000)  # noqa: B023 - called in here
+        return self._future.made() if self._future.done() else []
 
     def is_running(self) -> bool:
         return self._worker.exchange.is_executing(self.pending)

@@ -177,6 +177,8 @@ class Running:
         """Chunks whose results are put, and not published."""
         self._publish_at_ns: int | None = None
         self._is_publishing = False
+        self._is_store_lost = False
+        """It failed to take results in, or to publish them, and is not tried again."""
         self._publisher: threading.Thread | None = None
         self._is_closed = False
         self._asked = 0
@@ -232,7 +234,7 @@ class Running:
 
         def end() -> None:
             self.core.stop(reason)
-            self.core.abandon(self._now())
+            self._abandon(self._now())
 
         self._post(end)
 
@@ -293,7 +295,7 @@ class Running:
                     self._step()
             self._last_step()
         except BaseException as error:
-            self.error = error
+            self.error = self.error or error
             raise
         finally:
             self._ended.set()
@@ -340,7 +342,7 @@ class Running:
         core = self.core
         core.tick(now_ns)
         if core.stopped is not None:
-            core.abandon(now_ns)
+            self._abandon(now_ns)
         for slot in self._with_idle_neighbours():
             if now_ns >= self._stuck_ns(slot):
                 self._take_back(slot, now_ns)
@@ -361,7 +363,8 @@ class Running:
         if self._publisher is not None:
             self._publisher.join()
         self._take_events()
-        if self._held_back and self._store is not None and self.error is None:
+        self._take_made(self._now())
+        if self._held_back and self._store is not None and not self._is_store_lost:
             self._publish(self._held_back)
         self._tell_failures()
         self._tell_events()
@@ -369,10 +372,26 @@ class Running:
     def _failed(self, error: BaseException) -> None:
         self.error = self.error or error
         self.core.stop(FailReason.CANCELLED)
-        self.core.abandon(self._now())
+        self._abandon(self._now())
         self._tell_failures()
         self._over.set()
         self._deliver([])
+
+    def _abandon(self, now_ns: int) -> None:
+        """Begin nothing more, and wait for nothing that executes; what is finished of it has results all the same."""
+        self._take_made(now_ns)
+        self.core.abandon(now_ns)
+
+    def _take_made(self, now_ns: int) -> None:
+        """Results of batches under way: those chunks are finished, so no later run may execute them again."""
+        if self._is_store_lost:
+            return
+        under_way = [one for slot in self._slots.values() for one in slot.under_way.values() if one[0].is_open]
+        for _, future in under_way:
+            future.withhold()
+        for batch, future in under_way:
+            if made := future.made():
+                self._take_outcomes(batch, made[batch.done :], now_ns)
 
     def _add(self, works: Works, contents: Sequence[bytes] | None) -> None:
         found = self.core.add(works, contents, self._stored)
@@ -589,10 +608,15 @@ class Running:
         if self._store is None:
             self._published(fresh)
             return
-        for works, results in fresh:
-            self._store.put(list(zip(works.keys, results, strict=True)))
-        if self._store.publish_after <= 0:
-            self._store.publish(self._state())
+        try:
+            for works, results in fresh:
+                self._store.put(list(zip(works.keys, results, strict=True)))
+            if is_published := self._store.publish_after <= 0:
+                self._store.publish(self._state())
+        except BaseException:
+            self._is_store_lost = True
+            raise
+        if is_published:
             self._published(fresh)
             return
         self._held_back += fresh
@@ -657,7 +681,7 @@ class Running:
         self._published(held)
 
     def _not_published(self, error: BaseException) -> None:
-        self._is_publishing = False
+        self._is_publishing, self._is_store_lost = False, True
         self._failed(error)
 
     def _publish(self, held: list[tuple[Works, Sequence[bytes]]]) -> None:

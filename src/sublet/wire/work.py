@@ -45,6 +45,8 @@ RESULTS_MAX: Final = 4096
 RESULT_MAX: Final = 64 * 1024
 """One result that is larger than this, or than the room that is left, goes as a message of its own."""
 
+READ_TRIES: Final = 8
+"""A worker that sends what is in the buffer has made hundreds of results meanwhile, so the second try succeeds."""
 WITHHELD: Final = 4
 """Which word of the board says up to which call no further item is begun. The holder writes it."""
 BEGUN: Final = 5
@@ -319,7 +321,8 @@ class Board:
 
 
 class ResultBuffer:
-    """Results that the worker has made and not yet sent. The worker writes; the holder reads when the worker is gone.
+    """Results that the worker has made and not yet sent. The worker writes; the holder reads when the worker is gone,
+    or when it gives up a call and wants what is finished of it.
 
     A result counts from the moment the number of results is raised, which is the last thing that is written of it. A
     process that is killed has done what its program did up to some instruction and nothing behind that, on every
@@ -411,12 +414,21 @@ class ResultBuffer:
         self._head[self._FIRST] = item
         self._count = self._at = 0
 
-    # ---- the holder, once the worker is gone
+    # ---- the holder
 
     def read(self, call: int) -> tuple[int, list[bytes]]:
-        """Of this call: from which item on, and the pickles that are whole."""
-        if self._head[self._CALL] != call:
-            return 0, []
+        """Of this call: from which item on, and the pickles that are whole. The worker may live: results are only added
+        until it goes on from another item, so what was read counts if that is the same afterwards."""
+        for _ in range(READ_TRIES):
+            if self._head[self._CALL] != call:
+                break
+            first = self._head[self._FIRST]
+            found = self._whole()
+            if (self._head[self._CALL], self._head[self._FIRST]) == (call, first):
+                return first, found
+        return 0, []
+
+    def _whole(self) -> list[bytes]:
         found: list[bytes] = []
         start = 0
         for index in range(min(self._head[self._COUNT], RESULTS_MAX)):
@@ -428,7 +440,7 @@ class ResultBuffer:
                 break
             found.append(pickled)
             start = end
-        return self._head[self._FIRST], found
+        return found
 
     def close(self) -> None:
         """Let go of the mapping. Harmless twice."""

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from sublet.compute import posting
 from sublet.compute.calls import Lost, Pending
+from sublet.compute.futures import CallFuture
 from sublet.compute.outcomes import Many
 from sublet.compute.posting import AGAIN, outcome
 from sublet.compute.workers import Job, Options
 from sublet.errors import LeaseRevoked, SubletError, WorkerLost
-from sublet.wire.work import Told, pack, unpack
+from sublet.guest.answers import Answer
+from sublet.guest.cargo import encode
+from sublet.wire.happenings import Replied
+from sublet.wire.work import Message, ResultBuffer, Told, pack, unpack
 
 EXECUTING = 7
 
@@ -90,6 +96,91 @@ def test_a_call_of_many_that_was_not_begun_goes_back_to_who_sent_it() -> None:
     """What is in the buffer is of another call."""
     why = WorkerLost("the worker was killed")
     assert many_came_of(EXECUTING + 1, why, kept=[1]) == Many([], why, 0, is_begun=False)
+
+
+class Sent:
+    """A call of many that its worker executes: what came of it, and what is in the worker's buffer."""
+
+    def __init__(self, pickles: list[object], first: int = 0) -> None:
+        self.buffer, fd = ResultBuffer.create()
+        os.close(fd)
+        self.buffer.begin(EXECUTING)
+        self.buffer.go_on_from(first)
+        for one in pickles:
+            assert self.buffer.put(pickle.dumps(one, 5))
+        lease = SimpleNamespace(_held=SimpleNamespace(view=SimpleNamespace(tenant="local")), id="L1")
+        exchange = SimpleNamespace(results=self.buffer, wait=self._wait)
+        worker = SimpleNamespace(exchange=exchange, guest=None)
+        self.future = CallFuture()
+        job = Job(len, [()] * 9, {}, is_many=True)
+        self.watched = posting._Watched(cast(Any, lease), cast(Any, worker), job, Options(), self.future)
+        self.watched.pending.call = EXECUTING
+        self.on_the_way: list[Message] = []
+
+    def came(self, message: Message) -> None:
+        self.watched.pending.parts.append((unpack(message.body), message.fds))
+
+    def _wait(self, pending: Pending, until_ns: object) -> bool:
+        if self.on_the_way:
+            self.came(self.on_the_way.pop(0))
+        return False
+
+    def finish(self, *results: object) -> Many:
+        """Its answer comes, and the rest of its results before."""
+        if results:
+            self.came(said_of(len(self.watched.pending.parts), *results))
+        body = Answer(Told.MANY, encode(None, "nothing"), subject=EXECUTING).packed()[0]
+        self.watched.pending.came, self.watched.pending.is_done = Replied(EXECUTING, body, ()), True
+        self.watched.finish()
+        many: Many = self.future.result(0)
+        return many
+
+
+def said_of(first: int, *results: object) -> Message:
+    body = pack(Told.RESULTS, subject=EXECUTING, amount=first, inline=(pickle.dumps(list(results), 5), b""))
+    return Message(body, ())
+
+
+def test_what_a_call_has_made_is_there_before_it_is_done_and_its_future_has_all_of_it() -> None:
+    sent = Sent([1, 2])
+    assert sent.future.made() == [1, 2]
+    sent.buffer.put(pickle.dumps(3, 5))
+    assert sent.future.made() == [1, 2, 3]
+    assert sent.finish(1, 2, 3, 4).results == [1, 2, 3, 4]
+    assert sent.future.made() == [1, 2, 3, 4]
+
+
+def test_an_array_that_was_sent_is_in_what_a_call_has_made_and_in_its_future() -> None:
+    """Reading it the first time leaves the descriptor to the second."""
+    array, sent = np.arange(100_000.0), Sent([], first=1)
+    sent.came(Message(*Answer(Told.RESULT, encode(array, "the result"), subject=EXECUTING, took_ns=0).packed()))
+    for found in (sent.future.made(), sent.finish().results):
+        assert len(found) == 1
+        assert np.array_equal(found[0], array)
+
+
+def test_results_that_were_sent_and_have_not_come_are_waited_for() -> None:
+    """The worker has sent what was in its buffer and gone on: what is there now is behind that."""
+    sent = Sent([3, 4], first=2)
+    sent.on_the_way.append(said_of(0, 1, 2))
+    assert sent.future.made() == [1, 2, 3, 4]
+
+
+def test_results_that_never_come_end_what_a_call_has_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(posting, "MADE_WITHIN_NS", 2_000_000)
+    assert Sent([3, 4], first=2).future.made() == []
+
+
+def test_a_call_that_was_not_sent_or_was_cancelled_has_made_nothing() -> None:
+    sent = Sent([1])
+    sent.watched.pending.call = 0
+    assert sent.future.made() == []
+    future = CallFuture()
+    assert future.cancel()
+    assert future.made() == []
+    failed = CallFuture()
+    failed.deliver(error=WorkerLost("killed"))
+    assert failed.made() == []
 
 
 class Workers:

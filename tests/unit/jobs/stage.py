@@ -26,6 +26,7 @@ class FakeFuture(Future[Any]):
         self.lock = threading.Lock()
         self.is_withheld = False
         self.items_begun = 0
+        self.results: list[Any] = []
 
     def withhold(self) -> bool:
         with self.lock:
@@ -34,6 +35,10 @@ class FakeFuture(Future[Any]):
 
     def begun(self) -> int | None:
         return None if self.done() else self.items_begun
+
+    def made(self) -> list[Any]:
+        with self.lock:
+            return list(self.results)
 
     def begin_item(self) -> bool:
         """On the worker: whether the next one is wanted."""
@@ -57,6 +62,8 @@ class FakeLease:
     lose_after: Any = None
     """The worker dies at this item, when it has executed it and before its result is there."""
     lost_as: SubletError | None = None
+    executing: FakeFuture = field(default_factory=FakeFuture)
+    """Of the batch that its worker has begun last."""
     is_over: bool = False
 
     def on_end(self, callback: Callable[[Any], object]) -> None:
@@ -89,15 +96,15 @@ class FakeLease:
                 if self.is_over:
                     return
                 task, items, future = self.queue.pop(0)
-            results: list[Any] = []
-            is_lost = False
+            self.executing, results, is_lost = future, future.results, False
             for item in items:
                 if (is_lost := self.lose_at is not None and self.lose_at <= 0) or not future.begin_item():
                     break
                 result = task(item)
                 if is_lost := self.lose_after is not None and item == self.lose_after:
                     break
-                results.append(result)
+                with future.lock:
+                    results.append(result)
                 if self.lose_at is not None:
                     self.lose_at -= 1
             if not is_lost:

@@ -20,6 +20,7 @@ from sublet.jobs import (
     Outputs,
     Phase,
     RetryPolicy,
+    coordinator,
     load_result,
     mapping,
     running,
@@ -29,8 +30,10 @@ from sublet.jobs import map as job_map
 from sublet.jobs.chunks import Needs
 from sublet.jobs.core import Coordinator
 from sublet.jobs.identity import ChunkId
+from sublet.jobs.running import Running
 from sublet.jobs.states import FailReason
 from sublet.testing import HeldClock
+from tests.traces import until
 from tests.unit.jobs.stage import FakeLease, FakePool, pool
 
 __all__ = ["pool"]
@@ -617,6 +620,99 @@ def test_results_count_only_when_they_are_published(pool: FakePool) -> None:
     result = JobCoordinator(make_pool=pool.make).run(chunks, store, None, len)
     assert (result.aggregate, len(store)) == (300, 300)
     assert store.publications < 300
+
+
+class LateStore(SlowStore):
+    """Publishes when it must, and not before."""
+
+    publish_after = 3600.0
+
+
+class SecondOfBatch:
+    """A function that comes to a stand at the second item of a batch: the first is finished, and was not sent."""
+
+    def __init__(self, pool: FakePool) -> None:
+        self._pool = pool
+        self.ran: list[int] = []
+        self.stands, self.go_on = threading.Event(), threading.Event()
+
+    def __reduce__(self) -> str:  # what it counts as in the ids of its chunks
+        return "second_of_batch"
+
+    def __call__(self, x: int) -> int:
+        self.ran.append(x)
+        if self._pool.leases[0].executing.items_begun > 1:
+            self.stands.set()
+            self.go_on.wait(LONG_S)
+        return x
+
+    def finished(self, store: MemoryOutputStore) -> list[int]:
+        """What the store has, when the job was stopped."""
+        assert self.stands.is_set()
+        return sorted(load_result(store.get(chunk)) for chunk in store.chunks())
+
+
+@pytest.mark.parametrize("kind", [MemoryOutputStore, LateStore])
+def test_what_is_finished_of_a_batch_under_way_is_stored_when_a_job_is_stopped(
+    pool: FakePool, kind: type[MemoryOutputStore]
+) -> None:
+    store, function = kind(), SecondOfBatch(pool)
+    results = job_map(function, range(40), want=1, store=store, make_pool=pool.make)
+    thread = threading.Thread(target=lambda: list(results))
+    thread.start()
+    assert function.stands.wait(LONG_S)
+    results.stop_soon()
+    thread.join(LONG_S)
+    before = list(function.ran)
+    assert function.finished(store) == before[:-1]
+    function.go_on.set()
+    pool.leases.clear()
+    again = FakePool(1)
+    function._pool = again
+    assert list(job_map(function, range(40), want=1, store=store, make_pool=again.make)) == list(range(40))
+    assert sorted(function.ran) == sorted([*range(40), before[-1]]), "only the one that was executing runs again"
+
+
+@pytest.mark.parametrize("kind", [MemoryOutputStore, LateStore])
+def test_what_is_finished_of_a_batch_under_way_is_stored_when_its_coordinator_is_interrupted(
+    pool: FakePool, monkeypatch: pytest.MonkeyPatch, kind: type[MemoryOutputStore]
+) -> None:
+    store, function = kind(), SecondOfBatch(pool)
+    pool.most = 1
+
+    def interrupted(self: Running, timeout_s: float) -> bool:
+        assert function.stands.wait(LONG_S)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Running, "wait_over", interrupted)
+    chunks = [Chunk(function, (n,)) for n in range(40)]
+    with pytest.raises(KeyboardInterrupt):
+        JobCoordinator(make_pool=pool.make).run(chunks, store, None, len)
+    assert function.finished(store) == function.ran[:-1]
+    function.go_on.set()
+
+
+def test_what_waits_for_its_publication_is_published_when_a_mistake_ends_the_job(
+    pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no fault of the store's."""
+    monkeypatch.setattr(coordinator, "READ_FOR_S", 0.0)  # each chunk is handed on before the next one is read
+    store, go_on = LateStore(), threading.Event()
+
+    def add_up_the_second_later(data: bytes) -> bytes:
+        assert data == b"0 10" or go_on.wait(LONG_S)  # as long as it executes nothing needs to be published
+        return add_up(data)
+
+    def chunks() -> Iterator[Any]:
+        yield Numbers(10, 20)
+        yield Liar(0, 10)
+        until("a chunk to be finished", lambda: any(lease.executing.results for lease in pool.leases))
+        yield Liar(1, 2)
+
+    with pytest.raises(InvalidRequest, match="with another content"):
+        JobCoordinator(make_pool=pool.make).run(chunks(), store, add_up_the_second_later, total)
+    go_on.set()
+    assert [store.get(chunk) for chunk in store.chunks()] == [b"45"]
 
 
 def waits_unless_first(x: int) -> int:

@@ -63,6 +63,27 @@ def test_after_they_were_sent_it_goes_on_from_the_next_item(both: tuple[ResultBu
     assert (len(worker), worker.first) == (1, 3)
 
 
+@pytest.mark.parametrize("then", ["begin", "go_on_from"])
+def test_a_worker_that_goes_on_while_it_is_read_gives_no_result_a_wrong_place(
+    both: tuple[ResultBuffer, ResultBuffer], monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """Its records are read, and the item that they begin at belongs to others by then."""
+    worker, holder = both
+    worker.begin(CALL)
+    worker.put(b"0")
+    read = holder._whole
+
+    def goes_on() -> list[bytes]:
+        found = read()
+        if worker.call == CALL and worker.first == 0:
+            getattr(worker, then)(CALL + 1 if then == "begin" else 1)
+            worker.put(b"later")
+        return found
+
+    monkeypatch.setattr(holder, "_whole", goes_on)
+    assert holder.read(CALL) == ((0, []) if then == "begin" else (1, [b"later"]))
+
+
 def test_what_finds_no_room_is_refused_and_changes_nothing(both: tuple[ResultBuffer, ResultBuffer]) -> None:
     worker, holder = both
     worker.begin(CALL)
