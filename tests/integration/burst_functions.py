@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from sublet import jobs
 
@@ -19,6 +20,14 @@ def noted(where: str, x: int) -> int:
     with open(where, "a", encoding="utf-8") as file:
         file.write(f"{x} {os.getpid()}\n")
     return x
+
+
+def row_of(table: Any, n: int) -> int:
+    return int(table[n])
+
+
+def row_of_bytes(table: Any, data: bytes) -> bytes:
+    return b"%d" % row_of(table, int(data))
 
 
 def moves(x: int) -> str:

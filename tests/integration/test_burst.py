@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sublet
 from sublet import jobs
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
+from sublet.compute.lent import LENT_MIN, LentMemory
 from sublet.errors import CheckpointFailed, InvalidRequest, JobFailed, LeaseEnded, Unpicklable
 from sublet.jobs.leases import job_leases
 from sublet.jobs.states import FailReason
@@ -178,6 +180,43 @@ def test_a_short_call_does_not_wait_behind_a_long_one_while_a_lease_is_free(
     assert sorted(int(line.split()[0]) for line in log.read_text().splitlines()) == list(range(100))
     assert executor.result is not None
     assert (executor.result.retries, executor.result.leases_after) == (0, 0)
+
+
+class Row:
+    """A chunk that names a row of a table that all of them read."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def chunk_id(self) -> bytes:
+        return b"row %012d" % self.number
+
+    def to_bytes(self) -> bytes:
+        return b"%d" % self.number
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Row:
+        return cls(int(data))
+
+
+@pytest.mark.parametrize("way", ["map", "chunks", "exec_fn"])
+def test_memory_of_a_large_array_is_kept_for_the_next_job(
+    fabric: sublet.Fabric, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    memory, table = LentMemory(), np.arange(LENT_MIN // 8)
+    monkeypatch.setattr("sublet.compute.functions.lent_memory", memory)
+    coordinator, store = jobs.JobCoordinator(fabric=fabric, want=2), jobs.MemoryOutputStore()
+    row_of = functools.partial(functions.row_of, table)
+    if way == "map":
+        found = list(jobs.map(row_of, range(3), fabric=fabric, want=2))
+    elif way == "chunks":
+        chunks = [jobs.Chunk(row_of, (n,)) for n in range(3)]
+        found = coordinator.run(chunks, store, None, lambda outputs: list(map(jobs.load_result, outputs))).aggregate
+    else:
+        of_bytes = functools.partial(functions.row_of_bytes, table)
+        found = coordinator.run([Row(n) for n in range(3)], store, of_bytes, lambda o: list(map(int, o))).aggregate
+    assert found == [0, 1, 2]
+    assert memory.kept_bytes == table.nbytes
 
 
 def test_failures_are_collected_with_their_reasons(fabric: sublet.Fabric) -> None:

@@ -92,8 +92,13 @@ class Chunk:
 
     def chunk_id(self) -> ChunkId:
         """Digest of the function's code, defaults and closure, and of the arguments."""
+        return self.id_with(function_digest(self.function))
+
+    def id_with(self, function: bytes) -> ChunkId:
+        """The id, where the digest of the function is known: one that holds a large array is hashed once for all of
+        its chunks."""
         return chunk_id_of(
-            function_digest(self.function),
+            function,
             content_digest((self.args, dict(sorted(self.kwargs.items()))), "the chunk's arguments"),
         )
 

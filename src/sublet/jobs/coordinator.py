@@ -14,7 +14,7 @@ from sublet.compute.functions import Packed
 from sublet.errors import InvalidRequest
 from sublet.jobs.chunks import Chunk, Needs, is_work_chunk, needs_of
 from sublet.jobs.core import SavedChunk, Works
-from sublet.jobs.identity import ChunkId, check_stable, content_digest, valid_id
+from sublet.jobs.identity import ChunkId, check_stable, content_digest, function_digest, valid_id
 from sublet.jobs.inside import Task
 from sublet.jobs.mapping import READ_FOR_S, CoordinatorTerms
 from sublet.jobs.policy import RetryPolicy
@@ -31,6 +31,8 @@ FEED: Final = 4096
 """Chunks that are handed on together."""
 READ: Final = 16
 """The same of an iterable that may be slow, or without an end."""
+FUNCTIONS_MAX: Final = 256
+"""Functions of chunks that are known by what they were taken apart into."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,41 @@ class Phase:
     """The chunks, or a function that makes them of the outputs of the phase before."""
     exec_fn: Callable[[bytes], bytes] | None = None
     """Executes a chunk's bytes; not needed for `Chunk`, which brings its function."""
+
+
+class _Functions:
+    """What executes the chunks of a job: each function is taken apart, hashed and sent to a worker once."""
+
+    def __init__(self, *, is_named: bool) -> None:
+        self._is_named = is_named
+        self._found: dict[int, tuple[Callable[..., Any], bytes, Packed]] = {}
+        """By address; each is kept, so the address stays its own."""
+        self._bare: list[Packed] = []
+
+    def of_bytes(self, function: Callable[[bytes], bytes]) -> Packed:
+        """Of a phase that has a function for all of its chunks."""
+        self._bare.append(Packed(Task(function, raw=True)))
+        return self._bare[-1]
+
+    def of_chunk(self, chunk: Chunk, index: int) -> tuple[ChunkId, Packed]:
+        """The chunk's id, and what executes it. Raises where another process could not compute an id that is needed."""
+        known = self._found.get(id(chunk.function))
+        if known is None:
+            if self._is_named:
+                check_stable(chunk.function, f"the function of chunk {index}")
+            if len(self._found) >= FUNCTIONS_MAX:  # chunks that wait may need it, so it is closed when they are gone
+                self._found.pop(next(iter(self._found)))
+            task = Packed(Task(chunk.function, spread=True))
+            known = self._found[id(chunk.function)] = (chunk.function, function_digest(chunk.function), task)
+        _, digest, task = known
+        if chunk.kwargs:
+            task = Packed(Task(functools.partial(chunk.function, **chunk.kwargs), spread=True))
+        return chunk.id_with(digest) if type(chunk) is Chunk else valid_id(chunk.chunk_id()), task
+
+    def close(self, *, is_unused: bool) -> None:
+        """Let go of them. ``is_unused``: no worker has them any more, so memory of their arrays can be used again."""
+        for task in (*self._bare, *(task for _, _, task in self._found.values())):
+            task.close(is_unused=is_unused)
 
 
 class Outputs(Sequence[bytes]):
@@ -107,13 +144,14 @@ class JobCoordinator:
         phase_before, saved = load_state(store.begin(self._terms.name if self._terms.is_named else ""))
         session: Session | None = None
         progress = threading.Event()
+        functions = _Functions(is_named=self._terms.is_named)
         try:
             outputs = Outputs(store, ())
             for phase in phases:
                 again = saved if phase.name == phase_before else {}
                 chunks = phase.chunks(outputs) if callable(phase.chunks) else phase.chunks
                 is_sequence = isinstance(chunks, Sequence)
-                works = self._works(phase, chunks, is_sequence)
+                works = self._works(phase, chunks, functions, is_sequence)
                 if is_sequence:  # then all of them are looked at before anything runs
                     works = _checked(works)
                 if session is None:
@@ -131,6 +169,7 @@ class JobCoordinator:
         finally:
             if session is not None:
                 session.close()
+                functions.close(is_unused=session.is_given_back)
 
     def _begun(
         self, store: JobOutputStore, saved: dict[ChunkId, SavedChunk], phase: Phase, progress: threading.Event
@@ -171,29 +210,19 @@ class JobCoordinator:
             raise_failure(failures)
         return [key for key in keys if key in store]
 
-    def _works(self, phase: Phase, chunks: Iterable[Any], is_sequence: bool) -> Iterator[tuple[Works, list[bytes]]]:
+    def _works(
+        self, phase: Phase, chunks: Iterable[Any], functions: _Functions, is_sequence: bool
+    ) -> Iterator[tuple[Works, list[bytes]]]:
         """The chunks, those together that one call executes on leases of one size; and what their ids stand for. Of an
         iterable that is slow none waits until the next is read."""
         most, until_s = (FEED, math.inf) if is_sequence else (READ, 0.0)
-        task = None if phase.exec_fn is None else Packed(Task(_callable(phase.exec_fn), raw=True))
-        tasks: dict[int, Packed] = {}
-        """By function; a task keeps its function, so the address stays its own."""
-        stable: dict[int, Any] = {}
-        """Functions that have the same id in every process, by address."""
+        task = None if phase.exec_fn is None else functions.of_bytes(_callable(phase.exec_fn))
         works: Works | None = None
         contents: list[bytes] = []
         for index, chunk in enumerate(_iterated(chunks)):
             needs: Needs = needs_of(chunk, self._terms.needs)
             if isinstance(chunk, Chunk) and task is None:
-                made = tasks.get(id(chunk.function))
-                if self._terms.is_named and id(chunk.function) not in stable:
-                    check_stable(chunk.function, f"the function of chunk {index}")
-                    stable[id(chunk.function)] = chunk.function
-                if chunk.kwargs:
-                    made = Packed(Task(functools.partial(chunk.function, **chunk.kwargs), spread=True))
-                elif made is None:
-                    made = tasks[id(chunk.function)] = Packed(Task(chunk.function, spread=True))
-                key = chunk.chunk_id()
+                key, made = functions.of_chunk(chunk, index)
                 item: Any = chunk.args
                 content = bytes(key)  # derived from all of its content here
                 needs = chunk.needs if chunk.needs != Needs() else self._terms.needs

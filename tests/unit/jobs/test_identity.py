@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import pickle
 import subprocess
 import sys
 import threading
@@ -13,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
+from sublet import jobs
 from sublet.errors import InvalidRequest, Unpicklable
-from sublet.jobs import Chunk, File
+from sublet.jobs import Chunk, File, JobCoordinator, MemoryOutputStore, identity
 from sublet.jobs.identity import (
     ID_BYTES,
     check_stable,
@@ -24,6 +27,9 @@ from sublet.jobs.identity import (
     positioned_ids,
     valid_id,
 )
+from tests.unit.jobs.stage import FakePool, pool
+
+__all__ = ["pool"]
 
 PROGRAM = """
 import sys
@@ -239,6 +245,58 @@ def test_a_function_whose_id_another_process_could_not_compute_is_refused() -> N
     check_stable(scaled(2.0), "the function")
     with pytest.raises(InvalidRequest, match="another process could not compute the same id for the function"):
         check_stable(functools.partial(function, Copied()), "the function")
+
+
+class Fresh:
+    """Pickled with a buffer of its own each time, of which it is unknown what it holds."""
+
+    def __init__(self, changes: bool) -> None:
+        self.changes, self.times = changes, 0
+
+    def __call__(self, x: int) -> int:
+        return x
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        self.times += self.changes
+        return Fresh, (self.changes,), {"data": pickle.PickleBuffer(bytearray(b"%d" % self.times) * 100_000)}
+
+
+def test_buffers_that_are_not_the_same_memory_are_compared_by_what_they_hold() -> None:
+    """Also where one lies as soon as the one before it was freed."""
+    check_stable(Fresh(changes=False), "the function")
+    with pytest.raises(InvalidRequest, match="another process could not compute the same id"):
+        check_stable(Fresh(changes=True), "the function")
+
+
+def test_a_named_burst_hashes_a_large_array_of_its_function_once(
+    pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[int] = []
+
+    class Counting:
+        def __init__(self, *data: bytes) -> None:
+            self._of = blake3(*data)
+
+        def update(self, data: bytes | memoryview) -> None:
+            hashed.append(memoryview(data).nbytes)
+            self._of.update(data)
+
+        def digest(self, *length: int) -> bytes:
+            return self._of.digest(*length)
+
+    monkeypatch.setattr(identity, "blake3", Counting)
+    table = np.zeros(1 << 20)
+    function = functools.partial(_row, table)
+    assert list(jobs.map(function, range(9), name="rows", store=MemoryOutputStore(), make_pool=pool.make)) == [0.0] * 9
+    assert table.nbytes <= sum(hashed) < 1.1 * table.nbytes
+    hashed.clear()
+    chunks = [Chunk(function, (n,)) for n in range(9)]
+    JobCoordinator(name="rows", make_pool=FakePool().make).run(chunks, MemoryOutputStore(), None, len)
+    assert table.nbytes <= sum(hashed) < 1.1 * table.nbytes
+
+
+def _row(table: Any, n: int) -> float:
+    return float(table[n])
 
 
 @pytest.mark.parametrize("found", ["text", b"short", b"x" * 65, None, 7])
