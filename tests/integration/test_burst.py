@@ -124,6 +124,12 @@ def test_an_item_that_cannot_travel_is_named_with_the_path_to_it(fabric: sublet.
     assert any("This was chunk 1" in note for note in caught.value.__notes__)
 
 
+def test_a_function_that_cannot_travel_is_named_with_the_path_to_it(fabric: sublet.Fabric) -> None:
+    held = {"locks": [1, threading.Lock()]}
+    with pytest.raises(Unpicklable, match=r"^the function .*lambda>'s captured variable 'held'\['locks'\]\[1\] cannot"):
+        list(jobs.map(lambda x: (x, held), range(2), fabric=fabric, want=1))
+
+
 def test_a_chunk_that_prints_without_end_can_be_stopped(fabric: sublet.Fabric, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     results = jobs.map(functools.partial(functions.prints, str(begun)), [1], fabric=fabric, want=1, name="prints")
@@ -140,9 +146,10 @@ def test_a_chunk_that_prints_without_end_can_be_stopped(fabric: sublet.Fabric, t
     assert list(jobs.map(functions.square, [3], fabric=fabric, want=1)) == [9]
 
 
-def test_more_cores_than_any_machine_has_is_refused_at_once(fabric: sublet.Fabric) -> None:
+@pytest.mark.parametrize("needs", [{"cores": 4000}, {"memory": "4000TiB"}])
+def test_more_than_any_machine_has_is_refused_at_once(fabric: sublet.Fabric, needs: dict[str, Any]) -> None:
     with pytest.raises(sublet.CapacityExceeded):
-        list(jobs.map(functions.square, range(3), fabric=fabric, cores=4000))
+        list(jobs.map(functions.square, range(3), fabric=fabric, **needs))
 
 
 def hungry(mebibytes: int) -> int:

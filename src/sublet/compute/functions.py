@@ -23,8 +23,8 @@ from typing import Any, Final, NamedTuple
 from sublet.background import start_thread
 from sublet.compute.kept import Kept
 from sublet.compute.lent import LENT_MIN, Lent, lent_memory
-from sublet.errors import InvalidRequest, Unsupported
-from sublet.guest.cargo import Stowed, encode, stow
+from sublet.errors import InvalidRequest, Unpicklable, Unsupported
+from sublet.guest.cargo import Cargo, Stowed, encode, stow
 from sublet.wire.frames import close_all
 from sublet.wire.work import Asked, Flag, Message, Where, pack, pack_numbers
 
@@ -79,9 +79,18 @@ class Packed:
     def _taken_apart(self) -> Stowed:
         with self._lock:
             if self._stowed is None:
-                self._stowed = stow(encode(self.function, _shown(self.function)), lend=self._lend)
+                self._stowed = stow(self._encoded(), lend=self._lend)
                 self._let_go = weakref.finalize(self, close_all, self._stowed.fds)
             return self._stowed
+
+    def _encoded(self) -> Cargo:
+        try:
+            return encode(self.function, _shown(self.function))
+        except Unpicklable:
+            inner = getattr(self.function, "__wrapped__", None)
+            if inner is not None:  # what the caller gave: the path to what cannot travel begins there
+                encode(inner, _shown(inner))
+            raise
 
     def _lend(self, view: memoryview) -> int:
         if view.nbytes < LENT_MIN:

@@ -48,6 +48,11 @@ class Task:
         self.raw = raw
         self.spread = spread
 
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """What the caller gave, for messages."""
+        return self.function
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _task, (self.function, self.raw, self.spread)
 
