@@ -49,7 +49,7 @@ class SubletError(Exception):
 class RenewalRefusal(enum.StrEnum):
     """Why a renewal was refused; newer offices may know more words.
 
-    Of the first three the lease is not over: it runs to its deadline and then ends for that reason, unless a later
+    Of the first four the lease is not over: it runs to its deadline and then ends for that reason, unless a later
     renewal is granted. Of the others it is over for this holder, or was never held.
     """
 
@@ -57,6 +57,8 @@ class RenewalRefusal(enum.StrEnum):
     """Nothing runs under it, and it is renewed only while something does."""
     QUOTA = "quota"
     """The tenant's device time of the rolling window is used up."""
+    BUDGET = "budget"
+    """A budget is used up that would pay for it."""
     FAIR_SHARE = "fair_share"
     """It was held for as long as one may hold while others wait."""
     ENDED = "ended"

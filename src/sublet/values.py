@@ -19,6 +19,8 @@ GuestId = NewType("GuestId", str)
 TenantId = NewType("TenantId", str)
 GroupId = NewType("GroupId", str)
 ReservationId = NewType("ReservationId", str)
+BudgetId = NewType("BudgetId", str)
+"""Whose it is and of which window: ``tenant/ana/month``."""
 NodeId = NewType("NodeId", str)
 ResourceId = NewType("ResourceId", str)
 RequestId = NewType("RequestId", str)
@@ -135,6 +137,26 @@ class RenewMode(enum.StrEnum):
     """While a call, cell or guest command of its runs (the default)."""
     ALWAYS = "always"
     NEVER = "never"
+
+
+class BudgetWindow(enum.StrEnum):
+    """For how long a budget is; then it begins anew."""
+
+    DAY = "day"
+    """Of UTC, as on a bill."""
+    MONTH = "month"
+    TOTAL = "total"
+    """It never begins anew."""
+
+
+class BudgetLevel(enum.StrEnum):
+    """How much of a budget is used."""
+
+    OPEN = "open"
+    WARNED = "warned"
+    """80 % or more."""
+    USED_UP = "used_up"
+    """Nothing that costs something is granted, and what is held ends with notice."""
 
 
 class EndReason(enum.StrEnum):

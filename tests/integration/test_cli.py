@@ -323,6 +323,24 @@ def _read(painting: io.FileIO, is_enough: Callable[[bytes], bool]) -> bytes:
 # ---- people ----
 
 
+def test_a_budget_is_set_credited_listed_and_removed(sublet: Shell) -> None:
+    """In the currency of the prices, which without a file are credits."""
+    made = sublet("budget", "set", "12.5", "--group", "default", "--per", "day")
+    assert (made.status, made.err) == (0, "")
+    assert made.out == "The budget of group default is set: 12.50 credits a day, 0.00 used.\n"
+    more = sublet("budget", "credit", "0.25", "--group", "default", "--per", "day", "--json").json
+    assert (more["amount"], more["credit"], more["level"]) == ("12.50", "0.25", "open")
+    assert "group default" in sublet("budget", "ls").out
+    (view,) = sublet("budget", "ls", "--json").json
+    assert (view["id"], view["currency"], view["tenant"]) == ("group/default/day", "credits", None)
+    for words in (["set", "-3", "--group", "default"], ["set", "3", "--group", "default", "--currency", "EUR"]):
+        assert sublet("budget", *words).status == 2
+    gone = sublet("budget", "rm", "--group", "default", "--per", "day")
+    assert gone.out.startswith("The budget of group default is removed: 12.50 credits a day and 0.25 credit, ")
+    assert sublet("budget", "rm", "--group", "default", "--per", "day").status == 1
+    assert sublet("budget", "ls", "--json").json == []
+
+
 def test_gpus_are_reserved_listed_and_given_up(sublet: Shell) -> None:
     words = ("exam", "2100-01-04 10:00-12:00", "--group", "default", "--gpus", "1", "--zone", "Europe/Berlin")
     added = sublet("reservation", "add", *words)
@@ -474,6 +492,11 @@ NONSENSE = [
     ["reservation", "add", "lab", "every Tue 10:00-12:00", "--group", "default", "--gpus", "1", "--zone", "Berlin"],
     ["reservation", "add", "lab", "every Tue 10:00-12:00", "--group", "default", "--gpus", "0", "--zone", "UTC"],
     ["reservation", "add", "lab", "every Tue 10:00-12:00", "--group", "default", "--gpus", "1"],
+    ["budget", "set", "5"],
+    ["budget", "set", "5", "--tenant", "local", "--group", "default"],
+    ["budget", "set", "5", "--tenant", "local", "--per", "week"],
+    ["budget", "set", "much", "--tenant", "local"],
+    ["budget", "credit", "1.0000001", "--tenant", "local"],
     ["tenant", "add", "bob", "--tier-max", "gold"],
     ["tenant", "set", "bob", "--operator", "--no-operator"],
     ["bill", "--by", "mood"],

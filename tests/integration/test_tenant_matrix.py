@@ -358,6 +358,9 @@ EXPECTED: Final = {
     ("/v1/tenants/{id}/enable", 400),  # it is not disabled
     ("/v1/tenants/{id}/remove", 400),  # it has leases
     ("/v1/tenants", 400),  # a tenant without a name
+    ("/v1/budgets", 400),  # of neither a tenant nor a group
+    ("/v1/budgets/credit", 400),
+    ("/v1/budgets/remove", 400),
     ("/v1/fences/clear", 404),  # no resource was named
     ("/v1/down", 400),  # leases live
     ("/v1/policy/apply", 501),  # this office has no file

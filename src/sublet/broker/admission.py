@@ -8,7 +8,7 @@ from copy import copy
 
 import msgspec
 
-from sublet.broker import replacing
+from sublet.broker import budgets, replacing
 from sublet.broker.answers import Refusal, RefusalCode
 from sublet.broker.commands import Acquire
 from sublet.broker.groups import asked_millis, gpu_millis, only_within_ceiling, over_ceiling
@@ -160,6 +160,9 @@ def own_limit(
 ) -> str | None:
     """What the limits of its tenant and of its group say against a grant; ``with_promises``, if all their promises were
     kept as well; ``beside`` so many leases like it that are to be granted with it."""
+    over_budget = budgets.used_up(state, lease, now)
+    if over_budget is not None:
+        return budgets.sentence(over_budget, now)
     group = state.group_of(lease.tenant)
     of_tenant, of_group = state.quota_of(lease.tenant), state.group(group)
     if of_tenant == NO_QUOTA and of_group.quota == NO_QUOTA and of_group.ceiling is None:

@@ -6,8 +6,9 @@ from typing import Final
 
 import msgspec
 
-from sublet.broker.records import GroupRecord, ProcessRecord, Quota, ReservationRecord, Want
+from sublet.broker.records import GroupRecord, PricesRecord, ProcessRecord, Quota, ReservationRecord, Want
 from sublet.values import (
+    BudgetWindow,
     EndReason,
     Epoch,
     GroupId,
@@ -278,6 +279,43 @@ class RemoveReservation(_Operators, frozen=True, kw_only=True):
     reservation: ReservationId
 
 
+class SetPrices(_Operators, frozen=True, kw_only=True):
+    """The office opens with these prices."""
+
+    prices: PricesRecord
+    missing: tuple[str, ...] = ()
+    """Those that ``rates.toml`` does not give."""
+
+
+class _Budgets(_Operators, frozen=True, kw_only=True):
+    """About the budget of a tenant or of a group, for one window."""
+
+    tenant: TenantId | None = None
+    group: GroupId | None = None
+    per: BudgetWindow
+
+
+class SetBudget(_Budgets, frozen=True, kw_only=True):
+    """Make a budget, or change its amount. What was used of it stays used."""
+
+    amount: int
+    """Millionths of a unit of money."""
+    currency: str | None = None
+    """That is meant; another than that of the prices is refused. None: whichever it is."""
+    missing: tuple[str, ...] = ()
+    """Prices that ``rates.toml`` does not give."""
+
+
+class CreditBudget(_Budgets, frozen=True, kw_only=True):
+    """Add to what may be spent in the present window."""
+
+    amount: int
+
+
+class RemoveBudget(_Budgets, frozen=True, kw_only=True):
+    """Nothing is counted for it any more."""
+
+
 class ClearFence(_Operators, frozen=True, kw_only=True):
     """Ask for a new verification, or (``vouch``) take the operator's word for it."""
 
@@ -354,6 +392,10 @@ Command = (
     | RemoveGroup
     | SetReservation
     | RemoveReservation
+    | SetPrices
+    | SetBudget
+    | CreditBudget
+    | RemoveBudget
     | ClearFence
     | Drain
     | ApplyPolicy

@@ -12,17 +12,31 @@ from typing import Final
 import msgspec
 
 from sublet.broker.records import (
+    BudgetRecord,
     EndRecord,
     ForeignRecord,
     GroupRecord,
     LeaseRecord,
     NoticeRecord,
+    PricesRecord,
     ProcessRecord,
     ReservationRecord,
     Span,
     TenantRecord,
 )
-from sublet.values import EndReason, Epoch, GroupId, LeaseId, NodeId, RequestId, ReservationId, ResourceId, TenantId
+from sublet.values import (
+    BudgetId,
+    BudgetLevel,
+    EndReason,
+    Epoch,
+    GroupId,
+    LeaseId,
+    NodeId,
+    RequestId,
+    ReservationId,
+    ResourceId,
+    TenantId,
+)
 from sublet.wire import orders
 from sublet.wire.orders import Inventory, Part
 
@@ -166,6 +180,42 @@ class ReservationOver(_Audited, frozen=True, kw_only=True, tag="reservation_over
     """The end of one of its times."""
 
     reservation: ReservationId
+
+
+class PricesSet(_Audited, frozen=True, kw_only=True, tag="prices_set"):
+    """The office opened with other prices than before. Budgets count by them, and so do bills."""
+
+    prices: PricesRecord
+
+
+class BudgetSet(_Audited, frozen=True, kw_only=True, tag="budget_set"):
+    """A budget is there, or has another amount."""
+
+    budget: BudgetRecord
+
+
+class BudgetCredited(_Audited, frozen=True, kw_only=True, tag="budget_credited"):
+    """An operator added to what may be spent in one window."""
+
+    budget: BudgetId
+    window: str
+    amount: int
+    """Millionths of a unit of money."""
+
+
+class BudgetReached(_Audited, frozen=True, kw_only=True, tag="budget_reached"):
+    """The use of a budget reached 80 % of it, or all; or it is below that again, by credit or a larger amount."""
+
+    budget: BudgetId
+    window: str
+    level: BudgetLevel
+    used: int
+    """Millionths of a unit of money, as of that moment."""
+    limit: int
+
+
+class BudgetRemoved(_Audited, frozen=True, kw_only=True, tag="budget_removed"):
+    budget: BudgetId
 
 
 class Queued(_Audited, frozen=True, kw_only=True, tag="queued"):
@@ -457,6 +507,11 @@ Event = (
     | ReservationBegan
     | ReservationLent
     | ReservationOver
+    | PricesSet
+    | BudgetSet
+    | BudgetCredited
+    | BudgetReached
+    | BudgetRemoved
     | Queued
     | Granted
     | Ungranted

@@ -14,6 +14,16 @@ import msgspec
 
 from sublet.broker import events as ev
 from sublet.broker.fairness import DEFAULT_GROUP
+from sublet.broker.fold_spending import (
+    budget_credited,
+    budget_reached,
+    budget_removed,
+    budget_set,
+    group_gone,
+    prices_set,
+    shift_held,
+    tenant_gone,
+)
 from sublet.broker.fold_volumes import VOLUME_FOLD, keep_volume, take_over, volume_attached
 from sublet.broker.records import (
     NO_LONGER_THERE,
@@ -58,6 +68,7 @@ def _rebased(state: State, event: ev.Rebased, now: Now) -> None:
     for cooling in state.books.cool_until_ns.values():
         for tenant in cooling:
             cooling[tenant] += shift
+    shift_held(state, shift)
     for lease in state.leases.values():
         _shift_lease(lease, shift)
         if lease.status in LIVE_STATES:
@@ -190,6 +201,7 @@ def _tenant_removed(state: State, event: ev.TenantRemoved, now: Now) -> None:
     del state.tenants[event.tenant]
     state.books.removed[event.tenant] = event.generation
     state.books.accounts.pop(event.tenant, None)
+    tenant_gone(state, event.tenant)
 
 
 def _group_set(state: State, event: ev.GroupSet, now: Now) -> None:
@@ -200,6 +212,7 @@ def _group_set(state: State, event: ev.GroupSet, now: Now) -> None:
 def _group_removed(state: State, event: ev.GroupRemoved, now: Now) -> None:
     state.books.groups.pop(event.group, None)
     state.books.group_accounts.pop(event.group, None)
+    group_gone(state, event.group)
     state.capacity_version += 1
 
 
@@ -245,6 +258,7 @@ def _policy_applied(state: State, event: ev.PolicyApplied, now: Now) -> None:
 
 def _queued(state: State, event: ev.Queued, now: Now) -> None:
     lease = copy(event.lease)
+    lease.group = state.group_of(lease.tenant)
     state.leases[lease.id] = lease
     if lease.parks is not None:
         state.leases[lease.parks.of].parked_under = lease.id
@@ -265,6 +279,7 @@ def _granted(state: State, event: ev.Granted, now: Now) -> None:
     state.drop_promise(lease)
     lease.node, lease.epoch, lease.parts = event.node, event.epoch, event.parts
     lease.claim_by_ns, lease.granted_at_ns, lease.offered = event.claim_by_ns, now.ns, event.offered
+    lease.granted_wall_ns = now.wall_ns
     state.books.next_n = max(state.books.next_n, event.epoch.n + 1)
     key = str(event.epoch)
     for part in event.parts:
@@ -295,7 +310,7 @@ def _ungranted(state: State, event: ev.Ungranted, now: Now) -> None:
     state.on_node[state.node_of(lease)].pop(lease.id, None)
     state.live_count -= 1
     lease.status, lease.node, lease.epoch, lease.parts = status, None, None, ()
-    lease.offered, lease.claim_by_ns, lease.granted_at_ns = False, None, None
+    lease.offered, lease.claim_by_ns, lease.granted_at_ns, lease.granted_wall_ns = False, None, None, None
     lease.offers += 1
     state.enqueue(lease)
     state.capacity_version += 1  # all it asked for may be free by now
@@ -540,6 +555,11 @@ FOLD: Final[dict[type, Callable[[State, Any, Now], None]]] = {
     ev.ReservationBegan: _reservation_began,
     ev.ReservationLent: _reservation_lent,
     ev.ReservationOver: _reservation_over,
+    ev.PricesSet: prices_set,
+    ev.BudgetSet: budget_set,
+    ev.BudgetCredited: budget_credited,
+    ev.BudgetReached: budget_reached,
+    ev.BudgetRemoved: budget_removed,
     ev.Queued: _queued,
     ev.Granted: _granted,
     ev.Ungranted: _ungranted,

@@ -41,6 +41,7 @@ def keep_volume(state: State, volume: VolumeRecord, piece: SliceRecord, now: Now
     state.move_slice(state.resources[piece.resource], piece, SliceEvent.KEEP)
     if volume.state is VolumeState.LIVE:
         volume.kept_ns, volume.kept_wall_ns = now.ns, now.wall_ns
+        volume.group = state.group_of(volume.tenant)
         volume.until_ns = now.ns + volume.retain_ns
         state.count_kept(volume, +1)
     state.capacity_version += 1  # a request may wait to go on with it
@@ -144,6 +145,7 @@ def _found(state: State, event: ev.VolumeFound, now: Now) -> None:
         made_wall_ns=made_wall_ns,
         kept_ns=now.ns,
         kept_wall_ns=now.wall_ns,
+        group=state.group_of(event.tenant),
         until_ns=now.ns + event.retain_ns,
     )
     state.count_kept(volume, +1)

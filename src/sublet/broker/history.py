@@ -14,7 +14,8 @@ import msgspec
 
 from sublet.broker import events as ev
 from sublet.broker.fairness import DEFAULT_GROUP
-from sublet.broker.records import EndRecord, volume_key
+from sublet.broker.fold_spending import volume_name
+from sublet.broker.records import EndRecord
 from sublet.errors import JournalError
 from sublet.observe import audit
 from sublet.observe.bills import Bill, Charge, Holding, Line, Usage
@@ -104,6 +105,8 @@ class History:
         """The last record that was taken in."""
         self._walk = audit.Walk()
         self._leases: dict[LeaseId, _Lease] = {}
+        self._in_other_groups: list[tuple[LeaseId, _Lease]] = []
+        """Volumes, as they were kept while their tenant was in another group."""
         self._open: set[LeaseId] = set()
         """That wait or hold something."""
         self._groups: dict[TenantId, GroupId] = {}
@@ -156,7 +159,7 @@ class History:
             case ev.VolumeKept() | ev.VolumeFound():
                 self._keeps(event, ns, wall_ns)
             case ev.VolumeTaken() | ev.VolumeLost() | ev.VolumeRemoved():
-                self._stop(_of_volume(event.tenant, event.name), ns)
+                self._stop(volume_name(event.tenant, event.name), ns)
             case ev.Rebased():
                 for lease_id in self._open:
                     self._leases[lease_id].start_ns += event.shift_ns
@@ -165,10 +168,14 @@ class History:
 
     def _keeps(self, event: ev.VolumeKept | ev.VolumeFound, ns: int, wall_ns: int) -> None:
         """Its tenant pays for it from here on, as it did for the lease before. Kept again, it is kept still."""
-        key = _of_volume(event.tenant, event.name)
-        volume = self._leases.setdefault(key, _Lease(event.tenant, self._group(event.tenant), {}, ns, is_volume=True))
+        key, group = volume_name(event.tenant, event.name), self._group(event.tenant)
         if isinstance(event, ev.VolumeFound):
             self._stop(key, ns)
+        volume = self._leases.get(key)
+        if volume is None or (volume.charges is None and volume.group != group):
+            if volume is not None:
+                self._in_other_groups.append((key, volume))
+            volume = self._leases[key] = _Lease(event.tenant, group, {}, ns, is_volume=True)
         if volume.charges is None:
             self._start(key, (Part(resource=event.resource, kind=Kind.BLOCK, amount=event.size),), ns, wall_ns)
 
@@ -233,7 +240,7 @@ class History:
                 group=lease.group,
                 waited_ns=lease.waited_ns or 0,
             )
-            for lease_id, lease in self._leases.items()
+            for lease_id, lease in (*self._leases.items(), *self._in_other_groups)
             if lease.done or lease.charges is not None
         ]
 
@@ -243,11 +250,6 @@ class History:
     def devices(self, now_ns: int) -> dict[tuple[ResourceId, Kind], int]:
         """Units times nanoseconds that were held of each resource, up to now."""
         return {place: edge + self._levels[place] * now_ns for place, edge in self._edges.items()}
-
-
-def _of_volume(tenant: TenantId, name: str) -> LeaseId:
-    """Under what a volume stands among the leases: no lease is called so."""
-    return LeaseId(f"volume/{volume_key(tenant, name)}")
 
 
 def wire_lines(bill: Bill) -> list[BillLine]:

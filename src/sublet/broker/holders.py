@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from sublet.broker import admission, bound, estimate, replacing, resuming, volumes
+from sublet.broker import admission, bound, budgets, estimate, replacing, resuming, volumes
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Done, Granted, GrantedMany, Offer, Place, Refusal, RefusalCode
@@ -287,7 +287,8 @@ def _not_allowed(step: Step, lease: LeaseRecord, tenant: TenantRecord) -> Refusa
             reason=f"this tenant may ask for tier {tenant.tier_max} at most, not {lease.tier}",
             do=f"Ask with tier {tenant.tier_max}.",
         )
-    refusal = volumes.in_use(state, lease) or admission.never_allowed(lease, state)
+    refusal = budgets.refusal(state, lease, step.now) or volumes.in_use(state, lease)
+    refusal = refusal or admission.never_allowed(lease, state)
     if refusal is None and state.live_count + state.queued_count >= policy.leases_max:
         return Refusal(
             code=RefusalCode.LIMIT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet.broker import admission, parking, replacing
+from sublet.broker import admission, budgets, parking, replacing
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Done, Granted
@@ -78,6 +78,9 @@ def _why_not_renewed(step: Step, lease: LeaseRecord, *, active: bool) -> tuple[E
     over = admission.over_seconds(step.state, lease, step.now)
     if over is not None:
         return EndReason.QUOTA, over
+    budget = budgets.used_up(step.state, lease, step.now) if lease.parks is not None else None
+    if budget is not None:
+        return EndReason.BUDGET, budgets.sentence(budget, step.now)
     held_ns = step.now.ns - replacing.held_since_ns(lease)
     if held_ns >= step.policy.max_hold_ns and others_wait_for(step.state, lease):
         return EndReason.FAIR_SHARE, f"it was held for {format_duration(held_ns)} and others wait"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from sublet.broker import bound, holders, keeping, operators, parking, reports, reservations, volumes
+from sublet.broker import bound, budgets, holders, keeping, operators, parking, reports, reservations, volumes
 from sublet.broker import commands as cmd
 from sublet.broker.answers import Answer, Done, Outcome, Place
 from sublet.broker.explain import Explanation, explain
@@ -48,9 +48,13 @@ class Ledger:
         answer: Answer | SubletError
         if type(command) is cmd.AgentReport and type(command.report) is Held:
             self._unconfirmed.confirm(command.report)
-        if self._schedule.is_reservation_due(now) and type(command) is not cmd.OpenOffice:
-            step.as_office()
-            self._schedule.settle_reservations(step)
+        if type(command) is not cmd.OpenOffice:
+            if self._schedule.is_reservation_due(now):
+                step.as_office()
+                self._schedule.settle_reservations(step)
+            if self._schedule.is_budget_due(self.state, now):
+                step.as_office()
+                self._schedule.settle_budgets(step)
             step.by = command.actor
         try:
             answer = _HANDLERS[type(command)](step, self._schedule, command)
@@ -155,6 +159,10 @@ _HANDLERS: Final[dict[type, Callable[[Step, Schedule, Any], Answer]]] = {
     cmd.RemoveGroup: _plain(operators.remove_group),
     cmd.SetReservation: _plain(reservations.set_reservation),
     cmd.RemoveReservation: _plain(reservations.remove),
+    cmd.SetPrices: _plain(budgets.set_prices),
+    cmd.SetBudget: _plain(budgets.set_budget),
+    cmd.CreditBudget: _plain(budgets.credit_budget),
+    cmd.RemoveBudget: _plain(budgets.remove_budget),
     cmd.Revoke: _plain(operators.revoke),
     cmd.Drain: _plain(operators.drain),
     cmd.ClearFence: _plain(operators.clear_fence),

@@ -13,6 +13,9 @@ import msgspec
 
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
 from sublet.values import (
+    BudgetId,
+    BudgetLevel,
+    BudgetWindow,
     EndReason,
     Epoch,
     Exclusivity,
@@ -128,6 +131,61 @@ class ReservedRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """What the group leaves unused goes to requests of tier spot, until the group asks for it."""
 
 
+class PricesRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the hardware costs, as ``rates.toml`` says it: millionths of a unit of money for an hour."""
+
+    currency: str
+    gpu: int
+    """A device of a model that is not named."""
+    models: dict[str, int]
+    cpu: int
+    """A core."""
+    memory: int
+    """A GiB."""
+    block: int
+    """A GiB."""
+
+
+class BudgetRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one tenant, or one group, may spend in a window."""
+
+    id: BudgetId
+    tenant: TenantId | None = None
+    group: GroupId | None = None
+    """Either of the two."""
+    per: BudgetWindow
+    amount: int
+    """Millionths of a unit of money, in each window."""
+    currency: str
+    since_wall_ns: int
+    """What was held before is not counted."""
+    credits: dict[str, int] = {}
+    """Added by operators, by the name of the window."""
+
+
+class HeldRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a lease or a volume holds, on its way to a budget."""
+
+    tenant: TenantId
+    group: GroupId
+    """That the tenant was in when it asked."""
+    start_ns: int
+    wall_ns: int
+    """Where on the wall clock it began."""
+    units: dict[str, int]
+    """By kind, and for a GPU with its model as in ``gpu/NVIDIA H200``: thousandths of a device, cores or bytes."""
+
+
+class SpentRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How a budget stands, but for what is held now."""
+
+    window: str = ""
+    """In which ``level`` was reached."""
+    level: BudgetLevel = BudgetLevel.OPEN
+    past: dict[str, dict[str, int]] = {}
+    """By window and what was held: units times nanoseconds, of what is held no more."""
+
+
 class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Who is accountable."""
 
@@ -163,6 +221,8 @@ class NoticeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """It ends as soon as nothing of it would be lost; ``take_at_ns`` is only the bound."""
     reservation: ReservationId | None = None
     """For which its device is kept."""
+    budget: BudgetId | None = None
+    """That is used up."""
 
 
 class EndRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,6 +320,9 @@ class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     number: int = 0
     """The last order sent to the agent."""
     granted_at_ns: int | None = None
+    granted_wall_ns: int | None = None
+    group: GroupId | None = None
+    """That its tenant was in when it asked, and that pays for it. None: a lease of before this was noted."""
     claim_by_ns: int | None = None
     claimed_at_ns: int | None = None
     deadline_ns: int | None = None
@@ -389,6 +452,8 @@ class VolumeRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     kept_ns: int | None = None
     """Since when no lease has it."""
     kept_wall_ns: int | None = None
+    group: GroupId | None = None
+    """That its tenant was in when it began to be kept, and that pays for that."""
     until_ns: int | None = None
     """When it is removed, unless it is taken before."""
     detail: str = ""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sublet.broker import serve_bills as bills
+from sublet.broker import serve_budgets as budgets
 from sublet.broker import serve_leases as leases
 from sublet.broker import serve_looking as looking
 from sublet.broker import serve_office as office
@@ -388,6 +389,41 @@ def _table() -> tuple[Route, ...]:
             "Forget a reservation",
             answers={200: wire.ReservationView},
             of="reservation",
+        ),
+        route(
+            "GET",
+            "/v1/budgets",
+            Right.TENANT,
+            budgets.budgets,
+            "What may be spent, and what is: a tenant sees its own, an operator all",
+            answers={200: list[wire.BudgetView]},
+        ),
+        route(
+            "POST",
+            "/v1/budgets",
+            Right.OPERATOR,
+            budgets.set_budget,
+            "Make a budget, or change its amount",
+            request=wire.BudgetRequest,
+            answers={200: wire.BudgetView},
+        ),
+        route(
+            "POST",
+            "/v1/budgets/credit",
+            Right.OPERATOR,
+            budgets.credit,
+            "Add to the present window of a budget",
+            request=wire.BudgetRequest,
+            answers={200: wire.BudgetView},
+        ),
+        route(
+            "POST",
+            "/v1/budgets/remove",
+            Right.OPERATOR,
+            budgets.remove,
+            "Forget a budget",
+            request=wire.BudgetRequest,
+            answers={200: wire.BudgetView},
         ),
         route(
             "GET",

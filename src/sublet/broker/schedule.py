@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import islice, takewhile
 
-from sublet.broker import admission, parking, preemption, promises, replacing, reservations, volumes
+from sublet.broker import admission, budgets, parking, preemption, promises, replacing, reservations, volumes
 from sublet.broker import events as ev
 from sublet.broker.order import InOrder, kinds_of, position
 from sublet.broker.placement import RoomsByNode, fit, fit_on_node
@@ -24,7 +24,7 @@ from sublet.broker.replacing import held_since_ns
 from sublet.broker.state import State
 from sublet.broker.step import Step
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.values import EndReason, Kind, LeaseId, NodeId, Tier
+from sublet.values import BudgetId, EndReason, Kind, LeaseId, NodeId, Tier
 from sublet.wire.orders import Part
 
 ENDS_PER_TICK = 500
@@ -85,6 +85,8 @@ class Schedule:
         """The instant of the wall clock at which a reservation takes its next step."""
         self._wall_ahead_ns = 0
         """How far the wall clock was ahead of the other when it was last seen."""
+        self._budgets: dict[BudgetId, tuple[int | None, int | None]] = {}
+        """When each budget is looked at: by the clock of leases, and by the wall clock (the end of its window)."""
         self._guarded: dict[tuple[NodeId, Kind], tuple[int, LeaseId]] = {}
         """What is kept for a patient head of the line, on nodes that could have it: the rank of its tier, and who."""
 
@@ -95,6 +97,10 @@ class Schedule:
         if self._reservations_at_ns:
             ahead_ns = self._wall_ahead_ns if now is None else now.wall_ns - now.ns
             wake_ns = _sooner(wake_ns, self._reservations_at_ns - ahead_ns)
+        for at_ns, ends_wall_ns in self._budgets.values():
+            ahead_ns = self._wall_ahead_ns if now is None else now.wall_ns - now.ns
+            ends_ns = None if ends_wall_ns is None else ends_wall_ns - ahead_ns
+            wake_ns = _sooner(_sooner(wake_ns, at_ns), ends_ns)
         if state.queued_count:
             wake_ns = _sooner(_sooner(wake_ns, self._look_at_ns), self._moments.next_ns())
             if self._yields:
@@ -169,6 +175,7 @@ class Schedule:
     def settle(self, step: Step) -> None:
         """Grant every request that fits now, and look for victims for those that do not, if it is time to. What has
         come with this command is looked at in a turn of its own."""
+        self.settle_budgets(step)
         if not step.state.books.reservations:
             self._reservations_at_ns = None
             self._let_in(step)
@@ -177,12 +184,44 @@ class Schedule:
             before = len(step.events)
             self._let_in(step)
             self.settle_reservations(step, before)
+        self.settle_budgets(step)
         if self._moments.note(step.state, step.events, step.now.ns):
             self._look_soon(step.state, step.now.ns + 1)
 
     def is_reservation_due(self, now: Now) -> bool:
         """Whether a reservation takes a step before anything is decided at this moment."""
         return self._reservations_at_ns is not None and now.wall_ns >= self._reservations_at_ns
+
+    def is_budget_due(self, state: State, now: Now) -> bool:
+        """Whether one is to be looked at before anything is decided at this moment."""
+        return bool(state.books.budgets) and bool(self._budgets_due(state, now))
+
+    def _budgets_due(self, state: State, now: Now) -> list[BudgetId]:
+        return [
+            name
+            for name in state.books.budgets
+            if name not in self._budgets
+            or name in state.budgets_changed
+            or ((at_ns := self._budgets[name][0]) is not None and at_ns <= now.ns)
+            or ((ends_wall_ns := self._budgets[name][1]) is not None and ends_wall_ns <= now.wall_ns)
+        ]
+
+    def settle_budgets(self, step: Step) -> None:
+        """Look at the budgets of which something has changed, or whose moment has come, until nothing follows."""
+        state, now = step.state, step.now
+        if not (state.books.budgets or self._budgets):
+            state.budgets_changed.clear()
+            return
+        self._wall_ahead_ns = now.wall_ns - now.ns
+        if not self._budgets.keys() <= state.books.budgets.keys():
+            budgets.lift(step)
+            self._budgets = {name: at for name, at in self._budgets.items() if name in state.books.budgets}
+        while due := self._budgets_due(state, now):
+            state.budgets_changed.clear()
+            for name in due:
+                found = budgets.settle(step, state.books.budgets[name])
+                self._budgets[name] = found.next_ns, found.ends_wall_ns
+        state.budgets_changed.clear()
 
     def settle_reservations(self, step: Step, begin: int = 0) -> None:
         """``begin``: the first of the step's events that they have not seen."""

@@ -17,6 +17,7 @@ import msgspec
 
 from sublet.broker import events as ev
 from sublet.broker.access import Caller
+from sublet.broker.budgets import reached
 from sublet.broker.driver import Driver
 from sublet.broker.records import LeaseRecord, Now
 from sublet.broker.views import lease_view, seconds
@@ -159,6 +160,8 @@ class Hub:
             elif isinstance(event, ev.NodeJoined | ev.NodeLost | ev.NodeReturned | ev.NodeDrained):
                 node = event.inventory.node if isinstance(event, ev.NodeJoined) else event.node
                 self._operator_news("node", f"{_VERB[type(event)]} {node}")
+            elif isinstance(event, ev.BudgetReached):
+                self._budget_news(event)
             elif isinstance(event, _HARDWARE):
                 self._operator_news("fence", f"{_VERB[type(event)]} {event.resource}")
         if moved and self._places_due is None:
@@ -181,6 +184,19 @@ class Hub:
             for stream in readers:
                 stream.places.pop(lease.id, None)
                 self._put_frame(stream, frame)
+
+    def _budget_news(self, event: ev.BudgetReached) -> None:
+        """To the tenant whose it is, to those of the group, and to operators who asked for the news of all tenants."""
+        state = self._driver.ledger.state
+        budget = state.books.budgets.get(event.budget)
+        if budget is None:
+            return
+        news = News(what="budget", reason=reached(budget, event))
+        for stream in self._streams:
+            tenant = stream.caller.tenant
+            is_theirs = tenant == budget.tenant or state.group_of(tenant) == budget.group
+            if stream.lease is None and (stream.everything or is_theirs):
+                self._put(stream, news)
 
     def _operator_news(self, what: str, reason: str) -> None:
         for stream in self._streams:

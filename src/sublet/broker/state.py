@@ -21,26 +21,32 @@ from sublet.broker import events as ev
 from sublet.broker.checks import check_books
 from sublet.broker.fairness import DEFAULT_GROUP, HALF_LIFE_NS, SHARED_KINDS, Account, Decay, amounts_of
 from sublet.broker.fold import FOLD
+from sublet.broker.fold_spending import account, index_budgets
 from sublet.broker.policy import Policy
 from sublet.broker.records import (
     HOLDING_STATES,
     KEPT_STATES,
     LOCAL_TENANT,
     NO_QUOTA,
+    BudgetRecord,
     GroupRecord,
+    HeldRecord,
     LeaseRecord,
     NodeRecord,
     Now,
+    PricesRecord,
     Quota,
     ReservationRecord,
     ReservedRecord,
     ResourceRecord,
     SliceRecord,
+    SpentRecord,
     TenantRecord,
     VolumeRecord,
     volume_key,
 )
 from sublet.broker.rooms import Room
+from sublet.broker.spending import rates_of
 from sublet.broker.usage import UsageMeter
 from sublet.lease.states import (
     LeaseStatus,
@@ -51,6 +57,7 @@ from sublet.lease.states import (
 from sublet.values import (
     MILLIS_PER_DEVICE,
     NS_PER_S,
+    BudgetId,
     Epoch,
     Exclusivity,
     GroupId,
@@ -106,6 +113,12 @@ class Books(msgspec.Struct, kw_only=True):
     """0: books of before, which have no accounts."""
     periods_from_ns: int = 0
     """The first instant of a period of the decay, on the present clock."""
+    prices: PricesRecord | None = None
+    """None: those that hold without a file."""
+    budgets: dict[BudgetId, BudgetRecord] = {}
+    spent: dict[BudgetId, SpentRecord] = {}
+    held: dict[LeaseId, HeldRecord] = {}
+    """What costs something now, where there are budgets."""
     cool_until_ns: dict[TenantId, dict[TenantId, int]] = {}
     """Victim's tenant → beneficiary's tenant → until when the first may not preempt the second."""
 
@@ -185,6 +198,13 @@ class State:
         next one, it need not be in the journal."""
         self.volume_timers: list[tuple[int, str]] = []
         """When volumes are to be removed. Entries that the books have otherwise are stale."""
+        self.rates = rates_of(books.prices)
+        self.budgets_of: dict[str, list[BudgetRecord]] = {}
+        """By account: of a tenant or a group."""
+        self.held_on: dict[str, dict[LeaseId, HeldRecord]] = {}
+        """What each account pays for."""
+        self.budgets_changed: set[BudgetId] = set()
+        """Since they were last settled: something began or ended that they pay for, or they are gone."""
         self.quota_default: Quota = NO_QUOTA
         """Of a tenant where its own quota says nothing: it comes with each start, and is not in the books."""
         self._rebuild()
@@ -291,6 +311,8 @@ class State:
         for node in self.nodes.values():
             self.index_node(node)
         self.index_reserved()
+        index_budgets(self)
+        self.budgets_changed.update(self.books.budgets)
         for lease in self.leases.values():
             self.requests[lease.tenant, lease.request_id] = lease.id
             if lease.status is LeaseStatus.QUEUED:
@@ -428,6 +450,8 @@ class State:
     def apply(self, event: ev.Event, now: Now) -> None:
         """Take one fact into the books."""
         FOLD[type(event)](self, event, now)
+        if self.books.budgets:
+            account(self, event, now)
 
     def tear_down(self, lease: LeaseRecord, now: Now) -> None:
         """The holder's time is over: its slices go to teardown, quota and meter stop."""

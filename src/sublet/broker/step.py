@@ -17,7 +17,7 @@ from sublet.broker.policy import Policy
 from sublet.broker.records import EndRecord, LeaseRecord, NoticeRecord, Now
 from sublet.broker.state import State
 from sublet.lease.states import LeaseStatus, SliceState
-from sublet.values import EndReason, LeaseId, NodeId, ReservationId, Way
+from sublet.values import BudgetId, EndReason, LeaseId, NodeId, ReservationId, Way
 from sublet.wire import orders
 from sublet.wire.orders import Order, Parking, Part
 
@@ -199,6 +199,7 @@ class Step:
         beneficiary: LeaseId | None = None,
         when_safe: bool = False,
         reservation: ReservationId | None = None,
+        budget: BudgetId | None = None,
     ) -> None:
         """Announce that the lease will be taken; ``when_safe``: as soon as nothing would be lost by it."""
         take_at_ns = self.now.ns + notice_ns
@@ -209,6 +210,7 @@ class Step:
             beneficiary=beneficiary,
             when_safe=when_safe,
             reservation=reservation,
+            budget=budget,
         )
         self.emit(ev.Noticed(lease=lease.id, notice=notice, number=lease.number + 1))
         self.orders.append(notify_order(lease))

@@ -32,7 +32,7 @@ def outcome_of(attempt: Attempt, answer: RenewAnswer | None, error: SubletError 
 def _reason(error: LeaseEnded, attempt: Attempt) -> EndReason:
     """The end that this refusal announces. An office that is older than the word leaves it to be guessed."""
     match error.reason:
-        case RenewalRefusal.IDLE | RenewalRefusal.QUOTA | RenewalRefusal.FAIR_SHARE:
+        case RenewalRefusal.IDLE | RenewalRefusal.QUOTA | RenewalRefusal.BUDGET | RenewalRefusal.FAIR_SHARE:
             return EndReason(error.reason)
         case RenewalRefusal.NOT_HELD:
             return EndReason.NODE_LOST

@@ -37,7 +37,8 @@ from sublet.agent.suspend_probe import probe_cards
 from sublet.agent.tokens import verify
 from sublet.background import count, end_process
 from sublet.broker.access import AccessList, Caller, Origin
-from sublet.broker.commands import ApplyPolicy, NodeUp, OpenOffice
+from sublet.broker.budgets import check_prices, prices_record
+from sublet.broker.commands import ApplyPolicy, NodeUp, OpenOffice, SetPrices
 from sublet.broker.driver import Driver
 from sublet.broker.holder_watch import HolderWatch
 from sublet.broker.http_app import App
@@ -155,6 +156,8 @@ class Office:
             if self._shared is not None:
                 prepare(self._shared, self.home)
                 _log_who_asks()
+            rates = _rates(self.home / RATES_FILE)
+            check_prices(ledger.state, rates, rates.missing)
             self.service = Service(
                 driver=self.driver,
                 identity=Identity(
@@ -170,7 +173,7 @@ class Office:
                 access=AccessList(local_rule=self._local_rule, owner=os.geteuid()),
                 signer=Signer.open(self.home / "keys", journal.id),
                 archive=journal,
-                rates=_rates(self.home / RATES_FILE),
+                rates=rates,
                 limits=self._limits,
                 shared=SharedSocket(self._limits.shared()),
                 apply_limits=self.apply_limits,
@@ -184,6 +187,7 @@ class Office:
             self._inventory = with_what_is_held(within(self._machine, self._limits), ledger.state)
             agent = await self._agent(with_what_is_held(self._machine, ledger.state), beginning, ledger.state)
             await self.driver.start(opening, [agent])
+            await self.driver.submit(SetPrices(prices=prices_record(rates), missing=rates.missing))
             look_ahead(self.driver)
             if isinstance(agent, SupervisedAgent):
                 agent.listen()

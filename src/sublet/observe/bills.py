@@ -86,7 +86,7 @@ class Usage:
 
 _NS_PER_HOUR: Final = 3600 * NS_PER_S
 _MICRO: Final = 1_000_000
-_GRAINS_PER_MICRO: Final = MILLIS_PER_DEVICE * GIB * _NS_PER_HOUR
+GRAINS_PER_MICRO: Final = MILLIS_PER_DEVICE * GIB * _NS_PER_HOUR
 """Grains in one unit of money: a millionth per hour divides evenly for any thousandth, byte and nanosecond."""
 _PER_UNIT: Final = {Kind.GPU: GIB, Kind.CPU: MILLIS_PER_DEVICE * GIB, Kind.MEMORY: MILLIS_PER_DEVICE}
 _PER_UNIT[Kind.BLOCK] = _PER_UNIT[Kind.MEMORY]
@@ -109,17 +109,25 @@ class Rates:
     block: int = 100
     """One GiB."""
 
-    def of(self, charge: Charge) -> int:
+    missing: tuple[str, ...] = field(default=(), compare=False)
+    """Prices that a file of rates does not give, so that the ones above hold. A budget needs all of them."""
+
+    def of(self, kind: Kind, model: str = "") -> int:
         """The price of a device, a core or a GiB for an hour."""
-        match charge.kind:
+        match kind:
             case Kind.GPU:
-                return self.models.get(charge.model, self.gpu)
+                return self.models.get(model, self.gpu)
             case Kind.CPU:
                 return self.cpu
             case Kind.MEMORY:
                 return self.memory
             case Kind.BLOCK:
                 return self.block
+
+    def grains(self, kind: Kind, model: str = "") -> int:
+        """The price of one thousandth of a device, core or byte for a nanosecond, in parts of a millionth of a unit of
+        money; ``GRAINS_PER_MICRO`` of them are one millionth."""
+        return self.of(kind, model) * _PER_UNIT[kind]
 
 
 def parse_rates(text: str) -> Rates:
@@ -144,13 +152,16 @@ def parse_rates(text: str) -> Rates:
         raise InvalidRequest("the rates need [models] as a table", do=_RATES_DO)
     if not isinstance(currency, str) or len(currency) > 16 or not currency.strip() or not currency.isprintable():
         raise InvalidRequest("the currency of the rates cannot be shown", do='Give a short word, such as "EUR".')
-    unknown = table.keys() - {"gpu", "cpu", "memory", "block"}
+    unknown = table.keys() - set(_PRICES)
     if unknown:
         raise InvalidRequest(f"the rates have an unknown entry {min(unknown)!r}", do=_RATES_DO)
     prices = {name: _micros(price, name) for name, price in table.items()}
-    return Rates(currency=currency, models={name: _micros(price, name) for name, price in models.items()}, **prices)
+    missing = tuple(name for name in _PRICES if name not in prices)
+    models = {name: _micros(price, name) for name, price in models.items()}
+    return Rates(currency=currency, models=models, missing=missing, **prices)
 
 
+_PRICES: Final = ("gpu", "cpu", "memory", "block")
 _RATES_DO: Final = "Give gpu, cpu, memory, block and [models] as prices per hour, with at most six decimals."
 
 
@@ -207,9 +218,7 @@ class Line:
     @property
     def cost(self) -> Decimal:
         """Rounded to a millionth, half to even; computed in integers, so no amount is too large for it."""
-        micros, rest = divmod(self.grains, _GRAINS_PER_MICRO)
-        micros += 2 * rest > _GRAINS_PER_MICRO or (2 * rest == _GRAINS_PER_MICRO and micros % 2 == 1)
-        return _scaled(micros, 6)
+        return _scaled(micros_of(self.grains), 6)
 
     def add(self, kind: Kind, unit_ns: int) -> None:
         match kind:
@@ -233,6 +242,12 @@ class Line:
                 return self.memory_byte_ns
             case Kind.BLOCK:
                 return self.block_byte_ns
+
+
+def micros_of(grains: int) -> int:
+    """Millionths of a unit of money, half to even."""
+    micros, rest = divmod(grains, GRAINS_PER_MICRO)
+    return micros + (2 * rest > GRAINS_PER_MICRO or (2 * rest == GRAINS_PER_MICRO and micros % 2 == 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,10 +292,10 @@ def fold(
             if part is None:
                 continue
             part.period = period
-            if by == "lease":
+            shares = _by_device(usage, part, rates, low_ns, high_ns) if by == "device" else {_key(usage, by): part}
+            if by == "lease" and (period, usage.lease) not in lines:  # a volume has one usage for each of its groups
                 lines[period, usage.lease] = part
                 continue
-            shares = _by_device(usage, part, rates, low_ns, high_ns) if by == "device" else {_key(usage, by): part}
             for key, share in shares.items():
                 tenant = usage.tenant if by == "tenant" else None
                 _sum(lines.setdefault((period, key), Line(key=key, period=period, tenant=tenant)), share)
@@ -294,6 +309,8 @@ def _key(usage: Usage, by: str) -> str:
     match by:
         case "tenant":
             return usage.tenant
+        case "lease":
+            return usage.lease
         case "group":
             return usage.group
         case "session":
@@ -315,7 +332,7 @@ def _periods(
         end_ns = holding.wall_ns + holding.held_ns
         end_ns = end_ns if until_ns is None else min(until_ns - 1, end_ns)
         while at_ns <= end_ns:
-            name, low_ns, high_ns = _period(at_ns, per)
+            name, low_ns, high_ns = period_of(at_ns, per)
             if low_ns not in begun:
                 begun.add(low_ns)
                 low = low_ns if since_ns is None else max(low_ns, since_ns)
@@ -323,7 +340,8 @@ def _periods(
             at_ns = high_ns
 
 
-def _period(wall_ns: int, per: str) -> tuple[str, int, int]:
+def period_of(wall_ns: int, per: str) -> tuple[str, int, int]:
+    """The day or month (UTC) of an instant: its name, its beginning and its end."""
     at = _EPOCH + timedelta(seconds=wall_ns // NS_PER_S)
     low = at.replace(hour=0, minute=0, second=0)
     if per == "day":
@@ -372,7 +390,7 @@ def _row(usage: Usage, rates: Rates, since_ns: int | None, until_ns: int | None)
 
 
 def _grains(charge: Charge, part_ns: int, rates: Rates) -> int:
-    return charge.units * part_ns * rates.of(charge) * _PER_UNIT[charge.kind]
+    return charge.units * part_ns * rates.grains(charge.kind, charge.model)
 
 
 def _by_device(

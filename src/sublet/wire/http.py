@@ -55,6 +55,8 @@ __all__ = [
     "BackupAnswer",
     "BackupRequest",
     "BillLine",
+    "BudgetRequest",
+    "BudgetView",
     "CheckpointKey",
     "ClaimRequest",
     "ClearFenceRequest",
@@ -311,6 +313,20 @@ class ReservationRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     """The time zone in which that is meant, as in ``Europe/Berlin``."""
     model: str | None = None
     """Only devices of this model."""
+
+
+class BudgetRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    """The budget of a tenant or of a group for one window: to set it, to add to it, to remove it."""
+
+    tenant: str | None = None
+    group: str | None = None
+    """Either of the two."""
+    per: str = "month"
+    """day, month (of UTC) or total."""
+    amount: str = ""
+    """In the currency of the prices, such as ``12.50``; to remove one, nothing."""
+    currency: str | None = None
+    """That is meant; another than that of the prices is refused."""
 
 
 class TenantDisableRequest(_Request, kw_only=True, forbid_unknown_fields=True):
@@ -575,6 +591,31 @@ class ReservationView(Message, kw_only=True):
     """Of them, those on which there is nothing of another group."""
 
 
+class BudgetView(Message, kw_only=True):
+    """Amounts are exact decimal numbers, as text."""
+
+    id: str
+    tenant: str | None
+    group: str | None
+    per: str
+    amount: str
+    """In each window."""
+    credit: str
+    """Added to the present window."""
+    used: str
+    """Of both; what ``sublet bill`` has for the same time, rounded to a millionth."""
+    currency: str
+    window: str
+    """The present one: 2026-11-21, 2026-11 or total."""
+    since: str
+    """From when on it is counted."""
+    resets_at: str | None
+    level: str
+    """open, warned (80 % are used) or used_up."""
+    lasts_until: str | None
+    """When 80 % or all of it will be used, if what is held now is held on; null: not in this window."""
+
+
 class TenantToken(Message, kw_only=True):
     tenant: TenantView
     token: str | None
@@ -590,7 +631,7 @@ class News(Message, kw_only=True):
     """One server-sent event: ``event:`` is ``what``, ``data:`` is this."""
 
     what: str
-    """place, ready, offer, active, renewed, notice, spared, attached, ending, ended, node, fence."""
+    """place, ready, offer, active, renewed, notice, spared, attached, ending, ended, node, fence, budget."""
     lease: LeaseView | None = None
     position: int | None = None
     reason: str = ""

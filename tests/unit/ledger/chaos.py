@@ -11,6 +11,8 @@ from dataclasses import replace
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Granted, Outcome, Refusal
+from sublet.broker.budgets import prices_record, stands
+from sublet.broker.history import History, _Told
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
 from sublet.broker.records import (
@@ -23,6 +25,7 @@ from sublet.broker.records import (
     Span,
     Want,
 )
+from sublet.broker.spending import bounds
 from sublet.broker.state import State
 from sublet.errors import (
     IdempotencyConflict,
@@ -31,8 +34,11 @@ from sublet.errors import (
     SubletError,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
+from sublet.observe.bills import Rates, Usage, fold
 from sublet.values import (
     GIB,
+    BudgetId,
+    BudgetWindow,
     EndReason,
     Epoch,
     Exclusivity,
@@ -67,11 +73,13 @@ from sublet.wire.orders import (
 )
 from tests.unit.ledger.bench import ANN, BEN, LOCAL, Bench, answers_to, device, inventory, seconds
 from tests.unit.ledger.disk import Disk
-from tests.unit.ledger.watch import OF_ITSELF, Watch
+from tests.unit.ledger.watch import Watch, by_itself
 
 __all__ = ["Chaos"]
 
 TENANTS = (LOCAL, ANN, BEN)
+BILLED = _Told
+"""The facts of which bills are made."""
 GROUPS = (GroupId("default"), GroupId("course"), GroupId("lab"))
 PASSING = TenantId("passing")
 """It never has anything, so it can be removed."""
@@ -110,6 +118,12 @@ class Chaos:
         self.programs = random.Random(f"programs/{seed}")
         """Which process asks: drawn apart, so that the stories of older seeds stay as they were."""
         self.times = random.Random(f"times/{seed}")
+        self.money = random.Random(f"money/{seed}")
+        self.past = History()
+        self.over: dict[BudgetId, dict[tuple[LeaseId, str], int]] = {}
+        """How many holdings of each lease were over when the budget was made."""
+        self.told = 0
+        """Steps of the bench's history that are in the past."""
         self.pids = 100
         self.dead: list[ProcessRecord] = []
         self.processes: list[ProcessRecord] = [self._new_process() for _ in range(4)]
@@ -121,6 +135,8 @@ class Chaos:
             self._say_again()
             deed = self.rng.choices(DEEDS, WEIGHTS)[0]
             deed(self, number)
+            if self.money.random() < 0.04:
+                self._budgets()
             if self.rng.random() < 0.5:
                 self.do(cmd.Tick())
                 wake_ns = self.bench.ledger.next_wake_ns()
@@ -129,6 +145,8 @@ class Chaos:
                 expected = self.watch.used_milli_ns(tenant, self.bench.now_ns)
                 metered = self.bench.state.used_milli_ns(tenant, self.bench.now_ns)
                 assert metered == expected, f"S9: {tenant} used {expected}, the meter says {metered}"
+            if number % 8 == 0:
+                self.compare_with_bill()
         self.rest()
         assert self.bench.state.snapshot() == self.bench.folded().snapshot(), "S10: the fold is another state"
 
@@ -150,6 +168,10 @@ class Chaos:
             self.do(cmd.SetGroup(group=GroupRecord(id=group)))
         for reservation in list(state.books.reservations):
             self.do(cmd.RemoveReservation(reservation=reservation))
+        self.compare_with_bill()
+        for budget in list(state.books.budgets.values()):
+            self.do(cmd.RemoveBudget(tenant=budget.tenant, group=budget.group, per=budget.per))
+        assert not state.books.held, "nothing is counted without a budget"
         self.air = [report for report in self.air if not isinstance(report, Foreign)]
         self.air += [Foreign(node=resource.node, resource=resource.id) for resource in state.resources.values()]
         for _ in range(3):
@@ -481,6 +503,67 @@ class Chaos:
         record = ReservationRecord(id=name, group=rng.choice(GROUPS), gpus=gpus, spans=tuple(spans))
         self.do(cmd.SetReservation(reservation=record))
 
+    def _budgets(self) -> None:
+        """A budget for a tenant or a group: small or ample; credit; other prices; none any more."""
+        rng, known = self.money, list(self.bench.state.books.budgets.values())
+        tenant = rng.choice((*TENANTS, None))
+        group = rng.choice(GROUPS) if tenant is None else None
+        per = rng.choice((BudgetWindow.DAY, BudgetWindow.TOTAL))
+        deed = rng.random()
+        if known and deed < 0.25:
+            budget = rng.choice(known)
+            self.do(cmd.RemoveBudget(tenant=budget.tenant, group=budget.group, per=budget.per))
+        elif known and deed < 0.5:
+            budget = rng.choice(known)
+            amount = rng.choice((0, 1_000, 30_000))
+            self.do(cmd.CreditBudget(amount=amount, tenant=budget.tenant, group=budget.group, per=budget.per))
+        elif deed < 0.6:
+            prices = prices_record(Rates(gpu=rng.choice((0, 500_000, 2_000_000)), cpu=rng.choice((0, 20_000))))
+            self.do(cmd.SetPrices(prices=prices))
+        else:
+            amount = rng.choice((-1, 0, 500, 5_000, 50_000))
+            known_before = {budget.id for budget in known}
+            self.do(cmd.SetBudget(tenant=tenant, group=group, per=per, amount=amount))
+            for name in self.bench.state.books.budgets.keys() - known_before:
+                self.over[name] = {
+                    (usage.lease, usage.group): len(usage.holdings) - usage.live for usage in self._usages()
+                }
+
+    def _usages(self) -> list[Usage]:
+        """Of which the bill is made."""
+        bench = self.bench
+        for now, events in bench.history[self.told :]:
+            for event in events:
+                if isinstance(event, BILLED):
+                    self.past._apply(event, now.ns, now.wall_ns)
+        self.told = len(bench.history)
+        return self.past.usages(bench.now_ns)
+
+    def compare_with_bill(self) -> None:
+        """B2: what is used of a budget is what the bill has for the same time, to the grain.
+
+        Here the wall clock is set back by hours, so what was over before the budget was made may lie after that on the
+        wall clock. It is on the bill of that time, and not in the budget.
+        """
+        bench, state = self.bench, self.bench.state
+        all_usages = self._usages() if state.books.budgets else []
+        for budget in state.books.budgets.values():
+            _, since_ns, until_ns = bounds(budget, bench.now.wall_ns)
+            if until_ns is not None and until_ns <= since_ns:
+                continue
+            over = self.over[budget.id]
+            usages = [
+                replace(usage, holdings=usage.holdings[over.get((usage.lease, usage.group), 0) :])
+                for usage in all_usages
+            ]
+            by = "tenant" if budget.group is None else "group"
+            bill = fold(usages, by=by, rates=state.rates, since_ns=since_ns, until_ns=until_ns)
+            lines = {line.key: line.grains for line in bill.lines}
+            used = stands(state, budget, bench.now).used
+            billed = lines.get(budget.tenant or str(budget.group), 0)
+            assert used == billed, f"B2: {used} is used of {budget}, and {billed} on the bill"
+            self.watch.met["a budget that was used"] += used > 0
+
     def node(self, number: int) -> None:
         found = self.rng.choice(self.nodes)
         if self.bench.state.nodes[found.node].lost:
@@ -581,7 +664,7 @@ class Chaos:
             again = self.do(cmd.AgentReport(report=report))
             if isinstance(report, Parkable) and any(isinstance(event, ev.Noticed) for event in first.events):
                 continue  # the scheduler gave notice in between, so what the agent needs became news
-            told = [event for event in again.events if not isinstance(event, OF_ITSELF)]
+            told = [event for event in again.events if not by_itself(event)]
             if isinstance(report, TornDown):  # an older slice of the lease there is freed by the second at the latest
                 told = [one for one in told if not (isinstance(one, ev.TornDown) and one.epoch < report.epoch)]
             assert not told, f"the same report twice: {report} led to {told}"

@@ -13,12 +13,13 @@ import math
 from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from msgspec.structs import replace
 
 from sublet.broker.policy import Policy
 from sublet.broker.records import Quota, Want
-from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, Exclusivity, Kind, Tier
+from sublet.values import GIB, MILLIS_PER_DEVICE, NS_PER_S, Exclusivity, Kind, Tier
 from sublet.wire.orders import Device, Inventory
 
 __all__ = ["Model", "ModelLease", "Spot"]
@@ -41,6 +42,8 @@ class Spot:
     since_ns: int
     until_ns: int | None = None
     """When the holder's time was over; the slice stays until it is torn down."""
+    payer: str = ""
+    """The group that its tenant was in when it asked."""
     groups: list[tuple[int, str]] = field(default_factory=list)
     """In which group its tenant was, since when."""
 
@@ -63,6 +66,10 @@ class ModelLease:
     """It asked for more than there is, and stands in line for the most there is."""
     claim_by_ns: int = 0
     deadline_ns: int = 0
+    take_at_ns: int | None = None
+    """It has notice: a budget is used up."""
+    group: str = ""
+    """That pays for it."""
 
 
 @dataclass
@@ -74,6 +81,8 @@ class Model:
     """Of tenants that are not in the default group."""
     weights: dict[str, int] = field(default_factory=dict)
     """Of tenants and of groups that have another than 1."""
+    budgets: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Of tenants and groups that have one, for good: how much, in millionths, and since when."""
     ceilings: dict[str, int] = field(default_factory=dict)
     """Of groups that have one."""
     now_ns: int = 0
@@ -90,6 +99,8 @@ class Model:
 
     def acquire(self, lease: ModelLease, *, wait: bool) -> str:
         quota = self.quotas[lease.tenant]
+        if self._cannot_pay(lease):
+            return "refused quota"
         if any(want.exclusivity is Exclusivity.PARTITION for want in lease.wants):
             return "refused unsupported"
         if self._over(lease, quota, held=[]) or self._above(lease, []):
@@ -115,12 +126,15 @@ class Model:
                 return "offer"
         if not wait:
             return "refused capacity" if within else "refused quota"
+        lease.group = self.group_of(lease.tenant)
         self.leases.append(lease)
         return "queued"
 
     def acquire_many(self, leases: list[ModelLease], *, at_least: int, wait: bool) -> str:
         """One after the other, as long as each is granted; and all of it undone if those are too few."""
         first = leases[0]
+        if self._cannot_pay(first):
+            return "refused quota"
         if any(want.exclusivity is Exclusivity.PARTITION for want in first.wants):
             return "refused unsupported"
         trial, count = deepcopy(self), 0
@@ -155,7 +169,7 @@ class Model:
                 self.settle()
                 return "error"
             self._activate(lease)
-        return "granted" if lease.status == "active" else "error"
+        return "granted" if lease.status in ("active", "noticed") else "error"
 
     def _beyond(self, lease: ModelLease) -> str:
         alone = [want for want in lease.wants if self._place(lease, (want,), []) is None]
@@ -181,7 +195,7 @@ class Model:
         return "granted"
 
     def release(self, lease: ModelLease) -> str:
-        if lease.status in ("queued", "granted", "active"):
+        if lease.status in ("queued", "granted", "active", "noticed"):
             self._end(lease)
         self.settle()
         return "done"
@@ -196,8 +210,11 @@ class Model:
 
     def tick(self, now_ns: int) -> None:
         self.now_ns = now_ns
+        self._budgets()
         for lease in self.leases:
-            if lease.status == "queued" and lease.wait_until_ns is not None and lease.wait_until_ns <= now_ns:
+            if lease.status == "noticed" and min(lease.take_at_ns or 0, lease.deadline_ns) <= now_ns:
+                self._end(lease)
+            elif lease.status == "queued" and lease.wait_until_ns is not None and lease.wait_until_ns <= now_ns:
                 lease.status = "ended"
             elif lease.status == "granted" and lease.claim_by_ns <= now_ns:
                 self._lapse(lease)
@@ -217,10 +234,57 @@ class Model:
                 total += spot.millis * max(0, until_ns - max(begin, spot.since_ns))
         return total
 
+    # ---- money ----
+
+    def set_budget(self, whose: str, amount: int) -> None:
+        since_ns = self.budgets[whose][1] if whose in self.budgets else self.now_ns
+        self.budgets[whose] = (amount, since_ns)
+        self.settle()
+
+    def used(self, whose: str) -> Fraction:
+        """Of a budget, in units of money: every slice that was ever taken, from the beginning again."""
+        since_ns, total = self.budgets[whose][1], Fraction(0)
+        for spot in self.history:
+            if whose in self._payers(spot.tenant, spot.payer):
+                until_ns = self.now_ns if spot.until_ns is None else spot.until_ns
+                hours = Fraction(max(0, until_ns - max(since_ns, spot.since_ns)), 3600 * NS_PER_S)
+                total += hours * self._price(spot)
+        return total
+
+    def _price(self, spot: Spot) -> Fraction:
+        """For an hour: a device of this model 3.50, others 1; a core 0.02; a GiB of memory 0.002."""
+        if spot.kind is Kind.GPU:
+            model = next(d.model for node in self.nodes for d in node.devices if d.id == spot.device)
+            return Fraction(spot.millis, 1000) * (Fraction("3.5") if model == "T4" else 1)
+        return spot.amount * (Fraction("0.02") if spot.kind is Kind.CPU else Fraction("0.002") / GIB)
+
+    def _payers(self, tenant: str, group: str) -> tuple[str, str]:
+        return f"tenant/{tenant}", f"group/{group}"
+
+    def _is_used_up(self, whose: str) -> bool:
+        return whose in self.budgets and self.used(whose) >= Fraction(self.budgets[whose][0], 1_000_000)
+
+    def _cannot_pay(self, lease: ModelLease) -> bool:
+        payers = self._payers(lease.tenant, lease.group or self.group_of(lease.tenant))
+        return any(self._is_used_up(whose) for whose in payers)
+
+    def _budgets(self) -> None:
+        """Who cannot pay has notice, or goes at once where it has nothing yet; who can again stays."""
+        for lease in self.leases if self.budgets else ():
+            if lease.status in ("queued", "granted", "active", "noticed"):
+                if not self._cannot_pay(lease):
+                    if lease.status == "noticed":
+                        lease.status, lease.take_at_ns = "active", None
+                elif lease.status == "active":
+                    lease.status, lease.take_at_ns = "noticed", self.now_ns + self.policy.notice_ns
+                elif lease.status != "noticed":
+                    self._end(lease)
+
     # ---- what follows ----
 
     def settle(self) -> None:
         """Everybody in order: whoever fits goes in; whoever was patient for too long keeps what it could use."""
+        self._budgets()
         self.kept = []
         tried: set[str] = set()
         line = self._line()
@@ -360,8 +424,9 @@ class Model:
             self.leases.append(lease)
         self.grants += 1
         lease.status, lease.grant = "granted", self.grants
+        lease.group = lease.group or self.group_of(lease.tenant)
         for spot in spots:
-            spot.grant = self.grants
+            spot.grant, spot.payer = self.grants, lease.group
         self.spots += spots
         self.history += spots
         return True

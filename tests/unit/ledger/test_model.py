@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import random
+from fractions import Fraction
 
 import pytest
 from msgspec.structs import replace
 
 from sublet.broker import commands as cmd
 from sublet.broker.answers import Done, Granted, GrantedMany, Offer, Place, Refusal
+from sublet.broker.budgets import prices_record, stands
 from sublet.broker.fairness import DEFAULT_GROUP
 from sublet.broker.policy import Policy
 from sublet.broker.records import GroupRecord, LeaseRecord, Quota, Want
+from sublet.broker.spending import account_of, budget_id
 from sublet.errors import SubletError
+from sublet.observe.bills import GRAINS_PER_MICRO, Rates
 from sublet.values import (
     GIB,
     NS_PER_S,
+    BudgetWindow,
     Epoch,
     Exclusivity,
     GroupId,
@@ -48,7 +53,7 @@ VERBS = (
     ("acquire",) * 5
     + ("claim",) * 3
     + ("down",) * 4
-    + ("decline", "renew", "release", "quota", "acquire_many", "move", "weigh", "weigh")
+    + ("decline", "renew", "release", "quota", "acquire_many", "move", "weigh", "weigh", "budget")
 )
 LIMITS = {
     "gpus": (1, 2, 4),
@@ -69,6 +74,7 @@ class Pair:
         self.bench.obedient = False
         for group in GROUPS[1:]:
             self.bench.do(cmd.SetGroup(group=GroupRecord(id=group)))
+        self.bench.do(cmd.SetPrices(prices=prices_record(Rates(models={"T4": 3_500_000}))))
         self.model = Model(POLICY, self.nodes, {tenant: Quota() for tenant in TENANTS}, now_ns=self.bench.now_ns)
         self.asked: dict[str, cmd.Acquire] = {}
         self.told: list[str] = []
@@ -166,7 +172,7 @@ class Pair:
             self.same(f"renew {lease.id}", self.bench.renew(self.real(lease)), self.model.renew(lease))
 
     def release(self, number: int) -> None:
-        if lease := self._pick("active", "granted", "queued"):
+        if lease := self._pick("active", "granted", "queued", "noticed"):
             self.same(f"release {lease.id}", self.bench.release(self.real(lease)), self.model.release(lease))
 
     def down(self, number: int) -> None:
@@ -190,6 +196,23 @@ class Pair:
         self.bench.do(cmd.SetTenant(tenant=tenant, quota=quota))
         self.model.quotas[tenant] = quota
         self.model.settle()
+
+    def budget(self, number: int) -> None:
+        """One for good, of which more and less is given as time goes by; or credit for it."""
+        tenant, group = self.rng.choice(((ANN, None), (BEN, None), (None, GROUPS[0]), (None, GROUPS[1])))
+        whose, amount = account_of(tenant, group), self.rng.choice((0, 1_000, 10_000, 100_000))
+        which = {"tenant": tenant, "group": group, "per": BudgetWindow.TOTAL}
+        self.told.append(f"{self.bench.now_ns // NS_PER_S}s budget of {whose}: {amount}")
+        if whose in self.model.budgets and self.rng.random() < 0.5:
+            if amount:
+                self.bench.do(cmd.CreditBudget(amount=amount, **which))  # type: ignore[arg-type]
+                self.model.set_budget(whose, self.model.budgets[whose][0] + amount)
+            return
+        added = 0
+        if whose in self.model.budgets:
+            added = sum(self.bench.state.books.budgets[budget_id(tenant, group, BudgetWindow.TOTAL)].credits.values())
+        self.bench.do(cmd.SetBudget(amount=amount, **which))  # type: ignore[arg-type]
+        self.model.set_budget(whose, amount + added)
 
     def move(self, number: int) -> None:
         tenant, group = self.rng.choice((ANN, BEN)), self.rng.choice(GROUPS)
@@ -226,7 +249,7 @@ class Pair:
         for lease in self.model.leases:
             real = self.real(lease)
             assert str(real.status) == lease.status, f"after {after}: {lease.id} is {real.status}, not {lease.status}"
-            if lease.status in ("granted", "active"):
+            if lease.status in ("granted", "active", "noticed"):
                 mine = [
                     (s.device, s.amount, s.millis)
                     for s in self.model.spots
@@ -234,7 +257,10 @@ class Pair:
                 ]
                 assert [(p.resource, p.amount, p.millis) for p in real.parts] == mine
                 assert real.epoch == Epoch(1, lease.grant)
-            if lease.status == "active":
+            if lease.status == "noticed":
+                assert real.notice is not None
+                assert real.notice.take_at_ns == lease.take_at_ns
+            if lease.status in ("active", "noticed"):
                 assert real.deadline_ns == lease.deadline_ns
             if lease.status == "granted":
                 assert real.claim_by_ns == lease.claim_by_ns
@@ -243,6 +269,9 @@ class Pair:
                 place = self.bench.ledger.place_of(real.id, self.bench.now)
                 assert place is not None
                 assert place.position == places[lease.id], f"after {after}: the place of {lease.id}"
+        for budget in self.bench.state.books.budgets.values():
+            used = Fraction(stands(self.bench.state, budget, self.bench.now).used, GRAINS_PER_MICRO * 1_000_000)
+            assert used == self.model.used(account_of(budget.tenant, budget.group)), f"after {after}: {budget.id}"
         for tenant in TENANTS:
             assert self.bench.state.used_milli_ns(tenant, self.bench.now_ns) == self.model.used_milli_ns(tenant)
 

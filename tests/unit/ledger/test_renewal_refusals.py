@@ -12,8 +12,8 @@ from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, Quota
 from sublet.errors import InvalidRequest, RenewalRefusal, SubletError
 from sublet.lease.states import LeaseStatus
-from sublet.values import Epoch, LeaseId, NodeId
-from sublet.wire.orders import Extend, Held
+from sublet.values import GIB, BudgetWindow, Epoch, Kind, LeaseId, NodeId, Suspend
+from sublet.wire.orders import Extend, Held, Parkable
 from tests.unit.ledger.bench import ANN, BEN, Bench, device, gpu, inventory, seconds
 
 POLICY = Policy(max_hold_ns=seconds(600), cool_down_ns=seconds(10))
@@ -27,6 +27,16 @@ def quota(bench: Bench, lease: LeaseRecord) -> object:
     bench.do(cmd.SetTenant(tenant=ANN, quota=Quota(gpu_seconds=5)))
     bench.at(1010)
     return bench.renew(lease)
+
+
+def budget(bench: Bench, lease: LeaseRecord) -> object:
+    """Only a parking lease hears it: others have notice by then, and a renewal changes nothing of that."""
+    bench.is_empty = False
+    bench.do(cmd.SetBudget(tenant=ANN, per=BudgetWindow.TOTAL, amount=0))
+    assert lease.epoch is not None
+    bench.report(Parkable(node=NodeId("n1"), lease=lease.id, epoch=lease.epoch, amount=GIB))
+    assert lease.parked_under is not None
+    return bench.renew(bench.lease(lease.parked_under))
 
 
 def fair_share(bench: Bench, lease: LeaseRecord) -> object:
@@ -60,6 +70,7 @@ def unknown(bench: Bench, lease: LeaseRecord) -> object:
 CASES: dict[RenewalRefusal, Callable[[Bench, LeaseRecord], object]] = {
     RenewalRefusal.IDLE: idle,
     RenewalRefusal.QUOTA: quota,
+    RenewalRefusal.BUDGET: budget,
     RenewalRefusal.FAIR_SHARE: fair_share,
     RenewalRefusal.ENDED: ended,
     RenewalRefusal.NOT_ACTIVE: not_active,
@@ -70,12 +81,16 @@ CASES: dict[RenewalRefusal, Callable[[Bench, LeaseRecord], object]] = {
 
 @pytest.mark.parametrize("word", CASES, ids=str)
 def test_the_word_of_a_refused_renewal(word: RenewalRefusal) -> None:
-    bench = Bench(policy=POLICY)
+    node = inventory("n1", device("gpu0", suspend=Suspend.SAME_DEVICE), device("mem", Kind.MEMORY))
+    bench = Bench(node, policy=POLICY)
     lease = bench.granted(gpu(), tenant=ANN)
     error = CASES[word](bench, lease)
     assert isinstance(error, SubletError)
     assert error.reason == word
-    if word in (RenewalRefusal.IDLE, RenewalRefusal.QUOTA, RenewalRefusal.FAIR_SHARE):
+    if word is RenewalRefusal.BUDGET:
+        assert lease.parked_under is not None
+        lease = bench.lease(lease.parked_under)
+    if word in (RenewalRefusal.BUDGET, RenewalRefusal.IDLE, RenewalRefusal.QUOTA, RenewalRefusal.FAIR_SHARE):
         assert lease.status in (LeaseStatus.ACTIVE, LeaseStatus.NOTICED), "it is not over by that"
         assert str(lease.fate) == str(word), "and the end will say the same"
 

@@ -9,10 +9,11 @@ from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.admission import own_limit
 from sublet.broker.answers import Granted, Offer, Outcome, Place, Refusal
+from sublet.broker.budgets import stands, used_up
 from sublet.broker.placement import fit
 from sublet.broker.policy import Policy
 from sublet.broker.promises import rooms_for
-from sublet.broker.records import KEPT_STATES, LeaseRecord
+from sublet.broker.records import KEPT_STATES, LeaseRecord, Now
 from sublet.broker.state import State
 from sublet.errors import (
     IdempotencyConflict,
@@ -24,11 +25,11 @@ from sublet.errors import (
     SubletError,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.values import MILLIS_PER_DEVICE, EndReason, Epoch, Exclusivity, Kind, LeaseId, TenantId, Tier
+from sublet.values import MILLIS_PER_DEVICE, BudgetLevel, EndReason, Epoch, Exclusivity, Kind, LeaseId, TenantId, Tier
 from sublet.wire.orders import EndedHere, Failed, Fault, Held, NotHeld, Parkable, Resumed, TornDown
 from tests.unit.ledger.bench import Bench
 
-__all__ = ["OF_ITSELF", "Watch"]
+__all__ = ["OF_ITSELF", "Watch", "by_itself"]
 
 OF_ITSELF = (
     ev.Granted,
@@ -40,8 +41,20 @@ OF_ITSELF = (
     ev.ReservationBegan,
     ev.ReservationLent,
     ev.ReservationOver,
+    ev.BudgetReached,
 )
 """What the scheduler may do after any command."""
+
+
+def by_itself(event: ev.Event) -> bool:
+    """Whether it may follow from any command, even one that is an error: the moment of something else had come."""
+    return isinstance(event, OF_ITSELF) or _is_for_budget(event)
+
+
+def _is_for_budget(event: ev.Event) -> bool:
+    return isinstance(event, ev.Ending | ev.Ended) and event.end.reason is EndReason.BUDGET
+
+
 BY_THE_AGENT = (EndedHere, NotHeld, TornDown, Failed, Fault, Resumed)
 
 
@@ -77,11 +90,12 @@ class Watch:
     last_epoch: Epoch | None = None
     met: Counter[str] = field(default_factory=Counter)
     replaced: set[LeaseId] = field(default_factory=set)
+    wall_ns: int = 0
     confirmed: set[Epoch] = field(default_factory=set)
     """What an agent said that it holds."""
 
     def see(self, command: cmd.Command, outcome: Outcome, bench: Bench) -> None:
-        state, now_ns = bench.state, bench.now_ns
+        state, now_ns, self.wall_ns = bench.state, bench.now_ns, bench.now.wall_ns
         self._answer(command, outcome)
         if isinstance(command, cmd.AgentReport) and isinstance(command.report, Held) and not command.report.told:
             self.confirmed.add(command.report.epoch)
@@ -90,6 +104,7 @@ class Watch:
             self._event(event, command, state, now_ns)
         self._notices_have_a_reason(state)
         self._reserved_are_cleared(state)
+        self._none_outlives_its_budget(bench)
         if isinstance(command, cmd.Tick):
             self._nothing_is_overdue(state, now_ns)
         self._work_is_conserved(bench)
@@ -108,7 +123,7 @@ class Watch:
             if isinstance(answer, Offer):
                 assert answer.offered < answer.asked, "S2: an offer that is not smaller"
         if isinstance(answer, InvalidRequest | NotFound | StaleEpoch | IdempotencyConflict | Quarantined):
-            told = [event for event in outcome.events if not isinstance(event, OF_ITSELF)]
+            told = [event for event in outcome.events if not by_itself(event)]
             assert not told, f"{answer}: an error after {told}"
         if isinstance(answer, LeaseEnded) and isinstance(command, cmd.Renew | cmd.NoteActivity | cmd.Attach):
             wrong = (ev.Renewed, ev.Attached, ev.Claimed)
@@ -224,6 +239,9 @@ class Watch:
             assert note.claim_by_ns <= now_ns, f"L5: {event.lease} lost its claim too early"
         elif reason is EndReason.DRAINED and isinstance(command, cmd.Drain):
             pass
+        elif reason is EndReason.BUDGET and note.take_at_ns is None:
+            assert not note.deadline_ns, f"{event.lease} was claimed, and ended without a notice"
+            self.met["a grant ended for want of budget"] += 1
         elif reason is EndReason.OPERATOR and isinstance(command, cmd.DisableTenant) and not command.notice:
             assert lease.tenant == command.tenant, f"{event.lease} ended with a tenant that is not its own"
         elif reason is EndReason.DEVICE_LOST and isinstance(command, cmd.NodeUp):
@@ -312,6 +330,23 @@ class Watch:
                 if lease is not None and lease.status is LeaseStatus.ACTIVE and state.group_of(lease.tenant) != group:
                     assert reserved.lends and lease.tier is Tier.SPOT, f"R2: {lease.id} stays on {resource} ({name})"  # noqa: PT018
 
+    def _none_outlives_its_budget(self, bench: Bench) -> None:
+        """B1: once a budget is used up nothing that it pays for waits, is set aside or runs without notice; the notice
+        is that of its tier, unless its device goes to another."""
+        state, now = bench.state, bench.now
+        for lease in state.leases.values() if state.books.budgets else ():
+            over = used_up(state, lease, now)
+            if over is None or lease.parks is not None:
+                continue
+            assert lease.status not in (LeaseStatus.QUEUED, LeaseStatus.GRANTED, LeaseStatus.ACTIVE), (
+                f"B1: {lease.id} is {lease.status}, and {over.id} is used up"
+            )
+            if lease.status is LeaseStatus.NOTICED and lease.notice is not None:
+                self.met["notice for a budget"] += lease.notice.budget is not None
+                left_ns = lease.notice.take_at_ns - now.ns
+                to_another = lease.notice.beneficiary is not None or lease.notice.reservation is not None
+                assert to_another or left_ns <= self.policy.notice_for_ns(lease.tier), f"B1: {lease.id} has {left_ns}"
+
     def _within_quota(self, state: State, tenant: TenantId, kinds: set[Kind]) -> None:
         """At the moment of a grant; a quota that is lowered later takes nothing away. Of a lease and the grant that is
         to replace it one counts: once that is claimed the other ends."""
@@ -349,6 +384,11 @@ class Watch:
         for lease in state.leases.values():
             due_ns = state.due_at(lease)
             assert due_ns is None or due_ns > now_ns, f"L5: the time of {lease.id} ({lease.status}) is over"
+        for budget in state.books.budgets.values():
+            found, spent = stands(state, budget, Now(now_ns, self.wall_ns)), state.books.spent[budget.id]
+            level = spent.level if spent.window == found.window else BudgetLevel.OPEN
+            assert found.level is level, f"B3: {budget.id} is {found.level}, and the books say {level}"
+        for lease in state.leases.values():
             if lease.promise:
                 waiting = [v for v in lease.victims if state.leases[v].status is not LeaseStatus.ENDED]
                 assert waiting, f"{lease.id} waits for victims that are gone"

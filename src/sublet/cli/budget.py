@@ -1,0 +1,110 @@
+"""``sublet budget``: what tenants and groups may spend in a window."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from sublet.cli.call import Office
+from sublet.cli.declare import Arg, Opt
+from sublet.cli.exits import DONE
+from sublet.cli.parsing import AsJson, name
+from sublet.cli.show import Json, document, table
+from sublet.errors import InvalidRequest
+
+_Amount = Annotated[str, Arg("AMOUNT", help="Amount in the currency of rates.toml, such as 50 or 12.50.")]
+_Tenant = Annotated[str | None, Opt("--tenant", metavar="NAME", parse=name, help="Tenant whose budget it is.")]
+_Group = Annotated[str | None, Opt("--group", metavar="NAME", parse=name, help="Group whose budget it is.")]
+_Per = Annotated[str, Opt("--per", metavar="WINDOW", help="Window: day, month (of UTC) or total (default: month).")]
+_Currency = Annotated[
+    str | None, Opt("--currency", metavar="NAME", help="Currency that is meant; another than that of the prices fails.")
+]
+
+
+def change(
+    *,
+    amount: _Amount,
+    tenant: _Tenant = None,
+    group: _Group = None,
+    per: _Per = "month",
+    currency: _Currency = None,
+    as_json: AsJson = False,
+) -> int:
+    """Set the budget of a tenant or a group.
+
+    A new budget counts from now on. When 80 % are used there is a warning; when all is used up, requests are refused
+    and leases end with notice, until the next window begins or credit is added.
+    """
+    body = {"amount": amount, "currency": currency, **_which(tenant, group, per)}
+    answer: Json = Office.reach().post("/v1/budgets", body)
+    return _say(answer, "is set", as_json)
+
+
+def credit(
+    *,
+    amount: _Amount,
+    tenant: _Tenant = None,
+    group: _Group = None,
+    per: _Per = "month",
+    currency: _Currency = None,
+    as_json: AsJson = False,
+) -> int:
+    """Add credit to the present window of a budget.
+
+    Leases that had notice because it was used up stay. The next window begins with the amount of the budget alone.
+    """
+    body = {"amount": amount, "currency": currency, **_which(tenant, group, per)}
+    answer: Json = Office.reach().post("/v1/budgets/credit", body)
+    return _say(answer, "has credit", as_json)
+
+
+def rm(*, tenant: _Tenant = None, group: _Group = None, per: _Per = "month", as_json: AsJson = False) -> int:
+    """Remove a budget. Leases that had notice because of it stay."""
+    answer: Json = Office.reach().post("/v1/budgets/remove", _which(tenant, group, per))
+    return _say(answer, "is removed", as_json)
+
+
+def ls(*, as_json: AsJson = False) -> int:
+    """List the budgets with what is used of each, and when it begins anew."""
+    found: list[Json] = Office.reach().get("/v1/budgets")
+    if as_json:
+        document(found)
+        return DONE
+    heads = ["BUDGET OF", "PER", "AMOUNT", "CREDIT", "USED", "CURRENCY", "STATE", "BEGINS ANEW"]
+    rows = [
+        [
+            _whose(view),
+            view["per"],
+            view["amount"],
+            view["credit"],
+            view["used"],
+            view["currency"],
+            view["level"].replace("_", " "),
+            "-" if view["resets_at"] is None else f"{view['resets_at'][:16].replace('T', ' ')} UTC",
+        ]
+        for view in found
+    ]
+    print(table(heads, rows, right=["AMOUNT", "CREDIT", "USED"]))
+    return DONE
+
+
+def _which(tenant: str | None, group: str | None, per: str) -> Json:
+    if (tenant is None) == (group is None):
+        raise InvalidRequest("a budget is of one tenant or of one group", do="Give --tenant NAME or --group NAME.")
+    return {"tenant": tenant, "group": group, "per": per}
+
+
+def _say(answer: Json, done: str, as_json: bool) -> int:
+    if as_json:
+        document(answer)
+        return DONE
+    added = f" and {answer['credit']} credit" if answer["credit"] != "0.00" else ""
+    per = "in all" if answer["per"] == "total" else f"a {answer['per']}"
+    print(
+        f"The budget of {_whose(answer)} {done}: {answer['amount']} {answer['currency']} {per}{added}, "
+        f"{answer['used']} used."
+    )
+    return DONE
+
+
+def _whose(view: Json) -> str:
+    return f"group {view['group']}" if view["tenant"] is None else f"tenant {view['tenant']}"

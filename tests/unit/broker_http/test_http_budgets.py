@@ -1,0 +1,89 @@
+"""Budgets over HTTP: amounts are exact text, and a member sees its own alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.unit.broker_http.bench import bench, run
+
+GPU = [{"kind": "gpu", "amount": 1 << 30}]
+
+
+def test_a_budget_is_set_credited_used_up_and_removed() -> None:
+    """The holder is refused with the sentence that says when it may ask again."""
+
+    async def story() -> None:
+        async with bench(local_rule=True) as b:
+            ann = (await b.ask("POST", "/v1/tenants", {"id": "ann"})).json["token"]
+            asked = {"tenant": "ann", "per": "day", "amount": "0.000001"}
+            made = await b.ask("POST", "/v1/budgets", asked)
+            assert made.status == 200, made.body
+            view = made.json
+            assert (view["amount"], view["used"], view["level"], view["currency"]) == (
+                *("0.000001", "0.00", "open", "credits"),
+            )
+            assert view["resets_at"].endswith("T00:00:00.000Z")
+            assert view["lasts_until"] is None, "nothing is held"
+            granted = await b.ask("POST", "/v1/leases", {"request_id": "r", "wants": GPU, "ttl": 60}, token=ann)
+            assert granted.status == 201, granted.body
+            await b.pass_time("5s")
+            (view,) = (await b.ask("GET", "/v1/budgets", token=ann)).json
+            assert view["level"] == "used_up"
+            lease = (await b.ask("GET", f"/v1/leases/{granted.json['lease']['id']}", token=ann)).json["lease"]
+            assert lease["notice"]["reason"] == "budget"
+            refused = await b.ask("POST", "/v1/leases", {"request_id": "s", "wants": GPU, "ttl": 60}, token=ann)
+            assert (refused.status, refused.json["answer"]) == (409, "refusal"), refused.body
+            assert "the budget of tenant ann is used up: 0.000001 credits a day; it begins anew at" in str(refused.json)
+            more = await b.ask("POST", "/v1/budgets/credit", {**asked, "amount": "10"})
+            assert (more.json["credit"], more.json["level"]) == ("10.00", "open")
+            assert more.json["lasts_until"] is not None
+            gone = await b.ask("POST", "/v1/budgets/remove", {"tenant": "ann", "per": "day"})
+            assert gone.json["credit"] == "10.00"
+            assert (await b.ask("GET", "/v1/budgets")).json == []
+            assert (await b.ask("POST", "/v1/budgets/remove", {"tenant": "ann", "per": "day"})).status == 404
+
+    run(story)
+
+
+def test_what_is_no_budget_is_refused_and_changes_nothing() -> None:
+    async def story() -> None:
+        async with bench(local_rule=True) as b:
+            right: dict[str, Any] = {"group": "default", "per": "month", "amount": "5"}
+            wrongs: tuple[tuple[dict[str, Any], str], ...] = (
+                ({"amount": "-5"}, "negative"),
+                ({"amount": "5,00"}, "no amount"),
+                ({"amount": "0.0000001"}, "no amount"),
+                ({"amount": "٣"}, "no amount"),
+                ({"per": "week"}, "week"),
+                ({"group": "never"}, "no group never"),
+                ({"tenant": "local"}, "one tenant or of one group"),
+                ({"currency": "EUR"}, "in credits"),
+            )
+            for wrong, says in wrongs:
+                answer = await b.ask("POST", "/v1/budgets", {**right, **wrong})
+                assert answer.status in (400, 404), answer.body
+                assert says.replace("no amount", "not an amount") in answer.error["message"], answer.error
+            assert (await b.ask("POST", "/v1/budgets/credit", right)).status == 404
+            assert (await b.ask("GET", "/v1/budgets")).json == []
+
+    run(story)
+
+
+def test_a_member_sees_its_own_budget_and_no_other() -> None:
+    """Not that of its group either, in which others spend; and it may change none."""
+
+    async def story() -> None:
+        async with bench(local_rule=True) as b:
+            tokens = {name: (await b.ask("POST", "/v1/tenants", {"id": name})).json["token"] for name in ("ann", "ben")}
+            for whose in ({"tenant": "ann"}, {"tenant": "ben"}, {"group": "default"}):
+                assert (await b.ask("POST", "/v1/budgets", {**whose, "amount": "5"})).status == 200
+            seen = (await b.ask("GET", "/v1/budgets", token=tokens["ann"])).json
+            assert [view["id"] for view in seen] == ["tenant/ann/month"]
+            assert len((await b.ask("GET", "/v1/budgets")).json) == 3
+            for path in ("", "/credit", "/remove"):
+                answer = await b.ask(
+                    "POST", f"/v1/budgets{path}", {"tenant": "ann", "amount": "9"}, token=tokens["ann"]
+                )
+                assert answer.status == 401
+
+    run(story)
