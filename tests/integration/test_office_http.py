@@ -22,12 +22,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from sublet.agent.tokens import verify
+from sublet.broker.commands import SetBudget
 from sublet.broker.http_server import HEAD_MAX_BYTES
 from sublet.broker.signing import Signer
 from sublet.client.home import runtime_dir, socket_path
 from sublet.engines import local
 from sublet.errors import InvalidRequest, Unsupported
 from sublet.wire import unix
+from sublet.values import BudgetWindow, TenantId
 from tests.traces import plain_env
 
 GIB = 1 << 30
@@ -475,6 +477,42 @@ def test_prices_that_cannot_be_read_are_said_before_anything_is_served(
         office = local.Office(home)
         await office.start()
         assert office.service.rates.gpu == 2_000_000
+        await office.close()
+
+    asyncio.run(story())
+    shutil.rmtree(runtime_dir(home), ignore_errors=True)
+
+
+def test_an_office_with_budgets_does_not_start_with_prices_that_cannot_count_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another currency, or a price that is not there any more; with the old prices it goes on as it was."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    whole = 'currency = "EUR"\ngpu = 2\ncpu = 0.02\nmemory = 0.002\nblock = 0\n'
+
+    async def story() -> None:
+        (home / "rates.toml").write_text(whole)
+        office = local.Office(home)
+        await office.start()
+        set_budget = SetBudget(tenant=TenantId("local"), per=BudgetWindow.MONTH, amount=5_000_000, currency="EUR")
+        await office.driver.submit(set_budget)
+        await office.close()
+        for wrong, says in (
+            (whole.replace("EUR", "USD"), "rates.toml counts in USD, and the budget of tenant local is in EUR"),
+            (whole.replace("cpu = 0.02\n", ""), "rates.toml has no price of cpu"),
+        ):
+            (home / "rates.toml").write_text(wrong)
+            with pytest.raises(InvalidRequest, match=says):
+                await local.Office(home).start()
+        (home / "rates.toml").write_text(whole.replace("gpu = 2", "gpu = 3"))
+        office = local.Office(home)
+        await office.start()
+        books = office.driver.ledger.state.books
+        assert [budget.amount for budget in books.budgets.values()] == [5_000_000]
+        assert books.prices is not None
+        assert (books.prices.gpu, books.prices.currency) == (3_000_000, "EUR")
         await office.close()
 
     asyncio.run(story())

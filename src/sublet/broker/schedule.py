@@ -87,6 +87,8 @@ class Schedule:
         """How far the wall clock was ahead of the other when it was last seen."""
         self._budgets: dict[BudgetId, tuple[int | None, int | None]] = {}
         """When each budget is looked at: by the clock of leases, and by the wall clock (the end of its window)."""
+        self._next_budget: tuple[int | None, int | None] = (None, None)
+        """The first moments of all budgets."""
         self._guarded: dict[tuple[NodeId, Kind], tuple[int, LeaseId]] = {}
         """What is kept for a patient head of the line, on nodes that could have it: the rank of its tier, and who."""
 
@@ -97,10 +99,11 @@ class Schedule:
         if self._reservations_at_ns:
             ahead_ns = self._wall_ahead_ns if now is None else now.wall_ns - now.ns
             wake_ns = _sooner(wake_ns, self._reservations_at_ns - ahead_ns)
-        for at_ns, ends_wall_ns in self._budgets.values():
+        at_ns, ends_wall_ns = self._next_budget
+        wake_ns = _sooner(wake_ns, at_ns)
+        if ends_wall_ns is not None:
             ahead_ns = self._wall_ahead_ns if now is None else now.wall_ns - now.ns
-            ends_ns = None if ends_wall_ns is None else ends_wall_ns - ahead_ns
-            wake_ns = _sooner(_sooner(wake_ns, at_ns), ends_ns)
+            wake_ns = _sooner(wake_ns, ends_wall_ns - ahead_ns)
         if state.queued_count:
             wake_ns = _sooner(_sooner(wake_ns, self._look_at_ns), self._moments.next_ns())
             if self._yields:
@@ -197,14 +200,12 @@ class Schedule:
         return bool(state.books.budgets) and bool(self._budgets_due(state, now))
 
     def _budgets_due(self, state: State, now: Now) -> list[BudgetId]:
-        return [
-            name
-            for name in state.books.budgets
-            if name not in self._budgets
-            or name in state.budgets_changed
-            or ((at_ns := self._budgets[name][0]) is not None and at_ns <= now.ns)
-            or ((ends_wall_ns := self._budgets[name][1]) is not None and ends_wall_ns <= now.wall_ns)
-        ]
+        """With many budgets, most commands concern a few of them and come at no moment of any."""
+        known, budgets_now = self._budgets, state.books.budgets
+        found = [name for name in state.budgets_changed if name in budgets_now]
+        if len(known) < len(budgets_now) or _has_come(self._next_budget, now):
+            found += [name for name in budgets_now if name not in known or _has_come(known[name], now)]
+        return sorted(set(found))
 
     def settle_budgets(self, step: Step) -> None:
         """Look at the budgets of which something has changed, or whose moment has come, until nothing follows."""
@@ -216,12 +217,21 @@ class Schedule:
         if not self._budgets.keys() <= state.books.budgets.keys():
             budgets.lift(step)
             self._budgets = {name: at for name, at in self._budgets.items() if name in state.books.budgets}
+            self._note_next_budget()
         while due := self._budgets_due(state, now):
             state.budgets_changed.clear()
             for name in due:
                 found = budgets.settle(step, state.books.budgets[name])
                 self._budgets[name] = found.next_ns, found.ends_wall_ns
+            self._note_next_budget()
         state.budgets_changed.clear()
+
+    def _note_next_budget(self) -> None:
+        moments = self._budgets.values()
+        self._next_budget = (
+            min((at_ns for at_ns, _ in moments if at_ns is not None), default=None),
+            min((ends_wall_ns for _, ends_wall_ns in moments if ends_wall_ns is not None), default=None),
+        )
 
     def settle_reservations(self, step: Step, begin: int = 0) -> None:
         """``begin``: the first of the step's events that they have not seen."""
@@ -499,6 +509,12 @@ class _Moments:
 
     def _asked(self, lease: LeaseRecord) -> None:
         self.add(lease.asked_at_ns + self._policy.gang_patience_ns)
+
+
+def _has_come(moments: tuple[int | None, int | None], now: Now) -> bool:
+    """By the clock of leases, or by the wall clock."""
+    at_ns, ends_wall_ns = moments
+    return (at_ns is not None and at_ns <= now.ns) or (ends_wall_ns is not None and ends_wall_ns <= now.wall_ns)
 
 
 def _sooner(one_ns: int | None, other_ns: int | None) -> int | None:

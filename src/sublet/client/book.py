@@ -326,6 +326,8 @@ class Book:
             return True
         if news.what == "lagged":
             return True
+        if news.what == "budget":
+            _log.warning("%s", news.reason)
         if news.lease is not None:
             self.seen(news.lease)
         return False

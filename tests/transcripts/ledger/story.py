@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Done, Granted, Offer, Place, Refusal
+from sublet.broker.budgets import money
 from sublet.broker.ledger import Ledger
 from sublet.broker.records import LOCAL_TENANT, EndRecord, GroupRecord, LeaseRecord, ProcessRecord, Quota, Want
 from sublet.broker.state import State
 from sublet.errors import SubletError
 from sublet.lease.states import LeaseStatus
 from sublet.values import (
+    BudgetWindow,
     EndReason,
     Epoch,
     Exclusivity,
@@ -142,6 +144,9 @@ class Teller:
                 )
             case ev.Spared():
                 return f"{event.lease} may stay"
+            case ev.BudgetReached():
+                used, limit = money(event.used, ""), money(event.limit, "")
+                return f"budget {event.budget} is {event.level}: {used}of {limit}".rstrip()
             case ev.Bound(process=None):
                 return f"{event.lease} is bound to no process"
             case ev.Bound(process=ProcessRecord(pid=pid)):
@@ -329,6 +334,16 @@ class Teller:
     def do_quota(self, plain: list[str], words: Words) -> Iterator[str]:
         quota = Quota(**{name: int(limit) for name, limit in words.items()})
         yield self.answer(self.bench.do(cmd.SetTenant(tenant=TenantId(plain[0]), quota=quota)).answer)
+
+    def do_budget(self, plain: list[str], words: Words) -> Iterator[str]:
+        """Of a tenant, in credits: for each day, or (``credit``) more for this one."""
+        tenant, per = TenantId(plain[0]), BudgetWindow.DAY
+        if "credit" in words:
+            more = cmd.CreditBudget(tenant=tenant, per=per, amount=int(float(words["credit"]) * 1_000_000))
+            yield self.answer(self.bench.do(more).answer)
+        else:
+            made = cmd.SetBudget(tenant=tenant, per=per, amount=int(float(words["amount"]) * 1_000_000))
+            yield self.answer(self.bench.do(made).answer)
 
     def do_group(self, plain: list[str], words: Words) -> Iterator[str]:
         """`> 0s group default ceiling=1`"""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sublet.broker.access import Caller
+from sublet.values import TenantId
 from tests.unit.broker_http.bench import bench, run
 
 GPU = [{"kind": "gpu", "amount": 1 << 30}]
@@ -85,5 +87,30 @@ def test_a_member_sees_its_own_budget_and_no_other() -> None:
                     "POST", f"/v1/budgets{path}", {"tenant": "ann", "amount": "9"}, token=tokens["ann"]
                 )
                 assert answer.status == 401
+
+    run(story)
+
+
+def test_a_level_is_news_for_those_who_pay_and_for_operators() -> None:
+    """Its tenant hears of it, another does not; of a group's all its tenants do, and of no amount that was used."""
+
+    async def story() -> None:
+        async with bench(local_rule=True) as b:
+            for name in ("ann", "ben"):
+                await b.ask("POST", "/v1/tenants", {"id": name})
+            hub = b.service.hub
+            ann, ben = (
+                hub.open(Caller(tenant=TenantId(name), operator=False), None, everything=False)
+                for name in ("ann", "ben")
+            )
+            root = hub.open(Caller(tenant=TenantId("local"), operator=True), None, everything=True)
+            await b.ask("POST", "/v1/budgets", {"tenant": "ann", "per": "total", "amount": "0"})
+            said = b"the budget of tenant ann is used up (0.00 credits in all)"
+            for stream in (ann, root):
+                assert said in (await stream.next() or b"")
+            await b.ask("POST", "/v1/budgets", {"group": "default", "per": "day", "amount": "0"})
+            heard = await ben.next() or b""
+            assert said not in heard
+            assert b"the budget of group default is used up (0.00 credits a day)" in heard
 
     run(story)

@@ -522,3 +522,10 @@ def test_what_was_given_up_before_anything_was_sent_is_forgotten_at_once(desk: D
     assert desk.book.owed == set()
     desk.run(desk.core.give_back(owed))
     assert (owed.done, desk.script.asked) == (True, [])
+
+
+def test_what_is_said_of_a_budget_reaches_the_program(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """As a line of the logger; no lease is concerned by it, and nothing is read again."""
+    with caplog.at_level(logging.WARNING, "sublet.client"):
+        assert not desk.book.heard(ServerEvent("budget", '{"what": "budget", "reason": "80 % of it are used"}'))
+    assert caplog.messages == ["80 % of it are used"]

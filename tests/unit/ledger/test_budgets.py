@@ -308,6 +308,22 @@ def test_a_group_pays_for_all_its_tenants_and_for_leases_that_were_asked_for_in_
     assert_as_billed(bench)
 
 
+def test_the_group_in_which_it_was_asked_for_pays_for_a_lease_that_waited() -> None:
+    """Ann changes groups while she waits; budget and bill agree on who pays."""
+    bench = Bench()
+    bench.do(cmd.SetGroup(group=GroupRecord(id=COURSE)))
+    bench.do(cmd.SetTenant(tenant=ANN, group=COURSE))
+    budget(bench, 1, group=True)
+    theirs = bench.granted(tenant=BEN)
+    waiting = bench.queued(tenant=ANN, ttl_s=HOUR)
+    bench.do(cmd.SetTenant(tenant=ANN, group=GroupId("default")))
+    bench.release(theirs)
+    bench.claim(waiting)
+    bench.wait(100)
+    assert used(bench, "group/course/total") == Rates().grains(Kind.GPU) * 1000 * seconds(100)
+    assert_as_billed(bench)
+
+
 def test_a_later_end_that_was_announced_is_drawn_forward() -> None:
     """A drain in two hours does not let a lease outlive its budget."""
     bench = Bench()
@@ -433,6 +449,20 @@ def test_a_budget_goes_with_its_tenant_and_with_its_group() -> None:
     bench.do(cmd.RemoveGroup(group=COURSE))
     assert not bench.state.books.budgets
     assert not bench.state.books.spent
+
+
+def test_the_moment_of_a_budget_that_is_gone_is_forgotten() -> None:
+    """Another one stays; nothing is due at the moment at which the first would have been used up."""
+    bench = Bench()
+    budget(bench, 1, per="total")
+    budget(bench, 0.5, per="month")
+    held(bench)
+    first_ns = bench.ledger.next_wake_ns()
+    assert first_ns == bench.now_ns + seconds(0.8 * HOUR / 2)
+    bench.do(cmd.RemoveBudget(tenant=ANN, per=BudgetWindow.MONTH))
+    assert bench.ledger.next_wake_ns() == bench.now_ns + seconds(0.8 * HOUR)
+    bench.wait(HOUR)
+    assert levels(bench) == ["warned", "used_up"]
 
 
 # ---- the bill, and restarts
