@@ -243,20 +243,22 @@ class Model:
 
     def used(self, whose: str) -> Fraction:
         """Of a budget, in units of money: every slice that was ever taken, from the beginning again."""
-        since_ns, total = self.budgets[whose][1], Fraction(0)
+        since_ns = self.budgets[whose][1]
+        models = {str(device.id): device.model for node in self.nodes for device in node.devices}
+        held: dict[tuple[Kind, bool], int] = {}
         for spot in self.history:
-            if whose in self._payers(spot.tenant, spot.payer):
-                until_ns = self.now_ns if spot.until_ns is None else spot.until_ns
-                hours = Fraction(max(0, until_ns - max(since_ns, spot.since_ns)), 3600 * NS_PER_S)
-                total += hours * self._price(spot)
-        return total
+            until_ns = self.now_ns if spot.until_ns is None else spot.until_ns
+            if until_ns > since_ns and whose in self._payers(spot.tenant, spot.payer):
+                what = spot.kind, models[spot.device] == "T4"
+                units = spot.millis if spot.kind is Kind.GPU else spot.amount
+                held[what] = held.get(what, 0) + units * (until_ns - max(since_ns, spot.since_ns))
+        return sum((self._price(*what) * amount / (3600 * NS_PER_S) for what, amount in held.items()), Fraction(0))
 
-    def _price(self, spot: Spot) -> Fraction:
+    def _price(self, kind: Kind, is_t4: bool) -> Fraction:
         """For an hour: a device of this model 3.50, others 1; a core 0.02; a GiB of memory 0.002."""
-        if spot.kind is Kind.GPU:
-            model = next(d.model for node in self.nodes for d in node.devices if d.id == spot.device)
-            return Fraction(spot.millis, 1000) * (Fraction("3.5") if model == "T4" else 1)
-        return spot.amount * (Fraction("0.02") if spot.kind is Kind.CPU else Fraction("0.002") / GIB)
+        if kind is Kind.GPU:
+            return (Fraction("3.5") if is_t4 else Fraction(1)) / 1000
+        return Fraction("0.02") if kind is Kind.CPU else Fraction("0.002") / GIB
 
     def _payers(self, tenant: str, group: str) -> tuple[str, str]:
         return f"tenant/{tenant}", f"group/{group}"
@@ -270,9 +272,10 @@ class Model:
 
     def _budgets(self) -> None:
         """Who cannot pay has notice, or goes at once where it has nothing yet; who can again stays."""
+        broke = {whose for whose in self.budgets if self._is_used_up(whose)}
         for lease in self.leases if self.budgets else ():
             if lease.status in ("queued", "granted", "active", "noticed"):
-                if not self._cannot_pay(lease):
+                if not broke & set(self._payers(lease.tenant, lease.group or self.group_of(lease.tenant))):
                     if lease.status == "noticed":
                         lease.status, lease.take_at_ns = "active", None
                 elif lease.status == "active":
