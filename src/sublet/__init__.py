@@ -17,6 +17,7 @@ Importing this package loads nothing but this file; each public name is fetched 
 #   values, errors, clock   ids, enums, sizes, durations, epochs · the tree of errors · time as something handed in
 #   background              how threads and tasks are started, and what happens when one fails
 #   invocation              how a command is typed here: `sublet`, or its path; for messages
+#   settings                files that an operator writes: tables, keys, and what is wrong with them
 #   wire/                   messages between client, broker, agent, supervisor and guest; nothing else is shared by them
 #   lease/                  the law: state tables, the lease, renewal. Pure, standard library
 #   durable/                state that survives: values as bytes, what changed in them, packs and manifests, Durable

@@ -25,7 +25,7 @@ FACE: Final = "(face)"
 """``import sublet`` itself, the public face. Who stands after it in the list may use it as any user does."""
 
 LIST: Final[tuple[tuple[str, ...], ...]] = (
-    ("values", "errors", "clock", "invocation", "background"),
+    ("values", "errors", "clock", "invocation", "background", "settings"),
     ("wire",),
     ("lease",),
     ("observe",),
@@ -70,7 +70,17 @@ NEVER: Final[dict[str, tuple[frozenset[str], str]]] = {
 }
 """Walls that the order alone does not build: room → the rooms it never imports, and why."""
 
-STDLIB_ONLY: Final = ("values", "errors", "clock", "invocation", "background", "wire", "lease", "supervisor")
+STDLIB_ONLY: Final = (
+    "values",
+    "errors",
+    "clock",
+    "invocation",
+    "background",
+    "settings",
+    "wire",
+    "lease",
+    "supervisor",
+)
 NOT_STDLIB: Final = {
     "wire.http": "msgspec types of the HTTP part, used by broker and client only",
     "wire.http_views": "the same, those that only show",

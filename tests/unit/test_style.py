@@ -19,7 +19,7 @@ ROOT: Final = Path(__file__).parents[2]
 SOURCE: Final = Path(sublet.__file__).parent
 FILES: Final = {path.relative_to(SOURCE).as_posix(): path for path in sorted(SOURCE.rglob("*.py"))}
 
-PURE: Final = ("values.py", "errors.py", "lease/*", "broker/*")
+PURE: Final = ("values.py", "errors.py", "settings.py", "lease/*", "broker/*")
 """Rooms that decide. They are handed the time, chance and everything they know."""
 
 EDGES: Final[dict[str, str]] = {

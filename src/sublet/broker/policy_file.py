@@ -6,26 +6,23 @@ is a copy of that. A file is taken as a whole or refused as a whole, with the li
 
 from __future__ import annotations
 
-import difflib
 import enum
-import re
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from sublet import settings
 from sublet.broker.policy import Policy
 from sublet.broker.rate_limits import RequestRates
 from sublet.broker.records import Quota
 from sublet.broker.shared_socket import SharedLimits
 from sublet.errors import InvalidRequest
-from sublet.values import BYTES_MAX, GIB, MIB, NS_PER_S, format_size, parse_duration_ns, parse_size, shown
+from sublet.values import BYTES_MAX, GIB, MIB, format_size, shown
 from sublet.wire.caps import WALLS, LeaseCaps
 
 FILE: Final = "policy.toml"
-FILE_BYTES_MAX: Final = 64 * 1024
 _COUNT_MAX: Final = 1_000_000_000
 _S_MAX: Final = 366 * 24 * 3600
 
@@ -188,23 +185,7 @@ class Limits:
 def parse_policy(text: str, name: str = FILE) -> Limits:
     """The limits of a file. Raises ``InvalidRequest``, which names file and line; nothing of a file with a mistake in
     it is taken."""
-    if len(text.encode("utf-8", "surrogateescape")) > FILE_BYTES_MAX:
-        raise InvalidRequest(f"{name} has more than {FILE_BYTES_MAX} bytes", do="Shorten it.")
-    try:
-        read = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise InvalidRequest(f"{name} is not TOML: {error}", do=_DO) from error
-    given: dict[str, int] = {}
-    lines: dict[str, int] = {}
-    where = _Lines(text)
-    for path, value in _entries(read):
-        line = where.of(path)
-        try:
-            given[".".join(path)] = _checked(path, value)
-        except InvalidRequest as error:
-            raise InvalidRequest(f"{name}:{line}: {error.message}", do=error.do) from error
-        lines[".".join(path)] = line
-    limits = Limits(given, lines)
+    limits = Limits(*settings.read_tables(text, name, KEYS, _number, do=_DO))
     _check_together(limits, name)
     return limits
 
@@ -212,81 +193,36 @@ def parse_policy(text: str, name: str = FILE) -> Limits:
 _DO: Final = 'Write tables such as [tenant], and below them lines such as: leases = 100, memory = "8GiB".'
 
 
-def _entries(read: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Whatever is set, and tables that are none of ours or empty."""
-    for table, inside in read.items():
-        if not isinstance(inside, dict) or table not in TABLES:
-            yield (table,), inside
-            continue
-        for name, value in inside.items():
-            yield (table, name), value
-
-
-def _checked(path: tuple[str, ...], value: Any) -> int:
-    if len(path) == 1:
-        raise _unknown_table(path[0], value)
-    key = KEYS.get(".".join(path))
-    if key is None:
-        names = [known.name for known in KEYS.values() if known.table == path[0]]
-        raise InvalidRequest(
-            f"[{path[0]}] has no key {_brief(path[1])}{_meant(path[1], names)}", do=f"It has {', '.join(names)}."
-        )
-    return _number(key, value)
-
-
-def _unknown_table(name: str, value: Any) -> InvalidRequest:
-    if isinstance(value, dict):
-        return InvalidRequest(
-            f"there is no table [{_brief(name)}]{_meant(name, TABLES)}", do=f"There are {', '.join(TABLES)}."
-        )
-    if name in TABLES:
-        return InvalidRequest(f"{name} is a table", do=f"Write [{name}], and its keys below it.")
-    at = [known.path for known in KEYS.values() if known.name == name]
-    names = [known.name for known in KEYS.values()]
-    where = f"; it belongs below [{at[0].partition('.')[0]}]" if at else _meant(name, names)
-    return InvalidRequest(f"{_brief(name)} stands outside of a table{where}", do=_DO)
-
-
 def _number(key: Key, value: Any) -> int:
-    what, found, most = key.path, 0, 0
+    what, found, most = key.path, 0, _COUNT_MAX
     match key.unit:
         case Unit.COUNT:
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise InvalidRequest(f"{what} = {_value(value)} is not a whole number", do=f"Write {key.name} = 4.")
-            found, most = value, _COUNT_MAX
+            found = settings.whole_number(key, value)
         case Unit.SIZE:
-            if not isinstance(value, str):
-                raise InvalidRequest(
-                    f"{what} = {_value(value)} is not a size", do=f'Write it with a unit: {key.name} = "512MiB".'
-                )
-            found, most = parse_size(value, what), BYTES_MAX
+            found, most = settings.size_bytes(key, value), BYTES_MAX
         case Unit.SECONDS:
-            if not isinstance(value, str):
-                raise InvalidRequest(
-                    f"{what} = {_value(value)} is not a duration", do=f'Write it with a unit: {key.name} = "30m".'
-                )
-            found, most = parse_duration_ns(value, what) // NS_PER_S, _S_MAX
+            found, most = settings.duration_s(key, value), _S_MAX
         case Unit.WALLS:
-            found, most = _walls_in(key, value), _COUNT_MAX
+            found = _walls_in(key, value)
     if found < key.least:
         raise InvalidRequest(
-            f"{what} = {_value(value)} is less than what runs needs",
+            f"{what} = {shown(value)} is less than what runs needs",
             do=f"Give at least {key.shown(key.least)}: {key.says}.",
         )
     if found > most:
-        raise InvalidRequest(f"{what} = {_value(value)} is more than any machine has", do=f"Give at most {most}.")
+        raise InvalidRequest(f"{what} = {shown(value)} is more than any machine has", do=f"Give at most {most}.")
     return found
 
 
 def _walls_in(key: Key, value: Any) -> int:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise InvalidRequest(
-            f"{key.path} = {_value(value)} is not a list of names", do=f'Write {key.name} = ["{WALLS[-1]}"].'
+            f"{key.path} = {shown(value)} is not a list of names", do=f'Write {key.name} = ["{WALLS[-1]}"].'
         )
     for one in value:
         if one not in WALLS:
             raise InvalidRequest(
-                f"{key.path} has {_value(one)}, which is no wall{_meant(one, WALLS)}",
+                f"{key.path} has {shown(one)}, which is no wall{settings.meant(one, WALLS)}",
                 do=f"There are {', '.join(WALLS)}.",
             )
     return sum(1 << WALLS.index(one) for one in set(value))
@@ -313,61 +249,3 @@ def _check_together(limits: Limits, name: str) -> None:
                 f"{name}:{line}: {low} ({KEYS[low].shown(less)}) is above {high} ({KEYS[high].shown(more)})",
                 do="Make the first at most the second.",
             )
-
-
-def _meant(name: str, names: Any) -> str:
-    close = difflib.get_close_matches(name[:100].replace("-", "_").lower(), list(names), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _brief(name: str) -> str:
-    return shown(name)
-
-
-def _value(value: Any) -> str:
-    return shown(value)
-
-
-class _Lines:
-    """Which line sets a key: TOML's own reader does not say. Found by one walk over the lines that looks at nothing but
-    what stands before the first equals sign, so a multi-line text can mislead it, and then the line is 0 or near by;
-    no value of ours is one."""
-
-    def __init__(self, text: str) -> None:
-        self._at: dict[tuple[str, ...], int] = {}
-        table: tuple[str, ...] = ()
-        for number, line in enumerate(text.split("\n"), start=1):
-            stripped = line.strip()
-            if header := _HEADER.match(stripped):
-                table = _names(header[1])
-                for length in range(1, len(table) + 1):
-                    self._at.setdefault(table[:length], number)
-            elif setting := _SETTING.match(stripped):
-                path = (*table, *_names(setting[1]))
-                for length in range(len(table) + 1, len(path) + 1):
-                    self._at.setdefault(path[:length], number)
-
-    def of(self, path: tuple[str, ...]) -> int:
-        """1-based; that of the table, if the key itself is not seen; 0 if nothing is."""
-        return self._at.get(path) or self._at.get(path[:-1], 0)
-
-
-_NAME: Final = r"""(?:[^\s"'=.\[\]#]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
-_DOTTED: Final = rf"{_NAME}(?:\s*\.\s*{_NAME})*"
-_HEADER: Final = re.compile(rf"\[{{1,2}}\s*({_DOTTED})\s*\]")
-_SETTING: Final = re.compile(rf"({_DOTTED})\s*=")
-
-
-def _names(dotted: str) -> tuple[str, ...]:
-    """The parts of a dotted key, without their quotation marks and escapes."""
-    return tuple(_unquoted(part) for part in re.findall(_NAME, dotted))
-
-
-def _unquoted(part: str) -> str:
-    if part[:1] not in ('"', "'"):
-        return part
-    read: Callable[[str], dict[str, Any]] = tomllib.loads
-    try:
-        return next(iter(read(f"{part} = 0")))
-    except (tomllib.TOMLDecodeError, ValueError):
-        return part

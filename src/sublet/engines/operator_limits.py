@@ -1,4 +1,4 @@
-"""The operator's limits as they lie in a file, and what they leave of a machine."""
+"""Files of settings that the operator writes, the limits of one of them, and what these leave of a machine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from sublet.broker import policy_file
-from sublet.broker.policy_file import FILE_BYTES_MAX, Limits, parse_policy
+from sublet.broker.policy_file import Limits, parse_policy
 from sublet.errors import InvalidRequest
+from sublet.settings import FILE_BYTES_MAX
 from sublet.values import Kind
 from sublet.wire.orders import Inventory
 
@@ -19,14 +20,20 @@ POLICY_FILE: Final = policy_file.FILE
 
 
 def read_limits(path: Path, *, must_exist: bool = False, trusted: bool = True) -> Limits:
-    """The limits of this file, or the defaults where there is none. ``must_exist``: then that is an error. ``trusted``:
-    a file that another user could have written is refused, since it decides what an office gives away."""
+    """The limits of this file, or the defaults where there is none; as ``read_operator_file`` otherwise."""
+    text = read_operator_file(path, must_exist=must_exist, trusted=trusted)
+    return Limits() if text is None else parse_policy(text, str(path))
+
+
+def read_operator_file(path: Path, *, must_exist: bool = False, trusted: bool = True) -> str | None:
+    """The text of this file, or None where there is none. ``must_exist``: then that is an error. ``trusted``: a file
+    that another user could have written is refused, since it decides what an office gives away."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (FileNotFoundError, NotADirectoryError):
         if must_exist:
             raise InvalidRequest(f"there is no file {path}", do="Name one that is there.") from None
-        return Limits()
+        return None
     except OSError as error:
         raise _unreadable(path, error) from error
     try:
@@ -44,10 +51,9 @@ def read_limits(path: Path, *, must_exist: bool = False, trusted: bool = True) -
     finally:
         os.close(fd)
     try:
-        text = data.decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{path} is not UTF-8 text (at byte {error.start})", do="Save it as UTF-8.") from error
-    return parse_policy(text, str(path))
 
 
 def within(inventory: Inventory, limits: Limits) -> Inventory:

@@ -7,10 +7,11 @@ import json
 import pytest
 
 from sublet.broker.policy import Policy
-from sublet.broker.policy_file import FILE_BYTES_MAX, KEYS, Key, Limits, Unit, parse_policy
+from sublet.broker.policy_file import KEYS, Key, Limits, Unit, parse_policy
 from sublet.broker.records import Quota
 from sublet.broker.shared_socket import SharedLimits
 from sublet.errors import InvalidRequest
+from sublet.settings import FILE_BYTES_MAX
 from sublet.supervisor.isolation.abilities import Part
 from sublet.supervisor.isolation.plan import _MUST as MUST
 from sublet.values import GIB, MIB

@@ -1,0 +1,178 @@
+"""Settings as an operator writes them: TOML tables whose keys are declared once. Pure: text in, values out.
+
+A file is taken as a whole or refused as a whole, with the line of the mistake and the nearest key that there is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, Protocol, TypeVar
+
+from sublet.errors import InvalidRequest
+from sublet.values import NS_PER_S, parse_duration_ns, parse_size, shown
+
+FILE_BYTES_MAX: Final = 64 * 1024
+
+
+class Key(Protocol):
+    """One setting, of a table of the file."""
+
+    @property
+    def table(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def path(self) -> str:
+        """``table.name``."""
+
+
+_K = TypeVar("_K", bound=Key)
+_V = TypeVar("_V")
+
+
+def read_tables(
+    text: str, name: str, keys: Mapping[str, _K], check: Callable[[_K, Any], _V], *, do: str
+) -> tuple[dict[str, _V], dict[str, int]]:
+    """What a file sets, by path, and the line of each.
+
+    ``keys`` are all that there are, by path; ``check`` makes a value of what stands there, or raises
+    ``InvalidRequest``; ``do`` says how such a file is written. Raises ``InvalidRequest``, which names file and line.
+    """
+    if len(text.encode("utf-8", "surrogateescape")) > FILE_BYTES_MAX:
+        raise InvalidRequest(f"{name} has more than {FILE_BYTES_MAX} bytes", do="Shorten it.")
+    try:
+        read = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        raise InvalidRequest(f"{name} is not TOML: {error}", do=do) from error
+    tables = tuple(dict.fromkeys(key.table for key in keys.values()))
+    given: dict[str, _V] = {}
+    lines: dict[str, int] = {}
+    where = _Lines(text)
+    for path, value in _entries(read, tables):
+        line = where.of(path)
+        try:
+            if len(path) == 1:
+                raise _unknown_table(path[0], value, keys, tables, do)
+            key = keys.get(".".join(path))
+            if key is None:
+                raise _unknown_key(path[0], path[1], keys)
+            given[key.path] = check(key, value)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{name}:{line}: {error.message}", do=error.do) from error
+        lines[key.path] = line
+    return given, lines
+
+
+# ---- values
+
+
+def whole_number(key: Key, value: Any) -> int:
+    """Of a key that counts something."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{key.path} = {shown(value)} is not a whole number", do=f"Write {key.name} = 4.")
+    return value
+
+
+def size_bytes(key: Key, value: Any) -> int:
+    """Of a key whose value is a text with a unit, ``"512MiB"``."""
+    if not isinstance(value, str):
+        raise InvalidRequest(
+            f"{key.path} = {shown(value)} is not a size", do=f'Write it with a unit: {key.name} = "512MiB".'
+        )
+    return parse_size(value, key.path)
+
+
+def duration_s(key: Key, value: Any) -> int:
+    """Of a key whose value is a duration as a text, ``"30m"``."""
+    if not isinstance(value, str):
+        raise InvalidRequest(
+            f"{key.path} = {shown(value)} is not a duration", do=f'Write it with a unit: {key.name} = "30m".'
+        )
+    return parse_duration_ns(value, key.path) // NS_PER_S
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """The end of a sentence that names the nearest of these names; empty where none is near."""
+    close = difflib.get_close_matches(name[:100].replace("-", "_").lower(), list(names), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+# ---- within
+
+
+def _entries(read: Mapping[str, Any], tables: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Whatever is set, and tables that are none of ours or empty."""
+    for table, inside in read.items():
+        if not isinstance(inside, dict) or table not in tables:
+            yield (table,), inside
+            continue
+        for name, value in inside.items():
+            yield (table, name), value
+
+
+def _unknown_key(table: str, name: str, keys: Mapping[str, _K]) -> InvalidRequest:
+    names = [known.name for known in keys.values() if known.table == table]
+    return InvalidRequest(f"[{table}] has no key {shown(name)}{meant(name, names)}", do=f"It has {', '.join(names)}.")
+
+
+def _unknown_table(name: str, value: Any, keys: Mapping[str, _K], tables: tuple[str, ...], do: str) -> InvalidRequest:
+    if isinstance(value, dict):
+        return InvalidRequest(
+            f"there is no table [{shown(name)}]{meant(name, tables)}", do=f"There are {', '.join(tables)}."
+        )
+    if name in tables:
+        return InvalidRequest(f"{name} is a table", do=f"Write [{name}], and its keys below it.")
+    at = [known.table for known in keys.values() if known.name == name]
+    names = [known.name for known in keys.values()]
+    where = f"; it belongs below [{at[0]}]" if at else meant(name, names)
+    return InvalidRequest(f"{shown(name)} stands outside of a table{where}", do=do)
+
+
+class _Lines:
+    """Which line sets a key: TOML's own reader does not say. Found by one walk over the lines that looks at nothing but
+    what stands before the first equals sign, so a multi-line text can mislead it, and then the line is 0 or near by;
+    no value of ours is one."""
+
+    def __init__(self, text: str) -> None:
+        self._at: dict[tuple[str, ...], int] = {}
+        table: tuple[str, ...] = ()
+        for number, line in enumerate(text.split("\n"), start=1):
+            stripped = line.strip()
+            if header := _HEADER.match(stripped):
+                table = _names(header[1])
+                for length in range(1, len(table) + 1):
+                    self._at.setdefault(table[:length], number)
+            elif setting := _SETTING.match(stripped):
+                path = (*table, *_names(setting[1]))
+                for length in range(len(table) + 1, len(path) + 1):
+                    self._at.setdefault(path[:length], number)
+
+    def of(self, path: tuple[str, ...]) -> int:
+        """1-based; that of the table, if the key itself is not seen; 0 if nothing is."""
+        return self._at.get(path) or self._at.get(path[:-1], 0)
+
+
+_NAME: Final = r"""(?:[^\s"'=.\[\]#]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
+_DOTTED: Final = rf"{_NAME}(?:\s*\.\s*{_NAME})*"
+_HEADER: Final = re.compile(rf"\[{{1,2}}\s*({_DOTTED})\s*\]")
+_SETTING: Final = re.compile(rf"({_DOTTED})\s*=")
+
+
+def _names(dotted: str) -> tuple[str, ...]:
+    """The parts of a dotted key, without their quotation marks and escapes."""
+    return tuple(_unquoted(part) for part in re.findall(_NAME, dotted))
+
+
+def _unquoted(part: str) -> str:
+    if part[:1] not in ('"', "'"):
+        return part
+    read: Callable[[str], dict[str, Any]] = tomllib.loads
+    try:
+        return next(iter(read(f"{part} = 0")))
+    except (tomllib.TOMLDecodeError, ValueError):
+        return part
