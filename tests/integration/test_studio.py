@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -312,6 +313,104 @@ def test_a_head_without_end_is_cut_off(studio: StudioStage) -> None:
     finally:
         line.close()
     assert studio.ask("GET", "/livez").doc == {"ok": True}
+
+
+def test_it_is_ready_while_the_office_answers(studio: StudioStage) -> None:
+    """It says which part fails, and no more; the log says why, and that it is over."""
+    assert studio.ask("GET", "/readyz").doc == {"ok": True, "failing": []}
+    pid = studio.office.find_office()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        until("it is not ready", lambda: studio.ask("GET", "/readyz").status == 503, PATIENCE_S)
+        assert studio.ask("GET", "/readyz").doc == {"ok": False, "failing": ["office"]}
+        assert studio.ask("GET", "/livez").doc == {"ok": True}
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until("it is ready", lambda: studio.ask("GET", "/readyz").status == 200, PATIENCE_S)
+    said = studio.log.read_text()
+    assert re.search(r"^Not ready: office: .+\.$", said, re.MULTILINE), said
+    assert "\nReady again.\n" in said
+
+
+def test_its_numbers_are_for_operators(studio: StudioStage, ana: Member, operator: Member) -> None:
+    """Also to a token that may only read; to others there is nothing. No name and no id is in them."""
+    view = start(ana, "counted", "resting", later=True)
+    reading = studio.people.new_token("olga", "prometheus", scope=Scope(read_only=True))
+    assert operator.ask("GET", "/metrics").status == 200
+    page = Member(studio, reading).ask("GET", "/metrics")
+    found = dict(line.rsplit(" ", 1) for line in page.text.splitlines() if not line.startswith("#"))
+    assert found["sublet_studio_ready"] == "1.0"
+    assert float(found["sublet_studio_people"]) >= 2
+    assert float(found['sublet_studio_requests_total{part="api",status="2xx"}']) >= 1
+    for name in ("ana", "olga", "physics", view["id"]):
+        assert name not in page.text
+    resting = 'sublet_studio_sessions{state="resting"}'
+    until("the session is counted", lambda: f"\n{resting} 1.0\n" in operator.ask("GET", "/metrics").text)
+    one = studio.people.new_token("olga", "one", scope=Scope(session=view["id"]))
+    for token in (ana.token, one):
+        answer = Member(studio, token).ask("GET", "/metrics")
+        assert (answer.status, answer.doc["error"]["kind"]) == (404, "NotFound")
+    assert studio.ask("GET", "/metrics").status == 401
+    assert studio.ask("GET", "/metrics", None, {"cookie": operator.browser().cookie}).status == 401
+
+
+def test_settings_are_read_again_without_a_restart_and_with_a_mistake_in_them_nothing_changes(
+    studio: StudioStage, ana: Member
+) -> None:
+    """The limit holds for the next request, and what is there already stays; the log has the mistake with its line."""
+    file = studio.home / "studio.toml"
+    assert studio.process is not None
+
+    def read_again(text: str, said: str) -> None:
+        file.write_text(text)
+        file.chmod(0o644)
+        assert studio.process is not None
+        studio.process.send_signal(signal.SIGHUP)
+        until(said, lambda: said in studio.log.read_text(), PATIENCE_S)
+
+    kept = [start(ana, f"kept-{number}", "resting", later=True) for number in range(2)]
+    try:
+        read_again('[person]\nsessions = 1\nsign_in = "1h"\n', "person.sessions is 1 now, and was 100.")
+        refused = ana.ask("POST", "/v1/sessions", {"name": "more", "vram": GIB, "later": True})
+        assert (refused.status, refused.doc["error"]["message"]) == (409, "a person has at most 1 sessions")
+        assert len(ana.done("GET", "/v1/sessions")) == len(kept)
+        browser = Browser(studio)
+        assert browser.send("/sign-in", {"token": ana.token}).status == 303
+        assert "Max-Age=3600;" in browser.given
+        read_again(
+            "[person]\n\nsesions = 100\n", "studio.toml:3: [person] has no key 'sesions'; did you mean sessions?"
+        )
+        assert ana.ask("POST", "/v1/sessions", {"name": "more", "vram": GIB, "later": True}).status == 409
+    finally:
+        read_again("", "person.sessions is 100 now, and was 1.")
+        file.unlink()
+    start(ana, "more", "resting", later=True)
+
+
+def test_a_studio_does_not_start_with_a_mistake_in_its_settings(
+    studio: StudioStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong key, a file that others can write, one that is not there, a folder: said, and nothing is started."""
+    monkeypatch.setenv("SUBLET_HOME", str(studio.home))
+    file = tmp_path / "studio.toml"
+    for text, mode, said in (
+        ("[studio]\nwaitin = 5", 0o644, "studio.toml:2: [studio] has no key 'waitin'; did you mean waiting?"),
+        ("[studio]\nwaiting = 5", 0o666, "other users can write"),
+        (None, 0, "there is no file"),
+    ):
+        file.unlink(missing_ok=True)
+        if text is not None:
+            file.write_text(text)
+            file.chmod(mode)
+        assert main(["studio", "--config", str(file)]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["studio", "--check", "--config", str(tmp_path)]) == 2
+    assert "is not a file" in capsys.readouterr().err
+    file.write_text("[studio]\nwaiting = 5")
+    file.chmod(0o644)
+    assert main(["studio", "--check", "--config", str(file)]) == 0
+    assert "is right: 1 key set" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -13,32 +15,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from sublet.cli.declare import Opt, UsageError
 from sublet.cli.exits import DONE
-from sublet.cli.show import visible
+from sublet.cli.show import plural, visible
 from sublet.client.home import home_dir, make_private_dir
 from sublet.errors import InvalidRequest, SubletError, Unsupported
 from sublet.invocation import installing, typeable
+from sublet.studio.config import DEFAULTS, FILE, PORT, StudioSettings, changes, parse_address, parse_config
 
 if TYPE_CHECKING:
     from sublet.studio.people import Person
+    from sublet.studio.service import Studio
 
-LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
-PORT: Final = 8320
 BACKLOG: Final = 512
 GRACE_S: Final = 2
 """Requests in progress have this long when the studio ends; open pages are cut off."""
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if host not in LOOPBACK:
-        raise InvalidRequest(
-            f"{text!r} is not an address of this machine alone, and tokens would travel in the clear",
-            do="Use 127.0.0.1:PORT, and put a proxy that speaks TLS before it.",
-        )
-    if not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise InvalidRequest(f"{port!r} is not a port", do="Use a number up to 65535; 0 takes a free one.")
-    return host, int(port)
 
 
 def studio(
@@ -48,19 +37,35 @@ def studio(
         Opt(
             "--listen",
             metavar="HOST:PORT",
-            parse=_address,
+            parse=parse_address,
             help=f"Loopback address to listen on (default: 127.0.0.1:{PORT}).",
         ),
     ] = None,
     at: Annotated[
         str | None, Opt("--socket", metavar="PATH", help="Unix socket to listen on, in place of an address.")
     ] = None,
+    config: Annotated[
+        str | None,
+        Opt("--config", metavar="FILE", help="File of settings (default: studio.toml in the state folder)."),
+    ] = None,
+    check: Annotated[bool, Opt("--check", help="Check the file of settings, and start nothing.")] = False,
 ) -> int:
     """Serve sessions to the people that `sublet person add` names: an API, and a page for browsers.
 
     It runs beside the office of this machine, which it starts if there is none, until Ctrl-C. Leases, and places in the
-    queue, outlive it; when it is started again, requests that waited go on.
+    queue, outlive it; when it is started again, requests that waited go on. SIGHUP reads the file of settings again: it
+    is taken as a whole, and with a mistake in it nothing changes.
     """
+    if config is not None and not config.strip():
+        raise UsageError("no file is named", do="Write `sublet studio --config FILE`.")
+    home = home_dir()
+    path = home / FILE if config is None else Path(config)
+    settings = _read(path, must_exist=check or config is not None)
+    if check:
+        print(
+            f"{visible(str(path))} is right: {plural(len(settings.given), 'key')} set, the others have their defaults."
+        )
+        return DONE
     if listen is not None and at is not None:
         raise UsageError("--listen and --socket contradict each other", do="Give one of them.")
     if os.environ.get("SUBLET_URL") or os.environ.get("SUBLET_TOKEN"):
@@ -73,15 +78,23 @@ def studio(
         raise Unsupported(
             "starlette is not installed beside this Sublet", do=f"Install it: `{installing('sublet[studio]')}`."
         ) from None
-    home = home_dir()
-    with _alone(home), _listening(listen or (LOOPBACK[0], PORT), at) as (listening, where):
-        _serve(home, listening, where)
+    if at is None and listen is None:
+        at = settings.socket
+    with _alone(home), _listening(listen or settings.address, at) as (listening, where):
+        _serve(home, listening, where, path, settings)
     # Without the end of an interpreter: that would give back what waits, and this is to be found again.
     sys.stdout.flush()
     os._exit(DONE)
 
 
 # ---- within
+
+
+def _read(path: Path, *, must_exist: bool = False) -> StudioSettings:
+    from sublet.engines.operator_limits import read_operator_file
+
+    text = read_operator_file(path, must_exist=must_exist)
+    return DEFAULTS if text is None else parse_config(text, str(path))
 
 
 @contextlib.contextmanager
@@ -133,16 +146,16 @@ def _bind_unix(listening: socket.socket, path: str) -> str:
     return f"unix://{os.path.abspath(path)}"
 
 
-def _serve(home: Path, listening: socket.socket, where: str) -> None:
+def _serve(home: Path, listening: socket.socket, where: str, path: Path, settings: StudioSettings) -> None:
     from uvicorn import Config, Server
 
     from sublet.studio.service import Studio
     from sublet.studio.web import studio_app
 
-    made = Studio(home)
+    made = Studio(home, settings)
 
     def failed(person: Person, error: SubletError) -> None:
-        sys.stderr.write(f"The sessions of {person.name} cannot be looked at: {visible(str(error))}\n")
+        _log(f"The sessions of {person.name} cannot be looked at: {error}")
 
     made.go_on(failed)
     print(f"The studio is up: pid {os.getpid()}, {where}. Ctrl-C ends it; leases go on.", flush=True)
@@ -159,5 +172,28 @@ def _serve(home: Path, listening: socket.socket, where: str) -> None:
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
     )
-    with contextlib.suppress(KeyboardInterrupt):
-        Server(config).run(sockets=[listening])
+    server = Server(config)
+
+    async def serve() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_again, made, path)
+        await server.serve(sockets=[listening])
+
+    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(serve())
+
+
+def _read_again(studio: Studio, path: Path) -> None:
+    """What the file says now; with a mistake in it, or where it cannot be read, what held holds."""
+    try:
+        settings = _read(path)
+    except SubletError as error:
+        _log(f"The settings stay as they were: {error}")
+        return
+    said = changes(studio.settings, settings)
+    studio.apply(settings)
+    _log(f"{path} was read again: {' '.join(said) or 'nothing has changed.'}")
+
+
+def _log(sentence: str) -> None:
+    sys.stderr.write(f"{visible(sentence)}\n")
+    sys.stderr.flush()

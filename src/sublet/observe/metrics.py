@@ -118,6 +118,19 @@ class Spread:
         return HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
 
 
+def metrics_page(families: Callable[[], Iterator[Metric]]) -> bytes:
+    """The text that Prometheus reads."""
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.registry import Collector
+
+    class Page(Collector):
+        collect = staticmethod(families)
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Page())
+    return generate_latest(registry)
+
+
 class OfficeMetrics:
     """The counters, and the page."""
 
@@ -166,15 +179,7 @@ class OfficeMetrics:
 
     def page(self) -> bytes:
         """The text that Prometheus reads."""
-        from prometheus_client import CollectorRegistry, generate_latest
-        from prometheus_client.registry import Collector
-
-        class Page(Collector):
-            collect = staticmethod(self._families)
-
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(Page())
-        return generate_latest(registry)
+        return metrics_page(self._families)
 
     def _families(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

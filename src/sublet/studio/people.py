@@ -33,7 +33,7 @@ INVITE_PREFIX: Final = "sublet_invite_"
 FIRST_LABEL: Final = "main"
 """The label of a token for which none is said."""
 COOKIE_S: Final = 12 * 3600
-"""A browser is asked for the token again after this long."""
+"""A browser is asked for the token again after this long, where nothing else is said."""
 INVITE_S: Final = 14 * 86_400
 """An invite is good for this long where nothing else is said."""
 SECRET_BYTES: Final = 32
@@ -126,6 +126,11 @@ class People:
         with self._database.opened() as db:
             return [_person(row) for row in db.execute(f"{_PERSON} ORDER BY name")]
 
+    def count(self) -> int:
+        """How many there are."""
+        with self._database.opened() as db:
+            return int(db.execute("SELECT count(*) FROM person").fetchone()[0])
+
     def find(self, name: str) -> Person:
         """By name; raises ``NotFound``."""
         with self._database.opened() as db:
@@ -188,7 +193,7 @@ class People:
 
     # ---- browsers
 
-    def sign_in(self, token: str) -> str:
+    def sign_in(self, token: str, valid_s: float = COOKIE_S) -> str:
         """A cookie for a browser that shows this token; raises ``Unauthorized``."""
         found, secret = self._of_token(token)
         if not found.scope.is_all:
@@ -197,7 +202,7 @@ class People:
                 do="Sign in with one that has no limit (`sublet person token`).",
             )
         with self._database.changing() as db:
-            return self._insert_cookie(db, secret)
+            return self._insert_cookie(db, secret, valid_s)
 
     def sign_out(self, cookie: str) -> None:
         """The cookie opens nothing from then on."""
@@ -242,7 +247,7 @@ class People:
             row = db.execute("SELECT expires_ns FROM invite WHERE person = ?", (person.id,)).fetchone()
         return None if row is None else int(row[0])
 
-    def accept(self, invite: str) -> tuple[Person, str, str]:
+    def accept(self, invite: str, valid_s: float = COOKIE_S) -> tuple[Person, str, str]:
         """Who was invited, the first token, to be shown this once, and a cookie. The invite opens nothing more.
         Raises ``Unauthorized``."""
         digest = _hash(invite[:_SECRET_LENGTH_MAX])
@@ -264,7 +269,7 @@ class People:
             person = _person(row)
             db.execute("DELETE FROM invite WHERE person = ?", (person.id,))
             token = self._insert_token(db, person, FIRST_LABEL, None, Scope())
-            return person, token, self._insert_cookie(db, _hash(token))
+            return person, token, self._insert_cookie(db, _hash(token), valid_s)
 
     # ---- within
 
@@ -287,10 +292,10 @@ class People:
         db.execute("INSERT INTO token VALUES (?, ?, ?, ?, ?, ?)", row)
         return token
 
-    def _insert_cookie(self, db: sqlite3.Connection, token: str) -> str:
+    def _insert_cookie(self, db: sqlite3.Connection, token: str, valid_s: float) -> str:
         cookie, now_ns = _text(self._random(SECRET_BYTES)), self._wall_ns()
         db.execute("DELETE FROM cookie WHERE expires_ns <= ?", (now_ns,))
-        db.execute("INSERT INTO cookie VALUES (?, ?, ?)", (_hash(cookie), token, now_ns + COOKIE_S * NS_PER_S))
+        db.execute("INSERT INTO cookie VALUES (?, ?, ?)", (_hash(cookie), token, now_ns + round(valid_s * NS_PER_S)))
         return cookie
 
     def _insert_invite(self, db: sqlite3.Connection, person: Person, valid_s: float) -> str:

@@ -12,7 +12,9 @@ import functools
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +22,7 @@ from sublet.background import start_thread
 from sublet.client.fabric import Fabric, connect
 from sublet.client.lease import Lease
 from sublet.errors import Disconnected, InvalidRequest, QuotaExceeded, SubletError
+from sublet.studio.config import DEFAULTS, StudioSettings
 from sublet.studio.office import FabricOffice, open_sessions, sessions_folder
 from sublet.studio.overview import OfficeOverview
 from sublet.studio.people import OWNER_TENANT, People, Person
@@ -28,15 +31,10 @@ from sublet.studio.remote import PAGE
 from sublet.studio.sessions import Sessions, no_session
 from sublet.studio.states import SessionState
 from sublet.studio.views import Json, session_views
+from sublet.wire.http import Hello
 
 NAME: Final = "the studio"
 """What the holder of its requests is called in the records."""
-SESSIONS_MAX: Final = 100
-"""Sessions of one person that have not ended."""
-RECORDS_MAX: Final = 200_000
-"""Records of one person; a lease takes about four."""
-WAITING_MAX: Final = 1000
-"""Requests that wait at once, of all people; each has a thread."""
 ANSWER_S: Final = 1.0
 """So long an answer waits for what was asked for, before it says `waiting`."""
 PLACE_S: Final = 10.0
@@ -46,6 +44,10 @@ RETRY_S: Final = 1.0
 """Before a request is repeated that the office did not answer."""
 SHOWN_S: Final = 1.0
 """What the open pages of a person show is at most this old."""
+LOOKED_S: Final = 1.0
+"""So are its answers to those that watch it."""
+PROBE_S: Final = 2.0
+"""An office that has not answered by then is called away."""
 _ASKING: Final = (SessionState.WAITING, SessionState.OFFERED)
 _FOREVER: Final = float("inf")
 
@@ -59,12 +61,35 @@ class _Request:
         self.error: SubletError | None = None
 
 
+class Admission:
+    """What the settings allow now, and how many requests wait. Safe to use from several threads."""
+
+    def __init__(self, settings: StudioSettings) -> None:
+        self.settings = settings
+        """Replaced as a whole; whoever reads twice may see two."""
+        self._lock = threading.Lock()
+        self.waiting = 0
+        """Requests that wait now; each has a thread."""
+
+    def enter(self) -> None:
+        """One more waits; raises ``Disconnected`` where that are too many."""
+        with self._lock:
+            most = self.settings.waiting_max
+            if self.waiting >= most:
+                raise Disconnected(f"{most} requests of this studio wait already", do="Try again later.")
+            self.waiting += 1
+
+    def leave(self) -> None:
+        """One waits no more."""
+        with self._lock:
+            self.waiting -= 1
+
+
 class PersonSessions:
     """The sessions of one person. Safe to use from several threads."""
 
-    def __init__(self, fabric: Fabric, folder: Path, limit: threading.Semaphore) -> None:
-        """``limit`` has one permit for each request that may wait."""
-        self._fabric, self._limit = fabric, limit
+    def __init__(self, fabric: Fabric, folder: Path, admission: Admission) -> None:
+        self._fabric, self._admission = fabric, admission
         office = FabricOffice(fabric, bound=False)
         self._sessions: Sessions[Lease] = open_sessions(office, folder=folder, name=NAME)
         self._lock = threading.RLock()
@@ -83,6 +108,10 @@ class PersonSessions:
                 views = self.all(ended=True)
                 self._shown = (time.monotonic(), views)
             return views
+
+    def states(self) -> Counter[SessionState]:
+        """How many are in which state, by the records alone."""
+        return Counter(one.state for one in self._sessions.all())
 
     def one(self, text: str) -> Json:
         """By id or name."""
@@ -138,15 +167,17 @@ class PersonSessions:
 
     def add_record(self, entry: Entry) -> bool:
         """Append what a notebook of the person's has decided; False: another record came in between."""
-        if entry.seq > RECORDS_MAX:
-            raise QuotaExceeded(f"a person has at most {RECORDS_MAX} records", do="Ask the operator to add you anew.")
+        most = self._admission.settings.records_max
+        if entry.seq > most:
+            raise QuotaExceeded(f"a person has at most {most} records", do="Ask the operator to add you anew.")
         with self._lock:
             self._check_count(entry.record)
             return self._sessions.add(entry)
 
     def _check_count(self, record: Record) -> None:
-        if isinstance(record, Started) and sum(not one.is_over for one in self._sessions.all()) >= SESSIONS_MAX:
-            raise QuotaExceeded(f"a person has at most {SESSIONS_MAX} sessions", do="End some of them first.")
+        most = self._admission.settings.sessions_max
+        if isinstance(record, Started) and sum(not one.is_over for one in self._sessions.all()) >= most:
+            raise QuotaExceeded(f"a person has at most {most} sessions", do="End some of them first.")
 
     def go_on(self) -> None:
         """Repeat the requests of a process of the studio that is gone."""
@@ -182,8 +213,7 @@ class PersonSessions:
             known = self._requests.get(session.id)
             if known is not None:
                 return known
-            if not self._limit.acquire(blocking=False):
-                raise Disconnected(f"{WAITING_MAX} requests of this studio wait already", do="Try again later.")
+            self._admission.enter()
             made = self._requests[session.id] = _Request()
             try:
                 start_thread("studio_request", lambda: self._hold(session.id, made, wait_s))
@@ -211,7 +241,7 @@ class PersonSessions:
     def _over(self, ident: str) -> None:
         with self._lock:
             del self._requests[ident]
-        self._limit.release()
+        self._admission.leave()
 
     def _withdraw(self, ident: str) -> _Request | None:
         with self._lock:
@@ -221,16 +251,43 @@ class PersonSessions:
         return request
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """The studio at one moment, for those that watch it."""
+
+    wrong: Mapping[str, str]
+    """By part, why the studio is not ready to serve; empty: it is."""
+    people: int
+    sessions: Mapping[SessionState, int]
+    """Of the people who were looked up since the studio started."""
+    unreadable: int
+    """People whose sessions cannot be read."""
+    waiting: int
+    waiting_max: int
+
+
 class Studio:
     """All people and their sessions. Safe to use from several threads."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, settings: StudioSettings = DEFAULTS) -> None:
         self.people = People(sessions_folder(str(home)), wall_ns=time.time_ns, random=secrets.token_bytes)
         self._home = home
         self._lock = threading.Lock()
         self._fabrics: dict[str, Fabric] = {}
         self._known: dict[str, PersonSessions] = {}
-        self._limit = threading.Semaphore(WAITING_MAX)
+        self._admission = Admission(settings)
+        self._looking = threading.Lock()
+        self._looked: tuple[float, Condition] | None = None
+        self._probe: Fabric | None = None
+
+    @property
+    def settings(self) -> StudioSettings:
+        """What holds now."""
+        return self._admission.settings
+
+    def apply(self, settings: StudioSettings) -> None:
+        """They hold from the next request on. What exists and waits already goes on, also where it is more."""
+        self._admission.settings = settings
 
     def of(self, person: Person) -> PersonSessions:
         """The sessions of this person."""
@@ -242,7 +299,7 @@ class Studio:
                     fabric = self._fabrics[person.tenant] = connect(
                         home=self._home, for_tenant=person.tenant, bound=False
                     )
-                known = PersonSessions(fabric, person_folder(self._home, person), self._limit)
+                known = PersonSessions(fabric, person_folder(self._home, person), self._admission)
                 self._known[person.id] = known
             return known
 
@@ -250,6 +307,53 @@ class Studio:
     def office(self) -> OfficeOverview:
         """The whole office, for operators."""
         return OfficeOverview(connect(home=self._home, bound=False))
+
+    def condition(self) -> Condition:
+        """At most ``LOOKED_S`` old, or the last where another thread looks now: those who ask often cost no more, and
+        an office that does not answer takes one thread."""
+        if self._looking.acquire(blocking=self._looked is None):
+            try:
+                if self._looked is None or time.monotonic() - self._looked[0] > LOOKED_S:
+                    found = self._look()
+                    self._looked = (time.monotonic(), found)
+            finally:
+                self._looking.release()
+        assert self._looked is not None
+        return self._looked[1]
+
+    def _look(self) -> Condition:
+        wrong: dict[str, str] = {}
+        people: list[Person] = []
+        try:
+            people = self.people.all()
+        except SubletError as error:
+            wrong["people"] = error.message
+        try:
+            self._greet_office()
+        except SubletError as error:
+            wrong["office"] = error.message
+        sessions: Counter[SessionState] = Counter()
+        unreadable = 0
+        for person in people:
+            try:
+                known = self._known.get(person.id)
+                sessions += known.states() if known is not None else Counter()
+            except SubletError:
+                unreadable += 1
+        return Condition(
+            wrong=wrong,
+            people=len(people),
+            sessions=sessions,
+            unreadable=unreadable,
+            waiting=self._admission.waiting,
+            waiting_max=self.settings.waiting_max,
+        )
+
+    def _greet_office(self) -> None:
+        """Raise unless the office answers now. It is not started for that: who watches it is to see that it is away."""
+        if self._probe is None:
+            self._probe = connect(home=self._home, bound=False, start=False)
+        self._probe.request("GET", "/v1/hello", shape=Hello, timeout=PROBE_S)
 
     def go_on(self, failed: Callable[[Person, SubletError], object]) -> None:
         """Repeat the requests that waited when the studio ended last. A person whose tenant the office refuses keeps

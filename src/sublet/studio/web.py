@@ -24,6 +24,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -40,9 +41,11 @@ from sublet.errors import (
     SubletError,
     Unauthorized,
 )
+from sublet.observe.metrics import CONTENT_TYPE
 from sublet.studio import overview_page, page
+from sublet.studio.metrics import Counted, StudioMetrics
 from sublet.studio.overview import OfficeOverview
-from sublet.studio.people import COOKIE_S, NotSignedIn, Person, Scope, Token
+from sublet.studio.people import NotSignedIn, Person, Scope, Token
 from sublet.studio.records import Entry, Terms
 from sublet.studio.service import PersonSessions, Studio
 from sublet.studio.views import Json
@@ -51,8 +54,6 @@ from sublet.wire.http import ErrorBody, ErrorView
 
 BODY_MAX_BYTES: Final = 16 * 1024
 COOKIE: Final = "sublet_studio"
-LIVE_S: Final = 2.0
-"""An open page is told of a change after this long at most."""
 MODEL_MAX: Final = 100
 AUDIT_OF_MAX: Final = 100
 STATUS_OF: Final[Mapping[type[SubletError], int]] = {
@@ -133,6 +134,8 @@ def studio_app(studio: Studio) -> Starlette:
     web = _Web(studio)
     routes = [
         Route("/livez", _alive, methods=["GET"]),
+        Route("/readyz", web.ready, methods=["GET"]),
+        Route("/metrics", web.numbers, methods=["GET"]),
         Route("/v1/records", web.api(_records), methods=["GET"]),
         Route("/v1/records", web.api(_add_record), methods=["POST"]),
         Route("/v1/sessions", web.api(_list), methods=["GET"]),
@@ -160,7 +163,11 @@ def studio_app(studio: Studio) -> Starlette:
         Route("/studio.js", _file("studio.js", "text/javascript"), methods=["GET"]),
         Route("/join.js", _file("join.js", "text/javascript"), methods=["GET"]),
     ]
-    return Starlette(routes=routes, exception_handlers={Exception: _failed, HTTPException: _not_here})
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Counted, web.metrics)],
+        exception_handlers={Exception: _failed, HTTPException: _not_here},
+    )
 
 
 class _Ask:
@@ -330,7 +337,11 @@ def _clear(visit: _Visit, form: Mapping[str, str]) -> str | None:
 
 def _say(visit: _Visit, what: str) -> None:
     """In the log of the studio: the audit log of the office names the studio's owner as who did it."""
-    sys.stderr.write(f"Operator {visit.person.name} {what}.\n")
+    _log(f"Operator {visit.person.name} {what}.")
+
+
+def _log(sentence: str) -> None:
+    sys.stderr.write(f"{sentence}\n")
     sys.stderr.flush()
 
 
@@ -343,6 +354,33 @@ class _Web:
 
     def __init__(self, studio: Studio) -> None:
         self._studio = studio
+        self._failing: list[str] = []
+        self.metrics = StudioMetrics(studio)
+
+    # ---- for those that watch it
+
+    async def ready(self, request: Request) -> Response:
+        """Whether it can serve people now. The answer, which needs no token, names what fails; the log says why."""
+        wrong = (await run_in_threadpool(self._studio.condition)).wrong
+        failing = sorted(wrong)
+        if failing != self._failing:
+            self._failing = failing
+            said = "; ".join(f"{part}: {wrong[part]}" for part in failing)
+            _log(f"Not ready: {said}." if failing else "Ready again.")
+        return _json({"ok": not failing, "failing": failing}, 503 if failing else 200)
+
+    async def numbers(self, request: Request) -> Response:
+        """For Prometheus, which has an operator's token. To others there is nothing here."""
+        try:
+            return await run_in_threadpool(self._numbers, request)
+        except SubletError as error:
+            return _json(_error_body(error), _status(error))
+
+    def _numbers(self, request: Request) -> Response:
+        token = self._by_token(request)
+        if not token.person.is_operator or token.scope.session is not None:
+            raise _nothing_here()
+        return _seen(Response(self.metrics.page(), media_type=CONTENT_TYPE))
 
     # ---- the API
 
@@ -401,10 +439,13 @@ class _Web:
         try:
             _check_origin(request)
             form = _form(await _body(request))
-            cookie = await run_in_threadpool(self._studio.people.sign_in, form.get("token", "").strip())
+            token, valid_s = form.get("token", "").strip(), self._studio.settings.cookie_s
+            cookie = await run_in_threadpool(self._studio.people.sign_in, token, valid_s)
         except SubletError as error:
+            self.metrics.sign_ins.inc("refused")
             return _html(page.sign_in_page(error), _status(error))
-        return _with_cookie(_seen(RedirectResponse("/", 303)), request, cookie)
+        self.metrics.sign_ins.inc("accepted")
+        return _with_cookie(_seen(RedirectResponse("/", 303)), request, cookie, valid_s)
 
     async def ask_invite(self, request: Request) -> Response:
         return _html(page.join_page())
@@ -414,11 +455,13 @@ class _Web:
         try:
             _check_origin(request)
             form = _form(await _body(request))
-            invite = form.get("invite", "").strip()
-            person, token, cookie = await run_in_threadpool(self._studio.people.accept, invite)
+            invite, valid_s = form.get("invite", "").strip(), self._studio.settings.cookie_s
+            person, token, cookie = await run_in_threadpool(self._studio.people.accept, invite, valid_s)
         except SubletError as error:
+            self.metrics.sign_ins.inc("refused")
             return _html(page.join_page(error), _status(error))
-        return _with_cookie(_html(page.joined_page(person, token)), request, cookie)
+        self.metrics.sign_ins.inc("accepted")
+        return _with_cookie(_html(page.joined_page(person, token)), request, cookie, valid_s)
 
     def form(self, act: FormHandler, back: str = "/") -> Callable[[Request], Any]:
         """A route that takes a form of the page, and shows the page again."""
@@ -473,7 +516,7 @@ class _Web:
                 yield "".join(f"data: {line}\n" for line in part.splitlines()) + "\n"
             else:
                 yield ": as before\n\n"
-            await asyncio.sleep(LIVE_S)
+            await asyncio.sleep(self._studio.settings.update_s)
 
 
 # ---- within
@@ -532,9 +575,9 @@ def _check_scope(scope: Scope, request: Request, mine: PersonSessions) -> None:
         raise Unauthorized("this token opens one session and nothing else", do="Use one that opens all.")
 
 
-def _with_cookie(answer: Response, request: Request, cookie: str) -> Response:
+def _with_cookie(answer: Response, request: Request, cookie: str, valid_s: int) -> Response:
     is_tls = request.url.scheme == "https"
-    answer.set_cookie(COOKIE, cookie, max_age=COOKIE_S, httponly=True, samesite="strict", secure=is_tls)
+    answer.set_cookie(COOKIE, cookie, max_age=valid_s, httponly=True, samesite="strict", secure=is_tls)
     return answer
 
 

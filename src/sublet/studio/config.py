@@ -1,0 +1,205 @@
+"""The studio's settings: ``studio.toml`` in the state folder, or the file that ``--config`` names. Pure.
+
+Each key is declared once, with its default, its range and what it means (``KEYS``); the documentation's table and the
+commented example are compared with that. What does not depend on the socket is taken over without a restart.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from sublet import settings
+from sublet.errors import InvalidRequest
+from sublet.values import NS_PER_S, format_duration, shown
+
+FILE: Final = "studio.toml"
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+PORT: Final = 8320
+SOCKET_PATH_MAX: Final = 107
+"""Bytes that the kernel takes."""
+Value: TypeAlias = "int | str"
+
+
+class Unit(enum.StrEnum):
+    """How the value of a key is written."""
+
+    COUNT = "count"
+    """A whole number."""
+    SECONDS = "seconds"
+    """A duration as a text, ``"12h"``."""
+    ADDRESS = "address"
+    """A loopback address and a port, ``"127.0.0.1:8320"``."""
+    PATH = "path"
+    """Where a unix socket is made; from / on, since the studio may be started anywhere."""
+
+
+class Key(NamedTuple):
+    """One setting."""
+
+    table: str
+    name: str
+    unit: Unit
+    default: Value | None
+    """In seconds or pieces; None: it is not set."""
+    least: int
+    most: int
+    says: str
+    restart: bool = False
+    """It is read when the studio starts, and not again."""
+
+    @property
+    def path(self) -> str:
+        return f"{self.table}.{self.name}"
+
+    def shown(self, value: Value | None) -> str:
+        """As a person writes it, without quotation marks."""
+        if value is None:
+            return "not set"
+        return format_duration(int(value) * NS_PER_S).replace(" ", "") if self.unit is Unit.SECONDS else str(value)
+
+
+_DAY_S: Final = 86_400
+KEYS: Final[Mapping[str, Key]] = {
+    key.path: key
+    for key in (
+        Key("listen", "address", Unit.ADDRESS, f"127.0.0.1:{PORT}", 0, 0, "loopback address to listen on", True),
+        Key("listen", "socket", Unit.PATH, None, 0, 0, "unix socket to listen on, in place of an address", True),
+        Key("person", "sessions", Unit.COUNT, 100, 1, 10_000, "sessions of one person that have not ended"),
+        Key("person", "records", Unit.COUNT, 200_000, 1000, 10_000_000, "records of one person; a lease takes four"),
+        Key("person", "sign_in", Unit.SECONDS, 12 * 3600, 60, 30 * _DAY_S, "a browser is asked for its token again"),
+        Key("studio", "waiting", Unit.COUNT, 1000, 1, 10_000, "requests that wait at once, of all people"),
+        Key("studio", "update", Unit.SECONDS, 2, 1, 60, "an open page is told of a change after this long at most"),
+    )
+}
+_DO: Final = 'Write tables such as [person], and below them lines such as: sessions = 20, sign_in = "12h".'
+
+
+@dataclass(frozen=True, slots=True)
+class StudioSettings:
+    """What holds: the values of the file, and the defaults of the rest."""
+
+    given: Mapping[str, Value]
+
+    def value(self, path: str) -> Value | None:
+        return self.given.get(path, KEYS[path].default)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return parse_address(str(self.value("listen.address")))
+
+    @property
+    def socket(self) -> str | None:
+        path = self.value("listen.socket")
+        return None if path is None else str(path)
+
+    @property
+    def sessions_max(self) -> int:
+        return self._number("person.sessions")
+
+    @property
+    def records_max(self) -> int:
+        return self._number("person.records")
+
+    @property
+    def cookie_s(self) -> int:
+        return self._number("person.sign_in")
+
+    @property
+    def waiting_max(self) -> int:
+        return self._number("studio.waiting")
+
+    @property
+    def update_s(self) -> int:
+        return self._number("studio.update")
+
+    def _number(self, path: str) -> int:
+        return int(self.value(path) or 0)
+
+
+DEFAULTS: Final = StudioSettings({})
+
+
+def parse_config(text: str, name: str = FILE) -> StudioSettings:
+    """The settings of a file. Raises ``InvalidRequest``, which names file and line; nothing of a file with a mistake
+    in it is taken."""
+    given, lines = settings.read_tables(text, name, KEYS, _checked, do=_DO)
+    if "listen.address" in given and "listen.socket" in given:
+        line = max(lines["listen.address"], lines["listen.socket"])
+        raise InvalidRequest(
+            f"{name}:{line}: listen.address and listen.socket contradict each other", do="Keep one of them."
+        )
+    return StudioSettings(given)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of a loopback address."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if host not in LOOPBACK:
+        raise InvalidRequest(
+            f"{shown(text)} is not an address of this machine alone, and tokens would travel in the clear",
+            do="Use 127.0.0.1:PORT, and put a proxy that speaks TLS before it.",
+        )
+    if not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65535:
+        raise InvalidRequest(f"{shown(port)} is not a port", do="Use a number up to 65535; 0 takes a free one.")
+    return host, int(port)
+
+
+def changes(before: StudioSettings, now: StudioSettings) -> list[str]:
+    """What is otherwise now, one sentence for each key."""
+    said = []
+    for key in KEYS.values():
+        old, new = before.value(key.path), now.value(key.path)
+        if old != new:
+            later = ", from the next start on" if key.restart else ""
+            said.append(f"{key.path} is {key.shown(new)} now, and was {key.shown(old)}{later}.")
+    return said
+
+
+def _checked(key: Key, value: Any) -> Value:
+    match key.unit:
+        case Unit.COUNT:
+            return _in_range(key, settings.whole_number(key, value))
+        case Unit.SECONDS:
+            return _in_range(key, settings.duration_s(key, value))
+        case Unit.ADDRESS:
+            return _address(key, value)
+        case Unit.PATH:
+            return _socket_path(key, value)
+
+
+def _in_range(key: Key, found: int) -> int:
+    if not key.least <= found <= key.most:
+        raise InvalidRequest(
+            f"{key.path} = {key.shown(found) if abs(found) <= 10 * key.most else shown(found)} is out of range",
+            do=f"Give {key.shown(key.least)} to {key.shown(key.most)}: {key.says}.",
+        )
+    return found
+
+
+def _address(key: Key, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(
+            f"{key.path} = {shown(value)} is not an address", do=f'Write {key.name} = "127.0.0.1:{PORT}".'
+        )
+    try:
+        parse_address(value)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{key.path}: {error.message}", do=error.do) from error
+    return value
+
+
+def _socket_path(key: Key, value: Any) -> str:
+    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
+        raise InvalidRequest(
+            f"{key.path} = {shown(value)} is not a whole path",
+            do=f'Write it from / on: {key.name} = "/run/studio.sock".',
+        )
+    if len(value.encode()) > SOCKET_PATH_MAX:
+        raise InvalidRequest(
+            f"{key.path} has more than {SOCKET_PATH_MAX} bytes, which is all that the kernel takes", do="Shorten it."
+        )
+    return value
