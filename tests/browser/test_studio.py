@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import sublet
+from sublet.studio.office import sessions_folder
+from sublet.studio.plan import Plan, Queue, save_plan
 from tests.browser.lab import PATIENCE_MS, PICTURES
 from tests.integration.office_stage import office_stage
 from tests.integration.studio_stage import StudioStage, studio_stage
@@ -125,7 +127,7 @@ def test_the_page_on_a_phone_in_the_dark_without_scripts(studio: StudioStage) ->
 def test_an_operator_at_the_page_of_the_office(studio: StudioStage) -> None:
     """It changes by itself; a drain is asked about. In the dark, on a phone, nothing but tables is wider."""
     cora = studio.member("cora", "physics")
-    studio.people.set_operator("cora", True)
+    studio.people.set_role("cora", operator=True)
     dan = studio.member("dan", "physics")
     with browser() as page, sublet.connect(home=studio.home) as owner:
         page.goto(studio.address)
@@ -152,6 +154,40 @@ def test_an_operator_at_the_page_of_the_office(studio: StudioStage) -> None:
         page.keyboard.press("Enter")
         page.get_by_role("cell", name="tenant_set").first.wait_for()
         picture(page, "studio-office-audit")
+
+
+def test_a_teacher_at_the_page_of_the_course(studio: StudioStage) -> None:
+    """It changes by itself. In the dark, on a phone, nothing but tables is wider."""
+    ask = studio.office.office.ask
+    assert ask("POST", "/v1/groups", {"id": "ml1", "weight": 3, "floor": 1}).status == 201
+    studio.tenant("class")
+    assert ask("PATCH", "/v1/tenants/class", {"group": "ml1"}).status == 200
+    reserved = {"group": "ml1", "gpus": 1, "when": "Tue 10:00-12:00", "zone": "UTC"}
+    assert ask("POST", "/v1/reservations", reserved).status == 201
+    lines = [Queue(gpus=8, at_once=0.991, median_s=0, p95_s=70, longest=9)]
+    lines.append(Queue(gpus=7, at_once=0.94, median_s=0, p95_s=310, longest=31))
+    plan = Plan(made_at="2026-03-01T10:00:00Z", now=lines[0], less=lines[1])
+    save_plan(sessions_folder(str(studio.home)), "ml1", plan)
+    members = [studio.member(name, "class") for name in ("hal", "ida", "jon")]
+    teacher = studio.member("tea", "physics")
+    studio.people.set_role("tea", teaches=["ml1"])
+    with browser() as page:
+        page.goto(studio.address)
+        page.get_by_label("Your token").fill(teacher.token)
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="Course ml1").click()
+        page.get_by_text("No member of the course has a GPU").wait_for()
+        members[0].done("POST", "/v1/sessions", {"name": "lab-1", "vram": 12 << 30})
+        page.get_by_text("1 with a GPU").wait_for()
+        members[1].done("POST", "/v1/sessions", {"name": "lab-1", "vram": 12 << 30})
+        page.get_by_text("1 waiting").wait_for()
+        picture(page, "studio-course")
+        page.set_viewport_size({"width": 360, "height": 740})
+        page.emulate_media(color_scheme="dark")
+        picture(page, "studio-course-phone")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    for one in members[:2]:
+        one.done("POST", "/v1/sessions/lab-1/end", {"now": True})
 
 
 def test_an_invite_is_put_into_the_form_and_not_kept_in_the_address(studio: StudioStage) -> None:

@@ -838,7 +838,7 @@ def test_only_an_operator_acts_for_a_tenant(studio: StudioStage) -> None:
 @pytest.fixture(scope="module")
 def operator(studio: StudioStage) -> Member:
     made = studio.member("olga", "physics")
-    studio.people.set_operator("olga", True)
+    studio.people.set_role("olga", operator=True)
     return made
 
 
@@ -879,11 +879,11 @@ def test_the_office_is_for_operators_alone_from_one_request_to_the_next(
     assert operator_node(studio, "state") == "up"
     assert Browser(studio).look("/office").headers["location"] == "/sign-in"
     assert other.look("/office").status == 200
-    studio.people.set_operator("olga", False)
+    studio.people.set_role("olga", operator=False)
     try:
         assert other.look("/office").status == 404
     finally:
-        studio.people.set_operator("olga", True)
+        studio.people.set_role("olga", operator=True)
 
 
 def test_a_drain_is_asked_about_and_undone(studio: StudioStage, operator: Member) -> None:
@@ -910,6 +910,70 @@ def test_a_drain_is_asked_about_and_undone(studio: StudioStage, operator: Member
     found = as_text(browser.look("/office/audit"))
     assert "NodeDrained" in found or "drain" in found.lower()
     assert "No such records." in browser.look("/office/audit?of=%3Cscript%3E").text
+
+
+# ---- the teachers' page
+
+
+def test_a_teacher_sees_the_course_and_nothing_else(
+    studio: StudioStage,
+    ana: Member,
+    bob: Member,
+    operator: Member,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """From one request to the next. To a member, and for another group, the page is not there; operators see each."""
+    monkeypatch.setenv("SUBLET_HOME", str(studio.home))
+    ask = studio.office.office.ask
+    for group in ("ml1", "ml2"):
+        assert ask("POST", "/v1/groups", {"id": group, "weight": 3}).status == 201
+    assert ask("PATCH", "/v1/tenants/biology", {"group": "ml1"}).status == 200
+    tea = studio.member("tea", "physics")
+    browser, never = tea.browser(), bob.browser().look("/nothing").text
+    assert (browser.look("/course/ml1").status, browser.look("/course/ml1").text) == (404, never)
+    assert main(["person", "set", "tea", "--teacher", "nothing"]) != 0
+    assert "there is no group nothing" in capsys.readouterr().err
+    assert main(["person", "set", "tea"]) == 2
+    assert main(["person", "set", "tea", "--teacher", "ml1", "--operator"]) == 2
+    assert studio.people.find("tea").teaches == ()
+    assert main(["person", "set", "tea", "--teacher", "ml1"]) == 0
+    assert main(["person", "ls"]) == 0
+    assert "tea (teacher of ml1)" in capsys.readouterr().out
+    words = ["simulate", "--sessions", "4", "--days", "1", "--gpus", "2", "--save", "ml1", "--json"]
+    try:
+        assert '<a href="/course/ml1">Course ml1</a>' in browser.look().text
+        assert main(words) == 0
+        with devices_held(studio):
+            hers, his = start(ana, "secret", "waiting"), start(bob, "lab-1", "waiting")
+            page = until_shown(browser, his["reason"], "/course/ml1")
+            shown = as_text(page)
+            assert "1 member; 0 with a GPU, 1 waiting." in shown
+            assert re.search(r"Waiting .* \d bob 1GiB of gpu; tier interactive .* UTC", shown)
+            assert re.search(r"2 \d+\.\d% of cells .* 1 \d+\.\d% of cells .* As planned on \d{4}-", shown)
+            assert "ana" not in re.findall(r"<td>([^<]*)", page.text)
+            assert hers["id"] not in page.text
+            told = studio.ask("GET", "/course/ml2/live", None, {"cookie": browser.cookie})
+            assert told.status == 404
+        until("it is granted", lambda: bob.state("lab-1") == "active")
+        page = until_shown(browser, "1 with a GPU", "/course/ml1")
+        assert re.search(r"With a GPU .* bob 1GiB of gpu", as_text(page))
+        for path in ("/course/ml2", "/course/nothing", "/office"):
+            assert (browser.look(path).status, browser.look(path).text) == (404, never), path
+        assert bob.browser().look("/course/ml1").status == 404
+        assert Browser(studio).look("/course/ml1").headers["location"] == "/sign-in"
+        assert operator.browser().look("/course/ml2").status == 200
+        assert operator.browser().look("/course/nothing").status == 404
+        assert main(["person", "set", "tea", "--member"]) == 0
+        assert browser.look("/course/ml1").status == 404
+    finally:
+        studio.people.remove("tea")
+        for one in (ana, bob):
+            for session in one.done("GET", "/v1/sessions"):
+                one.done("POST", f"/v1/sessions/{session['id']}/end", {"now": True})
+        assert ask("PATCH", "/v1/tenants/biology", {"group": "default"}).status == 200
+        for group in ("ml1", "ml2"):
+            assert ask("POST", f"/v1/groups/{group}/remove", {}).status == 200
 
 
 def operator_node(studio: StudioStage, what: str = "id") -> str:

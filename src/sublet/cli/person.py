@@ -12,7 +12,7 @@ from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, duration, name
 from sublet.cli.show import Json, document, plural, table, visible
 from sublet.client.home import home_dir
-from sublet.errors import InvalidRequest
+from sublet.errors import InvalidRequest, NotFound
 from sublet.invocation import typeable
 
 if TYPE_CHECKING:
@@ -160,22 +160,33 @@ def change(
     *,
     person: _Name,
     operator: Annotated[bool, Opt("--operator", help="Let the person see the office and act on it.")] = False,
+    teacher: Annotated[
+        list[str],
+        Opt("--teacher", metavar="GROUP", parse=name, help="Let the person see the members of a group. Repeatable."),
+    ] = [],  # noqa: B006 - never changed, as for every command
     member: Annotated[bool, Opt("--member", help="Let the person see only sessions of their own.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Change what a person of the studio may do, from the next request on.
 
     An operator sees devices, queue, leases, tenants and the audit log on the page, and may drain a node or clear a
-    quarantined device there. Each person is a member at first.
+    quarantined device there. A teacher sees who of the groups has a GPU or waits for one, and what is reserved. Each
+    person is a member at first.
     """
-    if operator == member:
-        raise UsageError("one of --operator and --member is needed", do="Give one of them.")
+    if sum((operator, bool(teacher), member)) != 1:
+        raise UsageError("one of --operator, --teacher and --member is needed", do="Give one of them.")
+    if teacher:
+        known = [one["id"] for one in Office.listing("/v1/groups")]
+        for group in teacher:
+            if group not in known:
+                raise NotFound(f"there is no group {group}", do="`sublet group ls` lists them.")
     people = _people()
-    people.set_operator(person, operator)
+    people.set_role(person, operator=operator, teaches=teacher)
     if as_json:
         document(_view(people, people.find(person)))
     else:
-        print(f"Person {person} is {'an operator' if operator else 'a member'}.")
+        role = f"a teacher of {', '.join(sorted(set(teacher)))}" if teacher else "a member"
+        print(f"Person {person} is {'an operator' if operator else role}.")
     return DONE
 
 
@@ -273,12 +284,15 @@ def _view(people: People, person: Person) -> Json:
         "name": person.name,
         "tenant": person.tenant,
         "operator": person.is_operator,
+        "teaches": list(person.teaches),
         "tokens": [_token_view(one) for one in people.tokens(person)],
         "invited_until": _moment(people.invited_until_ns(person)),
     }
 
 
 def _called(view: Json) -> str:
+    if view["teaches"]:
+        return f"{view['name']} (teacher of {', '.join(view['teaches'])})"
     return f"{view['name']} (operator)" if view["operator"] else str(view["name"])
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from sublet.cli.declare import Opt, UsageError
 from sublet.cli.exits import DONE
-from sublet.cli.parsing import AsJson, count, size
-from sublet.cli.show import document, plural, table
+from sublet.cli.parsing import AsJson, count, name, size
+from sublet.cli.show import document, plural, table, visible
 from sublet.errors import InvalidRequest
 from sublet.values import GIB
 
@@ -96,12 +96,22 @@ def simulate(
         str | None, Opt("--rates", metavar="FILE", help="A rates.toml, for the cost of what is held.")
     ] = None,
     svg: Annotated[str | None, Opt("--svg", metavar="FOLDER", help="Folder for plots as SVG files.")] = None,
+    save: Annotated[
+        str | None,
+        Opt(
+            "--save",
+            metavar="GROUP",
+            parse=name,
+            help="Group of this machine's office whose teachers see it, with the queue of one GPU less.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Run a workload on simulated GPUs, with the office's own ledger.
 
     It answers how many GPUs are needed, and what leases save beside sessions that hold theirs, idle cullers and batch
-    queues. No office is asked or changed. What is assumed is printed.
+    queues. No office is asked or changed. What is assumed is printed. With `--save` the page of the studio shows it to
+    the teachers of a group.
     """
     from sublet.simulate import replay, workload
 
@@ -155,6 +165,8 @@ def simulate(
     assumed = plan.assumptions(gpus, results[0], course=course is not None, resampled=recorded and answer is not None)
     if journal is not None:
         assumed.append("requests come when they came, each on its own, whatever became of those before them")
+    if save is not None:
+        _save(save, results[0], plan.with_one_less(gpus, seed))
     prices = _rates(rates)
     if svg is not None:
         _draw(Path(svg), results, answer)
@@ -190,6 +202,12 @@ class _Plan:
         if self.has_second:
             found.append(self._run(sessions, hardware, self.policies[1], f"{gpus} GPUs, second policy"))
         return [*found, *(run_peer(peer, sessions, hardware) for peer in PEERS)]
+
+    def with_one_less(self, gpus: int, seed: int) -> Result | None:
+        """The first policy with a GPU taken away; None where that leaves none."""
+        if gpus == 1:
+            return None
+        return self._run(self.sessions_of(seed), self.hardware(gpus - 1), self.policies[0], f"{gpus - 1} GPUs")
 
     def find(self, text: str, most: int | None, seeds: Sequence[int]) -> Answer:
         from sublet.simulate.find import find, late, parse_goal
@@ -300,6 +318,27 @@ def _curve(answer: Answer) -> list[str]:
     if answer.exceptions:
         said += f" So would {', '.join(map(str, answer.exceptions))} be, but not all counts between."
     return [table(heads, rows, right=heads[:3]), "", said]
+
+
+def _save(group: str, ours: Result, less: Result | None) -> None:
+    """For the page of the group's teachers."""
+    from sublet.lease.value import rfc3339
+    from sublet.studio.office import sessions_folder
+    from sublet.studio.plan import Plan, Queue, save_plan
+
+    def queue(result: Result) -> Queue:
+        longest = max((most for _, _, most in result.queue()), default=0)
+        return Queue(
+            gpus=result.gpus,
+            at_once=result.at_once,
+            median_s=result.wait_s(0.5),
+            p95_s=result.wait_s(0.95),
+            longest=longest,
+        )
+
+    plan = Plan(made_at=rfc3339(time.time_ns()), now=queue(ours), less=None if less is None else queue(less))
+    path = save_plan(sessions_folder(), group, plan)
+    sys.stderr.write(f"Saved to {visible(str(path))}.\n")
 
 
 def _draw(folder: Path, results: Sequence[Result], answer: Answer | None) -> None:

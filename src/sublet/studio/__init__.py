@@ -7,7 +7,8 @@
 # a studio keeps) · sessions (what is done with them, step by step) · office (the public API, as sessions use it) ·
 # views (sessions as documents) · drawing (the table in the docs). For many people: people (who, and their tokens) ·
 # roster (a list of them) · service (the sessions of each) · overview (the office, for operators) · web (the API and the
-# pages over HTTP) · page and overview_page (the pages as text).
+# pages over HTTP) · page, overview_page and course_page (the pages as text) · plan (what the planner found for a
+# course) · config (its settings) · metrics (its numbers).
 
 from __future__ import annotations
 

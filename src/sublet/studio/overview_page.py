@@ -45,23 +45,21 @@ def overview_part(seen: Overview, form: str) -> str:
         tag("h2", "Office"),
         tag("p", _summary(seen)),
         *(tag("p", text, class_="error", role="alert") for text in _troubles(seen)),
-        *_section("In quarantine", [_fence(fence, form) for fence in seen.fences]),
+        *section("In quarantine", [_fence(fence, form) for fence in seen.fences]),
         _timeline(seen),
-        *_section("Devices", _table(("Device", "State", "Free", "Leases"), map(_device, seen.status.devices))),
-        *_section(
-            "Queue", _table(("Place", "Tenant", "Asks for", "Waits since", "Estimate", "Why"), map(_place, seen.queue))
+        *section("Devices", table(("Device", "State", "Free", "Leases"), map(_device, seen.status.devices))),
+        *section(
+            "Queue", table(("Place", "Tenant", "Asks for", "Waits since", "Estimate", "Why"), map(_place, seen.queue))
         ),
-        *_section("Leases", _table(("Lease", "Tenant", "Has", "Tier", "Since", "Left"), _leases(seen.leases))),
-        *_section(
+        *section("Leases", table(("Lease", "Tenant", "Has", "Tier", "Since", "Left"), _leases(seen.leases))),
+        *section(
             "Groups",
-            _table(("Group", "Weight", "Share", "GPUs", "Floor", "Ceiling", "Waiting"), map(_group, seen.groups)),
+            table(("Group", "Weight", "Share", "GPUs", "Floor", "Ceiling", "Waiting"), map(_group, seen.groups)),
         ),
-        *_section(
-            "Tenants", _table(("Tenant", "Group", "Weight", "Share", "Leases", "Waiting"), _tenants(seen.tenants))
-        ),
-        *_section(
+        *section("Tenants", table(("Tenant", "Group", "Weight", "Share", "Leases", "Waiting"), _tenants(seen.tenants))),
+        *section(
             "Reservations",
-            _table(("Reservation", "Group", "GPUs", "When", "State", "Next"), map(_reservation, seen.reservations)),
+            table(("Reservation", "Group", "GPUs", "When", "State", "Next"), map(reservation_row, seen.reservations)),
         ),
         tag("h2", "Nodes"),
         *(_node(seen, node.id, node.state, form) for node in seen.status.nodes),
@@ -82,7 +80,7 @@ def audit_page(person: Person, of: str, entries: Sequence[AuditEntry], form: str
         class_="sign-in",
     )
     none = tag("p", "No such records." if of else "No records yet.", class_="none")
-    found = _table(("Number", "At", "By", "What", "Of"), map(_record, entries)) or [none]
+    found = table(("Number", "At", "By", "What", "Of"), map(_record, entries)) or [none]
     return whole_page(
         header(person, form, (("Office", "/office"),)), tag("main", tag("h2", "Audit log"), search, *found)
     )
@@ -100,11 +98,11 @@ def ask_page(person: Person, form: str, question: str, button: str, path: str, *
 
 def _summary(seen: Overview) -> str:
     status = seen.status
-    said = f"{_many(status.live, 'live lease')}, {status.queued} waiting, {status.quarantined} in quarantine."
+    said = f"{many(status.live, 'live lease')}, {status.queued} waiting, {status.quarantined} in quarantine."
     if status.estimates is not None:
         error = format_duration(round(status.estimates.p90_error) * NS_PER_S)
         said += (
-            f" Of the last {_many(status.estimates.requests, 'request')} that waited, nine tenths were granted within "
+            f" Of the last {many(status.estimates.requests, 'request')} that waited, nine tenths were granted within "
             f"{error} of their estimate."
         )
     return said
@@ -118,12 +116,12 @@ def _troubles(seen: Overview) -> Iterable[str]:
         yield f"No new lease is granted: {seen.status.disk_short}."
 
 
-def _section(title: str, parts: Sequence[Html]) -> Sequence[Html]:
+def section(title: str, parts: Sequence[Html]) -> Sequence[Html]:
     """A heading and what is below it; nothing where there is nothing to show."""
     return [tag("h2", title), *parts] if parts else ()
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Sequence[Html]:
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Sequence[Html]:
     made = [tag("tr", *(tag("td", cell) for cell in row)) for row in rows]
     if not made:
         return ()
@@ -169,7 +167,7 @@ def _device(device: DeviceView) -> Sequence[str]:
 def _place(place: PlaceAnswer) -> Sequence[str]:
     estimate = "not known" if place.estimate is None else about(place.estimate)
     lease = place.lease
-    return str(place.position), lease.tenant, _wants(lease), moment(lease.asked_at), estimate, place.reason
+    return str(place.position), lease.tenant, wants(lease), moment(lease.asked_at), estimate, place.reason
 
 
 def _leases(leases: Sequence[LeaseView]) -> Iterable[Sequence[str]]:
@@ -203,7 +201,7 @@ def _tenants(tenants: Sequence[TenantView]) -> Iterable[Sequence[str]]:
         yield f"and {len(ordered) - TENANTS_SHOWN} more", "", "", "", "", ""
 
 
-def _reservation(one: ReservationView) -> Sequence[str]:
+def reservation_row(one: ReservationView) -> Sequence[str]:
     following = moment(one.times[0].begins_at) if one.times else "-"
     state = f"{one.state}, {one.ready} of {len(one.devices)} ready" if one.devices else one.state
     return one.id, one.group, str(one.gpus), f"{one.when} ({one.zone})", state, following
@@ -218,7 +216,7 @@ def _node(seen: Overview, node: str, state: str, form: str) -> Html:
     return tag(
         "article",
         tag("h3", node, " ", tag("span", state, class_=f"state {state}")),
-        *((tag("p", f"{_many(here, 'live lease')} here", class_="dim"),) if here else ()),
+        *((tag("p", f"{many(here, 'live lease')} here", class_="dim"),) if here else ()),
         tag("div", form_of("/office/drain", form, button, **hidden), class_="buttons"),
     )
 
@@ -304,7 +302,7 @@ def _named(device: DeviceView) -> str:
     return f"{device.id} ({'host device, no GPU' if device.host else device.model or 'GPU'})"
 
 
-def _wants(lease: LeaseView) -> str:
+def wants(lease: LeaseView) -> str:
     said = []
     for want in lease.wants:
         one = f"{_amount(want.kind, want.amount)} of {want.kind}"
@@ -313,8 +311,9 @@ def _wants(lease: LeaseView) -> str:
 
 
 def _amount(kind: str, amount: int) -> str:
-    return _many(amount, "core") if kind == Kind.CPU else format_size(amount)
+    return many(amount, "core") if kind == Kind.CPU else format_size(amount)
 
 
-def _many(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def many(number: float, noun: str) -> str:
+    said = f"{number:g}" if isinstance(number, float) else str(number)
+    return f"{said} {noun}" if number == 1 else f"{said} {noun}s"

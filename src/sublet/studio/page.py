@@ -37,7 +37,8 @@ def tag(element: str, *children: str, **attributes: str) -> Html:
 
 def sessions_page(person: Person, views: Sequence[Json], form: str) -> str:
     """The person's page. ``form`` is the token of its forms."""
-    links = (("Office", "/office"),) if person.is_operator else ()
+    courses = [(f"Course {group}", f"/course/{group}") for group in person.teaches]
+    links = [*((("Office", "/office"),) if person.is_operator else ()), *courses]
     return live_page(person, form, sessions_part(views, form), _start_form(form), live="/live", links=links)
 
 

@@ -26,6 +26,8 @@ from sublet.values import NS_PER_S, valid_name
 PEOPLE_MAX: Final = 10_000
 TOKENS_MAX: Final = 20
 """Tokens of one person."""
+COURSES_MAX: Final = 20
+"""Groups of one teacher."""
 OWNER_TENANT: Final = "local"
 """The tenant of the office's owner. Its sessions are those of `sublet session`, so it has one person at most."""
 TOKEN_PREFIX: Final = "sublet_studio_"
@@ -65,11 +67,24 @@ CREATE TABLE invite (
     expires_ns INTEGER NOT NULL
 ) STRICT;
 """
+_TEACHES: Final = """
+CREATE TABLE teaches (
+    person TEXT NOT NULL REFERENCES person ON DELETE CASCADE,
+    course TEXT NOT NULL,
+    PRIMARY KEY (person, course)
+) STRICT
+"""
+_UPGRADES: Final = {1: (_TEACHES,)}
+_COLUMNS: Final = (
+    "person.id, person.name, person.tenant, person.operator, "
+    "(SELECT group_concat(course, ' ') FROM teaches WHERE teaches.person = person.id)"
+)
+"""Of a person; names of groups have no spaces."""
 _TOKEN: Final = (
     "token.secret, token.label, token.expires_ns, token.read_only, token.session, "
-    "person.id, person.name, person.tenant, person.operator FROM token JOIN person ON person.id = token.person"
+    f"{_COLUMNS} FROM token JOIN person ON person.id = token.person"
 )
-_PERSON: Final = "SELECT id, name, tenant, operator FROM person"
+_PERSON: Final = f"SELECT {_COLUMNS} FROM person"
 
 
 class NotSignedIn(Unauthorized):
@@ -86,6 +101,8 @@ class Person:
     tenant: str
     is_operator: bool = False
     """Whether the person sees the whole office, and may drain nodes and clear quarantined devices."""
+    teaches: tuple[str, ...] = ()
+    """Groups of the office whose members the person sees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +133,13 @@ class People:
     """All people of one studio. Safe to use from several threads and processes."""
 
     def __init__(self, folder: Path, *, wall_ns: Callable[[], int], random: Callable[[int], bytes]) -> None:
-        self._database = Database(folder / "people.db", _SCHEMA, version=1, what="the people of the studio")
+        self._database = Database(
+            folder / "people.db",
+            f"{_SCHEMA}{_TEACHES};",
+            version=2,
+            what="the people of the studio",
+            upgrades=_UPGRADES,
+        )
         self._wall_ns, self._random = wall_ns, random
 
     # ---- who there is
@@ -146,11 +169,16 @@ class People:
             _insert(db, made)
         return made
 
-    def set_operator(self, name: str, is_operator: bool) -> None:
-        """Whether the person is an operator, from the next request on."""
+    def set_role(self, name: str, *, operator: bool = False, teaches: Sequence[str] = ()) -> None:
+        """An operator, a teacher of these groups, or else a member, from the next request on."""
         person = self.find(name)
+        courses = sorted({valid_name(one, "group name") for one in teaches})
+        if len(courses) > COURSES_MAX:
+            raise InvalidRequest(f"a person teaches at most {COURSES_MAX} groups", do="Name fewer.")
         with self._database.changing() as db:
-            db.execute("UPDATE person SET operator = ? WHERE id = ?", (int(is_operator), person.id))
+            db.execute("UPDATE person SET operator = ? WHERE id = ?", (int(operator), person.id))
+            db.execute("DELETE FROM teaches WHERE person = ?", (person.id,))
+            db.executemany("INSERT INTO teaches VALUES (?, ?)", [(person.id, one) for one in courses])
 
     def remove(self, name: str) -> None:
         """Tokens, cookies and invite open nothing from then on."""
@@ -253,16 +281,16 @@ class People:
         digest = _hash(invite[:_SECRET_LENGTH_MAX])
         with self._database.changing() as db:
             row = db.execute(
-                "SELECT person.id, person.name, person.tenant, person.operator, invite.secret, invite.expires_ns "
-                "FROM invite JOIN person ON person.id = invite.person WHERE invite.secret = ?",
+                f"SELECT {_COLUMNS}, invite.secret, invite.expires_ns FROM invite "
+                "JOIN person ON person.id = invite.person WHERE invite.secret = ?",
                 (digest,),
             ).fetchone()
-            if row is None or not hmac.compare_digest(digest, row[4]):
+            if row is None or not hmac.compare_digest(digest, row[5]):
                 raise Unauthorized(
                     "the invite is not known here, or was used already",
                     do="Sign in with your token; if you have none, ask the operator for another invite.",
                 )
-            if row[5] <= self._wall_ns():
+            if row[6] <= self._wall_ns():
                 raise Unauthorized(
                     "the invite has expired", do="Ask the operator for another (`sublet person invite`)."
                 )
@@ -334,8 +362,9 @@ def _insert(db: sqlite3.Connection, person: Person) -> None:
 
 
 def _person(row: tuple[Any, ...]) -> Person:
-    ident, name, tenant, operator = row[:4]
-    return Person(id=ident, name=name, tenant=tenant, is_operator=bool(operator))
+    ident, name, tenant, operator, teaches = row[:5]
+    courses = tuple(sorted((teaches or "").split()))
+    return Person(id=ident, name=name, tenant=tenant, is_operator=bool(operator), teaches=courses)
 
 
 def _token(row: tuple[Any, ...]) -> Token:

@@ -8,12 +8,13 @@ that is on record, which the office answers once. Leases go on without it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,15 +24,18 @@ from sublet.client.fabric import Fabric, connect
 from sublet.client.lease import Lease
 from sublet.errors import Disconnected, InvalidRequest, QuotaExceeded, SubletError
 from sublet.studio.config import DEFAULTS, StudioSettings
+from sublet.studio.course_page import Course, group_of
 from sublet.studio.office import FabricOffice, open_sessions, sessions_folder
 from sublet.studio.overview import OfficeOverview
 from sublet.studio.people import OWNER_TENANT, People, Person
+from sublet.studio.plan import Plan, last_plan
 from sublet.studio.records import Entry, Record, Session, Started, Terms
 from sublet.studio.remote import PAGE
 from sublet.studio.sessions import Sessions, no_session
 from sublet.studio.states import SessionState
 from sublet.studio.views import Json, session_views
 from sublet.wire.http import Hello
+from sublet.wire.http_views import SESSION_LABEL
 
 NAME: Final = "the studio"
 """What the holder of its requests is called in the records."""
@@ -46,6 +50,8 @@ SHOWN_S: Final = 1.0
 """What the open pages of a person show is at most this old."""
 LOOKED_S: Final = 1.0
 """So are its answers to those that watch it."""
+OWNERS_MAX: Final = 20_000
+"""Sessions whose owner is remembered."""
 PROBE_S: Final = 2.0
 """An office that has not answered by then is called away."""
 _ASKING: Final = (SessionState.WAITING, SessionState.OFFERED)
@@ -112,6 +118,10 @@ class PersonSessions:
     def states(self) -> Counter[SessionState]:
         """How many are in which state, by the records alone."""
         return Counter(one.state for one in self._sessions.all())
+
+    def has(self, ident: str) -> bool:
+        """Whether the session of this id is the person's, by the records alone."""
+        return any(one.id == ident for one in self._sessions.all())
 
     def one(self, text: str) -> Json:
         """By id or name."""
@@ -279,6 +289,7 @@ class Studio:
         self._looking = threading.Lock()
         self._looked: tuple[float, Condition] | None = None
         self._probe: Fabric | None = None
+        self._owners: dict[str, str] = {}
 
     @property
     def settings(self) -> StudioSettings:
@@ -307,6 +318,35 @@ class Studio:
     def office(self) -> OfficeOverview:
         """The whole office, for operators."""
         return OfficeOverview(connect(home=self._home, bound=False))
+
+    def course(self, group: str) -> Course:
+        """A group of the office, for its teachers; raises ``NotFound``."""
+        seen = self.office.shown()
+        tenants = frozenset(group_of(seen, group).tenants)
+        members = [one for one in self.people.all() if one.tenant in tenants]
+        owners: dict[str, str] = {}
+        for lease in seen.leases:
+            if lease.tenant in tenants and lease.end is None and (ident := lease.labels.get(SESSION_LABEL)):
+                owners[ident] = self._owner(ident, [one for one in members if one.tenant == lease.tenant])
+        try:
+            plan: Plan | SubletError | None = last_plan(sessions_folder(str(self._home)), group)
+        except SubletError as error:
+            plan = error
+        return Course(group=group, seen=seen, members=members, owners=owners, plan=plan)
+
+    def _owner(self, ident: str, people: Sequence[Person]) -> str:
+        """Whose session this is; empty where it is none of theirs. It does not change."""
+        if ident not in self._owners:
+            found = ""
+            for person in people:
+                with contextlib.suppress(SubletError):
+                    if self.of(person).has(ident):
+                        found = person.name
+                        break
+            if len(self._owners) >= OWNERS_MAX:
+                self._owners.clear()
+            self._owners[ident] = found
+        return self._owners[ident]
 
     def condition(self) -> Condition:
         """At most ``LOOKED_S`` old, or the last where another thread looks now: those who ask often cost no more, and

@@ -12,7 +12,7 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -28,6 +28,7 @@ DATABASE: Final = "sessions.db"
 BUSY_S: Final = 10.0
 """How long another process may keep the database to itself; it takes milliseconds."""
 CHECK_BYTES: Final = 16
+NO_UPGRADES: Final[Mapping[int, Sequence[str]]] = {}
 _SCHEMA: Final = """
 CREATE TABLE record (
     seq INTEGER PRIMARY KEY,
@@ -52,10 +53,12 @@ class Store(Protocol):
 class Database:
     """A SQLite file in a folder of its user's, which any process of that user may open."""
 
-    def __init__(self, path: Path, schema: str, *, version: int, what: str) -> None:
-        """``what`` it holds, for messages."""
+    def __init__(
+        self, path: Path, schema: str, *, version: int, what: str, upgrades: Mapping[int, Sequence[str]] = NO_UPGRADES
+    ) -> None:
+        """``what`` it holds, for messages. ``upgrades``: by version, the statements that make the next one of it."""
         self.path = make_private_dir(path.parent) / path.name
-        self._schema, self._version, self._what = schema, version, what
+        self._schema, self._version, self._what, self._upgrades = schema, version, what, upgrades
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -66,8 +69,9 @@ class Database:
                 if not self.path.exists():
                     self._make()
                 with contextlib.closing(_connected(self.path)) as db:
-                    version: int = db.execute("PRAGMA user_version").fetchone()[0]
-                    if version != self._version:
+                    if _version(db) in self._upgrades:
+                        self._upgrade(db)
+                    if (version := _version(db)) != self._version:
                         raise JournalError(
                             f"{self._what} in {self.path} were written by another Sublet (version {version})",
                             do="Use that one, or upgrade this one. Nothing was changed.",
@@ -90,6 +94,19 @@ class Database:
             finally:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
+
+    def _upgrade(self, db: sqlite3.Connection) -> None:
+        """To the version of this program, wholly or not at all; another process may do it in this moment."""
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            while statements := self._upgrades.get(version := _version(db)):
+                for statement in statements:
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {version + 1}")
+            db.execute("COMMIT")
+        finally:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
 
     def _make(self) -> None:
         """An empty database, which gets its name when it is whole; where two are made, one stays."""
@@ -153,6 +170,10 @@ class SqliteStore:
             f"the sessions in {self.path} are damaged: {how}",
             do="Keep the file for inspection and put a backup in its place. Leases and volumes are not affected.",
         )
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _connected(path: Path) -> sqlite3.Connection:

@@ -42,7 +42,8 @@ from sublet.errors import (
     Unauthorized,
 )
 from sublet.observe.metrics import CONTENT_TYPE
-from sublet.studio import overview_page, page
+from sublet.studio import course_page, overview_page, page
+from sublet.studio.course_page import Course
 from sublet.studio.metrics import Counted, StudioMetrics
 from sublet.studio.overview import OfficeOverview
 from sublet.studio.people import NotSignedIn, Person, Scope, Token
@@ -157,6 +158,8 @@ def studio_app(studio: Studio) -> Starlette:
         Route("/office/live", web.live(_office_part), methods=["GET"]),
         Route("/office/drain", web.form(_drain, "/office"), methods=["POST"]),
         Route("/office/clear", web.form(_clear, "/office"), methods=["POST"]),
+        Route("/course/{group}", web.page(_course), methods=["GET"]),
+        Route("/course/{group}/live", web.live(_course_part), methods=["GET"]),
         Route("/sessions/{id}/{what}", web.form(_changed_by_form), methods=["POST"]),
         Route("/live", web.live(_sessions_part), methods=["GET"]),
         Route("/studio.css", _file("studio.css", "text/css"), methods=["GET"]),
@@ -254,6 +257,14 @@ class _Visit:
             raise _nothing_here()
         return self.studio.office
 
+    @property
+    def course(self) -> Course:
+        """A group, for its teachers and for operators. For others there is nothing here."""
+        group = self.request.path_params["group"]
+        if not self.person.is_operator and group not in self.person.teaches:
+            raise _nothing_here()
+        return self.studio.course(group)
+
 
 def _sessions(visit: _Visit) -> str:
     return page.sessions_page(visit.person, visit.mine.shown(), visit.form)
@@ -269,6 +280,14 @@ def _office(visit: _Visit) -> str:
 
 def _office_part(visit: _Visit) -> str:
     return overview_page.overview_part(visit.office.shown(), visit.form)
+
+
+def _course(visit: _Visit) -> str:
+    return course_page.course_page(visit.person, visit.course, visit.form)
+
+
+def _course_part(visit: _Visit) -> str:
+    return course_page.course_part(visit.course)
 
 
 def _audit(visit: _Visit) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import secrets
@@ -15,6 +16,7 @@ import pytest
 from sublet.errors import InvalidRequest, JournalError, NotFound, Unauthorized
 from sublet.studio.people import (
     COOKIE_S,
+    COURSES_MAX,
     FIRST_LABEL,
     INVITE_PREFIX,
     TOKEN_PREFIX,
@@ -241,12 +243,12 @@ def test_an_operator_is_one_from_the_next_request_on(stage: Stage) -> None:
     token = member(stage)
     cookie = stage.people.sign_in(token)
     for is_operator in (True, False):
-        stage.people.set_operator("ana", is_operator)
+        stage.people.set_role("ana", operator=is_operator)
         assert stage.people.find("ana").is_operator is is_operator
         assert stage.people.of_cookie(cookie).is_operator is is_operator
         assert stage.people.of_token(token).person.is_operator is is_operator
     with pytest.raises(NotFound):
-        stage.people.set_operator("bob", True)
+        stage.people.set_role("bob", operator=True)
 
 
 def test_a_person_who_comes_again_is_another(stage: Stage) -> None:
@@ -283,3 +285,98 @@ def test_people_written_by_another_version_are_refused(stage: Stage) -> None:
     db.close()
     with pytest.raises(JournalError, match=r"the people of the studio .* another Sublet"):
         stage.people.all()
+
+
+def test_a_teacher_is_one_from_the_next_request_on_and_every_way_in_says_so(stage: Stage) -> None:
+    """By name, list, token, cookie and invite. A role replaces the one before it."""
+    token = member(stage)
+    cookie = stage.people.sign_in(token)
+    stage.people.set_role("ana", teaches=["ml2", "ml1", "ml2"])
+    taught = ("ml1", "ml2")
+    assert stage.people.find("ana").teaches == taught
+    assert [one.teaches for one in stage.people.all()] == [taught]
+    assert stage.people.of_token(token).person.teaches == taught
+    assert stage.people.of_cookie(cookie).teaches == taught
+    assert [one.person.teaches for one in stage.people.tokens(stage.people.find("ana"))] == [taught]
+    assert stage.people.accept(stage.people.invite("ana"))[0].teaches == taught
+    stage.people.set_role("ana", operator=True)
+    assert (stage.people.find("ana").teaches, stage.people.find("ana").is_operator) == ((), True)
+    stage.people.set_role("ana")
+    assert stage.people.of_cookie(stage.people.sign_in(stage.people.new_token("ana"))) == stage.people.find("ana")
+    assert not stage.people.find("ana").is_operator
+
+
+def test_a_role_that_cannot_be_given_changes_nothing(stage: Stage) -> None:
+    stage.people.add("ana", "physics")
+    stage.people.set_role("ana", teaches=["ml1"])
+    for groups in (["ml2", "a b"], [""], ["../x"], [f"g{number}" for number in range(COURSES_MAX + 1)]):
+        with pytest.raises(InvalidRequest):
+            stage.people.set_role("ana", teaches=groups)
+        assert stage.people.find("ana").teaches == ("ml1",)
+    with pytest.raises(NotFound):
+        stage.people.set_role("bob", teaches=["ml1"])
+    stage.people.remove("ana")
+    stage.people.add("ana", "physics")
+    assert stage.people.find("ana").teaches == ()
+
+
+# ---- a database of an older Sublet
+
+VERSION_1 = """
+CREATE TABLE person (id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, operator INTEGER NOT NULL)
+STRICT;
+CREATE TABLE token (secret TEXT PRIMARY KEY, person TEXT NOT NULL REFERENCES person ON DELETE CASCADE,
+    label TEXT NOT NULL, expires_ns INTEGER, read_only INTEGER NOT NULL, session TEXT, UNIQUE (person, label)) STRICT;
+CREATE TABLE cookie (secret TEXT PRIMARY KEY, token TEXT NOT NULL REFERENCES token ON DELETE CASCADE,
+    expires_ns INTEGER NOT NULL) STRICT;
+CREATE TABLE invite (person TEXT PRIMARY KEY REFERENCES person ON DELETE CASCADE, secret TEXT NOT NULL UNIQUE,
+    expires_ns INTEGER NOT NULL) STRICT;
+INSERT INTO person VALUES ('p-1', 'ana', 'physics', 1);
+PRAGMA user_version = 1;
+"""
+OLD_TOKEN = TOKEN_PREFIX + "of-an-older-sublet"
+
+
+def write_version_1(stage: Stage, more: str = "") -> Path:
+    path = stage.people._database.path
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(f"PRAGMA journal_mode = WAL; {VERSION_1} {more}")
+        digest = hashlib.sha256(OLD_TOKEN.encode()).hexdigest()
+        db.execute("INSERT INTO token VALUES (?, 'p-1', 'main', NULL, 0, NULL)", (digest,))
+        db.commit()
+    return path
+
+
+def version(path: Path) -> int:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def test_people_of_the_version_before_go_on(stage: Stage) -> None:
+    """Whoever opens it first upgrades it, several at once too; tokens and roles are as they were."""
+    path = write_version_1(stage)
+    with ThreadPoolExecutor(8) as pool:
+        numbers = itertools.count(1)
+        several = [
+            People(path.parent, wall_ns=lambda: 0, random=lambda size: next(numbers).to_bytes(size, "big"))
+            for _ in range(8)
+        ]
+        found = list(pool.map(lambda people: people.all(), several))
+    assert version(path) == 2
+    assert all([(one.name, one.is_operator, one.teaches) for one in people] == [("ana", True, ())] for people in found)
+    assert stage.people.of_token(OLD_TOKEN).person.id == "p-1"
+    stage.people.set_role("ana", teaches=["ml1"])
+    assert stage.people.of_token(OLD_TOKEN).person.teaches == ("ml1",)
+
+
+def test_an_upgrade_that_fails_leaves_the_version_before(stage: Stage) -> None:
+    path = write_version_1(stage, "CREATE TABLE teaches (other INTEGER) STRICT;")
+    with pytest.raises(JournalError, match="cannot be read or written"):
+        stage.people.all()
+    assert version(path) == 1
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT name FROM person").fetchall() == [("ana",)]
+        db.execute("DROP TABLE teaches")
+        db.commit()
+    assert [one.name for one in stage.people.all()] == ["ana"]
+    assert version(path) == 2
