@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,8 @@ def test_a_teacher_at_the_page_of_the_course(studio: StudioStage) -> None:
     assert ask("POST", "/v1/groups", {"id": "ml1", "weight": 3, "floor": 1}).status == 201
     studio.tenant("class")
     assert ask("PATCH", "/v1/tenants/class", {"group": "ml1"}).status == 200
-    reserved = {"group": "ml1", "gpus": 1, "when": "Tue 10:00-12:00", "zone": "UTC"}
+    day = time.strftime("%Y-%m-%d", time.gmtime(time.time() + 10 * 86_400))  # it begins when no test runs
+    reserved = {"id": "exam", "group": "ml1", "gpus": 1, "when": f"{day} 10:00-12:00", "zone": "UTC"}
     assert ask("POST", "/v1/reservations", reserved).status == 201
     lines = [Queue(gpus=8, at_once=0.991, median_s=0, p95_s=70, longest=9)]
     lines.append(Queue(gpus=7, at_once=0.94, median_s=0, p95_s=310, longest=31))
@@ -179,13 +181,19 @@ def test_a_teacher_at_the_page_of_the_course(studio: StudioStage) -> None:
         page.get_by_text("No member of the course has a GPU").wait_for()
         members[0].done("POST", "/v1/sessions", {"name": "lab-1", "vram": 12 << 30})
         page.get_by_text("1 with a GPU").wait_for()
-        members[1].done("POST", "/v1/sessions", {"name": "lab-1", "vram": 12 << 30})
-        page.get_by_text("1 waiting").wait_for()
-        picture(page, "studio-course")
-        page.set_viewport_size({"width": 360, "height": 740})
-        page.emulate_media(color_scheme="dark")
-        picture(page, "studio-course-phone")
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        lease = members[0].done("GET", "/v1/sessions/lab-1")["lease"]
+        with (
+            sublet.connect(home=studio.home, for_tenant="class") as program,
+            program.attach(lease) as held,
+            held.activity(),
+        ):
+            members[1].done("POST", "/v1/sessions", {"name": "lab-1", "vram": 12 << 30})
+            page.get_by_text("1 with a GPU, 1 waiting").wait_for()
+            picture(page, "studio-course")
+            page.set_viewport_size({"width": 360, "height": 740})
+            page.emulate_media(color_scheme="dark")
+            picture(page, "studio-course-phone")
+            assert page.evaluate("document.documentElement.scrollWidth") <= 360
     for one in members[:2]:
         one.done("POST", "/v1/sessions/lab-1/end", {"now": True})
 
