@@ -111,8 +111,9 @@ def _entitlement(group: GroupView, groups: Sequence[GroupView]) -> Iterable[Html
     whole = sum(one.weight for one in groups)
     ceiling = "no ceiling" if group.ceiling is None else f"{many(group.ceiling, 'GPU')} at most"
     part = f"{group.weight / max(1, whole):.1%} is its part while all groups ask"
+    unit = "of a GPU" if 0 < group.gpus < 1 else "GPU" if group.gpus == 1 else "GPUs"
     facts = (
-        ("has now", f"{group.gpus:g} of a GPU" if 0 < group.gpus < 1 else many(group.gpus, "GPU")),
+        ("has now", f"{group.gpus:g} {unit}"),
         ("entitled to", f"{many(group.floor, 'GPU')} whenever it asks, {ceiling}"),
         ("share", f"used {group.share:.1%} of {group.share_of}; {part} (weight {group.weight} of {whole})"),
     )

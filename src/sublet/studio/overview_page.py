@@ -314,6 +314,5 @@ def _amount(kind: str, amount: int) -> str:
     return many(amount, "core") if kind == Kind.CPU else format_size(amount)
 
 
-def many(number: float, noun: str) -> str:
-    said = f"{number:g}" if isinstance(number, float) else str(number)
-    return f"{said} {noun}" if number == 1 else f"{said} {noun}s"
+def many(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
