@@ -28,8 +28,8 @@ from sublet.broker.signing import Signer
 from sublet.client.home import runtime_dir, socket_path
 from sublet.engines import local
 from sublet.errors import InvalidRequest, Unsupported
-from sublet.wire import unix
 from sublet.values import BudgetWindow, TenantId
+from sublet.wire import unix
 from tests.traces import plain_env
 
 GIB = 1 << 30
