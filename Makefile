@@ -11,7 +11,8 @@ READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo
 TORCH_READY := $(VENV)/.torch
 PY    := $(VENV)/bin/python
-JOBS  ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 2)))
+# One process of tests for each core, four at least: on two cores they wait for other things half of the time.
+JOBS  ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 4 ? n : 4)))
 TESTS ?=
 SEEDS ?= 1000000
 FROM  ?= 1000
