@@ -178,6 +178,8 @@ def _why_lost(lease: Lease, guest: Guest, when: str, words: Words) -> SubletErro
 
 
 def _how(exit_code: int) -> str:
+    if exit_code == LEASE_ENDED:
+        return " as at the end of its lease, of which it had been warned; the lease was renewed too late for it,"
     number = exit_code - _SIGNALLED
     if number <= 0:
         return f" with exit code {exit_code}"

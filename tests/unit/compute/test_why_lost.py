@@ -49,3 +49,8 @@ def test_of_a_lease_that_lives_only_the_process_ended(
     found = lost(exit_code=exit_code, reason=reason, office_says=office_says)
     assert isinstance(found, WorkerLost)
     assert found.exit_code == exit_code
+
+
+def test_a_process_whose_lease_was_renewed_after_it_had_ended_for_it_is_told_so() -> None:
+    found = lost(exit_code=LEASE_ENDED, reason="", office_says=None)
+    assert "of which it had been warned; the lease was renewed too late for it, in the middle of the call" in str(found)
