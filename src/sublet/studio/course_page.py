@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sublet.errors import NotFound, SubletError
+from sublet.invocation import typed
 from sublet.lease.states import LeaseStatus
 from sublet.studio.overview import Overview
 from sublet.studio.overview_page import many, reservation_row, section, table, wants
@@ -165,7 +166,7 @@ def _planned(course: Course) -> Iterable[Html]:
     if isinstance(plan, SubletError):
         yield error_part(plan)
     elif plan is None:
-        command = tag("code", f"sublet simulate … --save {course.group}")
+        command = tag("code", typed(f"sublet simulate … --save {course.group}"))
         yield tag("p", "Not planned yet. The operator does it with ", command, ".", class_="dim")
     else:
         lines = [plan.now, *((plan.less,) if plan.less is not None else ())]
