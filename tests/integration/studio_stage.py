@@ -8,6 +8,7 @@ import json
 import re
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +20,6 @@ from urllib.parse import urlencode
 from sublet.studio.office import sessions_folder
 from sublet.studio.people import People
 from tests.integration.office_stage import OfficeStage
-from tests.integration.test_lab import free_port
 
 __all__ = ["PATIENCE_S", "Answer", "Browser", "Member", "StudioStage", "studio_stage"]
 
@@ -49,7 +49,10 @@ class StudioStage:
         self.home = office.office.home
         self.people = People(sessions_folder(str(self.home)), wall_ns=time.time_ns, random=secrets.token_bytes)
         self.log = self.home / "studio-said"
-        self.port = free_port()  # it has the same again when it is started anew
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", 0))  # the studio may listen there, and no other gets it while that is dead
+        self.port: int = self._reserved.getsockname()[1]
         self.process: subprocess.Popen[str] | None = None
 
     @property
@@ -82,6 +85,12 @@ class StudioStage:
         self.process.stdout.close()
         self.process = None
         return status
+
+    def close(self) -> None:
+        """It ends, and its port is anybody's."""
+        if self.process is not None:
+            self.kill()
+        self._reserved.close()
 
     def tenant(self, name: str) -> None:
         """In the office."""
@@ -169,5 +178,4 @@ def studio_stage(office: OfficeStage) -> Iterator[StudioStage]:
         stage.start()
         yield stage
     finally:
-        if stage.process is not None:
-            stage.kill()
+        stage.close()

@@ -8,7 +8,9 @@ import json
 import os
 import re
 import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +20,13 @@ from msgspec import structs
 import sublet
 from sublet.cli import main
 from sublet.client.home import socket_path
+from sublet.client.lease import Lease
 from sublet.errors import Disconnected, InvalidRequest, Unauthorized
-from sublet.studio import FabricOffice, open_sessions
+from sublet.studio import FabricOffice, Sessions, open_sessions
 from sublet.studio.people import INVITE_PREFIX, TOKEN_PREFIX, Scope
 from sublet.studio.records import Declined, Entry, Started, Terms
 from sublet.studio.remote import RemoteStore
+from sublet.studio.service import Studio
 from sublet.studio.web import BODY_MAX_BYTES, studio_app
 from sublet.values import GIB, MIB
 from tests.integration.office_stage import OfficeStage
@@ -317,7 +321,8 @@ def test_a_head_without_end_is_cut_off(studio: StudioStage) -> None:
 
 def test_it_is_ready_while_the_office_answers(studio: StudioStage) -> None:
     """It says which part fails, and no more; the log says why, and that it is over."""
-    assert studio.ask("GET", "/readyz").doc == {"ok": True, "failing": []}
+    until("it is ready", lambda: studio.ask("GET", "/readyz").status == 200, PATIENCE_S)
+    assert studio.ask("GET", "/livez").doc == {"ok": True}
     pid = studio.office.find_office()
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -327,7 +332,14 @@ def test_it_is_ready_while_the_office_answers(studio: StudioStage) -> None:
         assert studio.ask("GET", "/livez").doc == {"ok": True}
     finally:
         os.kill(pid, signal.SIGCONT)
-    until("it is ready", lambda: studio.ask("GET", "/readyz").status == 200, PATIENCE_S)
+    answers: list[Answer] = []
+
+    def is_ready() -> bool:
+        answers[:] = [studio.ask("GET", "/readyz")]
+        return answers[0].status == 200
+
+    until("it is ready", is_ready, PATIENCE_S)
+    assert answers[0].doc == {"ok": True, "failing": []}
     said = studio.log.read_text()
     assert re.search(r"^Not ready: office: .+\.$", said, re.MULTILINE), said
     assert "\nReady again.\n" in said
@@ -338,9 +350,15 @@ def test_its_numbers_are_for_operators(studio: StudioStage, ana: Member, operato
     view = start(ana, "counted", "resting", later=True)
     reading = studio.people.new_token("olga", "prometheus", scope=Scope(read_only=True))
     assert operator.ask("GET", "/metrics").status == 200
-    page = Member(studio, reading).ask("GET", "/metrics")
+    pages: list[Answer] = []
+
+    def is_ready() -> bool:
+        pages[:] = [Member(studio, reading).ask("GET", "/metrics")]
+        return "\nsublet_studio_ready 1.0\n" in pages[0].text
+
+    until("it is ready", is_ready, PATIENCE_S)
+    page = pages[0]
     found = dict(line.rsplit(" ", 1) for line in page.text.splitlines() if not line.startswith("#"))
-    assert found["sublet_studio_ready"] == "1.0"
     assert float(found["sublet_studio_people"]) >= 2
     assert float(found['sublet_studio_requests_total{part="api",status="2xx"}']) >= 1
     for name in ("ana", "olga", "physics", view["id"]):
@@ -446,8 +464,7 @@ def test_a_second_studio_on_one_state_folder_is_refused(studio: StudioStage) -> 
         second.start()
     assert second.process is not None
     assert second.process.wait(PATIENCE_S) == 2
-    assert second.process.stdout is not None
-    second.process.stdout.close()
+    second.close()
 
 
 def test_a_notebook_of_another_user_goes_on_with_a_session_of_the_studio(
@@ -731,6 +748,41 @@ def test_the_page_shows_place_reason_and_bill_and_its_buttons_work(studio: Studi
     assert browser.press(f"/sessions/{session}/explode").status == 404
     assert browser.press(f"/sessions/{session}/end").status == 303
     assert "Ended (" in as_text(until_shown(browser, "No sessions."))
+
+
+@pytest.mark.parametrize("what", ["rest", "end"])
+def test_a_lease_that_was_granted_in_this_moment_is_not_taken_for_busy(
+    what: str, studio: StudioStage, ana: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing runs under it before its notebook can take it over, so the person is not told that something does."""
+    is_granted, is_refused, may_go_on = threading.Event(), threading.Event(), threading.Event()
+    set_down, stop = FabricOffice.set_down, getattr(Sessions, what)
+
+    def late(office: FabricOffice, held: Lease) -> None:
+        is_granted.set()
+        assert may_go_on.wait(PATIENCE_S)
+        set_down(office, held)
+
+    def tried(sessions: Sessions[Lease], text: str, *, even_if_busy: bool = False) -> object:
+        try:
+            return stop(sessions, text, even_if_busy=even_if_busy)
+        except InvalidRequest:
+            is_refused.set()
+            raise
+
+    monkeypatch.setattr(FabricOffice, "set_down", late)
+    monkeypatch.setattr(Sessions, what, tried)
+    mine = Studio(studio.home).of(studio.people.find("ana"))
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            started = pool.submit(mine.start, "quick", Terms(vram=GIB))
+            assert is_granted.wait(PATIENCE_S)
+            stopped = pool.submit(getattr(mine, what), "quick")
+            assert is_refused.wait(PATIENCE_S)
+        finally:
+            may_go_on.set()
+        assert started.result(PATIENCE_S)["name"] == "quick"
+        assert stopped.result(PATIENCE_S)["state"] == {"rest": "resting", "end": "ended"}[what]
 
 
 def test_what_runs_is_ended_only_when_that_is_said(studio: StudioStage, ana: Member) -> None:

@@ -152,7 +152,7 @@ class PersonSessions:
         """Give the lease back, or leave the queue."""
         found = self._sessions.find(text)
         request = self._withdraw(found.id)
-        self._sessions.rest(found.id, even_if_busy=now)
+        _once_set_down(request, lambda: self._sessions.rest(found.id, even_if_busy=now))
         if request is not None:
             request.is_over.wait(ANSWER_S + PLACE_S)
         return self._view(found.id)
@@ -160,7 +160,8 @@ class PersonSessions:
     def end(self, text: str, *, now: bool = False) -> Json:
         """No further lease for it."""
         found = self._sessions.find(text)
-        ended = self._sessions.end(found.id, even_if_busy=now)
+        request = self._request_of(found.id)
+        ended = _once_set_down(request, lambda: self._sessions.end(found.id, even_if_busy=now))
         self._withdraw(found.id)
         return self._view(ended.id)
 
@@ -253,12 +254,27 @@ class PersonSessions:
             del self._requests[ident]
         self._admission.leave()
 
-    def _withdraw(self, ident: str) -> _Request | None:
+    def _request_of(self, ident: str) -> _Request | None:
         with self._lock:
-            request = self._requests.get(ident)
+            return self._requests.get(ident)
+
+    def _withdraw(self, ident: str) -> _Request | None:
+        request = self._request_of(ident)
         if request is not None:
             request.is_withdrawn.set()
         return request
+
+
+def _once_set_down(request: _Request | None, act: Callable[[], Session]) -> Session:
+    """Rest or end a session. A lease that was granted in this moment counts as busy until it is left to the notebook
+    that takes it over: while this process asked for it, nothing can run under it, so that is waited for."""
+    try:
+        return act()
+    except InvalidRequest:
+        if request is None:
+            raise
+        request.is_over.wait(ANSWER_S + PLACE_S)
+        return act()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
