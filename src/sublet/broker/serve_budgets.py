@@ -14,8 +14,11 @@ from sublet.broker.spending import account_of, bounds, budget_id
 from sublet.broker.views import rfc3339
 from sublet.errors import InvalidRequest, NotFound
 from sublet.observe.bills import micros_of
-from sublet.values import BudgetLevel, BudgetWindow, GroupId, TenantId, shown, valid_name
+from sublet.values import NS_PER_S, BudgetLevel, BudgetWindow, GroupId, TenantId, shown, valid_name
 from sublet.wire.http import BudgetRequest, BudgetView
+
+FAR_NS: Final = 1000 * 366 * 86_400 * NS_PER_S
+"""A moment beyond this is none that a person waits for, and a calendar ends with the year 9999."""
 
 _AMOUNT: Final = re.compile(r"(-?)(\d{1,12})(?:\.(\d{1,6}))?", re.ASCII)
 
@@ -106,7 +109,7 @@ def _view(service: Service, budget: BudgetRecord, now: Now) -> BudgetView:
     found = stands(state, budget, now)
     window, since_wall_ns, ends_wall_ns = bounds(budget, now.wall_ns)
     next_wall_ns = None if found.next_ns is None else found.next_ns - now.ns + now.wall_ns
-    if next_wall_ns is not None and ends_wall_ns is not None and next_wall_ns >= ends_wall_ns:
+    if next_wall_ns is not None and next_wall_ns >= (now.wall_ns + FAR_NS if ends_wall_ns is None else ends_wall_ns):
         next_wall_ns = None
     return BudgetView(
         id=budget.id,

@@ -114,3 +114,20 @@ def test_a_level_is_news_for_those_who_pay_and_for_operators() -> None:
             assert b"the budget of group default is used up (0.00 credits a day)" in heard
 
     run(story)
+
+
+def test_a_budget_that_lasts_longer_than_a_calendar_is_listed() -> None:
+    """As one of millions for a lease of little memory: its end would be in the year 900,000,000."""
+
+    async def story() -> None:
+        async with bench(local_rule=True) as b:
+            large = {"tenant": "local", "per": "total", "amount": "999999999"}
+            assert (await b.ask("POST", "/v1/budgets", large)).status == 200
+            little = [{"kind": "memory", "amount": 1 << 20}]
+            await b.ask("POST", "/v1/leases", {"request_id": "r", "wants": little, "ttl": 60})
+            answer = await b.ask("GET", "/v1/budgets")
+            assert answer.status == 200, answer.body
+            (view,) = answer.json
+            assert (view["level"], view["lasts_until"]) == ("open", None)
+
+    run(story)
