@@ -110,7 +110,7 @@ class GuestLine:
                 connect_waiting(sock, self._path)
             except OSError as error:
                 sock.close()
-                raise Disconnected(f"nobody answers at {self._path}: {error.strerror or error}", sent=False) from error
+                raise Disconnected(f"no answer at {self._path}: {error.strerror or error}", sent=False) from error
             self._sock = sock
         return self._sock
 

@@ -71,7 +71,7 @@ KEYS: Final[Mapping[str, Key]] = {
         Key("person", "records", Unit.COUNT, 200_000, 1000, 10_000_000, "records of one person; a lease takes four"),
         Key("person", "sign_in", Unit.SECONDS, 12 * 3600, 60, 30 * _DAY_S, "a browser is asked for its token again"),
         Key("studio", "waiting", Unit.COUNT, 1000, 1, 10_000, "requests that wait at once, of all people"),
-        Key("studio", "update", Unit.SECONDS, 2, 1, 60, "an open page is told of a change after this long at most"),
+        Key("studio", "update", Unit.SECONDS, 2, 1, 60, "longest time until an open page shows a change"),
     )
 }
 _DO: Final = 'Write tables such as [person], and below them lines such as: sessions = 20, sign_in = "12h".'

@@ -19,7 +19,7 @@ from sublet.wire.http import GroupView, LeaseView, PlaceAnswer
 from sublet.wire.http_views import SESSION_LABEL
 
 SHOWN_MAX: Final = 200
-"""Rows of a table; a page with more is looked at by nobody."""
+"""Rows of a table; its last row counts the rest."""
 _HELD: Final = (LeaseStatus.ACTIVE, LeaseStatus.NOTICED, LeaseStatus.GRANTED)
 
 

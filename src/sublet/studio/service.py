@@ -72,7 +72,7 @@ class Admission:
 
     def __init__(self, settings: StudioSettings) -> None:
         self.settings = settings
-        """Replaced as a whole; whoever reads twice may see two."""
+        """Replaced as a whole, so two reads may see different settings."""
         self._lock = threading.Lock()
         self.waiting = 0
         """Requests that wait now; each has a thread."""

@@ -59,7 +59,7 @@ class Conversation:
             sock = unix.connect(path, timeout_s=timeout_s, named=named)
         except OSError as error:
             words = error.strerror or "it took too long"
-            raise Disconnected(f"nobody answers at {path}: {words}", sent=False) from error
+            raise Disconnected(f"no answer at {path}: {words}", sent=False) from error
         made = cls(sock, Link.connecting(hello), clock=clock)
         try:
             made.greet(timeout_s)
