@@ -33,7 +33,6 @@ Importing this package loads nothing but this file; each public name is fetched 
 #   jobs/                   bursts: many chunks over many leases; results that outlive them
 #   engines/                where broker and agents are put together
 #   simulate/               the planner: workloads, their replay on the real ledger, models beside it
-#   sim/                    the proof: the real parts in a pretended world that breaks by a seed
 #   testing/                public: a clock to hold, faults by name, conformance suites
 #   cli/                    the `sublet` command
 

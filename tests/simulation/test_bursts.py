@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.sim.burst_mutants import MUTANTS, switched_on
-from sublet.sim.bursts import hunt, run_many, run_seed
+from tests.simulation.burst_mutants import MUTANTS, switched_on
+from tests.simulation.bursts import hunt, run_many, run_seed
 
 SEEDS = 90
 SEEDS_MAX = 200

@@ -23,10 +23,10 @@ from sublet.broker.records import Now, Want
 from sublet.broker.state import State
 from sublet.errors import SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.sim.mutants import switched_on
 from sublet.testing import HeldClock
 from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, NodeId, RequestId, ResourceId, TenantId
 from sublet.wire.orders import Device, Inventory, Order, Report
+from tests.simulation.mutants import switched_on
 
 POLICY = Policy(
     ttl_min_ns=NS_PER_S,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sublet.sim.link import LocalLink
-from sublet.sim.process import Process
-from sublet.sim.world import World
+from tests.simulation.link import LocalLink
+from tests.simulation.process import Process
+from tests.simulation.world import World
 
 _S = 1_000_000_000
 

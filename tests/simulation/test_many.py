@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from sublet.sim.run import MODES, run_seed
-from sublet.sim.scenario import MANY_FROM
+from tests.simulation.run import MODES, run_seed
+from tests.simulation.scenario import MANY_FROM
 
 SEEDS = 40
 

@@ -6,10 +6,10 @@ import pytest
 
 from sublet.broker.records import LeaseRecord
 from sublet.broker.step import Step
-from sublet.sim import mutants
-from sublet.sim.mutants import MUTANTS, Mutant, switched_on
-from sublet.sim.rules import RULES
-from sublet.sim.run import MODES, hunt, run_seed
+from tests.simulation import mutants
+from tests.simulation.mutants import MUTANTS, Mutant, switched_on
+from tests.simulation.rules import RULES
+from tests.simulation.run import MODES, hunt, run_seed
 
 SEEDS_MAX = 120
 CAUGHT_AT = {"Z6": 2, "Z17": 1, "Z20": 27, "G4": 2, "G8": 4, "K1": 15, "K2": 15, "K3": 15, "B1": 44, "A1": 61}

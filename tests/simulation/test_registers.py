@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from sublet.sim.linearizable import Call, is_linearizable
-from sublet.sim.register_mutants import MUTANTS, Mutant, switched_on
-from sublet.sim.register_world import FAULTS
-from sublet.sim.registers import hunt, run_many, run_seed
+from tests.simulation.linearizable import Call, is_linearizable
+from tests.simulation.register_mutants import MUTANTS, Mutant, switched_on
+from tests.simulation.register_world import FAULTS
+from tests.simulation.registers import hunt, run_many, run_seed
 
 SEEDS = 1_000
 SEEDS_MAX = 2_500

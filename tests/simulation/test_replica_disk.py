@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet.sim.replica_disk import DISK_MUTANTS, Disk, DiskBroken, run_disk_seed, switched_on
+from tests.simulation.replica_disk import DISK_MUTANTS, Disk, DiskBroken, run_disk_seed, switched_on
 
 SEEDS = 300
 SEEDS_MAX = 800
@@ -50,7 +50,9 @@ def test_the_mutant_is_caught(name: str) -> None:
 
 def test_a_seed_tells_the_same_story_whatever_order_sets_have() -> None:
     """These three did not: what a power cut takes was drawn in the order of a set of names."""
-    program = "from sublet.sim.replica_disk import run_disk_seed as run; print([run(seed) for seed in (482, 562, 573)])"
+    program = (
+        "from tests.simulation.replica_disk import run_disk_seed as run; print([run(seed) for seed in (482, 562, 573)])"
+    )
     words = [sys.executable, "-c", program]
     paths = os.pathsep.join(path for path in sys.path if path)
     told = {

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from sublet.sim.replica_steps import STEP_MUTANTS, StepBroken, run_step_seed, switched_on
+from tests.simulation.replica_steps import STEP_MUTANTS, StepBroken, run_step_seed, switched_on
 
 SEEDS = 2_000
 

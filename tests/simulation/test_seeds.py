@@ -10,8 +10,8 @@ import pytest
 from sublet.broker import preemption
 from sublet.broker.rooms import Room
 from sublet.broker.schedule import Schedule
-from sublet.sim import coverage
-from sublet.sim.run import MODES, run_many, run_seed
+from tests.simulation import coverage
+from tests.simulation.run import MODES, run_many, run_seed
 
 SEEDS = 1_000
 
@@ -41,7 +41,7 @@ def test_a_seed_always_tells_the_same_story() -> None:
 def test_a_failure_names_the_command_that_repeats_it() -> None:
     """What is printed can be pasted."""
     failure = run_seed(0, "safety", "Z13").failures[0]
-    assert failure.repeat == "python -m sublet.sim --mode safety --from 0 --seeds 1 --mutant Z13"
+    assert failure.repeat == "python -m tests.simulation --mode safety --from 0 --seeds 1 --mutant Z13"
     assert failure.repeat in str(failure)
     assert run_seed(0, "safety").failures == []
 

@@ -43,7 +43,6 @@ LIST: Final[tuple[tuple[str, ...], ...]] = (
     PROGRAMS,
     ("engines",),
     ("simulate",),
-    ("sim",),
     ("testing",),
     ("cli",),
     ("__main__",),
