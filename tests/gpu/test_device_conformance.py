@@ -19,10 +19,10 @@ from sublet.devices.interface import Device
 from sublet.guest.session import Session
 from sublet.testing.device_conformance import DeviceConformance
 from sublet.testing.device_kernels import CUDA_KERNELS, WARP_KERNELS
-from sublet.testing.device_programs import CAP_BYTES, run_program
 from sublet.values import Epoch, LeaseId
 from sublet.wire.device import ModuleKind
 from sublet.wire.scalars import ArgKind
+from tests.device_programs import CAP_BYTES, run_program
 from tests.gpu.gpus import open_first
 
 PROGRAMS = 200

@@ -15,11 +15,11 @@ import pytest
 from sublet.compute.arguments import f32, u32, u64
 from sublet.errors import GpuError, InvalidRequest, OutOfMemory
 from sublet.testing.device_kernels import CUDA_KERNELS
-from sublet.testing.session_programs import run_session_program
 from sublet.values import GIB, MIB
 from sublet.wire.device import ModuleKind
 from tests.gpu.far_end import FarEnd
 from tests.gpu.gpus import FAULT, first_gpu
+from tests.session_programs import run_session_program
 
 PROGRAMS = 60
 

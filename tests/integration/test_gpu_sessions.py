@@ -22,9 +22,9 @@ from sublet.compute.device_guests import device_guest
 from sublet.errors import GpuSessionEnded, OutOfMemory
 from sublet.supervisor.cgroups import Groups
 from sublet.testing.device_kernels import KERNELS, WARP_KERNELS
-from sublet.testing.session_programs import run_session_program
 from sublet.values import MIB, EndReason
 from sublet.wire.guests import GuestSpec
+from tests.session_programs import run_session_program
 
 pytestmark = pytest.mark.warm
 

@@ -29,11 +29,11 @@ from sublet.errors import (
     Unsupported,
 )
 from sublet.testing.device_kernels import CUDA_KERNELS, KERNELS, WARP_KERNELS
-from sublet.testing.session_programs import run_session_program
 from sublet.values import MIB, EndReason, Epoch
 from sublet.wire.device import ModuleKind
 from sublet.wire.page import PageState
 from tests.left_open import nothing_left_open
+from tests.session_programs import run_session_program
 from tests.unit.compute.session_pair import EPOCH, LEASE, SessionPair
 
 PROGRAMS = 1000

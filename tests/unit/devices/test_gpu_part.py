@@ -21,11 +21,11 @@ from benchmarks.gpu.kernels import SOURCES as BENCHMARKED
 from sublet.devices import nvrtc
 from sublet.devices.objects import check_cubin
 from sublet.testing.device_kernels import CUDA_KERNELS
-from sublet.testing.session_programs import run_session_program
 from sublet.values import MIB
 from tests.gpu.far_end import FarEnd
 from tests.gpu.gpus import SOURCES
 from tests.gpu.resident import Helper, Resident
+from tests.session_programs import run_session_program
 
 ROOT = Path(__file__).resolve().parents[3]
 ALL = {"device_kernels": CUDA_KERNELS, **SOURCES, **BENCHMARKED}
