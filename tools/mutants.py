@@ -62,7 +62,6 @@ DRIVERS: Final = (
     *("supervisor/publishing*.py", "supervisor/publish_door.py", "supervisor/guests.py", "supervisor/group.py"),
     *("supervisor/obeying.py", "supervisor/ends.py", "supervisor/notes.py", "supervisor/loop.py"),
     *("agent/supervised.py", "agent/doors.py", "agent/cards.py", "agent/starting.py", "agent/tokens.py"),
-    *("lease/driver.py",),
 )
 """What stands between the cores and the machine; the simulation has other code in its place."""
 

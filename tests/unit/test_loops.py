@@ -31,8 +31,6 @@ from sublet.durable.packs import PackWriter
 from sublet.errors import CheckpointFailed
 from sublet.guest import serving
 from sublet.guest.checkpoints import Checkpoints
-from sublet.lease.driver import ConditionWaiter, RenewalDriver
-from sublet.lease.renewal import RenewalManager
 from sublet.replicated import MemoryReplica
 from sublet.replicated.worker import Worker
 from sublet.values import Epoch, LeaseId, NodeId
@@ -42,7 +40,6 @@ from sublet.wire.happenings import Happening, Over
 from sublet.wire.link import Link
 from sublet.wire.orders import Inventory
 from sublet.wire.page import PageReader, PageState, PageView, PageWriter
-from tests.unit.lease.held import HeldClock
 
 SOURCE: Final = Path(sublet.__file__).parent
 HERE: Final = "tests.unit.test_loops"
@@ -73,7 +70,6 @@ LOOPS: Final = {
     "notice": f"{HERE}:test_a_notice_is_seen_after_a_failure",
     "pack": f"{HERE}:test_a_pack_that_cannot_be_written_says_so_and_nobody_waits_for_ever",
     "publish_door": "tests.unit.supervisor.test_loop:test_what_cannot_be_accepted_now_is_accepted_later",
-    "renewal": f"{HERE}:test_a_renewal_driver_goes_on",
     "replica": f"{HERE}:test_a_replica_is_asked_after_a_failure",
     "return": f"{HERE}:test_what_is_started_again_is_started_again",
     "session": f"{HERE}:test_what_is_started_again_is_started_again",
@@ -205,26 +201,6 @@ def test_what_is_started_again_is_started_again(error: BaseException) -> None:
     run = Failing(done.set, error)
     background.start_thread("loop", run, again=True).join(20)
     assert done.is_set()
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_a_renewal_driver_goes_on(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    manager, clock = RenewalManager(lambda _: [], clock=HeldClock()), HeldClock()
-    turns: list[int] = []
-    collect = manager.collect
-
-    def collected(now_ns: int) -> Any:
-        turns.append(now_ns)
-        return collect(now_ns)
-
-    failing = Failing(collected, error)
-    monkeypatch.setattr(manager, "collect", failing)
-    monkeypatch.setattr("sublet.lease.driver.ERROR_PAUSE_NS", 0)
-    driver = RenewalDriver(manager, clock=clock, waiter=ConditionWaiter(clock))
-    driver.start()
-    until(lambda: turns)
-    driver.stop()
-    assert not failing.left
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)

@@ -34,7 +34,6 @@ EDGES: Final[dict[str, str]] = {
     "broker/holder_watch.py": "their pidfds, in the loop",
     "broker/signing.py": "keys are made from the system's randomness",
     "broker/backup.py": "copies the journal's file",
-    "lease/driver.py": "the thread that renews by itself",
     "lease/drawing.py": "puts the drawings of the tables into a page of the docs",
 }
 """Modules in a pure room that touch the world, and what for. A new edge is written here, or it is not one."""

@@ -14,8 +14,7 @@ safe; for each there is a system that failed without it:
 None of this is a fence. A holder may be paused between asking ``may_start`` and starting; that is why the resource
 checks (lease, epoch) itself. What is here keeps an honest holder from being surprised.
 
-All methods take ``now_ns`` from one clock, the one that ``sent_ns`` was read from. A ``Holder`` is not thread-safe:
-``driver.RenewalDriver`` has a lock for those who need one.
+All methods take ``now_ns`` from one clock, the one that ``sent_ns`` was read from. A ``Holder`` is not thread-safe.
 """
 
 from __future__ import annotations

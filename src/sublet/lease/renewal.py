@@ -16,8 +16,8 @@ A renewal that failed to be *answered* is not in ``failed``. It is in ``unanswer
 until the holder's own deadline, and needs no reaction. ``failed`` holds the leases the office refused to renew: start
 nothing more on them. ``expired`` holds those that are over; each lease appears there once.
 
-The manager decides and keeps the books; it waits for nothing and starts no thread. ``tick`` is for a loop of one's own,
-``driver.RenewalDriver`` ticks by itself, and an asyncio program calls ``collect``, sends, and calls ``settle``.
+The manager decides and keeps the books; it waits for nothing and starts no thread. ``tick`` is for a loop of one's own;
+an asyncio program calls ``collect``, sends, and calls ``settle``.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class _Entry:
 
 
 class RenewalManager:
-    """The leases of one program and when each is due. Not thread-safe; ``RenewalDriver`` is."""
+    """The leases of one program and when each is due. Not thread-safe."""
 
     def __init__(self, renew: Renewer | None = None, *, clock: Clock | None = None, batch_max: int = BATCH_MAX) -> None:
         """Without ``renew``, only leases that can send their own renewal (``Renewable``) can be registered."""
