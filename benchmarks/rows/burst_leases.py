@@ -62,7 +62,7 @@ async def _office(home: Path) -> None:
     from sublet.values import Kind, NodeId, ResourceId
     from sublet.wire.orders import Device, Inventory
 
-    office = Office(home, pretended=True)
+    office = Office(home, make_agent=MemoryAgent)
     await office.start()
     for number in range(NODES):
         name = f"machine-{number}"

@@ -29,7 +29,7 @@ from sublet.broker.journal_schema import VERSION
 from sublet.broker.records import LOCAL_TENANT, LeaseRecord, Want
 from sublet.client.home import runtime_dir, socket_path
 from sublet.engines.local import Office
-from sublet.testing import HeldClock
+from sublet.testing import HeldClock, MemoryAgent
 from sublet.values import NS_PER_S, Kind, LeaseId, RequestId
 from sublet.wire.version import WIRE_VERSION
 from tests.crash.office_judge import folded
@@ -299,7 +299,7 @@ def held(home: Path, clock: HeldClock, story: Callable[[Office], Coroutine[Any, 
     """An office in this process, on a clock of ours, for the length of a story."""
 
     async def life() -> None:
-        office = Office(home, host_gpus="2x4GiB", clock=clock, pretended=True)
+        office = Office(home, host_gpus="2x4GiB", clock=clock, make_agent=MemoryAgent)
         await office.start()
         try:
             await story(office)

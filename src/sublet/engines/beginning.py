@@ -38,9 +38,8 @@ class Beginning:
 
 
 @contextlib.contextmanager
-def begun(home: Path, clock: Clock, *, pretended: bool = False) -> Iterator[Beginning]:
-    """For as long as the office lives. If it does not come to that, nothing is left of it. ``pretended``: it does
-    without a supervisor."""
+def begun(home: Path, clock: Clock, *, supervised: bool = True) -> Iterator[Beginning]:
+    """For as long as the office lives. If it does not come to that, nothing is left of it."""
     check_program()
     make_private_dir(home)
     make_private_dir(runtime_dir(home))
@@ -49,7 +48,7 @@ def begun(home: Path, clock: Clock, *, pretended: bool = False) -> Iterator[Begi
 
         room = DiskRoom(home, now_ns=clock.now_ns)
         room.before_opening()  # a supervisor needs some, too
-        supervisor = None if pretended else _supervisor(home)
+        supervisor = _supervisor(home) if supervised else None
         if supervisor is not None:
             stack.callback(supervisor.abandon)
             with contextlib.suppress(OSError):  # what is wrong with the folder is said by the journal

@@ -30,7 +30,6 @@ from sublet.agent.cards import Cards, has_cards
 from sublet.agent.doors import Door, Visitor
 from sublet.agent.inventory import card_of, machine_inventory, parse_host_gpus
 from sublet.agent.limits import block_bytes, disk_bytes, offer_again, usable_cores
-from sublet.agent.memory import MemoryAgent
 from sublet.agent.rehearsal import offered, rehearse_all, shows_pids
 from sublet.agent.supervised import SupervisedAgent
 from sublet.agent.suspend_probe import probe_cards
@@ -102,14 +101,14 @@ class Office:
         limits: Limits | None = None,
         clock: Clock | None = None,
         die: Callable[[str], None] | None = None,
-        pretended: bool = False,
+        make_agent: Callable[..., Agent] | None = None,
         beginning: Beginning | None = None,
         before_serving: Callable[[], None] = lambda: None,
         shared: Path | None = None,
     ) -> None:
         """``limits``: instead of those of the home's ``policy.toml``. ``shared``: the folder of a second pair of
-        sockets, for every user of the machine. ``pretended`` leaves out the supervisor: the rules are kept in memory,
-        and nothing can run under a lease.
+        sockets, for every user of the machine. ``make_agent``: makes an agent without a supervisor
+        (``sublet.testing.MemoryAgent``); nothing can run under a lease then.
         ``beginning``: what was begun already, and is closed by the caller."""
         self.home = home
         self.clock = SystemClock() if clock is None else clock
@@ -121,7 +120,7 @@ class Office:
         self._durations = Policy() if policy is None else policy
         self._policy = self._limits.policy(Policy()) if policy is None else policy
         self._die = end_process if die is None else die
-        self._pretended = pretended
+        self._make_agent = make_agent
         self._beginning = beginning
         self._before_serving = before_serving
         self._shared = shared
@@ -139,7 +138,7 @@ class Office:
         self._stack = contextlib.AsyncExitStack()
         async with self._stack:
             beginning = self._beginning or self._stack.enter_context(
-                begun(self.home, self.clock, pretended=self._pretended)
+                begun(self.home, self.clock, supervised=self._make_agent is None)
             )
             journal, self._room = beginning.journal, beginning.room
             ledger, opening, entries = self._recover(journal)
@@ -246,9 +245,10 @@ class Office:
         return await probe_cards(offered(machine, tried))  # afterwards: a card may let only one process in at a time
 
     async def _agent(self, inventory: Inventory, beginning: Beginning, state: State) -> Agent:
-        """The real one, with a supervisor and a door for holders; or a pretended one."""
-        if beginning.supervisor is None:
-            return MemoryAgent(self._inventory, report=self.driver.report, clock=self.clock)
+        """With a supervisor and a door for holders, unless the caller makes another."""
+        if self._make_agent is not None:
+            return self._make_agent(self._inventory, report=self.driver.report, clock=self.clock)
+        assert beginning.supervisor is not None
         # Orders are only checked against the whole machine there: how much of it is lent changes, and is decided here.
         agent = SupervisedAgent(
             _with_disk(inventory, disk_bytes(self.home)),
