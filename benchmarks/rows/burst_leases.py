@@ -56,9 +56,9 @@ def measure(bench: Bench) -> list[Figure]:
 
 async def _office(home: Path) -> None:
     """An office whose machines are pretended, until its standard input ends."""
-    from sublet.agent.memory import MemoryAgent
     from sublet.broker.commands import NodeUp
     from sublet.engines.local import Office
+    from sublet.testing.memory import MemoryAgent
     from sublet.values import Kind, NodeId, ResourceId
     from sublet.wire.orders import Device, Inventory
 

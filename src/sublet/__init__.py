@@ -25,7 +25,7 @@ Importing this package loads nothing but this file; each public name is fetched 
 #   replicated/             the register on a quorum of replicas; checkpoints and reservations on it
 #   broker/                 who gets what: the pure ledger, and around it journal, service, signing
 #   devices/                host devices and CUDA devices behind one interface: memory, modules, launches
-#   agent/                  the hardware of a machine; memory.py keeps every rule without any hardware
+#   agent/                  the hardware of a machine: inventory, health, cards, the door for holders
 #   guest/                  what runs inside: where a program stands, how it is begun, warm interpreters
 #   client/                 what programs hold: connect, leases, renewal, transport
 #   aio                     the same for asyncio
@@ -33,7 +33,7 @@ Importing this package loads nothing but this file; each public name is fetched 
 #   jobs/                   bursts: many chunks over many leases; results that outlive them
 #   engines/                where broker and agents are put together
 #   simulate/               the planner: workloads, their replay on the real ledger, models beside it
-#   testing/                public: a clock to hold, faults by name, conformance suites
+#   testing/                public: a clock to hold, an agent without hardware, faults by name, conformance suites
 #   cli/                    the `sublet` command
 
 from __future__ import annotations

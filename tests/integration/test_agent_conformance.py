@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from sublet.agent.machine import FaultName
 from sublet.agent.port import AgentPort
 from sublet.supervisor.tree import LEASE_MARK
 from sublet.testing import AgentBench, AgentConformance, ParkingConformance, VolumeConformance
+from sublet.testing.machine import FaultName
 from sublet.values import GIB, Epoch, Kind, LeaseId, NodeId, ResourceId
 from sublet.wire.orders import Device, Inventory, Order, Report
 from tests.integration.supervisor_stage import Freezer, SupervisorStage, needs_freezer

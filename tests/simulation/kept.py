@@ -1,7 +1,7 @@
 """What must hold of volumes: the disks say what is there, and the books of the office what ought to be.
 
 A part of the onlooker (``watch``). That two leases are never in one volume, that it keeps its size and its place, and
-that what is kept takes room, is seen by the machine itself (``agent.machine``).
+that what is kept takes room, is seen by the machine itself (``testing.machine``).
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
 
-from sublet.agent.machine import Machine
-from sublet.agent.pretended import PretendedHardware
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker import promises
@@ -35,6 +33,8 @@ from sublet.lease.node import Node
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
 from sublet.lease.value import LeaseEnd
+from sublet.testing.machine import Machine
+from sublet.testing.pretended import PretendedHardware
 from sublet.values import EndReason, Epoch, LeaseId, ResourceId
 from sublet.wire.orders import End, Extend, Grant, Held, Order
 from tests.simulation.disk import Disk

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sublet.agent.machine import FaultName, Faults, Machine
-from sublet.agent.memory import MemoryAgent
 from sublet.errors import SubletError
 from sublet.lease.teardown import Phase
+from sublet.testing.machine import FaultName, Faults, Machine
+from sublet.testing.memory import MemoryAgent
 from sublet.values import Epoch, LeaseId, ResourceId
 from sublet.wire.orders import Inventory, Order, Report
 from tests.simulation.process import MachineClock, Process

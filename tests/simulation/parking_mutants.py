@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from sublet.agent.machine import Machine
-from sublet.agent.pretended import PretendedHardware
 from sublet.broker import commands as cmd
 from sublet.broker import resuming
 from sublet.broker.policy import Policy
@@ -14,6 +12,8 @@ from sublet.broker.records import LeaseRecord, Now
 from sublet.broker.state import State
 from sublet.broker.unconfirmed import Unconfirmed
 from sublet.lease.node import Node
+from sublet.testing.machine import Machine
+from sublet.testing.pretended import PretendedHardware
 from sublet.values import Epoch, LeaseId, ResourceId
 from sublet.wire.orders import End, Grant, Parking, Resumed
 from tests.simulation.disk import Disk

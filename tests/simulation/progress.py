@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sublet.agent.machine import FaultName
 from sublet.broker import commands as cmd
 from sublet.lease.states import LeaseStatus, SliceState
+from sublet.testing.machine import FaultName
 from sublet.values import Kind, NodeId, ResourceId
 from tests.simulation.process import Process
 

@@ -10,9 +10,9 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from sublet.agent.pretended import Timings
 from sublet.broker.policy import Policy
 from sublet.broker.records import Want
+from sublet.testing.pretended import Timings
 from sublet.values import GIB, Exclusivity, Kind, NodeId, ResourceId, Suspend
 from sublet.wire.orders import Device, Inventory
 

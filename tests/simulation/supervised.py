@@ -15,8 +15,8 @@ from sublet.wire.orders import Extend, Grant, Held, Order
 from tests.simulation.node import OUTLIVES_NS
 
 if TYPE_CHECKING:
-    from sublet.agent.machine import Resident
     from sublet.lease.fence import Live
+    from sublet.testing.machine import Resident
     from tests.simulation.node import NodeProcess
 
 _S: Final = 1_000_000_000

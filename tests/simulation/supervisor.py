@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sublet.agent.machine import FaultName
+from sublet.testing.machine import FaultName
 from sublet.values import ResourceId
 from sublet.wire.orders import Inventory, Order, Report
 from tests.simulation.node import NodeProcess

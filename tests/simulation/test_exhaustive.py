@@ -12,9 +12,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sublet.agent.machine import Machine
-from sublet.agent.memory import MemoryAgent
-from sublet.agent.pretended import Timings
 from sublet.broker import commands as cmd
 from sublet.broker.events import Event
 from sublet.broker.ledger import Ledger
@@ -24,6 +21,9 @@ from sublet.broker.state import State
 from sublet.errors import SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.testing import HeldClock
+from sublet.testing.machine import Machine
+from sublet.testing.memory import MemoryAgent
+from sublet.testing.pretended import Timings
 from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, NodeId, RequestId, ResourceId, TenantId
 from sublet.wire.orders import Device, Inventory, Order, Report
 from tests.simulation.mutants import switched_on

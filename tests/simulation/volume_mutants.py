@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sublet.agent.memory import MemoryAgent
 from sublet.broker import promises, volumes
 from sublet.broker.records import LeaseRecord, ResourceRecord, SliceRecord
 from sublet.broker.state import State
 from sublet.broker.step import Step
 from sublet.lease.shelf import Shelf
+from sublet.testing.memory import MemoryAgent
 from sublet.values import Epoch
 from sublet.wire.orders import RemoveVolume, VolumeRef, VolumeRemoved
 from tests.simulation.mutant import Mutant

@@ -17,14 +17,14 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from sublet.agent.machine import Effect, FaultName, Faults, Machine
-    from sublet.agent.memory import MemoryAgent
-    from sublet.agent.pretended import Timings
     from sublet.testing.bench import MemoryBench
     from sublet.testing.clock import HeldClock
     from sublet.testing.conformance import AgentBench, AgentConformance
     from sublet.testing.device_conformance import DeviceConformance
+    from sublet.testing.machine import Effect, FaultName, Faults, Machine
+    from sublet.testing.memory import MemoryAgent
     from sublet.testing.parking_conformance import ParkingConformance
+    from sublet.testing.pretended import Timings
     from sublet.testing.rehearsal import preempt
     from sublet.testing.replica_conformance import ReplicaConformance
     from sublet.testing.volume_conformance import VolumeConformance
@@ -48,9 +48,9 @@ __all__ = [
 ]
 
 _LAZY: Final[dict[str, str]] = {
-    **dict.fromkeys(("Effect", "FaultName", "Faults", "Machine"), "sublet.agent.machine"),
-    "MemoryAgent": "sublet.agent.memory",
-    "Timings": "sublet.agent.pretended",
+    **dict.fromkeys(("Effect", "FaultName", "Faults", "Machine"), "sublet.testing.machine"),
+    "MemoryAgent": "sublet.testing.memory",
+    "Timings": "sublet.testing.pretended",
     "MemoryBench": "sublet.testing.bench",
     "HeldClock": "sublet.testing.clock",
     **dict.fromkeys(("AgentBench", "AgentConformance"), "sublet.testing.conformance"),

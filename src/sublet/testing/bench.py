@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sublet.agent.machine import FaultName, Faults, Machine
-from sublet.agent.memory import MemoryAgent
 from sublet.agent.port import AgentPort
-from sublet.agent.pretended import Timings
 from sublet.testing.clock import HeldClock
+from sublet.testing.machine import FaultName, Faults, Machine
+from sublet.testing.memory import MemoryAgent
+from sublet.testing.pretended import Timings
 from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, NodeId, ResourceId
 from sublet.wire.orders import Device, Inventory, Report
 

@@ -12,8 +12,8 @@ counted in ``second_s``.
 
 from __future__ import annotations
 
-from sublet.agent.machine import FaultName
 from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, StaleEpoch, SubletError
+from sublet.testing.machine import FaultName
 from sublet.testing.office_in_short import AgentBench, OfficeInShort, part_of, refused, said
 from sublet.values import EndReason, Epoch, LeaseId, TenantId
 from sublet.wire.orders import EndedHere, Failed, Fault, Held, NotHeld, TornDown

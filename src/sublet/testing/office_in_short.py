@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
 
-from sublet.agent.machine import FaultName
 from sublet.agent.port import AgentPort
 from sublet.errors import SubletError
+from sublet.testing.machine import FaultName
 from sublet.values import GIB, NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import End, Extend, Grant, Notify, Part, Report, Verify
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.agent.machine import FaultName, Faults, Machine
-from sublet.agent.memory import MemoryAgent
-from sublet.agent.pretended import Timings
 from sublet.errors import LeaseExpired, LeaseNotActive, LeaseRevoked
 from sublet.lease.repeats import Repeats
 from sublet.testing import HeldClock, preempt
+from sublet.testing.machine import FaultName, Faults, Machine
+from sublet.testing.memory import MemoryAgent
+from sublet.testing.pretended import Timings
 from sublet.values import GIB, NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, ResourceId, TenantId
 from sublet.wire.orders import (
     Device,

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from biscuit_auth import KeyPair
 
-from sublet.agent.memory import MemoryAgent
 from sublet.broker.access import AccessList
 from sublet.broker.commands import OpenOffice
 from sublet.broker.driver import Driver
@@ -26,6 +25,7 @@ from sublet.broker.service import Identity, Reply, Service
 from sublet.broker.signing import Signer
 from sublet.observe.audit import Record
 from sublet.testing import HeldClock
+from sublet.testing.memory import MemoryAgent
 from sublet.values import GIB, Epoch, Kind, NodeId, ResourceId
 from sublet.wire.http import AuditReport
 from sublet.wire.orders import Device, Inventory

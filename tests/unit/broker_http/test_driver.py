@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from sublet.agent.memory import MemoryAgent
 from sublet.broker import driver as driver_module
 from sublet.broker import lingering
 from sublet.broker.answers import Granted
@@ -21,6 +20,7 @@ from sublet.broker.state import State
 from sublet.errors import Disconnected, LeaseNotActive, NotFound, RenewalRefusal
 from sublet.lease.states import LeaseStatus
 from sublet.testing import FaultName
+from sublet.testing.memory import MemoryAgent
 from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, RequestId
 from sublet.wire.orders import Held, NotHeld
 from tests.unit.broker_http.bench import Bench, HeldLoop, bench, inventory, run, turns

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sublet.agent.memory import MemoryAgent
 from sublet.broker.commands import NodeUp
 from sublet.broker.driver import HOLD_TIMEOUT_S
 from sublet.broker.events import Ending
+from sublet.testing.memory import MemoryAgent
 from sublet.values import Epoch, Kind, LeaseId, NodeId, ResourceId
 from sublet.wire.orders import Device, Grant, Inventory, Order
 from tests.unit.broker_http.bench import Answer, Bench, bench, run, turns

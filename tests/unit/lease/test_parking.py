@@ -1,17 +1,17 @@
 """Parking as the law of a node has it: the steps, the races between them, and what a restart finds.
 
-The law is the real one, over hardware that keeps its own account of who is where (``agent.memory``).
+The law is the real one, over hardware that keeps its own account of who is where (``testing.memory``).
 """
 
 from __future__ import annotations
 
 import pytest
 
-from sublet.agent.machine import FaultName
-from sublet.agent.memory import MemoryAgent
-from sublet.agent.pretended import Timings
 from sublet.errors import LeaseEnded, LeaseNotActive, StaleEpoch
 from sublet.testing import HeldClock
+from sublet.testing.machine import FaultName
+from sublet.testing.memory import MemoryAgent
+from sublet.testing.pretended import Timings
 from sublet.values import GIB, NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, ResourceId, TenantId
 from sublet.wire.orders import (
     Device,

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from sublet.agent.pretended_disk import Disk
 from sublet.lease.fence import is_exclusive
+from sublet.testing.pretended_disk import Disk
 from sublet.values import Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Inventory, Part, StoredVolume, VolumeRef
 

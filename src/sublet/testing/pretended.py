@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sublet.agent.machine import FaultName, Faults, Machine
 from sublet.lease.hardware import Clean, Leftover, Need, NotYet, Unclean, Verdict
 from sublet.lease.teardown import Bounds
+from sublet.testing.machine import FaultName, Faults, Machine
 from sublet.values import GIB, NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Notify, Parking, Part, StoredVolume, VolumeRef
 
