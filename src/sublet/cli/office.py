@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import sys
@@ -257,9 +258,7 @@ def _check_same(running: Json | None, host_gpus: HostGpus | None, shared: Path |
 def _serve(host_gpus: HostGpus | None, shared: Path | None, *, embedded: bool) -> int:
     """Be the office, until told to end. ``embedded``: it ends when it is idle, unless one that was started by `up` is
     to come back: then it is that one."""
-    from sublet.cli.sparing import spare
-
-    spare()
+    gc.disable()  # what is loaded stays: it is looked through once, at the end of the start
     from sublet.clock import SystemClock
     from sublet.engines.beginning import begun
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sublet.supervisor.lean  # before anything that loads what it stands for
-
-# isort: split
 import contextlib
 import fcntl
 import os
