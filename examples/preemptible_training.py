@@ -14,7 +14,7 @@ import time
 
 import sublet
 
-PREEMPTIONS = 20
+PREEMPTIONS = int(sys.argv[3]) if len(sys.argv) > 3 else 20
 EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else PREEMPTIONS + 10
 PAUSE_S = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
 

@@ -4,7 +4,7 @@ After every round nothing is left (no process, no group, no folder, no page, no 
 the office shows is the fold of its journal. While office and supervisor live they do not grow: neither descriptors,
 nor processes, nor memory. Everything is drawn from a seed, which a failure prints.
 
-``SUBLET_KILL_ROUNDS`` says how many (100), ``SUBLET_KILL_SEED`` with which seed.
+``SUBLET_KILL_ROUNDS`` says how many (50), ``SUBLET_KILL_SEED`` with which seed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.crash.office_process import Call, Line
 from tests.integration.office_stage import PATH, Held, HolderProcess, OfficeStage, asked, office_stage
 from tests.traces import until
 
-ROUNDS: Final = int(os.environ.get("SUBLET_KILL_ROUNDS", "100"))
+ROUNDS: Final = int(os.environ.get("SUBLET_KILL_ROUNDS", "50"))
 SEED: Final = int(os.environ.get("SUBLET_KILL_SEED", "1"))
 TTL_S: Final = 2.0
 STEADY: Final = 0.5
