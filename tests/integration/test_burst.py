@@ -19,7 +19,7 @@ from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.compute.lent import LENT_MIN, LentMemory
 from sublet.errors import CheckpointFailed, InvalidRequest, JobFailed, LeaseEnded, Unpicklable
-from sublet.jobs.leases import job_leases
+from sublet.jobs.leases import LABEL, PROGRAM, leases_left
 from sublet.jobs.states import FailReason
 from tests.integration import burst_functions as functions
 from tests.traces import PATIENCE_S, until
@@ -52,7 +52,26 @@ def test_a_map_runs_on_leases_and_leaves_none(fabric: sublet.Fabric) -> None:
     assert (result.leases_before, result.leases_after) == (0, 0)
     assert 1 <= result.leases_most <= 3
     assert result.bill is not None
-    assert job_leases(fabric, "squares") == []
+    assert leases_left(fabric, "squares", wait=0) == 0
+
+
+def test_a_burst_of_an_operator_is_not_that_of_a_tenant_with_the_same_name(fabric: sublet.Fabric) -> None:
+    """Neither in the count of its leases nor on its bill."""
+    token = fabric.request("POST", "/v1/tenants", {"id": "ann"}, shape=dict)["token"]
+    labels = {**PROGRAM, LABEL: "namesake"}
+    home = str(fabric.address.home)
+    with sublet.connect(home=home, token=token, as_tenant=True) as hers, hers.memory("1MiB", labels=labels):
+        results = jobs.map(functions.square, range(3), fabric=fabric, want=1, name="namesake")
+        assert list(results) == [0, 1, 4]
+        result = results.result
+        assert result is not None
+        assert (result.leases_before, result.leases_after) == (0, 0)
+        assert result.bill is not None
+        assert result.bill.leases == 1
+        assert fabric.wait_ended(labels, timeout=0, all=True) == 1
+        assert [view.tenant for view in fabric.leases() if view.labels == labels] == ["ann"]
+        assert hers.wait_ended(labels, timeout=0) == 1
+    assert fabric.wait_ended(labels, all=True) == 0
 
 
 def test_closures_and_lambdas_run_and_prints_appear(fabric: sublet.Fabric) -> None:
@@ -111,7 +130,7 @@ def test_a_store_that_is_full_or_without_its_lease_says_which_and_keeps_what_it_
     with pytest.raises(LeaseEnded, match=end):
         list(jobs.map(functions.square, range(3), fabric=fabric, want=1, name="large", store=store))
     store.close()
-    assert job_leases(fabric, "large") == []
+    assert leases_left(fabric, "large", wait=0) == 0
     with fabric.block(name="too-small") as block:
         assert len(jobs.VolumeOutputStore(block)) == had
         with pytest.raises(InvalidRequest, match="has the results of job 'large', not of 'other'"):
@@ -142,7 +161,7 @@ def test_a_chunk_that_prints_without_end_can_be_stopped(fabric: sublet.Fabric, t
     stopper.start()
     assert list(results) == []
     stopper.join()
-    assert job_leases(fabric, "prints") == []
+    assert leases_left(fabric, "prints", wait=0) == 0
     assert list(jobs.map(functions.square, [3], fabric=fabric, want=1)) == [9]
 
 

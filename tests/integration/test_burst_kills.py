@@ -27,7 +27,7 @@ from sublet import jobs
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.jobs.identity import function_digest, positioned_ids
-from sublet.jobs.leases import job_leases
+from sublet.jobs.leases import leases_left
 from tests.integration import burst_functions as functions
 from tests.traces import PUT_AWAY_S, Traces, office_of, supervisor_of, until
 
@@ -175,7 +175,7 @@ class KilledJob:
         assert int(skipped) == len(self.published)
         assert {chunk for chunk, _ in self.lines()} == set(range(CHUNKS))
         with sublet.connect(home=self.home) as fabric:
-            assert job_leases(fabric, self.name) == []
+            assert leases_left(fabric, self.name, wait=0) == 0
             until("the volume to be put away", lambda: self.is_removed(fabric), PUT_AWAY_S)
 
     def is_removed(self, fabric: sublet.Fabric) -> bool:

@@ -49,6 +49,7 @@ def test_two_hundred_leases_live_and_end_together(fabric: sublet.Fabric) -> None
         assert all(lease.end is None for lease in leases)
         leases[7].release()
         assert first.end is None
+    assert fabric.wait_ended({"of": "many"}) == 0
     assert [one for one in fabric.leases() if one.status in ("active", "noticed")] == []
     assert {lease.end.reason for lease in leases if lease.end is not None} == {"released"}
     leases.release()  # twice is harmless
@@ -96,10 +97,12 @@ def test_the_same_for_asyncio(stage: OfficeStage, tmp_path: Path) -> None:
                 assert len({lease.epoch for lease in leases}) == 30
                 await leases[3].release()
             assert all(lease.end is not None for lease in leases)
-            some = await fabric.many(5).memory("1MiB")
+            some = await fabric.many(5).memory("1MiB", labels={"of": "aio"})
             await fabric.release(some[:2])
             assert [lease.end is None for lease in some] == [False, False, True, True, True]
+            assert await fabric.wait_ended({"of": "aio"}, timeout=0) in range(3, 6)
             await some.release()
+            assert await fabric.wait_ended({"of": "aio"}) == 0
             with pytest.raises(sublet.CapacityExceeded):
                 await fabric.many(9, at_least=9).cpu(4096)
 

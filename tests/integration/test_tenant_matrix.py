@@ -66,6 +66,7 @@ def example(route: Route) -> Any:
         "path": "/nowhere/at/all",
         "request": {"request_id": "examples", "wants": [{"kind": "memory", "amount": MIB}]},
         "count": 2,
+        "labels": {},
         "id": "example",
         "group": "default",
         "gpus": 1,

@@ -163,13 +163,17 @@ def busy_ns(seconds: float) -> int:
 
 def number(query: dict[str, str], name: str, *, most: float) -> float:
     """A query parameter in seconds; 0 if it is not there."""
-    said = query.get(name, "0")
+    return seconds(query.get(name, "0"), name, most=most)
+
+
+def seconds(said: str | float, name: str, *, most: float) -> float:
+    """A number of seconds from 0 to ``most``."""
     try:
         value = float(said)
     except ValueError:
         value = -1.0
     if not 0 <= value <= most:  # also false for NaN
-        raise InvalidRequest(f"{name}={said[:40]} is not a number from 0 to {most:g}", do=f"Correct {name}.")
+        raise InvalidRequest(f"{name}={str(said)[:40]} is not a number from 0 to {most:g}", do=f"Correct {name}.")
     return value
 
 

@@ -128,7 +128,11 @@ def _table() -> tuple[Route, ...]:
             leases.leases,
             "Live leases, newest first",
             answers={200: list[wire.LeaseView]},
-            query={"all": "1 shows ended ones too", "tenant": "only this tenant's"},
+            query={
+                "all": "1 shows ended ones too",
+                "tenant": "only this tenant's",
+                "own": "1: only those of the caller's tenant (operators)",
+            },
         ),
         route(
             "GET",
@@ -207,6 +211,15 @@ def _table() -> tuple[Route, ...]:
         ),
         route(
             "POST",
+            "/v1/ends",
+            Right.TENANT,
+            leases.ends,
+            "Wait until no lease with these labels is left",
+            request=wire.EndsRequest,
+            answers={200: wire.EndsAnswer},
+        ),
+        route(
+            "POST",
             "/v1/renewals",
             Right.TENANT,
             leases.renewals,
@@ -245,7 +258,7 @@ def _table() -> tuple[Route, ...]:
             volumes.volumes,
             "What is kept under names",
             answers={200: list[wire.VolumeView]},
-            query={"tenant": "only this tenant's"},
+            query={"tenant": "only this tenant's", "own": "1: only those of the caller's tenant (operators)"},
         ),
         route(
             "GET",
@@ -482,6 +495,7 @@ def _table() -> tuple[Route, ...]:
                 "per": "day or month, in UTC: lines of their own for each",
                 "since": "RFC 3339",
                 "until": "RFC 3339",
+                "own": "1: only of the caller's tenant (operators)",
                 "format": "json (default) or csv",
             },
         ),

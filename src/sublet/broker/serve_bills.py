@@ -10,6 +10,7 @@ import asyncio
 from datetime import UTC, datetime
 from typing import Final
 
+from sublet.broker.asking import flag
 from sublet.broker.history import History, wire_lines
 from sublet.broker.service import Call, Reply, Service, is_live, json_reply
 from sublet.errors import InvalidRequest
@@ -21,12 +22,12 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def bill(service: Service, call: Call) -> Reply:
-    """What was consumed. A tenant sees its own leases, an operator all."""
+    """What was consumed. A tenant sees its own leases, an operator all, or with ``own`` those of its own tenant."""
     form = call.query.get("format", "json")
     if form not in ("json", "csv"):
         raise InvalidRequest(f"a bill cannot be had as {form[:40]}", do="Ask for format=json or format=csv.")
     since_ns, until_ns = _wall_ns(call, "since"), _wall_ns(call, "until")
-    mine = None if call.caller.operator else call.caller.tenant
+    mine = None if call.caller.operator and not flag(call.query, "own") else call.caller.tenant
     usages = [usage for usage in await _usages(service) if mine is None or usage.tenant == mine]
     by, per = call.query.get("by", "lease"), call.query.get("per")
     folded = await asyncio.to_thread(

@@ -9,7 +9,16 @@ from typing import Final, TypeAlias, TypeVar
 
 from sublet.broker import commands as cmd
 from sublet.broker.answers import Answer, Granted, GrantedMany, Offer, Place, Refusal
-from sublet.broker.asking import acquire_command, acquire_many_command, busy_ns, flag, number, request_id, text
+from sublet.broker.asking import (
+    acquire_command,
+    acquire_many_command,
+    busy_ns,
+    flag,
+    number,
+    request_id,
+    seconds,
+    text,
+)
 from sublet.broker.driver import BATCH_MAX
 from sublet.broker.records import LeaseRecord, Now
 from sublet.broker.service import Asked, Call, Reply, Service, json_reply
@@ -17,13 +26,15 @@ from sublet.broker.views import offer_answer, place_answer, refusal_answer, rene
 from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, LeaseEnded, LeaseNotActive, SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.lease.value import LeaseEnd
-from sublet.values import Epoch, LeaseId, RequestId, TenantId, parse_duration_ns
+from sublet.values import Epoch, LeaseId, RequestId, TenantId, parse_duration_ns, valid_labels
 from sublet.wire.http import (
     AcquireRequest,
     AcquisitionRequest,
     ActivityRequest,
     AttachRequest,
     ClaimRequest,
+    EndsAnswer,
+    EndsRequest,
     EndView,
     ErrorView,
     FailedGrant,
@@ -318,7 +329,7 @@ def _release_item(call: Call, item: ReleaseItem) -> cmd.Release:
 async def leases(service: Service, call: Call) -> Reply:
     """Live leases, newest first; with ``all`` the ended ones that are still remembered."""
     ended_too = flag(call.query, "all")
-    tenant = call.query.get("tenant")
+    tenant = call.caller.tenant if flag(call.query, "own") else call.query.get("tenant")
     now = service.driver.now()
     found = [
         lease
@@ -346,6 +357,27 @@ async def show(service: Service, call: Call) -> Reply:
     await service.driver.settled(lease.id)
     service.lease(call)  # it may have been forgotten meanwhile
     return json_reply(_current(service, call.id, service.driver.now()))
+
+
+async def ends(service: Service, call: Call) -> Reply:
+    """How many leases with these labels have not ended, once none is left or the time is over."""
+    request: EndsRequest = call.body
+    labels = valid_labels(request.labels)
+    tenant = None if request.all and call.caller.operator else call.caller.tenant
+    until_s = asyncio.get_running_loop().time() + seconds(request.wait, "wait", most=WAIT_MAX_S)
+    is_over = False
+    while True:
+        await service.turn(call.caller.tenant)
+        left = [
+            lease
+            for lease in service.driver.ledger.state.leases.values()
+            if lease.status is not LeaseStatus.ENDED
+            and (tenant is None or lease.tenant == tenant)
+            and labels.items() <= lease.labels.items()
+        ]
+        if is_over or not left:
+            return json_reply(EndsAnswer(left=len(left)))
+        is_over = not await service.ended(left, call, until_s)  # others may have begun meanwhile
 
 
 async def token(service: Service, call: Call) -> Reply:

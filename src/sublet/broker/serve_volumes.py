@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sublet.broker import commands as cmd
 from sublet.broker.answers import Answer
+from sublet.broker.asking import flag
 from sublet.broker.records import Now, VolumeRecord, volume_key
 from sublet.broker.service import Asked, Call, Reply, Service, json_reply
 from sublet.broker.views import volume_view
@@ -13,8 +14,8 @@ from sublet.wire.http import VolumeView
 
 
 async def volumes(service: Service, call: Call) -> Reply:
-    """By name. A tenant sees its own, an operator all, or those of one tenant."""
-    wanted = call.query.get("tenant")
+    """By name. A tenant sees its own, an operator all, its own, or those of one tenant."""
+    wanted = call.caller.tenant if flag(call.query, "own") else call.query.get("tenant")
     found = [
         volume
         for volume in service.driver.ledger.state.volumes.values()

@@ -212,27 +212,43 @@ class Service:
     async def changed(self, lease: LeaseRecord, after: str, call: Call, timeout_s: float) -> None:
         """Until the status of the lease differs from ``after``, the time is over or the caller has gone."""
         presence = self.driver.presence
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        gone = start_task("request_end", call.gone)
         own = lease.tenant == call.caller.tenant
         if own:
             presence.connected(lease.id)
         try:
-            while lease.status.value == after and not gone.done() and not self.closing:
-                left_s = deadline - asyncio.get_running_loop().time()
-                if left_s <= 0:
-                    return
-                future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                watchers = self._watchers.setdefault(lease.id, set())
-                watchers.add(future)
-                await asyncio.wait((future, gone), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-                watchers.discard(future)
-                if not watchers:
-                    self._watchers.pop(lease.id, None)
+            until_s = asyncio.get_running_loop().time() + timeout_s
+            await self._watch([lease], lambda lease: lease.status.value != after, call, until_s)
         finally:
-            gone.cancel()
             if own:
                 presence.disconnected(lease.id, self.driver.clock.now_ns())
+
+    async def ended(self, leases: Sequence[LeaseRecord], call: Call, until_s: float) -> bool:
+        """Until all of them have ended, the time is over (by the clock of the loop) or the caller has gone. Whether
+        they have."""
+        return await self._watch(leases, lambda lease: lease.status is LeaseStatus.ENDED, call, until_s)
+
+    async def _watch(
+        self, leases: Sequence[LeaseRecord], is_so: Callable[[LeaseRecord], bool], call: Call, until_s: float
+    ) -> bool:
+        """One lease after the other: what a call waits for costs no more than a look at each."""
+        loop = asyncio.get_running_loop()
+        gone = start_task("request_end", call.gone)
+        try:
+            for lease in leases:
+                while not is_so(lease):
+                    left_s = until_s - loop.time()
+                    if left_s <= 0 or gone.done() or self.closing:
+                        return False
+                    future: asyncio.Future[None] = loop.create_future()
+                    watchers = self._watchers.setdefault(lease.id, set())
+                    watchers.add(future)
+                    await asyncio.wait((future, gone), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                    watchers.discard(future)
+                    if not watchers:
+                        self._watchers.pop(lease.id, None)
+            return True
+        finally:
+            gone.cancel()
 
     def check_streams(self, caller: Caller) -> None:
         """Whether one more event stream may be opened."""

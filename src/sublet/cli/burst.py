@@ -476,7 +476,7 @@ def _looked_at(words: Sequence[str], *, as_json: bool) -> int:
 
 
 def _bursts(fabric: sublet.Fabric) -> list[dict[str, Any]]:
-    """Each burst that the bill, a volume or a live lease knows, by name."""
+    """Each burst of ours that the bill, a volume or a live lease knows, by name."""
     from sublet.jobs.leases import LABEL, PROGRAM
 
     found: dict[str, dict[str, Any]] = {}
@@ -485,14 +485,14 @@ def _bursts(fabric: sublet.Fabric) -> list[dict[str, Any]]:
         empty = {"name": name, "leases": 0, "core_seconds": 0.0, "cost": 0.0, "currency": "", "volume": None}
         return found.setdefault(name, {**empty, "keep_until": None})
 
-    for volume in fabric.volumes():
+    for volume in fabric.volumes(own=True):
         if volume.name.startswith(VOLUME):
             one = of(volume.name.removeprefix(VOLUME))
             one["volume"], one["keep_until"] = format_size(volume.size), volume.keep_until
-    for view in fabric.leases():
+    for view in fabric.leases(own=True):
         if PROGRAM.items() <= view.labels.items():
             of(view.labels.get(LABEL, ""))["leases"] += 1
-    for line in fabric.bill(by=f"label:{','.join((*PROGRAM, LABEL))}"):
+    for line in fabric.bill(by=f"label:{','.join((*PROGRAM, LABEL))}", own=True):
         program, _, name = line.key.partition(",")
         if program in PROGRAM.values() and name:
             one = of(name)

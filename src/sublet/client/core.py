@@ -51,6 +51,8 @@ from sublet.wire.http import (
     ActivityRequest,
     AttachRequest,
     ClaimRequest,
+    EndsAnswer,
+    EndsRequest,
     GrantAnswer,
     GrantsAnswer,
     Hello,
@@ -87,6 +89,8 @@ of life that keeps the place (the office takes it away after 30 s of silence).""
 MANY_TIMEOUT_S: Final = 2 * REQUEST_TIMEOUT_S
 """The same for a request for many leases: the office waits 5 s for machines that do not confirm theirs, and answers
 without them."""
+ENDS_LOOK_S: Final = 0.1
+"""Between two looks at leases that are to end, where the office is older and cannot be asked to wait."""
 RELEASES_MAX: Final = 1024
 """Releases in one message."""
 _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
@@ -356,6 +360,31 @@ class Core:
                 if error is not None and error.transient:
                     raise error_of(error)
         return views
+
+    def wait_ended(self, labels: dict[str, str], timeout_ns: int, *, everyones: bool) -> Program[int]:
+        """Until no lease with these labels is left, or the time is over; how many are left."""
+        until_ns = self._clock.now_ns() + timeout_ns
+        is_older = False
+        while True:
+            left_s = max(0.0, (until_ns - self._clock.now_ns()) / NS_PER_S)
+            if is_older:
+                views = yield from self.query(f"/v1/leases{'' if everyones else '?own=1'}", list[LeaseView])
+                left = sum(view.status != LeaseStatus.ENDED and labels.items() <= view.labels.items() for view in views)
+            else:
+                wait_s = min(POLL_S, left_s)
+                request = EndsRequest(labels=labels, wait=wait_s, all=everyones)
+                reply = yield from self._asking(
+                    _post("/v1/ends", request, timeout_s=wait_s + REQUEST_TIMEOUT_S), LOOK_PATIENCE_S
+                )
+                try:
+                    left = decode(reply, EndsAnswer).left
+                except NotFound:
+                    is_older = True
+                    continue
+            if not left or not left_s:
+                return left
+            if is_older:
+                yield Pause(min(ENDS_LOOK_S, left_s))
 
     # ---- looking and everything else ----
 

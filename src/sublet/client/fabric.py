@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -35,7 +35,7 @@ from sublet.client.model import Offer
 from sublet.client.owed import Owed
 from sublet.client.paths import valid_path
 from sublet.client.progress import QueueLine
-from sublet.client.queries import bill_path, check_versions, leases_path
+from sublet.client.queries import ENDS_WAIT_S, bill_path, check_versions, ends_asked, listing_path
 from sublet.client.steps import Call, Program, Reply
 from sublet.client.transport import Transport
 from sublet.client.volumes import Attachable, Volume
@@ -211,13 +211,33 @@ class Fabric(Asking[Lease, Leases]):
         """The office, its devices and how much of them is free."""
         return self._run(self._core.query("/v1/status", StatusView))
 
-    def leases(self, *, all: bool = False, tenant: str | None = None) -> list[LeaseView]:  # noqa: A002 - as on the wire
-        """Live leases, newest first; with ``all`` the ended ones that are still remembered."""
-        return self._run(self._core.query(leases_path(all, tenant), list[LeaseView]))
+    def leases(
+        self,
+        *,
+        all: bool = False,  # noqa: A002 - as on the wire
+        tenant: str | None = None,
+        own: bool = False,
+    ) -> list[LeaseView]:
+        """Live leases, newest first; with ``all`` the ended ones that are still remembered. An operator sees those of
+        all tenants, with ``own`` only those of its own."""
+        path = listing_path("/v1/leases", tenant, own, ended_too=all)
+        return self._run(self._core.query(path, list[LeaseView]))
 
     def lease(self, lease: LeaseId | str) -> LeaseView:
         """One lease as the office knows it."""
         return self._run(self._core.look(LeaseId(lease)))
+
+    def wait_ended(
+        self,
+        labels: Mapping[str, str],
+        *,
+        timeout: Duration = ENDS_WAIT_S,
+        all: bool = False,  # noqa: A002 - as on the wire
+    ) -> int:
+        """Wait until no lease of yours with all of these labels is left, those that are still ending included, or the
+        time is over. How many are left: 0 proves that none holds anything any more. ``timeout=0`` counts them;
+        ``all``: those of all tenants (operators)."""
+        return self._run(self._core.wait_ended(*ends_asked(labels, timeout), everyones=all))
 
     def guests(self, lease: LeaseFacts | LeaseId | str | None = None, *, ended: bool = False) -> list[GuestView]:
         """The commands that run under leases of yours; with ``ended`` also those whose output is still kept."""
@@ -226,9 +246,10 @@ class Fabric(Asking[Lease, Leases]):
         wanted = lease.id if isinstance(lease, LeaseFacts) else "" if lease is None else valid_text(lease, "lease")
         return list_guests(self.address, wanted, ended=ended)
 
-    def volumes(self, *, tenant: str | None = None) -> list[Volume]:
-        """What is kept under names, and what block leases with a name have now."""
-        return self._run(volumes.listed(self._core, tenant))
+    def volumes(self, *, tenant: str | None = None, own: bool = False) -> list[Volume]:
+        """What is kept under names, and what block leases with a name have now. An operator sees those of all tenants,
+        with ``own`` only those of its own."""
+        return self._run(volumes.listed(self._core, tenant, own))
 
     def volume(self, name: str) -> Volume:
         """The volume of this name."""
@@ -249,11 +270,18 @@ class Fabric(Asking[Lease, Leases]):
         return copy_volume(self, source, name, size, retain)
 
     def bill(
-        self, *, by: str = "lease", per: str | None = None, since: str | None = None, until: str | None = None
+        self,
+        *,
+        by: str = "lease",
+        per: str | None = None,
+        since: str | None = None,
+        until: str | None = None,
+        own: bool = False,
     ) -> list[BillLine]:
         """What was consumed, by ``"lease"``, ``"tenant"``, ``"group"``, ``"device"``, ``"session"`` or ``"label:KEY"``
-        (or several: ``"label:KEY,KEY"``), as a whole or per ``"day"`` or ``"month"`` (UTC); times are RFC 3339."""
-        return self._run(self._core.query(bill_path(by, since, until, per), list[BillLine]))
+        (or several: ``"label:KEY,KEY"``), as a whole or per ``"day"`` or ``"month"`` (UTC); times are RFC 3339. An
+        operator has the bills of all tenants, with ``own`` only that of its own."""
+        return self._run(self._core.query(bill_path(by, since, until, per, own=own), list[BillLine]))
 
     def bill_csv(
         self, *, by: str = "lease", per: str | None = None, since: str | None = None, until: str | None = None

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
 from urllib.parse import urlencode
 
 from sublet.errors import Unsupported
-from sublet.values import valid_text
+from sublet.values import parse_duration_ns, valid_labels, valid_text
 from sublet.wire.http import Hello
 from sublet.wire.http_views import check_grouping
 
+ENDS_WAIT_S: Final = 60.0
+"""How long ends are waited for unless another time is said."""
 
-def leases_path(ended_too: bool, tenant: str | None) -> str:
-    """GET /v1/leases."""
+
+def listing_path(path: str, tenant: str | None, own: bool, *, ended_too: bool = False) -> str:
+    """GET /v1/leases or /v1/volumes."""
     query = {"all": "1"} if ended_too else {}
     if tenant is not None:
         query["tenant"] = valid_text(tenant, "tenant")
-    return _path("/v1/leases", query)
+    if own:
+        query["own"] = "1"
+    return _path(path, query)
 
 
-def bill_path(by: str, since: str | None, until: str | None, per: str | None = None, *, csv: bool = False) -> str:
+def bill_path(
+    by: str, since: str | None, until: str | None, per: str | None = None, *, csv: bool = False, own: bool = False
+) -> str:
     """GET /v1/bill."""
     valid_text(by, "by")
     check_grouping(by, per)
@@ -26,7 +35,14 @@ def bill_path(by: str, since: str | None, until: str | None, per: str | None = N
         if moment is not None:
             valid_text(moment, name)
     asked = {"by": by, "per": per, "since": since, "until": until, "format": "csv" if csv else None}
+    asked |= {"own": "1" if own else None}
     return _path("/v1/bill", {name: value for name, value in asked.items() if value is not None})
+
+
+def ends_asked(labels: object, timeout: float | str) -> tuple[dict[str, str], int]:
+    """Labels and nanoseconds of POST /v1/ends."""
+    asked = dict(labels) if isinstance(labels, Mapping) else labels
+    return valid_labels(asked), parse_duration_ns(timeout, "timeout", zero_ok=True)
 
 
 def check_versions(hello: Hello, wire: int) -> None:

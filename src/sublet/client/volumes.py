@@ -12,6 +12,7 @@ from sublet.client.asking import ask_block
 from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks
 from sublet.client.handle import LeaseFacts
 from sublet.client.owed import Owed
+from sublet.client.queries import listing_path
 from sublet.client.steps import Program
 from sublet.errors import InvalidRequest, NotFound
 from sublet.lease.states import VolumeState
@@ -52,10 +53,9 @@ Attachable: TypeAlias = LeaseFacts | Volume | LeaseId | str
 """What `attach` takes: a lease, a volume, or the id or name of one."""
 
 
-def listed(core: Core, tenant: str | None) -> Program[list[Volume]]:
+def listed(core: Core, tenant: str | None, own: bool) -> Program[list[Volume]]:
     """What there is, by name."""
-    query = f"?{urlencode({'tenant': tenant})}" if tenant is not None else ""
-    views = yield from core.query(f"/v1/volumes{query}", list[VolumeView])
+    views = yield from core.query(listing_path("/v1/volumes", tenant, own), list[VolumeView])
     return [_volume(view) for view in views]
 
 

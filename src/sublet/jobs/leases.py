@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +21,6 @@ from sublet.jobs.chunks import Needs
 
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
-    from sublet.wire.http import LeaseView
 
 LABEL: Final = "job"
 """The label of a job's leases, by which bills and listings find them."""
@@ -31,12 +29,6 @@ AGAIN_S: Final = 1.0
 """After a refusal that is not for want of capacity now: how long until it is asked again."""
 TOO_BIG: Final = "too_big"
 CLOSE_S: Final = 10.0
-PAUSE_S: Final = 0.002
-PAUSE_MAX_S: Final = 0.1
-PAUSE_PART: Final = 10
-"""Between two looks at leases that are ending: this part of the time waited so far, so that the last look comes little
-after the end, and as long as four looks take, so that the office has time for others."""
-ENDED: Final = "ended"
 MANY_MAX: Final = 1024
 """Leases of one request."""
 
@@ -208,24 +200,10 @@ class LeasePool:
         return found
 
 
-def job_leases(office: Fabric, job: str) -> list[LeaseView]:
-    """The leases with this job's label that have not ended, as the office has them: a list of one's own proves nothing.
-    One that is still ending counts: its worker may live."""
-    labels = {**PROGRAM, LABEL: job}
-    return [view for view in office.leases() if view.status != ENDED and labels.items() <= view.labels.items()]
-
-
-def leases_left(office: Fabric, job: str) -> int:
-    """How many leases of a job are left once it has given all back; those that are ending are waited for."""
-    began_s = asked_s = time.monotonic()
-    while left := job_leases(office, job):
-        now_s = time.monotonic()
-        if now_s > began_s + CLOSE_S:
-            break
-        pause_s = max(PAUSE_S, (now_s - began_s) / PAUSE_PART, 4 * (now_s - asked_s))
-        time.sleep(min(pause_s, PAUSE_MAX_S))
-        asked_s = time.monotonic()
-    return len(left)
+def leases_left(office: Fabric, job: str, *, wait: float | None = None) -> int:
+    """How many leases of ours with this job's label have not ended, as the office has them: a list of one's own proves
+    nothing. One that is still ending counts, since its worker may live; it is waited for."""
+    return office.wait_ended({**PROGRAM, LABEL: job}, timeout=CLOSE_S if wait is None else wait)
 
 
 def _release(lease: Lease) -> None:

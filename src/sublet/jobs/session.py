@@ -18,7 +18,7 @@ from sublet.errors import Disconnected, InvalidRequest, JobFailed
 from sublet.jobs.chunks import Needs, needs_stated
 from sublet.jobs.core import ChunkFailed, Coordinator, JobEvent, SavedChunk
 from sublet.jobs.identity import ChunkId
-from sublet.jobs.leases import LABEL, LeasePool, job_leases, leases_left
+from sublet.jobs.leases import LABEL, LeasePool, leases_left
 from sublet.jobs.metrics import Metrics
 from sublet.jobs.policy import RetryPolicy
 from sublet.jobs.running import LINGER_S, Delivered, PoolMaker, Running
@@ -160,7 +160,7 @@ class Session:
                 if self._office is None:
                     self._office = connect()
                     stack.callback(self._office.close)
-                self.leases_before = len(job_leases(self._office, terms.name))
+                self.leases_before = leases_left(self._office, terms.name, wait=0)
                 make_pool = self._pool
             core = self.core(saved=saved, keeps_ids=keeps_ids)
             self.running = Running(
@@ -211,7 +211,7 @@ class Session:
                 with contextlib.suppress(Disconnected):
                     self.leases_after = leases_left(office, self.terms.name)
                     self.is_given_back = self.leases_after == 0
-                    lines = office.bill(by=f"label:{LABEL}")
+                    lines = office.bill(by=f"label:{LABEL}", own=True)
                     self.bill = next((line for line in lines if line.key == self.terms.name), None)
                 if self.terms.fabric is None:
                     office.close()

@@ -434,7 +434,7 @@ class _Progress:
 
 def _billed(fabric: Fabric, name: str) -> BillLine | None:
     """What bursts of this name have cost so far."""
-    return next((line for line in fabric.bill(by="label:job") if line.key == name), None)
+    return next((line for line in fabric.bill(by="label:job", own=True) if line.key == name), None)
 
 
 def _row(before: BillLine | None, now: BillLine | None, options: CellOptions) -> CellBill:

@@ -65,6 +65,8 @@ __all__ = [
     "DownRequest",
     "DrainRequest",
     "EndView",
+    "EndsAnswer",
+    "EndsRequest",
     "ErrorBody",
     "ErrorView",
     "EstimatesView",
@@ -234,6 +236,16 @@ class ReleasesRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     """Many releases in one message; each is answered on its own."""
 
     items: list[ReleaseItem]
+
+
+class EndsRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    """Which leases are to have ended: those of the caller's tenant with all of these labels."""
+
+    labels: dict[str, str]
+    wait: float = 0.0
+    """Seconds to wait for the last end, at most 60."""
+    all: bool = False
+    """Of all tenants (operators)."""
 
 
 class RevokeRequest(_Request, kw_only=True, forbid_unknown_fields=True):
@@ -522,6 +534,11 @@ class ReleasesAnswer(Message, kw_only=True):
 
     items: list[LeaseView | None]
     errors: list[ErrorView | None]
+
+
+class EndsAnswer(Message, kw_only=True):
+    left: int
+    """Leases that have not ended; 0 as soon as none is left. One that is ending counts."""
 
 
 class RenewalsAnswer(Message, kw_only=True):

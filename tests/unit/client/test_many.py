@@ -8,13 +8,15 @@ import msgspec
 import pytest
 
 from sublet.client.asking import Terms, ask_cpu, ask_many, check_many
-from sublet.client.core import RELEASES_MAX, Core, Grant, Hooks
+from sublet.client.core import POLL_S, RELEASES_MAX, Core, Grant, Hooks
 from sublet.client.owed import Owed
 from sublet.client.steps import Reply
 from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, LeaseEnded, Unsupported
-from sublet.values import Epoch, LeaseId, RequestId
+from sublet.values import NS_PER_S, Epoch, LeaseId, RequestId
 from sublet.wire.http import (
     AcquisitionRequest,
+    EndsAnswer,
+    EndsRequest,
     ErrorView,
     FailedGrant,
     GrantsAnswer,
@@ -224,3 +226,38 @@ def test_cores_and_memory_go_under_one_lease() -> None:
     for bad in ("much", 0, -1, "2", 5):
         with pytest.raises(InvalidRequest):
             ask_cpu(Terms(), cores=2, or_smaller=False, memory=bad)
+
+
+LABELS = {"program": "burst", "job": "mine"}
+
+
+def ended(script: Script, *answers: Any, timeout_s: float = 60, everyones: bool = False) -> int:
+    script.answers += answers
+    return script.run(Core(script.clock).wait_ended(LABELS, round(timeout_s * NS_PER_S), everyones=everyones))
+
+
+def test_ends_are_waited_for_at_the_office_until_none_is_left(script: Script) -> None:
+    left = [reply(EndsAnswer(left=count)) for count in (3, 1, 0)]
+    assert ended(script, *left) == 0
+    assert script.asked == ["POST /v1/ends"] * 3
+    asked = [msgspec.json.decode(call.body or b"", type=EndsRequest) for call in script.calls]
+    assert asked == [EndsRequest(labels=LABELS, wait=POLL_S)] * 3
+    assert all(call.timeout_s > POLL_S for call in script.calls)
+
+
+def test_ends_are_waited_for_no_longer_than_asked(script: Script) -> None:
+    script.takes_s = POLL_S
+    assert ended(script, *[reply(EndsAnswer(left=2))] * 3, timeout_s=7) == 2
+    waits = [msgspec.json.decode(call.body or b"", type=EndsRequest).wait for call in script.calls]
+    assert waits == [POLL_S, 2, 0]
+    assert ended(script, SILENCE, reply(EndsAnswer(left=4)), timeout_s=0) == 4, "only counted, and asked again"
+
+
+@pytest.mark.parametrize("everyones", [False, True])
+def test_an_older_office_is_asked_for_its_leases_again_and_again(script: Script, everyones: bool) -> None:
+    ours = view("ending", labels={**LABELS, "more": "x"})
+    others = [view("ended", labels=LABELS), view(labels={"job": "mine"}), view()]
+    listed = [reply([ours, *others]), reply([ours]), reply(others)]
+    assert ended(script, error("NotFound", status=404), *listed, everyones=everyones) == 0
+    path = "GET /v1/leases" if everyones else "GET /v1/leases?own=1"
+    assert script.asked == ["POST /v1/ends", path, path, path]

@@ -6,7 +6,6 @@ import errno
 import os
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,35 +176,3 @@ def test_a_lease_that_is_granted_after_the_end_is_given_back(tmp_path: Path, mon
         thread.join(LONG_S)
     assert office.released == ["late"]
     assert office.granted == []
-
-
-def test_leases_of_a_job_are_found_by_their_labels() -> None:
-    class View:
-        def __init__(self, labels: dict[str, str], status: str = "active") -> None:
-            self.labels, self.status, self.end = labels, status, None if status == "active" else "over"
-
-    class Office:
-        def leases(self) -> list[View]:
-            ours = {"program": "burst", "job": "mine", "more": "x"}
-            ended, ending = View(ours, "ended"), View(ours, "ending")
-            return [View(ours), ended, ending, View({"job": "mine"}), View({**ours, "job": "other"}), View({})]
-
-    office: Any = Office()
-    assert [view.status for view in leases.job_leases(office, "mine")] == ["active", "ending"]
-
-
-@pytest.mark.parametrize("ends", [True, False])
-def test_leases_that_are_ending_are_waited_for_and_counted(monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
-    now_s = [0.0]
-    clock = SimpleNamespace(monotonic=lambda: now_s[0], sleep=lambda pause_s: now_s.__setitem__(0, now_s[0] + pause_s))
-    monkeypatch.setattr(leases, "time", clock)
-    ending = SimpleNamespace(labels={"program": "burst", "job": "mine"}, status="ending", end="released")
-
-    class Office:
-        def leases(self) -> list[Any]:
-            return [] if ends and now_s[0] > 0.5 else [ending, ending]
-
-    office: Any = Office()
-    assert leases.leases_left(office, "mine") == (0 if ends else 2)
-    assert now_s[0] >= (0.5 if ends else leases.CLOSE_S)
-    assert now_s[0] < 1.2 * (0.5 if ends else leases.CLOSE_S), "the end is seen soon after it"
