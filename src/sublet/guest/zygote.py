@@ -31,7 +31,7 @@ from typing import Final
 from sublet.errors import InvalidRequest, SubletError, Unsupported
 from sublet.guest import bootstrap
 from sublet.guest.become import NOT_STARTED, become
-from sublet.guest.ending import end_forked
+from sublet.guest.ending import end_forked, keep_finalizers_back
 from sublet.guest.program import Program
 from sublet.guest.proof import find_fault
 from sublet.guest.standby import Standby, await_request
@@ -92,6 +92,7 @@ class Zygote:
             gc.collect()
         gc.freeze()  # collections in guests then leave these pages alone, and they stay shared
         gc.enable()
+        keep_finalizers_back()
         fault = fault or find_fault()
         if fault is not None:
             self._link.event(dumps(Discarded(reason=fault)))
