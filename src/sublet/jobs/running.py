@@ -48,6 +48,8 @@ BATCH_FOR_NS: Final = 200_000_000
 """A batch has as many chunks as take about so long. To send one and to take its results costs this process, the worker
 and the kernel about 2 ms where all cores are busy, which is then a hundredth."""
 BATCH_MAX: Final = 4096
+GROWTH: Final = 4
+"""So many times as large is the next batch at most. While batches are small each of them waits for this process."""
 LINGER_S: Final = 5.0
 """How long a lease without a chunk is kept while more chunks may come."""
 PUBLISH_BYTES: Final = 64 << 20
@@ -121,7 +123,7 @@ class _Pace:
         self.size = self.ahead = 1
 
     def took(self, each_ns: int) -> None:
-        self.size = max(1, min(2 * self.size, BATCH_MAX, BATCH_FOR_NS // max(1, each_ns)))
+        self.size = max(1, min(GROWTH * self.size, BATCH_MAX, BATCH_FOR_NS // max(1, each_ns)))
         self.ahead = AHEAD if each_ns < LONG_NS else 1
 
 
