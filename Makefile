@@ -67,6 +67,7 @@ check: lint types test wheel ## all that CI does
 soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, every crash point; hours, not minutes
 	@$(PY) -m tests.simulation --seeds $(SEEDS) --from $(FROM)
 	@$(PY) -m tests.simulation.registers --seeds $(SEEDS) --from $(FROM)
+	@$(PY) -m tests.simulation.bursts --seeds $(SEEDS) --from $(FROM)
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/crash
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/unit/training tests/integration/test_training.py tests/integration/test_trainer_kills.py
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest --timeout 900 tests/notebook/test_batch_runs.py tests/integration/test_demo.py
