@@ -157,7 +157,7 @@ class TrainingRun:
 
     def bill(self) -> Any:
         """What its leases cost, those of earlier commands of the name included; None if nothing was held."""
-        lines = self.fabric.bill(by=f"label:{LABEL}")
+        lines = self.fabric.bill(by=f"label:{LABEL}", own=True)
         return next((line for line in lines if line.key == self.plan.name), None)
 
     # ---- one life ----
@@ -255,7 +255,7 @@ class TrainingRun:
     @contextlib.contextmanager
     def _storage(self) -> Iterator[Lease]:
         """The volume, for as long as this runs; taken over from a command that was killed."""
-        for view in self.fabric.leases():
+        for view in self.fabric.leases(own=True):
             if view.labels == self._labels and view.name != self.plan.volume and view.status != ENDED:
                 self._end(view)
         try:

@@ -414,7 +414,7 @@ class Runner:
         if not self._used_leases():
             return None
         with contextlib.suppress(SubletError):
-            for line in self._office().bill(by="label:job"):
+            for line in self._office().bill(by="label:job", own=True):
                 if line.key == self.spec.label:
                     return JobBill.of(line)
         return None
