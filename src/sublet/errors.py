@@ -159,6 +159,18 @@ class Disconnected(SubletError):
         """False where the request certainly did not reach the office, and so had no effect."""
 
 
+class OfficeElsewhere(Disconnected):
+    """The office of this state folder runs already, in another folder: this one is a copy of it."""
+
+    transient = False
+    OPENING: ClassVar[str] = "the office of this state folder runs already, in"
+    """How it begins, by which a client knows it in the log of an office that could not be started."""
+
+    def __init__(self, where: str, *, do: str | None = None, sent: bool = False) -> None:
+        """``where``: the folder, and what is known of the process."""
+        super().__init__(f"{self.OPENING} {where.removeprefix(self.OPENING).strip()}", do=do, sent=sent)
+
+
 class Unsupported(SubletError):
     """This machine, device or version cannot do that."""
 

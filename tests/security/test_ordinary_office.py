@@ -54,6 +54,7 @@ SAME_FOR_BOTH: Final = (
 NOT_TRIED: Final = {
     "test_canary.py": "only root has a privileged part",
     "test_client_peer.py": "a client looks at owners the same way whoever it is",
+    "test_copied_office.py": "the same for both, with a lock of each user's own",
     "test_descriptors_leave.py": "only root has guests that are another user's",
     "test_descriptors_outlive.py": "only root may mount an image",
     "test_doctor_strict.py": "it says of an ordinary user's office that it would not hold",

@@ -15,7 +15,7 @@ from typing import Final
 
 from sublet.agent.limits import memory_bytes
 from sublet.agent.scope import KEPT, scope_prefix
-from sublet.errors import SubletError
+from sublet.errors import OfficeElsewhere, SubletError
 from sublet.wire import unix
 from sublet.wire.codec import dumps
 from sublet.wire.settings import UIDS_VARIABLE, SupervisorSettings
@@ -108,6 +108,9 @@ class FindOrStart:
             if status == os.EX_TEMPFAIL:  # there is another one, which is about to listen, or to end
                 await asyncio.sleep(OTHER_S)
                 started = self._start()
+            elif status == os.EX_CONFIG:
+                where, do = _last_lines(self._log, self._said_from, 2)
+                raise OfficeElsewhere(where, do=do)
             elif status is not None and self._scope:  # perhaps it was never begun: no scope to be had
                 self._scope = []
                 started = self._start()
@@ -131,7 +134,7 @@ class FindOrStart:
         return os.path.join(self._settings.state, LOG_NAME)
 
     def _failed(self, what: str) -> SubletError:
-        word = _last_line(self._log, self._said_from)
+        (word,) = _last_lines(self._log, self._said_from, 1)  # of an exception that is the line that names it
         return SubletError(
             f"the supervisor {what}" + (f": {word}" if word else ""), do=f"All that it said is in {self._log}."
         )
@@ -192,13 +195,14 @@ def package_folder() -> str:
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def _last_line(log: str, said_from: int) -> str:
-    """What it said last, which is why it ended: of an exception that is the line that names it."""
+def _last_lines(log: str, said_from: int, number: int) -> list[str]:
+    """What it said last, which is why it ended. Empty lines where it said less."""
+    said: list[str] = []
     with contextlib.suppress(OSError), open(log, "rb") as file:
         file.seek(max(said_from, os.fstat(file.fileno()).st_size - SAID_BYTES))
         lines = file.read().decode("utf-8", "replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return ""
+        said = [line.strip() for line in lines if line.strip()][-number:]
+    return [""] * (number - len(said)) + said
 
 
 def _connected(path: str) -> socket.socket | None:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from sublet.agent.port import ReportSink
 from sublet.agent.watchdog import SILENT_NS, Watchdog
 from sublet.background import Guard, count, end_process, is_shortage, start_task
-from sublet.errors import Disconnected, InvalidRequest, SubletError, Unauthorized, Unsupported
+from sublet.errors import Disconnected, InvalidRequest, OfficeElsewhere, SubletError, Unauthorized, Unsupported
 from sublet.values import NS_PER_S, NodeId, TenantId
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.cards import CardUse
@@ -164,6 +164,8 @@ class SupervisedAgent:
             try:
                 await self._join()
                 break
+            except OfficeElsewhere:  # it will not end for us
+                raise
             except (Disconnected, OSError, TimeoutError):  # it was just about to end
                 self._drop()
                 await asyncio.sleep(pause_s)

@@ -8,6 +8,7 @@ status  meaning
 2       the command line or the request makes no sense; nothing was done
 75      refused, or not granted within the wait (capacity or quota)
 76      the lease ended; the reason is on stderr
+78      the state folder is a copy of that of an office that runs
 130     interrupted (Ctrl-C)
 ======  ==================================================================
 
@@ -22,7 +23,15 @@ import sys
 from typing import Any, Final
 
 from sublet.cli.show import paint, visible
-from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, NotFound, QuotaExceeded, SubletError
+from sublet.errors import (
+    CapacityExceeded,
+    InvalidRequest,
+    LeaseEnded,
+    NotFound,
+    OfficeElsewhere,
+    QuotaExceeded,
+    SubletError,
+)
 from sublet.invocation import typeable
 
 DONE: Final = 0
@@ -30,6 +39,7 @@ FAILED: Final = 1
 USAGE: Final = 2
 REFUSED: Final = 75
 ENDED: Final = 76
+COPIED: Final = 78
 INTERRUPTED: Final = 130
 
 
@@ -46,6 +56,8 @@ def status_of(error: SubletError) -> int:
             return REFUSED
         case LeaseEnded():
             return ENDED
+        case OfficeElsewhere():
+            return COPIED
         case _:
             return FAILED
 

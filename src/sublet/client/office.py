@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sublet.client.home import log_path, make_private_dir, runtime_dir, socket_path, start_lock_path
-from sublet.errors import Disconnected, Unsupported
+from sublet.errors import Disconnected, OfficeElsewhere, Unsupported
 from sublet.wire import unix
 
 if TYPE_CHECKING:
@@ -208,6 +208,8 @@ def _failed(log: Path, said_from: int, what: str) -> Disconnected:
     told = [i for i, line in enumerate(said) if line.startswith("sublet: ")]
     if told:
         said = [said[told[-1]].removeprefix("sublet: "), *said[told[-1] + 1 :]]
+        if said[0].startswith(OfficeElsewhere.OPENING):
+            return OfficeElsewhere(said[0], do=" ".join(said[1:]))
         return Disconnected(f"{what}: {said[0]}", do=" ".join(said[1:]) or f"Its log is {log}.", sent=False)
     if not said and (why := _no_room(log.parent)):
         return Disconnected(

@@ -12,11 +12,12 @@ from dataclasses import replace
 
 import sublet.wire.refusals  # noqa: F401 - when it is needed there may be no descriptor, or other files, to load it from
 from sublet.clock import SystemClock
-from sublet.errors import SubletError
+from sublet.errors import OfficeElsewhere, SubletError
 from sublet.supervisor.cgroups_places import settle
 from sublet.supervisor.files import raise_limit
 from sublet.supervisor.loop import Loop
 from sublet.supervisor.memory_order import killed_last
+from sublet.supervisor.office_lock import OfficeLock
 from sublet.supervisor.zygotes import Zygotes
 from sublet.wire.codec import loads
 from sublet.wire.program_files import check_program
@@ -30,7 +31,7 @@ OFFICE_MAX = 256
 
 
 def main(text: str) -> int:
-    """Be the supervisor; the exit status. 75 if there is one already."""
+    """Be the supervisor; the exit status. 75 if there is one already, 78 if its office is a copy of one that runs."""
     try:
         check_program()
     except SubletError as error:
@@ -57,14 +58,22 @@ def main(text: str) -> int:
     if not settings.office and not (settings := replace(settings, office=_told())).office:
         os.unlink(locked)
         return os.EX_NOINPUT
+    try:
+        office_lock = OfficeLock(settings.office, settings.state)
+        office_lock.take()  # before anything of the office is touched
+    except SubletError as error:
+        sys.stderr.write(f"{error.message}\n{error.do}\n")
+        os.unlink(locked)
+        return os.EX_CONFIG if isinstance(error, OfficeElsewhere) else os.EX_NOPERM
     with open(locked, "w", encoding="ascii") as file:  # who looks finds whose it is
         file.write(settings.office)
-    supervisor = Supervisor(settings, zygotes, files=raise_limit())
+    supervisor = Supervisor(settings, zygotes, files=raise_limit(), refresh=office_lock.refresh)
     path = os.path.join(settings.runtime, SOCKET_NAME)
     listening = _listen(path)
     try:
         supervisor.serve(listening)
     finally:
+        office_lock.release()  # first: the next supervisor of this folder may begin as soon as the others are gone
         for name in (path, locked):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name)

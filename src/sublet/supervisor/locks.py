@@ -234,7 +234,7 @@ class DeviceLocks:
         """
         lost: dict[str, SubletError] = {}
         for device, (file, _) in tuple(self._noted.items()):
-            if not _is_same(file, _own_path(self.roots or "", device)):
+            if not is_same(file, _own_path(self.roots or "", device)):
                 os.close(self._noted.pop(device)[0])
                 self._note(device)
             else:
@@ -245,7 +245,7 @@ class DeviceLocks:
                 self.let_go(device)
                 lost[device] = DeviceTaken(claim)
                 continue
-            if _is_same(file, self._path(device)):
+            if is_same(file, self._path(device)):
                 os.utime(file)
                 continue
             del self._files[device]
@@ -345,13 +345,13 @@ class DeviceLocks:
 
 def _locked(path: str, device: str, mode: int = 0o644) -> int | Holder:
     """Our own file, locked and empty; or who has it."""
-    file, keep = _open_own(path, mode), False
+    file, keep = open_own(path, mode), False
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return _read(device, file)
-        if not _is_same(file, path):  # it was removed between our opening and our locking: it guards nothing
+        if not is_same(file, path):  # it was removed between our opening and our locking: it guards nothing
             return Holder(device=device, uid=os.geteuid())
         os.ftruncate(file, 0)
         keep = True
@@ -396,7 +396,7 @@ def _may_open(uid: int, node: str) -> bool:
     return found.st_mode & wanted == wanted
 
 
-def _open_own(path: str, mode: int) -> int:
+def open_own(path: str, mode: int) -> int:
     """Our own file, made if need be. Whatever else lies under its name is not touched, and not followed."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
@@ -481,7 +481,7 @@ def _owner(path: str) -> int:
         return 0
 
 
-def _is_same(file: int, path: str) -> bool:
+def is_same(file: int, path: str) -> bool:
     """Whether the name still leads to the open file."""
     try:
         return os.path.samestat(os.fstat(file), os.lstat(path))
@@ -490,7 +490,7 @@ def _is_same(file: int, path: str) -> bool:
 
 
 def _written(pid: int, home: str, since: str) -> bytes:
-    return "\n".join((str(pid), _dull(home), _dull(since), "")).encode("utf-8", "replace")
+    return "\n".join((str(pid), on_one_line(home), on_one_line(since), "")).encode("utf-8", "replace")
 
 
 def _read(device: str, file: int) -> Holder:
@@ -499,10 +499,10 @@ def _read(device: str, file: int) -> Holder:
     lines = os.pread(file, TEXT_MAX, 0).decode("utf-8", "replace").split("\n")
     pid, home, since = (*lines, "", "", "")[:3]
     number = int(pid) if pid.isascii() and pid.isdigit() and len(pid) < 11 else 0
-    return Holder(device=device, uid=uid, pid=number, home=_dull(home), since=_dull(since))
+    return Holder(device=device, uid=uid, pid=number, home=on_one_line(home), since=on_one_line(since))
 
 
-def _dull(text: str) -> str:
+def on_one_line(text: str) -> str:
     """On one line, and nothing in it that a terminal would obey."""
     return "".join(c if c.isprintable() else "?" for c in text[:512])
 

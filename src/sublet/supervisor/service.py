@@ -85,9 +85,17 @@ ALONE_S: Final = 60.0
 class Supervisor:
     """One for each office and machine."""
 
-    def __init__(self, settings: SupervisorSettings, zygotes: Zygotes, *, files: int = FILES_WANTED) -> None:
+    def __init__(
+        self,
+        settings: SupervisorSettings,
+        zygotes: Zygotes,
+        *,
+        files: int = FILES_WANTED,
+        refresh: Callable[[], None] = lambda: None,
+    ) -> None:
         """``zygotes``: the first may have been begun already, in the loop in which everything is done. ``files``: how
-        many descriptors there may be."""
+        many descriptors there may be. ``refresh``: called every few seconds."""
+        self._refresh = refresh
         set_child_subreaper()
         self.settings = settings
         self.loop = zygotes.loop
@@ -242,6 +250,7 @@ class Supervisor:
         """What another office has may be free by now."""
         if now_ns >= self._claim_again_ns:
             self._claim_again_ns = now_ns + AGAIN_NS
+            self._safely(self._refresh)
             self._reports += self._claims.again()
             self._say()
 
@@ -252,8 +261,9 @@ class Supervisor:
     def _is_needed(self, now_ns: int) -> bool:
         if any(True for _ in self.guests.of(None)):
             return True
-        if self._office is None and not os.path.lexists(os.path.join(self.settings.runtime, SOCKET_NAME)):
-            return False  # the folder was removed: no office can ever come, and nothing runs
+        at = (os.path.join(self.settings.runtime, SOCKET_NAME), self.settings.state)
+        if self._office is None and not all(map(os.path.lexists, at)):
+            return False  # the folder was removed, or moved: no office can ever come, and nothing runs
         if self.node is not None and (len(self.node.fence) or self.node.teardowns()):
             return True
         if self._may_quit:

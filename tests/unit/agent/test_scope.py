@@ -146,8 +146,8 @@ def test_one_that_cannot_begin_is_told_with_its_last_word(settings: SupervisorSe
     ) as told:
         asyncio.run(FindOrStart(replace(settings, package=settings.state))())
     assert str(log) in told.value.do
-    assert starting._last_line(str(log), log.stat().st_size) == ""
-    assert starting._last_line(str(log) + ".none", 0) == ""
+    assert starting._last_lines(str(log), log.stat().st_size, 1) == [""]
+    assert starting._last_lines(str(log) + ".none", 0, 2) == ["", ""]
 
 
 def test_the_switch_is_described() -> None:

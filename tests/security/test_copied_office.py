@@ -1,0 +1,144 @@
+"""An office on a copy of the state folder of one that runs does not start, and ends nothing of it.
+
+Both have the same id, so the supervisor of the copy would take the guests of the first for what a predecessor left.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sublet
+from sublet.client.home import runtime_dir
+from sublet.errors import OfficeElsewhere
+from sublet.supervisor.office_lock import OfficeLock
+from tests.integration.test_cli import Shell
+from tests.traces import end_office, supervisor_of, until
+
+
+@pytest.fixture
+def homes(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Two state folders, of which the second is not there yet."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    yield first, second
+    for home in (first, second):
+        Shell(home)("down", "--now")
+        end_office(runtime_dir(home))
+
+
+def up(home: Path) -> tuple[int, str]:
+    done = Shell(home)("up", "--host-gpus", "1x1GiB")
+    return done.status, done.err
+
+
+def test_an_office_on_a_copy_does_not_start_and_ends_nothing(homes: tuple[Path, Path]) -> None:
+    first, second = homes
+    assert up(first)[0] == 0
+    with (
+        sublet.connect(home=first) as fabric,
+        fabric.cpu(1, memory="64MiB", ttl="5m") as lease,
+        lease.start(["sleep", "600"], cwd="/") as guest,
+    ):
+        shutil.copytree(first, second)
+        supervisor = supervisor_of(runtime_dir(first))
+        status, said = up(second)
+        assert guest.view().state == "running", said
+        assert status == 78, said
+        assert f"{first} (supervisor pid {supervisor}), and {second} is a copy" in said
+        assert f"SUBLET_HOME={first} sublet down" in said
+        with pytest.raises(OfficeElsewhere, match=str(first)):
+            sublet.connect(home=second).status()
+        assert supervisor_of(runtime_dir(second)) is None
+        lease.renew()
+        guest.stop(grace=0)
+    assert Shell(first)("down").status == 0
+    until("the end of the first", lambda: supervisor_of(runtime_dir(first)) is None)
+    assert up(second) == (0, ""), "one at a time they may run"
+
+
+def test_a_moved_folder_starts(homes: tuple[Path, Path]) -> None:
+    """At once, though the office was killed and its supervisor would wait a minute for another."""
+    first, second = homes
+    assert up(first)[0] == 0
+    with sublet.connect(home=first) as fabric:
+        office = fabric.status().pid
+    gone = os.pidfd_open(office)
+    signal.pidfd_send_signal(gone, signal.SIGKILL)
+    os.close(gone)
+    os.rename(first, second)
+    assert up(second) == (0, "")
+
+
+def test_a_supervisor_that_no_office_can_reach_makes_way(homes: tuple[Path, Path]) -> None:
+    """Its runtime folder is gone, and it has a guest, so it would stay until the deadline."""
+    first, _ = homes
+    assert up(first)[0] == 0
+    with sublet.connect(home=first) as fabric:
+        lease = fabric.cpu(1, memory="64MiB", ttl="5m")
+        lease.start(["sleep", "600"], cwd="/").close()
+        supervisor = supervisor_of(runtime_dir(first))
+        assert supervisor is not None
+        ends = [os.pidfd_open(pid) for pid in (fabric.status().pid, supervisor)]
+        signal.pidfd_send_signal(ends[0], signal.SIGKILL)
+        shutil.rmtree(runtime_dir(first))
+        assert up(first) == (0, "")
+        until("its end", lambda: select.select([ends[1]], [], [], 0)[0])
+        lease.release()
+    for end in ends:
+        os.close(end)
+
+
+def test_the_lock_ends_with_its_process_and_not_with_what_that_forked(tmp_path: Path) -> None:
+    folder = tmp_path / "locks"
+    folder.mkdir()
+    mine, other = (OfficeLock("0a1b", str(tmp_path / name), folders=[str(folder)]) for name in ("mine", "other"))
+    (tmp_path / "other").mkdir()
+    asks, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        other.take()
+        if os.fork() == 0:  # it has the file open, and no lock
+            signal.pause()
+            os._exit(0)
+        os.write(told, b"x")
+        signal.pause()
+        os._exit(0)
+    os.read(asks, 1)
+    with pytest.raises(OfficeElsewhere, match=f"{tmp_path / 'other'} .supervisor pid {pid}."):
+        mine.take()
+    (child,) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        mine.take()
+    finally:
+        os.kill(child, signal.SIGKILL)
+    mine.release()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_lock_whose_file_was_cleaned_up_is_taken_anew(tmp_path: Path) -> None:
+    lock = OfficeLock("0a1b", str(tmp_path), folders=[str(tmp_path)])
+    lock.take()
+    (file,) = tmp_path.iterdir()
+    file.unlink()
+    lock.refresh()
+    assert file.read_text() == f"{tmp_path}\n"
+    lock.release()
+
+
+def test_a_name_that_is_not_ours_is_passed_over(tmp_path: Path) -> None:
+    """Another user may have it in a folder for all: the next folder is taken, by every office of this user."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / f"sublet-office-0a1b.{os.geteuid()}").symlink_to("/etc/passwd")
+    lock = OfficeLock("0a1b", str(tmp_path), folders=[str(tmp_path / "a"), str(tmp_path / "b")])
+    lock.take()
+    assert len(list((tmp_path / "b").iterdir())) == 1
+    lock.release()
