@@ -18,6 +18,7 @@ from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.supervisor.mounts import mounts_below
 from sublet.wire.guests import GuestSpec
+from tests.security.kernels import KERNELS, on_kernel
 from tests.traces import supervisor_of, until
 
 
@@ -64,6 +65,12 @@ def office() -> Iterator[Place]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls wait for a warm interpreter that is being made, as kernels do, instead of each starting a fresh one."""
     monkeypatch.setattr("sublet.compute.worker_guest.GuestSpec", partial(GuestSpec, patient=True))
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
+    with on_kernel(request.param):
+        yield request.param
 
 
 @pytest.fixture(scope="session")

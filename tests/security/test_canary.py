@@ -37,6 +37,7 @@ from sublet.supervisor.volume_folder import Place, collect, has_files, lay_out, 
 from sublet.values import MIB, Epoch, Exclusivity, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Part
 from sublet.wire.volumes import Collect, Publish, VolumeOpened
+from tests.security.kernels import KERNELS, on_kernel
 from tests.unit.supervisor.test_tenancy import NoGroups
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root has a privileged part")
@@ -332,9 +333,10 @@ def changed_by(life: Life) -> str:
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-@given(life=lives)
-def test_nothing_outside_is_changed(life: Life) -> None:
-    assert changed_by(life) == ""
+@given(life=lives, kernel=st.sampled_from(KERNELS))
+def test_nothing_outside_is_changed(life: Life, kernel: str) -> None:
+    with on_kernel(kernel):
+        assert changed_by(life) == ""
 
 
 # ---- mistakes that such lives show
@@ -455,6 +457,7 @@ def test_a_privileged_part_that_goes_by_name_would_be_caught(world: World, mista
     assert world.facts() != before
 
 
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("target", ["CANARY", "CANARY/file", "CANARY/null"])
 @pytest.mark.parametrize("where", ["a", "a/dir"])
 def test_owner_and_rights_are_never_changed_through_a_link(world: World, target: str, where: str) -> None:
@@ -468,6 +471,7 @@ def test_owner_and_rights_are_never_changed_through_a_link(world: World, target:
     assert world.facts() == before
 
 
+@pytest.mark.usefixtures("kernel")
 def test_a_folder_above_that_became_a_link_is_not_followed_when_a_tree_is_removed(tmp_path: Path) -> None:
     """Who owns a folder above may rename it, and put a link to what is root's into its place."""
     canary = tmp_path / "canary"
@@ -478,6 +482,7 @@ def test_a_folder_above_that_became_a_link_is_not_followed_when_a_tree_is_remove
     assert (canary / "leases" / "l-1").is_dir()
 
 
+@pytest.mark.usefixtures("kernel")
 def test_a_file_with_a_second_name_keeps_its_owner(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     os.link(tmp_path / "file", tmp_path / "other")

@@ -1,8 +1,9 @@
 """The file system a guest sees: an empty one, into which only what was named is put, each under its usual path.
 
 What is to be shown is taken hold of first, as descriptors; then the new root is built and the old one let go. So no
-path is looked up in a half-built tree, and no place is needed on disk. A writable folder is not followed if it turned
-into a symbolic link, since who may write there may not choose what is shown.
+path is looked up in a half-built tree, and no place is needed on disk. What a guest may write is put up from the
+descriptor that was looked at, and a symbolic link anywhere on the way to it is refused, since who may write there may
+not choose what is shown.
 
 Of what the kernel tells below /proc and /sys, some is covered and some made read-only, last of all.
 """
@@ -15,6 +16,7 @@ import stat
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from sublet.supervisor.by_descriptor import opened
 from sublet.supervisor.isolation import syscalls
 from sublet.supervisor.isolation.abilities import Part
 from sublet.supervisor.isolation.plan import GROUPS, MASKED, SEALED, Bind, Plan, Step
@@ -153,7 +155,11 @@ def _shown(bind: Bind, plan: Plan) -> _Piece | None:
         # Below /sys other file systems are mounted, which a guest has no use for; in a user namespace they are locked
         # to it and come along, and are then read-only like the rest.
         alone = path == "/sys" and Part.USER_NS not in plan.namespaces
-        tree = syscalls.open_tree(path, recursive=not (alone or bind.device), follow=not bind.writable)
+        if bind.writable:
+            with opened(path) as held:
+                tree = syscalls.open_tree(held, recursive=True, follow=False)
+        else:
+            tree = syscalls.open_tree(path, recursive=not (alone or bind.device), follow=True)
     except OSError as error:
         if bind.optional and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
             return None

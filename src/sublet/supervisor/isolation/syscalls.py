@@ -32,6 +32,7 @@ MOUNT_ATTR_NOEXEC: Final = 8
 _SYS_OPEN_TREE: Final = 428
 _SYS_MOVE_MOUNT: Final = 429
 _SYS_CLOSE_RANGE: Final = 436
+_SYS_OPENAT2: Final = 437
 _SYS_MOUNT_SETATTR: Final = 442
 _SYS_LANDLOCK_CREATE_RULESET: Final = 444
 _SYS_LANDLOCK_ADD_RULE: Final = 445
@@ -66,6 +67,10 @@ _CAPS_MAX: Final = 64
 
 class _Ruleset(ctypes.Structure):
     _fields_ = (("fs", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("flags", "mode", "resolve"))
 
 
 class _PathRule(ctypes.Structure):
@@ -122,11 +127,18 @@ def mount(kind: str, target: str, flags: int = 0, data: str = "", *, source: str
     _checked(answer, f"mount {kind} at {target}")
 
 
-def open_tree(path: str, *, recursive: bool, follow: bool) -> int:
-    """A copy of the mount under ``path``, as a descriptor, not yet put up anywhere."""
-    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC
+def openat2(path: str, flags: int, *, dir_fd: int, resolve: int) -> int:
+    """Open an existing file with rules for every part of the way to it; from Linux 5.6 on."""
+    how = _OpenHow(flags, 0, resolve)
+    return _syscall(_SYS_OPENAT2, path, dir_fd, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+
+
+def open_tree(path: str | int, *, recursive: bool, follow: bool) -> int:
+    """A copy of the mount under ``path`` (or a descriptor), as a descriptor, not yet put up anywhere."""
+    fd, name = (path, b"") if isinstance(path, int) else (_AT_FDCWD, os.fsencode(path))
+    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | (_AT_EMPTY_PATH if isinstance(path, int) else 0)
     flags |= (_AT_RECURSIVE if recursive else 0) | (0 if follow else _AT_SYMLINK_NOFOLLOW)
-    return _syscall(_SYS_OPEN_TREE, path, _AT_FDCWD, os.fsencode(path), flags)
+    return _syscall(_SYS_OPEN_TREE, str(path), fd, name, flags)
 
 
 def mount_fd_at(tree: int, target: str) -> None:
