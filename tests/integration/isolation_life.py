@@ -238,9 +238,9 @@ def the_terminal_is_the_commands(stage: Stage) -> list[Any]:
 def a_failing_step_is_named(stage: Stage) -> list[Any]:
     missing = stage.run("/bin/true", plan=stage.plan(writable=(f"{stage.base}/nowhere",)))
     os.symlink("/etc", f"{stage.base}/link")
-    link = stage.run("/bin/true", plan=stage.plan(writable=(f"{stage.base}/link",)))
+    links = [stage.run("/bin/true", plan=stage.plan(writable=(f"{stage.base}/{at}",))) for at in ("link", "link/ssl")]
     device = stage.run("/bin/true", plan=stage.plan(devices=("/etc/passwd",)))
-    return [missing, link, device, stage.run("/no/such/program")]
+    return [missing, *links, device, stage.run("/no/such/program")]
 
 
 def the_own_folder_stays_and_the_rest_does_not(stage: Stage) -> list[Any]:

@@ -93,7 +93,7 @@ LIVES: Final = {
     "the_terminal_is_the_commands": [True, True, 9],
     "a_failing_step_is_named": [
         [126, "file system\0002"],  # no such folder
-        [126, "file system\00020"],  # a link is not a folder
+        *([126, "file system\00040"] for _ in range(2)),  # a link is not followed, at the end or on the way
         [126, "file system\00019"],  # a file is not a device
         [126, "exec\0002"],
     ],

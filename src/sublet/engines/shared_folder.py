@@ -51,7 +51,7 @@ def prepare(folder: Path, home: Path) -> Path:
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, _MODE)
-            os.chmod(path, _MODE)  # whatever the umask is
+            _set_rights(path, stat.S_IFDIR, _MODE)  # whatever the umask is
         found = os.lstat(path)
     except OSError as error:
         raise InvalidRequest(
@@ -92,13 +92,28 @@ def listen_for_all(path: Path) -> socket.socket:
     try:
         with short_path(text) as address:
             listening.bind(address)
-        os.chmod(text, 0o666)  # no other user can have replaced it: the folder is ours
+        _set_rights(text, stat.S_IFSOCK, 0o666)
         listening.listen(BACKLOG)
         listening.setblocking(False)
     except BaseException:
         listening.close()
         raise
     return listening
+
+
+def _set_rights(path: str, kind: int, mode: int) -> None:
+    """Of what we just made there: by its descriptor, and only if it is ours and of that kind."""
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if stat.S_IFMT(found.st_mode) != kind or found.st_uid != os.geteuid():
+            raise InvalidRequest(
+                f"{path} was replaced while it was made",
+                do="Name a folder below ones that only root or you can change, such as /srv/sublet.",
+            )
+        os.chmod(f"/proc/self/fd/{fd}", mode)
+    finally:
+        os.close(fd)
 
 
 def _check_parents(path: str) -> None:
