@@ -216,6 +216,50 @@ def test_a_tenants_programs_run_as_its_own_user(place: Place) -> None:
     assert any(record["by"].startswith(f"tenant:ana (uid {ANA}, pid ") for record in audited), audited[-5:]
 
 
+KERNEL: Final = """
+import json, os, sys
+from jupyter_client import KernelManager
+
+def ran(code):
+    said = []
+    reply = client.execute_interactive(code, timeout=240, output_hook=said.append)
+    assert reply["content"]["status"] == "ok", (code, reply["content"], [one["content"] for one in said])
+    return "".join(one["content"].get("text", "") for one in said if one["msg_type"] == "stream")
+
+manager = KernelManager(kernel_name="leasing")
+manager.start_kernel()
+client = manager.client()
+client.start_channels()
+client.wait_for_ready(timeout=240)
+try:
+    found = {"leased": ran("import os; kept = [os.getuid()]; print(kept[0], os.environ['SUBLET_LEASE'])").split()[-2:]}
+    found["beside"] = ran("%%cpu\\nimport os; print(os.getuid())").split()[-1]
+    ran("%gpu release")
+    found["again"] = ran("print(kept[0], os.environ['SUBLET_LEASE'])").split()[-2:]
+finally:
+    client.stop_channels()
+    manager.shutdown_kernel()
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("place", [0], ids=["root"], indirect=True)
+def test_a_leasing_kernel_of_another_user_works(place: Place) -> None:
+    """The kernel that `sublet kernelspec` puts into Jupyter's menu: its cells run on a device, as the tenant's number,
+    its state is saved when the lease ends and comes back with the next; all by a user with no rights in the office."""
+    done = place.ana.sublet("kernelspec", "install", "--user", "--name", "leasing", "--vram", "64MiB")
+    assert done.returncode == 0, done
+    found = place.ana.program(KERNEL)
+    number, lease = found["leased"]
+    assert int(number) > 1_000_000, "a cell ran in the holder's process, or as root"
+    assert int(found["beside"]) == ANA
+    assert found["again"][0] == number
+    assert found["again"][1] != lease, "the state came back under another lease"
+    with place.owner.acting():
+        tenants = {one.id: one.tenant for one in place.fabric.leases(all=True)}
+    assert tenants[lease] == tenants[found["again"][1]] == "ana"
+
+
 def test_who_shows_no_token_gets_nothing(place: Place) -> None:
     """On no route and over no data connection; not even the owner, whose rule belongs to the other socket."""
     asked = (["status"], ["lease", "acquire", "--gpu", "64MiB"], ["run", "--gpu", "64MiB", "--", "id"], ["ps"])
