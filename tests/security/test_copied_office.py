@@ -5,6 +5,7 @@ Both have the same id, so the supervisor of the copy would take the guests of th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import sublet
+from sublet.client.guests import Guest
 from sublet.client.home import runtime_dir
 from sublet.errors import OfficeElsewhere
 from sublet.supervisor.office_lock import OfficeLock
@@ -22,76 +24,66 @@ from tests.integration.test_cli import Shell
 from tests.traces import end_office, supervisor_of, until
 
 
-@pytest.fixture
-def homes(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """Two state folders, of which the second is not there yet."""
-    first, second = tmp_path / "first", tmp_path / "second"
-    yield first, second
-    for home in (first, second):
-        Shell(home)("down", "--now")
-        end_office(runtime_dir(home))
-
-
 def up(home: Path) -> tuple[int, str]:
     done = Shell(home)("up", "--host-gpus", "1x1GiB")
     return done.status, done.err
 
 
-def test_an_office_on_a_copy_does_not_start_and_ends_nothing(homes: tuple[Path, Path]) -> None:
-    first, second = homes
-    assert up(first)[0] == 0
+def kill_office(home: Path) -> None:
+    with sublet.connect(home=home) as fabric:
+        office = os.pidfd_open(fabric.status().pid)
+    signal.pidfd_send_signal(office, signal.SIGKILL)
+    os.close(office)
+
+
+@contextlib.contextmanager
+def guest_of(home: Path) -> Iterator[tuple[sublet.Lease, Guest]]:
     with (
-        sublet.connect(home=first) as fabric,
+        sublet.connect(home=home) as fabric,
         fabric.cpu(1, memory="64MiB", ttl="5m") as lease,
         lease.start(["sleep", "600"], cwd="/") as guest,
     ):
-        shutil.copytree(first, second)
-        supervisor = supervisor_of(runtime_dir(first))
-        status, said = up(second)
-        assert guest.view().state == "running", said
-        assert status == 78, said
-        assert f"{first} (supervisor pid {supervisor}), and {second} is a copy" in said
-        assert f"SUBLET_HOME={first} sublet down" in said
-        with pytest.raises(OfficeElsewhere, match=str(first)):
-            sublet.connect(home=second).status()
-        assert supervisor_of(runtime_dir(second)) is None
-        lease.renew()
-        guest.stop(grace=0)
-    assert Shell(first)("down").status == 0
-    until("the end of the first", lambda: supervisor_of(runtime_dir(first)) is None)
-    assert up(second) == (0, ""), "one at a time they may run"
+        yield lease, guest
 
 
-def test_a_moved_folder_starts(homes: tuple[Path, Path]) -> None:
-    """At once, though the office was killed and its supervisor would wait a minute for another."""
-    first, second = homes
-    assert up(first)[0] == 0
-    with sublet.connect(home=first) as fabric:
-        office = fabric.status().pid
-    gone = os.pidfd_open(office)
-    signal.pidfd_send_signal(gone, signal.SIGKILL)
-    os.close(gone)
-    os.rename(first, second)
-    assert up(second) == (0, "")
+def test_an_office_on_a_copy_does_not_start_and_ends_nothing_and_a_moved_folder_starts(tmp_path: Path) -> None:
+    """One office through all of it: copied, moved, and with its runtime folder removed below a guest."""
+    first, copy, moved = (tmp_path / name for name in ("first", "copy", "moved"))
+    try:
+        assert up(first)[0] == 0
+        with guest_of(first) as (lease, guest):
+            shutil.copytree(first, copy)
+            supervisor = supervisor_of(runtime_dir(first))
+            status, said = up(copy)
+            assert guest.view().state == "running", said
+            assert status == 78, said
+            assert f"{first} (supervisor pid {supervisor}), and {copy} is a copy" in said
+            assert f"SUBLET_HOME={first} sublet down" in said
+            with pytest.raises(OfficeElsewhere, match=str(first)):
+                sublet.connect(home=copy).status()
+            assert supervisor_of(runtime_dir(copy)) is None
+            lease.renew()
+            guest.stop(grace=0)
 
+        kill_office(first)  # its supervisor would wait a minute for another
+        first.rename(moved)
+        assert up(moved) == (0, "")
 
-def test_a_supervisor_that_no_office_can_reach_makes_way(homes: tuple[Path, Path]) -> None:
-    """Its runtime folder is gone, and it has a guest, so it would stay until the deadline."""
-    first, _ = homes
-    assert up(first)[0] == 0
-    with sublet.connect(home=first) as fabric:
-        lease = fabric.cpu(1, memory="64MiB", ttl="5m")
-        lease.start(["sleep", "600"], cwd="/").close()
-        supervisor = supervisor_of(runtime_dir(first))
-        assert supervisor is not None
-        ends = [os.pidfd_open(pid) for pid in (fabric.status().pid, supervisor)]
-        signal.pidfd_send_signal(ends[0], signal.SIGKILL)
-        shutil.rmtree(runtime_dir(first))
-        assert up(first) == (0, "")
-        until("its end", lambda: select.select([ends[1]], [], [], 0)[0])
-        lease.release()
-    for end in ends:
-        os.close(end)
+        with guest_of(moved) as (lease, _):  # its supervisor would stay until the deadline
+            kill_office(moved)
+            supervisor = supervisor_of(runtime_dir(moved))
+            assert supervisor is not None
+            end = os.pidfd_open(supervisor)
+            shutil.rmtree(runtime_dir(moved))
+            assert up(moved) == (0, ""), "no office could reach it, so it makes way"
+            until("its end", lambda: select.select([end], [], [], 0)[0])
+            os.close(end)
+            lease.release()
+    finally:
+        for home in (moved, first, copy):
+            if home.exists():
+                Shell(home)("down", "--now")
+            end_office(runtime_dir(home))
 
 
 def test_the_lock_ends_with_its_process_and_not_with_what_that_forked(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import platform
 import struct
@@ -37,12 +38,16 @@ def way(tmp_path: Path) -> Path:
     return made
 
 
+@functools.cache
+def walls() -> Plan:
+    wish = Wish(folder="/", tenant="ana", ids=Ids(1_900_000_001, 1_900_000_001))
+    found = plan(Profile.TENANT, Abilities.probe(), wish)
+    assert isinstance(found, Plan)
+    return found
+
+
 def shown(path: Path, *, file: bool = False) -> int:
     """What a guest would find there: the descriptor that is to be mounted."""
-    found = plan(
-        Profile.TENANT, Abilities.probe(), Wish(folder="/", tenant="ana", ids=Ids(1_900_000_001, 1_900_000_001))
-    )
-    assert isinstance(found, Plan)
     taken: list[int] = []
 
     def keep(tree: int, at: str, *, is_folder: bool) -> None:
@@ -52,7 +57,7 @@ def shown(path: Path, *, file: bool = False) -> int:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(root, "_put_up", keep)
-        piece = root._shown(Bind(str(path), writable=True, optional=False, file=file), found)
+        piece = root._shown(Bind(str(path), writable=True, optional=False, file=file), walls())
         assert piece is not None
         piece.put("somewhere")
     return taken[0]
