@@ -589,6 +589,29 @@ def test_map_gives_what_was_finished_and_then_says_that_its_lease_has_ended(leas
     assert got == list(range(AHEAD))
 
 
+def test_map_over_several_devices_has_a_worker_for_each(fabric: sublet.Fabric, tmp_path: Path, patient: None) -> None:
+    """They work at the same time, and the results come in the order of the items, whoever had them."""
+    with fabric.gpu(min_vram="64MiB", count=2, ttl="2m") as both:
+        (first, no_device), (second, device) = both.map(run_functions.meet, [str(tmp_path)] * 2, (0, 1), (1, 0))
+        assert first == both.run(os.getpid) != second
+        assert (no_device, device) == ("", "1")
+        assert list(both.map(pow, range(3000), [2] * 3000)) == [n * n for n in range(3000)]
+        os.kill(second, signal.SIGKILL)
+        assert list(both.map(abs, range(-500, 0))) == list(range(500, 0, -1))
+
+        def dies(n: int) -> int:
+            if n == 5:
+                os._exit(7)
+            return n
+
+        found: list[int] = []
+        with pytest.raises(WorkerLost, match="exit code 7"):
+            found.extend(both.map(dies, range(100)))
+        assert found == [0, 1, 2, 3, 4]
+        with pytest.raises(sublet.InvalidRequest, match="no device of number 2: it has 2"):
+            both._calls(Options(device=2)).run(len, "abc")
+
+
 # ---- generators
 
 

@@ -13,10 +13,11 @@ import copy
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from sublet.compute.calls import Pending
 from sublet.compute.functions import checked_callable
@@ -28,7 +29,7 @@ from sublet.compute.shown import sees_our_folders
 from sublet.compute.workers import Job, Options, Worker, workers_of
 from sublet.errors import CallTimeout, InvalidRequest, LeaseEnded, SubletError
 from sublet.guest.desk import is_worker
-from sublet.values import NS_PER_S, format_duration, shown
+from sublet.values import NS_PER_S, Kind, format_duration, shown
 
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
@@ -360,59 +361,82 @@ def _submit(lease: Lease, worker: Worker, job: Job, options: Options) -> CallFut
     return future
 
 
-class _Sent(NamedTuple):
-    """A batch of a map that is under way."""
+@dataclass(slots=True)
+class _Batch:
+    """Items of a map that go to a worker together."""
 
-    batch: list[tuple[Any, ...]]
-    worker: Worker
-    future: CallFuture
+    items: list[tuple[Any, ...]]
+    lane: int = -1
+    """To which of the map's workers it was sent."""
+    worker: Worker | None = None
+    future: CallFuture | None = None
+    """None while it is with no worker."""
+    is_failed: bool = False
+    """It is known to end in an error, so nothing that follows it is sent."""
+
+    def take_back(self) -> None:
+        """It is to be sent again."""
+        if self.future is not None:
+            self.future.cancel()
+        self.lane, self.worker, self.future = -1, None, None
+
+
+def lanes_of(lease: Lease, options: Options) -> list[Options]:
+    """One worker for each GPU of the lease; the first has no device in particular, since it finds that one first."""
+    gpus = sum(device.kind is Kind.GPU for device in lease.devices)
+    return [options, *(options._replace(device=number) for number in range(1, gpus))]
 
 
 def _mapped(
     lease: Lease, options: Options, function: Callable[..., Any], items: Iterator[tuple[Any, ...]]
 ) -> Iterator[Any]:
-    """Batches grow while calls are small, so that their number does not decide how long a map takes. They are executed
-    in order: what a worker had not begun when it died is sent to the next one before anything else is."""
-    under_way: deque[_Sent] = deque()
-    unsent: deque[list[tuple[Any, ...]]] = deque()
-    """What was read and is with no worker."""
+    """Batches grow while calls are small, so that their number does not decide how long a map takes. Each goes to the
+    worker with the fewest, and the results are put in order. One worker executes what it has in order: what one had not
+    begun when it died is sent to its successor before anything else is."""
+    lanes = lanes_of(lease, options)
+    batches: deque[_Batch] = deque()
+    """Those whose results were not handed on, in order."""
     size, tries, is_read = 1, TRIES, False
     ended: SubletError | None = None
     """Why no more batches can be sent; the results of those that were sent come first."""
     try:
         while True:
-            while ended is None and len(under_way) < AHEAD and (unsent or not is_read):
-                if not unsent:
-                    batch = list(islice(items, size))
-                    is_read = len(batch) < size
-                    if not batch:
+            while ended is None and (lane := _free_lane(batches, len(lanes))) is not None:
+                batch = next((one for one in batches if one.future is None or one.is_failed), None)
+                if batch is None:
+                    if is_read:
                         break
-                else:
-                    batch = unsent.popleft()
+                    batch = _Batch(list(islice(items, size)))
+                    is_read = len(batch.items) < size
+                    if not batch.items:
+                        break
+                    batches.append(batch)
+                elif batch.is_failed:
+                    break
                 try:
                     check_call(lease, options)
-                    worker = workers_of(lease).find(lease, options)
+                    worker = workers_of(lease).find(lease, lanes[lane])
                 except SubletError as error:
                     ended = error
                     break
-                if under_way and under_way[-1].worker is not worker:
-                    unsent.appendleft(batch)
-                    break
-                future = _submit(lease, worker, Job(function, batch, {}, is_many=True), options)
-                under_way.append(_Sent(batch, worker, future))
-            if not under_way:
+                before = [one for one in batches if one.lane == lane and one.worker is not worker]
+                if before:
+                    _reclaim(before, tries)
+                    tries -= 1
+                    continue
+                batch.lane, batch.worker = lane, worker
+                batch.future = _submit(lease, worker, Job(function, batch.items, {}, is_many=True), lanes[lane])
+            first = batches[0] if batches else None
+            if first is None or first.future is None:
                 if ended is not None:
                     raise ended
                 return
-            many: Many = under_way[0].future.result()  # still among them: an interrupt here must reach it as well
+            many: Many = first.future.result()  # still among them: an interrupt here must reach it as well
             if not many.is_begun and tries > 1:
+                _reclaim([one for one in batches if one.worker is first.worker], tries)
                 tries -= 1
-                while under_way:
-                    sent = under_way.pop()
-                    sent.future.cancel()
-                    unsent.appendleft(sent.batch)
                 continue
-            under_way.popleft()
+            batches.popleft()
             tries = TRIES
             if options.timeout_ns is None:
                 each_ns = max(1, many.took_ns // max(1, len(many.results)))
@@ -421,5 +445,28 @@ def _mapped(
             if many.error is not None:
                 raise many.error
     finally:
-        for sent in under_way:
-            sent.future.cancel()
+        for one in batches:
+            one.take_back()
+
+
+def _reclaim(batches: Iterable[_Batch], tries: int) -> None:
+    """Take back those that their worker, which is gone, had not begun."""
+    for one in batches:
+        assert one.future is not None
+        one.lane = -1
+        try:
+            many: Many = one.future.result()
+        except Exception:  # noqa: BLE001 - raised in its turn
+            one.is_failed = True
+            continue
+        if many.is_begun or tries <= 1:
+            one.is_failed = many.error is not None
+        else:
+            one.take_back()
+
+
+def _free_lane(batches: Iterable[_Batch], lanes: int) -> int | None:
+    """The worker with the fewest batches under way; None where each has enough."""
+    under_way = Counter(one.lane for one in batches)
+    lane = min(range(lanes), key=lambda one: under_way[one])
+    return lane if under_way[lane] < AHEAD else None

@@ -70,6 +70,7 @@ def start_worker(lease: Lease, options: Options) -> Guest:
         stdio=StdioKind.NULL,
         serves=True,
         name=options.name or "worker",
+        device=options.device,
     )
     return start_spec(lease, spec, busy=False, volume=options.volume)
 

@@ -47,6 +47,8 @@ class Options(NamedTuple):
     name: str = ""
     timeout_ns: int | None = None
     volume: HasVolume | None = None
+    device: int = -1
+    """The device of the lease that is the worker's own, by number; -1: none in particular."""
 
     @property
     def place(self) -> Options:

@@ -22,12 +22,14 @@ from sublet.wire.orders import card_uuid
 _TORCH: Final = "torch"
 
 
-def cap_torch(devices: Sequence[str], caps: Sequence[int] | None = None) -> bool:
-    """Bound PyTorch on the cards among these devices, which it sees in this order, now or when it is imported. Whether
-    there is anything to bound."""
+def cap_torch(devices: Sequence[str], caps: Sequence[int] | None = None, *, own: int = 0) -> bool:
+    """Bound PyTorch on the cards among these devices, now or when it is imported. It sees them in this order, with its
+    own before the others. Whether there is anything to bound."""
     if caps is None:
         caps = [int(cap) for cap in os.environ.get(VRAM_VARIABLE, "").split(",") if cap]
-    cards = [cap for device, cap in zip(devices, caps, strict=False) if card_uuid(device)]
+    pairs = list(zip(devices, caps, strict=False))
+    pairs = [*pairs[own : own + 1], *pairs[:own], *pairs[own + 1 :]]
+    cards = [cap for device, cap in pairs if card_uuid(device)]
     if not cards:
         return False
     loaded = sys.modules.get(_TORCH)

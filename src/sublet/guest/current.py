@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sublet.errors import LeaseEnded, NotFound, Unsupported
 from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, format_duration
+from sublet.wire.cards import OWN_DEVICE
 from sublet.wire.page import PageReader, PageState, PageView
 
 if TYPE_CHECKING:
@@ -174,13 +175,15 @@ def current() -> Current:
     return found
 
 
-def device(index: int = 0) -> str:
+def device(index: int | None = None) -> str:
     """The leased device as PyTorch and Warp call it: ``"cuda:0"``, or ``"cpu"`` where it is a host device or the lease
-    has none. With several devices ``index`` says which. Touches neither CUDA nor NVML. Raises ``Unsupported`` outside a
-    guest, and ``NotFound`` where there are fewer devices."""
+    has none. With several devices ``index`` says which; without, it is the process's own where each has one
+    (``lease.map``, ``--per-device``), and the first elsewhere. Touches neither CUDA nor NVML. Raises ``Unsupported``
+    outside a guest, and ``NotFound`` where there are fewer devices."""
     from sublet.wire.orders import card_uuid
 
     devices = current().devices
+    index = own_device() if index is None else index
     if index and not 0 <= index < len(devices):
         raise NotFound(f"this lease has {len(devices)} devices, and none at place {index}")
     uuid = card_uuid(devices[index]) if devices else ""
@@ -189,6 +192,12 @@ def device(index: int = 0) -> str:
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     cards = [found for name in devices if (found := card_uuid(name))]
     return f"cuda:{(visible if uuid in visible else cards).index(uuid)}"
+
+
+def own_device() -> int:
+    """Which of the lease's devices is this process's own: the first, unless it was given another."""
+    found = os.environ.get(OWN_DEVICE, "")
+    return int(found) if found.isascii() and found.isdigit() else 0
 
 
 def note_host_device(error: BaseException) -> None:

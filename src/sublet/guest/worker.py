@@ -11,7 +11,7 @@ import os
 import sys
 
 from sublet.guest.caps import cap_torch
-from sublet.guest.current import PAGE_VARIABLE
+from sublet.guest.current import PAGE_VARIABLE, own_device
 from sublet.guest.desk import Desk
 from sublet.guest.inbox import Inbox
 from sublet.guest.serving import start_serving
@@ -25,7 +25,7 @@ from sublet.wire.page import PageReader
 def main() -> None:
     """Until the lease ends."""
     page = PageReader(os.environ[PAGE_VARIABLE])
-    cap_torch(page.read().devices)
+    cap_torch(page.read().devices, own=own_device())
     inbox = Inbox.from_stdin()
     desk = Desk()
     desk.arrange()

@@ -32,9 +32,9 @@ from sublet.supervisor.tree import Trees, marks_of
 from sublet.supervisor.walls import Room, Walls
 from sublet.supervisor.zygote_policy import ZygoteKey, arguments_of, is_python, walled_key
 from sublet.supervisor.zygotes import Zygotes
-from sublet.values import GuestId, TenantId
+from sublet.values import GuestId, Kind, TenantId
 from sublet.wire.caps import LeaseCaps
-from sublet.wire.cards import card_environment
+from sublet.wire.cards import OWN_DEVICE, card_environment
 from sublet.wire.guests import GuestSpec, Profile, StdioKind
 from sublet.wire.orders import card_uuid
 from sublet.wire.volumes import PUBLISH_VARIABLE, VOLUME_VARIABLE
@@ -216,6 +216,12 @@ class Launch:
         """Raises ``InvalidRequest`` or ``Unsupported`` before anything is made. Whatever it raises, nothing of the
         guest's own stays; what is the lease's does, and is used by the next one."""
         check_spec(spec)
+        gpus = [part for part in tenancy.parts if part.kind is Kind.GPU]
+        if spec.device >= len(gpus):
+            raise InvalidRequest(
+                f"the lease has no device of number {spec.device}: it has {len(gpus)}, counted from 0",
+                do="Name one of them, or none.",
+            )
         behind = self.walls.behind(tenancy.tenant) if profile is Profile.TENANT else None
         if not tenancy.folder:
             self.held.check(tenancy.tenant)
@@ -248,7 +254,11 @@ class Launch:
                     stdio.give_to(*room.ids)
             else:
                 room = Room(env=dict(spec.env), cwd=spec.cwd or "/", enter=_stay, ids=None)
-            shares = {uuid: part.amount for part in tenancy.parts if (uuid := card_uuid(part.resource))}
+            room.env.pop(OWN_DEVICE, None)  # of another guest, that is this one's holder
+            if spec.device >= 0:
+                marks[OWN_DEVICE] = str(spec.device)
+            shares = {uuid: part.amount for part in gpus if (uuid := card_uuid(part.resource))}
+            own = card_uuid(gpus[spec.device].resource) if spec.device >= 0 else ""
             plan = SpawnPlan(
                 take_stdio=lambda: child_setup(ends),
                 join=group.join_paths() if group is not None else (),
@@ -257,7 +267,7 @@ class Launch:
                 cwd=room.cwd,
                 umask=spec.umask,
                 argv=_argv(spec),
-                env={**room.env, **card_environment(shares, room.env), **marks},
+                env={**room.env, **card_environment(shares, room.env, own), **marks},
             )
             undo.pop_all()
         uid = room.ids.uid if room.ids is not None else None

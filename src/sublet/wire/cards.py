@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+OWN_DEVICE: Final = "SUBLET_DEVICE"
+"""Set for a guest, or a process of one, that has one of the lease's devices for its own: its number."""
 OF_CARDS: Final = (VISIBLE, "XLA_PYTHON_CLIENT_PREALLOCATE", "TF_FORCE_GPU_ALLOW_GROWTH", "CUPY_GPU_MEMORY_LIMIT")
 """Variables that a guest with a card is given."""
 _MIG: Final = "MIG-"
@@ -52,8 +54,9 @@ class CardUse:
     bytes: int
 
 
-def card_environment(shares: Mapping[str, int], given: Mapping[str, str]) -> dict[str, str]:
+def card_environment(shares: Mapping[str, int], given: Mapping[str, str], own: str = "") -> dict[str, str]:
     """Variables of a guest whose lease has so many bytes of these cards, over what the holder sent (``given``).
+    ``own``: the card that it is to find first, whatever the holder sent.
 
     A holder's own choice of cards holds only within the lease: its environment is that of another process, which may
     have been kept off all cards, or have one of its own. Frameworks that would take most of a card at their first line
@@ -62,7 +65,10 @@ def card_environment(shares: Mapping[str, int], given: Mapping[str, str]) -> dic
     if not shares:
         return {}
     asked = [name for name in given.get(VISIBLE, "").split(",") if name]
-    visible = ",".join(asked) if asked and shares.keys() >= set(asked) else prefer_cards(list(shares))
+    if own:
+        visible = prefer_cards([own, *(card for card in shares if card != own)])
+    else:
+        visible = ",".join(asked) if asked and shares.keys() >= set(asked) else prefer_cards(list(shares))
     grows = dict(zip(OF_CARDS[1:], ("false", "true", str(min(shares.values()))), strict=True))
     return {VISIBLE: visible} | {name: value for name, value in grows.items() if name not in given}
 

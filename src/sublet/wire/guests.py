@@ -91,6 +91,8 @@ class GuestSpec:
     patient: bool = False
     """It will import what a warm interpreter has: rather than do that beside one that is being made, it waits for it,
     within a bound. What needs none of that begins sooner by itself."""
+    device: int = later(-1)
+    """Its own among the devices of the lease, by number: it finds that card first. -1: none in particular."""
 
 
 class Service(enum.StrEnum):

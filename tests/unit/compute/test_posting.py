@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,6 +21,7 @@ from sublet.compute.workers import Job, Options
 from sublet.errors import LeaseRevoked, SubletError, WorkerLost
 from sublet.guest.answers import Answer
 from sublet.guest.cargo import encode
+from sublet.values import Kind
 from sublet.wire.happenings import Replied
 from sublet.wire.work import Message, ResultBuffer, Told, pack, unpack
 
@@ -209,7 +211,8 @@ class Workers:
         return future
 
     def mapped(self, count: int) -> list[int]:
-        return list(posting.map_calls(cast(Any, None), Options(), abs, (range(1, count + 1),)))
+        lease: Any = SimpleNamespace(devices=())
+        return list(posting.map_calls(lease, Options(), abs, (range(1, count + 1),)))
 
 
 def test_a_map_sends_what_a_dead_worker_had_not_begun_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,3 +240,72 @@ def test_with_the_process_alone_what_was_in_line_goes_to_its_successor() -> None
     assert came_of(EXECUTING + 1, why) is AGAIN
     with pytest.raises(WorkerLost):
         came_of(EXECUTING, why)
+
+
+class Lane:
+    """A worker of a map that executes one batch at a time, and dies when chance wants it."""
+
+    def __init__(self, chance: random.Random, executed: list[int]) -> None:
+        self._chance, self._executed = chance, executed
+        self.is_lost = False
+        self._line: list[tuple[list[tuple[int]], CallFuture]] = []
+
+    def submit(self, job: Job) -> CallFuture:
+        self._line.append((job.args, CallFuture()))
+        return self._line[-1][1]
+
+    def step(self) -> None:
+        """Execute what is first in line, or die before it, or in it."""
+        if not self._line:
+            return
+        fate = self._chance.random()
+        if fate < 0.85:
+            items, future = self._line.pop(0)
+            self._executed += [item for (item,) in items]
+            future.deliver(Many([-item for (item,) in items], None, 1))
+            return
+        self.is_lost = True
+        if fate < 0.88:
+            items, future = self._line.pop(0)
+            self._executed += [item for (item,) in items[:1]]
+            future.deliver(Many([], WorkerLost("gone"), 0))
+        for _, future in self._line:
+            future.deliver(Many([], WorkerLost("gone"), 0, is_begun=False))
+        self._line = []
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_map_over_several_workers_gives_each_result_once_and_in_order(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of them die: what was not begun is executed once, elsewhere; behind one that failed comes none."""
+    chance, executed = random.Random(seed), cast(list[int], [])
+    lanes: dict[Options, Lane] = {}
+
+    def find(lease: object, options: Options) -> Lane:
+        if options not in lanes or lanes[options].is_lost:
+            lanes[options] = Lane(chance, executed)
+        return lanes[options]
+
+    def wait(future: Any, timeout: float | None = None) -> Many:
+        while not future.done():
+            chance.choice(list(lanes.values())).step()
+        found: Many = Future.result(future)
+        return found
+
+    monkeypatch.setattr(CallFuture, "result", wait)
+    monkeypatch.setattr(posting, "check_call", lambda lease, options: None)
+    monkeypatch.setattr(posting, "workers_of", lambda lease: SimpleNamespace(find=find))
+    monkeypatch.setattr(posting, "_submit", lambda lease, worker, job, options: worker.submit(job))
+    devices = [SimpleNamespace(kind=Kind.GPU)] * chance.randint(1, 4)
+    count, found = chance.randint(0, 60), cast(list[int], [])
+    lease: Any = SimpleNamespace(devices=devices)
+    options = Options(timeout_ns=chance.choice([None, 1]))  # with a limit they go one by one
+    try:
+        found.extend(posting._mapped(lease, options, abs, zip(range(count), strict=True)))
+    except WorkerLost:
+        assert len(found) < count
+    else:
+        assert len(found) == count
+    assert found == [-n for n in range(len(found))]
+    assert len(set(executed)) == len(executed)

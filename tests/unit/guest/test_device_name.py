@@ -58,6 +58,8 @@ def test_cards_are_counted_as_the_process_sees_them(guest: Guest, monkeypatch: p
     assert (sublet.device(), sublet.device(1)) == ("cuda:0", "cuda:1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aa,GPU-cc,GPU-bb")
     assert (sublet.device(), sublet.device(1)) == ("cuda:2", "cuda:0")
+    monkeypatch.setenv("SUBLET_DEVICE", "1")
+    assert (sublet.device(), sublet.device(0)) == ("cuda:0", "cuda:2"), "its own, where it was given one"
 
 
 def test_outside_of_a_guest_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +98,8 @@ def test_a_holder_may_choose_among_the_cards_of_the_lease() -> None:
     assert found["CUDA_VISIBLE_DEVICES"] == "GPU-cc"
     assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in found
     assert card_environment({}, chosen) == {}
+    found = card_environment({"GPU-bb": 1, "GPU-cc": 1}, {"CUDA_VISIBLE_DEVICES": "GPU-bb"}, "GPU-cc")
+    assert found["CUDA_VISIBLE_DEVICES"].startswith("GPU-cc,GPU-bb"), "a worker with a card of its own finds that first"
 
 
 class Wordless(Exception):
