@@ -38,6 +38,39 @@ sys.stdin.readline()
 """
 """Writes to the first card that CUDA shows it, says which that is, and stays until it is told to go."""
 
+USES_ITS_OWN_CARD: Final = """
+import json, os
+from sublet.devices.cuda_driver import open_driver
+driver = open_driver()
+device = driver("t", "cuDeviceGet", int(os.environ["LOCAL_RANK"]))
+driver("t", "cuCtxSetCurrent", driver("t", "cuDevicePrimaryCtxRetain", device))
+driver("t", "cuMemAlloc", 256 << 20)
+uuid = bytes(driver("t", "cuDeviceGetUuid", device).bytes).hex()
+import sublet
+said = {"rank": int(os.environ["RANK"]), "uuid": uuid, "device": sublet.device(),
+        "leased": sublet.current().devices, "visible": os.environ["CUDA_VISIBLE_DEVICES"]}
+os.write(1, json.dumps(said).encode() + b"\\n")
+"""
+"""As a program for torchrun does."""
+
+MAPS: Final = """
+import json, os, sys, tempfile, time
+import sublet
+def mine(folder, me, other):
+    open(os.path.join(folder, str(me)), "w").close()
+    while not os.path.exists(os.path.join(folder, str(other))):
+        time.sleep(0.02)
+    from sublet.devices.cuda_driver import open_driver
+    driver = open_driver()
+    device = driver("t", "cuDeviceGet", 0)
+    driver("t", "cuCtxSetCurrent", driver("t", "cuDevicePrimaryCtxRetain", device))
+    driver("t", "cuMemAlloc", 256 << 20)
+    return bytes(driver("t", "cuDeviceGetUuid", device).bytes).hex(), sublet.device()
+with tempfile.TemporaryDirectory() as folder, sublet.connect() as fabric, fabric.gpu(min_vram="60GiB", count=2) as both:
+    found = list(both.map(mine, [folder] * 2, (0, 1), (1, 0)))
+    print(json.dumps([found, [one.id for one in both.devices]]))
+"""
+
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
@@ -98,6 +131,31 @@ def test_two_cards_every_guest_uses_the_card_of_its_lease(sublet: Shell, rig: Ri
         assert rig.dirty(index_of(rig, said["uuid"]))
         done = finished(process)
         assert done.status == 0, done
+
+
+def test_one_process_for_each_card_and_its_own_is_number_local_rank(sublet: Shell, rig: Rig) -> None:
+    """Whatever cards its holder was kept to: programs for torchrun take card LOCAL_RANK, and all number them alike."""
+    kept = {"CUDA_VISIBLE_DEVICES": rig.card(3).name}
+    words = ("run", "--gpus", "3", "--gpu", "60GiB", "--per-device", "--", sys.executable, "-c", USES_ITS_OWN_CARD)
+    done = sublet(*words, env=sublet.env | kept)
+    assert done.status == 0, done
+    found = sorted((json.loads(line) for line in done.out.splitlines()), key=lambda one: one["rank"])
+    assert [one["rank"] for one in found] == [0, 1, 2]
+    assert [one["device"] for one in found] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert len({one["visible"] for one in found}) == 1
+    leased = [index_of(rig, name) for name in found[0]["leased"]]
+    assert [index_of(rig, one["uuid"]) for one in found] == leased
+
+
+def test_a_map_over_several_cards_has_a_worker_on_each(office: Shell, sublet: Shell, rig: Rig) -> None:
+    """Each finds its own card first: functions write "cuda" and count no cards."""
+    done = subprocess.run(
+        [sys.executable, "-c", MAPS], env=office.env, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    assert done.returncode == 0, done
+    found, leased = json.loads(done.stdout)
+    assert [device for _, device in found] == ["cuda:0", "cuda:0"]
+    assert [index_of(rig, uuid) for uuid, _ in found] == [index_of(rig, name) for name in leased]
 
 
 def test_a_card_is_free_again_when_nothing_of_anybody_is_left_on_it(sublet: Shell, rig: Rig) -> None:

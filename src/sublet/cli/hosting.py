@@ -88,6 +88,19 @@ def spec_of(
     return spec
 
 
+def per_device_spec(spec: Json, *, tenant: str) -> Json:
+    """The same command as one process for each device of its lease; the guest's first process starts them."""
+    import json
+
+    from sublet.lease.ranks import ENTRY, GRACE_S
+    from sublet.wire.cards import VISIBLE
+
+    args = {"argv": spec["argv"], "grace_s": spec["grace_ns"] / NS_PER_S if "grace_ns" in spec else GRACE_S}
+    python = spec.get("python") or ("" if tenant == "local" else sys.executable)
+    env = {name: value for name, value in spec["env"].items() if name != VISIBLE}  # each has a card of its own
+    return {**spec, "argv": [], "entry": ENTRY, "args": json.dumps(args), "python": python, "env": env}
+
+
 def wants_terminal(tty: bool, no_tty: bool) -> bool:
     """One on both sides, or what was said. Without a terminal to read from there is none to hand through."""
     _have_all_three()
@@ -108,7 +121,7 @@ def start(direct: Direct, token: str, spec: Json, *, on_host: bool = False) -> t
     try:
         answer = _started(conversation, spec)
         if answer["is"] == "NotStarted":
-            raise _not_started(answer, spec["argv"][0], on_host=on_host)
+            raise _not_started(answer, (spec["argv"] or [spec["entry"]])[0], on_host=on_host)
         attendance = Attendance(conversation, answer["guest"], terminal=spec["stdio"] == "pty")
         attendance.attach()
     except BaseException:

@@ -17,6 +17,7 @@ from sublet.cli.hosting import (
     NotStarted,
     NoTty,
     Tty,
+    per_device_spec,
     spec_of,
     start,
     wants_terminal,
@@ -42,6 +43,9 @@ def run(
     gpus: Annotated[
         int | None, Opt("--gpus", metavar="N", parse=count, help="Number of GPUs, all on one machine (default: 1).")
     ] = None,
+    per_device: Annotated[
+        bool, Opt("--per-device", help="Run COMMAND once for each of the --gpus, as torchrun would.")
+    ] = False,
     cpu: Annotated[
         int | None,
         Opt("--cpu", metavar="N", parse=count, help="Number of CPU cores (default: 1 if nothing else is asked for)."),
@@ -100,6 +104,10 @@ def run(
     any it gets one core. It waits in the queue until the hardware is free, and the lease is renewed while it runs.
     Processes that it leaves behind are ended with the lease.
 
+    With --gpus N --per-device the command runs N times at once. Each process finds RANK, LOCAL_RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT, and its own GPU as number LOCAL_RANK. When one of them fails, the others are ended, and
+    its exit status is that of all; rank 0 alone reads stdin.
+
     Ctrl-C is sent to the command; pressed twice within two seconds, it ends the command and all its processes.
 
     Exit status: the command's own (128 + n if signal n ended it), 126 or 127 if it could not be run or found, 75 if the
@@ -120,6 +128,8 @@ def run(
         raise UsageError("--shared and --exclusive contradict each other", do="Give one of them.")
     if shared and gpu is None and gpus is None:
         raise UsageError("--shared needs --gpu SIZE as well", do="Say how much memory: --gpu 8GiB --shared.")
+    if per_device and gpus is None:
+        raise UsageError("--per-device needs --gpus N as well", do="Say how many: --gpus 2 --gpu 8GiB --per-device.")
     mine = _configured()
     if gpus is not None and gpu is None:
         gpu = mine.get("vram")
@@ -142,6 +152,8 @@ def run(
     with take(request) as lease:
         spec = spec_of(words, tenant=lease.tenant, env=env, name=name, grace=grace, terminal=terminal)
         spec["python"] = python or ""
+        if per_device:
+            spec = per_device_spec(spec, tenant=lease.tenant)
         try:
             conversation, attendance = start(lease.direct, lease.token, spec, on_host=lease.is_on_host)
         except NotStarted as failed:

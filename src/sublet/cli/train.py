@@ -44,7 +44,13 @@ def train(
     *,
     gpu: Annotated[int, Opt("--gpu", "--vram", metavar="SIZE", parse=vram, help="GPU memory (default: 1GiB).")] = VRAM,
     gpus: Annotated[
-        int, Opt("--gpus", metavar="N", parse=count, help="Number of GPUs, all on one machine (default: 1).")
+        int,
+        Opt(
+            "--gpus",
+            metavar="N",
+            parse=count,
+            help="Number of GPUs, all on one machine; SCRIPT runs once for each, as under torchrun (default: 1).",
+        ),
     ] = 1,
     spot: Annotated[
         bool, Opt("--spot", help="Short for --tier spot: lowest priority, preempted at short notice.")

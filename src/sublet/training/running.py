@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import queue
 import signal
@@ -25,6 +26,7 @@ from sublet.client.core import new_request_id
 from sublet.client.guests import command_spec, start_spec
 from sublet.client.home import runtime_dir
 from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError
+from sublet.lease.ranks import ENTRY
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import LeaseEnd
 from sublet.training.leaving import SIGTERM, TERMINATED
@@ -32,6 +34,8 @@ from sublet.training.progress import Progress, Sieve
 from sublet.training.script import for_tenant
 from sublet.training.telling import VARIABLE
 from sublet.values import EndReason
+from sublet.wire.cards import VISIBLE
+from sublet.wire.guests import GuestSpec
 from sublet.wire.http import LeaseView
 
 if TYPE_CHECKING:
@@ -82,6 +86,7 @@ class Plan:
     name: str
     vram: int | str
     count: int = 1
+    """Devices; the program is begun once for each."""
     ttl: float | str | None = None
     tier: str = "batch"
     wait: float | None = None
@@ -196,6 +201,8 @@ class TrainingRun:
         )
         if not is_local:
             spec = for_tenant(spec, plan.cwd)
+        if plan.count > 1:
+            spec = per_device(spec, plan)
         try:
             with lease.activity("training"):  # the first one waits for its interpreter, which is no idleness
                 guest = start_spec(lease, replace(spec, imports=IMPORTS, patient=True), volume=storage)
@@ -286,6 +293,17 @@ class TrainingRun:
             until_s = time.monotonic() + PATIENCE_S
             while self.fabric.lease(view.id).status != ENDED and time.monotonic() < until_s:  # it saves until then
                 time.sleep(0.1)
+
+
+def per_device(spec: GuestSpec, plan: Plan) -> GuestSpec:
+    """The same as one process for each device. A tenant's script has come with it, and is put down by what starts
+    them."""
+    args: dict[str, Any] = {"argv": list(plan.argv), "grace_s": STOP_S, "is_python": True}
+    if spec.entry:
+        told = json.loads(spec.args)
+        args |= {"name": told["name"], "source": told["source"]}
+    env = {name: value for name, value in spec.env.items() if name != VISIBLE}  # each has a card of its own
+    return replace(spec, argv=(), entry=ENTRY, args=json.dumps(args), python=plan.argv[0], env=env)
 
 
 class _Attendance:

@@ -17,8 +17,17 @@ FORMAT: Final = "sublet.training/1"
 class Saves:
     """The checkpoints of one trainer, at one place."""
 
-    def __init__(self, place: Any, *, schema: str, keep: int, every: tuple[int | None, int], clock: Clock) -> None:
-        """``every``: so many steps, or else so many nanoseconds."""
+    def __init__(
+        self,
+        place: Any,
+        *,
+        schema: str,
+        keep: int,
+        every: tuple[int | None, int],
+        clock: Clock,
+        writes: bool = True,
+    ) -> None:
+        """``every``: so many steps, or else so many nanoseconds. ``writes=False``: another process does that."""
         self._every, self._every_ns = every
         self._clock = clock
         self.account = Account()
@@ -35,13 +44,19 @@ class Saves:
         self._began_ns = clock.now_ns()
         self._seen: SaveReport | None = None
         whole = f"{FORMAT} {schema}".strip()
+        self._durable: Durable[Any] | None = None
         try:
-            self._durable: Durable[Any] = Durable.restore(place, schema=whole, keep=keep)
+            restored: Durable[Any] = Durable.restore(place, schema=whole, keep=keep)
         except NotFound:
-            self._durable = Durable(None, place, schema=whole, keep=keep)
+            if writes:
+                self._durable = Durable(None, place, schema=whole, keep=keep)
             return
-        found: dict[str, Any] = self._durable.value
-        self._durable.value = None  # the parts get copies of their own
+        found: dict[str, Any] = restored.value
+        restored.value = None  # the parts get copies of their own
+        if writes:
+            self._durable = restored
+        else:
+            restored.close(save=False)
         self.found, self.account = found, Account(**found["account"])
         self.account.resumed += 1
         self._steps = self.durable_steps = self.account.steps
@@ -54,6 +69,8 @@ class Saves:
         """Whether to save now. Not while the last one is still being written: training does not wait for it."""
         if self.is_running() or not self.is_dirty:
             return False
+        if self._durable is None:
+            return self._is_asked
         if self._is_asked:
             return True
         if self._every is not None:
@@ -62,7 +79,7 @@ class Saves:
 
     def is_running(self) -> bool:
         """Whether the last save is still being written. Raises if it failed: nothing is trained that cannot be kept."""
-        if self._in_flight:
+        if self._in_flight and self._durable is not None:
             self._durable.value  # noqa: B018 - this is where the error of a save in the background is raised
             if self._durable.last is not self._seen:
                 self._note()
@@ -73,26 +90,28 @@ class Saves:
         began_ns = self._clock.now_ns()
         self.wait()
         self._steps, self._began_ns = self.account.steps, began_ns
-        self._durable.value = state
-        self._in_flight = True
-        self._durable.checkpoint(wait=wait, note=f"step {self._steps}")
+        if self._durable is not None:
+            self._durable.value = state
+            self._in_flight = True
+            self._durable.checkpoint(wait=wait, note=f"step {self._steps}")
         self.is_dirty = self._is_asked = False
         self.account.save_seconds += (self._clock.now_ns() - began_ns) / NS_PER_S
-        if wait:
+        if wait and self._durable is not None:
             self._note()
 
     def wait(self) -> None:
         """Until what was begun is durable. Raises why it is not."""
-        if self._in_flight:
+        if self._in_flight and self._durable is not None:
             self._durable.flush()
             self.is_running()
 
     def close(self) -> None:
         """Finish what was begun. Raises what went wrong with it."""
-        self._durable.close(save=False)
+        if self._durable is not None:
+            self._durable.close(save=False)
 
     def _note(self) -> None:
-        report = self._durable.last
+        report = None if self._durable is None else self._durable.last
         assert report is not None
         self._in_flight, self._seen, self.durable_steps = False, report, self._steps
         self.account.saves += 1

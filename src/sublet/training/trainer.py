@@ -25,16 +25,19 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
 from sublet.clock import Clock, SystemClock
-from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, Unsupported
+from sublet.errors import CheckpointFailed, InvalidRequest, NotFound
 from sublet.training.chance import chance_now, set_chance, set_generators
 from sublet.training.leaving import SIGTERM, TERMINATED, Preempted, Told, Watchman
 from sublet.training.parts import Part, part_of, put_back
 from sublet.training.position import Source, source_of
 from sublet.training.saves import Saves
 from sublet.training.telling import Account, Teller
+from sublet.training.together import group_here, own_state
 from sublet.values import NS_PER_S, parse_duration_ns
 
 SAVE: Final = "save"
+_GO_ON, _SAVE, _LEAVE = range(3)
+"""What each of several processes says between two steps; the greatest is done by all."""
 _NOTHING: Final = object()
 STEPLESS_MAX: Final = 10_000
 """Batches without a step after which the program has probably forgotten to call it."""
@@ -51,6 +54,9 @@ class PreemptibleTrainer:
     ``schema`` says what is trained, in your words; a checkpoint of another one is refused.
 
     If there is a checkpoint at the place, the parts are as they were in it when this returns.
+
+    Of several processes (``torch.distributed``, which is initialized before) each makes one, and goes through the same
+    steps. They save and leave behind the same one, and are saved as one.
     """
 
     def __init__(
@@ -68,14 +74,14 @@ class PreemptibleTrainer:
         lease: Any = None,
         clock: Clock | None = None,
     ) -> None:
-        refuse_many_processes()
+        self._group = group_here()
         self._optimizer, self._scaler = optimizer, scaler
         self.metrics: dict[str, Any] = {}
         """Yours: what you put here is saved and restored with the rest. ``step(loss, accuracy=...)`` puts in those."""
         self._parts = parts_of(model, optimizer, scheduler, scaler, state, self.metrics)
         self._clock: Clock = SystemClock() if clock is None else clock
         self._watchman = Watchman(lease)
-        self._teller = Teller()
+        self._teller = Teller() if self._group.rank == 0 else Teller({})
         self._sources: dict[int, tuple[Any, Source]] = {}
         self._epoch = 0
         self._epochs: int | None = None
@@ -97,7 +103,9 @@ class PreemptibleTrainer:
         self._loss: Any = None
         self._closed = False
         where = place_here() if place is None else place
-        self._saves = Saves(where, schema=schema, keep=keep, every=interval_of(save_every), clock=self._clock)
+        every = interval_of(save_every)
+        is_first = self._group.rank == 0
+        self._saves = Saves(where, schema=schema, keep=keep, every=every, clock=self._clock, writes=is_first)
         self._restore()
         self._tell(began=True)
 
@@ -291,14 +299,15 @@ class PreemptibleTrainer:
                 raise no_steps()
             return None
         told = self._watchman.told()
-        if told is not None:
-            return told
-        return SAVE if due else None
+        agreed = self._group.most(_LEAVE if told is not None else _SAVE if due else _GO_ON)
+        if agreed == _LEAVE:
+            return self._group.first(told)
+        return SAVE if agreed == _SAVE else None
 
     def _act(self, due: Told | str, position: dict[str, Any]) -> None:
         if isinstance(due, Told):
             self._leave(due, position)
-        self._saves.write(self._snapshot(position), wait=False)
+        self._saves.write(self._group.joined(self._snapshot(position)), wait=False)
 
     def _going_on(self) -> None:
         """Before the first thing that is done after a resume: up to here it was lost."""
@@ -311,7 +320,9 @@ class PreemptibleTrainer:
         """Everything that was done is durable when this returns, or it raises why not."""
         self._saves.wait()
         if self._saves.is_dirty:
-            self._saves.write(self._snapshot(self._position() if position is None else position), wait=True)
+            state = self._snapshot(self._position() if position is None else position)
+            self._saves.write(self._group.joined(state), wait=True)
+        self._group.wait()  # else one that leaves early would be the end of the one that saves
 
     def _leave(self, told: Told, position: dict[str, Any]) -> NoReturn:
         """Everything is whole: save it, and end the program."""
@@ -362,8 +373,14 @@ class PreemptibleTrainer:
     def _restore(self) -> None:
         """Go on from what was found, if something was."""
         saved, self._saves.found = self._saves.found, None
+        if self._group.most(self.steps) != -self._group.most(-self.steps):
+            raise InvalidRequest(
+                f"the {self._group.count} processes found different checkpoints, this one of step {self.steps}",
+                do="Give all of them the same place, which each can read.",
+            )
         if saved is None:
             return
+        saved = own_state(saved, self._group.rank, self._group.count)
         put_back(self._parts, saved["parts"])
         resume = self._resume = saved["position"]
         self._epoch, self._generators = resume["epoch"], resume["chance"][1]
@@ -449,16 +466,6 @@ def interval_of(save_every: int | str | None) -> tuple[int | None, int]:
     if save_every < 1:
         raise InvalidRequest("save_every needs at least one step", do="Give 1 or more, or a duration.")
     return save_every, 0
-
-
-def refuse_many_processes() -> None:
-    from torch import distributed
-
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise Unsupported(
-            "PreemptibleTrainer keeps the state of one process, and this is one of several",
-            do="Train in one process, or save with torch.distributed.checkpoint.",
-        )
 
 
 def no_steps() -> InvalidRequest:
