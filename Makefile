@@ -37,8 +37,13 @@ $(DEMO_READY): requirements-demo.lock pyproject.toml tools/setup.sh
 $(TORCH_READY): $(READY) tools/torch.sh
 	@sh tools/torch.sh
 
-demo: $(DEMO_READY) ## see it work, in half a minute: a notebook cell loses its GPU and goes on, two users share one
+ifdef RIG
+demo: $(READY)
+	@$(PY) -m tests.rig.show $(RIG)
+else
+demo: $(DEMO_READY) ## see it work, in half a minute: a cell loses its GPU and goes on; RIG=4xH100 on pretended cards
 	@$(VENV)/bin/sublet demo
+endif
 
 # Compiled beforehand, since hundreds of processes start in the suite and some of them may not write here.
 test: export PYTHONDONTWRITEBYTECODE =

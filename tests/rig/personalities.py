@@ -21,6 +21,7 @@ __all__ = [
     "OLD_DRIVER",
     "PARTS",
     "PERSONALITIES",
+    "SHOWN",
     "SOME_IN_CONTAINER",
     "WORKSTATION",
     "CardKind",
@@ -237,6 +238,19 @@ PERSONALITIES: Final = (
     NO_UVM,
     EXCLUSIVE,
 )
+
+SHOWN: Final[Mapping[str, Personality]] = {
+    "4xH100": FOUR_H100,
+    "container": SOME_IN_CONTAINER,
+    "mig": PARTS,
+    "workstation": WORKSTATION,
+    "wsl2": LAPTOP,
+    "driver550": OLD_DRIVER,
+    "no-fabric-manager": NO_FABRIC,
+    "no-uvm": NO_UVM,
+    "exclusive": EXCLUSIVE,
+}
+"""By the names that a person types: `make demo RIG=4xH100`."""
 
 
 def guessed() -> list[str]:
