@@ -8,11 +8,11 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from sublet.errors import InvalidRequest
-from sublet.values import NS_PER_S, parse_duration_ns, parse_size, shown
+from sublet.values import NS_PER_S, parse_duration_ns, parse_size, shown, valid_name
 
 FILE_BYTES_MAX: Final = 64 * 1024
 
@@ -36,12 +36,20 @@ _V = TypeVar("_V")
 
 
 def read_tables(
-    text: str, name: str, keys: Mapping[str, _K], check: Callable[[_K, Any], _V], *, do: str
+    text: str,
+    name: str,
+    keys: Mapping[str, _K],
+    check: Callable[[_K, Any], _V],
+    *,
+    do: str,
+    named: Sequence[str] = (),
 ) -> tuple[dict[str, _V], dict[str, int]]:
     """What a file sets, by path, and the line of each.
 
     ``keys`` are all that there are, by path; ``check`` makes a value of what stands there, or raises
     ``InvalidRequest``; ``do`` says how such a file is written. Raises ``InvalidRequest``, which names file and line.
+    ``named`` are tables of which there may be many, each with a name, as ``[group.course]``. What they set has a path
+    such as ``group/course/weight``, and the table itself a line under ``group/course``.
     """
     if len(text.encode("utf-8", "surrogateescape")) > FILE_BYTES_MAX:
         raise InvalidRequest(f"{name} has more than {FILE_BYTES_MAX} bytes", do="Shorten it.")
@@ -49,13 +57,29 @@ def read_tables(
         read = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise InvalidRequest(f"{name} is not TOML: {error}", do=do) from error
-    tables = tuple(dict.fromkeys(key.table for key in keys.values()))
+    tables = tuple(dict.fromkeys(key.table for key in keys.values() if key.table not in named))
     given: dict[str, _V] = {}
     lines: dict[str, int] = {}
     where = _Lines(text)
-    for path, value in _entries(read, tables):
+    for path, value in _entries(read, tables, named):
         line = where.of(path)
         try:
+            table = _named_table(path, named)
+            if table:
+                own = "/".join((*table, valid_name(path[len(table)], "name")))
+                if len(path) == len(table) + 1:
+                    if not isinstance(value, dict):
+                        raise InvalidRequest(f"{shown('.'.join(path))} is no table", do=f"Write [{'.'.join(path)}].")
+                    lines[own] = line
+                    continue
+                key = keys.get(".".join((*table, path[-1])))
+                if key is None:
+                    raise _unknown_key(".".join(table), path[-1], keys)
+                given[f"{own}/{key.name}"] = check(key, value)
+                lines[f"{own}/{key.name}"] = line
+                continue
+            if path[0] in {one.partition(".")[0] for one in named}:
+                raise _unnamed(path, named, do)
             if len(path) == 1:
                 raise _unknown_table(path[0], value, keys, tables, do)
             key = keys.get(".".join(path))
@@ -105,14 +129,40 @@ def meant(name: str, names: Iterable[str]) -> str:
 # ---- within
 
 
-def _entries(read: Mapping[str, Any], tables: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Whatever is set, and tables that are none of ours or empty."""
-    for table, inside in read.items():
-        if not isinstance(inside, dict) or table not in tables:
-            yield (table,), inside
-            continue
-        for name, value in inside.items():
-            yield (table, name), value
+def _entries(
+    read: Mapping[str, Any], tables: tuple[str, ...], named: Sequence[str], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Whatever is set, and tables that are none of ours, empty or named."""
+    for name, inside in read.items():
+        at = (*path, name)
+        table = ".".join(at)
+        if table in named and isinstance(inside, dict):
+            for own, below in inside.items():
+                yield (*at, own), below
+                yield from (((*at, own, key), value) for key, value in below.items()) if isinstance(below, dict) else ()
+        elif isinstance(inside, dict) and any(one.startswith(f"{table}.") for one in named):
+            yield from _entries(inside, (), named, at)
+        elif path or not isinstance(inside, dict) or name not in tables:
+            yield at, inside
+        else:
+            yield from (((name, key), value) for key, value in inside.items())
+
+
+def _named_table(path: tuple[str, ...], named: Sequence[str]) -> tuple[str, ...]:
+    """The named table to which a path belongs, without the name; empty: to none."""
+    for one in named:
+        table = tuple(one.split("."))
+        if path[: len(table)] == table and len(table) < len(path):
+            return table
+    return ()
+
+
+def _unnamed(path: tuple[str, ...], named: Sequence[str], do: str) -> InvalidRequest:
+    text, all_of = ".".join(path), [one for one in named if one.partition(".")[0] == path[0]]
+    if text in all_of or (len(path) == 1 and path[0] in all_of):
+        return InvalidRequest(f"{text} is a table with a name", do=f"Write [{text}.NAME], and its keys below it.")
+    listed = " and ".join(f"[{one}.NAME]" for one in all_of)
+    return InvalidRequest(f"there is no table [{shown(text)}]{meant(text, all_of)}", do=f"There are {listed}.")
 
 
 def _unknown_key(table: str, name: str, keys: Mapping[str, _K]) -> InvalidRequest:

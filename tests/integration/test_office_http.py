@@ -24,11 +24,13 @@ import pytest
 from sublet.agent.tokens import verify
 from sublet.broker.commands import SetBudget
 from sublet.broker.http_server import HEAD_MAX_BYTES
+from sublet.broker.records import GroupRecord
 from sublet.broker.signing import Signer
+from sublet.broker.state import Books
 from sublet.client.home import runtime_dir, socket_path
 from sublet.engines import local
 from sublet.errors import InvalidRequest, Unsupported
-from sublet.values import BudgetWindow, TenantId
+from sublet.values import BudgetWindow, GroupId, ReservationId, TenantId
 from sublet.wire import unix
 from tests.traces import plain_env
 
@@ -514,6 +516,43 @@ def test_an_office_with_budgets_does_not_start_with_prices_that_cannot_count_the
         assert books.prices is not None
         assert (books.prices.gpu, books.prices.currency) == (3_000_000, "EUR")
         await office.close()
+
+    asyncio.run(story())
+    shutil.rmtree(runtime_dir(home), ignore_errors=True)
+
+
+def test_an_office_goes_by_the_groups_reservations_and_budgets_of_its_file_when_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts with fewer devices than floors need that it knew; a floor that rises above what there is stops it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    file = home / "policy.toml"
+    whole = (
+        "[group.course]\nweight = 3\nfloor = 2\n[budget.group.course]\nmonth = 5\n"
+        '[reservation.lab]\ngroup = "course"\ngpus = 1\nwhen = "every day 00:00-24:00"\nzone = "Europe/Berlin"\n'
+    )
+
+    async def books_of(gpus: int) -> Books:
+        office = local.Office(home, host_gpus=f"{gpus}x1GiB", pretended=True)
+        await office.start()
+        await office.close()
+        return office.driver.ledger.state.books
+
+    async def story() -> None:
+        file.write_text(whole.replace("floor = 2", "floor = 9"))
+        with pytest.raises(InvalidRequest, match=f"{file}: floors would add up to 9 GPUs, and there are 2"):
+            await books_of(2)
+        file.write_text(whole)
+        for gpus in (2, 1):
+            books = await books_of(gpus)
+            assert books.groups[GroupId("course")] == GroupRecord(id=GroupId("course"), weight=3, floor=2)
+            assert [budget.amount for budget in books.budgets.values()] == [5_000_000]
+            assert len(books.reservations[ReservationId("lab")].spans) > 300
+        file.unlink()
+        books = await books_of(2)
+        assert (books.groups, books.budgets, books.reservations) == ({}, {}, {})
 
     asyncio.run(story())
     shutil.rmtree(runtime_dir(home), ignore_errors=True)

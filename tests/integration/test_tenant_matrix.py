@@ -72,6 +72,7 @@ def example(route: Route) -> Any:
         "gpus": 1,
         "when": "every Tue 10:00-12:00",
         "zone": "UTC",
+        "text": "[tenant]\nleases = 9",
     }
     fields = {field.name: field for field in msgspec.structs.fields(route.request)}
     needed = {name for name, field in fields.items() if field.required}

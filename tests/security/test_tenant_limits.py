@@ -213,6 +213,62 @@ def test_a_changed_file_holds_without_a_restart(place: Place) -> None:
     assert place.owner.status().pid == pid
 
 
+WHOLE: Final = """\
+[group.film]
+weight = 2
+members = ["whole", "later"]
+[reservation.shoot]
+group = "film"
+gpus = 1
+when = "every Tue 10:00-12:00"
+zone = "UTC"
+[budget.group.film]
+month = "20"
+"""
+
+
+def test_groups_reservations_and_budgets_of_the_file_hold_as_a_whole(place: Place) -> None:
+    """`check` asks the office that runs, `apply` takes all or nothing, `show` says where each value is from."""
+    place.apply("")
+    file = place.home / "policy.toml"
+    tenant(place, "whole").close()
+    file.write_text(WHOLE)
+    would = json.loads(command(place, "policy", "check", str(file), "--json").stdout)
+    assert {row["key"]: (row["before"], row["now"]) for row in would["changes"]} == {
+        "group.film.weight": ("-", "2"),
+        "group.film.members": ("-", "whole"),
+        "reservation.shoot.group": ("-", "film"),
+        "reservation.shoot.gpus": ("-", "1"),
+        "reservation.shoot.when": ("-", "every Tue 10:00-12:00"),
+        "reservation.shoot.zone": ("-", "UTC"),
+        "budget.group.film.month": ("-", "20.00"),
+    }
+    assert place.owner.request("GET", "/v1/reservations", shape=list) == []
+    assert json.loads(command(place, "policy", "apply", "--json").stdout) == would["changes"]
+    assert "It would change nothing" in command(place, "policy", "check", str(file)).stdout
+    assert command(place, "group", "set", "film", "--weight", "3", "--ceiling", "1").returncode == 0
+
+    def sources() -> dict[str, tuple[str, str]]:
+        rows = json.loads(command(place, "policy", "show", "--json").stdout)
+        return {row["key"]: (row["shown"], row["source"]) for row in rows if row["key"].startswith(("group", "budget"))}
+
+    assert sources() == {
+        "group.film.weight": ("3", "command (policy.toml line 2 has 2)"),
+        "group.film.members": ("later, whole", "policy.toml line 3"),
+        "group.film.ceiling": ("1", "command"),
+        "budget.group.film.month": ("20.00", "policy.toml line 10"),
+    }
+    file.write_text(WHOLE.replace("gpus = 1", "gpus = 2"))
+    for words in (("check", str(file)), ("apply",)):
+        refused = command(place, "policy", *words)
+        assert refused.returncode == 2, refused
+        assert "may have 1 GPU, fewer than the 2 to be reserved" in refused.stderr
+    assert sources()["group.film.weight"] == ("3", "command (policy.toml line 2 has 2)")
+    place.apply("")
+    assert sources() == {}
+    assert place.owner.request("GET", "/v1/reservations", shape=list) == []
+
+
 def test_a_policy_that_others_could_write_is_refused(tmp_path: Path) -> None:
     from sublet.engines.operator_limits import read_limits
 

@@ -9,7 +9,10 @@ budget back, and who has notice for it is spared.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Final
 
 from sublet.broker import commands as cmd
@@ -28,6 +31,7 @@ from sublet.values import NS_PER_S, BudgetLevel, BudgetWindow, EndReason, GroupI
 AMOUNT_MAX: Final = 10**15
 """A thousand million units of money, in millionths."""
 _LONGER: Final = (BudgetWindow.DAY, BudgetWindow.MONTH, BudgetWindow.TOTAL)
+_AMOUNT: Final = re.compile(r"(-?)(\d{1,12})(?:\.(\d{1,6}))?", re.ASCII)
 _DO_PRICES: Final = "Write a price per hour of gpu, cpu, memory and block into rates.toml, and start the office again."
 
 
@@ -51,10 +55,11 @@ def check_prices(state: State, rates: Rates, missing: tuple[str, ...]) -> None:
                 do=f"Write the prices in {budget.currency} again; with them, `sublet budget rm` removes budgets.",
             )
     if state.books.budgets:
-        _check_complete(rates, missing)
+        check_complete(rates, missing)
 
 
-def _check_complete(rates: Rates, missing: tuple[str, ...]) -> None:
+def check_complete(rates: Rates, missing: tuple[str, ...]) -> None:
+    """See that a budget can be counted by these prices; raises InvalidRequest."""
     if missing:
         raise InvalidRequest(
             f"rates.toml has no price of {' and '.join(missing)}, and a budget needs each of them", do=_DO_PRICES
@@ -67,8 +72,8 @@ def set_budget(step: Step, command: cmd.SetBudget) -> Answer:
     """Make one, which counts from this moment on; or change the amount of one."""
     state, rates = step.state, step.state.rates
     _check_account(state, command.tenant, command.group)
-    _check_amount(command.amount, least=0)
-    _check_complete(rates, command.missing)
+    check_amount(command.amount, least=0)
+    check_complete(rates, command.missing)
     if command.currency not in (None, rates.currency):
         raise InvalidRequest(
             f"the prices are in {rates.currency}, not in {shown(command.currency or '')}",
@@ -86,25 +91,31 @@ def set_budget(step: Step, command: cmd.SetBudget) -> Answer:
         since_wall_ns=step.now.wall_ns if known is None else known.since_wall_ns,
         credits={} if known is None else known.credits,
     )
-    for other in state.budgets_of.get(account_of(command.tenant, command.group), ()):
-        shorter, longer = sorted((budget, other), key=lambda each: _LONGER.index(each.per))
-        if shorter.per is not longer.per and shorter.amount > longer.amount:
-            raise InvalidRequest(
-                f"{whose(budget)} would have {money(shorter.amount, shorter.currency)} {_per(shorter)} and "
-                f"{money(longer.amount, longer.currency)} {_per(longer)}, which is less",
-                do="Give the longer window at least as much.",
-            )
+    check_windows([budget, *state.budgets_of.get(account_of(command.tenant, command.group), ())])
     if budget != known:
         step.emit(ev.BudgetSet(budget=budget))
     return Done()
 
 
+def check_windows(budgets: Sequence[BudgetRecord]) -> None:
+    """Of one account, a longer window has at least as much as a shorter one. The first of each window counts."""
+    of_window = {budget.per: budget for budget in reversed(budgets)}
+    found = [of_window[per] for per in _LONGER if per in of_window]
+    for shorter, longer in pairwise(found):
+        if shorter.amount > longer.amount:
+            raise InvalidRequest(
+                f"{whose(shorter)} would have {money(shorter.amount, shorter.currency)} {_per(shorter)} and "
+                f"{money(longer.amount, longer.currency)} {_per(longer)}, which is less",
+                do="Give the longer window at least as much.",
+            )
+
+
 def credit_budget(step: Step, command: cmd.CreditBudget) -> Answer:
     """For the present window alone; the next one begins with its amount."""
     budget = _known(step.state, command)
-    _check_amount(command.amount, least=1)
+    check_amount(command.amount, least=1)
     window, _, _ = window_of(budget.per, step.now.wall_ns)
-    _check_amount(budget.amount + budget.credits.get(window, 0) + command.amount, least=0)
+    check_amount(budget.amount + budget.credits.get(window, 0) + command.amount, least=0)
     step.emit(ev.BudgetCredited(budget=budget.id, window=window, amount=command.amount))
     return Done()
 
@@ -132,7 +143,8 @@ def _check_account(state: State, tenant: TenantId | None, group: GroupId | None)
         raise NotFound(f"there is no group {group[:64]}", do="`sublet group ls` shows all.")
 
 
-def _check_amount(amount: int, *, least: int) -> None:
+def check_amount(amount: int, *, least: int) -> None:
+    """See that it is an amount of money that a budget can have."""
     if not least <= amount <= AMOUNT_MAX:
         wanted = "zero or more" if least == 0 else "more than zero"
         raise InvalidRequest(
@@ -298,6 +310,20 @@ def money(micros: int, currency: str) -> str:
     whole, rest = divmod(abs(micros), 1_000_000)
     decimals = f"{rest:06d}".rstrip("0").ljust(2, "0")
     return f"{'-' if micros < 0 else ''}{whole}.{decimals} {currency}"
+
+
+def parse_amount(text: str) -> int:
+    """Millionths, exactly, of a decimal text. Raises ``InvalidRequest``."""
+    found = _AMOUNT.fullmatch(text)
+    if found is None:
+        raise InvalidRequest(
+            f"{shown(text)} is not an amount of money", do='Write it with at most six decimals, as in "12.50".'
+        )
+    sign, whole, rest = found.groups()
+    amount = int(whole) * 1_000_000 + int((rest or "").ljust(6, "0"))
+    if sign and amount:
+        raise InvalidRequest(f"the amount {text} is negative", do="Give zero or more.")
+    return amount
 
 
 def prices_record(rates: Rates) -> PricesRecord:

@@ -6,7 +6,16 @@ from typing import Final
 
 import msgspec
 
-from sublet.broker.records import GroupRecord, PricesRecord, ProcessRecord, Quota, ReservationRecord, Want
+from sublet.broker.records import (
+    DeclaredRecord,
+    GroupRecord,
+    PricesRecord,
+    ProcessRecord,
+    Quota,
+    ReservationRecord,
+    Span,
+    Want,
+)
 from sublet.values import (
     BudgetWindow,
     EndReason,
@@ -332,9 +341,16 @@ class Drain(_Operators, frozen=True, kw_only=True):
 
 
 class ApplyPolicy(_Operators, frozen=True, kw_only=True):
-    """The operator's limits were read again, and are about to hold."""
+    """The operator's file was read again and is about to hold, as a whole or not at all."""
 
     changed: dict[str, str]
+    """Limits, which are not in the books."""
+    declared: DeclaredRecord | None = None
+    """Its groups, reservations and budgets. None: they stay as they are."""
+    spans: dict[ReservationId, tuple[Span, ...]] = {}
+    """The instants of its reservations."""
+    missing: tuple[str, ...] = ()
+    """Prices that ``rates.toml`` does not give."""
 
 
 class NodeUp(_Command, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ import msgspec
 
 from sublet.broker.records import (
     BudgetRecord,
+    DeclaredRecord,
     EndRecord,
     ForeignRecord,
     GroupRecord,
@@ -128,10 +129,12 @@ class TenantRemoved(_Audited, frozen=True, kw_only=True, tag="tenant_removed"):
 
 
 class PolicyApplied(_Audited, frozen=True, kw_only=True, tag="policy_applied"):
-    """The operator's limits were read again. They are in their file, not in the books: this says who changed what."""
+    """The operator's file was read again. Its limits are not in the books: this says who changed what."""
 
     changed: dict[str, str]
-    """Key → what holds from now on, as a person writes it."""
+    """Of the limits: key → what holds from now on, as a person writes it."""
+    declared: DeclaredRecord | None = None
+    """What it says of groups, reservations and budgets, where that is something else than before."""
 
 
 class GroupSet(_Audited, frozen=True, kw_only=True, tag="group_set"):

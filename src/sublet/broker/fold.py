@@ -253,6 +253,8 @@ def _reserve(state: State, reservation: ReservationId, reserved: ReservedRecord 
 
 def _policy_applied(state: State, event: ev.PolicyApplied, now: Now) -> None:
     """The limits are in their file, not in the books; but one of them may have been all that a request lacked."""
+    if event.declared is not None:
+        state.books.declared = event.declared
     state.capacity_version += 1
 
 

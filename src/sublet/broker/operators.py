@@ -6,22 +6,18 @@ from typing import Final
 
 import msgspec
 
+from sublet.broker import arrangement, reservations, volumes
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
-from sublet.broker import reservations, volumes
 from sublet.broker.answers import Answer, Done
 from sublet.broker.fairness import DEFAULT_GROUP
-from sublet.broker.records import LOCAL_TENANT, LeaseRecord, NodeRecord, Quota, TenantRecord
+from sublet.broker.records import LOCAL_TENANT, LeaseRecord, NodeRecord, TenantRecord
 from sublet.broker.step import Step
 from sublet.errors import InvalidRequest, NotFound, Quarantined
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
-from sublet.values import DURATION_MAX_NS, MILLIS_PER_DEVICE, EndReason, GroupId, NodeId, TenantId, valid_name
+from sublet.values import DURATION_MAX_NS, EndReason, GroupId, NodeId, TenantId, valid_name
 from sublet.wire import orders
 
-WEIGHT_MAX: Final = 10_000
-GPUS_MAX: Final = 1 << 31
-REQUESTS_MIN: Final = 60
-"""A minute: leases have to be renewed, and their state to be looked at."""
 UID_MAX: Final = (1 << 32) - 2
 """The number after it stands for no user."""
 
@@ -63,7 +59,7 @@ def add_tenant(step: Step, command: cmd.AddTenant) -> Answer:
         raise InvalidRequest(
             f"there is a tenant {command.tenant} already", do=f"Change it with `sublet tenant set {command.tenant}`."
         )
-    _check_quota(command.quota)
+    arrangement.check_quota(command.quota)
     tenant = TenantRecord(
         id=command.tenant,
         quota=command.quota,
@@ -73,12 +69,13 @@ def add_tenant(step: Step, command: cmd.AddTenant) -> Answer:
         generation=step.state.books.removed.get(command.tenant, -1) + 1,
         uid=command.uid,
         needs_token=command.needs_token,
-        group=command.group,
+        group=command.group or arrangement.declared_group(step.state, command.tenant),
         weight=command.weight,
     )
     _check_user(step, tenant)
     _check_group(step, tenant)
     step.emit(ev.TenantSet(tenant=tenant))
+    arrangement.welcome(step, tenant.id)
     return Done()
 
 
@@ -86,7 +83,7 @@ def set_tenant(step: Step, command: cmd.SetTenant) -> Answer:
     """Change what is given. Running leases stay; the new limits hold from the next request or renewal on."""
     known = _tenant(step, command.tenant)
     if command.quota is not None:
-        _check_quota(command.quota)
+        arrangement.check_quota(command.quota)
     if known.id == LOCAL_TENANT and command.operator is False:
         raise InvalidRequest("the local tenant is the operator of this machine", do="Make other tenants for others.")
     if known.disabled and command.token_hash is not None:
@@ -126,25 +123,11 @@ def set_group(step: Step, command: cmd.SetGroup) -> Answer:
         )
     if command.is_new is False and not known:
         raise NotFound(f"there is no group {_short(group.id)}", do="`sublet group ls` shows all.")
-    _check_weight(group.weight, f"group {group.id}")
-    _check_quota(group.quota)
-    if not 0 <= group.floor < GPUS_MAX or (group.ceiling is not None and not 0 <= group.ceiling < GPUS_MAX):
-        raise InvalidRequest("a floor or a ceiling is a number of GPUs, zero or more", do="Correct it.")
-    most = min((most for most in (group.ceiling, group.quota.gpus) if most is not None), default=None)
-    if most is not None and group.floor > most:
-        raise InvalidRequest(
-            f"group {group.id} would have a floor of {group.floor} GPUs above its {most} at most",
-            do="Lower the floor, or raise the ceiling.",
-        )
+    arrangement.check_group(group)
     state = step.state
-    there = state.capacity[0] // MILLIS_PER_DEVICE
-    others = sum(other.floor for other in state.books.groups.values() if other.id != group.id)
-    if group.floor and group.floor + others > there:
-        raise InvalidRequest(
-            f"floors would add up to {group.floor + others} GPUs, and there are {there}",
-            do=f"Give group {group.id} at most {max(0, there - others)}, or lower the floor of another.",
-        )
-    reservations.check_groups(state, group, step.now.wall_ns)
+    groups = {**state.books.groups, group.id: group}
+    arrangement.check_floors(state, groups)
+    reservations.check(state, state.books.reservations, groups, step.now.wall_ns)
     if state.books.groups.get(group.id) != group:
         step.emit(ev.GroupSet(group=group))
     return Done()
@@ -240,8 +223,11 @@ def revoke(step: Step, command: cmd.Revoke) -> Answer:
 
 
 def apply_policy(step: Step, command: cmd.ApplyPolicy) -> Answer:
-    """For the audit chain: the limits themselves are no part of the books, which a file may change at any start."""
-    step.emit(ev.PolicyApplied(changed=command.changed))
+    """The groups, reservations and budgets of the file, all or none of them. Its limits are no part of the books, which
+    a file may change at any start; what is said of them is for the audit chain."""
+    is_new = arrangement.apply(step, command)
+    if is_new or command.changed or command.by is not None:
+        step.emit(ev.PolicyApplied(changed=command.changed, declared=command.declared if is_new else None))
     return Done()
 
 
@@ -338,18 +324,6 @@ def _left_of(step: Step, tenant: TenantId) -> list[str]:
     return [f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count]
 
 
-def _check_quota(quota: Quota) -> None:
-    for name in quota.__struct_fields__:
-        value = getattr(quota, name)
-        if value is not None and not 0 <= value < 1 << 62:
-            raise InvalidRequest(f"the quota {name} = {value} is not possible", do="Give zero or more.")
-    if quota.requests_per_minute is not None and quota.requests_per_minute < REQUESTS_MIN:
-        raise InvalidRequest(
-            f"{quota.requests_per_minute} requests a minute are less than what runs needs",
-            do=f"Give at least {REQUESTS_MIN}.",
-        )
-
-
 def _check_user(step: Step, tenant: TenantRecord) -> None:
     """See that the user a tenant is bound to is one, and no other tenant's; and that only such a one needs no token."""
     uid = tenant.uid
@@ -378,18 +352,10 @@ def _check_user(step: Step, tenant: TenantRecord) -> None:
 
 def _check_group(step: Step, tenant: TenantRecord) -> None:
     """See that the group is there, and that the tenant has a weight."""
-    _check_weight(tenant.weight, f"tenant {tenant.id}")
+    arrangement.check_weight(tenant.weight, f"tenant {tenant.id}")
     if tenant.group is not None and tenant.group != DEFAULT_GROUP and tenant.group not in step.state.books.groups:
         raise NotFound(
             f"there is no group {_short(tenant.group)}", do=f"Make it: `sublet group add {_short(tenant.group)}`."
-        )
-
-
-def _check_weight(weight: int, whose: str) -> None:
-    if not 1 <= weight <= WEIGHT_MAX:
-        raise InvalidRequest(
-            f"a weight of {weight} for {whose} is not possible",
-            do=f"Give 1 to {WEIGHT_MAX}; who is to get nothing gets a quota of zero.",
         )
 
 

@@ -1,7 +1,9 @@
-"""The operator's limits: ``policy.toml`` in the state folder. Pure: text in, limits out.
+"""The operator's file: ``policy.toml`` in the state folder. Text in; limits, groups, reservations and budgets out.
 
-Each key is declared once, with its unit, its default, its range and what it means (``KEYS``); the documentation's table
-is a copy of that. A file is taken as a whole or refused as a whole, with the line and the nearest key that there is.
+Each key is declared once, with its unit, its default, its range and what it means (``KEYS`` for limits, ``NAMED_KEYS``
+for tables with a name, such as ``[group.course]``); the documentation's tables are a copy of that. A file is taken as a
+whole or refused as a whole, with the line and the nearest key that there is. What it says of time zones is looked up in
+the machine's database; nothing else is read.
 """
 
 from __future__ import annotations
@@ -14,12 +16,26 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from sublet import settings
+from sublet.broker.arrangement import check_group, new_budget, with_fields
+from sublet.broker.budgets import check_amount, check_windows, money, parse_amount
 from sublet.broker.policy import Policy
 from sublet.broker.rate_limits import RequestRates
-from sublet.broker.records import Quota
+from sublet.broker.records import LOCAL_TENANT, DeclaredRecord, GroupRecord, Quota, ReservationRecord
+from sublet.broker.reservation_times import parse_rule, zone_of
 from sublet.broker.shared_socket import SharedLimits
 from sublet.errors import InvalidRequest
-from sublet.values import BYTES_MAX, GIB, MIB, format_size, shown
+from sublet.values import (
+    BYTES_MAX,
+    GIB,
+    MIB,
+    BudgetId,
+    GroupId,
+    ReservationId,
+    TenantId,
+    format_size,
+    shown,
+    valid_name,
+)
 from sublet.wire.caps import WALLS, LeaseCaps
 
 FILE: Final = "policy.toml"
@@ -38,6 +54,11 @@ class Unit(enum.StrEnum):
     """A duration as a text, ``"30m"``."""
     WALLS = "walls"
     """A list of names of ``WALLS``; as a number, one bit for each."""
+    MONEY = "money"
+    """A text with at most six decimals, ``"12.50"``, or a whole number; as a number, millionths."""
+    TEXT = "text"
+    NAMES = "names"
+    """A list of names."""
 
 
 class Key(NamedTuple):
@@ -58,6 +79,10 @@ class Key(NamedTuple):
     def path(self) -> str:
         return f"{self.table}.{self.name}"
 
+    @property
+    def is_number(self) -> bool:
+        return self.unit not in (Unit.TEXT, Unit.NAMES)
+
     def shown(self, value: int | None) -> str:
         """As a person writes it."""
         if value is None:
@@ -69,7 +94,9 @@ class Key(NamedTuple):
                 return f"{value}s"
             case Unit.WALLS:
                 return ", ".join(_walls(value)) or "none"
-            case Unit.COUNT:
+            case Unit.MONEY:
+                return money(value, "").strip()
+            case Unit.COUNT | Unit.TEXT | Unit.NAMES:
                 return str(value)
 
 
@@ -110,6 +137,48 @@ KEYS: Final[Mapping[str, Key]] = {
 }
 TABLES: Final = tuple(dict.fromkeys(key.table for key in KEYS.values()))
 
+FIELDS: Final = {
+    "vram": "vram_bytes",
+    "memory": "memory_bytes",
+    "block": "block_bytes",
+    "gpu_time": "gpu_seconds",
+}
+"""What a key of a group, or of a tenant's quota, is called in the records, where it is called otherwise there."""
+
+_M, _T = Unit.MONEY, Unit.TEXT
+NAMED_KEYS: Final[Mapping[str, Key]] = {
+    key.path: key
+    for key in (
+        Key("group", "weight", _C, 1, 1, "share beside other groups that wait"),
+        Key("group", "floor", _C, 0, 0, "GPUs that the group can always have"),
+        Key("group", "ceiling", _C, None, 0, "GPUs that the group never has more of at once"),
+        Key("group", "members", Unit.NAMES, None, 0, "tenants of the group", "none"),
+        Key("group", "gpus", _C, None, 0, "GPUs at once, of all its tenants"),
+        Key("group", "vram", _B, None, 0, "GPU memory at once"),
+        Key("group", "cores", _C, None, 0, "cores at once"),
+        Key("group", "memory", _B, None, 0, "memory at once"),
+        Key("group", "block", _B, None, 0, "storage at once, volumes included"),
+        Key("group", "gpu_time", _S, None, 0, "device time within a rolling hour"),
+        Key("group", "leases", _C, None, 0, "leases at once"),
+        Key("group", "queue", _C, None, 0, "requests that wait at once"),
+        Key("group", "requests_per_minute", _C, None, 60, "requests to the office"),
+        Key("reservation", "group", _T, None, 0, "group that the GPUs are for", "needed"),
+        Key("reservation", "gpus", _C, None, 1, "GPUs", "needed"),
+        Key("reservation", "when", _T, None, 0, "times, such as `every Tue 10:00-12:00`", "needed"),
+        Key("reservation", "zone", _T, None, 0, "time zone of these times, such as `Europe/Berlin`", "needed"),
+        Key("reservation", "model", _T, None, 0, "only devices of this model", "any"),
+        *(
+            Key(f"budget.{whose}", per, _M, None, 0, f"what the {whose} may spend {window}", "none")
+            for whose in ("group", "tenant")
+            for per, window in (("day", "a day"), ("month", "a month"), ("total", "in all"))
+        ),
+    )
+}
+NAMED: Final = tuple(dict.fromkeys(key.table for key in NAMED_KEYS.values()))
+"""Tables that stand in the file with a name, once for each group, reservation and budget."""
+_NEEDED: Final = ("group", "gpus", "when", "zone")
+"""Of a reservation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -117,7 +186,10 @@ class Limits:
 
     given: Mapping[str, int] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
-    """Of what is given, the line of the file."""
+    """Of what is given, the line of the file. Of a table with a name, as ``group/course`` and ``group/course/weight``,
+    with the names of the file."""
+    declared: DeclaredRecord = field(default_factory=DeclaredRecord)
+    """Its groups, reservations and budgets."""
 
     def value(self, path: str) -> int | None:
         return self.given.get(path, KEYS[path].default)
@@ -185,12 +257,50 @@ class Limits:
 def parse_policy(text: str, name: str = FILE) -> Limits:
     """The limits of a file. Raises ``InvalidRequest``, which names file and line; nothing of a file with a mistake in
     it is taken."""
-    limits = Limits(*settings.read_tables(text, name, KEYS, _number, do=_DO))
+    given, lines = settings.read_tables(text, name, {**KEYS, **NAMED_KEYS}, _checked, do=_DO, named=NAMED)
+    numbers = {path: value for path, value in given.items() if path in KEYS and isinstance(value, int)}
+    limits = Limits(numbers, lines, _declared(given, lines, name))
     _check_together(limits, name)
     return limits
 
 
 _DO: Final = 'Write tables such as [tenant], and below them lines such as: leases = 100, memory = "8GiB".'
+
+
+def _checked(key: Key, value: Any) -> int | str | tuple[str, ...]:
+    match key.unit:
+        case Unit.TEXT:
+            return _text(key, value)
+        case Unit.NAMES:
+            if not isinstance(value, list):
+                raise InvalidRequest(f"{key.path} = {shown(value)} is no list", do=f'Write {key.name} = ["ana"].')
+            return tuple(valid_name(one, "tenant name") for one in value)
+        case Unit.MONEY:
+            return _amount(key, value)
+        case _:
+            return _number(key, value)
+
+
+def _text(key: Key, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > 200:
+        raise InvalidRequest(f"{key.path} = {shown(value)} is no text", do=f'Write {key.name} = "...": {key.says}.')
+    if key.name == "group":
+        return valid_name(value, "group name")
+    if key.name == "when":
+        parse_rule(value)
+    if key.name == "zone":
+        zone_of(value)
+    return " ".join(value.split())
+
+
+def _amount(key: Key, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise InvalidRequest(
+            f"{key.path} = {shown(value)} is not an amount of money", do=f'Write it as text: {key.name} = "12.50".'
+        )
+    amount = parse_amount(str(value))
+    check_amount(amount, least=0)
+    return amount
 
 
 def _number(key: Key, value: Any) -> int:
@@ -204,6 +314,8 @@ def _number(key: Key, value: Any) -> int:
             found, most = settings.duration_s(key, value), _S_MAX
         case Unit.WALLS:
             found = _walls_in(key, value)
+        case _:
+            raise ValueError(f"{key.path} is no number")
     if found < key.least:
         raise InvalidRequest(
             f"{what} = {shown(value)} is less than what runs needs",
@@ -212,6 +324,57 @@ def _number(key: Key, value: Any) -> int:
     if found > most:
         raise InvalidRequest(f"{what} = {shown(value)} is more than any machine has", do=f"Give at most {most}.")
     return found
+
+
+def _declared(given: Mapping[str, Any], lines: Mapping[str, int], name: str) -> DeclaredRecord:
+    """Groups, reservations and budgets, each right in itself."""
+    tables: dict[str, dict[str, dict[str, Any]]] = {table: {} for table in NAMED}
+    for path in lines:
+        if "/" in path:
+            own, key = path.rpartition("/")[::2] if path in given else (path, "")
+            table, _, called = own.rpartition("/")
+            keys = tables[table.replace("/", ".")].setdefault(called, {})
+            if key:
+                keys[key] = given[path]
+    members: dict[TenantId, GroupId] = {}
+    groups: dict[GroupId, dict[str, int]] = {}
+    reservations: dict[ReservationId, ReservationRecord] = {}
+    budgets: dict[BudgetId, int] = {}
+    at = ""
+    try:
+        for own, keys in tables["group"].items():
+            at = f"group/{own}"
+            group = GroupId(own)
+            groups[group] = {FIELDS.get(key, key): value for key, value in keys.items() if key != "members"}
+            check_group(with_fields(GroupRecord(id=group), groups[group]))
+            at = f"group/{own}/members"
+            for tenant in map(TenantId, keys.get("members", ())):
+                _check_member(tenant, group, members)
+                members[tenant] = group
+        for own, keys in tables["reservation"].items():
+            at = f"reservation/{own}"
+            missing = [key for key in _NEEDED if key not in keys]
+            if missing:
+                raise InvalidRequest(f"reservation {own} has no {missing[0]}", do=f"It needs {', '.join(_NEEDED)}.")
+            reservations[ReservationId(own)] = ReservationRecord(id=ReservationId(own), **keys)
+        for whose in ("group", "tenant"):
+            for own, keys in tables[f"budget.{whose}"].items():
+                at = f"budget/{whose}/{own}"
+                found = {BudgetId(f"{whose}/{own}/{per}"): amount for per, amount in keys.items()}
+                check_windows([new_budget(budget, amount, "", 0) for budget, amount in found.items()])
+                budgets.update(found)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{name}:{lines[at]}: {error.message}", do=error.do) from error
+    return DeclaredRecord(groups=groups, members=members, reservations=reservations, budgets=budgets)
+
+
+def _check_member(tenant: TenantId, group: GroupId, members: Mapping[TenantId, GroupId]) -> None:
+    other = members.get(tenant)
+    if tenant == LOCAL_TENANT:
+        raise InvalidRequest("tenant local is the owner of the office", do="Leave it out: it is in the default group.")
+    if other is not None:
+        where = f"groups {other} and {group}" if other != group else f"group {group} twice"
+        raise InvalidRequest(f"tenant {tenant} would be in {where}", do="Name it in one of them, once.")
 
 
 def _walls_in(key: Key, value: Any) -> int:

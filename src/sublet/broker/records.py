@@ -163,6 +163,19 @@ class BudgetRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Added by operators, by the name of the window."""
 
 
+class DeclaredRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What ``policy.toml`` says of groups, reservations and budgets: the keys that stand there, and no others."""
+
+    groups: dict[GroupId, dict[str, int]] = {}
+    """By the name of the field of ``GroupRecord``, or of its quota."""
+    members: dict[TenantId, GroupId] = {}
+    """Tenants that it puts into a group. Those that are not there yet are put into it when they are added."""
+    reservations: dict[ReservationId, ReservationRecord] = {}
+    """Without instants."""
+    budgets: dict[BudgetId, int] = {}
+    """Millionths of a unit of money."""
+
+
 class HeldRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a lease or a volume holds, on its way to a budget."""
 

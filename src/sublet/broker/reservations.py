@@ -33,7 +33,18 @@ from sublet.broker.replacing import held_since_ns
 from sublet.broker.rooms import Room
 from sublet.errors import InvalidRequest, NotFound
 from sublet.lease.states import LeaseStatus, SliceState
-from sublet.values import NS_PER_S, EndReason, GroupId, Kind, ResourceId, Tier, format_duration, shown, valid_name
+from sublet.values import (
+    NS_PER_S,
+    EndReason,
+    GroupId,
+    Kind,
+    ReservationId,
+    ResourceId,
+    Tier,
+    format_duration,
+    shown,
+    valid_name,
+)
 
 if TYPE_CHECKING:
     from sublet.broker import commands as cmd
@@ -297,21 +308,7 @@ def set_reservation(step: Step, command: cmd.SetReservation) -> Answer:
         raise InvalidRequest(
             f"there is a reservation {new.id} already", do=f"Take another name, or `sublet reservation rm {new.id}`."
         )
-    if len(state.books.reservations) >= RESERVATIONS_MAX:
-        raise InvalidRequest(
-            f"there are {RESERVATIONS_MAX} reservations already", do="Remove those that are over: `reservation rm`."
-        )
-    if new.group not in state.books.groups and new.group != DEFAULT_GROUP:
-        raise NotFound(f"there is no group {shown(new.group)}", do="`sublet group ls` shows all.")
-    _check_spans(new)
-    _check_amount(step, new)
-    for other in state.books.reservations.values():
-        if other.group == new.group and (both := _first_overlap(new, other)) is not None:
-            raise InvalidRequest(
-                f"reservation {new.id} would overlap with {other.id} of the same group on {_utc(both.start_ns)}",
-                do=f"Remove {other.id} first, or choose another time.",
-            )
-    _check_sum([*state.books.reservations.values(), new], state.books.groups, state, step.now.wall_ns, new)
+    check(state, {**state.books.reservations, new.id: new}, state.books.groups, step.now.wall_ns)
     step.emit(ev.ReservationSet(reservation=new))
     return Done()
 
@@ -321,25 +318,60 @@ def remove(step: Step, command: cmd.RemoveReservation) -> Answer:
     known = step.state.books.reservations.get(command.reservation)
     if known is None:
         raise NotFound(f"there is no reservation {shown(command.reservation)}", do="`sublet reservation ls` shows all.")
-    _spare(step, known, ())
-    step.emit(ev.ReservationRemoved(reservation=known.id))
+    forget(step, known)
     return Done()
 
 
-def check_groups(state: State, group: GroupRecord, wall_ns: int) -> None:
-    """See that what is reserved still fits with this group as it is to be."""
-    reservations = state.books.reservations.values()
-    if not reservations:
-        return
-    most = min((most for most in (group.ceiling, group.quota.gpus) if most is not None), default=None)
-    for mine in reservations:
-        if mine.group == group.id and most is not None and mine.gpus > most:
+def forget(step: Step, known: ReservationRecord) -> None:
+    _spare(step, known, ())
+    step.emit(ev.ReservationRemoved(reservation=known.id))
+
+
+def check(
+    state: State,
+    target: Mapping[ReservationId, ReservationRecord],
+    groups: Mapping[GroupId, GroupRecord],
+    wall_ns: int,
+) -> None:
+    """See that these reservations go together with these groups. What is as it was is not looked at again, so that a
+    change can be made while a device is away."""
+    new = [each for each in target.values() if state.books.reservations.get(each.id) != each]
+    if new and len(target) > RESERVATIONS_MAX:
+        raise InvalidRequest(
+            f"there would be more than {RESERVATIONS_MAX} reservations",
+            do="Remove those that are over: `reservation rm`.",
+        )
+    for each in new:
+        if each.group not in groups and each.group != DEFAULT_GROUP:
+            raise NotFound(f"there is no group {shown(each.group)}", do="`sublet group ls` shows all.")
+        _check_spans(each)
+        _check_amount(state, each, groups, wall_ns)
+        for other in target.values():
+            is_other = other.id != each.id and other.group == each.group
+            if is_other and (both := _first_overlap(each, other)) is not None:
+                raise InvalidRequest(
+                    f"reservation {each.id} would overlap with {other.id} of the same group on {_utc(both.start_ns)}",
+                    do=f"Remove {other.id} first, or choose another time.",
+                )
+    for mine in target.values():
+        most = most_gpus(groups.get(mine.group))
+        if most is not None and mine.gpus > most and groups[mine.group] != state.books.groups.get(mine.group):
             raise InvalidRequest(
-                f"group {group.id} would have at most {_gpus(most)}, and reservation {mine.id} is for {mine.gpus}",
+                f"group {mine.group} would have at most {_gpus(most)}, and reservation {mine.id} is for {mine.gpus}",
                 do=f"Raise the limit, or remove reservation {mine.id}.",
             )
-    if group.floor > state.group(group.id).floor:
-        _check_sum(reservations, {**state.books.groups, group.id: group}, state, wall_ns)
+    if any(group.floor > state.group(name).floor for name, group in groups.items()):
+        _check_sum(target.values(), groups, state, wall_ns)
+    else:
+        for each in new:
+            _check_sum(target.values(), groups, state, wall_ns, each)
+
+
+def most_gpus(group: GroupRecord | None) -> int | None:
+    """What its ceiling and its quota allow of GPUs."""
+    if group is None:
+        return None
+    return min((most for most in (group.ceiling, group.quota.gpus) if most is not None), default=None)
 
 
 def _check_spans(reservation: ReservationRecord) -> None:
@@ -350,9 +382,8 @@ def _check_spans(reservation: ReservationRecord) -> None:
         raise InvalidRequest("the times of a reservation are in order and apart from one another", do="Correct them.")
 
 
-def _check_amount(step: Step, new: ReservationRecord) -> None:
-    state = step.state
-    if _span_after(new.spans, step.now.wall_ns) is None:
+def _check_amount(state: State, new: ReservationRecord, groups: Mapping[GroupId, GroupRecord], wall_ns: int) -> None:
+    if _span_after(new.spans, wall_ns) is None:
         raise InvalidRequest(f"all times of reservation {new.id} are past", do="Give one that is to come.")
     if new.gpus < 1:
         raise InvalidRequest(f"{new.gpus} GPUs cannot be reserved", do="Give one or more.")
@@ -361,8 +392,7 @@ def _check_amount(step: Step, new: ReservationRecord) -> None:
         called = f" called {shown(new.model)}" if new.model else ""
         are = "is" if new.gpus == 1 else "are"
         raise InvalidRequest(f"{_gpus(new.gpus)}{called} {are} more than there are ({there})", do="Reserve fewer.")
-    group = state.group(new.group)
-    most = min((most for most in (group.ceiling, group.quota.gpus) if most is not None), default=None)
+    most = most_gpus(groups.get(new.group))
     if most is not None and new.gpus > most:
         raise InvalidRequest(
             f"group {new.group} may have {_gpus(most)}, fewer than the {new.gpus} to be reserved",

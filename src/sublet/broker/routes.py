@@ -456,6 +456,15 @@ def _table() -> tuple[Route, ...]:
             answers={200: list[wire.LimitChange]},
         ),
         route(
+            "POST",
+            "/v1/policy/check",
+            Right.OPERATOR,
+            limits.check,
+            "What a policy.toml with this text would change",
+            request=wire.PolicyRequest,
+            answers={200: list[wire.LimitChange]},
+        ),
+        route(
             "GET",
             "/v1/fences",
             Right.OPERATOR,

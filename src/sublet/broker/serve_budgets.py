@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 from sublet.broker import commands as cmd
 from sublet.broker.asking import choice
-from sublet.broker.budgets import money, stands
+from sublet.broker.budgets import money, parse_amount, stands
 from sublet.broker.records import BudgetRecord, Now
 from sublet.broker.service import Call, Reply, Service, json_reply
 from sublet.broker.spending import account_of, bounds, budget_id
@@ -19,8 +18,6 @@ from sublet.wire.http import BudgetRequest, BudgetView
 
 FAR_NS: Final = 1000 * 366 * 86_400 * NS_PER_S
 """A moment beyond this is none that a person waits for, and a calendar ends with the year 9999."""
-
-_AMOUNT: Final = re.compile(r"(-?)(\d{1,12})(?:\.(\d{1,6}))?", re.ASCII)
 
 
 async def budgets(service: Service, call: Call) -> Reply:
@@ -36,7 +33,7 @@ async def set_budget(service: Service, call: Call) -> Reply:
     """From this moment on it is counted; or it has another amount from now on."""
     request: BudgetRequest = call.body
     command = cmd.SetBudget(
-        amount=_amount(request),
+        amount=parse_amount(request.amount),
         currency=request.currency,
         missing=service.rates.missing,
         **_which(call, request),
@@ -48,7 +45,7 @@ async def set_budget(service: Service, call: Call) -> Reply:
 async def credit(service: Service, call: Call) -> Reply:
     """More for the present window."""
     request: BudgetRequest = call.body
-    command = cmd.CreditBudget(amount=_amount(request), **_which(call, request))
+    command = cmd.CreditBudget(amount=parse_amount(request.amount), **_which(call, request))
     known = service.driver.ledger.state.books.budgets.get(budget_id(command.tenant, command.group, command.per))
     if request.currency is not None and known is not None and request.currency != known.currency:
         raise InvalidRequest(
@@ -79,21 +76,6 @@ def _which(call: Call, request: BudgetRequest) -> dict[str, Any]:
         "group": None if request.group is None else GroupId(valid_name(request.group, "group name")),
         "per": choice(BudgetWindow, request.per, "window"),
     }
-
-
-def _amount(request: BudgetRequest) -> int:
-    """Millionths, exactly."""
-    found = _AMOUNT.fullmatch(request.amount)
-    if found is None:
-        raise InvalidRequest(
-            f"{shown(request.amount)} is not an amount of money",
-            do='Write it with at most six decimals, as in "12.50".',
-        )
-    sign, whole, rest = found.groups()
-    amount = int(whole) * 1_000_000 + int((rest or "").ljust(6, "0"))
-    if sign and amount:
-        raise InvalidRequest(f"the amount {request.amount} is negative", do="Give zero or more.")
-    return amount
 
 
 def _answer(service: Service, command: cmd.SetBudget | cmd.CreditBudget) -> Reply:

@@ -36,14 +36,7 @@ async def reservations(service: Service, call: Call) -> Reply:
 async def add(service: Service, call: Call) -> Reply:
     """Devices for a group at stated times."""
     request: ReservationRequest = call.body
-    rule, zone = parse_rule(request.when), zone_of(request.zone)
-    now = service.driver.now()
-    spans = instants(rule, zone, now.wall_ns)
-    if rule.is_once and not spans and not instants(rule, zone, 0):
-        raise InvalidRequest(
-            f"{shown(request.when)} does not take place: the clock in {request.zone} jumps over it",
-            do="Choose a time that comes on that day.",
-        )
+    spans = spans_of(request.when, request.zone, service.driver.now())
     record = ReservationRecord(
         id=ReservationId(valid_name(request.id, "reservation name")),
         group=GroupId(valid_name(request.group, "group name")),
@@ -67,6 +60,18 @@ async def remove(service: Service, call: Call) -> Reply:
     view = _view(service, known)
     await service.driver.submit(cmd.RemoveReservation(by=call.caller.tenant, peer=call.caller.peer, reservation=name))
     return json_reply(view)
+
+
+def spans_of(when: str, zone_name: str, now: Now) -> tuple[Span, ...]:
+    """The instants to come of a rule. Raises ``InvalidRequest``, also for one of a single day on which it is not."""
+    rule, zone = parse_rule(when), zone_of(zone_name)
+    spans = instants(rule, zone, now.wall_ns)
+    if rule.is_once and not spans and not instants(rule, zone, 0):
+        raise InvalidRequest(
+            f"{shown(when)} does not take place: the clock in {zone_name} jumps over it",
+            do="Choose a time that comes on that day.",
+        )
+    return spans
 
 
 def look_ahead(driver: Driver) -> None:

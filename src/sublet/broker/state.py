@@ -29,6 +29,7 @@ from sublet.broker.records import (
     LOCAL_TENANT,
     NO_QUOTA,
     BudgetRecord,
+    DeclaredRecord,
     GroupRecord,
     HeldRecord,
     LeaseRecord,
@@ -119,6 +120,8 @@ class Books(msgspec.Struct, kw_only=True):
     spent: dict[BudgetId, SpentRecord] = {}
     held: dict[LeaseId, HeldRecord] = {}
     """What costs something now, where there are budgets."""
+    declared: DeclaredRecord = DeclaredRecord()
+    """What ``policy.toml`` said when it was applied last."""
     cool_until_ns: dict[TenantId, dict[TenantId, int]] = {}
     """Victim's tenant → beneficiary's tenant → until when the first may not preempt the second."""
 

@@ -1,5 +1,4 @@
-"""``sublet policy``: the operator's limits, where each is from, whether a file of them is right, and putting it into
-force."""
+"""``sublet policy``: what the operator's file has, what it would change, and putting it into force."""
 
 from __future__ import annotations
 
@@ -21,10 +20,11 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Show which limits hold, and where each comes from.
+    """Show which limits, groups, reservations and budgets hold, and where each value comes from.
 
-    They are the operator's, in policy.toml of the state folder; what is not there has its default. With `--tenant` the
-    quota of that tenant counts. Where no office runs, it shows what the next one will have.
+    They are the operator's: from policy.toml of the state folder, or from a command such as `sublet group set`; what is
+    in neither has its default. With `--tenant` it shows the limits of that tenant, and its quota counts. Where no
+    office runs, it shows what the next one will have.
     """
     note = ""
     try:
@@ -38,51 +38,77 @@ def show(
         document(found)
         return DONE
     heads = ["KEY", "VALUE", "FROM", "MEANING"]
-    print(table(heads, [[row["key"], row["shown"], visible(row["source"]), row["says"]] for row in found]))
+    print(table(heads, [[row["key"], visible(row["shown"]), visible(row["source"]), row["says"]] for row in found]))
     if note:
         print(note)
     return DONE
 
 
 def check(
-    *, file: Annotated[str, Arg("FILE", help="File to check (policy.toml in the state folder has no other form).")]
+    *,
+    file: Annotated[str, Arg("FILE", help="File to check (policy.toml in the state folder has no other form).")],
+    as_json: AsJson = False,
 ) -> int:
-    """Check a file of limits. It is not put into force.
+    """Check a file, and show what it would change in the office that runs.
 
     An office reads policy.toml in its state folder when it starts, and with `sublet policy apply`. A mistake there
-    keeps it from starting, and is said with its line.
+    keeps it from starting, and is said with its line. Here nothing is put into force.
     """
-    from sublet.engines.operator_limits import read_limits
+    from sublet.broker.policy_file import parse_policy
+    from sublet.engines.operator_limits import read_operator_file
 
     path = Path(file)
     if not file.strip():
         raise UsageError("no file is named", do="Write `sublet policy check FILE`.")
-    found = read_limits(path, must_exist=True, trusted=False)
+    text = read_operator_file(path, must_exist=True, trusted=False) or ""
+    found = parse_policy(text, str(path))
+    changes: list[Json] | None
+    try:
+        changes = Office.reach(start=False).post("/v1/policy/check", {"text": text})
+    except NoOffice:
+        changes = None
+    if as_json:
+        document({"limits": len(found.given), "changes": changes})
+        return DONE
     print(f"{visible(file)} is right: {plural(len(found.given), 'limit')} set, the others have their defaults.")
+    if changes is None:
+        print("No office runs, so nothing is said of what it would change.")
+    elif not changes:
+        print("It would change nothing in the office that runs.")
+    else:
+        print("In the office that runs it would change:")
+        _print_changes(changes)
     return DONE
 
 
 def apply(*, as_json: AsJson = False) -> int:
     """Put policy.toml of the state folder into force, without a restart.
 
-    The file is taken as a whole; with a mistake in it nothing changes, and its line is said. Leases keep what they
-    have, and the caps that they began with. Who applied what is in the audit log.
+    The file is taken as a whole; with a mistake or a contradiction in it nothing changes. A key that it has holds,
+    whatever a command said before; what it no longer has goes. Leases keep what they have, and the caps that they began
+    with. Who applied what is in the audit log.
     """
     changed: list[Json] = Office.reach(start=False).post("/v1/policy/apply", {})
     if as_json:
         document(changed)
     elif not changed:
-        print("Nothing has changed: these limits held already.")
+        print("Nothing has changed: all of it held already.")
     else:
-        print(table(["KEY", "BEFORE", "NOW"], [[row["key"], row["before"], row["now"]] for row in changed]))
+        _print_changes(changed)
     return DONE
+
+
+def _print_changes(changed: list[Json]) -> None:
+    print(
+        table(["KEY", "BEFORE", "NOW"], [[row["key"], visible(row["before"]), visible(row["now"])] for row in changed])
+    )
 
 
 def _of_file() -> list[Json]:
     import msgspec
 
-    from sublet.broker.serve_policy import limit_views
+    from sublet.broker.serve_policy import arrangement_views, limit_views
     from sublet.engines.operator_limits import POLICY_FILE, read_limits
 
     limits = read_limits(home_dir(None) / POLICY_FILE)
-    return [msgspec.to_builtins(view) for view in limit_views(limits)]
+    return [msgspec.to_builtins(view) for view in (*limit_views(limits), *arrangement_views(limits))]

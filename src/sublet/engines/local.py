@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +37,7 @@ from sublet.agent.tokens import verify
 from sublet.background import count, end_process
 from sublet.broker.access import AccessList, Caller, Origin
 from sublet.broker.budgets import check_prices, prices_record
-from sublet.broker.commands import ApplyPolicy, NodeUp, OpenOffice, SetPrices
+from sublet.broker.commands import NodeUp, OpenOffice, SetPrices
 from sublet.broker.driver import Driver
 from sublet.broker.holder_watch import HolderWatch
 from sublet.broker.http_app import App
@@ -50,6 +50,7 @@ from sublet.broker.ports import Agent
 from sublet.broker.processes import Processes
 from sublet.broker.records import Now
 from sublet.broker.reports import with_what_is_held
+from sublet.broker.serve_policy import to_apply
 from sublet.broker.serve_reservations import look_ahead
 from sublet.broker.service import Identity, Service
 from sublet.broker.shared_socket import SharedSocket
@@ -61,7 +62,7 @@ from sublet.clock import Clock, SystemClock
 from sublet.engines.beginning import Beginning, begun
 from sublet.engines.operator_limits import POLICY_FILE, read_limits, within
 from sublet.engines.shared_folder import listen_for_all, prepare
-from sublet.errors import InvalidRequest, Unauthorized, Unsupported
+from sublet.errors import InvalidRequest, NotFound, Unauthorized, Unsupported
 from sublet.lease.token import TokenClaims
 from sublet.observe.bills import Rates, parse_rates
 from sublet.values import NS_PER_S, Kind, ResourceId, TenantId
@@ -187,6 +188,7 @@ class Office:
             agent = await self._agent(with_what_is_held(self._machine, ledger.state), beginning, ledger.state)
             await self.driver.start(opening, [agent])
             await self.driver.submit(SetPrices(prices=prices_record(rates), missing=rates.missing))
+            await self._apply(self._limits, {})
             look_ahead(self.driver)
             if isinstance(agent, SupervisedAgent):
                 agent.listen()
@@ -347,7 +349,7 @@ class Office:
             for path, key in KEYS.items()
             if limits.value(path) != self._limits.value(path)
         }
-        await self.driver.submit(ApplyPolicy(by=caller.tenant, peer=caller.peer, changed=changed))
+        await self._apply(limits, changed, caller)
         self._limits = limits
         self.driver.ledger.go_by(limits.policy(self._durations))
         self.service.go_by(limits)
@@ -357,6 +359,14 @@ class Office:
         if self._set_caps is not None:
             await self._set_caps(limits.caps())
         return limits
+
+    async def _apply(self, limits: Limits, changed: Mapping[str, str], caller: Caller | None = None) -> None:
+        """The groups, reservations and budgets of the file; refused, they say in which file they are."""
+        command = to_apply(limits, changed, self.driver.now(), self.service.rates.missing, caller)
+        try:
+            await self.driver.submit(command)
+        except (InvalidRequest, NotFound) as error:
+            raise InvalidRequest(f"{self.home / POLICY_FILE}: {error.message}", do=error.do) from error
 
     def _offer(self) -> None:
         """What may be lent of this machine, where that has changed."""

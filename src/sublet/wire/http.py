@@ -89,6 +89,7 @@ __all__ = [
     "ParksView",
     "PartView",
     "PlaceAnswer",
+    "PolicyRequest",
     "QuotaView",
     "ReasonView",
     "RefusalAnswer",
@@ -339,6 +340,13 @@ class BudgetRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     """In the currency of the prices, such as ``12.50``; to remove one, nothing."""
     currency: str | None = None
     """That is meant; another than that of the prices is refused."""
+
+
+class PolicyRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    """A file of the operator's, to be checked."""
+
+    text: str
+    """Of ``policy.toml``."""
 
 
 class TenantDisableRequest(_Request, kw_only=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ from sublet.broker.history import History, _Told
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
 from sublet.broker.records import (
+    DeclaredRecord,
     GroupRecord,
     LeaseRecord,
     ProcessRecord,
@@ -119,6 +120,7 @@ class Chaos:
         """Which process asks: drawn apart, so that the stories of older seeds stay as they were."""
         self.times = random.Random(f"times/{seed}")
         self.money = random.Random(f"money/{seed}")
+        self.files = random.Random(f"files/{seed}")
         self.past = History()
         self.over: dict[BudgetId, dict[tuple[LeaseId, str], int]] = {}
         """How many holdings of each lease were over when the budget was made."""
@@ -137,6 +139,8 @@ class Chaos:
             deed(self, number)
             if self.money.random() < 0.04:
                 self._budgets()
+            if self.files.random() < 0.02:
+                self._file()
             if self.rng.random() < 0.5:
                 self.do(cmd.Tick())
                 wake_ns = self.bench.ledger.next_wake_ns()
@@ -162,6 +166,7 @@ class Chaos:
         for found in self.nodes:
             self.do(cmd.NodeUp(inventory=found))
             self.do(cmd.Drain(node=found.node, draining=False))
+        self.do(cmd.ApplyPolicy(changed={}, declared=DeclaredRecord()))
         for tenant in TENANTS:
             self.do(cmd.SetTenant(tenant=tenant, quota=Quota()))
         for group in GROUPS:
@@ -522,12 +527,40 @@ class Chaos:
             self.do(cmd.SetPrices(prices=prices))
         else:
             amount = rng.choice((-1, 0, 500, 5_000, 50_000))
-            known_before = {budget.id for budget in known}
-            self.do(cmd.SetBudget(tenant=tenant, group=group, per=per, amount=amount))
-            for name in self.bench.state.books.budgets.keys() - known_before:
-                self.over[name] = {
-                    (usage.lease, usage.group): len(usage.holdings) - usage.live for usage in self._usages()
-                }
+            self._with_budgets(cmd.SetBudget(tenant=tenant, group=group, per=per, amount=amount))
+
+    def _with_budgets(self, command: cmd.Command) -> None:
+        """One that may make budgets: what was over before is not in them."""
+        known = set(self.bench.state.books.budgets)
+        self.do(command)
+        for name in self.bench.state.books.budgets.keys() - known:
+            self.over[name] = {(usage.lease, usage.group): len(usage.holdings) - usage.live for usage in self._usages()}
+
+    def _file(self) -> None:
+        """The operator's file is applied, with some of all that it may have; much of it contradicts what there is."""
+        rng, wall_ns = self.files, self.bench.now.wall_ns
+        groups: dict[GroupId, dict[str, int]] = {}
+        for group in rng.sample(GROUPS, k=rng.choice((0, 1, 2))):
+            choices = {"weight": (1, 4), "floor": (0, 0, 1), "ceiling": (1, 3), "gpus": (2, 3), "leases": (4, 9)}
+            groups[group] = {name: rng.choice(some) for name, some in choices.items() if rng.random() < 0.4}
+        members = {tenant: rng.choice((*groups,)) for tenant in (*TENANTS, PASSING) if groups and rng.random() < 0.4}
+        name = ReservationId("of-file")
+        reservation = ReservationRecord(id=name, group=rng.choice(GROUPS), gpus=rng.choice((1, 2)), when="soon")
+        start_ns = wall_ns + seconds(rng.choice((0, 40)))
+        budgets = {
+            BudgetId(f"{whose}/{per}"): rng.choice((500, 50_000))
+            for whose in ("tenant/ann", "tenant/passing", "group/course")
+            for per in ("day", "total")
+            if rng.random() < 0.2
+        }
+        declared = DeclaredRecord(
+            groups=groups,
+            members=members,
+            reservations={name: reservation} if rng.random() < 0.4 else {},
+            budgets=budgets,
+        )
+        spans: dict[ReservationId, tuple[Span, ...]] = {name: (Span(start_ns, start_ns + seconds(60)),)}
+        self._with_budgets(cmd.ApplyPolicy(changed={}, declared=declared, spans=spans))
 
     def _usages(self) -> list[Usage]:
         """Of which the bill is made."""

@@ -8,13 +8,13 @@ import pytest
 
 from sublet.broker.policy import Policy
 from sublet.broker.policy_file import KEYS, Key, Limits, Unit, parse_policy
-from sublet.broker.records import Quota
+from sublet.broker.records import DeclaredRecord, Quota, ReservationRecord
 from sublet.broker.shared_socket import SharedLimits
 from sublet.errors import InvalidRequest
 from sublet.settings import FILE_BYTES_MAX
 from sublet.supervisor.isolation.abilities import Part
 from sublet.supervisor.isolation.plan import _MUST as MUST
-from sublet.values import GIB, MIB
+from sublet.values import GIB, MIB, BudgetId, GroupId, ReservationId, TenantId
 from sublet.wire.caps import WALLS, LeaseCaps
 
 
@@ -27,7 +27,7 @@ def written(key: Key, value: int) -> str:
             return f'"{value}B"'
         case Unit.SECONDS:
             return f'"{value}s"'
-        case Unit.WALLS:
+        case _:
             names = [name for bit, name in enumerate(WALLS) if value >> bit & 1]
             return json.dumps([*names, "more than there are"] if value >> len(WALLS) else names)
 
@@ -120,6 +120,80 @@ def test_a_negative_number_is_refused(key: Key) -> None:
 )
 def test_a_file_with_a_mistake_is_refused_as_a_whole(text: str, said: str) -> None:
     assert refused(text).startswith(said)
+
+
+RESERVATION = '[reservation.lab]\ngroup = "course"\ngpus = 1\nwhen = "every Tue 10:00-12:00"\nzone = "UTC"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[group.course]\n\nwieght = 4", "policy.toml:3: [group] has no key 'wieght'; did you mean weight?"),
+        ("[group.course]\nweight = 0", "policy.toml:2: group.weight = 0 is less than what runs needs"),
+        ("[group.course]\nweight = 20000", "policy.toml:1: a weight of 20000 for group course is not possible"),
+        ("[group.course]\nfloor = 3\nceiling = 2", "policy.toml:1: group course would have a floor of 3 GPUs above"),
+        ("[group.course]\nfloor = 3\ngpus = 2", "policy.toml:1: group course would have a floor of 3 GPUs above"),
+        ("[group.course]\nfloor = -1", "policy.toml:2: group.floor = -1 is less"),
+        ("[group.course]\nfloor = 1.5", "policy.toml:2: group.floor = 1.5 is not a whole number"),
+        ("[group.course]\nmemory = 8", "policy.toml:2: group.memory = 8 is not a size"),
+        ("[group.Course]", "policy.toml:1: 'Course' is not a valid name"),
+        ("[group]\nweight = 4", "policy.toml:2: 'group.weight' is no table"),
+        ("group = 4", "policy.toml:1: group is a table with a name"),
+        ("[[group]]\nweight = 4", "policy.toml:1: group is a table with a name"),
+        ('[group.a]\nmembers = "ann"', "policy.toml:2: group.members = 'ann' is no list"),
+        ('[group.a]\nmembers = ["Ann"]', "policy.toml:2: 'Ann' is not a valid tenant name"),
+        (
+            '[group.a]\nmembers = ["ann"]\n[group.b]\nmembers = ["ben", "ann"]',
+            "policy.toml:4: tenant ann would be in groups a and b",
+        ),
+        ('[group.a]\nmembers = ["ann", "ann"]', "policy.toml:2: tenant ann would be in group a twice"),
+        ('[group.a]\nmembers = ["local"]', "policy.toml:2: tenant local is the owner"),
+        (RESERVATION.replace("gpus = 1\n", ""), "policy.toml:1: reservation lab has no gpus"),
+        (RESERVATION.replace("gpus = 1", "gpus = 0"), "policy.toml:3: reservation.gpus = 0 is less"),
+        (RESERVATION.replace("Tue", "Tus"), "policy.toml:4: 'tus' is no day of the week; did you mean tuesday?"),
+        (RESERVATION.replace("UTC", "Europe/Berlni"), "policy.toml:5: there is no time zone 'Europe/Berlni'; did you"),
+        (RESERVATION + 'modell = "A100"', "policy.toml:6: [reservation] has no key 'modell'; did you mean model?"),
+        ("[budget.group.a]\nmonth = -5", "policy.toml:2: the amount -5 is negative"),
+        ("[budget.group.a]\nmonth = 12.5", "policy.toml:2: budget.group.month = 12.5 is not an amount of money"),
+        ('[budget.group.a]\nmonth = "12.1234567"', "policy.toml:2: '12.1234567' is not an amount of money"),
+        ('[budget.group.a]\nday = "9"\nmonth = "8"', "policy.toml:1: group a would have 9.00  a day and 8.00"),
+        ('[budget.group.a]\nweek = "9"', "policy.toml:2: [budget.group] has no key 'week'"),
+        (
+            '[budget.groups.a]\nday = "9"',
+            "policy.toml:1: there is no table ['budget.groups']; did you mean budget.group?",
+        ),
+        ("[budget]\nx = 1", "policy.toml:2: there is no table ['budget.x']"),
+        ("budget = 1", "policy.toml:1: there is no table ['budget']"),
+    ],
+)
+def test_a_group_reservation_or_budget_with_a_mistake_is_refused_with_its_line(text: str, said: str) -> None:
+    assert refused(text).startswith(said)
+
+
+def test_groups_reservations_and_budgets_are_taken_as_they_stand_there() -> None:
+    found = parse_policy(
+        '[tenant]\nleases = 7\n[group.course]\nweight = 2\nmemory = "8GiB"\ngpu_time = "2h"\nmembers = ["ann"]\n'
+        '[group."lab.2"]\n[budget.tenant.ann]\nday = 2\ntotal = "10.50"\n' + RESERVATION
+    )
+    assert found.given == {"tenant.leases": 7}
+    assert found.declared == DeclaredRecord(
+        groups={
+            GroupId("course"): {"weight": 2, "memory_bytes": 8 * GIB, "gpu_seconds": 7200},
+            GroupId("lab.2"): {},
+        },
+        members={TenantId("ann"): GroupId("course")},
+        reservations={
+            ReservationId("lab"): ReservationRecord(
+                id=ReservationId("lab"),
+                group=GroupId("course"),
+                gpus=1,
+                when="every Tue 10:00-12:00",
+                zone="UTC",
+            )
+        },
+        budgets={BudgetId("tenant/ann/day"): 2_000_000, BudgetId("tenant/ann/total"): 10_500_000},
+    )
+    assert (found.lines["group/lab.2"], found.lines["group/course/weight"]) == (8, 4)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing yet", "[tenant]", "[lease]\n[office]", "\ufeff"[:0]])
