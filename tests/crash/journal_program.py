@@ -29,7 +29,7 @@ from sublet.broker.policy import Policy
 from sublet.broker.records import LOCAL_TENANT, LeaseRecord, Now, Want
 from sublet.broker.state import State
 from sublet.errors import JournalError
-from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, NodeId, RequestId, ResourceId
+from sublet.values import GIB, NS_PER_S, BudgetWindow, Epoch, Kind, LeaseId, NodeId, RequestId, ResourceId
 from sublet.wire.orders import Device, Inventory, TornDown
 
 WALL_NS: Final = 1_700_000_000 * NS_PER_S
@@ -176,6 +176,38 @@ def life(home: Path, anchors: Path, note: Callable[[dict[str, object]], None]) -
     office.journal.close()
 
 
+CREDITS: Final = {"c1": 300, "c2": 40_000}
+
+
+def credit(office: SmallOffice, name: str) -> None:
+    office.do(
+        cmd.CreditBudget(tenant=LOCAL_TENANT, per=BudgetWindow.TOTAL, amount=CREDITS[name], request_id=RequestId(name))
+    )
+
+
+def spend(home: Path, anchors: Path, note: Callable[[dict[str, object]], None]) -> None:
+    """A budget that runs out under a lease, with credit before and after it; a snapshot and a restart between."""
+    office = SmallOffice(home, anchors, note)
+    office.open()
+    office.revoke_all()
+    office.do(cmd.SetBudget(tenant=LOCAL_TENANT, per=BudgetWindow.TOTAL, amount=2_000))
+    credit(office, "c1")
+    office.acquire("l1")
+    office.ns += 7 * NS_PER_S
+    office.do(cmd.Tick())
+    office.journal.compact(office.ledger.state.snapshot(), office.now())
+    office.ns += 2 * NS_PER_S
+    office.do(cmd.Tick())
+    credit(office, "c2")
+    credit(office, "c1")
+    office.journal.close()
+    office = SmallOffice(home, anchors, note)
+    office.open()
+    credit(office, "c2")
+    office.revoke_all()
+    office.journal.close()
+
+
 def put_back(home: Path, anchors: Path, note: Callable[[dict[str, object]], None]) -> None:
     """An older backup takes the place of the journal."""
     restore(home.parent / "old.backup", home, wall_ns=WALL_NS, anchors=anchors)
@@ -196,6 +228,7 @@ STORIES: Final[dict[str, Callable[[Path, Path, Callable[[dict[str, object]], Non
     "life": life,
     "put_back": put_back,
     "go_on": go_on,
+    "spend": spend,
 }
 
 

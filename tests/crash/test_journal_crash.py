@@ -27,12 +27,14 @@ import pytest
 
 from sublet.broker import journal_opening
 from sublet.broker.backup import restore
+from sublet.broker.budgets import stands
 from sublet.broker.history import History
 from sublet.broker.journal import Journal
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
+from sublet.broker.records import LOCAL_TENANT, Now
 from sublet.errors import JournalError
-from sublet.observe.bills import reconcile
+from sublet.observe.bills import Usage, fold, reconcile
 from sublet.values import Epoch
 from tests.crash import journal_program as program
 from tests.crash.journal_program import WALL_NS, Diary, SmallOffice, epochs_in
@@ -41,7 +43,7 @@ from tests.crash.points import ALL, KILLS, Point, Zygote, lay_out, zygote
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.needs("tracer")]
 
 SEED: Final = int(os.environ.get("SUBLET_CRASH_SEED", "20261"))
-SAMPLE: Final = {"begin": 30, "life": 80, "put_back": 50, "go_on": 20}
+SAMPLE: Final = {"begin": 30, "life": 80, "put_back": 50, "go_on": 20, "spend": 60}
 SAMPLE_TWICE: Final = 20
 AFTERWARDS: Final = ("fdatasync", "fsync", "pwrite64", "ftruncate", "unlink")
 """What would write, or make durable, after a failed sync."""
@@ -103,7 +105,7 @@ def stories(runner: Zygote, place: Path) -> dict[str, Story]:
     office.acquire("later")
     # As an office leaves its folder that is killed now: with a lease, and with a log beside the file. The backup is
     # older than its last epochs.
-    for name in ("life", "put_back", "go_on"):
+    for name in ("life", "put_back", "go_on", "spend"):
         shutil.copytree(place, kept / name, ignore=shutil.ignore_patterns("*-shm"))
     books = office.books()
     office.journal.close()
@@ -221,15 +223,35 @@ def look(answered: list[Epoch], place: Path) -> None:
     assert report.ok, report.problem
     office.open()
     office.revoke_all()
+    send_credits_again(office)
     office.acquire("last")
     (fresh,) = epochs_in(notes)
     assert all(fresh > epoch for epoch in answered), f"{fresh} is not above {max(answered)}"
     office.ledger.state.check()
     past = History().read(office.journal.records())
-    account = reconcile(past.usages(office.ns), past.devices(office.ns))
+    usages = past.usages(office.ns)
+    account = reconcile(usages, past.devices(office.ns))
     assert account.ok, account
+    check_budget(office, usages)
     books = office.books()
     office.journal.close()
     again = SmallOffice(home, anchors, notes.append)
     assert again.books() == books, "the books are not the fold of the journal"
     again.journal.close()
+
+
+def send_credits_again(office: SmallOffice) -> None:
+    """Where there is a budget: as who did not learn whether they count. Each counts once."""
+    for budget in list(office.ledger.state.books.budgets.values()):
+        for name in (*program.CREDITS, *program.CREDITS):
+            program.credit(office, name)
+        found = office.ledger.state.books.budgets[budget.id].credits
+        assert sum(found.values()) == sum(program.CREDITS.values())
+
+
+def check_budget(office: SmallOffice, usages: list[Usage]) -> None:
+    """What is used is what the bill has."""
+    for budget in office.ledger.state.books.budgets.values():
+        bill = fold(usages, by="tenant", rates=office.ledger.state.rates, since_ns=budget.since_wall_ns)
+        billed = sum(line.grains for line in bill.lines if line.key == LOCAL_TENANT)
+        assert stands(office.ledger.state, budget, Now(office.ns, WALL_NS + office.ns)).used == billed

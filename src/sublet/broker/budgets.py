@@ -23,7 +23,7 @@ from sublet.broker.records import BudgetRecord, LeaseRecord, Now, PricesRecord
 from sublet.broker.spending import Standing, account_of, budget_id, cost, rates_of, standing, window_of
 from sublet.broker.state import State
 from sublet.broker.step import Step
-from sublet.errors import InvalidRequest, NotFound
+from sublet.errors import IdempotencyConflict, InvalidRequest, NotFound
 from sublet.lease.states import LeaseStatus
 from sublet.observe.bills import Rates, micros_of
 from sublet.values import NS_PER_S, BudgetLevel, BudgetWindow, EndReason, GroupId, Kind, TenantId, shown
@@ -90,6 +90,7 @@ def set_budget(step: Step, command: cmd.SetBudget) -> Answer:
         currency=rates.currency,
         since_wall_ns=step.now.wall_ns if known is None else known.since_wall_ns,
         credits={} if known is None else known.credits,
+        credited={} if known is None else known.credited,
     )
     check_windows([budget, *state.budgets_of.get(account_of(command.tenant, command.group), ())])
     if budget != known:
@@ -114,9 +115,13 @@ def credit_budget(step: Step, command: cmd.CreditBudget) -> Answer:
     """For the present window alone; the next one begins with its amount."""
     budget = _known(step.state, command)
     check_amount(command.amount, least=1)
+    if command.request_id and command.request_id in budget.credited:
+        if budget.credited[command.request_id] != command.amount:
+            raise IdempotencyConflict("this request id was used for a credit of another amount")
+        return Done()
     window, _, _ = window_of(budget.per, step.now.wall_ns)
     check_amount(budget.amount + budget.credits.get(window, 0) + command.amount, least=0)
-    step.emit(ev.BudgetCredited(budget=budget.id, window=window, amount=command.amount))
+    step.emit(ev.BudgetCredited(budget=budget.id, window=window, amount=command.amount, request_id=command.request_id))
     return Done()
 
 

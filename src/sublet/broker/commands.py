@@ -319,6 +319,8 @@ class CreditBudget(_Budgets, frozen=True, kw_only=True):
     """Add to what may be spent in the present window."""
 
     amount: int
+    request_id: RequestId = RequestId("")
+    """A credit that is sent again with it counts once. Empty: each counts."""
 
 
 class RemoveBudget(_Budgets, frozen=True, kw_only=True):

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sublet.broker import events as ev
+from sublet.broker.budgets import stands
 from sublet.broker.driver import Driver
 from sublet.broker.estimate import estimate_ns
 from sublet.broker.records import LeaseRecord, Now
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.observe.metrics import OfficeMetrics, Readings
-from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, Kind, LeaseId, Way
+from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, BudgetLevel, Kind, LeaseId, Way
 from sublet.wire.http import EstimatesView, TroubleView
 
 ESTIMATES_KEPT: Final = 1_000
@@ -54,6 +55,7 @@ class Counting:
             ev.ResourceFaulted: self._quarantined,
             ev.Metered: self._metered,
             ev.Parked: lambda event, now: self.metrics.parkings.inc("parked"),
+            ev.BudgetReached: self._budget_reached,
             ev.Resumed: lambda event, now: self.metrics.parkings.inc("resumed"),
         }
         driver.listen(self.note)
@@ -123,6 +125,10 @@ class Counting:
     def _noticed(self, event: ev.Noticed, now: Now) -> None:
         self.metrics.notices.inc(event.notice.reason.value)
 
+    def _budget_reached(self, event: ev.BudgetReached, now: Now) -> None:
+        if event.level is not BudgetLevel.OPEN:
+            self.metrics.budgets_reached.inc(event.level.value)
+
     def _quarantined(self, event: ev.Quarantined | ev.ResourceFaulted, now: Now) -> None:
         self.metrics.quarantines.inc()
 
@@ -176,6 +182,10 @@ class Counting:
             used[kind] = used.get(kind, 0) + (0 if is_lost else resource.used)
             quarantined += resource.state is SliceState.QUARANTINED
             quarantined += sum(piece.state is SliceState.QUARANTINED for piece in resource.slices.values())
+        clock = self._driver.clock
+        now, budgets = Now(clock.now_ns(), clock.wall_ns()), dict.fromkeys((level.value for level in BudgetLevel), 0)
+        for budget in state.books.budgets.values():
+            budgets[stands(state, budget, now).level.value] += 1
         return Readings(
             queued=state.queued_count,
             live=live,
@@ -189,6 +199,7 @@ class Counting:
             troubles=self.troubles,
             supervisor_silent_s=self.supervisor_silent_s,
             disk_short=self.disk_short,
+            budgets=budgets,
         )
 
 

@@ -204,6 +204,8 @@ class BudgetCredited(_Audited, frozen=True, kw_only=True, tag="budget_credited")
     window: str
     amount: int
     """Millionths of a unit of money."""
+    request_id: RequestId = RequestId("")
+    """Of the request that asked for it; empty in records that are older than this field."""
 
 
 class BudgetReached(_Audited, frozen=True, kw_only=True, tag="budget_reached"):

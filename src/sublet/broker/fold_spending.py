@@ -28,6 +28,9 @@ from sublet.wire.orders import Part
 if TYPE_CHECKING:
     from sublet.broker.state import State
 
+CREDITS_REMEMBERED: Final = 1000
+"""Of each budget: a credit that is sent again after so many others counts again."""
+
 
 def account(state: State, event: ev.Event, now: Now) -> None:
     """Take one fact into what is spent; it is in the books already."""
@@ -68,7 +71,10 @@ def budget_set(state: State, event: ev.BudgetSet, now: Now) -> None:
 def budget_credited(state: State, event: ev.BudgetCredited, now: Now) -> None:
     known = state.books.budgets[event.budget]
     added = {**known.credits, event.window: known.credits.get(event.window, 0) + event.amount}
-    state.books.budgets[event.budget] = msgspec.structs.replace(known, credits=added)
+    credited = {**known.credited, event.request_id: event.amount} if event.request_id else known.credited
+    while len(credited) > CREDITS_REMEMBERED:
+        del credited[next(iter(credited))]
+    state.books.budgets[event.budget] = msgspec.structs.replace(known, credits=added, credited=credited)
     state.budgets_changed.add(event.budget)
     index_budgets(state)
 

@@ -161,6 +161,8 @@ class BudgetRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """What was held before is not counted."""
     credits: dict[str, int] = {}
     """Added by operators, by the name of the window."""
+    credited: dict[RequestId, int] = {}
+    """Of the last credits, by the request: one that is sent again is known by it."""
 
 
 class DeclaredRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sublet.broker import commands as cmd
-from sublet.broker.asking import choice
+from sublet.broker.asking import choice, request_id
 from sublet.broker.budgets import money, parse_amount, stands
 from sublet.broker.records import BudgetRecord, Now
 from sublet.broker.service import Call, Reply, Service, json_reply
@@ -13,7 +13,16 @@ from sublet.broker.spending import account_of, bounds, budget_id
 from sublet.broker.views import rfc3339
 from sublet.errors import InvalidRequest, NotFound
 from sublet.observe.bills import micros_of
-from sublet.values import NS_PER_S, BudgetLevel, BudgetWindow, GroupId, TenantId, shown, valid_name
+from sublet.values import (
+    NS_PER_S,
+    BudgetLevel,
+    BudgetWindow,
+    GroupId,
+    RequestId,
+    TenantId,
+    shown,
+    valid_name,
+)
 from sublet.wire.http import BudgetRequest, BudgetView
 
 FAR_NS: Final = 1000 * 366 * 86_400 * NS_PER_S
@@ -43,9 +52,13 @@ async def set_budget(service: Service, call: Call) -> Reply:
 
 
 async def credit(service: Service, call: Call) -> Reply:
-    """More for the present window."""
+    """More for the present window, once for each request id."""
     request: BudgetRequest = call.body
-    command = cmd.CreditBudget(amount=parse_amount(request.amount), **_which(call, request))
+    command = cmd.CreditBudget(
+        amount=parse_amount(request.amount),
+        request_id=RequestId("") if request.request_id is None else request_id(request.request_id),
+        **_which(call, request),
+    )
     known = service.driver.ledger.state.books.budgets.get(budget_id(command.tenant, command.group, command.per))
     if request.currency is not None and known is not None and request.currency != known.currency:
         raise InvalidRequest(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from sublet.cli.call import Office
+from sublet.cli.call import NoOffice, Office
 from sublet.cli.declare import Arg, Opt
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, name
 from sublet.cli.show import Json, document, table
-from sublet.errors import InvalidRequest
+from sublet.errors import Disconnected, InvalidRequest
 
 _Amount = Annotated[str, Arg("AMOUNT", help="Amount in the currency of rates.toml, such as 50 or 12.50.")]
 _Tenant = Annotated[str | None, Opt("--tenant", metavar="NAME", parse=name, help="Tenant whose budget it is.")]
@@ -46,14 +46,31 @@ def credit(
     group: _Group = None,
     per: _Per = "month",
     currency: _Currency = None,
+    request_id: Annotated[
+        str | None,
+        Opt(
+            "--request-id",
+            metavar="ID",
+            help="Id of this credit: one that is sent again with the same id counts once (default: a new one).",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Add credit to the present window of a budget.
 
     Leases that had notice because it was used up stay. The next window begins with the amount of the budget alone.
     """
-    body = {"amount": amount, "currency": currency, **_which(tenant, group, per)}
-    answer: Json = Office.reach().post("/v1/budgets/credit", body)
+    asked = Office.request_id() if request_id is None else request_id
+    body = {"amount": amount, "currency": currency, "request_id": asked, **_which(tenant, group, per)}
+    try:
+        answer: Json = Office.reach().post("/v1/budgets/credit", body)
+    except NoOffice:
+        raise
+    except Disconnected as error:
+        raise Disconnected(
+            f"{error.message}; whether the credit counts is not known",
+            do=f"Repeat the command with --request-id {asked}: then it counts once.",
+        ) from error
     return _say(answer, "has credit", as_json)
 
 

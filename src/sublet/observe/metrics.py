@@ -59,6 +59,8 @@ class Readings:
     """What has failed in background loops."""
     supervisor_silent_s: float = 0.0
     """For how long the supervisor has answered nothing."""
+    budgets: dict[str, int] = field(default_factory=dict)
+    """Budgets, by how far they are used."""
     disk_short: bool = False
     """Whether new leases are refused because the disk is full."""
 
@@ -154,6 +156,7 @@ class OfficeMetrics:
         self.ends = counter("ends", "Leases ended, and why.", "kind", "reason")
         self.renewals = counter("renewals", "Renewals that moved a deadline.")
         self.notices = counter("notices", "Notices given.", "reason")
+        self.budgets_reached = counter("budgets_reached", "Times a budget was warned or used_up.", "level")
         self.parkings = counter(
             "parkings", "Devices taken from guests: parked, saved, not_saved; and resumed, of those parked.", "outcome"
         )
@@ -206,10 +209,11 @@ class OfficeMetrics:
             ("sublet_live_leases", "Leases granted and not yet ended.", now.live),
             ("sublet_capacity", "What is there, in bytes or cores.", now.capacity),
             ("sublet_used", "What is not free, in bytes or cores.", now.used),
+            ("sublet_budgets", "Budgets: open, warned (80 % are used) or used_up.", now.budgets),
         ):
-            family = GaugeMetricFamily(name, text, labels=["kind"])
-            for kind, amount in sorted(amounts.items()):
-                family.add_metric([kind], amount)
+            family = GaugeMetricFamily(name, text, labels=["level" if amounts is now.budgets else "kind"])
+            for label, amount in sorted(amounts.items()):
+                family.add_metric([label], amount)
             yield family
         failures = CounterMetricFamily(
             "sublet_background_failures",

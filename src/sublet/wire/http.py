@@ -340,6 +340,8 @@ class BudgetRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     """In the currency of the prices, such as ``12.50``; to remove one, nothing."""
     currency: str | None = None
     """That is meant; another than that of the prices is refused."""
+    request_id: str | None = None
+    """Of a credit: one that is sent again with the same id counts once. null: each counts."""
 
 
 class PolicyRequest(_Request, kw_only=True, forbid_unknown_fields=True):

@@ -36,7 +36,14 @@ def test_a_budget_is_set_credited_used_up_and_removed() -> None:
             refused = await b.ask("POST", "/v1/leases", {"request_id": "s", "wants": GPU, "ttl": 60}, token=ann)
             assert (refused.status, refused.json["answer"]) == (409, "refusal"), refused.body
             assert "the budget of tenant ann is used up: 0.000001 credits a day; it begins anew at" in str(refused.json)
-            more = await b.ask("POST", "/v1/budgets/credit", {**asked, "amount": "10"})
+            once = {**asked, "amount": "10", "request_id": "once"}
+            await b.ask("POST", "/v1/budgets/credit", once)
+            more = await b.ask("POST", "/v1/budgets/credit", once)
+            other = await b.ask("POST", "/v1/budgets/credit", {**once, "amount": "11"})
+            assert other.status == 409
+            page = (await b.ask("GET", "/metrics")).body.decode()
+            assert 'sublet_budgets{level="open"} 1.0' in page
+            assert 'sublet_budgets_reached_total{level="used_up"} 1.0' in page
             assert (more.json["credit"], more.json["level"]) == ("10.00", "open")
             assert more.json["lasts_until"] is not None
             gone = await b.ask("POST", "/v1/budgets/remove", {"tenant": "ann", "per": "day"})

@@ -521,7 +521,15 @@ class Chaos:
         elif known and deed < 0.5:
             budget = rng.choice(known)
             amount = rng.choice((0, 1_000, 30_000))
-            self.do(cmd.CreditBudget(amount=amount, tenant=budget.tenant, group=budget.group, per=budget.per))
+            self.do(
+                cmd.CreditBudget(
+                    amount=amount,
+                    tenant=budget.tenant,
+                    group=budget.group,
+                    per=budget.per,
+                    request_id=RequestId(f"credit-{amount}"),
+                )
+            )
         elif deed < 0.6:
             prices = prices_record(Rates(gpu=rng.choice((0, 500_000, 2_000_000)), cpu=rng.choice((0, 20_000))))
             self.do(cmd.SetPrices(prices=prices))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.budgets import money, prices_record, stands
+from sublet.broker.fold_spending import CREDITS_REMEMBERED
 from sublet.broker.history import History, _Told
 from sublet.broker.ledger import Ledger
 from sublet.broker.records import BudgetRecord, GroupRecord, HeldRecord, LeaseRecord, Now, SpentRecord
 from sublet.broker.spending import add_past, standing, window_of
 from sublet.broker.state import State
-from sublet.errors import InvalidRequest, LeaseRevoked, NotFound, RenewalRefusal, SubletError
+from sublet.errors import IdempotencyConflict, InvalidRequest, LeaseRevoked, NotFound, RenewalRefusal, SubletError
 from sublet.lease.states import LeaseStatus
 from sublet.observe.bills import GRAINS_PER_MICRO, Rates, fold
 from sublet.values import (
@@ -256,6 +258,30 @@ def test_credit_spares_who_has_notice_and_is_for_this_window_alone() -> None:
     assert status(lease) is LeaseStatus.ACTIVE
     bench.wait(1)
     assert status(lease) is LeaseStatus.NOTICED, "the credit was for the day before"
+
+
+def test_a_credit_that_is_sent_again_counts_once() -> None:
+    """In the next window too, and after the fold of the journal; the same id with another amount is misuse."""
+    bench = Bench(gpus=1)
+    bench.do(cmd.SetBudget(tenant=ANN, per=BudgetWindow.DAY, amount=5))
+    credit = cmd.CreditBudget(tenant=ANN, per=BudgetWindow.DAY, amount=3, request_id=RequestId("c"))
+
+    def added() -> list[int]:
+        (budget,) = bench.state.books.budgets.values()
+        return list(budget.credits.values())
+
+    for _ in range(3):
+        assert not isinstance(bench.do(credit).answer, SubletError)
+    bench.wait(90_000)
+    bench.do(cmd.SetBudget(tenant=ANN, per=BudgetWindow.DAY, amount=6))
+    assert not isinstance(bench.do(credit).answer, SubletError)
+    assert added() == [3]
+    assert bench.folded().snapshot() == bench.state.snapshot()
+    assert isinstance(bench.do(replace(credit, amount=4)).answer, IdempotencyConflict)
+    for number in range(CREDITS_REMEMBERED):
+        bench.do(replace(credit, request_id=RequestId(str(number))))
+    assert sum(added()) == 3 + 3 * CREDITS_REMEMBERED
+    assert len(next(iter(bench.state.books.budgets.values())).credited) == CREDITS_REMEMBERED
 
 
 def test_the_next_window_spares_who_has_notice() -> None:
