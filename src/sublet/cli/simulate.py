@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -17,10 +17,9 @@ from sublet.errors import InvalidRequest
 from sublet.values import GIB
 
 if TYPE_CHECKING:
-    from sublet.broker.policy import Policy
     from sublet.observe.bills import Rates
     from sublet.simulate.find import Answer
-    from sublet.simulate.replay import Costs, Hardware
+    from sublet.simulate.replay import Costs, Hardware, Rules
     from sublet.simulate.results import Result
     from sublet.simulate.workload import Session
 
@@ -83,10 +82,19 @@ def simulate(
         str | None, Opt("--such-that", metavar="GOAL", help="The goal, such as 'start_within(10s) >= 0.95'.")
     ] = None,
     policy: Annotated[
-        str | None, Opt("--policy", metavar="FILE", help="A policy.toml whose limits hold (default: no limits).")
+        str | None,
+        Opt(
+            "--policy",
+            metavar="FILE",
+            help="A policy.toml whose limits, groups and reservations hold (default: no limits).",
+        ),
     ] = None,
     second_policy: Annotated[
         str | None, Opt("--second-policy", metavar="FILE", help="Another policy.toml, in a column of its own.")
+    ] = None,
+    group: Annotated[
+        str | None,
+        Opt("--group", metavar="NAME", parse=name, help="Group of --policy that the sessions are in."),
     ] = None,
     costs: Annotated[
         str | None,
@@ -130,6 +138,9 @@ def simulate(
         raise UsageError("--jobs and --job-columns belong together", do="Say what the columns of the file are called.")
     background = workload.read_jobs(Path(jobs), _pairs(job_columns)) if jobs and job_columns else []
     labs = [workload.parse_lab(text) for text in lab]
+    week_min = workload.course_start_min(labs) if labs else 0.0
+    rules = [(called, _rules(path, week_min)) for called, path in (("leases", policy), ("policy 2", second_policy))]
+    _check_group(group, policy, rules, with_second=second_policy is not None)
     known = replay.Hardware(gpus=1)
     read: list[Session] = []
     if trace is not None:
@@ -146,13 +157,13 @@ def simulate(
             found = workload.resample(read, number)
         else:
             found = workload.generate(number, sessions=sessions or 64, days=days or 14)
-        return workload.merged(found, background)
+        return workload.merged([replace(session, group=group or "") for session in found], background)
 
     plan = _Plan(
         sessions_of=sessions_of,
         per_node=gpus_per_node or known.per_node,
         vram_gib=known.vram_gib if vram is None else vram / GIB,
-        policies=[(name, _policy(path)) for name, path in (("leases", policy), ("policy 2", second_policy))],
+        policies=rules,
         has_second=second_policy is not None,
         costs=replay.read_costs(Path(costs)) if costs is not None else replay.Costs(),
     )
@@ -185,7 +196,7 @@ class _Plan:
     sessions_of: Callable[[int], list[Session]]
     per_node: int
     vram_gib: float
-    policies: Sequence[tuple[str, Policy]]
+    policies: Sequence[tuple[str, Rules]]
     has_second: bool
     costs: Costs
 
@@ -204,13 +215,14 @@ class _Plan:
         return [*found, *(run_peer(peer, sessions, hardware) for peer in PEERS)]
 
     def with_one_less(self, gpus: int, seed: int) -> Result | None:
-        """The first policy with a GPU taken away; None where that leaves none."""
-        if gpus == 1:
+        """The first policy with a GPU taken away; None where that leaves none, or too few for its floors."""
+        if gpus <= self.policies[0][1].least:
             return None
         return self._run(self.sessions_of(seed), self.hardware(gpus - 1), self.policies[0], f"{gpus - 1} GPUs")
 
     def find(self, text: str, most: int | None, seeds: Sequence[int]) -> Answer:
         from sublet.simulate.find import find, late, parse_goal
+        from sublet.simulate.results import Result
         from sublet.simulate.workload import peak_gpus
 
         goal = parse_goal(text)
@@ -222,6 +234,8 @@ class _Plan:
         def run(gpus: int, seed: int) -> Result:
             label = f"{gpus} GPUs, seed {seed}"
             cells = sum(cell.gpus > 0 for session in workloads[seed] for cell in session.cells)
+            if gpus < self.policies[0][1].least:
+                return Result(gpus=gpus, impossible=max(1, cells))
             return self._run(workloads[seed], self.hardware(gpus), self.policies[0], label, late(goal, cells))
 
         return find(goal, most, seeds, run)
@@ -230,16 +244,16 @@ class _Plan:
         self,
         sessions: Sequence[Session],
         hardware: Hardware,
-        policy: tuple[str, Policy],
+        rules: tuple[str, Rules],
         label: str,
         late: tuple[int, int] | None = None,
     ) -> Result:
         from sublet.simulate.replay import Replay
 
-        name, limits = policy
+        name, by = rules
         with_progress = _Progress(label)
         try:
-            return Replay(sessions, hardware, policy=limits, costs=self.costs, name=name, late=late).run(with_progress)
+            return Replay(sessions, hardware, rules=by, costs=self.costs, name=name, late=late).run(with_progress)
         finally:
             with_progress.clear()
 
@@ -366,11 +380,28 @@ def _pairs(text: str) -> dict[str, str]:
     return found
 
 
-def _policy(path: str | None) -> Policy:
+def _rules(path: str | None, week_min: float) -> Rules:
     from sublet.broker.policy_file import parse_policy
-    from sublet.simulate.replay import POLICY
+    from sublet.simulate.replay import POLICY, Rules
 
-    return POLICY if path is None else parse_policy(_text(path), path).policy(POLICY)
+    if path is None:
+        return Rules(week_min=week_min)
+    limits = parse_policy(_text(path), path)
+    return Rules(policy=limits.policy(POLICY), declared=limits.declared, week_min=week_min)
+
+
+def _check_group(
+    group: str | None, policy: str | None, rules: Sequence[tuple[str, Rules]], *, with_second: bool
+) -> None:
+    if group is None:
+        return
+    if policy is None:
+        raise UsageError("--group needs a policy in which the group is", do="Give --policy FILE.")
+    for (_, by), which in zip(rules, ("--policy", "--second-policy"), strict=True):
+        if group not in by.declared.groups and (which == "--policy" or with_second):
+            raise InvalidRequest(
+                f"there is no group {visible(group)} in the file of {which}", do=f"Write [group.{group}] into it."
+            )
 
 
 def _rates(path: str | None) -> Rates | None:

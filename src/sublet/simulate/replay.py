@@ -15,8 +15,9 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -25,7 +26,8 @@ from sublet.broker import events as ev
 from sublet.broker.answers import Granted, Outcome, Refusal
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
-from sublet.broker.records import NoticeRecord, Now, Want
+from sublet.broker.records import DeclaredRecord, NoticeRecord, Now, Want
+from sublet.broker.reservation_times import instants, parse_rule, zone_of
 from sublet.errors import InvalidRequest, SubletError
 from sublet.lease.states import LIVE_STATES
 from sublet.simulate.results import Result
@@ -36,6 +38,7 @@ from sublet.values import (
     NS_PER_S,
     EndReason,
     Exclusivity,
+    GroupId,
     Kind,
     LeaseId,
     NodeId,
@@ -98,7 +101,7 @@ def read_costs(path: Path) -> Costs:
     return Costs(clear_ns=clear_ns, move_ns=move_ns, source=f"measured, {path.name}")
 
 
-def assumptions(hardware: Hardware, costs: Costs, policy: Policy, *, shared: bool) -> list[str]:
+def assumptions(hardware: Hardware, costs: Costs, rules: Rules, *, shared: bool) -> list[str]:
     """What is not the ledger's own, one line each."""
     found = [
         f"{hardware.gpus} GPUs of {hardware.vram_gib:g} GiB, all alike, on nodes of {hardware.per_node}",
@@ -107,15 +110,59 @@ def assumptions(hardware: Hardware, costs: Costs, policy: Policy, *, shared: boo
         "an idle holder has nothing left to save, and says so at once",
         f"a holder keeps its GPUs, idle, for the rest of {TTL_NS // _MIN} minutes after a cell",
         "who waits longer asks for the next cell later (closed loop)",
-        f"within a notice: {_notice_ns(policy) / NS_PER_S:.0f} s, notice and the most that clearing may take",
+        f"within a notice: {_notice_ns(rules.policy) / NS_PER_S:.0f} s, notice and the most that clearing may take",
     ]
     if shared:
         found.append("tenants share devices, each with the memory that its cell has in use; sharing slows no cell down")
+    if rules.declared.reservations:
+        found.append(f"minute 0 is {_moment(rules.week_min)} in the time zone of the reservations, in January")
+    if rules.declared.budgets:
+        found.append("budgets of the policy are left out")
     return found
+
+
+def _moment(week_min: float) -> str:
+    """Of a week that begins on Monday."""
+    day, minute = divmod(round(week_min), 24 * 60)
+    return f"{('Mon', 'Tue', 'Wed', 'Thu', 'Fri', 'Sat', 'Sun')[day % 7]} {minute // 60:02d}:{minute % 60:02d}"
 
 
 def _notice_ns(policy: Policy) -> int:
     return policy.notice_ns + policy.suspend_ns
+
+
+class Rules(NamedTuple):
+    """By what a replay decides."""
+
+    policy: Policy = POLICY
+    declared: DeclaredRecord = DeclaredRecord()
+    """Groups, their members, and reservations. Budgets are left out."""
+    monday: date = date(2026, 1, 5)
+    """Whose midnight in the time zone of the reservations is minute 0, but for ``week_min``."""
+    week_min: float = 0.0
+    """Where in the week the workload begins."""
+
+    @property
+    def least(self) -> int:
+        """Fewer GPUs contradict the floors and reservations."""
+        floors = sum(fields.get("floor", 0) for fields in self.declared.groups.values())
+        return max([1, floors, *(each.gpus for each in self.declared.reservations.values())])
+
+    def begins_at_ns(self) -> int:
+        """Of the wall clock."""
+        zones = [each.zone for each in self.declared.reservations.values()]
+        midnight = datetime.combine(self.monday, datetime.min.time(), tzinfo=zone_of(zones[0] if zones else "UTC"))
+        return int(midnight.timestamp()) * NS_PER_S + round(self.week_min * _MIN)
+
+    def apply(self, now: Now) -> cmd.ApplyPolicy:
+        """Groups and reservations. Members are put into theirs as tenants are added, under the names of the replay."""
+        reservations = self.declared.reservations
+        spans = {
+            name: instants(parse_rule(each.when), zone_of(each.zone), now.wall_ns)
+            for name, each in reservations.items()
+        }
+        declared = DeclaredRecord(groups=self.declared.groups, reservations=reservations)
+        return cmd.ApplyPolicy(changed={}, declared=declared, spans=spans)
 
 
 @dataclass(slots=True)
@@ -150,7 +197,7 @@ class Replay:
         sessions: Sequence[Session],
         hardware: Hardware,
         *,
-        policy: Policy = POLICY,
+        rules: Rules | None = None,
         costs: Costs | None = None,
         name: str = "leases",
         check_every: int = 0,
@@ -158,6 +205,8 @@ class Replay:
     ) -> None:
         """``check_every`` says after how many commands with consequences the books are walked; 0: never. ``late``, a
         wait and a number: the run stops once more cells than that have waited longer."""
+        rules = Rules() if rules is None else rules
+        policy = rules.policy
         if any(cell.shared for session in sessions for cell in session.cells):
             policy = msgspec.structs.replace(policy, share_across_tenants=True)
         self.result = Result(
@@ -170,6 +219,8 @@ class Replay:
         self._hardware, self._costs = hardware, costs or Costs()
         self._now_ns = 1_000 * NS_PER_S
         self._origin_ns = self.result.start_ns = self._now_ns
+        self._wall_ns = rules.begins_at_ns() - self._origin_ns
+        self._has_reservations = bool(rules.declared.reservations)
         self._ledger = Ledger(policy)
         self._check_every = check_every
         self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -184,12 +235,18 @@ class Replay:
         self._tell(cmd.OpenOffice(incarnation=1, clock_domain="replay"))
         for number, gpus in enumerate(hardware.nodes):
             self._tell(cmd.NodeUp(inventory=_node(number, gpus, round(hardware.vram_gib * GIB))))
+        refused = self._tell(rules.apply(self._now())).answer
+        if isinstance(refused, SubletError):
+            raise refused
         tenants: set[TenantId] = set()
         for session in sessions:
             tenant = TenantId(f"t-{session.owner}")
             if tenant not in tenants:
                 tenants.add(tenant)
-                self._tell(cmd.AddTenant(tenant=tenant, token_hash=tenant))
+                group = session.group or rules.declared.members.get(TenantId(session.owner)) or None
+                self._tell(
+                    cmd.AddTenant(tenant=tenant, token_hash=tenant, group=None if group is None else GroupId(group))
+                )
             self._plan(session.start_min, self._next_cell, _Notebook(session, tenant))
             self.result.reserved_ns += round(session.gpus * (session.stop_min - session.start_min) * _MIN)
         last_min = max((session.stop_min for session in sessions), default=0.0)
@@ -342,8 +399,11 @@ class Replay:
 
     # ---- what the ledger says ----
 
+    def _now(self) -> Now:
+        return Now(self._now_ns, self._now_ns + self._wall_ns)
+
     def _tell(self, command: cmd.Command) -> Outcome:
-        outcome = self._ledger.handle(command, Now(self._now_ns, self._now_ns))
+        outcome = self._ledger.handle(command, self._now())
         self.result.commands += 1
         if self._check_every and outcome.events and self.result.commands % self._check_every == 0:
             self._ledger.state.check()
@@ -426,7 +486,8 @@ class Replay:
     def _arm(self) -> None:
         """Wake the ledger when it wants to be woken, while any session is left."""
         state = self._ledger.state
-        wake_ns = self._ledger.next_wake_ns() if state.live_count or state.queued_count else None
+        now = self._now() if self._has_reservations else None
+        wake_ns = self._ledger.next_wake_ns(now) if state.live_count or state.queued_count else None
         if wake_ns is not None and (self._tick_ns is None or wake_ns < self._tick_ns):
             self._tick_ns = max(wake_ns, self._now_ns)
             self._at(self._tick_ns, self._tick, self._tick_ns)

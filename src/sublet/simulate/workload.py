@@ -106,6 +106,8 @@ class Session:
     tenant: str = ""
     """Empty: a tenant of its own."""
     tier: Tier = Tier.INTERACTIVE
+    group: str = ""
+    """Of its tenant; empty: as the policy says, or the default group."""
 
     @property
     def owner(self) -> str:
@@ -208,13 +210,18 @@ def course(seed: int, *, students: int, labs: Sequence[Lab]) -> list[Session]:
             low, high = CRAMMING
             start_min = low + source.random() * (high - low) * 0.75
             found.append(_sitting(source, f"{tenant}-night", tenant, start_min, high))
-    first_min = min(session.start_min for session in found)
+    first_min = course_start_min(labs)
     moved = (
         replace(session, start_min=session.start_min - first_min, stop_min=session.stop_min - first_min)
         for session in found
         if session.cells
     )
     return _checked(sorted(moved, key=lambda session: session.start_min))
+
+
+def course_start_min(labs: Sequence[Lab]) -> float:
+    """Where in the week the workload of a course begins: with its first lab, or with the cramming night."""
+    return min(CRAMMING[0], *(lab.start_min for lab in labs))
 
 
 def _sitting(source: random.Random, name: str, tenant: str, start_min: float, end_min: float) -> Session:
@@ -309,7 +316,7 @@ def read_jobs(path: Path, columns: Mapping[str, str]) -> list[Session]:
     if tier not in (Tier.BATCH, Tier.SPOT):
         raise InvalidRequest(f"{shown(tier)} is no tier of background work", do="Use batch or spot.")
     per, found = _UNIT_MIN[unit], []
-    wanted = [columns[name] for name in _JOB_COLUMNS] + [columns["user"]] * ("user" in columns)
+    wanted = [columns[name] for name in (*_JOB_COLUMNS, "user") if name in columns]
     for number, row in _rows(path, wanted):
         numbers = _numbers(path, number, row, wanted[:3])
         start_min, duration_min = numbers[wanted[0]] * per, numbers[wanted[1]] * per

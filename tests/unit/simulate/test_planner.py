@@ -225,6 +225,27 @@ def test_what_cannot_be_simulated_is_refused_in_a_sentence(
     assert says in capsys.readouterr().err
 
 
+def test_a_course_has_its_floor_and_its_labs_reserved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside batch jobs that would have all GPUs; and a group that the file has not is refused."""
+    jobs, file = tmp_path / "jobs.csv", tmp_path / "policy.toml"
+    jobs.write_text("start,dur,gpus\n" + "".join(f"{n},4,1\n" for n in range(40)))
+    file.write_text(
+        "[group.course]\nfloor = 1\n[reservation.lab]\ngroup = 'course'\ngpus = 2\n"
+        "when = 'every Tue 10:00-11:00'\nzone = 'Europe/Berlin'\n"
+    )
+    words = ["simulate", "--course", "6", "--lab", "Tue 10:00-11:00", "--gpus", "2", "--jobs", str(jobs)]
+    words += ["--job-columns", "start=start,duration=dur,gpus=gpus,unit=h", "--policy", str(file), "--json"]
+    shares = []
+    for more in ([], ["--group", "course"]):
+        assert main([*words, *more]) == 0
+        document = json.loads(capsys.readouterr().out)
+        shares.append(document["results"][0]["start_within"]["at_once"])
+        assert "minute 0 is Tue 10:00 in the time zone of the reservations, in January" in document["assumptions"]
+    assert shares[0] < shares[1]
+    assert main([*words, "--group", "corse"]) == 2
+    assert "there is no group corse in the file of --policy" in capsys.readouterr().err
+
+
 def test_a_goal_out_of_reach_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ten cells come at once, and there are never more than two GPUs."""
     path = tmp_path / "trace.csv"

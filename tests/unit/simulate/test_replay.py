@@ -9,11 +9,12 @@ from statistics import quantiles
 import pytest
 
 from sublet.broker.policy import Policy
+from sublet.broker.policy_file import parse_policy
 from sublet.broker.records import Quota
 from sublet.errors import InvalidRequest
 from sublet.simulate import workload
 from sublet.simulate.peers import PEERS, run_peer
-from sublet.simulate.replay import Costs, Hardware, Replay, read_costs
+from sublet.simulate.replay import Costs, Hardware, Replay, Rules, read_costs
 from sublet.simulate.results import HOUR_NS, Result
 from sublet.simulate.workload import (
     COLUMNS,
@@ -240,6 +241,14 @@ def test_jobs_of_a_batch_cluster_run_in_the_background(tmp_path: Path) -> None:
             read_jobs(path, wrong)
 
 
+def test_jobs_without_a_column_of_users_are_one_tenant(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text("start,dur,gpus\n0,60,1\n60,120,2\n")
+    found = read_jobs(path, {"start": "start", "duration": "dur", "gpus": "gpus"})
+    assert {job.owner for job in found} == {"jobs"}
+    assert [job.cells[0].gpus for job in found] == [1, 2]
+
+
 def test_another_seed_of_a_trace_draws_whole_sessions() -> None:
     sessions = [Session(f"s{n}", float(n), (Cell(0, 1 + n, 1),), 9.0 + n) for n in range(20)]
     assert resample(sessions, 1) == sessions
@@ -258,11 +267,43 @@ def test_a_cell_beyond_a_quota_is_left_out_and_one_within_it_waits() -> None:
     """The limits of a policy are the ledger's own."""
     cells = (Cell(0, 5, 2), Cell(0, 5, 1))
     both = [Session(f"s{n}", 0.0, cells, 20.0, tenant="ana") for n in range(2)]
-    result = Replay(both, Hardware(gpus=4), policy=Policy(quota_default=Quota(gpus=1)), check_every=1).run()
+    result = Replay(
+        both, Hardware(gpus=4), rules=Rules(policy=Policy(quota_default=Quota(gpus=1))), check_every=1
+    ).run()
     assert (result.cells, result.refused) == (2, 2)
     first, second = sorted(result.waits_ns)
     assert first == 0
     assert second >= 5 * NS_PER_S, "of one tenant, one at a time"
+
+
+RESERVED = """
+[group.course]
+[reservation.lab]
+group = "course"
+gpus = 1
+when = "every Mon 01:00-02:00"
+zone = "Europe/Berlin"
+"""
+
+
+@pytest.mark.parametrize(("text", "wait_s"), [("[group.course]", 32), (RESERVED, 0)])
+def test_a_reservation_of_the_policy_is_free_when_the_course_comes(text: str, wait_s: int) -> None:
+    """Without it the student waits for the notice of whom else holds the GPU, and for its clearing."""
+    other = Session("other", 0.0, (Cell(0.0, 180.0, 1, 1.0),), 300.0)
+    student = Session("student", 60.0, (Cell(0.0, 1.0, 1, 1.0),), 70.0, group="course")
+    rules = Rules(declared=parse_policy(text).declared)
+    result = Replay([other, student], Hardware(gpus=1), rules=rules, check_every=1).run()
+    assert sorted(result.waits_ns) == [0, wait_s * NS_PER_S]
+    assert ("preempted" if wait_s == 0 else "fair_share") in result.preemptions
+
+
+def test_members_of_a_group_are_held_to_its_ceiling() -> None:
+    """Those that the policy names, and no others."""
+    both = [Session(name, 0.0, (Cell(0.0, 10.0, 1, 1.0),), 20.0) for name in ("ana", "ben", "cleo")]
+    declared = parse_policy('[group.course]\nceiling = 1\nmembers = ["ana", "ben"]').declared
+    result = Replay(both, Hardware(gpus=3), rules=Rules(declared=declared), check_every=1).run()
+    assert sum(wait > 0 for wait in result.waits_ns) == 1
+    assert Rules(declared=parse_policy("[group.a]\nfloor = 2\n[group.b]\nfloor = 1").declared).least == 3
 
 
 def test_costs_are_read_from_a_measured_file(tmp_path: Path) -> None:
