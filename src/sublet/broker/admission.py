@@ -15,6 +15,7 @@ from sublet.broker.groups import asked_millis, gpu_millis, only_within_ceiling, 
 from sublet.broker.order import kinds_of
 from sublet.broker.parked_rooms import only_where_it_goes_on
 from sublet.broker.placement import (
+    ANY_MODEL,
     RoomsByNode,
     fit,
     fit_on_node,
@@ -128,6 +129,12 @@ def _check_want(want: Want, policy: Policy) -> None:
     if want.model is not None and not all(models_of(want.model)):
         raise InvalidRequest(
             f"one of the models in {want.model!r} is empty", do='Write them with | in between, such as "H200|A100".'
+        )
+    if want.other is not None and want.model is None:
+        raise InvalidRequest("or_model is for who asks for a model", do='Write model="A100" beside it.')
+    if want.other is not None and not all(models_of(want.other)):
+        raise InvalidRequest(
+            f"one of the models in {want.other!r} is empty", do='Write or_model="T4|L4", or True for any.'
         )
     if want.least is not None and not 1 <= want.least <= want.amount:
         raise InvalidRequest(
@@ -333,9 +340,54 @@ def smaller(lease: LeaseRecord, rooms: RoomsByNode, policy: Policy) -> tuple[Wan
     return max((less for less in found if less is not None), key=lambda less: [w.amount for w in less], default=None)
 
 
+def of_other_model(lease: LeaseRecord, rooms: RoomsByNode, policy: Policy) -> tuple[Want, ...] | None:
+    """The same wants of another model, if the holder would take that and it fits on one of these nodes."""
+    if all(want.other is None for want in lease.wants):
+        return None
+    found = tuple(
+        want
+        if want.other is None
+        else msgspec.structs.replace(
+            want, model=None if want.other == ANY_MODEL else want.other, other=None, least=None
+        )
+        for want in lease.wants
+    )
+    return None if fit(found, lease.tenant, rooms, mix=policy.share_across_tenants) is None else found
+
+
 def most_ever(lease: LeaseRecord, state: State, policy: Policy) -> tuple[Want, ...] | None:
-    """The largest wants that the holder would take and that would fit on empty nodes; None if there are none."""
-    return smaller(lease, only_within_ceiling(state, lease, _empty_rooms(state, lease), 0), policy)
+    """Of another model, or the largest, that the holder would take and that would fit on empty nodes; None if there is
+    none."""
+    rooms = only_within_ceiling(state, lease, _empty_rooms(state, lease), 0)
+    return of_other_model(lease, rooms, policy) or smaller(lease, rooms, policy)
+
+
+def other_model_that_fits(lease: LeaseRecord, state: State, rooms: RoomsByNode, policy: Policy) -> str | None:
+    """How a request would have to be written for another model that is free now; None if it asks for none, or none
+    is."""
+    if all(want.model is None for want in lease.wants):
+        return None
+    found = fit(
+        [msgspec.structs.replace(want, model=None) for want in lease.wants],
+        lease.tenant,
+        rooms,
+        mix=policy.share_across_tenants,
+    )
+    model = (
+        ""
+        if found is None
+        else next((state.resources[part.resource].device.model for part in found[1] if part.kind is Kind.GPU), "")
+    )
+    return f'model="{model}", which is free now' if model else None
+
+
+def price_of(state: State, want: Want, model: str) -> int:
+    """Millionths of a unit of money, for an hour of what is wanted on devices of this model."""
+    sizes = [each.device.capacity for each in state.resources.values() if each.device.model == model]
+    millis = MILLIS_PER_DEVICE
+    if want.exclusivity is Exclusivity.SHARED and sizes:
+        millis = min(millis, -(-want.amount * millis // max(sizes)))
+    return state.rates.of(Kind.GPU, model) * want.count * millis // MILLIS_PER_DEVICE
 
 
 def _smaller_on(lease: LeaseRecord, here: Sequence[Room], *, mix: bool) -> tuple[Want, ...] | None:

@@ -55,12 +55,19 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Less than asked is set aside until ``lease.claim_by_ns``."""
+    """Less than asked, or another model, is set aside until ``lease.claim_by_ns``."""
 
     lease: LeaseRecord
     asked: int
     offered: int
     kind: Kind
+    model: str | None = None
+    """Of what is offered, where it is another than was asked for."""
+    estimate_ns: int | None = None
+    """Until what was asked for may be granted; None where it never is, or that cannot be told."""
+    prices: tuple[int, int] | None = None
+    """Where the models differ: millionths of a unit of money for an hour, of what is offered and of what was asked."""
+    currency: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

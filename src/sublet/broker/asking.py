@@ -111,6 +111,7 @@ def _want(want: WantBody) -> Want:
         exclusivity=None if want.exclusivity is None else choice(Exclusivity, want.exclusivity, "exclusivity"),
         model=None if want.model is None else text(want.model, "model"),
         least=None if want.least is None else _amount(kind, want.least, "least amount"),
+        other=None if want.or_model is None else text(want.or_model, "other model"),
     )
 
 

@@ -15,7 +15,7 @@ from sublet.broker.finding import ended_error, find, must_be_live
 from sublet.broker.groups import gpu_millis, millis_left
 from sublet.broker.keeping import activity
 from sublet.broker.order import position
-from sublet.broker.placement import RoomsByNode, fit, fit_many
+from sublet.broker.placement import RoomsByNode, fit, fit_many, is_called
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, TenantRecord, Want
 from sublet.broker.schedule import Schedule
@@ -31,7 +31,7 @@ from sublet.errors import (
     Unauthorized,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.values import EndReason, Kind, LeaseId, NodeId, RequestId, Tier, format_duration
+from sublet.values import NS_PER_S, EndReason, Kind, LeaseId, NodeId, RequestId, Tier, format_duration
 from sublet.wire.orders import Part
 
 REQUEST_ID_MAX: Final = 120
@@ -146,7 +146,7 @@ def _acquire_new(step: Step, schedule: Schedule, command: cmd.Acquire, mark: str
         lease = msgspec.structs.replace(lease, wants=most, asked=whole.wants)
         own_limit = admission.own_limit(state, lease, step.now)
     if own_limit is None:
-        less = admission.smaller(whole, rooms, policy)
+        less = admission.of_other_model(whole, rooms, policy) or admission.smaller(whole, rooms, policy)
         if less is not None:
             return _offer(step, lease, less, rooms)
         less = None if freed is None else admission.smaller(whole, freed, policy)
@@ -262,7 +262,7 @@ def answer_now(step: Step, lease: LeaseRecord) -> Answer:
                 estimate_ns=estimate.estimate_ns(lease, step.state, step.now, step.policy, place),
             )
         case LeaseStatus.GRANTED if lease.offered:
-            return _offer_of(lease)
+            return _offer_of(step, lease)
         case LeaseStatus.ENDING | LeaseStatus.ENDED:
             raise ended_error(lease)
         case _:
@@ -365,9 +365,13 @@ def _check_many(command: cmd.AcquireMany, policy: Policy) -> None:
             "a request for at least several leases does not wait in the queue",
             do="Use wait=0 and ask again later, or at_least=1.",
         )
-    if first.resume is not None or first.replaces is not None or any(want.least is not None for want in first.wants):
+    if (
+        first.resume is not None
+        or first.replaces is not None
+        or any(want.least is not None or want.other is not None for want in first.wants)
+    ):
         raise InvalidRequest(
-            "resume, replaces and or_smaller are for one lease", do="Leave them out, or ask for one lease."
+            "resume, replaces, or_smaller and or_model are for one lease", do="Leave them out, or ask for one lease."
         )
     if any(want.kind is Kind.BLOCK for want in first.wants) and (first.name is not None or first.retain_ns is not None):
         raise InvalidRequest("one volume is for one lease", do="Leave the name out, or ask for one lease.")
@@ -450,12 +454,30 @@ def _offer(step: Step, lease: LeaseRecord, less: tuple[Want, ...], rooms: RoomsB
     return answer_now(step, lease)
 
 
-def _offer_of(lease: LeaseRecord) -> Offer:
-    """What is smaller than it was asked for; where several kinds are, the first of them."""
+def _offer_of(step: Step, lease: LeaseRecord) -> Offer:
+    """What is smaller than it was asked for, or of another model; where several kinds are, the first of them."""
+    state = step.state
     for want in lease.asked or lease.wants:
-        offered = min(part.amount for part in lease.parts if part.kind is want.kind)
-        if offered < want.amount:
-            return Offer(lease=lease, asked=want.amount, offered=offered, kind=want.kind)
+        parts = [part for part in lease.parts if part.kind is want.kind]
+        offered = min(want.amount, *(part.amount for part in parts))
+        model, prices = state.resources[parts[0].resource].device.model, None
+        is_other = want.other is not None and not is_called(want.model or "", model)
+        if offered == want.amount and not is_other:
+            continue
+        devices = [each.device for each in state.resources.values() if each.device.kind is Kind.GPU]
+        asked_models = [device.model for device in devices if is_called(want.model or "", device.model)]
+        if is_other and asked_models:
+            prices = admission.price_of(state, want, model), admission.price_of(state, want, asked_models[0])
+        return Offer(
+            lease=lease,
+            asked=want.amount,
+            offered=offered,
+            kind=want.kind,
+            model=model if is_other else None,
+            estimate_ns=None if lease.asked else estimate.estimate_if_queued(lease, state, step.now, step.policy),
+            prices=prices,
+            currency=state.rates.currency if prices else "",
+        )
     raise AssertionError(f"{lease.id} is offered all it asked for")
 
 
@@ -503,17 +525,28 @@ def _refuse_now(step: Step, lease: LeaseRecord, own_limit: str | None, rooms: Ro
     free = admission.what_would_fit(lease, rooms, step.policy)
     want = lease.wants[0]
     if own_limit is not None:
-        return Refusal(code=RefusalCode.QUOTA, reason=own_limit, do=QuotaExceeded.default_do)
+        at_ns = None
+        if admission.over_seconds(step.state, lease, step.now) is not None:
+            at_ns = admission.seconds_free_at(step.state, lease, step.now)
+        in_ns = None if at_ns is None else max(0, at_ns - step.now.ns)
+        do = QuotaExceeded.default_do if in_ns is None else f"Ask again in {_whole_seconds(in_ns)}."
+        return Refusal(code=RefusalCode.QUOTA, reason=own_limit, do=do, estimate_ns=in_ns)
     waits = why_not_yet(step.state, lease)
     if waits is not None:
         return Refusal(code=RefusalCode.CAPACITY, reason=waits, do="Wait in line for it.")
+    other = admission.other_model_that_fits(lease, step.state, rooms, step.policy)
     none = "no matching GPU is free" if want.kind is Kind.GPU else "nothing is free"
     said = f"the largest that is free is {admission.amount_text(want.kind, free)}" if free else none
     return Refusal(
         code=RefusalCode.CAPACITY,
         reason=f"{admission.not_free(lease)}{admission.out_of_service(lease, step.state)}; {said}"
         f"{admission.in_the_way(lease, step.state)}",
-        do="Wait in line for it, or ask for less.",
+        do="Wait in line for it, or ask for less." if other is None else f"Wait in line for it, or ask for {other}.",
         would_fit=free,
         estimate_ns=estimate.estimate_if_queued(lease, step.state, step.now, step.policy),
     )
+
+
+def _whole_seconds(ns: int) -> str:
+    """Not less."""
+    return format_duration(-(-ns // NS_PER_S) * NS_PER_S)

@@ -20,6 +20,7 @@ from sublet.wire.orders import Device, Part
 
 MODEL_OR: Final = "|"
 """Between models of which any would do."""
+ANY_MODEL: Final = "*"
 RoomsByNode = Mapping[NodeId, Sequence[Room]]
 """Rooms in service, by node. Neither the mapping nor the rooms in it are changed by anything in here."""
 
@@ -122,7 +123,12 @@ def models_of(names: str) -> tuple[str, ...]:
 
 def is_model(names: str, room: Room) -> bool:
     """Whether it is one of these models. A part of the name is enough, in any case."""
-    model = room.model.casefold()
+    return is_called(names, room.model)
+
+
+def is_called(names: str, model: str) -> bool:
+    """Whether the model of a device is one of these."""
+    model = model.casefold()
     return any(name.casefold() in model for name in models_of(names))
 
 

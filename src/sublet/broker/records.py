@@ -61,6 +61,8 @@ class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str | None = None
     least: int | None = None
     """The smallest amount the holder would take instead (``or_smaller``)."""
+    other: str | None = None
+    """Models that the holder would take instead of ``model``, as an offer (``or_model``); ``*`` is any."""
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from sublet.broker.answers import Offer, Place, Refusal
+from sublet.broker.budgets import money
 from sublet.broker.explain import Explanation
 from sublet.broker.fairness import Account, share_of_everything
 from sublet.broker.records import (
@@ -51,7 +52,7 @@ from sublet.wire.http import (
     ShareView,
     TenantView,
     VolumeView,
-    WantBody,
+    WantView,
 )
 
 LISTED_MAX: Final = 100
@@ -113,7 +114,7 @@ def lease_view(lease: LeaseRecord, now: Now, resources: Mapping[ResourceId, Reso
         renew=lease.renew.value,
         ttl=seconds(lease.ttl_ns),
         wants=[
-            WantBody(
+            WantView(
                 kind=want.kind.value,
                 amount=want.amount,
                 count=want.count,
@@ -222,8 +223,18 @@ def _share(account: Account | None, state: State, now_ns: int) -> float:
 
 
 def offer_answer(offer: Offer, view: LeaseView) -> OfferAnswer:
+    price, asked_price = offer.prices or (None, None)
     return OfferAnswer(
-        lease=view, kind=offer.kind.value, asked=offer.asked, offered=offer.offered, valid=view.claim_within or 0.0
+        lease=view,
+        kind=offer.kind.value,
+        asked=offer.asked,
+        offered=offer.offered,
+        valid=view.claim_within or 0.0,
+        model=offer.model,
+        estimate=None if offer.estimate_ns is None else seconds(offer.estimate_ns),
+        price=None if price is None else money(price, "").strip(),
+        asked_price=None if asked_price is None else money(asked_price, "").strip(),
+        currency=offer.currency or None,
     )
 
 

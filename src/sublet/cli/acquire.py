@@ -11,7 +11,20 @@ from sublet.cli.call import Office
 from sublet.cli.declare import Opt, UsageError
 from sublet.cli.lease import say_lease
 from sublet.cli.live import LiveLine
-from sublet.cli.parsing import FOREVER, AsJson, count, duration, label, labels, size, vram, wait
+from sublet.cli.parsing import (
+    FOREVER,
+    AsJson,
+    Model,
+    OrModel,
+    count,
+    duration,
+    label,
+    labels,
+    other_model,
+    size,
+    vram,
+    wait,
+)
 from sublet.cli.parsing import name as valid
 from sublet.cli.show import Json, amount, epoch, seconds, where
 from sublet.client.core import Core, Hooks, new_request_id
@@ -60,7 +73,8 @@ def acquire(
         str | None,
         Opt("--exclusivity", choices=[e.value for e in Exclusivity], help="How the GPU is shared (default: session)."),
     ] = None,
-    model: Annotated[str | None, Opt("--model", metavar="MODEL", help="GPU model to require.")] = None,
+    model: Model = None,
+    or_model: OrModel = None,
     resume: Annotated[
         str | None, Opt("--resume", metavar="LEASE[@EPOCH]", help="Parked lease to resume, in place of amounts.")
     ] = None,
@@ -80,11 +94,14 @@ def acquire(
     """
     if spot and tier not in (None, Tier.SPOT):
         raise UsageError(f"--spot and --tier {tier} contradict each other", do="Give one of them.")
-    if resume is not None and any(given is not None for given in (gpu, gpus, cpu, memory, block, exclusivity, model)):
+    amounts = (gpu, gpus, cpu, memory, block, exclusivity, model, or_model)
+    if resume is not None and any(given is not None for given in amounts):
         raise UsageError("--resume takes its resources from the parked lease", do="Leave the amounts out.")
     wants: list[WantBody] = []
     if resume is None:
-        wants = _wants(gpu, gpus, cpu, memory, block, exclusivity, model, smaller_ok=smaller_ok, at_least=at_least)
+        wants = _wants(
+            gpu, gpus, cpu, memory, block, exclusivity, model, or_model, smaller_ok=smaller_ok, at_least=at_least
+        )
     request = AcquireRequest(
         request_id=new_request_id(),
         wants=wants,
@@ -112,6 +129,7 @@ def _wants(
     block: int | None,
     exclusivity: str | None,
     model: str | None,
+    or_model: str | None,
     *,
     smaller_ok: bool,
     at_least: int | None,
@@ -128,6 +146,8 @@ def _wants(
                 raise UsageError(
                     f"{option} needs --gpu SIZE as well", do=f"Say how much memory each GPU has: --gpu 8GiB {option} …"
                 )
+    if or_model is not None and model is None:
+        raise UsageError("--or-model needs --model as well", do="Say which is wanted: --model A100 --or-model any.")
     if at_least is not None and not smaller_ok:
         raise UsageError("--at-least needs --smaller-ok", do="Give both, or neither.")
     if at_least is not None and gpu is not None and at_least > gpu:
@@ -140,6 +160,7 @@ def _wants(
     ]
     if gpu is not None:
         want = WantBody(kind=Kind.GPU, amount=gpu, count=gpus or 1, exclusivity=exclusivity, model=model)
+        want.or_model = other_model(or_model)
         want.least = least if at_least is None else at_least
         wants.insert(0, want)
     if not wants:

@@ -133,3 +133,13 @@ AsJson = Annotated[
     bool, Opt("--json", help="Print one JSON document: sizes in bytes, durations in seconds, times in UTC.")
 ]
 LeaseArg = Annotated[str, Arg("LEASE", help="Id of the lease, from `sublet lease ls`.")]
+Model = Annotated[str | None, Opt("--model", metavar="MODEL", help="GPU model to require; `H200|A100` for either.")]
+OrModel = Annotated[
+    str | None,
+    Opt("--or-model", metavar="MODEL", help="With --model: other GPU models to accept if none is free, or `any`."),
+]
+
+
+def other_model(text: str | None) -> str | None:
+    """As it goes to the office."""
+    return "*" if text == "any" else text

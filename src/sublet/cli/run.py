@@ -23,7 +23,7 @@ from sublet.cli.hosting import (
     wants_terminal,
     with_what_was_lost,
 )
-from sublet.cli.parsing import FOREVER, count, duration, label, labels, size, vram, wait
+from sublet.cli.parsing import FOREVER, Model, OrModel, count, duration, label, labels, other_model, size, vram, wait
 from sublet.cli.parsing import name as valid
 from sublet.cli.show import visible
 from sublet.cli.taking import Taken, take
@@ -53,6 +53,8 @@ def run(
     memory: Annotated[int | None, Opt("--memory", metavar="SIZE", parse=size, help="Host memory.")] = None,
     block: Annotated[int | None, Opt("--block", metavar="SIZE", parse=size, help="Storage in a volume.")] = None,
     smaller_ok: Annotated[bool, Opt("--smaller-ok", help="Accept less if no more is free.")] = False,
+    model: Model = None,
+    or_model: OrModel = None,
     shared: Annotated[bool, Opt("--shared", help="Share the GPU with your other leases.")] = False,
     exclusive: Annotated[bool, Opt("--exclusive", help="Reserve the GPU whole (default).")] = False,
     ttl: Annotated[
@@ -139,6 +141,8 @@ def run(
             *(gpu, gpus, cpu, memory, block),
             smaller_ok=smaller_ok or (gpu is not None and mine.get("smaller_ok", False)),
             shared=shared or (mine.get("shared", False) and not exclusive),
+            model=model,
+            or_model=or_model,
         ),
         "ttl": mine.get("ttl") if ttl is None else ttl,
         "tier": _tier(tier, spot=spot) or mine.get("tier"),
@@ -264,10 +268,17 @@ def _wants(
     *,
     smaller_ok: bool,
     shared: bool,
+    model: str | None,
+    or_model: str | None,
 ) -> list[dict[str, Any]]:
     if gpus is not None and gpu is None:
         raise UsageError(
             "--gpus needs --gpu SIZE as well", do="Say how much memory each GPU has, such as --gpus 2 --gpu 8GiB."
+        )
+    if (model is not None and gpu is None) or (or_model is not None and model is None):
+        raise UsageError(
+            "--model needs --gpu SIZE as well, and --or-model needs --model",
+            do="Say how much memory: --gpu 8GiB --model A100 --or-model any.",
         )
     if (gpu, cpu, memory, block) == (None, None, None, None):
         cpu = 1
@@ -279,6 +290,10 @@ def _wants(
         want["count"] = gpus or 1 if want["kind"] == Kind.GPU else 1
         if shared and want["kind"] == Kind.GPU:
             want["exclusivity"] = Exclusivity.SHARED.value
+        if model is not None and want["kind"] == Kind.GPU:
+            want["model"] = model
+        if or_model is not None and want["kind"] == Kind.GPU:
+            want["or_model"] = other_model(or_model)
         if smaller_ok:
             want["least"] = 1
     return wants

@@ -56,6 +56,9 @@ _E = TypeVar("_E", Tier, Exclusivity, RenewMode)
 L = TypeVar("L")
 M = TypeVar("M")
 
+ANY_MODEL = "*"
+"""On the wire."""
+
 
 class Terms(TypedDict, total=False):
     """What every kind of lease may be asked with, whatever it is a lease of."""
@@ -112,7 +115,8 @@ def ask_gpu(
     count: int,
     exclusivity: ExclusivityText | None,
     model: str | None,
-    or_smaller: bool | Size,
+    or_smaller: bool | Size = False,
+    or_model: bool | str = False,
 ) -> Asked:
     """``fabric.gpu(...)``."""
     amount = parse_memory(min_vram, "min_vram")
@@ -124,8 +128,17 @@ def ask_gpu(
         exclusivity=None if exclusivity is None else _member(Exclusivity, exclusivity, "an exclusivity class").value,
         model=_text(model, "model"),
         least=least,
+        or_model=_other_model(or_model, model),
     )
     return _asked(want, terms)
+
+
+def _other_model(or_model: bool | str, model: str | None) -> str | None:
+    if or_model is False:
+        return None
+    if model is None:
+        raise InvalidRequest("or_model is for who asks for a model", do='Write model="A100", or_model=True.')
+    return ANY_MODEL if or_model is True else _text(or_model, "or_model")
 
 
 def ask_resume(terms: Terms, *, resume: str) -> Asked:
@@ -242,6 +255,7 @@ class Asking(Generic[L, M]):
         exclusivity: ExclusivityText | None = None,
         model: str | None = None,
         or_smaller: bool | Size = False,
+        or_model: bool | str = False,
         on_offer: Callable[[Offer], bool] | None = None,
         resume: LeaseFacts | str | None = None,
         **terms: Unpack[Terms],
@@ -250,20 +264,29 @@ class Asking(Generic[L, M]):
 
         It waits in the queue until it is granted; ``wait=0`` tries once and ``wait="10m"`` bounds the waiting, and then
         `CapacityExceeded` says what would fit. With ``or_smaller`` less may be given: any amount (True) or at least
-        that much; ``on_offer`` may still decline it. Further: ``ttl= tier= spot= wait= name= labels= selector= renew=
-        renew_every= max_hold= on_place= bound=``, each described at `Terms`.
+        that much. With ``or_model`` another model may be given where none of ``model`` is free: any (True) or those
+        named, ``"T4|L4"``. Such an offer says what it is, when what was asked may be had and at what price, and
+        ``on_offer`` may still decline it. Models of which each is as good need no offer: ``model="H200|A100"``.
+        Further: ``ttl= tier= spot= wait= name= labels= selector= renew= renew_every= max_hold= on_place= bound=``,
+        each described at `Terms`.
 
         ``resume`` goes on with what was taken off its device and is parked: a lease that ended so, or its
         ``end.parked``. Leave the amounts out then: the parked lease has them.
         """
         if resume is not None:
-            alone = (min_vram, exclusivity, model) == (None, None, None) and count == 1 and or_smaller is False
+            alone = (min_vram, exclusivity, model) == (None, None, None) and count == 1 and not (or_smaller or or_model)
             asked = ask_resume(terms, resume=parked_at(resume, alone=alone))
             return self._acquire(asked, on_offer, goes_on=resume)
         if min_vram is None:
             raise InvalidRequest("a GPU lease needs min_vram", do='Write gpu(min_vram="2GiB"), or gpu(resume=...).')
         asked = ask_gpu(
-            terms, min_vram=min_vram, count=count, exclusivity=exclusivity, model=model, or_smaller=or_smaller
+            terms,
+            min_vram=min_vram,
+            count=count,
+            exclusivity=exclusivity,
+            model=model,
+            or_smaller=or_smaller,
+            or_model=or_model,
         )
         return self._acquire(asked, on_offer)
 
@@ -338,9 +361,7 @@ class Many(Generic[M]):
         **terms: Unpack[Terms],
     ) -> M:
         """Acquire leases with GPU memory on ``count`` devices each; see `sublet.Fabric.gpu`."""
-        return self._acquire(
-            ask_gpu(terms, min_vram=min_vram, count=count, exclusivity=exclusivity, model=model, or_smaller=False)
-        )
+        return self._acquire(ask_gpu(terms, min_vram=min_vram, count=count, exclusivity=exclusivity, model=model))
 
     def memory(self, size: Size, **terms: Unpack[Terms]) -> M:
         """Acquire leases with host memory."""

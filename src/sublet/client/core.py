@@ -12,6 +12,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final, TypeVar
 
 import msgspec
@@ -113,7 +114,7 @@ class Hooks:
     on_place: Callable[[Place], object] | None = None
     """Told at first and whenever the place changed."""
     on_offer: Callable[[Offer], bool] | None = None
-    """Asked about an offer; without it the offer is taken, since the holder said ``or_smaller``."""
+    """Asked about an offer; without it the offer is taken, since the holder said ``or_smaller`` or ``or_model``."""
 
 
 def new_request_id() -> str:
@@ -525,7 +526,21 @@ def _shown(answer: PlaceAnswer) -> tuple[int, str, int | None]:
 
 
 def _offer(answer: OfferAnswer) -> Offer:
-    return Offer(kind=Kind(answer.kind), asked=answer.asked, offered=answer.offered, valid=answer.valid)
+    def price(text: str | None) -> Decimal | None:
+        return None if text is None else Decimal(text)
+
+    return Offer(
+        kind=Kind(answer.kind),
+        asked=answer.asked,
+        offered=answer.offered,
+        valid=answer.valid,
+        model=answer.model,
+        asked_model=next((want.model for want in answer.lease.wants if want.model), None),
+        estimate=answer.estimate,
+        price=price(answer.price),
+        asked_price=price(answer.asked_price),
+        currency=answer.currency,
+    )
 
 
 def _ran_out(request: AcquireRequest, place: PlaceAnswer | None, declined: Offer | None) -> SubletError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import LeaseEnd
@@ -28,7 +29,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Less than was asked for."""
+    """Less than was asked for, or another model."""
 
     kind: Kind
     asked: int
@@ -36,9 +37,25 @@ class Offer:
     """Bytes, or cores: what is set aside for you, or (``valid`` is None) what would have fitted."""
     valid: float | None = None
     """Seconds in which the offer must be taken. None: nothing is set aside; ask for this much to have it."""
+    model: str | None = None
+    """Of the device that is offered, where it is another than was asked for."""
+    asked_model: str | None = None
+    estimate: float | None = None
+    """Seconds until what was asked for may be granted; None where that cannot be told."""
+    price: Decimal | None = None
+    """Of what is offered, for an hour; None where the model is the one that was asked for, or the office says none."""
+    asked_price: Decimal | None = None
+    """Of what was asked for."""
+    currency: str | None = None
 
     def __str__(self) -> str:
-        return f"{_amount(self.kind, self.offered)} instead of {_amount(self.kind, self.asked)}"
+        about = "" if self.estimate is None else f" (that in about {format_duration(round(self.estimate) * 10**9)})"
+        if self.model is None:
+            return f"{_amount(self.kind, self.offered)} instead of {_amount(self.kind, self.asked)}"
+        text = f"{_amount(self.kind, self.offered)} on {self.model} now, instead of {self.asked_model}{about}"
+        if self.price is None or not self.asked_price:
+            return text
+        return f"{text}, at {100 * self.price / self.asked_price:.0f} % of the price"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 LEFT_S: Final = 1.0
 """An idle lease with less than this left is not used again."""
-FIXED: Final = ("min_vram", "count", "exclusivity", "model", "or_smaller", "tier", "spot", "selector")
+FIXED: Final = ("min_vram", "count", "exclusivity", "model", "or_smaller", "or_model", "tier", "spot", "selector")
 """Terms that must be the same for two functions to share a lease."""
 RESUMED: Final = ("ttl", "expect", "wait", "name", "labels", "tier", "spot")
 """Terms of a request to go on with what is parked, which knows itself what it needs."""
@@ -61,6 +61,7 @@ def gpu(
     exclusivity: ExclusivityText | None = None,
     model: str | None = None,
     or_smaller: bool | Size = False,
+    or_model: bool | str = False,
     tier: TierText | None = None,
     spot: bool = False,
     wait: Duration | None = None,

@@ -70,6 +70,8 @@ def fits(lease: Lease, had: CellOptions, wants: CellOptions) -> bool:
     """Whether a lease that is there will do."""
     if len(lease.devices) != wants.gpus or had.python != wants.python or had.shared != wants.shared:
         return False
+    if wants.model is not None and had.model != wants.model:
+        return False
     return wants.vram_bytes is None or all(device.amount >= wants.vram_bytes for device in lease.devices)
 
 

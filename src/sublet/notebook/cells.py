@@ -71,7 +71,7 @@ from sublet.notebook.reading import Reading, read_cell
 from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.replaced import ReplacedAttributes
 from sublet.notebook.spaces import NOTEBOOK, Space
-from sublet.notebook.status import CellBill, Ended, Finished, Starting, Waiting
+from sublet.notebook.status import CellBill, Ended, Finished, Offered, Starting, Waiting
 from sublet.notebook.surroundings import Surroundings
 from sublet.notebook.traffic import Placing, Traffic, fates_text, number_of
 from sublet.values import GIB, NS_PER_S, EndReason, Exclusivity, Tier
@@ -80,7 +80,7 @@ from sublet.wire.http_views import SESSION_LABEL
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
-    from sublet.client.model import Place
+    from sublet.client.model import Offer, Place
     from sublet.compute.kernel_guest import CellCall
     from sublet.jobs import MemoryOutputStore
     from sublet.lease.value import LeaseEnd
@@ -348,6 +348,10 @@ class Cells:
         def waiting(place: Place) -> None:
             status.show(Waiting(place=place.position, reason=place.reason, estimate_s=place.estimate))
 
+        def offered(offer: Offer) -> bool:
+            status.show(Offered(what=str(offer)))
+            return True
+
         wait = None if options.wait_ns is None else options.wait_ns / NS_PER_S
         terms: dict[str, Any] = {} if options.ttl_ns is None else {"ttl": options.ttl_ns / NS_PER_S}
         if old is not None:
@@ -361,7 +365,10 @@ class Cells:
                     tier=options.tier or Tier.INTERACTIVE,
                     wait=wait,
                     or_smaller=options.smaller_ok,
+                    model=options.model,
+                    or_model=options.or_model,
                     on_place=waiting,
+                    on_offer=offered,
                     labels=self.labels,
                     **terms,
                 )

@@ -58,7 +58,14 @@ WAIT_S: Final = 10.0
 FAILURES_SHOWN: Final = 5
 VOLUME: Final = "burst-"
 """As the command calls the volume of a burst, so ``sublet burst ls`` lists it."""
-NOT_MAPPED: Final = {"gpus": "--gpus", "smaller_ok": "--smaller-ok", "shared": "--shared", "wait_ns": "--wait"}
+NOT_MAPPED: Final = {
+    "gpus": "--gpus",
+    "smaller_ok": "--smaller-ok",
+    "model": "--model",
+    "or_model": "--or-model",
+    "shared": "--shared",
+    "wait_ns": "--wait",
+}
 """What a mapped cell cannot be given."""
 
 

@@ -39,6 +39,9 @@ class CellOptions:
     wait_ns: int | None = None
     """None: as long as it takes; 0: not at all."""
     smaller_ok: bool = False
+    model: str | None = None
+    or_model: bool | str = False
+    """Other models that would do, or any."""
     shared: bool = False
     """With neighbours on the device, each with the VRAM that it asked for; else the device is reserved whole."""
     python: str = ""
@@ -128,6 +131,13 @@ OPTIONS: Final = (
         "--wait", "DURATION", lambda v: {"wait_ns": parse_duration_ns(v, "--wait")}, "longest wait (default: no limit)"
     ),
     _Option("--no-wait", "", lambda _: {"wait_ns": 0}, "fail at once if nothing is free"),
+    _Option("--model", "MODEL", lambda v: {"model": v}, "GPU model to require; H200|A100 for either"),
+    _Option(
+        "--or-model",
+        "MODEL",
+        lambda v: {"or_model": True if v == "any" else v},
+        "with --model: other models to accept if none is free, or any",
+    ),
     _Option("--smaller-ok", "", lambda _: {"smaller_ok": True}, "accept less memory if no more is free"),
     _Option("--shared", "", lambda _: {"shared": True}, "share the GPU with your other leases, each within its --vram"),
     _Option("--exclusive", "", lambda _: {"shared": False}, "reserve the GPU whole (default)"),

@@ -91,6 +91,13 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """Less, or another model, was offered and accepted, as the options of the cell allow."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Starting:
     """The lease is there, the kernel is not yet."""
 
@@ -168,11 +175,12 @@ class Mapped:
     """None while it runs."""
 
 
-CellStatus = Waiting | Starting | Moving | Running | Suspended | Finished | Ended | Mapped
+CellStatus = Waiting | Offered | Starting | Moving | Running | Suspended | Finished | Ended | Mapped
 
 
 _COLOURS: Final[dict[type[CellStatus], str]] = {
     Waiting: _AMBER,
+    Offered: _AMBER,
     Starting: _BLUE,
     Moving: _BLUE,
     Running: _BLUE,
@@ -214,6 +222,8 @@ def _parts(status: CellStatus) -> list[str]:
         case Waiting():
             about = [] if status.estimate_s is None else [f"about {_seconds(status.estimate_s)}"]
             return [f"queued, place {status.place}", *about, status.reason, "interrupt to cancel"]
+        case Offered():
+            return ["offered", status.what, "accepted"]
         case Starting():
             return [_device(status.device, status.host), "starting"]
         case Moving():

@@ -116,6 +116,7 @@ __all__ = [
     "UnbindRequest",
     "VolumeView",
     "WantBody",
+    "WantView",
 ]
 
 
@@ -126,7 +127,9 @@ class _Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 # ---- requests ----
 
 
-class WantBody(_Request, kw_only=True, forbid_unknown_fields=True):
+class WantBody(_Request, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What was not said is not sent, so an office of the version before takes it."""
+
     kind: str
     """gpu, cpu, memory or block."""
     amount: int
@@ -136,6 +139,8 @@ class WantBody(_Request, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     least: int | None = None
     """The smallest amount that would do (an offer may be made)."""
+    or_model: str | None = None
+    """Models that would do where none of ``model`` is free (an offer may be made); ``*`` is any."""
 
 
 class AcquireRequest(_Request, kw_only=True, forbid_unknown_fields=True):
@@ -381,6 +386,17 @@ class BackupRequest(_Request, kw_only=True, forbid_unknown_fields=True):
 # ---- answers ----
 
 
+class WantView(Message, kw_only=True):
+    """As ``WantBody``."""
+
+    kind: str
+    amount: int
+    count: int = 1
+    exclusivity: str | None = None
+    model: str | None = None
+    least: int | None = None
+
+
 class LeaseView(Message, kw_only=True):
     id: str
     tenant: str
@@ -390,7 +406,7 @@ class LeaseView(Message, kw_only=True):
     tier: str
     renew: str
     ttl: float
-    wants: list[WantBody]
+    wants: list[WantView]
     epoch: Epoch | None
     node: str | None
     parts: list[PartView]
@@ -481,6 +497,15 @@ class OfferAnswer(Message, kw_only=True, tag="offer", tag_field="answer"):
     offered: int
     valid: float
     """Seconds."""
+    model: str | None = None
+    """Of the device that is offered, where it is another than was asked for."""
+    estimate: float | None = None
+    """Seconds until what was asked for may be granted; null where that cannot be told."""
+    price: str | None = None
+    """Of what is offered, for an hour, as a decimal number; null where the model is the one that was asked for."""
+    asked_price: str | None = None
+    """Of what was asked for."""
+    currency: str | None = None
 
 
 class RefusalAnswer(Message, kw_only=True, tag="refusal", tag_field="answer"):

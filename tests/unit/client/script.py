@@ -22,7 +22,7 @@ from sublet.wire.http import (
     PartView,
     PlaceAnswer,
     RefusalAnswer,
-    WantBody,
+    WantView,
 )
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ def view(status: str = "active", **changes: Any) -> LeaseView:
         "tier": "interactive",
         "renew": "while-busy",
         "ttl": 100.0,
-        "wants": [WantBody(kind="gpu", amount=1 << 30)],
+        "wants": [WantView(kind="gpu", amount=1 << 30)],
         "epoch": Epoch(1, 7),
         "node": "local",
         "parts": [PartView(resource="local/gpu0", kind="gpu", amount=1 << 30, model="host device, no GPU", host=True)],

@@ -8,6 +8,7 @@ import os
 import socket
 from typing import Any
 
+import msgspec
 import pytest
 
 from sublet.client.address import find_address
@@ -19,7 +20,7 @@ from sublet.wire.unix import short_path
 
 
 def gpu(**asked: Any) -> Any:
-    own = {"min_vram": "2GiB", "count": 1, "exclusivity": None, "model": None, "or_smaller": False}
+    own = {"min_vram": "2GiB", "count": 1, "exclusivity": None, "model": None, "or_smaller": False, "or_model": False}
     terms = Terms(**{key: value for key, value in asked.items() if key not in own})  # type: ignore[typeddict-item]
     return ask_gpu(terms, **(own | {key: value for key, value in asked.items() if key in own}))  # type: ignore[arg-type]
 
@@ -75,6 +76,17 @@ def test_or_smaller_says_how_small(written: Any, least: int | None) -> None:
     assert gpu(or_smaller=written).request.wants[0].least == least
 
 
+@pytest.mark.parametrize(("written", "other"), [(False, None), (True, "*"), ("T4|L4", "T4|L4")])
+def test_or_model_says_which(written: Any, other: str | None) -> None:
+    assert gpu(model="A100", or_model=written).request.wants[0].or_model == other
+
+
+def test_what_was_not_said_is_not_sent() -> None:
+    """So an office of the version before, which does not know or_model, takes the request."""
+    sent = msgspec.json.decode(msgspec.json.encode(gpu().request.wants[0]))
+    assert sent == {"kind": "gpu", "amount": 2 * GIB}
+
+
 @pytest.mark.parametrize(("wait", "seconds"), [(0, 0), ("0s", 0), (None, None), (math.inf, None), ("1m30s", 90)])
 def test_waiting(wait: Any, seconds: float | None) -> None:
     assert gpu(wait=wait).request.wait == seconds
@@ -111,6 +123,8 @@ BAD_GPU: list[dict[str, Any]] = [
     *({"renew_every": value} for value in DURATIONS),
     *({"max_hold": value} for value in DURATIONS),
     {"or_smaller": "3GiB"},
+    {"or_model": True},
+    {"or_model": "T4"},
     *({"count": value} for value in (0, -1, 1.0, True, "2", None, 10**9)),
     *({"exclusivity": value} for value in ("exclusive", "", "SHARED", 1)),
     *({"tier": value} for value in ("gold", "", "Batch", 3)),

@@ -9,7 +9,7 @@ from sublet.client import errands
 from sublet.client.answers import error_of
 from sublet.client.asking import ask_gpu
 from sublet.client.book import Book
-from sublet.client.core import PATIENCE_S, Core, Grant, Hooks
+from sublet.client.core import PATIENCE_S, Core, Grant, Hooks, _offer
 from sublet.client.model import Offer, Place
 from sublet.client.steps import Call, Program, Reply, Revive
 from sublet.errors import (
@@ -27,7 +27,7 @@ from sublet.errors import (
 )
 from sublet.lease.policy import RenewalPolicy
 from sublet.values import EndReason, Kind, LeaseId
-from sublet.wire.http import AcquireRequest, EndView, ErrorView, GrantAnswer, StatusView
+from sublet.wire.http import AcquireRequest, EndView, ErrorView, GrantAnswer, OfferAnswer, StatusView
 from tests.unit.client.script import (
     NOBODY,
     SILENCE,
@@ -230,6 +230,17 @@ def test_an_offer_may_come_out_of_the_line(script: Script) -> None:
 
     acquire(script, place(), offer(), grant(), hooks=Hooks(on_offer=take))
     assert seen == [Offer(kind=Kind.GPU, asked=1 << 30, offered=1 << 29, valid=30.0)]
+
+
+def test_another_model_is_offered_with_time_and_price() -> None:
+    """As an office says it; one of the version before says none of it."""
+    view = {**msgspec.json.decode(offer().body), "model": "Tesla T4", "estimate": 540.0, "price": "0.50"}
+    view |= {"asked_price": "2.00", "currency": "EUR", "asked": 16 << 30, "offered": 16 << 30}
+    view["lease"]["wants"] = [{"kind": "gpu", "amount": 16 << 30, "model": "A100"}]
+    found = _offer(msgspec.convert(view, OfferAnswer))
+    assert str(found) == "16GiB on Tesla T4 now, instead of A100 (that in about 9m), at 25 % of the price"
+    plain = _offer(msgspec.convert({**view, "price": None, "asked_price": None, "estimate": None}, OfferAnswer))
+    assert str(plain) == "16GiB on Tesla T4 now, instead of A100"
 
 
 def test_declining_without_waiting_ends_with_the_offer_in_the_error(script: Script) -> None:

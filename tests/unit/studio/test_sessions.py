@@ -38,7 +38,7 @@ from sublet.studio.records import (
 from sublet.studio.states import SESSION_TABLE, SessionEnd, SessionEvent, SessionState, TransitionError
 from sublet.studio.store import SqliteStore
 from sublet.values import GIB
-from sublet.wire.http import ParksView, WantBody
+from sublet.wire.http import ParksView, WantView
 from sublet.wire.http_views import SESSION_LABEL
 from tests.unit.client.script import view
 
@@ -189,7 +189,7 @@ def test_a_session_has_a_lease_until_its_end_begins_and_what_is_parked_of_it() -
     assert not is_of_session(view("ending", labels=labels))
     assert not is_of_session(view("ended", labels=labels))
     assert not is_of_session(view("active"))
-    memory = [WantBody(kind="memory", amount=GIB)]
+    memory = [WantView(kind="memory", amount=GIB)]
     assert not is_of_session(view("active", labels=labels, wants=memory))
     parks = ParksView(of="l-1", holds=True, resumed_by=None)
     assert is_of_session(view("active", labels=labels, wants=memory, parks=parks))
