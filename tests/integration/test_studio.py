@@ -21,10 +21,11 @@ import sublet
 from sublet.cli import main
 from sublet.client.home import socket_path
 from sublet.client.lease import Lease
-from sublet.errors import Disconnected, InvalidRequest, Unauthorized
+from sublet.errors import Disconnected, InvalidRequest, NotFound, Unauthorized
 from sublet.studio import FabricOffice, Sessions, open_sessions
+from sublet.studio.office import this_process
 from sublet.studio.people import INVITE_PREFIX, TOKEN_PREFIX, Scope
-from sublet.studio.records import Declined, Entry, Started, Terms
+from sublet.studio.records import Abandoned, Asked, Declined, Entry, Started, Terms
 from sublet.studio.remote import RemoteStore
 from sublet.studio.service import Studio
 from sublet.studio.web import BODY_MAX_BYTES, studio_app
@@ -243,15 +244,34 @@ def test_a_token_opens_what_its_scope_says(studio: StudioStage, ana: Member) -> 
             answers = [one.ask(method, f"/v1/sessions/{name}{what}", {}) for name in (ident, never)]
             assert answers[0].text.replace(ident, never) == answers[1].text
             assert [answer.status for answer in answers] == [404, 404]
-    for method, path, body in (*changes[:2], ("GET", "/v1/records", {})):
-        assert one.ask(method, path, body).status == 403, path
+    assert one.ask(*changes[0]).status == 403, "no other session is started"
+    whole, store = RemoteStore(studio.address, ana.token), RemoteStore(studio.address, one.token)
+    theirs = [entry.record for entry in whole.read(0) if entry.session == own]
+    assert [(entry.seq, entry.session, entry.record) for entry in store.read(0)] == [
+        (number, own, record) for number, record in enumerate(theirs, 1)
+    ]
+    assert store.read(len(theirs)) == []
+    following = Entry(seq=len(theirs) + 1, session=own, at_ns=1, record=Asked(by=this_process()))
+    for entry in (
+        structs.replace(following, session=other),
+        structs.replace(following, session="s-0123456789ab"),
+        structs.replace(following, session="s-0123456789ab", record=Started(name="more", terms=Terms(vram=GIB))),
+    ):
+        with pytest.raises(NotFound, match="there is no session s-"):
+            store.append(entry)
+    assert not store.append(structs.replace(following, seq=len(theirs))), "its number is taken"
+    before = len(whole.read(0))
+    assert store.append(following)
+    assert store.append(structs.replace(following, seq=following.seq + 1, record=Abandoned()))
+    assert [entry.seq for entry in whole.read(before)] == [before + 1, before + 2], "one sequence for the person"
+    with pytest.raises(Unauthorized, match="may only read"):
+        RemoteStore(studio.address, reads.token).append(following)
     assert one.done("POST", f"/v1/sessions/{own}/end")["state"] == "ended"
     assert ana.state(other) == "resting"
     both = member("both", Scope(read_only=True, session=other))
     assert both.done("GET", f"/v1/sessions/{other}")["name"] == "other"
     assert both.ask("POST", f"/v1/sessions/{other}/end", {}).status == 403
-    for token in (reads, one, both):
-        assert "for a program" in Browser(studio).send("/sign-in", {"token": token.token}).text
+    assert "for a program" in Browser(studio).send("/sign-in", {"token": reads.token}).text
     for label in ("reads", "one", "both"):
         studio.people.revoke("ana", label)
     assert reads.ask("GET", "/v1/sessions").status == 401
@@ -470,12 +490,14 @@ def test_a_second_studio_on_one_state_folder_is_refused(studio: StudioStage) -> 
 def test_a_notebook_of_another_user_goes_on_with_a_session_of_the_studio(
     studio: StudioStage, office: OfficeStage, tmp_path: Path
 ) -> None:
-    """It has the tenant's token for the office and the person's for the studio, and nothing of the owner's. Its first
-    cell takes over the lease that the studio acquired, and the studio sees that something runs."""
+    """It has the tenant's token for the office and one of its session for the studio, and nothing of the owner's. Its
+    first cell takes over the lease that the studio acquired, and the studio sees that something runs."""
     studio.tenant("geology")
     token = office.office.ask("PATCH", "/v1/tenants/geology", {"new_token": True}).doc["token"]
     gina = studio.member("gina", "geology")
+    other = start(gina, "other", "resting", later=True)
     made = start(gina, "maps", vram=256 * MIB, ttl=600)
+    narrow = studio.people.new_token("gina", "maps", scope=Scope(session=made["id"]))
     env = {
         "SUBLET_HOME": str(tmp_path / "home"),
         "SUBLET_URL": f"unix://{socket_path(studio.home)}",
@@ -483,7 +505,7 @@ def test_a_notebook_of_another_user_goes_on_with_a_session_of_the_studio(
         "SUBLET_AS_TENANT": "1",
         "SUBLET_SESSION": made["id"],
         "SUBLET_STUDIO": studio.address,
-        "SUBLET_STUDIO_TOKEN": gina.token,
+        "SUBLET_STUDIO_TOKEN": narrow,
     }
     with shell_on(office, tmp_path / "folder", **env) as shell:
         answer = shell.run("%%gpu\nimport os\nlease = os.environ['SUBLET_LEASE']")
@@ -498,6 +520,11 @@ def test_a_notebook_of_another_user_goes_on_with_a_session_of_the_studio(
         shell.kill()
     until("the lease of a kernel that was killed is over", lambda: gina.state("maps") == "resting")
     assert gina.done("POST", "/v1/sessions/maps/end")["bill"]["leases"] == 1
+    with shell_on(office, tmp_path / "folder", **{**env, "SUBLET_SESSION": other["id"]}) as shell:
+        answer = shell.run("%%gpu --vram 256MiB\npass")
+        assert answer["error"] == "NotFound", "another session is none to this token"
+    assert gina.state("other") == "resting"
+    assert len(gina.done("GET", "/v1/sessions?all=1")) == 2
     studio.people.remove("gina")
 
 
@@ -1026,6 +1053,116 @@ def test_a_teacher_sees_the_course_and_nothing_else(
         assert ask("PATCH", "/v1/tenants/biology", {"group": "default"}).status == 200
         for group in ("ml1", "ml2"):
             assert ask("POST", f"/v1/groups/{group}/remove", {}).status == 200
+
+
+# ---- every route for every role
+
+OPEN: Final = {"GET /livez", "GET /readyz", "GET /sign-in", "POST /sign-in", "GET /join", "POST /join"} | {
+    f"GET /{name}" for name in ("studio.css", "studio.js", "join.js")
+}
+HERS: Final = {"one", "ana"}
+"""Who may change ana's session."""
+BY_TOKEN: Final[dict[str, set[str]]] = {
+    "GET /metrics": {"olga"},
+    "GET /v1/records": {"bob", "other", "one", "looks", "reads", "ana", "olga"},
+    "POST /v1/records": {"bob", "other", "one", "ana", "olga"},
+    "GET /v1/sessions": {"bob", "other", "one", "looks", "reads", "ana", "olga"},
+    "POST /v1/sessions": {"bob", "ana", "olga"},
+    "GET /v1/sessions/{id}": {"looks", "reads", *HERS},
+    "GET /v1/sessions/{id}/explain": {"looks", "reads", *HERS},
+    "POST /v1/sessions/{id}/resume": HERS,
+    "POST /v1/sessions/{id}/rest": HERS,
+    "POST /v1/sessions/{id}/end": HERS,
+}
+BY_COOKIE: Final[dict[str, set[str]]] = {
+    "GET /": {"bob", "other", "one", "looks", "ana", "tea", "olga"},
+    "GET /live": {"bob", "other", "one", "looks", "ana", "tea", "olga"},
+    "POST /start": {"bob", "ana", "tea", "olga"},
+    "GET /office": {"olga"},
+    "GET /office/audit": {"olga"},
+    "GET /office/live": {"olga"},
+    "POST /office/drain": {"olga"},
+    "POST /office/clear": {"olga"},
+    "GET /course/{group}": {"tea", "olga"},
+    "GET /course/{group}/live": {"tea", "olga"},
+    "POST /sessions/{id}/{what}": HERS,
+    "POST /sign-out": {"bob", "other", "one", "looks", "ana", "tea", "olga"},
+}
+"""Routes that a role opens. To all others they are refused, and an object is answered as one that never was."""
+
+
+def test_every_route_is_open_to_its_roles_and_to_no_other(
+    studio: StudioStage, ana: Member, bob: Member, operator: Member
+) -> None:
+    """Stranger, another person, tokens of another session, of this one, of this one to look at, to read with; member,
+    teacher, operator. A route that is added has to be in the table."""
+    routes: Any = studio_app(Studio(studio.home)).routes
+    there = {f"{method} {route.path}" for route in routes for method in route.methods - {"HEAD"}}
+    assert there == OPEN | BY_TOKEN.keys() | BY_COOKIE.keys()
+    own, another = (start(ana, name, "resting", later=True)["id"] for name in ("own", "another"))
+    scopes = {
+        "other": Scope(session=another),
+        "one": Scope(session=own),
+        "looks": Scope(session=own, read_only=True),
+        "reads": Scope(read_only=True),
+    }
+    tea = studio.member("tea", "biology")
+    studio.people.set_role("tea", teaches=["default"])
+    members = {"ana": ana, "bob": bob, "olga": operator, "tea": tea} | {
+        label: Member(studio, studio.people.new_token("ana", label, scope=scope)) for label, scope in scopes.items()
+    }
+    try:
+        for name, allowed in BY_TOKEN.items():
+            for role in sorted({"stranger", *members} - {"tea"}, key=allowed.__contains__):
+                token = members[role].token if role in members else ""
+                answers = [_by_token(studio, name, token, ident) for ident in (own, "s-0123456789ab")]
+                opened = answers[0].status not in (401, 403, 404)
+                assert opened is (role in allowed), (name, role, answers[0])
+                if not opened:
+                    assert answers[0].text.replace(own, "ID") == answers[1].text.replace("s-0123456789ab", "ID")
+                    assert ana.state(own) != "ended"
+        again = start(ana, "again", "resting", later=True)["id"]
+        scopes = {label: moved_to(scope, own, again) for label, scope in scopes.items()}
+        for label, scope in scopes.items():
+            members[label] = Member(studio, studio.people.new_token("ana", label, scope=scope))
+        browsers = {role: member.browser() for role, member in members.items() if role != "reads"}
+        browsers["stranger"] = Browser(studio)
+        for name, allowed in BY_COOKIE.items():
+            for role in sorted(browsers, key=allowed.__contains__):
+                answer = _by_cookie(browsers[role], name, again)
+                asks_for_token = answer.headers.get("location") == "/sign-in"
+                opened = answer.status not in (401, 403, 404) and not asks_for_token
+                assert opened is (role in allowed), (name, role, answer)
+    finally:
+        for label in scopes:
+            studio.people.revoke("ana", label)
+        studio.people.remove("tea")
+
+
+def moved_to(scope: Scope, was: str, now: str) -> Scope:
+    """The same for another session."""
+    return Scope(read_only=scope.read_only, session=now if scope.session == was else scope.session)
+
+
+def _by_token(studio: StudioStage, name: str, token: str, ident: str) -> Answer:
+    """A request that is well-formed where that changes nothing, or what may be changed again and again."""
+    method, path = name.split()
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    return studio.ask(method, path.replace("{id}", ident), b"{}" if method == "POST" else None, headers)
+
+
+def _by_cookie(browser: Browser, name: str, ident: str) -> Answer:
+    """The same, with the cookie and the token of the page's forms."""
+    method, path = name.split()
+    path = path.replace("{id}", ident).replace("{what}", "rest").replace("{group}", "default")
+    if method == "POST":
+        form = browser.form_token if browser.cookie else ""
+        return browser.send(path, {"form": form, "node": "nothing", "draining": "1", "resource": "x", "vouch": "1"})
+    line = http.client.HTTPConnection("127.0.0.1", browser.stage.port, timeout=PATIENCE_S)
+    with contextlib.closing(line):  # of a stream nothing but its head is read
+        line.request(method, path, None, {"cookie": browser.cookie})
+        got = line.getresponse()
+        return Answer(got.status, {key.lower(): value for key, value in got.getheaders()}, b"")
 
 
 def operator_node(studio: StudioStage, what: str = "id") -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from sublet.errors import SubletError
 from sublet.invocation import typeable
-from sublet.studio.people import Person
+from sublet.studio.people import Person, Token
 from sublet.studio.views import Json, place, state, the_bill
 from sublet.values import NS_PER_S, format_duration, format_size
 
@@ -35,21 +35,26 @@ def tag(element: str, *children: str, **attributes: str) -> Html:
     return Html(f"<{element}{said}>{inner}</{element}>")
 
 
-def sessions_page(person: Person, views: Sequence[Json], form: str) -> str:
-    """The person's page. ``form`` is the token of its forms."""
+def sessions_page(token: Token, views: Sequence[Json], form: str) -> str:
+    """The page of the person who shows this token, as far as that opens it. ``form`` is the token of its forms."""
+    person, part = token.person, sessions_part(token, views, form)
+    if token.scope.session is not None:
+        return live_page(person, form, part, live="/live")
     courses = [(f"Course {group}", f"/course/{group}") for group in person.teaches]
     links = [*((("Office", "/office"),) if person.is_operator else ()), *courses]
-    return live_page(person, form, sessions_part(views, form), _start_form(form), live="/live", links=links)
+    return live_page(person, form, part, _start_form(form), live="/live", links=links)
 
 
-def sessions_part(views: Sequence[Json], form: str) -> str:
+def sessions_part(token: Token, views: Sequence[Json], form: str) -> str:
     """What of the page changes by itself."""
     live = [view for view in views if not view["end"]]
     ended = [view for view in views if view["end"]][:ENDED_SHOWN]
     parts: list[str] = [tag("h2", "Sessions")]
-    if not live:
+    if token.scope.session is not None:
+        parts.append(tag("p", f"You signed in with a token of session {token.scope.session} alone.", class_="dim"))
+    elif not live:
         parts.append(tag("p", "No sessions. Start one below: it waits for a GPU if none is free.", class_="none"))
-    parts += [_card(view, form) for view in live]
+    parts += [_card(view, form, may_change=not token.scope.read_only) for view in live]
     if ended:
         rows = [_ended_row(view) for view in ended]
         heads = tag("tr", *(tag("th", head, scope="col") for head in ("Session", "Started", "Volume", "Bill")))
@@ -196,7 +201,7 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _card(view: Json, form: str) -> Html:
+def _card(view: Json, form: str, *, may_change: bool) -> Html:
     title = tag("h3", view["name"], " ", tag("span", state(view), class_=f"state {view['state']}"))
     facts = [("asks for", _what(view))]
     if view["position"]:
@@ -236,7 +241,7 @@ def _card(view: Json, form: str) -> Html:
         tag("dl", *rows),
         *((tag("p", next_step, class_="dim"),) if next_step else ()),
         tag("p", "In a notebook: ", tag("code", f"SUBLET_SESSION={view['id']}"), class_="dim"),
-        tag("div", *buttons, class_="buttons"),
+        *((tag("div", *buttons, class_="buttons"),) if may_change else ()),
     )
 
 

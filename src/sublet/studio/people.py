@@ -113,10 +113,6 @@ class Scope:
     session: str | None = None
     """Only the session of this id."""
 
-    @property
-    def is_all(self) -> bool:
-        return self == Scope()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
@@ -224,10 +220,10 @@ class People:
     def sign_in(self, token: str, valid_s: float = COOKIE_S) -> str:
         """A cookie for a browser that shows this token; raises ``Unauthorized``."""
         found, secret = self._of_token(token)
-        if not found.scope.is_all:
+        if found.scope.read_only and found.scope.session is None:
             raise Unauthorized(
-                "that token is for a program: it does not open everything",
-                do="Sign in with one that has no limit (`sublet person token`).",
+                "that token is for a program: it may only read",
+                do="Sign in with one that may change sessions, or with one of a session (`sublet person token`).",
             )
         with self._database.changing() as db:
             return self._insert_cookie(db, secret, valid_s)
@@ -237,8 +233,8 @@ class People:
         with self._database.changing() as db:
             db.execute("DELETE FROM cookie WHERE secret = ?", (_hash(cookie),))
 
-    def of_cookie(self, cookie: str) -> Person:
-        """Whose browser this is; raises ``NotSignedIn``."""
+    def of_cookie(self, cookie: str) -> Token:
+        """The token that this browser has shown, and so what it opens; raises ``NotSignedIn``."""
         digest = _hash(cookie[:_SECRET_LENGTH_MAX])
         with self._database.opened() as db:
             row = db.execute(
@@ -249,7 +245,7 @@ class People:
         if row is None or not hmac.compare_digest(digest, row[0]) or row[1] <= self._wall_ns():
             raise NotSignedIn("this browser is not signed in", do="Sign in with your token.")
         try:
-            return self._in_time(_token(row[2:])).person
+            return self._in_time(_token(row[2:]))
         except Unauthorized as error:
             raise NotSignedIn(error.message, do=error.do) from error
 

@@ -188,6 +188,8 @@ class Session(_Value, frozen=True, kw_only=True):
     """When the last checkpoint under a lease of the session was published."""
     end: SessionEnd | None = None
     end_detail: str = ""
+    records: int = 1
+    """How many records it has."""
 
     @property
     def volume(self) -> str:
@@ -231,7 +233,7 @@ def fold(session: Session | None, entry: Entry) -> Session:
     if session is None:
         raise TransitionError(f"session {entry.session} was never started")
     state = next_session(session.state, _EVENTS[type(record)], f"session {session.name}")
-    base = structs.replace(session, state=state, changed_ns=at_ns, by=None, offer=None)
+    base = structs.replace(session, state=state, changed_ns=at_ns, by=None, offer=None, records=session.records + 1)
     match record:
         case Asked():
             return structs.replace(base, by=record.by, refused="", asks=session.asks + 1)

@@ -172,18 +172,19 @@ class PersonSessions:
         why = None if lease is None else self._fabric.request("GET", f"/v1/leases/{lease}/explain", shape=dict)
         return {"session": view, "lease": why}
 
-    def records(self, after: int) -> list[Entry]:
-        """Those behind this one, ``PAGE`` at a time: the store of the person's notebooks."""
-        return self._sessions.entries(after)[:PAGE]
+    def records(self, after: int, only: str | None = None) -> list[Entry]:
+        """Those behind this one, ``PAGE`` at a time: the store of the person's notebooks. ``only``: as if there were no
+        other session."""
+        return self._sessions.entries(after, only)[:PAGE]
 
-    def add_record(self, entry: Entry) -> bool:
+    def add_record(self, entry: Entry, only: str | None = None) -> bool:
         """Append what a notebook of the person's has decided; False: another record came in between."""
         most = self._admission.settings.records_max
         if entry.seq > most:
             raise QuotaExceeded(f"a person has at most {most} records", do="Ask the operator to add you anew.")
         with self._lock:
             self._check_count(entry.record)
-            return self._sessions.add(entry)
+            return self._sessions.add(entry, only)
 
     def _check_count(self, record: Record) -> None:
         most = self._admission.settings.sessions_max

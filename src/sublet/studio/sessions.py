@@ -201,14 +201,25 @@ class Sessions(Generic[L]):
 
     # ---- for programs elsewhere, whose store is behind this one
 
-    def entries(self, after: int) -> list[Entry]:
-        """Every record behind this one."""
-        return self._store.read(after)
+    def entries(self, after: int, only: str | None = None) -> list[Entry]:
+        """Every record behind this one. With ``only`` those of this session, numbered as if there were no others."""
+        if only is None:
+            return self._store.read(after)
+        own = (entry for entry in self._store.read(0) if entry.session == only)
+        return [structs.replace(entry, seq=number) for number, entry in enumerate(own, 1) if number > after]
 
-    def add(self, entry: Entry) -> bool:
-        """Append what another program has decided, if the table allows it; False: its number is taken."""
+    def add(self, entry: Entry, only: str | None = None) -> bool:
+        """Append what another program has decided, if the table allows it; False: its number is taken. With ``only``
+        it is numbered as ``entries`` numbers them, and of that session."""
         with self._lock:
             self._catch_up()
+            if only is not None:
+                known = self._found.get(only)
+                if known is None or entry.session != only:
+                    raise no_session(entry.session)
+                if entry.seq != known.records + 1:
+                    return False
+                entry = structs.replace(entry, seq=self._seq + 1)
             if entry.seq != self._seq + 1:
                 return False
             if _IDENT.fullmatch(entry.session) is None or not 0 <= entry.at_ns < 1 << 63:

@@ -79,6 +79,9 @@ HEADERS: Final = {
 }
 """Of every answer: nothing is loaded from elsewhere, nothing is shown in a frame, nothing is kept by a cache."""
 
+OF_A_SESSION: Final = frozenset((("GET", "/v1/sessions"), ("GET", "/v1/records"), ("POST", "/v1/records")))
+"""What names no session and is open to a token of one: it is answered as if there were no other."""
+
 _T = TypeVar("_T")
 _Wait = Annotated[float, msgspec.Meta(ge=0, le=30 * 86_400)]
 
@@ -218,11 +221,11 @@ def _records(mine: PersonSessions, ask: _Ask) -> list[Entry]:
     after = ask.query.get("after", "0")
     if not after.isascii() or not after.isdigit() or len(after) > 15:
         raise InvalidRequest("after is not the number of a record", do="Give the number of the last that is known.")
-    return mine.records(int(after))
+    return mine.records(int(after), ask.only)
 
 
 def _add_record(mine: PersonSessions, ask: _Ask) -> bool:
-    return mine.add_record(ask.read(Entry))
+    return mine.add_record(ask.read(Entry), ask.only)
 
 
 def _seconds(wait: float | None) -> float:
@@ -237,9 +240,13 @@ class _Visit:
     """A browser that is signed in, and what it asks for."""
 
     studio: Studio
-    person: Person
+    token: Token
     cookie: str
     request: Request
+
+    @property
+    def person(self) -> Person:
+        return self.token.person
 
     @property
     def form(self) -> str:
@@ -253,7 +260,7 @@ class _Visit:
     @property
     def office(self) -> OfficeOverview:
         """The whole office. For a person who is not an operator there is nothing here."""
-        if not self.person.is_operator:
+        if not self.person.is_operator or self.token.scope.session is not None:
             raise _nothing_here()
         return self.studio.office
 
@@ -261,17 +268,24 @@ class _Visit:
     def course(self) -> Course:
         """A group, for its teachers and for operators. For others there is nothing here."""
         group = self.request.path_params["group"]
-        if not self.person.is_operator and group not in self.person.teaches:
+        is_theirs = self.person.is_operator or group in self.person.teaches
+        if not is_theirs or self.token.scope.session is not None:
             raise _nothing_here()
         return self.studio.course(group)
 
+    @property
+    def sessions(self) -> list[Json]:
+        """Those that the token opens."""
+        only = self.token.scope.session
+        return [view for view in self.mine.shown() if only in (None, view["id"])]
+
 
 def _sessions(visit: _Visit) -> str:
-    return page.sessions_page(visit.person, visit.mine.shown(), visit.form)
+    return page.sessions_page(visit.token, visit.sessions, visit.form)
 
 
 def _sessions_part(visit: _Visit) -> str:
-    return page.sessions_part(visit.mine.shown(), visit.form)
+    return page.sessions_part(visit.token, visit.sessions, visit.form)
 
 
 def _office(visit: _Visit) -> str:
@@ -303,6 +317,8 @@ def _sign_out(visit: _Visit, form: Mapping[str, str]) -> None:
 
 
 def _started_by_form(visit: _Visit, form: Mapping[str, str]) -> None:
+    if visit.token.scope.session is not None:
+        raise _nothing_here()
     given: Json = {"name": form.get("name", "").strip()}
     given["vram"] = parse_size(form.get("vram", "").strip(), "GPU memory")
     if ttl := form.get("ttl", "").strip():
@@ -316,6 +332,7 @@ def _started_by_form(visit: _Visit, form: Mapping[str, str]) -> None:
 
 def _changed_by_form(visit: _Visit, form: Mapping[str, str]) -> None:
     ident, now = visit.request.path_params["id"], form.get("now") == "1"
+    _check_scope(visit.token.scope, visit.request, visit.mine)
     match visit.request.path_params["what"]:
         case "resume":
             visit.mine.resume(ident)
@@ -590,7 +607,7 @@ def _check_scope(scope: Scope, request: Request, mine: PersonSessions) -> None:
     ident = request.path_params.get("id")
     if ident is not None:
         mine.check_is(ident, scope.session)
-    elif request.method != "GET" or request.url.path != "/v1/sessions":
+    elif (request.method, request.url.path) not in OF_A_SESSION:
         raise Unauthorized("this token opens one session and nothing else", do="Use one that opens all.")
 
 

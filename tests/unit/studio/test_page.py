@@ -18,12 +18,16 @@ from sublet.studio.page import (
     tag,
     trouble,
 )
-from sublet.studio.people import Person
+from sublet.studio.people import Person, Scope, Token
 from sublet.values import GIB
 from tests.unit.studio.markup import Elements
 
 EVIL: Final = "<script>alert('x')</script>\"><img src=x onerror=alert(1)> ' & ☃"
 PERSON: Final = Person(id="p-1", name="ana", tenant="physics")
+
+
+def token(person: Person = PERSON, scope: Scope | None = None) -> Token:
+    return Token(person=person, label="main", expires_ns=None, scope=scope or Scope())
 
 
 def view(**more: Any) -> dict[str, Any]:
@@ -55,7 +59,7 @@ def view(**more: Any) -> dict[str, Any]:
 def test_no_text_of_a_session_becomes_markup(place: str, state: str) -> None:
     said = {"state": state, "lease": "l-1", "remaining": 90.0, "position": 2 if state == "waiting" else None}
     said["end"] = "ended" if state == "ended" else None
-    page = sessions_page(PERSON, [view(**{**said, place: EVIL})], "f")
+    page = sessions_page(token(), [view(**{**said, place: EVIL})], "f")
     found = Elements(page)
     assert found.names.count("script") == 1, "the page's own"
     assert "img" not in found.names
@@ -67,7 +71,7 @@ def test_no_text_of_leases_people_and_errors_becomes_markup() -> None:
     person = Person(id=EVIL, name=EVIL, tenant=EVIL)
     error = InvalidRequest(EVIL, do=EVIL)
     pages = (
-        sessions_page(person, [view(leases=[lease]), view(leases=[lease], state="active", lease="l-1")], EVIL),
+        sessions_page(token(person), [view(leases=[lease]), view(leases=[lease], state="active", lease="l-1")], EVIL),
         error_page(error, EVIL, EVIL),
         sign_in_page(error),
         join_page(error),
@@ -109,8 +113,21 @@ def test_an_element_escapes_text_and_keeps_elements() -> None:
     ],
 )
 def test_each_state_says_what_can_be_done(state: dict[str, Any], shown: list[str], hidden: list[str]) -> None:
-    part = sessions_part([view(**state)], "f")
+    part = sessions_part(token(), [view(**state)], "f")
     for text in shown:
         assert text in part
     for text in hidden:
         assert text not in part
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_token_of_one_session_is_shown_no_way_to_another(read_only: bool) -> None:
+    """No form starts a session, no link leads elsewhere, and what may not be changed has no buttons."""
+    shows = token(Person(id="p-1", name="ana", tenant="physics", is_operator=True, teaches=("ml1",)))
+    assert 'action="/start"' in sessions_page(shows, [view()], "f")
+    one = token(shows.person, Scope(session="s-1", read_only=read_only))
+    page = sessions_page(one, [view()], "f")
+    assert "token of session s-1 alone" in page
+    for other in ('action="/start"', "/office", "/course/"):
+        assert other not in page
+    assert ('action="/sessions/s-1/end"' in page) is not read_only
