@@ -18,12 +18,13 @@ import msgspec
 import pytest
 
 from sublet.broker.access import new_token, token_hash
-from sublet.broker.commands import AddTenant
+from sublet.broker.commands import AddTenant, DisableTenant
 from sublet.broker.routes import ROUTES, Right, Route
 from sublet.values import GIB, MIB, TenantId
+from sublet.wire.http_views import SESSION_LABEL
 from tests.unit.broker_http.bench import Answer, Bench, bench, exchange, run
 
-ANN, BOB, ROOT = (new_token(bytes([n]) * 32) for n in (1, 2, 3))
+ANN, BOB, ROOT, STUDIO = (new_token(bytes([n]) * 32) for n in (1, 2, 3, 4))
 NEVER_WAS: Final = "l-0123456789abcdef"
 
 NOBODIES: Final = {
@@ -44,13 +45,16 @@ class Office:
     leases: dict[str, str]
     capability: str
 
-    async def ask(self, route: Route, token: str | None, *, of: str = "", body: Any = None) -> Answer:
+    async def ask(
+        self, route: Route, token: str | None, *, of: str = "", body: Any = None, for_tenant: str = ""
+    ) -> Answer:
         path = route.path.replace("{id}", of)
         payload = example(route) if body is None else body
         gone = asyncio.Event()
         gone.set()  # nobody waits for the end of a stream here
         pieces = [b"" if payload is None else msgspec.json.encode(payload)]
-        return await exchange(self.bench.app, route.method, path, pieces, token=token, gone=gone)
+        headers = [(b"sublet-for-tenant", for_tenant.encode())] if for_tenant else []
+        return await exchange(self.bench.app, route.method, path, pieces, token=token, headers=headers, gone=gone)
 
 
 def example(route: Route) -> Any:
@@ -84,6 +88,7 @@ def example(route: Route) -> Any:
 async def furnish(b: Bench) -> Office:
     for name, token, operator in (("ann", ANN, False), ("bob", BOB, False), ("root", ROOT, True)):
         await b.driver.submit(AddTenant(tenant=TenantId(name), token_hash=token_hash(token), operator=operator))
+    await b.driver.submit(AddTenant(tenant=TenantId("page"), token_hash=token_hash(STUDIO), studio=True))
     removed = NOBODIES["a token that was taken back"]
     assert removed is not None
     await b.driver.submit(AddTenant(tenant=TenantId("gone"), token_hash=token_hash(removed)))
@@ -315,6 +320,149 @@ def test_a_request_id_of_another_tenant_is_ones_own() -> None:
             assert answer.status == 201
             assert answer.json["lease"]["tenant"] == "bob"
             assert answer.json["lease"]["id"] not in office.leases.values()
+
+    run(story)
+
+
+# ---- a studio, which is neither tenant nor operator
+
+SHOWN: Final = {
+    "status",
+    "leases",
+    "leases/{id}",
+    "leases/{id}/explain",
+    "queue",
+    "tenants",
+    "tenants/{id}",
+    "groups",
+} | {
+    "reservations",
+    "fences",
+    "bill",
+}
+"""What a studio reads of all tenants (GET)."""
+DONE_FOR_A_TENANT: Final = {
+    *(f"GET /v1/{name}" for name in ("status", "leases", "leases/{id}", "leases/{id}/explain", "bill", "events")),
+    *(f"POST /v1/{name}" for name in ("leases", "renewals", "releases")),
+    *(f"POST /v1/leases/{{id}}/{verb}" for verb in ("claim", "decline", "renew", "activity", "release", "attach")),
+    "POST /v1/leases/{id}/unbind",
+}
+
+
+@pytest.mark.parametrize("route", GUARDED, ids=name_of)
+def test_a_studio_reads_what_it_shows_acts_on_sessions_and_has_no_other_route(route: Route) -> None:
+    """In its own name and for a tenant. A refusal does not say whether the object exists, and changes nothing. A lease
+    that is no session's, also the tenant's own, is answered as one that never was."""
+
+    async def story() -> None:
+        async with bench(local_rule=False) as b:
+            office = await furnish(b)
+            before = b.driver.commits
+            objects = {
+                "lease": [*office.leases.values(), NEVER_WAS],
+                "tenant": ["ann", "page", "none"],
+                "volume": [*VOLUMES, "none"],
+                "node": ["n1", "none"],
+                "group": ["default", "none"],
+                "reservation": ["exam", "none"],
+            }.get(route.of, [""])
+            own = [await office.ask(route, STUDIO, of=of) for of in objects]
+            reads = route.method == "GET" and route.path.removeprefix("/v1/") in SHOWN
+            assert {answer.status == 401 for answer in own} == {not reads}, [answer.body for answer in own]
+            for tenant in ("ann", "bob"):
+                acting = [await office.ask(route, STUDIO, of=of, for_tenant=tenant) for of in objects]
+                acts = name_of(route) in DONE_FOR_A_TENANT
+                assert {answer.status == 401 for answer in acting} == {
+                    not acts or (route.path == "/v1/leases" and route.method == "POST")
+                }
+                if route.of == "lease" and acts:
+                    told = {answer.body.replace(of.encode(), b"ID") for answer, of in zip(acting, objects, strict=True)}
+                    assert ({answer.status for answer in acting}, len(told)) == ({404}, 1)
+                elif not acts:
+                    assert len({answer.body for answer in acting}) == 1
+            if not reads:
+                assert len({answer.body for answer in own}) == 1
+            for tenant in ("page", "none", "gone/../ann"):
+                assert (await office.ask(route, STUDIO, of=objects[0], for_tenant=tenant)).status == 401, tenant
+            assert b.driver.commits == before
+
+    run(story)
+
+
+def test_a_studio_acquires_and_keeps_leases_of_sessions_and_gets_no_token_with_them() -> None:
+    """The lease is the tenant's; the records name both. Of another tenant's session it knows nothing in this name."""
+
+    async def story() -> None:
+        async with bench(local_rule=False, gpus=2) as b:
+            for name, token, studio in (("ann", ANN, False), ("bob", BOB, False), ("page", STUDIO, True)):
+                await b.driver.submit(AddTenant(tenant=TenantId(name), token_hash=token_hash(token), studio=studio))
+
+            async def ask(method: str, path: str, body: Any = None, tenant: str = "ann") -> Answer:
+                headers = [(b"sublet-for-tenant", tenant.encode())]
+                return await b.ask(method, path, body, token=STUDIO, headers=headers)
+
+            good: dict[str, Any] = {
+                "request_id": "one",
+                "wants": [{"kind": "gpu", "amount": GIB}],
+                "labels": {SESSION_LABEL: "s-1"},
+            }
+            before = b.driver.commits
+            bad: list[dict[str, Any]] = [
+                {"labels": {}},
+                {"labels": {SESSION_LABEL: ""}},
+                {"token": True},
+                {"wants": [{"kind": "block", "amount": GIB}], "name": "ann-live"},
+                {"wants": [*good["wants"], {"kind": "block", "amount": GIB}]},
+                {"wants": [{"kind": "memory", "amount": GIB}]},
+                {"wants": [], "resume": NEVER_WAS},
+                {"replaces": NEVER_WAS},
+            ]
+            for wrong in bad:
+                answer = await ask("POST", "/v1/leases", good | wrong)
+                assert answer.status == 401, (wrong, answer.body)
+            assert b.driver.commits == before
+            assert (await b.ask("POST", "/v1/leases", good, token=STUDIO)).status == 401, "it has no leases of its own"
+            granted = await ask("POST", "/v1/leases", good)
+            assert (granted.status, granted.json.get("token"), granted.json["lease"]["tenant"]) == (201, None, "ann")
+            path, epoch = f"/v1/leases/{granted.json['lease']['id']}", granted.json["lease"]["epoch"]
+            for verb, body in (("renew", {"epoch": epoch}), ("attach", {"request_id": "a"}), ("claim", {})):
+                assert (await ask("POST", f"{path}/{verb}", body | {"token": True})).status == 401, verb
+                assert (await ask("POST", f"{path}/{verb}", body, tenant="bob")).status == 404, verb
+            attached = await ask("POST", f"{path}/attach", {"request_id": "a"})
+            epoch = attached.json["lease"]["epoch"]
+            assert (attached.status, attached.json.get("token")) == (200, None)
+            item = {"lease": path.rpartition("/")[2], "epoch": epoch}
+            many = [await ask("POST", "/v1/renewals", {"items": [item]}, tenant=one) for one in ("ann", "bob")]
+            assert [answer.status for answer in many] == [200, 404]
+            page = b.service.access.caller(b"Bearer " + STUDIO.encode())
+            stream = b.service.hub.open(b.service.access.acting_for(page, b"ann"), None, everything=False)
+            released = await ask("POST", f"{path}/release", {"request_id": "r"})
+            assert released.status == 200
+            batches = [event for batch in b.journal.batches for event in batch]
+            actors = {getattr(event, "by", None) for event in batches if getattr(event, "lease", None) == item["lease"]}
+            assert "tenant:ann (for it: page)" in actors
+            closed = [stream.closed]
+            await b.driver.submit(DisableTenant(tenant=TenantId("page")))
+            assert [*closed, stream.closed] == [False, True], "what was opened with its token is cut"
+            assert (await b.ask("GET", "/v1/queue", token=STUDIO)).status == 401
+            assert (await ask("GET", "/v1/leases")).status == 401
+
+    run(story)
+
+
+def test_a_studio_is_one_from_its_start_and_never_an_operator() -> None:
+    async def story() -> None:
+        async with bench() as b:
+            assert (await b.ask("POST", "/v1/tenants", {"id": "x", "studio": True, "operator": True})).status == 400
+            made = await b.ask("POST", "/v1/tenants", {"id": "page", "studio": True})
+            assert made.json["tenant"]["studio"] is True
+            assert (await b.ask("POST", "/v1/tenants", {"id": "ann"})).json["tenant"]["studio"] is False
+            for name, change in (("page", {"operator": True}), ("page", {"studio": False}), ("ann", {"studio": True})):
+                assert (await b.ask("PATCH", f"/v1/tenants/{name}", change)).status == 400, change
+            again = await b.ask("PATCH", "/v1/tenants/page", {"new_token": True, "studio": True})
+            assert (await b.ask("GET", "/v1/queue", token=made.json["token"])).status == 401, "revoked"
+            assert (await b.ask("GET", "/v1/queue", token=again.json["token"])).status == 200
+            assert (await b.ask("GET", "/v1/hello")).json["studios"] is True
 
     run(story)
 

@@ -50,6 +50,8 @@ class Caller(NamedTuple):
     operator: bool
     peer: str = ""
     """Which user and process of the machine it was, for the audit records; empty for the owner's own requests."""
+    studio: TenantId | None = None
+    """The studio that asks, for itself or for this tenant."""
 
 
 LOCAL_CALLER: Final = Caller(LOCAL_TENANT, True)
@@ -120,7 +122,8 @@ class AccessList:
             tenant = self._of_token(authorization)
             self.check(tenant.id, origin, as_tenant=as_tenant)
             peer = str(origin) if origin.shared or self.is_owner(origin.uid) else ""
-            return Caller(tenant.id, tenant.operator, "" if tenant.id == LOCAL_TENANT else peer)
+            studio = tenant.id if tenant.studio else None
+            return Caller(tenant.id, tenant.operator, "" if tenant.id == LOCAL_TENANT else peer, studio)
         if origin.shared:
             return self._without_token(origin)
         if self.local_rule:
@@ -154,14 +157,15 @@ class AccessList:
             )
 
     def acting_for(self, caller: Caller, name: bytes) -> Caller:
-        """An operator that acts for a tenant: with the rights of that tenant alone, and both in the audit records."""
-        if not caller.operator:
+        """An operator or a studio that acts for a tenant: with the rights of that tenant at most, and both in the audit
+        records."""
+        if not caller.operator and caller.studio is None:
             raise Unauthorized("only an operator acts for a tenant", do="Use the access token of that tenant.")
         record = self._records.get(TenantId(name.decode("ascii", "replace")))
-        if record is None or record.disabled:
+        if record is None or record.disabled or record.studio:
             raise Unauthorized("there is no such tenant, or it is disabled", do="See `sublet tenant ls`.")
         by = f"for it: {caller.tenant}"
-        return Caller(record.id, False, f"{by}, {caller.peer}" if caller.peer else by)
+        return Caller(record.id, False, f"{by}, {caller.peer}" if caller.peer else by, caller.studio)
 
     def _without_token(self, origin: Origin) -> Caller:
         bound = None if origin.uid is None else self._by_uid.get(origin.uid)
@@ -176,7 +180,7 @@ class AccessList:
                 do=f"Set SUBLET_TOKEN to it; or have the operator say `sublet tenant set {bound.id} "
                 "--no-token-needed`.",
             )
-        return Caller(bound.id, False, str(origin))
+        return Caller(bound.id, False, str(origin), bound.id if bound.studio else None)
 
     def _of_token(self, authorization: bytes) -> TenantRecord:
         """Whose access token this is."""

@@ -222,6 +222,7 @@ class AddTenant(_Operators, frozen=True, kw_only=True):
     group: GroupId | None = None
     """None: the default group."""
     weight: int = 1
+    studio: bool = False
 
 
 class SetTenant(_Operators, frozen=True, kw_only=True):

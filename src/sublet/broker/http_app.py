@@ -30,6 +30,7 @@ from sublet.broker.routes import ROUTES, Handler, Right, Route
 from sublet.broker.serve_leases import error_view
 from sublet.broker.service import JSON, Asked, Call, Reply, Service
 from sublet.broker.sse import Stream
+from sublet.broker.studio_right import check_message, reader_or_actor
 from sublet.errors import (
     CapacityExceeded,
     Disconnected,
@@ -161,7 +162,9 @@ class App:
         service.requests += 1
         try:
             caller, query = self._check(route, b"", headers, peer)
-            asked = route.handler(service, Call(caller, object_id, query, self._body(route, body), _never, peer))
+            message = self._body(route, body)
+            self._check_message(caller, route, object_id, message)
+            asked = route.handler(service, Call(caller, object_id, query, message, _never, peer))
             if isinstance(asked, Reply):
                 send(asked)
                 return True
@@ -191,6 +194,7 @@ class App:
             body = self._body(route, await self._read(receive))
         elif any(name == b"content-length" and value != b"0" for name, value in headers):
             await self._read(receive)
+        self._check_message(caller, route, object_id, body)
         service = self.service
         if route.method == "GET" and route.right is not Right.OPEN:
             await service.turn(caller.tenant)
@@ -227,9 +231,15 @@ class App:
             if for_tenant is not None:
                 caller = self.service.access.acting_for(caller, for_tenant)
             self.service.count_requests(caller.tenant, keeps=route.keeps)
+            if caller.studio is not None:
+                caller = reader_or_actor(caller, route)
             if route.right is Right.OPERATOR and not caller.operator:
                 raise Unauthorized("that is for operators", do="Use the token of a tenant with operator rights.")
         return caller, _query(query_string, route) if query_string else {}
+
+    def _check_message(self, caller: Caller, route: Route, object_id: str, message: object) -> None:
+        if caller.studio is not None and caller.tenant != caller.studio:
+            check_message(caller, route, object_id, message, self.service.driver.ledger.state)
 
     def _find(self, method: str, raw_path: bytes) -> tuple[Route, str]:
         path, object_id = raw_path.decode("ascii", "replace"), ""

@@ -60,6 +60,8 @@ def add_tenant(step: Step, command: cmd.AddTenant) -> Answer:
             f"there is a tenant {command.tenant} already", do=f"Change it with `sublet tenant set {command.tenant}`."
         )
     arrangement.check_quota(command.quota)
+    if command.studio and command.operator:
+        raise InvalidRequest("a studio has no operator rights", do="Leave one of the two out.")
     tenant = TenantRecord(
         id=command.tenant,
         quota=command.quota,
@@ -71,6 +73,7 @@ def add_tenant(step: Step, command: cmd.AddTenant) -> Answer:
         needs_token=command.needs_token,
         group=command.group or arrangement.declared_group(step.state, command.tenant),
         weight=command.weight,
+        studio=command.studio,
     )
     _check_user(step, tenant)
     _check_group(step, tenant)
@@ -86,6 +89,8 @@ def set_tenant(step: Step, command: cmd.SetTenant) -> Answer:
         arrangement.check_quota(command.quota)
     if known.id == LOCAL_TENANT and command.operator is False:
         raise InvalidRequest("the local tenant is the operator of this machine", do="Make other tenants for others.")
+    if known.studio and command.operator:
+        raise InvalidRequest(f"{known.id} is a studio, which has no operator rights", do="Add a tenant for that.")
     if known.disabled and command.token_hash is not None:
         raise InvalidRequest(
             f"tenant {known.id} is disabled", do=f"`sublet tenant enable {known.id}` gives it a new token."

@@ -225,6 +225,8 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
     """None: the default group."""
     weight: int = 1
     """Within its group."""
+    studio: bool = False
+    """It is no tenant that has leases but a studio, which acts for others (``studio_right``)."""
 
 
 class NoticeRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,17 @@ Handler = Callable[[Service, Call], Awaitable[Reply] | Asked | Reply]
 """What is one command says which (``Asked``), what is known at once replies; anything else is a coroutine."""
 
 
+class ForStudios(enum.Flag):
+    """What a studio may use a route for (``studio_right``)."""
+
+    NOTHING = 0
+    READS = enum.auto()
+    """In its own name, to show all of the office."""
+    ACTS = enum.auto()
+    """For a tenant, on sessions of it."""
+    BOTH = READS | ACTS
+
+
 class Right(enum.StrEnum):
     """What the caller must be."""
 
@@ -55,6 +66,7 @@ class Route:
     """What ``{id}`` names: lease, volume, tenant, group, reservation or node."""
     keeps: bool = False
     """Whether it keeps, or gives back, what the caller has: then it is answered where other requests are too many."""
+    studios: ForStudios = ForStudios.NOTHING
 
 
 def _table() -> tuple[Route, ...]:
@@ -77,6 +89,7 @@ def _table() -> tuple[Route, ...]:
             answers={200: answer},
             of="lease",
             keeps=keeps,
+            studios=ForStudios.ACTS,
         )
 
     return (
@@ -106,7 +119,15 @@ def _table() -> tuple[Route, ...]:
             "The key with which the caller's tenant signs checkpoints",
             answers={200: wire.CheckpointKey},
         ),
-        route("GET", "/v1/status", Right.TENANT, office.status, "The office", answers={200: wire.StatusView}),
+        route(
+            "GET",
+            "/v1/status",
+            Right.TENANT,
+            office.status,
+            "The office",
+            answers={200: wire.StatusView},
+            studios=ForStudios.BOTH,
+        ),
         route(
             "POST",
             "/v1/leases",
@@ -120,6 +141,7 @@ def _table() -> tuple[Route, ...]:
                 200: wire.OfferAnswer,
                 409: wire.RefusalAnswer,
             },
+            studios=ForStudios.ACTS,
         ),
         route(
             "GET",
@@ -133,6 +155,7 @@ def _table() -> tuple[Route, ...]:
                 "tenant": "only this tenant's",
                 "own": "1: only those of the caller's tenant (operators)",
             },
+            studios=ForStudios.BOTH,
         ),
         route(
             "GET",
@@ -142,6 +165,7 @@ def _table() -> tuple[Route, ...]:
             "Why it waits, or what may end it",
             answers={200: wire.ExplainAnswer},
             of="lease",
+            studios=ForStudios.BOTH,
         ),
         route(
             "GET",
@@ -152,6 +176,7 @@ def _table() -> tuple[Route, ...]:
             answers={200: current},
             query={"wait": "seconds to wait for a change, at most 60", "after": "the status that is already known"},
             of="lease",
+            studios=ForStudios.BOTH,
         ),
         of_lease("claim", leases.claim, "Take a grant or an offer", wire.ClaimRequest, wire.GrantAnswer),
         of_lease("decline", leases.decline, "Say no to an offer", None, current),
@@ -208,6 +233,7 @@ def _table() -> tuple[Route, ...]:
             "Many releases, each answered on its own",
             request=wire.ReleasesRequest,
             answers={200: wire.ReleasesAnswer},
+            studios=ForStudios.ACTS,
         ),
         route(
             "POST",
@@ -227,6 +253,7 @@ def _table() -> tuple[Route, ...]:
             request=wire.RenewalsRequest,
             answers={200: wire.RenewalsAnswer},
             keeps=True,
+            studios=ForStudios.ACTS,
         ),
         route(
             "GET",
@@ -236,6 +263,7 @@ def _table() -> tuple[Route, ...]:
             "News as server-sent events",
             answers={200: "text/event-stream"},
             query={"lease": "only of this lease", "all": "1: of all tenants (operators)"},
+            studios=ForStudios.ACTS,
         ),
         route(
             "GET",
@@ -288,9 +316,16 @@ def _table() -> tuple[Route, ...]:
             "Who waits, at which place, and for what; those who are next first",
             answers={200: list[wire.PlaceAnswer]},
             query={"limit": "how many at most (256)"},
+            studios=ForStudios.READS,
         ),
         route(
-            "GET", "/v1/tenants", Right.OPERATOR, office.tenants, "All tenants", answers={200: list[wire.TenantView]}
+            "GET",
+            "/v1/tenants",
+            Right.OPERATOR,
+            office.tenants,
+            "All tenants",
+            answers={200: list[wire.TenantView]},
+            studios=ForStudios.READS,
         ),
         route(
             "POST",
@@ -309,6 +344,7 @@ def _table() -> tuple[Route, ...]:
             "One tenant",
             answers={200: wire.TenantView},
             of="tenant",
+            studios=ForStudios.READS,
         ),
         route(
             "PATCH",
@@ -348,7 +384,15 @@ def _table() -> tuple[Route, ...]:
             answers={200: wire.TenantView},
             of="tenant",
         ),
-        route("GET", "/v1/groups", Right.OPERATOR, office.groups, "All groups", answers={200: list[wire.GroupView]}),
+        route(
+            "GET",
+            "/v1/groups",
+            Right.OPERATOR,
+            office.groups,
+            "All groups",
+            answers={200: list[wire.GroupView]},
+            studios=ForStudios.READS,
+        ),
         route(
             "POST",
             "/v1/groups",
@@ -384,6 +428,7 @@ def _table() -> tuple[Route, ...]:
             reservations.reservations,
             "All reservations",
             answers={200: list[wire.ReservationView]},
+            studios=ForStudios.READS,
         ),
         route(
             "POST",
@@ -471,6 +516,7 @@ def _table() -> tuple[Route, ...]:
             office.fences,
             "What nobody gets, and why",
             answers={200: list[wire.FenceView]},
+            studios=ForStudios.READS,
         ),
         route(
             "POST",
@@ -507,6 +553,7 @@ def _table() -> tuple[Route, ...]:
                 "own": "1: only of the caller's tenant (operators)",
                 "format": "json (default) or csv",
             },
+            studios=ForStudios.BOTH,
         ),
         route(
             "GET",

@@ -63,7 +63,7 @@ _RECORDS_MAX: Final = 1000
 
 def hello(service: Service, call: Call) -> Reply:
     """What a client has to know before it asks; open to any caller, so it says nothing about any tenant."""
-    return json_reply(Hello(wire=WIRE_VERSION, wire_oldest=WIRE_OLDEST, version=service.identity.version))
+    return json_reply(Hello(wire=WIRE_VERSION, wire_oldest=WIRE_OLDEST, version=service.identity.version, studios=True))
 
 
 def checkpoint_key(service: Service, call: Call) -> Reply:
@@ -139,6 +139,7 @@ async def add_tenant(service: Service, call: Call) -> Reply:
         tenant=TenantId(valid_name(request.id, "tenant name")),
         token_hash=token_hash(token),
         operator=bool(request.operator),
+        studio=bool(request.studio),
         uid=_user(service, request),
         needs_token=request.needs_token is not False,
         **_given(request),
@@ -152,6 +153,10 @@ async def set_tenant(service: Service, call: Call) -> Reply:
     request: TenantRequest = call.body
     if request.id is not None and request.id != call.id:
         raise InvalidRequest("a tenant cannot be renamed", do="Add a new tenant and retire the old one.")
+    if request.studio is not None and request.studio is not _known(service, call.id).studio:
+        raise InvalidRequest(
+            "a tenant does not become a studio, nor a studio a tenant", do="Add another: `sublet tenant add NAME`."
+        )
     if call.id == LOCAL_TENANT != call.caller.tenant:
         raise Unauthorized(
             "what the owner of the office has is not for operators to change",

@@ -136,7 +136,7 @@ class Hub:
     def cut(self, tenant: TenantId) -> None:
         """The rights of this tenant have changed: its streams end, and who may still read opens a new one."""
         for stream in self._streams:
-            if stream.caller.tenant == tenant:
+            if tenant in (stream.caller.tenant, stream.caller.studio):
                 stream.close()
 
     def close(self) -> None:

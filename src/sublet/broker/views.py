@@ -359,6 +359,7 @@ def tenant_view(tenant: TenantRecord, state: State, now_ns: int) -> TenantView:
         group=state.group_of(tenant.id),
         weight=tenant.weight,
         share=_share(state.books.accounts.get(tenant.id), state, now_ns),
+        studio=tenant.studio,
     )
 
 

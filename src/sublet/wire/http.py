@@ -304,6 +304,8 @@ class TenantRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     group: str | None = None
     weight: int | None = None
     """Of its share within the group."""
+    studio: bool | None = None
+    """It is a studio, which acts for the others and has nothing of its own. Said when it is made."""
 
 
 class GroupRequest(_Request, kw_only=True, forbid_unknown_fields=True):
@@ -603,6 +605,8 @@ class TenantView(Message, kw_only=True):
     share: float = 0.0
     """Of what it used most of (GPUs, cores or memory), what part of all there is that was, 1 being all of it always;
     what was used counts less the longer ago it was."""
+    studio: bool = False
+    """It is a studio, which acts for others."""
 
 
 class GroupView(Message, kw_only=True):

@@ -97,6 +97,8 @@ class Hello(Message, kw_only=True):
     """Told to people whose client does not fit."""
     pid: int = 0
     """Always 0: clients of before want the field. Operators find the process in the status."""
+    studios: bool = False
+    """Whether studios have a right of their own here. Offices of before do not say it."""
 
 
 class CheckpointKey(Message, kw_only=True):

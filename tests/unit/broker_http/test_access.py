@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sublet.broker.access import LOCAL_CALLER, AccessList, Origin, new_token, token_hash
+from sublet.broker.access import LOCAL_CALLER, AccessList, Caller, Origin, new_token, token_hash
 from sublet.broker.records import LOCAL_TENANT, TenantRecord
 from sublet.errors import Unauthorized
 from sublet.values import TenantId
@@ -131,7 +131,7 @@ def test_over_the_shared_socket_no_token_is_nobody() -> None:
 
 def test_a_user_is_its_tenant_without_a_token_only_where_the_operator_said_so() -> None:
     caller = bound(needs_token=False).caller(None, over(ANA))
-    assert caller == ("ann", False, "uid 1001, pid 77")
+    assert caller == Caller(TenantId("ann"), False, "uid 1001, pid 77")
     with pytest.raises(Unauthorized, match="1002"):
         bound(needs_token=False).caller(None, over(STRANGER))
 
@@ -142,7 +142,7 @@ def test_a_bound_tenants_token_is_worth_nothing_to_other_users() -> None:
     for uid in (STRANGER, None):
         with pytest.raises(Unauthorized, match="which is user 1001"):
             bound().caller(BEARER, over(uid))
-    assert bound(uid=None).caller(BEARER, over(STRANGER)) == ("ann", False, "uid 1002, pid 77")
+    assert bound(uid=None).caller(BEARER, over(STRANGER)) == Caller(TenantId("ann"), False, "uid 1002, pid 77")
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -154,8 +154,8 @@ def test_the_owners_process_is_another_tenant_only_if_it_says_so(uid: int, share
         with pytest.raises(Unauthorized) as refused:
             found.caller(BEARER, origin)
         assert "--as-tenant" in refused.value.do
-        assert found.caller(BEARER, origin, as_tenant=True) == ("ann", False, str(origin))
-        assert found.caller(b"Bearer sublet_owner", origin) == (LOCAL_TENANT, True, "")
+        assert found.caller(BEARER, origin, as_tenant=True) == Caller(TenantId("ann"), False, str(origin))
+        assert found.caller(b"Bearer sublet_owner", origin) == Caller(LOCAL_TENANT, True)
 
 
 def test_an_operator_acts_for_a_tenant_with_that_tenants_rights_alone() -> None:
@@ -163,7 +163,7 @@ def test_an_operator_acts_for_a_tenant_with_that_tenants_rights_alone() -> None:
     found.put(TenantRecord(id=TenantId("bob"), operator=True))
     found.put(TenantRecord(id=TenantId("gone"), disabled=True))
     ann = found.caller(b"Bearer " + TOKEN.encode())
-    assert found.acting_for(ann, b"bob") == ("bob", False, "for it: ann")
+    assert found.acting_for(ann, b"bob") == Caller(TenantId("bob"), False, "for it: ann")
     assert found.acting_for(ann._replace(peer="uid 1, pid 2"), b"bob").peer == "for it: ann, uid 1, pid 2"
     for name in (b"", b"nobody", b"gone", b"\xff", b"b" * 100_000):
         with pytest.raises(Unauthorized, match="no such tenant"):
