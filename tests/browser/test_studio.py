@@ -152,6 +152,7 @@ def test_an_operator_at_the_page_of_the_office(studio: StudioStage) -> None:
         page.get_by_role("link", name="No, back to the office").click()
         page.get_by_role("link", name="Audit log").click()
         page.get_by_label("Lease, tenant or device").fill("physics")
+        page.get_by_label("Your access token of the office").fill(studio.operators_token())
         page.keyboard.press("Enter")
         page.get_by_role("cell", name="tenant_set").first.wait_for()
         picture(page, "studio-office-audit")

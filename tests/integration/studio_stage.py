@@ -54,6 +54,7 @@ class StudioStage:
         self._reserved.bind(("127.0.0.1", 0))  # the studio may listen there, and no other gets it while that is dead
         self.port: int = self._reserved.getsockname()[1]
         self.process: subprocess.Popen[str] | None = None
+        self._operators_token = ""
 
     @property
     def address(self) -> str:
@@ -96,6 +97,13 @@ class StudioStage:
         """In the office."""
         answer = self.office.office.ask("POST", "/v1/tenants", {"id": name})
         assert answer.status == 201, answer
+
+    def operators_token(self) -> str:
+        """The access token of an operator of the office, who confirms with it what the studio may not do alone."""
+        if not self._operators_token:
+            answer = self.office.office.ask("POST", "/v1/tenants", {"id": "head", "operator": True})
+            self._operators_token = answer.doc["token"]
+        return self._operators_token
 
     def member(self, name: str, tenant: str) -> Member:
         """A new person."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import http.server
 import json
 import os
 import re
@@ -21,12 +22,13 @@ import sublet
 from sublet.cli import main
 from sublet.client.home import socket_path
 from sublet.client.lease import Lease
-from sublet.errors import Disconnected, InvalidRequest, NotFound, Unauthorized
+from sublet.errors import Disconnected, InvalidRequest, NotFound, Unauthorized, Unsupported
 from sublet.studio import FabricOffice, Sessions, open_sessions
-from sublet.studio.office import this_process
+from sublet.studio.office import sessions_folder, this_process
 from sublet.studio.people import INVITE_PREFIX, TOKEN_PREFIX, Scope
 from sublet.studio.records import Abandoned, Asked, Declined, Entry, Started, Terms
 from sublet.studio.remote import RemoteStore
+from sublet.studio.right import find_right
 from sublet.studio.service import Studio
 from sublet.studio.web import BODY_MAX_BYTES, studio_app
 from sublet.values import GIB, MIB
@@ -115,7 +117,9 @@ def test_a_session_is_its_tenants_and_goes_from_queue_to_lease_to_rest_to_end(
     lease = office.office.ask("GET", f"/v1/leases/{view['lease']}").doc["lease"]
     assert lease["tenant"] == "physics"
     records = office.office.ask("GET", f"/v1/audit?of={view['lease']}").doc
-    assert any(one["by"].startswith("tenant:physics (for it: local") for one in records), [one["by"] for one in records]
+    assert any(one["by"].startswith("tenant:physics (for it: studio") for one in records), [
+        one["by"] for one in records
+    ]
     rests = ana.done("POST", f"/v1/sessions/{view['id']}/rest")
     assert rests["state"] == "resting"
     assert rests["bill"]["leases"] == 1
@@ -799,7 +803,7 @@ def test_a_lease_that_was_granted_in_this_moment_is_not_taken_for_busy(
 
     monkeypatch.setattr(FabricOffice, "set_down", late)
     monkeypatch.setattr(Sessions, what, tried)
-    mine = Studio(studio.home).of(studio.people.find("ana"))
+    mine = Studio(studio.home, find_right(studio.home, {})).of(studio.people.find("ana"))
     with ThreadPoolExecutor(2) as pool:
         try:
             started = pool.submit(mine.start, "quick", Terms(vram=GIB))
@@ -911,6 +915,134 @@ def test_only_an_operator_acts_for_a_tenant(studio: StudioStage) -> None:
         assert json.dumps([lease.tenant for lease in fabric.leases()]) == "[]"
 
 
+# ---- the studio's own right
+
+
+def test_the_studio_has_a_right_of_its_own_and_no_wider_one(studio: StudioStage, office: OfficeStage) -> None:
+    """Made on its first start, kept where its user alone reads it, found again; whoever has it makes no operator, and
+    reads no volume, no key, no token and no audit log."""
+    kept = sessions_folder(str(studio.home)) / "office-token"
+    token = kept.read_text()
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert find_right(studio.home, {}).token == token
+    assert token.encode() not in b"".join(path.read_bytes() for path in studio.home.glob("journal*"))
+    with sublet.connect(home=studio.home, token=token, as_tenant=True) as stolen:
+        assert stolen.status().devices
+        for method, path, body in (
+            ("POST", "/v1/tenants", {"id": "mine", "operator": True}),
+            ("PATCH", "/v1/tenants/physics", {"new_token": True}),
+            ("GET", "/v1/volumes", None),
+            ("GET", "/v1/checkpoint-key", None),
+            ("GET", "/v1/audit", None),
+            ("GET", "/v1/guests", None),
+            ("POST", "/v1/down", {}),
+        ):
+            with pytest.raises(Unauthorized):
+                stolen.request(method, path, body, shape=dict)
+    with (
+        sublet.connect(home=studio.home, for_tenant="physics") as owner,
+        owner.gpu(min_vram=GIB, labels={"sublet-session": "s-0123456789ab"}) as lease,
+        owner.gpu(min_vram=GIB) as cell,
+        sublet.connect(home=studio.home, token=token, as_tenant=True, for_tenant="physics") as stolen,
+    ):
+        assert {view.id for view in stolen.leases()} == {lease.id, cell.id}
+        for path in (f"/v1/leases/{lease.id}/token", "/v1/volumes", "/v1/guests"):
+            with pytest.raises(Unauthorized, match="not for studios"):
+                stolen.request("GET", path, shape=dict)
+        with pytest.raises(NotFound, match="there is no lease"):
+            stolen.attach(cell.id)
+
+
+def test_the_right_is_made_anew_where_it_was_lost_and_not_where_it_was_taken_away(studio: StudioStage) -> None:
+    kept, ask = sessions_folder(str(studio.home)) / "office-token", studio.office.office.ask
+    lost = kept.read_text()
+    studio.kill()
+    for left in (None, "sublet_garbage", "two words", ""):
+        if left is None:
+            kept.unlink()
+        else:
+            kept.write_text(left)
+        right = find_right(studio.home, {})
+        assert kept.read_text() == right.token != left
+    with sublet.connect(home=studio.home, token=lost, as_tenant=True) as old, pytest.raises(Unauthorized):
+        old.request("GET", "/v1/groups", shape=list)
+    assert ask("POST", "/v1/tenants/studio/disable", {}).status == 200
+    try:
+        with pytest.raises(Unauthorized, match="an operator has disabled studio") as refused:
+            find_right(studio.home, {})
+        assert "sublet tenant enable studio" in refused.value.do
+    finally:
+        assert ask("POST", "/v1/tenants/studio/enable", {}).status == 200
+    studio.start()
+
+
+def test_what_holds_while_its_right_is_taken_away(studio: StudioStage, ana: Member) -> None:
+    """Its people are told, from the next request on, and it is not ready; leases go on."""
+    view = start(ana, "thesis", ttl=600)
+    ask = studio.office.office.ask
+    assert ask("PATCH", "/v1/tenants/studio", {"new_token": True}).status == 200
+    assert ana.ask("GET", "/v1/sessions").status == 403
+    until("it says so", lambda: studio.ask("GET", "/readyz").doc == {"ok": False, "failing": ["office"]})
+    assert ask("GET", f"/v1/leases/{view['lease']}").doc["lease"]["status"] == "active"
+    studio.kill()
+    studio.start()
+    assert ana.done("POST", "/v1/sessions/thesis/end")["end"] == "ended"
+
+
+def test_a_studio_of_another_user_is_given_its_right(studio: StudioStage, tmp_path: Path) -> None:
+    """With a state folder of its own, and a token of a studio: that of a tenant opens too little, an operator's too
+    much. Its people are its own; the leases are the tenant's."""
+    ask, url = studio.office.office.ask, f"unix://{socket_path(studio.home)}"
+    tenant = ask("PATCH", "/v1/tenants/biology", {"new_token": True}).doc["token"]
+    made = ask("POST", "/v1/tenants", {"id": "page", "studio": True}).doc["token"]
+    with pytest.raises(InvalidRequest, match="SUBLET_TOKEN is not"):
+        find_right(tmp_path, {"SUBLET_URL": url})
+    with pytest.raises(Unauthorized, match="no right of a studio"):
+        find_right(tmp_path, {"SUBLET_URL": url, "SUBLET_TOKEN": tenant})
+    with pytest.raises(InvalidRequest, match="is an operator's"):
+        find_right(tmp_path, {"SUBLET_URL": url, "SUBLET_TOKEN": studio.operators_token()})
+    other = Studio(tmp_path, find_right(tmp_path, {"SUBLET_URL": url, "SUBLET_TOKEN": made}))
+    zoe = other.people.add("zoe", "physics")
+    view = other.of(zoe).start("thesis", Terms(vram=GIB))
+    assert (view["state"], view["tenant"]) == ("active", "physics")
+    by = [one["by"] for one in ask("GET", f"/v1/audit?of={view['lease']}").doc]
+    assert any(one.startswith("tenant:physics (for it: page") for one in by), by
+    assert other.of(zoe).end(view["id"])["state"] == "ended"
+    assert ask("POST", "/v1/tenants/page/disable", {}).status == 200
+    with pytest.raises(Unauthorized):
+        other.of(zoe).all()
+
+
+def test_an_office_of_before_is_to_be_upgraded(tmp_path: Path) -> None:
+    """It has no right of its own for a studio, and is asked for nothing else."""
+    asked: list[str] = []
+
+    class Old(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            body = b'{"wire": 1, "wire_oldest": 1, "version": "0.1.0", "pid": 0}'
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class has it
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Old) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            env = {"SUBLET_URL": f"http://127.0.0.1:{server.server_port}", "SUBLET_TOKEN": "sublet_x"}
+            with pytest.raises(Unsupported, match="has no right of its own for a studio") as refused:
+                find_right(tmp_path, env)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert "Upgrade the office" in refused.value.do
+    assert set(asked) == {"/v1/hello"}
+
+
 # ---- the operators' page
 
 
@@ -948,11 +1080,16 @@ def test_the_office_is_for_operators_alone_from_one_request_to_the_next(
     member, other = bob.browser(), operator.browser()
     assert "/office" not in member.look().text
     never = member.look("/nothing")
-    for path in ("/office", "/office/audit", "/office/audit?of=physics"):
+    for path in ("/office", "/office/audit"):
         answer = member.look(path)
         assert (answer.status, answer.text) == (404, never.text), path
     assert member.look("/office/live").status == 404
-    for path, fields in (("drain", {"node": node, "draining": "1", "sure": "1"}), ("clear", {"resource": "x"})):
+    token = studio.operators_token()
+    for path, fields in (
+        ("drain", {"node": node, "draining": "1", "token": token}),
+        ("clear", {"resource": "x", "token": token}),
+        ("audit", {"of": "physics", "token": token}),
+    ):
         assert member.press(f"/office/{path}", **fields).status == 404, path
         assert other.send(f"/office/{path}", fields).status == 401, "without the token of the page's forms"
     assert operator_node(studio, "state") == "up"
@@ -971,24 +1108,35 @@ def test_a_drain_is_asked_about_and_undone(studio: StudioStage, operator: Member
     assert asks.status == 200
     assert f"Drain {node}?" in asks.text
     assert operator_node(studio, "state") == "up", "nothing is done before the answer"
-    answer = browser.press("/office/drain", node=node, draining="1", sure="1")
+    token, drain = studio.operators_token(), {"node": node, "draining": "1"}
+    member = studio.office.office.ask("PATCH", "/v1/tenants/biology", {"new_token": True}).doc["token"]
+    own = (sessions_folder(str(studio.home)) / "office-token").read_text()
+    for wrong in (member, own, operator.token, "sublet_nothing", "two words", "☃"):
+        answer = browser.press("/office/drain", **drain, token=wrong)
+        assert answer.status in (400, 401), (wrong, answer)
+        assert browser.press("/office/audit", of="physics", token=wrong).status in (400, 401)
+    assert operator_node(studio, "state") == "up", "the studio has no right to it, and neither has a tenant"
+    answer = browser.press("/office/drain", **drain, token=token)
     assert (answer.status, answer.headers["location"]) == (303, "/office")
     try:
         assert operator_node(studio, "state") == "draining"
         assert "End the drain" in browser.look("/office").text
     finally:
-        assert browser.press("/office/drain", node=node, draining="").status == 303
+        assert "End the drain of" in browser.press("/office/drain", node=node, draining="").text
+        assert browser.press("/office/drain", node=node, draining="", token=token).status == 303
     assert operator_node(studio, "state") == "up"
-    assert browser.press("/office/drain", node="../up", draining="1", sure="1").status == 404
-    gone = browser.press("/office/clear", resource="nothing/here")
+    assert browser.press("/office/drain", node="../up", draining="1", token=token).status == 404
+    gone = browser.press("/office/clear", resource="nothing/here", token=token)
     assert gone.status == 404
     assert "not in quarantine" in gone.text
     asks = browser.press("/office/clear", resource="<b>", vouch="1")
     assert "Return &lt;b&gt; to service on your word?" in asks.text
     assert "Operator olga drains node" in studio.log.read_text()
-    found = as_text(browser.look("/office/audit"))
-    assert "NodeDrained" in found or "drain" in found.lower()
-    assert "No such records." in browser.look("/office/audit?of=%3Cscript%3E").text
+    assert "<td>" not in browser.look("/office/audit").text, "it is asked for with the operator's token"
+    found = as_text(browser.press("/office/audit", of=node, token=token))
+    assert re.search(r"operator:head \(uid \d+, pid \d+\) node_drained", found), "the operator, not the studio"
+    assert "No such records." in browser.press("/office/audit", of="<script>", token=token).text
+    assert token not in studio.log.read_text()
 
 
 # ---- the teachers' page
@@ -1081,6 +1229,7 @@ BY_COOKIE: Final[dict[str, set[str]]] = {
     "GET /office": {"olga"},
     "GET /office/audit": {"olga"},
     "GET /office/live": {"olga"},
+    "POST /office/audit": {"olga"},
     "POST /office/drain": {"olga"},
     "POST /office/clear": {"olga"},
     "GET /course/{group}": {"tea", "olga"},
@@ -1096,7 +1245,7 @@ def test_every_route_is_open_to_its_roles_and_to_no_other(
 ) -> None:
     """Stranger, another person, tokens of another session, of this one, of this one to look at, to read with; member,
     teacher, operator. A route that is added has to be in the table."""
-    routes: Any = studio_app(Studio(studio.home)).routes
+    routes: Any = studio_app(Studio(studio.home, find_right(studio.home, {}))).routes
     there = {f"{method} {route.path}" for route in routes for method in route.methods - {"HEAD"}}
     assert there == OPEN | BY_TOKEN.keys() | BY_COOKIE.keys()
     own, another = (start(ana, name, "resting", later=True)["id"] for name in ("own", "another"))
@@ -1157,7 +1306,10 @@ def _by_cookie(browser: Browser, name: str, ident: str) -> Answer:
     path = path.replace("{id}", ident).replace("{what}", "rest").replace("{group}", "default")
     if method == "POST":
         form = browser.form_token if browser.cookie else ""
-        return browser.send(path, {"form": form, "node": "nothing", "draining": "1", "resource": "x", "vouch": "1"})
+        fields = {"form": form, "node": "nothing", "draining": "1", "resource": "x", "vouch": "1"}
+        if path == "/office/audit":
+            fields["token"] = browser.stage.operators_token()
+        return browser.send(path, fields)
     line = http.client.HTTPConnection("127.0.0.1", browser.stage.port, timeout=PATIENCE_S)
     with contextlib.closing(line):  # of a stream nothing but its head is read
         line.request(method, path, None, {"cookie": browser.cookie})

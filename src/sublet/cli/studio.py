@@ -52,9 +52,10 @@ def studio(
 ) -> int:
     """Serve sessions to the people that `sublet person add` names: an API, and a page for browsers.
 
-    It runs beside the office of this machine, which it starts if there is none, until Ctrl-C. Leases, and places in the
-    queue, outlive it; when it is started again, requests that waited go on. SIGHUP reads the file of settings again: it
-    is taken as a whole, and with a mistake in it nothing changes.
+    It runs beside the office of this user, which it starts if there is none, until Ctrl-C; or, as a user of its own,
+    beside the office that SUBLET_URL names, with the token in SUBLET_TOKEN that `sublet tenant add NAME --studio`
+    printed. Leases, and places in the queue, outlive it; when it is started again, requests that waited go on. SIGHUP
+    reads the file of settings again: it is taken as a whole, and with a mistake in it nothing changes.
     """
     if config is not None and not config.strip():
         raise UsageError("no file is named", do="Write `sublet studio --config FILE`.")
@@ -68,10 +69,6 @@ def studio(
         return DONE
     if listen is not None and at is not None:
         raise UsageError("--listen and --socket contradict each other", do="Give one of them.")
-    if os.environ.get("SUBLET_URL") or os.environ.get("SUBLET_TOKEN"):
-        raise UsageError(
-            "the studio runs beside its office, as its owner", do="Unset SUBLET_URL and SUBLET_TOKEN for it."
-        )
     try:
         import starlette  # noqa: F401
     except ImportError:
@@ -149,10 +146,11 @@ def _bind_unix(listening: socket.socket, path: str) -> str:
 def _serve(home: Path, listening: socket.socket, where: str, path: Path, settings: StudioSettings) -> None:
     from uvicorn import Config, Server
 
+    from sublet.studio.right import find_right
     from sublet.studio.service import Studio
     from sublet.studio.web import studio_app
 
-    made = Studio(home, settings)
+    made = Studio(home, find_right(home), settings)
 
     def failed(person: Person, error: SubletError) -> None:
         _log(f"The sessions of {person.name} cannot be looked at: {error}")

@@ -84,6 +84,9 @@ def add(
     operator: Annotated[
         bool, Opt("--operator", help="Give operator rights: see and end all leases, add tenants.")
     ] = False,
+    studio: Annotated[
+        bool, Opt("--studio", help="Make it the right of a studio: it reads what its page shows and acts on sessions.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Add a tenant and print its access token, this once.
@@ -94,6 +97,8 @@ def add(
     quota = quota_of({}, gpus, vram, cores, memory, block, leases, gpu_time, queue, requests)
     body: Json = {"id": tenant, "quota": quota, "tier_max": tier_max, "operator": operator, **_user(uid)}
     body |= {"group": group, "weight": weight}
+    if studio:
+        body["studio"] = True
     if no_token_needed:
         body["needs_token"] = False
     answer: Json = Office.reach().post("/v1/tenants", body)
@@ -207,7 +212,7 @@ def ls(*, as_json: AsJson = False) -> int:
     heads = ["TENANT", "GROUP", "USER", "LEASES", "WAITING", "GPU TIME, LAST HOUR", "TIER UP TO", "LIMITS"]
     rows = [
         [
-            view["id"] + (" (operator)" if view["operator"] else "") + (" (disabled)" if view["disabled"] else ""),
+            view["id"] + "".join(f" ({role})" for role in ("operator", "studio", "disabled") if view.get(role)),
             view["group"] + (f" (weight {view['weight']})" if view["weight"] != 1 else ""),
             _user_of(view),
             str(view["leases"]),

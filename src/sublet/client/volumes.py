@@ -14,7 +14,7 @@ from sublet.client.handle import LeaseFacts
 from sublet.client.owed import Owed
 from sublet.client.queries import listing_path
 from sublet.client.steps import Program
-from sublet.errors import InvalidRequest, NotFound
+from sublet.errors import InvalidRequest, NotFound, Unauthorized
 from sublet.lease.states import VolumeState
 from sublet.values import Epoch, LeaseId, TenantId, format_size, valid_name
 from sublet.wire.http import VolumeView
@@ -89,7 +89,7 @@ def attach(
     except NotFound as unknown:
         try:
             return (yield from _take(core, valid_name(what, "name"), holder, holder_pid, owed))
-        except InvalidRequest:  # no volume either
+        except (InvalidRequest, Unauthorized):  # no volume either, or none for this caller
             raise unknown from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, urlencode
@@ -47,10 +48,12 @@ class Overview:
 
 
 class OfficeOverview:
-    """Reads the office as its owner. Safe to use from several threads."""
+    """Reads the office with the studio's right, and does what operators ask with their own. Safe to use from several
+    threads."""
 
-    def __init__(self, fabric: Fabric) -> None:
-        self._fabric = fabric
+    def __init__(self, fabric: Fabric, as_operator: Callable[[str], Fabric]) -> None:
+        """``as_operator``: the office, with an operator's access token."""
+        self._fabric, self._as_operator = fabric, as_operator
         self._lock = threading.Lock()
         self._shown: tuple[float, Overview] | None = None
 
@@ -61,25 +64,27 @@ class OfficeOverview:
                 self._shown = (time.monotonic(), self._read())
             return self._shown[1]
 
-    def drain(self, node: str, is_draining: bool) -> None:
-        """No new leases there and notice to its holders, or the end of that."""
-        self._fabric.request(
-            "POST", f"/v1/nodes/{quote(node, safe='')}/drain", DrainRequest(draining=is_draining), shape=NodeView
-        )
+    def drain(self, node: str, is_draining: bool, token: str) -> None:
+        """No new leases there and notice to its holders, or the end of that. ``token``: the operator's."""
+        path = f"/v1/nodes/{quote(node, safe='')}/drain"
+        with self._as_operator(token) as office:
+            office.request("POST", path, DrainRequest(draining=is_draining), shape=NodeView)
         self._forget()
 
-    def clear(self, resource: str, *, vouch: bool) -> None:
+    def clear(self, resource: str, token: str, *, vouch: bool) -> None:
         """Verify what is in quarantine again; with ``vouch`` return it to service on the operator's word."""
         if resource not in [fence.resource for fence in self._fences()]:
             raise NotFound(f"{resource[:60]} is not in quarantine", do="Open the page again.")
         path = f"/v1/fences/clear?{urlencode({'resource': resource})}"
-        self._fabric.request("POST", path, ClearFenceRequest(vouch=vouch), shape=list[FenceView])
+        with self._as_operator(token) as office:
+            office.request("POST", path, ClearFenceRequest(vouch=vouch), shape=list[FenceView])
         self._forget()
 
-    def audit(self, of: str) -> list[AuditEntry]:
+    def audit(self, of: str, token: str) -> list[AuditEntry]:
         """The newest records, newest first; of one lease, tenant or resource, if that is said."""
         asked = {"limit": str(AUDIT_SHOWN), **({"of": of} if of else {})}
-        return self._fabric.request("GET", f"/v1/audit?{urlencode(asked)}", shape=list[AuditEntry])[::-1]
+        with self._as_operator(token) as office:
+            return office.request("GET", f"/v1/audit?{urlencode(asked)}", shape=list[AuditEntry])[::-1]
 
     def _read(self) -> Overview:
         ask = self._fabric.request

@@ -31,6 +31,11 @@ TENANTS_SHOWN: Final = 50
 LEASES_SHOWN: Final = 100
 _LEFT, _WIDTH, _ROW, _BAR = 160, 800, 26, 18
 """The timeline's sizes: names, hour, row, bar."""
+_OWN_TOKEN: Final = (
+    tag("label", "Your access token of the office", for_="token"),
+    tag("input", id="token", name="token", type="password", autocomplete="current-password", required="required"),
+)
+"""An operator's: the studio has no right to what only operators may do, and keeps this nowhere."""
 _HELD: Final = (LeaseStatus.ACTIVE, LeaseStatus.NOTICED, LeaseStatus.GRANTED)
 
 
@@ -68,27 +73,29 @@ def overview_part(seen: Overview, form: str) -> str:
     return "".join(parts)
 
 
-def audit_page(person: Person, of: str, entries: Sequence[AuditEntry], form: str) -> str:
-    """The newest records of the audit log."""
-    search = tag(
-        "form",
+def audit_page(person: Person, of: str, entries: Sequence[AuditEntry] | None, form: str) -> str:
+    """The newest records of the audit log; None: they were not asked for yet."""
+    search = form_of(
+        "/office/audit",
+        form,
         tag("label", "Lease, tenant or device", for_="of"),
         tag("input", id="of", name="of", value=of, maxlength="100"),
+        *_OWN_TOKEN,
         tag("button", "Search"),
-        method="get",
-        action="/office/audit",
         class_="sign-in",
     )
-    none = tag("p", "No such records." if of else "No records yet.", class_="none")
-    found = table(("Number", "At", "By", "What", "Of"), map(_record, entries)) or [none]
+    found: Sequence[Html] = ()
+    if entries is not None:
+        none = tag("p", "No such records." if of else "No records yet.", class_="none")
+        found = table(("Number", "At", "By", "What", "Of"), map(_record, entries)) or [none]
     return whole_page(
         header(person, form, (("Office", "/office"),)), tag("main", tag("h2", "Audit log"), search, *found)
     )
 
 
 def ask_page(person: Person, form: str, question: str, button: str, path: str, **hidden: str) -> str:
-    """A question before something that others feel."""
-    insists = form_of(path, form, tag("button", button, class_="danger"), sure="1", **hidden)
+    """A question before something that others feel. The operator's own token confirms it."""
+    insists = form_of(path, form, *_OWN_TOKEN, tag("button", button, class_="danger"), class_="sign-in", **hidden)
     back = tag("p", tag("a", "No, back to the office", href="/office"))
     return whole_page(header(person, form, (("Office", "/office"),)), tag("main", tag("p", question), insists, back))
 

@@ -1,7 +1,7 @@
 """The sessions of many people: each person's are kept apart and asked for in the name of that person's tenant.
 
 A person has a database of records of their own, so what is another's cannot be named at all. The studio acts for the
-tenant over the owner's socket (``connect(for_tenant=...)``): the leases are the tenant's in quota, share and bill. A
+tenant with a right of its own (``right``): the leases are the tenant's in quota, share and bill. A
 request that waits is held by a thread of this process; where the process is started again it is repeated under the id
 that is on record, which the office answers once. Leases go on without it.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from sublet.background import start_thread
-from sublet.client.fabric import Fabric, connect
+from sublet.client.fabric import Fabric
 from sublet.client.lease import Lease
 from sublet.errors import Disconnected, InvalidRequest, QuotaExceeded, SubletError
 from sublet.studio.config import DEFAULTS, StudioSettings
@@ -31,10 +31,10 @@ from sublet.studio.people import OWNER_TENANT, People, Person
 from sublet.studio.plan import Plan, last_plan
 from sublet.studio.records import Entry, Record, Session, Started, Terms
 from sublet.studio.remote import PAGE
+from sublet.studio.right import OfficeRight
 from sublet.studio.sessions import Sessions, no_session
 from sublet.studio.states import SessionState
 from sublet.studio.views import Json, session_views
-from sublet.wire.http import Hello
 from sublet.wire.http_views import SESSION_LABEL
 
 NAME: Final = "the studio"
@@ -296,9 +296,9 @@ class Condition:
 class Studio:
     """All people and their sessions. Safe to use from several threads."""
 
-    def __init__(self, home: Path, settings: StudioSettings = DEFAULTS) -> None:
+    def __init__(self, home: Path, right: OfficeRight, settings: StudioSettings = DEFAULTS) -> None:
         self.people = People(sessions_folder(str(home)), wall_ns=time.time_ns, random=secrets.token_bytes)
-        self._home = home
+        self._home, self._right = home, right
         self._lock = threading.Lock()
         self._fabrics: dict[str, Fabric] = {}
         self._known: dict[str, PersonSessions] = {}
@@ -324,9 +324,7 @@ class Studio:
             if known is None:
                 fabric = self._fabrics.get(person.tenant)
                 if fabric is None:
-                    fabric = self._fabrics[person.tenant] = connect(
-                        home=self._home, for_tenant=person.tenant, bound=False
-                    )
+                    fabric = self._fabrics[person.tenant] = self._right.connect(person.tenant)
                 known = PersonSessions(fabric, person_folder(self._home, person), self._admission)
                 self._known[person.id] = known
             return known
@@ -334,7 +332,7 @@ class Studio:
     @functools.cached_property
     def office(self) -> OfficeOverview:
         """The whole office, for operators."""
-        return OfficeOverview(connect(home=self._home, bound=False))
+        return OfficeOverview(self._right.connect(), self._right.as_operator)
 
     def course(self, group: str) -> Course:
         """A group of the office, for its teachers; raises ``NotFound``."""
@@ -407,10 +405,11 @@ class Studio:
         )
 
     def _greet_office(self) -> None:
-        """Raise unless the office answers now. It is not started for that: who watches it is to see that it is away."""
+        """Raise unless the office answers now, and to this studio. It is not started for that: who watches it is to see
+        that it is away."""
         if self._probe is None:
-            self._probe = connect(home=self._home, bound=False, start=False)
-        self._probe.request("GET", "/v1/hello", shape=Hello, timeout=PROBE_S)
+            self._probe = self._right.connect(start=False)
+        self._probe.request("GET", "/v1/groups", shape=list, timeout=PROBE_S)
 
     def go_on(self, failed: Callable[[Person, SubletError], object]) -> None:
         """Repeat the requests that waited when the studio ended last. A person whose tenant the office refuses keeps

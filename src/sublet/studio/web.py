@@ -158,6 +158,7 @@ def studio_app(studio: Studio) -> Starlette:
         Route("/start", web.form(_started_by_form), methods=["POST"]),
         Route("/office", web.page(_office), methods=["GET"]),
         Route("/office/audit", web.page(_audit), methods=["GET"]),
+        Route("/office/audit", web.form(_audited, "/office/audit"), methods=["POST"]),
         Route("/office/live", web.live(_office_part), methods=["GET"]),
         Route("/office/drain", web.form(_drain, "/office"), methods=["POST"]),
         Route("/office/clear", web.form(_clear, "/office"), methods=["POST"]),
@@ -260,9 +261,13 @@ class _Visit:
     @property
     def office(self) -> OfficeOverview:
         """The whole office. For a person who is not an operator there is nothing here."""
+        self.check_operator()
+        return self.studio.office
+
+    def check_operator(self) -> None:
+        """Raise ``NotFound`` unless an operator looks, with a token that opens everything."""
         if not self.person.is_operator or self.token.scope.session is not None:
             raise _nothing_here()
-        return self.studio.office
 
     @property
     def course(self) -> Course:
@@ -305,8 +310,8 @@ def _course_part(visit: _Visit) -> str:
 
 
 def _audit(visit: _Visit) -> str:
-    of = visit.request.query_params.get("of", "").strip()[:AUDIT_OF_MAX]
-    return overview_page.audit_page(visit.person, of, visit.office.audit(of), visit.form)
+    visit.check_operator()
+    return overview_page.audit_page(visit.person, "", None, visit.form)
 
 
 # ---- its forms: each does something, or answers with a page that asks about it first
@@ -344,35 +349,51 @@ def _changed_by_form(visit: _Visit, form: Mapping[str, str]) -> None:
             raise _nothing_here()
 
 
+def _audited(visit: _Visit, form: Mapping[str, str]) -> str:
+    of = form.get("of", "").strip()[:AUDIT_OF_MAX]
+    return overview_page.audit_page(visit.person, of, visit.office.audit(of, _operators_token(form)), visit.form)
+
+
+def _operators_token(form: Mapping[str, str]) -> str:
+    """The access token of the office that the operator typed in: the studio has no right to what is asked."""
+    return form.get("token", "").strip()
+
+
 def _drain(visit: _Visit, form: Mapping[str, str]) -> str | None:
     office, node, draining = visit.office, form.get("node", ""), form.get("draining", "")
-    if draining and form.get("sure") != "1":
-        question = f"Drain {node}? No new lease is granted there, and its holders get notice."
+    token = _operators_token(form)
+    if not token:
+        drains = f"Drain {node}? No new lease is granted there, and its holders get notice."
+        question = drains if draining else f"End the drain of {node}? Leases are granted there again."
+        button = "Drain it" if draining else "End the drain"
         return overview_page.ask_page(
-            visit.person, visit.form, question, "Drain it", "/office/drain", node=node, draining=draining
+            visit.person, visit.form, question, button, "/office/drain", node=node, draining=draining
         )
     _say(visit, f"{'drains' if draining else 'ends the drain of'} node {node!r}")
-    office.drain(node, bool(draining))
+    office.drain(node, bool(draining), token)
     return None
 
 
 def _clear(visit: _Visit, form: Mapping[str, str]) -> str | None:
     office, resource, vouch = visit.office, form.get("resource", ""), form.get("vouch", "")
-    if vouch and form.get("sure") != "1":
-        question = (
+    token = _operators_token(form)
+    if not token:
+        vouches = (
             f"Return {resource} to service on your word? It was found broken, and is not verified. The audit log keeps "
             "that it was cleared."
         )
+        question = vouches if vouch else f"Verify {resource} again? It returns to service if it is found clean."
+        button = "Clear it" if vouch else "Verify it"
         return overview_page.ask_page(
-            visit.person, visit.form, question, "Clear it", "/office/clear", resource=resource, vouch=vouch
+            visit.person, visit.form, question, button, "/office/clear", resource=resource, vouch=vouch
         )
     _say(visit, f"{'clears' if vouch else 'verifies'} {resource!r}")
-    office.clear(resource, vouch=bool(vouch))
+    office.clear(resource, token, vouch=bool(vouch))
     return None
 
 
 def _say(visit: _Visit, what: str) -> None:
-    """In the log of the studio: the audit log of the office names the studio's owner as who did it."""
+    """In the log of the studio: the audit log of the office names the operator's tenant there."""
     _log(f"Operator {visit.person.name} {what}.")
 
 
