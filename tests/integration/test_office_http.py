@@ -30,6 +30,7 @@ from sublet.broker.state import Books
 from sublet.client.home import runtime_dir, socket_path
 from sublet.engines import local
 from sublet.errors import InvalidRequest, Unsupported
+from sublet.testing import MemoryAgent
 from sublet.values import BudgetWindow, GroupId, ReservationId, TenantId
 from sublet.wire import unix
 from tests.traces import plain_env
@@ -535,7 +536,7 @@ def test_an_office_goes_by_the_groups_reservations_and_budgets_of_its_file_when_
     )
 
     async def books_of(gpus: int) -> Books:
-        office = local.Office(home, host_gpus=f"{gpus}x1GiB", pretended=True)
+        office = local.Office(home, host_gpus=f"{gpus}x1GiB", make_agent=MemoryAgent)
         await office.start()
         await office.close()
         return office.driver.ledger.state.books
