@@ -272,7 +272,7 @@ def _say_groups(items: list[pytest.Item]) -> None:
             item._id = type(found).parse(f"{item.nodeid}@{group.args[0]}")
 
 
-SEEDS: Final = "tests/simulation/test_seeds.py::test_a_thousand"
+SEEDS: Final = "tests/simulation/test_seeds.py::test_five_hundred"
 COMPUTES: Final = "tests/simulation/"
 LAST: Final = ("tests/unit/", "benchmarks/")
 

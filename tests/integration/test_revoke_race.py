@@ -5,7 +5,7 @@ allocation was free while the last container still ran. Here the next grant may 
 holder is left, and what is measured are the guests themselves: their own records of when they were there, by
 CLOCK_BOOTTIME, and a lock that lasts as long as the last copy of the device's descriptor.
 
-``SUBLET_RACE_ROUNDS`` says how often; 200 where nothing is said.
+``SUBLET_RACE_ROUNDS`` says how often; 100 where nothing is said.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.crash.office_process import Line
 from tests.integration.office_stage import Held, OfficeStage, asked, office_stage, started
 from tests.traces import until
 
-ROUNDS: Final = int(os.environ.get("SUBLET_RACE_ROUNDS", "200"))
+ROUNDS: Final = int(os.environ.get("SUBLET_RACE_ROUNDS", "100"))
 SEED: Final = int(os.environ.get("SUBLET_RACE_SEED", "1"))
 DEVICES: Final = 6
 LANES: Final = 2 * DEVICES

@@ -37,7 +37,7 @@ from sublet.wire.page import PageReader, PageState
 from tests.integration.supervisor_stage import TENANT, SupervisorStage, supervisor_at
 from tests.traces import now_ns, until
 
-SUSPENDS = int(os.environ.get("SUBLET_SUSPENDS", "50"))
+SUSPENDS = int(os.environ.get("SUBLET_SUSPENDS", "20"))
 """Of one computation; the soak has 500."""
 COMPUTE = """
 import hashlib, os, sys, time

@@ -1,6 +1,6 @@
 """Training programs that are killed, preempted and frozen: weights stay bit for bit those of an undisturbed run.
 
-A hundred interruptions run with the suite. ``SUBLET_CRASH_ALL=1`` interrupts two thousand times beside once at every
+Seventy interruptions run with the suite. ``SUBLET_CRASH_ALL=1`` interrupts two thousand times beside once at every
 line, and on a device at every act instead of at those behind which something else is found; ``SUBLET_CRASH_SEED`` draws
 other moments.
 """
@@ -39,7 +39,7 @@ SEED: Final = int(os.environ.get("SUBLET_CRASH_SEED", "52"))
 INTERRUPTIONS: Final = 100 if ALL else 15
 BLOCKS: Final = 10 if ALL else 1
 """Each has its own moments, and begins anew: a thousand are shared among processes, and are seen to go on."""
-LINES: Final = 1000 if ALL else 70
+LINES: Final = 1000 if ALL else 40
 """At most: of a step protocol's, each once."""
 PAUSE_MS: Final = 120.0
 ON_A_DEVICE: Final = ACTS if ALL else (Act.OPEN, Act.MODULE, Act.LAUNCH, Act.SAVE, Act.COMPLETE, Act.DONE)

@@ -13,12 +13,13 @@ from sublet.broker.schedule import Schedule
 from tests.simulation import coverage
 from tests.simulation.run import MODES, run_many, run_seed
 
-SEEDS = 1_000
+SEEDS = 500
+"""As many as it takes until every fault has met every state; `make soak` runs a million."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_thousand_seeds_break_no_rule_and_leave_no_fault_untried() -> None:
+def test_five_hundred_seeds_break_no_rule_and_leave_no_fault_untried() -> None:
     """Safety and liveness in turns. A failure names its seed and the command that repeats it."""
     alone = "PYTEST_XDIST_WORKER" not in os.environ  # else other tests run on the other cores
     tally = run_many(range(SEEDS), processes=min(2, os.cpu_count() or 1) if alone else 1)

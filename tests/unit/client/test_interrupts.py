@@ -34,7 +34,7 @@ from sublet.client.fabric import Fabric
 from sublet.values import NS_PER_S, Epoch
 from tests.unit.client.office_thread import OfficeThread, office_thread
 
-ROUNDS: Final = int(os.environ.get("SUBLET_INTERRUPTS", "30"))
+ROUNDS: Final = int(os.environ.get("SUBLET_INTERRUPTS", "15"))
 SEED: Final = int(os.environ.get("SUBLET_SEED", "1"))
 SOURCE: Final = str(Path(sublet.__file__).parent)
 GONE_S: Final = 60.0

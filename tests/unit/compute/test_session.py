@@ -36,7 +36,7 @@ from tests.left_open import nothing_left_open
 from tests.session_programs import run_session_program
 from tests.unit.compute.session_pair import EPOCH, LEASE, SessionPair
 
-PROGRAMS = 1000
+PROGRAMS = 250
 SOAK = 10_000
 
 
@@ -480,7 +480,7 @@ def test_a_fork_is_told_that_it_is_not_its_own(pair: SessionPair) -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_programs_do_what_numpy_says(tmp_path: Path, kernel_cache: str) -> None:
+def test_random_programs_do_what_numpy_says(tmp_path: Path, kernel_cache: str) -> None:
     _programs(tmp_path, kernel_cache, range(PROGRAMS))
 
 

@@ -193,7 +193,7 @@ def test_writing_threads_are_never_missed(pages: Pages) -> None:
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        for _ in range(20):
+        for _ in range(8):
             finder.changed(buffer_of(data))
     finally:
         stop.set()

@@ -1,7 +1,8 @@
-"""The ledger and the dumb second implementation give the same answers to thousands of generated sequences."""
+"""The ledger and the dumb second implementation give the same answers to generated sequences, some 14,000 commands."""
 
 from __future__ import annotations
 
+import os
 import random
 from fractions import Fraction
 
@@ -36,7 +37,7 @@ from sublet.wire.orders import Inventory, TornDown
 from tests.unit.ledger.bench import ANN, BEN, LOCAL, Bench, device, inventory, seconds
 from tests.unit.ledger.model import Model, ModelLease
 
-SEQUENCES = 600
+SEQUENCES = int(os.environ.get("SUBLET_SEQUENCES", "240"))
 STEPS = 60
 NEVER = 10**9 * NS_PER_S
 
