@@ -54,7 +54,7 @@ NUMBER: Final = 400
 DRIVERS: Final = (
     *("client/transport.py", "client/aio_transport.py", "client/keeper.py", "client/aio_keeper.py"),
     *("client/handle.py", "client/lease.py", "client/aio_lease.py", "client/fabric.py", "client/aio_fabric.py"),
-    *("client/driver.py", "client/aio_driver.py", "client/core.py", "client/book.py", "client/courier.py"),
+    *("client/driver.py", "client/aio_driver.py", "client/core.py", "client/book.py"),
     *("client/guests.py", "client/aio_guests.py", "client/guest_watch.py", "client/errands.py", "client/line.py"),
     *("broker/driver.py", "broker/journal*.py", "broker/serv*.py", "broker/http_*.py", "broker/sse.py"),
     *("broker/holder_watch.py", "broker/processes.py", "broker/signing.py", "broker/backup.py", "broker/routes.py"),

@@ -18,7 +18,7 @@ from benchmarks.harness import Bench, Figure, Goal, Row, figure
 from sublet.devices.account import Account
 from sublet.devices.host import HostDevice
 from sublet.devices.warp_modules import warp
-from sublet.guest.session_calls import SessionCalls
+from sublet.guest.device_service import SessionCalls
 from sublet.values import MIB, NS_PER_S, Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.device import (

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
+import queue
 import sys
 import threading
 import time
@@ -17,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from msgspec import structs
 
+from sublet.background import start_thread
 from sublet.client import volumes
 from sublet.client.address import Address, find_address
 from sublet.client.asking import Asked, Asking, Duration, RenewText, Size, ask_many, holder_name, holder_pid, policy_of
 from sublet.client.book import Book, is_held
 from sublet.client.clocks import client_clock
 from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
-from sublet.client.courier import Courier
 from sublet.client.driver import run_program
 from sublet.client.handle import LeaseFacts
 from sublet.client.held import Held
@@ -573,3 +575,32 @@ for _ in range(2):  # an interrupt may end the first call before it has begun
     atexit.register(_at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_go_on, after_in_child=_in_child)
+
+
+# ------------------------------------------- Calls the user's callbacks on a thread of its own, in order, one at a time
+
+_log = logging.getLogger("sublet.client")
+
+
+class Courier:
+    """Its thread starts with the first delivery. A callback that raises is logged; the next is called all the same."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Callable[[Any], object], object]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def deliver(self, callback: Callable[[Any], object], what: object) -> None:
+        """Call ``callback(what)`` soon. Call this under the fabric's lock."""
+        self._queue.put((callback, what))
+        if self._thread is None:
+            with contextlib.suppress(RuntimeError):  # no room for a thread now: the next delivery tries again
+                self._thread = start_thread("callbacks", self._run, again=True)
+
+    def _run(self) -> None:
+        while True:
+            callback, what = self._queue.get()
+            try:
+                callback(what)
+            except Exception:  # noqa: BLE001 - it is the user's, and the next one has done nothing wrong
+                _log.exception("a callback of a lease failed: %r", callback)
+            del callback, what

@@ -8,19 +8,19 @@ a form for is named, with the path to it: ``args[0]['model'].lock is a _thread.l
 from __future__ import annotations
 
 import copyreg
+import functools
 import io
 import os
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
 from sublet.durable.memory import lending, raw_view
 from sublet.errors import InvalidRequest, OutOfMemory, SubletError, Unpicklable, Unsupported
-from sublet.guest.culprit import find_culprit
-from sublet.guest.tensors import tensor_reducers
 from sublet.wire.frames import close_all
 from sublet.wire.lasting import Lasting, map_lent
 from sublet.wire.shared import map_shared, write_shared
@@ -312,3 +312,143 @@ def _travels(value: object) -> bool:
     except BaseException:  # noqa: BLE001 - a value may raise anything while it is taken apart
         return False
     return True
+
+
+# -------------------------------------- Which part of a value cannot go to another process, and the way to it, in words
+
+DEPTH_MAX: Final = 24
+CHILDREN_MAX: Final = 10_000
+"""Of one value; a list that long is searched no further."""
+
+
+def find_culprit(value: object, path: str, travels: Callable[[object], bool]) -> tuple[str, object]:
+    """The innermost part that does not travel; the value itself where each of its parts does."""
+    seen: set[int] = set()
+    for _ in range(DEPTH_MAX):
+        seen.add(id(value))
+        for inner, (child_path, child) in enumerate(_parts(value, path)):
+            if inner >= CHILDREN_MAX:
+                break
+            if id(child) not in seen and not travels(child):
+                path, value = child_path, child
+                break
+        else:
+            break
+    return path, value
+
+
+def _parts(value: Any, path: str) -> Iterator[tuple[str, object]]:
+    match value:
+        case Mapping():
+            for key, item in list(value.items()):
+                yield f"a key of {path}", key
+                yield f"{path}[{_short(key)}]", item
+        case list() | tuple():
+            for index, item in enumerate(value):
+                yield f"{path}[{index}]", item
+        case set() | frozenset():
+            for item in value:
+                yield f"an element of {path}", item
+        case types.FunctionType():
+            yield from _of_function(value, path)
+        case types.MethodType():
+            yield f"{path}.__self__", value.__self__
+            yield f"{path}.__func__", value.__func__
+        case functools.partial():
+            yield f"{path}.func", value.func
+            yield from _parts(value.args, f"{path}.args")
+            yield from _parts(value.keywords, f"{path}.keywords")
+        case type():
+            for name, item in list(vars(value).items()):
+                yield f"{path}.{name}", item
+        case _:
+            yield from _of_object(value, path)
+
+
+def _of_function(value: types.FunctionType, path: str) -> Iterator[tuple[str, object]]:
+    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+        try:
+            yield f"{path}'s captured variable {name!r}", cell.cell_contents
+        except ValueError:  # not yet assigned
+            continue
+    for name in sorted(_names_used(value.__code__)):
+        if name in value.__globals__:
+            yield f"{path}'s global {name!r}", value.__globals__[name]
+    for name, item in (value.__kwdefaults__ or {}).items():
+        yield f"the default of {path}'s {name!r}", item
+    for item in value.__defaults__ or ():
+        yield f"a default of {path}", item
+    for name, item in value.__dict__.items():
+        yield f"{path}.{name}", item
+
+
+def _names_used(code: types.CodeType) -> set[str]:
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _names_used(constant)
+    return found
+
+
+def _of_object(value: Any, path: str) -> Iterator[tuple[str, object]]:
+    state = getattr(value, "__dict__", None)
+    if isinstance(state, dict):
+        for name, item in list(state.items()):
+            yield f"{path}.{name}", item
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, name):
+                yield f"{path}.{name}", getattr(value, name)
+
+
+def _short(key: object) -> str:
+    text = repr(key)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+# ---- How tensors of PyTorch travel: their storages as large buffers, so that they are not copied into the pickle
+# Tensors that share a storage share it again on the other side. One on a GPU does not travel: taking it apart would
+# touch CUDA in a process that must not, or bring it up in the holder when it is put together. Loaded only where torch
+# is.
+
+
+def tensor_reducers(table: Mapping[type, Callable[[Any], Any]]) -> dict[type, Callable[[Any], Any]]:
+    """The table of a pickler, with tensors. One for each pickle: it remembers the storages it has met."""
+    torch = sys.modules["torch"]
+    storages: dict[int, Any] = {}
+
+    def reduce(tensor: Any) -> Any:
+        if tensor.is_cuda:
+            raise InvalidRequest(
+                f"a tensor on {tensor.device} cannot travel to another process",
+                do="Move it with .cpu(); on the GPU it lives inside the functions that run there.",
+            )
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
+            return tensor.__reduce_ex__(5)
+        if not tensor.is_leaf:
+            raise InvalidRequest(
+                "a tensor with a gradient history cannot travel to another process", do="Send tensor.detach()."
+            )
+        storage = tensor.untyped_storage()
+        key = storage.data_ptr()
+        if key not in storages or not key:
+            storages[key] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+        view = (tensor.storage_offset(), tuple(tensor.size()), tensor.stride())
+        extra = dict(tensor.__dict__)
+        return _rebuild, (storages[key], tensor.dtype, view, tensor.requires_grad, type(tensor), extra)
+
+    return {**table, torch.Tensor: reduce, torch.nn.Parameter: reduce}
+
+
+def _rebuild(storage: Any, dtype: Any, view: Any, requires_grad: bool, kind: Any, extra: dict[str, Any]) -> Any:
+    import torch
+
+    base = torch.from_numpy(storage)
+    made: Any = torch.empty(0, dtype=dtype).set_(base.untyped_storage(), *view)
+    if kind is torch.nn.Parameter:
+        made = torch.nn.Parameter(made, requires_grad)
+    elif requires_grad:
+        made.requires_grad_()
+    made.__dict__.update(extra)
+    return made

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, assert_never
 
-from sublet.lease.entering import in_the_way
 from sublet.lease.expiring import Expiring
 from sublet.lease.fence import FenceTable, Live, is_exclusive, same_hardware
 from sublet.lease.hardware import Hardware
@@ -41,6 +40,7 @@ from sublet.wire.orders import (
     Notify,
     Order,
     Parking,
+    Part,
     RemoveVolume,
     Report,
     Resumed,
@@ -452,3 +452,21 @@ class Node:
         else:
             report = NotHeld(node=name, lease=lease, epoch=epoch, number=number, detail=detail, reason=reason)
             self._report(report)
+
+
+# ---- What stands in the way of a grant: what is still on its resource, or not yet verified to be off it. Pure
+
+
+def in_the_way(fence: FenceTable, teardowns: Teardowns, lease: LeaseId, part: Part, capacity: int) -> bool:
+    """Whether this lease has to wait before it may have this part."""
+    own = teardowns.get(lease, part.resource)
+    if own is not None and own.holds(part.resource):
+        return True  # what it had before a restart is being cleared away
+    leaving = teardowns.leaving(part.resource)
+    there = fence.on(part.resource)
+    if is_exclusive(part):
+        return bool(leaving or there)
+    if part.kind is Kind.GPU and (fence.exclusive_on(part.resource) or any(map(is_exclusive, leaving))):
+        return True
+    in_use = fence.in_use(part.resource) + sum(other.amount for other in leaving)
+    return in_use + part.amount > capacity

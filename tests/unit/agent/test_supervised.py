@@ -13,8 +13,7 @@ import pytest
 
 from sublet import background
 from sublet.agent import supervised
-from sublet.agent.supervised import SupervisedAgent
-from sublet.agent.watchdog import SILENT_NS
+from sublet.agent.supervised import SILENT_NS, SupervisedAgent
 from sublet.errors import Disconnected, SubletError, Unauthorized, Unsupported
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, NodeId, TenantId
 from sublet.wire.codec import dumps, loads

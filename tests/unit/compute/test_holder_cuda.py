@@ -72,13 +72,13 @@ def test_a_tensor_on_a_gpu_does_not_travel(monkeypatch: pytest.MonkeyPatch) -> N
     """There is no GPU here, so a tensor only says that it is on one."""
     import torch
 
-    from sublet.guest import tensors
+    from sublet.guest import cargo
 
     class OnGpu(torch.Tensor):  # type: ignore[misc]
         is_cuda = True
         device = "cuda:0"
 
-    real = tensors.tensor_reducers
+    real = cargo.tensor_reducers
     monkeypatch.setattr(
         "sublet.guest.cargo.tensor_reducers", lambda table: {**(made := real(table)), OnGpu: made[torch.Tensor]}
     )

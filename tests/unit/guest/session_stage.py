@@ -11,7 +11,7 @@ from sublet.devices.account import Account
 from sublet.devices.host import HostDevice
 from sublet.devices.interface import Device
 from sublet.errors import NotFound, SubletError
-from sublet.guest.session_calls import SessionCalls
+from sublet.guest.device_service import SessionCalls
 from sublet.values import MIB, NS_PER_S, Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.device import Batch, BatchDone, CloseSession, DeviceReply, LaunchShape, Op, OpenSession, SessionClosed

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from sublet.devices.warp_modules import warp as begin_warp
-from sublet.guest import frameworks, serving
-from sublet.guest.frameworks import free_caches
+from sublet.guest import serving
 from sublet.guest.inbox import Inbox
+from sublet.guest.serving import free_caches
 from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.codec import dumps
 from sublet.wire.guests import Service, Visit
@@ -99,6 +99,6 @@ def test_the_frameworks_that_are_here_answer_to_these_names(tmp_path: Path) -> N
     for name in ("get_cuda_devices", "is_mempool_enabled", "get_mempool_release_threshold", "synchronize_device"):
         assert callable(getattr(warp_here, name))
     begin_warp(str(tmp_path / "kernels"))
-    assert frameworks._has_begun(warp_here)
+    assert serving._has_begun(warp_here)
     assert isinstance(type(warp_here.get_device("cpu")).has_context, property)
-    assert set(frameworks._FREE) == {"torch", "cupy", "warp"}
+    assert set(serving._FREE) == {"torch", "cupy", "warp"}

@@ -21,8 +21,8 @@ from sublet.errors import (
     StaleEpoch,
     SubletError,
 )
+from sublet.guest import device_service
 from sublet.guest import session as session_module
-from sublet.guest import session_calls
 from sublet.testing.device_kernels import KERNELS, WARP_KERNELS
 from sublet.values import MIB, EndReason, Epoch, LeaseId
 from sublet.wire.codec import dumps
@@ -406,7 +406,7 @@ def test_when_the_connection_goes_everything_of_every_session_goes(stage: Stage)
 
 
 def test_a_guest_has_so_many_sessions_and_no_more(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_calls, "SESSIONS_MAX", 2)
+    monkeypatch.setattr(device_service, "SESSIONS_MAX", 2)
     stage.session()
     stage.session()
     with pytest.raises(CapacityExceeded, match="2 sessions are open"):

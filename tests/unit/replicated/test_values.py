@@ -9,7 +9,7 @@ import pytest
 
 from sublet.errors import CheckpointDamaged, InvalidRequest, SubletError, Unpicklable
 from sublet.replicated import MemoryReplica, ReplicatedCheckpoint
-from sublet.replicated.values import PAGE, dump_value, load_value
+from sublet.replicated.checkpoint import PAGE, dump_value, load_value
 from sublet.values import Epoch
 
 

@@ -19,9 +19,9 @@ from sublet.durable.saving import Staged
 from sublet.durable.store import FolderStore
 from sublet.errors import CheckpointFailed, InvalidRequest, LeaseInterrupt
 from sublet.training import Preempted, PreemptibleTrainer
-from sublet.training.parts import part_of, put_back
 from sublet.training.progress import Progress, Sieve
 from sublet.training.telling import SEPARATOR, Account, Teller
+from sublet.training.trainer import part_of, put_back
 from sublet.values import EndReason
 from tests.unit.training.test_trainer import Lease, Program, Rows, same, shuffled
 
