@@ -11,6 +11,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Final
 
@@ -310,6 +311,50 @@ def test_the_centre_uses_the_standard_library_only(module: str) -> None:
     found = all_imports(path.read_text(), module, is_package=path.name == "__init__.py")
     wrong = [text for name, line, _ in found if (text := stdlib_verdict(module, name, line))]
     assert not wrong, "\n".join(wrong)
+
+
+def loads(statements: list[ast.stmt]) -> Iterator[str]:
+    """The modules of the house that are loaded while a module with these statements is."""
+    for one in statements:
+        match one:
+            case ast.ImportFrom(module=str(module), names=names, level=0) if module.startswith("sublet."):
+                yield from (_module_part(f"{module}.{alias.name}".removeprefix("sublet.")) for alias in names)
+            case ast.Import(names=names):
+                yield from (alias.name.removeprefix("sublet.") for alias in names if alias.name.startswith("sublet."))
+            case ast.If(test=test, body=body, orelse=orelse):
+                yield from loads([*([] if _is_type_checking(test) else body), *orelse])
+            case ast.Try(body=body) | ast.With(body=body) | ast.ClassDef(body=body):
+                yield from loads(body)
+            case _:
+                pass
+
+
+def circle_in(sources: dict[str, str]) -> list[str]:
+    """Modules that load each other, if there are any: which of them is imported first decides whether it works."""
+    loaded = {name: {other for other in loads(ast.parse(text).body) if other != name} for name, text in sources.items()}
+    try:
+        TopologicalSorter(loaded).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_module_is_loaded_in_a_circle() -> None:
+    assert circle_in({name: path.read_text() for name, path in MODULES.items()}) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_circle"),
+    [
+        ("from sublet.lease import node", "from sublet.lease.holder import Holder", True),
+        ("if True:\n    import sublet.lease.node", "from sublet.lease.holder import Holder", True),
+        ("if TYPE_CHECKING:\n    from sublet.lease import node", "from sublet.lease.holder import Holder", False),
+        ("def late():\n    from sublet.lease import node", "from sublet.lease.holder import Holder", False),
+        ("from sublet.lease import node", "from sublet.lease import policy", False),
+    ],
+)
+def test_a_circle_is_noticed(one: str, other: str, is_circle: bool) -> None:
+    assert bool(circle_in({"lease.holder": one, "lease.node": other})) is is_circle
 
 
 def test_every_exemption_is_still_needed() -> None:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
@@ -22,11 +22,13 @@ from sublet.broker.fairness import DEFAULT_GROUP
 from sublet.broker.records import BudgetRecord, LeaseRecord, Now, PricesRecord
 from sublet.broker.spending import Standing, account_of, budget_id, cost, rates_of, standing, window_of
 from sublet.broker.state import State
-from sublet.broker.step import Step
 from sublet.errors import IdempotencyConflict, InvalidRequest, NotFound
 from sublet.lease.states import LeaseStatus
 from sublet.observe.bills import Rates, micros_of
 from sublet.values import NS_PER_S, BudgetLevel, BudgetWindow, EndReason, GroupId, Kind, TenantId, shown
+
+if TYPE_CHECKING:
+    from sublet.broker.step import Step
 
 AMOUNT_MAX: Final = 10**15
 """A thousand million units of money, in millionths."""
