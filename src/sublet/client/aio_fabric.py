@@ -501,14 +501,15 @@ class Fabric(Asking[Acquiring[Lease], Acquiring[Leases]]):
         return await run_program(program, self._transport.exchange, self._revive)
 
     async def _greet(self) -> None:
+        is_ours = self._start and self.address.home is not None
         for attempt in range(HELLO_TRIES):
             if self._start:
                 await asyncio.to_thread(start_office, self.address)
             try:
                 hello = await self._run(self._core.hello())
             except Disconnected as error:
-                if error.sent and attempt + 1 < HELLO_TRIES:
-                    continue  # it was on its way out when we came
+                if (error.sent or is_ours) and attempt + 1 < HELLO_TRIES:
+                    continue  # it was on its way out when we came: killed, it takes connections to the last
                 raise
             check_versions(hello, WIRE_VERSION)
             return

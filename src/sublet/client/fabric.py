@@ -445,14 +445,15 @@ class Fabric(Asking[Lease, Leases]):
 
     def _greet(self) -> None:
         """See that an office of a version we can talk to is there."""
+        is_ours = self._start and self.address.home is not None
         for attempt in range(HELLO_TRIES):
             if self._start:
                 start_office(self.address)
             try:
                 hello = self._run(self._core.hello())
             except Disconnected as error:
-                if error.sent and attempt + 1 < HELLO_TRIES:
-                    continue  # it was on its way out when we came
+                if (error.sent or is_ours) and attempt + 1 < HELLO_TRIES:
+                    continue  # it was on its way out when we came: killed, it takes connections to the last
                 raise
             check_versions(hello, WIRE_VERSION)
             return

@@ -1,10 +1,23 @@
-"""What is said of an office that did not come up."""
+"""An office that is started: what is said of one that did not come up, and one that ends as it is asked."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from sublet.client import aio_fabric, fabric
+from sublet.client.address import Address
+from sublet.client.clocks import client_clock
+from sublet.client.fabric import HELLO_TRIES
 from sublet.client.office import _failed
+from sublet.client.steps import Reply
+from sublet.errors import Disconnected
+from sublet.wire.http import Hello
+from sublet.wire.version import WIRE_VERSION
+from tests.unit.client.script import NOBODY, reply
 
 
 def test_one_that_could_not_write_a_word_is_asked_for(tmp_path: Path) -> None:
@@ -16,3 +29,43 @@ def test_one_that_could_not_write_a_word_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "full").symlink_to("/proc/self")
     said = _failed(tmp_path / "full" / "limits", 1 << 20, "it did not start").message
     assert said == f"it did not start: no such file or directory in {tmp_path}/full"
+
+
+@pytest.mark.parametrize("side", [fabric, aio_fabric], ids=["blocking", "asyncio"])
+@pytest.mark.parametrize(("deaths", "ours"), [(1, True), (HELLO_TRIES, True), (1, False)])
+def test_an_office_that_dies_as_it_is_asked_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, side: Any, deaths: int, ours: bool
+) -> None:
+    """A process that is being killed takes connections to the last. An office elsewhere is not ours to start."""
+    starts: list[Address] = []
+    monkeypatch.setattr(side, "start_office", starts.append)
+    address = Address(url="unix:///none", socket=tmp_path / "none", home=tmp_path if ours else None)
+
+    def exchange(_: object) -> Reply:
+        if len(starts) <= deaths:
+            raise NOBODY
+        return reply(Hello(wire=WIRE_VERSION, wire_oldest=WIRE_VERSION, version="1"))
+
+    async def awaited(call: object) -> Reply:
+        return exchange(call)
+
+    async def greet() -> None:
+        made = side.Fabric(address, client_clock())
+        is_blocking = side is fabric
+        monkeypatch.setattr(made._transport, "exchange", exchange if is_blocking else awaited)
+        try:
+            if is_blocking:
+                made._greet()
+            else:
+                await made._greet()
+        finally:
+            closing = made.close()
+            if closing is not None:
+                await closing
+
+    if ours and deaths < HELLO_TRIES:
+        asyncio.run(greet())
+    else:
+        with pytest.raises(Disconnected):
+            asyncio.run(greet())
+    assert len(starts) == (min(deaths + 1, HELLO_TRIES) if ours else 1)
