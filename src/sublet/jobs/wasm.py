@@ -28,7 +28,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
@@ -249,7 +249,15 @@ def _let_go() -> None:
     _engine.cache_clear()
 
 
-def _compiled(tasklet: WasmTasklet) -> wasmtime.Module:
+class _Module(NamedTuple):
+    """A compiled module of its convention, and which of the optional functions it has."""
+
+    code: wasmtime.Module
+    has_init: bool
+    has_finalize: bool
+
+
+def _compiled(tasklet: WasmTasklet) -> _Module:
     """The module, compiled once per process and content, and found to be of its convention."""
     key = (tasklet.module, tasklet.entry)
     with _compiling:
@@ -262,11 +270,11 @@ def _compiled(tasklet: WasmTasklet) -> wasmtime.Module:
     return found
 
 
-_modules: OrderedDict[tuple[bytes | str, str], wasmtime.Module] = OrderedDict()
+_modules: OrderedDict[tuple[bytes | str, str], _Module] = OrderedDict()
 _compiling = threading.Lock()
 
 
-def _compile(tasklet: WasmTasklet) -> wasmtime.Module:
+def _compile(tasklet: WasmTasklet) -> _Module:
     runtime = _wasmtime()
     if len(tasklet.module) > MODULE_MAX:
         raise WasmInvalidModule(
@@ -282,8 +290,8 @@ def _compile(tasklet: WasmTasklet) -> wasmtime.Module:
             do="Give a core WebAssembly module (not a component), without threads and relaxed SIMD.",
         ) from None
     _check_imports(tasklet, module)
-    _check_exports(tasklet, module)
-    return module
+    names = _check_exports(tasklet, module)
+    return _Module(module, "init" in names, "finalize" in names)
 
 
 def _check_imports(tasklet: WasmTasklet, module: wasmtime.Module) -> None:
@@ -309,7 +317,8 @@ def _check_imports(tasklet: WasmTasklet, module: wasmtime.Module) -> None:
             )
 
 
-def _check_exports(tasklet: WasmTasklet, module: wasmtime.Module) -> None:
+def _check_exports(tasklet: WasmTasklet, module: wasmtime.Module) -> Container[str | None]:
+    """The names of all of them."""
     exports = {one.name: one.type for one in module.exports}
     needed = {tasklet.entry: ("", "")} if tasklet.is_command else {tasklet.entry: ("ii", "i")}
     if not tasklet.is_command:
@@ -332,6 +341,7 @@ def _check_exports(tasklet: WasmTasklet, module: wasmtime.Module) -> None:
         raise WasmEntryMissing(
             "the module exports no memory", function="memory", do='Export it as "memory": input and output lie there.'
         )
+    return exports
 
 
 _OPTIONAL: Final = {"init": ("i", "i"), "finalize": ("", "I")}
@@ -363,15 +373,18 @@ class _Exit(Exception):
     """A command has called ``proc_exit``."""
 
 
+_bytes_of: Final = functools.lru_cache(parse_memory)
+
+
 class _Run:
     """One store, one instance: nothing of a run is left to the next."""
 
-    def __init__(self, tasklet: WasmTasklet, module: wasmtime.Module, data: bytes, args: tuple[str, ...]) -> None:
+    def __init__(self, tasklet: WasmTasklet, module: _Module, data: bytes, args: tuple[str, ...]) -> None:
         self._tasklet = tasklet
         self._module = module
         self._data = data
-        self._memory_max = parse_memory(tasklet.memory, "memory")
-        self._output_max = parse_memory(tasklet.output_max, "output_max")
+        self._memory_max = _bytes_of(tasklet.memory)
+        self._output_max = _bytes_of(tasklet.output_max)
         self._store = _wasmtime().Store(_engine())
         self._store.set_fuel(tasklet.fuel)
         self._store.set_epoch_deadline(1)
@@ -400,10 +413,10 @@ class _Run:
         return self._tasklet.fuel - int(self._store.get_fuel())
 
     def _core(self) -> bytes:
-        instance = self._instance = _wasmtime().Instance(self._store, self._module, [])
-        exports = instance.exports(self._store)
-        memory, address = exports["memory"], 0
-        if exports.get("init") is not None:
+        instance = self._instance = _wasmtime().Instance(self._store, self._module.code, [])
+        memory: Any = instance.exports(self._store)["memory"]
+        address = 0
+        if self._module.has_init:
             address = self._called("init", len(self._data)) & 0xFFFF_FFFF
         elif self._data:
             raise WasmEntryMissing(
@@ -411,7 +424,7 @@ class _Run:
                 function="init",
                 do="Export init(length) -> address, where that many bytes of input may be put.",
             )
-        if address + len(self._data) > memory.data_len(self._store):
+        if self._module.has_init and address + len(self._data) > memory.data_len(self._store):
             raise WasmTrap(
                 f"init returned {address}, and {len(self._data)} bytes from there are beyond the module's memory",
                 function="init",
@@ -426,7 +439,7 @@ class _Run:
                 function=self._tasklet.entry,
                 do="Zero is success; what the other numbers mean, the module says.",
             )
-        if exports.get("finalize") is None:
+        if not self._module.has_finalize:
             return b""
         place = self._called("finalize") & 0xFFFF_FFFF_FFFF_FFFF
         start, length = place >> 32, place & 0xFFFF_FFFF
@@ -444,7 +457,7 @@ class _Run:
         self._at = name
         assert self._instance is not None
         function: Any = self._instance.exports(self._store)[name]
-        return int(function(self._store, *(_signed(one) for one in args)))
+        return int(function(self._store, *map(_signed, args)))
 
     def _command(self) -> bytes:
         system = self._system
@@ -452,7 +465,7 @@ class _Run:
         linker = _linker()
         token = _systems.enter(system)
         try:
-            instance = self._instance = linker.instantiate(self._store, self._module)
+            instance = self._instance = linker.instantiate(self._store, self._module.code)
             self._at = "_start"
             start: Any = instance.exports(self._store)["_start"]
             start(self._store)
