@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Errors = Literal["raise", "collect"]
 WANT_MAX: Final = 100_000
+OPTIONS: Final = frozenset(("cwd", "env", "python", "timeout"))
+"""What can be said of workers, as with ``lease.options``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,11 @@ def terms_of(
         raise InvalidRequest(f"{shown(policy)} is not a RetryPolicy", do="Give sublet.jobs.RetryPolicy(...).")
     if fabric is not None and not isinstance(fabric, Fabric):
         raise InvalidRequest(f"{shown(fabric)} is not a fabric", do="Give what sublet.connect() returns.")
+    extra: Any = {} if options is None else options
+    if not isinstance(extra, Mapping) or not extra.keys() <= OPTIONS:
+        raise InvalidRequest(
+            f"options cannot be {shown(options)}", do=f"Give a dict with some of: {', '.join(sorted(OPTIONS))}."
+        )
     if tier not in {member.value for member in Tier}:
         raise InvalidRequest(f"tier cannot be {shown(tier)}", do='Use "batch", "spot" or "interactive".')
     return Terms(
@@ -92,7 +99,7 @@ def terms_of(
         policy=RetryPolicy() if policy is None else policy,
         collect=errors == "collect",
         deadline_ns=None if deadline is None else parse_duration_ns(deadline, "deadline"),
-        options=options_of(**(options or {})),
+        options=options_of(**extra),
         fabric=fabric,
         on_event=on_event,
     )
