@@ -152,7 +152,7 @@ class World:
             folder.mkdir(mode=0o700)
         self.store = str(self.blocks / "l-1.1.2")
         self.folders: dict[str, str] = {}
-        self.restart()
+        self.tenancy = self.made()
 
     def facts(self) -> list[tuple[object, ...]]:
         found: list[tuple[object, ...]] = []
@@ -247,10 +247,17 @@ class World:
 
     def restart(self) -> None:
         """Another supervisor takes over what lies there."""
-        self.tenancy = Tenancy(
-            lease=LEASE, tenant=TENANT, epoch=EPOCH, parts=(GPU, BLOCK), deadline_ns=1 << 60, office="o"
-        )
-        self.tenancy.open(str(self.leases), NoGroups(), 1, lambda _: (), Limits())
+        self.let_go()
+        self.tenancy = self.made()
+
+    def made(self) -> Tenancy:
+        made = Tenancy(lease=LEASE, tenant=TENANT, epoch=EPOCH, parts=(GPU, BLOCK), deadline_ns=1 << 60, office="o")
+        made.open(str(self.leases), NoGroups(), 1, lambda _: (), Limits())
+        return made
+
+    def let_go(self) -> None:
+        """Of the files that a supervisor has open."""
+        self.tenancy.close(lambda _: None, lambda _: None, alone=False)
 
     def start(self) -> None:
         home, _ = self.tenancy.make_home(Ids(GUEST, GUEST))
@@ -303,8 +310,8 @@ LAST = ("start", "restart", "start", "lay out", "sweep", "keep", "put away", "en
 def changed_by(life: Life) -> str:
     """After which act of the privileged part something outside was another; empty if after none."""
     base = Path(tempfile.mkdtemp(prefix="sublet-canary-"))
+    world = World(base)
     try:
-        world = World(base)
         before = world.facts()
         world.do("start", "")
         if life[0]:
@@ -322,6 +329,7 @@ def changed_by(life: Life) -> str:
                 return f"{what} at the end"
         return ""
     finally:
+        world.let_go()
         shutil.rmtree(base, ignore_errors=True)
 
 
