@@ -533,7 +533,8 @@ def isolated() -> object:
 
 @scene
 def memory(count: str, *imports: str) -> object:
-    """What so many warm interpreters of tenants cost: memory that no file backs, in KiB each."""
+    """What so many warm interpreters of tenants cost, in KiB: memory that no file backs, of each; and of all together,
+    the shared one and the copies in advance among them, what is theirs alone and their parts of the rest (PSS)."""
     key = walled_key("a:b", "", imports, {})
     assert key is not None
     stage = Stage()
@@ -542,13 +543,22 @@ def memory(count: str, *imports: str) -> object:
     for one in keys:
         stage.zygotes.want(one)
     stage.until(lambda: all(stage.zygotes.shelf.is_ready(one) for one in keys))
-    private = [private_kib(stage.zygotes._running[one].pid) for one in keys]
-    return {"imports": imports, "private_kib": private, "median_kib": sorted(private)[len(private) // 2]}
+    stage.until(lambda: len(below()) == 2 * len(stage.zygotes._running))  # each with its copy in advance
+    private = sorted(kib_of(stage.zygotes._running[one].pid)["Anonymous"] for one in keys)
+    all_pss = sum(kib_of(pid)["Pss"] for pid in below())
+    return {"imports": imports, "private_kib": private, "median_kib": private[len(private) // 2], "pss_kib": all_pss}
 
 
-def private_kib(pid: int) -> int:
+def below() -> list[int]:
+    """All processes that this one has started, and those that they have."""
+    me = os.getpid()
+    return [stat.pid for stat in Procs().table().below({me}) if stat.pid != me and not stat.is_gone]
+
+
+def kib_of(pid: int) -> dict[str, int]:
     with open(f"/proc/{pid}/smaps_rollup") as file:
-        return sum(int(line.split()[1]) for line in file if line.startswith("Anonymous:"))
+        next(file)
+        return {name: int(size.split()[0]) for name, size in (line.split(":") for line in file)}
 
 
 @scene
