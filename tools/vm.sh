@@ -5,6 +5,7 @@
 #   sh tools/vm.sh [TEST...]      as root, on Debian, after: apt-get install mmdebstrap user-mode-linux e2fsprogs
 #
 # It is Linux as a program (user-mode-linux): no KVM, no network, nothing left behind but VM, the folder it is built in.
+# A processor with AMX will not do: its registers are more than user-mode-linux knows, and the first program there dies.
 # It has one processor, neither Landlock nor cpusets, and is several times slower than this machine: a test that waits
 # for seconds may fail there for that alone. What is committed is what runs. `sublet doctor` and `sublet run` are shown
 # as root, and as a user who lingers; then the tests, as root. LIMIT: seconds for all of it.
@@ -21,6 +22,7 @@ die() { echo "tools/vm.sh: $*" >&2; exit 1; }
 for program in mmdebstrap linux.uml mkfs.ext4 git; do
     command -v $program > /dev/null || die "no $program here: apt-get install mmdebstrap user-mode-linux e2fsprogs git"
 done
+! grep -qw amx_tile /proc/cpuinfo || die "this processor's state (AMX) is larger than user-mode-linux can hold: use another"
 [ -x .venv/bin/python ] || die "no .venv here: make setup"
 mkdir -p "$VM/share" "$VM/uml"
 
