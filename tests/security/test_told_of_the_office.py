@@ -51,5 +51,6 @@ def test_two_offices_give_different_user_numbers(place: Place) -> None:
 def test_who_shows_no_token_is_told_which_versions_fit_and_no_more(place: Place) -> None:
     told = place.owner.request("GET", "/v1/hello", shape=dict)
     assert told.pop("pid") == 0, "clients of before want the field"
+    assert told.pop("studios") is True, "a version has them or not"
     assert sorted(told) == ["version", "wire", "wire_oldest"]
     assert place.owner.status().pid > 0

@@ -29,7 +29,8 @@ New here? `sublet demo` shows it all in under a minute, in a temporary folder. T
 """
 _EPILOG = (
     "Environment: SUBLET_HOME (state folder), SUBLET_URL and SUBLET_TOKEN (an office elsewhere). "
-    "Exit status: 0 done, 1 failure, 2 usage, 75 refused or not granted in time, 76 the lease ended."
+    "Exit status: 0 done, 1 failure, 2 usage, 75 refused or not granted in time, 76 the lease ended, "
+    "78 a copied state folder."
 )
 
 
