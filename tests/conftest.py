@@ -33,7 +33,7 @@ sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 NEED: Final = "sublet-need"
 """The key under which a left-out test's report carries what it needed; such properties survive pytest-xdist."""
 
-MAY_BE_LEFT_OUT: Final = frozenset(("gpu", "material"))
+MAY_BE_LEFT_OUT: Final = frozenset(("gpu", "material", "mock-nvml"))
 """Needs that no set-up of ours can meet; each test on other people's material has a twin that always runs."""
 
 DEBIAN_PACKAGE: Final = {"etcd": "etcd-server", "strace": "strace", "chromium": "chromium", "wrk": "wrk"}
@@ -51,6 +51,11 @@ def _has_warp() -> bool:
 def _has_material() -> bool:
     """Other people's notebooks, which are no part of the project."""
     return os.path.isdir(os.path.join(os.environ.get("SUBLET_MATERIAL", "/nowhere"), "data", "notebooks"))
+
+
+def _has_mock_nvml() -> bool:
+    """NVIDIA's mock of NVML, which is no part of the project."""
+    return os.path.isfile(os.path.join(os.environ.get("SUBLET_MATERIAL", "/nowhere"), "gpu-rig", "libnvidia-ml.so.1"))
 
 
 def _has_wasmtime() -> bool:
@@ -71,6 +76,7 @@ CAPABILITIES: Final[dict[str, Callable[[], bool]]] = {
     "gpu": _has_gpu,
     "warp": _has_warp,
     "material": _has_material,
+    "mock-nvml": _has_mock_nvml,
     "torch": _has_torch,
     "wasmtime": _has_wasmtime,
     "tracer": _has_tracer,
@@ -195,6 +201,8 @@ def _named(need: str) -> str:
         return "a GPU"
     if need == "material":
         return "other people's notebooks, in the folder that SUBLET_MATERIAL names"
+    if need == "mock-nvml":
+        return "NVIDIA's mock of NVML, in the folder that SUBLET_MATERIAL names"
     if need == "warp":
         return "Warp, which sublet[kernels] brings"
     if need == "torch":
