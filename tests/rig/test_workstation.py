@@ -17,6 +17,7 @@ from tests.crash.office_process import release_all
 from tests.integration.test_run import Shell, finished, first_line, until
 from tests.rig.personalities import WORKSTATION
 from tests.rig.rig import Rig, make_rig
+from tests.rig.test_interface import SOURCES
 from tests.rig.test_office import USES_A_CARD, WAIT_S, card_of, cards_of, index_of, is_free
 from tests.traces import supervisor_of
 
@@ -84,6 +85,24 @@ def test_a_desktop_is_none_of_what_a_supervisor_that_died_had_left(sublet: Shell
     finished(process)
     release_all(sublet.home)
     until(lambda: is_lendable(sublet, rig), WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("machine", "status", "said"),
+    [
+        ("4xH100", 0, ("rank 1: 256 MiB written", "nothing but zeros is left", "fell off its bus (Xid 79)")),
+        ("no-uvm", 0, ("0 × GPU", "Not lent: ", "nvidia-modprobe", "none is lent")),
+        ("8xCray", 2, ("There is no machine 8xCray", "make demo RIG=4xH100|")),
+    ],
+)
+def test_a_person_is_shown_an_office_on_pretended_cards(machine: str, status: int, said: tuple[str, ...]) -> None:
+    """`make demo RIG=...`. It checks what it shows, and says that nothing of it is real."""
+    command = [sys.executable, "-m", "tests.rig.show", machine]
+    done = subprocess.run(command, cwd=SOURCES.parents[1], capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == status, done
+    for words in said:
+        assert words in done.stdout + done.stderr, words
+    assert status or done.stdout.count("PRETENDED CARDS") == 2
 
 
 def is_lendable(sublet: Shell, rig: Rig) -> bool:

@@ -23,6 +23,9 @@ from sublet.values import NS_PER_S, NodeId, ResourceId
 from sublet.wire.orders import Device, Fault, Foreign, Inventory
 
 LOOK_EVERY_NS: Final = 5 * NS_PER_S
+AGAIN_NS: Final = NS_PER_S
+"""After a look that found others on a card anew: memory of a process that has just ended (`nvidia-smi`, `sublet doctor
+--gpu`) is in use for a moment longer, and no request is to wait long for that."""
 SOON_NS: Final = NS_PER_S // 10
 PATIENCE_NS: Final = 30 * NS_PER_S
 """A driver that takes longer to answer is broken."""
@@ -119,6 +122,7 @@ class CardWatch:
         self._leased_then: dict[ResourceId, int] = {}
         """What was under our leases when the question went out."""
         self._answer: list[Reading] = []
+        self._every_ns = LOOK_EVERY_NS
 
     def tick(self, now_ns: int) -> tuple[list[Fault | Foreign], int | None]:
         """What there is to report, and when to come again (None: never). Waits for nothing."""
@@ -132,11 +136,11 @@ class CardWatch:
         elif self._thread is not None and waited_ns >= PATIENCE_NS:
             said = f"the driver has not answered for {waited_ns // NS_PER_S} s"
             reports = [self._fault(device.id, said) for device in self._cards.values()]
-        if self._thread is None and (self._asked_ns == 0 or waited_ns >= LOOK_EVERY_NS):
+        if self._thread is None and (self._asked_ns == 0 or waited_ns >= self._every_ns):
             self._ask(now_ns)
             waited_ns = 0
         if self._thread is None:
-            return reports, self._asked_ns + LOOK_EVERY_NS
+            return reports, self._asked_ns + self._every_ns
         return reports, now_ns + min(LOOK_EVERY_NS, max(SOON_NS, waited_ns))  # soon, and later if it takes long
 
     def look(self) -> list[Reading]:
@@ -162,6 +166,7 @@ class CardWatch:
     def judge(self, readings: Iterable[Reading], now_ns: int) -> list[Fault | Foreign]:
         """What follows from a look."""
         reports: list[Fault | Foreign] = []
+        blocked = self._blocked()
         for reading in readings:
             device = self._cards[reading.uuid]
             before = self.health.get(device.id)
@@ -178,7 +183,11 @@ class CardWatch:
             self.health[device.id] = Health(resource=device.id, reading=reading, foreign=foreign, fault=fault)
             if fault:
                 reports.append(self._fault(device.id, fault))
+        self._every_ns = min(AGAIN_NS, LOOK_EVERY_NS) if self._blocked() - blocked else LOOK_EVERY_NS
         return [*reports, *self._news.of(self._others(), now_ns)]
+
+    def _blocked(self) -> set[ResourceId]:
+        return {resource for resource, health in self.health.items() if health.foreign.blocks}
 
     def heard(self, report: Foreign, now_ns: int) -> list[Foreign]:
         """The supervisor says whether another office lends the device (of whatever kind it is). What follows from it,

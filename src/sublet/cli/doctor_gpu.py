@@ -30,8 +30,8 @@ _MODES: Final = ("DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS
 _MPS: Final = "/tmp/nvidia-mps"
 _SUSPENDS: Final = {
     Suspend.NONE: "no (needs CUDA 12.8, sublet[gpu], and a whole card; tried with the first card)",
-    Suspend.SAME_DEVICE: "and resumed on the same card (tried with the first card)",
-    Suspend.SAME_TYPE: "and resumed on the same card (tried with the first card); another one of its model is untried",
+    Suspend.SAME_DEVICE: "yes, and resumed on the same card (tried with the first card)",
+    Suspend.SAME_TYPE: "yes, and resumed on the same card or on another of its model (tried with two of them)",
 }
 
 
@@ -107,7 +107,7 @@ def _card(card: Card, tried: Rehearsal, suspends: Callable[[], Suspend]) -> Said
     modes = [] if tried.compute_mode < 0 else [f"compute mode {_MODES[min(tried.compute_mode, 3)]}"]
     modes += [] if tried.persistence < 0 else [f"persistence {'on' if tried.persistence else 'off'}"]
     modes += ["a desktop draws on it"] if tried.draws else []
-    said = f"{what}: {lent}; {'; '.join(may)}; {', '.join(modes)}; tried: {steps}"
+    said = "; ".join([f"{what}: {lent}", *may, *([", ".join(modes)] if modes else []), f"tried: {steps}"])
     if tried.compute_mode in (1, 3):
         do = "In this mode only one process computes on a card: `nvidia-smi -c DEFAULT` lets a lease have several."
         return "note", said, do

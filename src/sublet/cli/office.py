@@ -126,9 +126,13 @@ def up(
         document(view)
     else:
         devices = [d for d in view["devices"] if d["kind"] == Kind.GPU and d["state"] != SliceState.LOST]
-        kind = "host device (no GPU)" if all(device["host"] for device in devices) else "GPU"
+        kind = "host device (no GPU)" if devices and all(device["host"] for device in devices) else "GPU"
         said = "is up" if running is None else "was up already"
         print(f"The office {said}: pid {view['pid']}, {len(devices)} × {kind}.")
+        for node in view["nodes"]:
+            if trouble := node["labels"].get("gpu-trouble"):
+                print(f"  Not lent: {visible(trouble)}")
+                print(f"  What to do: {typed('sublet doctor --gpu')}")
         print(f"  Acquire a lease: {typed('sublet lease acquire --gpu 1GiB')}")
         if view.get("shared"):
             print(f"  Other users set SUBLET_URL=unix://{visible(view['shared'])}/office.sock and SUBLET_TOKEN.")

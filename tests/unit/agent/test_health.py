@@ -15,6 +15,7 @@ import pytest
 
 from sublet.agent.foreign import REPEAT_NS, Own
 from sublet.agent.health import (
+    AGAIN_NS,
     LOOK_EVERY_NS,
     PATIENCE_NS,
     SILENT_LOOKS,
@@ -278,6 +279,22 @@ def test_the_heartbeat_asks_in_the_background_and_takes_the_answer_when_it_is_th
     assert [report.resource for report in reports] == [FIRST, SECOND]
     assert wake == 10**9 + LOOK_EVERY_NS
     assert watch.tick(wake - 1) == ([], wake), "called too early it asks nobody"
+
+
+def test_memory_that_has_come_to_be_in_use_is_looked_at_again_soon(stage: Stage) -> None:
+    """It may be that of a process that has just ended. If it is still there then, it is looked at as always."""
+
+    def looked(at_ns: int) -> int:
+        stage.watch.tick(at_ns)
+        _answered(stage.watch)
+        _, wake = stage.watch.tick(at_ns)
+        assert wake is not None
+        return wake - at_ns
+
+    assert looked(10**9) == LOOK_EVERY_NS
+    stage.cards[0].used = GIB
+    assert looked(10**9 + LOOK_EVERY_NS) == AGAIN_NS
+    assert looked(10**9 + LOOK_EVERY_NS + AGAIN_NS) == LOOK_EVERY_NS
 
 
 def test_a_driver_that_never_answers_is_a_fault_and_keeps_nobody_waiting(stage: Stage) -> None:
