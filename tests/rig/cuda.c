@@ -197,6 +197,14 @@ API Code cuInit(unsigned int flags)
     return code;
 }
 
+/* Private tables of NVIDIA's own libraries: NVRTC asks for one when it compiles, and does without. */
+API Code cuGetExportTable(const void **table, const void *id)
+{
+    (void)id;
+    *table = NULL;
+    return 500; /* CUDA_ERROR_NOT_FOUND */
+}
+
 API Code cuDriverGetVersion(int *version)
 {
     *version = rig() ? (int)rig()->cuda : 0;

@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import pytest
 
-from sublet.client.home import socket_path
+from sublet.client.home import runtime_dir, socket_path
 from tests.crash.office_process import Call, Line, release_all
 from tests.integration.test_run import Shell, finished, first_line, until
 from tests.rig.personalities import FOUR_H100
 from tests.rig.rig import Rig, clear, make_rig
+from tests.traces import supervisor_of
 
 pytestmark = [pytest.mark.needs("gcc"), pytest.mark.xdist_group("tests/rig/test_office.py")]
 
@@ -69,6 +70,21 @@ def mine(folder, me, other):
 with tempfile.TemporaryDirectory() as folder, sublet.connect() as fabric, fabric.gpu(min_vram="60GiB", count=2) as both:
     found = list(both.map(mine, [folder] * 2, (0, 1), (1, 0)))
     print(json.dumps([found, [one.id for one in both.devices]]))
+"""
+
+COMPILES: Final = """
+import ctypes, json, os, sys
+import sublet
+SOURCE = "extern \\"C\\" __global__ void nothing() {}"
+def maps_of(pid):
+    with open(f"/proc/{pid}/maps") as file:
+        return "libcuda.so" in file.read()
+with sublet.connect() as fabric, fabric.gpu(min_vram="1GiB") as lease:
+    with sublet.GpuSession(lease) as gpu:
+        gpu.module_unload(gpu.module_load(SOURCE, kind="cuda"))
+    found = [maps_of("self"), maps_of(sys.argv[1]), maps_of(sys.argv[2])]
+    ctypes.CDLL("libcuda.so.1")
+    print(json.dumps([*found, maps_of("self")]))
 """
 
 
@@ -199,6 +215,22 @@ def test_a_fault_of_the_hardware_quarantines_and_a_fault_of_a_program_does_not(s
     assert is_free(card_of(sublet, rig, 1))
     vouched = sublet("fence", "clear", card_of(sublet, rig, 2)["id"], "--vouch")
     assert vouched.status == 0, vouched
+
+
+def test_compiling_begins_cuda_in_the_guest_and_nowhere_else(office: Shell, sublet: Shell) -> None:
+    """NVRTC initializes CUDA where a driver is: a holder would be refused its next call, an office keep every card."""
+    pid = str(sublet.json("status")["pid"])
+    supervisor = str(supervisor_of(runtime_dir(sublet.home.resolve())))
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILES, pid, supervisor],
+        env=office.env,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [False, False, False, True]
 
 
 def test_doctor_says_which_cards_there_are(sublet: Shell) -> None:
