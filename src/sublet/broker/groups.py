@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from sublet.broker.fairness import amounts_of
 from sublet.broker.placement import RoomsByNode
 from sublet.broker.records import LeaseRecord, Want
+from sublet.broker.rooms import Room
 from sublet.broker.state import State
 from sublet.lease.states import LIVE_STATES
 from sublet.values import MILLIS_PER_DEVICE, Exclusivity, GroupId, Kind
@@ -101,11 +102,20 @@ class Floors:
                     self._add(victim, -gpu_millis(victim.parts))
 
     def has_room_for(self, request: LeaseRecord) -> bool:
-        """Whether the request is inside the floor of its group."""
+        """Whether the request is inside the floor of its group, if a part of a device is of the largest there is."""
         if not self.any:
             return False
         group, asked = self._state.group_of(request.tenant), asked_millis(self._state, request.wants)
         return asked > 0 and self._level(group) + asked <= self._state.group(group).floor * MILLIS_PER_DEVICE
+
+    def rooms_inside(self, request: LeaseRecord, rooms: Sequence[Room]) -> Sequence[Room]:
+        """Those on which the request is inside the floor: the smaller the device, the more of it is the same amount."""
+        want = next((want for want in request.wants if want.exclusivity is Exclusivity.SHARED), None)
+        if want is None:
+            return rooms
+        group = self._state.group_of(request.tenant)
+        most = -self.above(group) // want.count
+        return [room for room in rooms if room.kind is not Kind.GPU or room.millis_of(want.amount) <= most]
 
     def above(self, group: GroupId) -> int:
         """How much the group holds that is not kept for it by its floor."""

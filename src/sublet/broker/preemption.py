@@ -151,11 +151,16 @@ def plan(request: LeaseRecord, rooms: RoomsByNode, state: State, now_ns: int, po
     if fit(request.wants, request.tenant, soon, mix=policy.share_across_tenants) is not None:
         return None  # what is already on its way out is enough: wait for it
     floors = Floors(state)
-    plans = (
-        found
-        for node, here in soon.items()
-        if (found := _plan_on_node(request, node, here, floors, state, now_ns, policy)) is not None
-    )
+    is_inside = floors.has_room_for(request)
+
+    def plan_on(node: NodeId, here: Sequence[Room]) -> Plan | None:
+        found = None
+        if is_inside:
+            inside = floors.rooms_inside(request, here)
+            found = _plan_on_node(request, node, inside, floors, state, now_ns, policy, inside_floor=True)
+        return found or _plan_on_node(request, node, here, floors, state, now_ns, policy, inside_floor=False)
+
+    plans = (found for node, here in soon.items() if (found := plan_on(node, here)) is not None)
     best = min(plans, key=lambda p: (p.potential_lost, len(p.victims), sum(v.ran_ns for v in p.victims)), default=None)
     if best is not None:
         lowers = best.potential_lost < weight(standing_of_request(request.tier))
@@ -164,9 +169,17 @@ def plan(request: LeaseRecord, rooms: RoomsByNode, state: State, now_ns: int, po
 
 
 def _plan_on_node(
-    request: LeaseRecord, node: NodeId, here: Sequence[Room], floors: Floors, state: State, now_ns: int, policy: Policy
+    request: LeaseRecord,
+    node: NodeId,
+    here: Sequence[Room],
+    floors: Floors,
+    state: State,
+    now_ns: int,
+    policy: Policy,
+    *,
+    inside_floor: bool,
 ) -> Plan | None:
-    candidates = _candidates(request, here, state, now_ns, policy, inside_floor=floors.has_room_for(request))
+    candidates = _candidates(request, here, state, now_ns, policy, inside_floor=inside_floor)
     if not candidates:
         return None
     mix = policy.share_across_tenants

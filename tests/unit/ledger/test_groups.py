@@ -405,6 +405,28 @@ def test_two_requests_are_not_both_inside_a_floor_with_room_for_one() -> None:
     assert sorted(lease.status for lease in held) == [LeaseStatus.ACTIVE, LeaseStatus.NOTICED]
 
 
+def test_a_part_is_inside_a_floor_by_the_card_that_it_is_of() -> None:
+    """8 GiB are half of a card with 16, and the whole of one with 8: more than is left of a floor of one GPU."""
+    sizes = {"large": 16, "small": 8}
+    cards = [device(f"n1/{name}", capacity=size * GIB) for name, size in sizes.items()]
+    bench = Bench(inventory("n1", *cards), policy=Policy(max_hold_ns=seconds(10**6), share_across_tenants=True))
+    for name, tenant in ((COURSE, ANN), (LAB, BEN)):
+        assert not isinstance(put(bench, GroupRecord(id=name, floor=1 if name is COURSE else 0)), InvalidRequest)
+        bench.do(cmd.SetTenant(tenant=tenant, group=name))
+    old = bench.granted(gpu(8), tenant=BEN, ttl_s=3600)
+    mine = bench.granted(shared(4), tenant=ANN, ttl_s=3600)  # a quarter of the large card
+    bench.wait(700)
+    young = bench.granted(shared(12), tenant=BEN, ttl_s=3600)
+    assert [lease.parts[0].resource for lease in (old, mine, young)] == ["n1/small", "n1/large", "n1/large"]
+    asked = bench.queued(shared(8), tenant=ANN)
+    bench.wait(2)
+    assert old.status is LeaseStatus.ACTIVE, "with all of the small card the group would have more than its floor"
+    bench.wait(700)
+    assert young.status is not LeaseStatus.ACTIVE, "with half of the large one it has not"
+    assert old.status is LeaseStatus.ACTIVE
+    assert [part.resource for part in bench.state.leases[asked.id].parts] == ["n1/large"]
+
+
 def test_a_lease_within_its_floor_is_renewed_beyond_the_maximum_hold_while_other_groups_wait() -> None:
     bench = office(gpus=1, policy=Policy(), course=GroupRecord(id=COURSE, floor=1))
     held = bench.granted(tenant=ANN, ttl_s=3600)
