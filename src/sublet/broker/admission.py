@@ -8,7 +8,7 @@ from copy import copy
 
 import msgspec
 
-from sublet.broker import budgets, replacing
+from sublet.broker import budgets, burst_credit, replacing
 from sublet.broker.answers import Refusal, RefusalCode
 from sublet.broker.commands import Acquire
 from sublet.broker.groups import asked_millis, gpu_millis, only_within_ceiling, over_ceiling
@@ -217,8 +217,24 @@ def over_seconds(state: State, lease: LeaseRecord, now: Now) -> str | None:
         beyond = _over_seconds(state, lease, used, of_group)
         if beyond is not None:
             return f"group {group}: {beyond}"
+    beyond = over_own_seconds(state, lease, now)
+    if beyond is None or burst_credit.covers(state, lease, drawing(state, lease), now.ns):
+        return None
+    if not state.quota_of(lease.tenant).burst_seconds:
+        return beyond
+    left = format_duration(burst_credit.left_seconds(state, lease.tenant, now.ns) * NS_PER_S)
+    return f"{beyond}, and {left} of burst credit are left"
+
+
+def over_own_seconds(state: State, lease: LeaseRecord, now: Now) -> str | None:
+    """What its tenant's quota of device time says, whatever burst credit there is."""
     limit = state.quota_of(lease.tenant).gpu_seconds
     return None if limit is None else _over_seconds(state, lease, state.used_milli_ns(lease.tenant, now.ns), limit)
+
+
+def drawing(state: State, lease: LeaseRecord) -> int:
+    """What it would draw on the burst credit beside what is drawn already."""
+    return (gpu_millis(lease.parts) or asked_millis(state, lease.wants)) - lease.draws
 
 
 def seconds_free_at(state: State, lease: LeaseRecord, now: Now) -> int | None:
@@ -226,14 +242,18 @@ def seconds_free_at(state: State, lease: LeaseRecord, now: Now) -> int | None:
     group, window_ns, usage = state.group_of(lease.tenant), state.books.usage_window_ns, state.books.usage
     own, of_group = state.quota_of(lease.tenant).gpu_seconds, state.group(group).quota.gpu_seconds
     found: list[int | None] = []
-    for limit, tenants in (
-        (own, [lease.tenant]),
-        (of_group, [tenant for tenant in usage if state.group_of(tenant) == group]),
+    for limit, tenants, is_own in (
+        (own, [lease.tenant], True),
+        (of_group, [tenant for tenant in usage if state.group_of(tenant) == group], False),
     ):
         if limit is not None:
             most = min(limit * NS_PER_S - 1, limit * NS_PER_S - _expected_ns(lease)) * MILLIS_PER_DEVICE
             meters = [usage[tenant] for tenant in tenants if tenant in usage]
-            found.append(at_most_from(meters, most, now.ns, window_ns))
+            at_ns = at_most_from(meters, most, now.ns, window_ns)
+            if is_own:
+                burst_ns = burst_credit.covered_from(state, lease, drawing(state, lease), now.ns)
+                at_ns = min((at for at in (at_ns, burst_ns) if at is not None), default=None)
+            found.append(at_ns)
     return None if None in found else max((at for at in found if at is not None), default=None)
 
 

@@ -194,6 +194,8 @@ def check_group(group: GroupRecord) -> None:
     """See that nothing of a group contradicts itself."""
     check_weight(group.weight, f"group {group.id}")
     check_quota(group.quota)
+    if group.quota.burst_seconds is not None or group.quota.burst_refill_seconds is not None:
+        raise InvalidRequest("burst credit is for tenants, not for groups", do="Set it for its tenants.")
     if not 0 <= group.floor < GPUS_MAX or (group.ceiling is not None and not 0 <= group.ceiling < GPUS_MAX):
         raise InvalidRequest("a floor or a ceiling is a number of GPUs, zero or more", do="Correct it.")
     most = reservations.most_gpus(group)

@@ -13,6 +13,7 @@ import msgspec
 
 from sublet.broker.records import (
     BudgetRecord,
+    BurstRecord,
     DeclaredRecord,
     EndRecord,
     ForeignRecord,
@@ -221,6 +222,16 @@ class BudgetReached(_Audited, frozen=True, kw_only=True, tag="budget_reached"):
 
 class BudgetRemoved(_Audited, frozen=True, kw_only=True, tag="budget_removed"):
     budget: BudgetId
+
+
+class BurstDrawn(_Fact, frozen=True, kw_only=True, tag="burst_drawn"):
+    """A lease begins to draw on the burst credit of its tenant, or no longer does, while the quota has room."""
+
+    lease: LeaseId
+    millis: int
+    """Thousandths of a device; 0: no longer."""
+    before: BurstRecord
+    """How the credit stands, with the numbers of the quota that hold from now on."""
 
 
 class Queued(_Audited, frozen=True, kw_only=True, tag="queued"):
@@ -517,6 +528,7 @@ Event = (
     | BudgetCredited
     | BudgetReached
     | BudgetRemoved
+    | BurstDrawn
     | Queued
     | Granted
     | Ungranted

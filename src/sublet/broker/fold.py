@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from sublet.broker import events as ev
+from sublet.broker.burst_credit import left
 from sublet.broker.fairness import DEFAULT_GROUP
 from sublet.broker.fold_spending import (
     budget_credited,
@@ -69,6 +70,8 @@ def _rebased(state: State, event: ev.Rebased, now: Now) -> None:
         for tenant in cooling:
             cooling[tenant] += shift
     shift_held(state, shift)
+    for tenant, burst in state.books.bursts.items():
+        state.books.bursts[tenant] = msgspec.structs.replace(burst, at_ns=burst.at_ns + shift)
     for lease in state.leases.values():
         _shift_lease(lease, shift)
         if lease.status in LIVE_STATES:
@@ -201,6 +204,7 @@ def _tenant_removed(state: State, event: ev.TenantRemoved, now: Now) -> None:
     del state.tenants[event.tenant]
     state.books.removed[event.tenant] = event.generation
     state.books.accounts.pop(event.tenant, None)
+    state.books.bursts.pop(event.tenant, None)
     tenant_gone(state, event.tenant)
 
 
@@ -258,6 +262,25 @@ def _policy_applied(state: State, event: ev.PolicyApplied, now: Now) -> None:
     state.capacity_version += 1
 
 
+def _burst_drawn(state: State, event: ev.BurstDrawn, now: Now) -> None:
+    lease = state.leases[event.lease]
+    drawn = event.before.drawn + event.millis - lease.draws
+    state.books.bursts[lease.tenant] = msgspec.structs.replace(event.before, drawn=drawn)
+    lease.draws = event.millis
+    if not event.millis:
+        state.capacity_version += 1
+
+
+def _no_longer_draws(state: State, lease: LeaseRecord, now: Now) -> None:
+    """It ends, or its grant came to nothing."""
+    if lease.draws:
+        known = state.books.bursts[lease.tenant]
+        state.books.bursts[lease.tenant] = msgspec.structs.replace(
+            known, at_ns=now.ns, credit=left(known, now.ns), drawn=known.drawn - lease.draws
+        )
+        lease.draws = 0
+
+
 def _queued(state: State, event: ev.Queued, now: Now) -> None:
     lease = copy(event.lease)
     lease.group = state.group_of(lease.tenant)
@@ -308,6 +331,7 @@ def _granted(state: State, event: ev.Granted, now: Now) -> None:
 def _ungranted(state: State, event: ev.Ungranted, now: Now) -> None:
     lease = state.leases[event.lease]
     status = next_lease(lease.status, LeaseEvent.UNGRANT, lease.id)
+    _no_longer_draws(state, lease, now)
     state.tear_down(lease, now)
     state.on_node[state.node_of(lease)].pop(lease.id, None)
     state.live_count -= 1
@@ -405,6 +429,7 @@ def _ending(state: State, event: ev.Ending, now: Now) -> None:
     is_kept = event.end.way is Way.SUSPEND
     status = next_lease(lease.status, LeaseEvent.SUSPEND if is_kept else LeaseEvent.END, lease.id)
     state.tear_down(lease, now)
+    _no_longer_draws(state, lease, now)
     lease.status, lease.end, lease.number = status, event.end, event.number
     lease.busy_ns = event.busy_ns
 
@@ -562,6 +587,7 @@ FOLD: Final[dict[type, Callable[[State, Any, Now], None]]] = {
     ev.BudgetCredited: budget_credited,
     ev.BudgetReached: budget_reached,
     ev.BudgetRemoved: budget_removed,
+    ev.BurstDrawn: _burst_drawn,
     ev.Queued: _queued,
     ev.Granted: _granted,
     ev.Ungranted: _ungranted,

@@ -7,12 +7,13 @@ from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Done, Granted
 from sublet.broker.finding import find_live
-from sublet.broker.order import others_wait_for
+from sublet.broker.groups import gpu_millis
+from sublet.broker.order import kinds_of, others_wait_for
 from sublet.broker.records import LeaseRecord
 from sublet.broker.schedule import Schedule
 from sublet.broker.step import Step, extend_order
 from sublet.errors import InvalidRequest, LeaseRevoked, QuotaExceeded, RenewalRefusal
-from sublet.values import EndReason, RenewMode, format_duration
+from sublet.values import EndReason, Kind, RenewMode, format_duration
 
 
 def renew(step: Step, schedule: Schedule, command: cmd.Renew) -> Answer:
@@ -37,6 +38,8 @@ def renew(step: Step, schedule: Schedule, command: cmd.Renew) -> Answer:
         word = RenewalRefusal(reason)
         raise kind(f"the renewal was refused: {why}", do="It runs to its deadline; save what matters now.", reason=word)
     deadline_ns = max(lease.deadline_ns or 0, now.ns + ttl_ns)
+    is_beyond = Kind.GPU in kinds_of(lease) and admission.over_own_seconds(step.state, lease, now) is not None
+    step.draw(lease, gpu_millis(lease.parts) if is_beyond else 0)
     step.emit(
         ev.Renewed(
             lease=lease.id,

@@ -119,6 +119,8 @@ KEYS: Final[Mapping[str, Key]] = {
         Key("tenant", "memory", _B, None, 0, "memory at once"),
         Key("tenant", "block", _B, None, 0, "storage at once, volumes included"),
         Key("tenant", "gpu_time", _S, None, 0, "device time within a rolling hour"),
+        Key("tenant", "burst", _S, None, 0, "device time beyond `gpu_time`, as a credit that is used up", "none"),
+        Key("tenant", "burst_refill", _S, None, 0, "of that credit, what comes back in an hour", "nothing"),
         Key("tenant", "leases", _C, 1000, 1, "leases at once"),
         Key("tenant", "leases_per_hour", _C, 3000, 1, "leases that begin, which bounds the journal's growth"),
         Key("tenant", "queue", _C, 1000, 1, "requests that wait at once"),
@@ -227,6 +229,8 @@ class Limits:
             block_bytes=self.value("tenant.block"),
             leases=self.value("tenant.leases"),
             gpu_seconds=self.value("tenant.gpu_time"),
+            burst_seconds=self.value("tenant.burst"),
+            burst_refill_seconds=self.value("tenant.burst_refill"),
         )
 
     def rates(self) -> RequestRates:

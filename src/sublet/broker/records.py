@@ -80,6 +80,10 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that wait at once."""
     requests_per_minute: int | None = None
     """Sent to the office."""
+    burst_seconds: int | None = None
+    """Device time beyond ``gpu_seconds``, as a credit; None: none."""
+    burst_refill_seconds: int | None = None
+    """What of that credit comes back in an hour; None: nothing."""
 
 
 NO_QUOTA: Final = Quota()
@@ -201,6 +205,19 @@ class SpentRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     level: BudgetLevel = BudgetLevel.OPEN
     past: dict[str, dict[str, int]] = {}
     """By window and what was held: units times nanoseconds, of what is held no more."""
+
+
+class BurstRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The burst credit of a tenant as it stood at one moment, and what it does from then on."""
+
+    at_ns: int
+    credit: int
+    """As ``burst_credit`` counts it."""
+    bound: int
+    refill: int
+    """GPU-seconds an hour."""
+    drawn: int = 0
+    """By leases that draw on it: thousandths of a device."""
 
 
 class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -381,6 +398,8 @@ class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The request that is to replace it."""
     held_since_ns: int | None = None
     """Since when its holder has had the lease that it replaced."""
+    draws: int = 0
+    """On the burst credit of its tenant: thousandths of a device."""
     attained_ns: int = 0
     """For how long its holder had held, without a break, what this request goes on with."""
     moving_ns: int = 0

@@ -26,10 +26,13 @@ OF_QUOTA: Final = {
     "tenant.block": "block_bytes",
     "tenant.leases": "leases",
     "tenant.gpu_time": "gpu_seconds",
+    "tenant.burst": "burst_seconds",
+    "tenant.burst_refill": "burst_refill_seconds",
     "tenant.queue": "queue",
     "tenant.requests_per_minute": "requests_per_minute",
 }
 """Which of the limits a tenant may have of its own."""
+OF_GROUP: Final = tuple(field for field in Quota.__struct_fields__ if not field.startswith("burst"))
 NOT_OWNER: Final = ("tenant.", "lease.")
 """Tables that say nothing of the owner's leases."""
 
@@ -182,7 +185,7 @@ def _rows(found: Arrangement, given: frozenset[str] = frozenset()) -> dict[str, 
     members.pop(DEFAULT_GROUP, None)
     for group_id in sorted(found.groups.keys() | members.keys()):
         group = found.groups.get(group_id) or GroupRecord(id=group_id)
-        for field in ("weight", "floor", "ceiling", *Quota.__struct_fields__):
+        for field in ("weight", "floor", "ceiling", *OF_GROUP):
             add("group", group_id, _KEY_OF_FIELD.get(field, field), field_of(group, field))
         if group_id in members:
             add("group", group_id, "members", None, ", ".join(members[group_id]))

@@ -29,6 +29,7 @@ from sublet.broker.records import (
     LOCAL_TENANT,
     NO_QUOTA,
     BudgetRecord,
+    BurstRecord,
     DeclaredRecord,
     GroupRecord,
     HeldRecord,
@@ -120,6 +121,8 @@ class Books(msgspec.Struct, kw_only=True):
     spent: dict[BudgetId, SpentRecord] = {}
     held: dict[LeaseId, HeldRecord] = {}
     """What costs something now, where there are budgets."""
+    bursts: dict[TenantId, BurstRecord] = {}
+    """The burst credit of tenants that have drawn on it."""
     declared: DeclaredRecord = DeclaredRecord()
     """What ``policy.toml`` said when it was applied last."""
     cool_until_ns: dict[TenantId, dict[TenantId, int]] = {}

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from sublet.broker import admission, burst_credit, parking, replacing, volumes
 from sublet.broker import events as ev
-from sublet.broker import parking, replacing, volumes
 from sublet.broker.commands import OFFICE
+from sublet.broker.groups import gpu_millis
 from sublet.broker.policy import Policy
 from sublet.broker.records import EndRecord, LeaseRecord, NoticeRecord, Now
 from sublet.broker.state import State
@@ -62,6 +63,7 @@ class Step:
         What is less than was asked for is an offer, also when it comes out of the line.
         """
         victims, offered = lease.victims, offered or bool(lease.asked)
+        is_beyond = admission.over_own_seconds(self.state, lease, self.now) is not None
         window_ns = self.policy.offer_valid_ns if offered else self.policy.claim_window_ns
         self.emit(
             ev.Granted(
@@ -73,8 +75,16 @@ class Step:
                 offered=offered,
             )
         )
+        if is_beyond:
+            self.draw(lease, gpu_millis(lease.parts))
         volumes.after_grant(self, lease)
         self._spare(lease.id, victims)
+
+    def draw(self, lease: LeaseRecord, millis: int) -> None:
+        """It begins to draw on the burst credit of its tenant, or (0) no longer does."""
+        if lease.draws != millis:
+            before = burst_credit.account(self.state, lease.tenant, self.now.ns)
+            self.emit(ev.BurstDrawn(lease=lease.id, millis=millis, before=before))
 
     def claim(self, lease: LeaseRecord) -> None:
         """The holder has it; the clock runs, and the agent must know before the holder does."""

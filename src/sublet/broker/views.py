@@ -11,6 +11,7 @@ import msgspec
 
 from sublet.broker.answers import Offer, Place, Refusal
 from sublet.broker.budgets import money
+from sublet.broker.burst_credit import left_seconds
 from sublet.broker.explain import Explanation
 from sublet.broker.fairness import Account, share_of_everything
 from sublet.broker.records import (
@@ -350,6 +351,7 @@ def tenant_view(tenant: TenantRecord, state: State, now_ns: int) -> TenantView:
         tier_max=tenant.tier_max.value,
         operator=tenant.operator,
         quota=quota_view(tenant.quota),
+        burst_seconds_left=left_seconds(state, tenant.id, now_ns) if state.quota_of(tenant.id).burst_seconds else None,
         gpu_seconds_used=round(state.used_milli_ns(tenant.id, now_ns) / MILLIS_PER_DEVICE / NS_PER_S, 3),
         leases=state.held_by(tenant.id).leases,
         queued=state.waiting_of(tenant.id),

@@ -36,6 +36,14 @@ GpuTime = Annotated[
     int | NoLimit | None,
     Opt("--gpu-time", metavar="DURATION", parse=limit_duration, help="Maximum device time within a rolling hour."),
 ]
+Burst = Annotated[
+    int | NoLimit | None,
+    Opt("--burst", metavar="DURATION", parse=limit_duration, help="Credit of device time beyond --gpu-time."),
+]
+BurstRefill = Annotated[
+    int | NoLimit | None,
+    Opt("--burst-refill", metavar="DURATION", parse=limit_duration, help="What of that credit comes back in an hour."),
+]
 Queue = Annotated[
     int | NoLimit | None, Opt("--queue", metavar="N", parse=limit, help="Maximum number of waiting requests at once.")
 ]
@@ -74,6 +82,8 @@ def add(
     block: Block = None,
     leases: Leases = None,
     gpu_time: GpuTime = None,
+    burst: Burst = None,
+    burst_refill: BurstRefill = None,
     queue: Queue = None,
     requests: Requests = None,
     tier_max: _TierMax = None,
@@ -94,7 +104,7 @@ def add(
     The token alone goes to stdout, so TOKEN=$(sublet tenant add ana) keeps it. The office stores only its hash. A limit
     that is not given is the office's own (`sublet policy show`).
     """
-    quota = quota_of({}, gpus, vram, cores, memory, block, leases, gpu_time, queue, requests)
+    quota = quota_of({}, gpus, vram, cores, memory, block, leases, gpu_time, queue, requests, burst, burst_refill)
     body: Json = {"id": tenant, "quota": quota, "tier_max": tier_max, "operator": operator, **_user(uid)}
     body |= {"group": group, "weight": weight}
     if studio:
@@ -119,6 +129,8 @@ def change(
     block: Block = None,
     leases: Leases = None,
     gpu_time: GpuTime = None,
+    burst: Burst = None,
+    burst_refill: BurstRefill = None,
     queue: Queue = None,
     requests: Requests = None,
     tier_max: _TierMax = None,
@@ -148,9 +160,9 @@ def change(
         body["needs_token"] = token_needed
     if operator or no_operator:
         body["operator"] = operator
-    if any(given is not None for given in (gpus, vram, cores, memory, block, leases, gpu_time, queue, requests)):
-        known: Json = office.get(path)["quota"]
-        body["quota"] = quota_of(known, gpus, vram, cores, memory, block, leases, gpu_time, queue, requests)
+    asked = (gpus, vram, cores, memory, block, leases, gpu_time, queue, requests, burst, burst_refill)
+    if any(given is not None for given in asked):
+        body["quota"] = quota_of(office.get(path)["quota"], *asked)
     answer: Json = office.patch(path, body)
     if as_json:
         document(answer)
@@ -258,6 +270,8 @@ def quota_of(
     gpu_time: int | NoLimit | None,
     queue: int | NoLimit | None,
     requests: int | NoLimit | None,
+    burst: int | NoLimit | None = None,
+    burst_refill: int | NoLimit | None = None,
 ) -> Json:
     """What is known, with what was given put over it."""
     given = {
@@ -270,6 +284,8 @@ def quota_of(
         "gpu_seconds": gpu_time,
         "queue": queue,
         "requests_per_minute": requests,
+        "burst_seconds": burst,
+        "burst_refill_seconds": burst_refill,
     }
     return known | {k: None if isinstance(v, NoLimit) else v for k, v in given.items() if v is not None}
 
@@ -285,6 +301,9 @@ def limits(quota: Json) -> str:
             said.append(f"{format_size(quota[key])} {noun}")
     if quota["gpu_seconds"] is not None:
         said.append(f"{seconds(quota['gpu_seconds'])} of GPU time an hour")
+    if quota.get("burst_seconds") is not None:
+        refill = seconds(quota["burst_refill_seconds"] or 0)
+        said.append(f"{seconds(quota['burst_seconds'])} of burst credit ({refill} back an hour)")
     if quota["queue"] is not None:
         said.append(f"{plural(quota['queue'], 'request')} waiting")
     if quota["requests_per_minute"] is not None:

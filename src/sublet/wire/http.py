@@ -285,6 +285,10 @@ class QuotaView(_Request, kw_only=True, forbid_unknown_fields=True):
     """Requests that wait at once."""
     requests_per_minute: int | None = None
     """Sent to the office."""
+    burst_seconds: int | None = None
+    """Device time beyond ``gpu_seconds``, as a credit that is used up."""
+    burst_refill_seconds: int | None = None
+    """What of that credit comes back in an hour."""
 
 
 class TenantRequest(_Request, kw_only=True, forbid_unknown_fields=True):
@@ -594,6 +598,8 @@ class TenantView(Message, kw_only=True):
     """Within the rolling window."""
     leases: int
     queued: int
+    burst_seconds_left: int | None = None
+    """Of its burst credit; null where it has none."""
     disabled: bool = False
     """It has no rights and gets no leases."""
     uid: int | None = None

@@ -473,8 +473,8 @@ class Chaos:
             self.do(cmd.EnableTenant(tenant=tenant, token_hash=f"after {number}"))
             self.do(cmd.RemoveTenant(tenant=tenant))  # refused while anything is left of it
             if tenant not in self.bench.state.tenants:
-                self.do(cmd.AddTenant(tenant=tenant, token_hash="again"))
-            self.do(cmd.AddTenant(tenant=PASSING, token_hash="passing"))
+                self._with_budgets(cmd.AddTenant(tenant=tenant, token_hash="again"))
+            self._with_budgets(cmd.AddTenant(tenant=PASSING, token_hash="passing"))
             self.do(cmd.RemoveTenant(tenant=PASSING))
 
     def _groups(self) -> None:
@@ -545,11 +545,12 @@ class Chaos:
             self.over[name] = {(usage.lease, usage.group): len(usage.holdings) - usage.live for usage in self._usages()}
 
     def _file(self) -> None:
-        """The operator's file is applied, with some of all that it may have; much of it contradicts what there is."""
+        """The operator's file is applied, with some of all that it may have; much of it contradicts what there is. And
+        a tenant has burst credit beyond a small quota of device time."""
         rng, wall_ns = self.files, self.bench.now.wall_ns
         groups: dict[GroupId, dict[str, int]] = {}
         for group in rng.sample(GROUPS, k=rng.choice((0, 1, 2))):
-            choices = {"weight": (1, 4), "floor": (0, 0, 1), "ceiling": (1, 3), "gpus": (2, 3), "leases": (4, 9)}
+            choices = {"weight": (1, 4), "ceiling": (1, 3), "gpus": (2, 3), "leases": (4, 9)}
             groups[group] = {name: rng.choice(some) for name, some in choices.items() if rng.random() < 0.4}
         members = {tenant: rng.choice((*groups,)) for tenant in (*TENANTS, PASSING) if groups and rng.random() < 0.4}
         name = ReservationId("of-file")
@@ -569,6 +570,8 @@ class Chaos:
         )
         spans: dict[ReservationId, tuple[Span, ...]] = {name: (Span(start_ns, start_ns + seconds(60)),)}
         self._with_budgets(cmd.ApplyPolicy(changed={}, declared=declared, spans=spans))
+        quota = Quota(gpu_seconds=5, burst_seconds=rng.choice((100, 1000)), burst_refill_seconds=rng.choice((0, 3600)))
+        self.do(cmd.SetTenant(tenant=rng.choice(TENANTS), quota=quota))
 
     def _usages(self) -> list[Usage]:
         """Of which the bill is made."""
@@ -592,11 +595,10 @@ class Chaos:
             _, since_ns, until_ns = bounds(budget, bench.now.wall_ns)
             if until_ns is not None and until_ns <= since_ns:
                 continue
-            over = self.over[budget.id]
-            usages = [
-                replace(usage, holdings=usage.holdings[over.get((usage.lease, usage.group), 0) :])
-                for usage in all_usages
-            ]
+            usages, over = [], dict(self.over[budget.id])
+            for usage in all_usages:  # of a volume whose tenant changed its group and came back there are several
+                first = min(over.pop((usage.lease, usage.group), 0), len(usage.holdings))
+                usages.append(replace(usage, holdings=usage.holdings[first:]))
             by = "tenant" if budget.group is None else "group"
             bill = fold(usages, by=by, rates=state.rates, since_ns=since_ns, until_ns=until_ns)
             lines = {line.key: line.grains for line in bill.lines}

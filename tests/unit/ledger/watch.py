@@ -288,7 +288,7 @@ class Watch:
     def _shift(self, shift_ns: int) -> None:
         self.used = [(tenant, millis, a + shift_ns, b + shift_ns) for tenant, millis, a, b in self.used]
         for note in self.notes.values():
-            note.deadline_ns += shift_ns
+            note.deadline_ns += shift_ns if note.deadline_ns else 0
             note.claim_by_ns += shift_ns
             if note.since_ns is not None:
                 note.since_ns += shift_ns
