@@ -16,6 +16,7 @@ from sublet.broker.order import kinds_of
 from sublet.broker.parked_rooms import only_where_it_goes_on
 from sublet.broker.placement import (
     ANY_MODEL,
+    MODEL_OR,
     RoomsByNode,
     fit,
     fit_on_node,
@@ -41,11 +42,14 @@ from sublet.values import (
     NS_PER_S,
     Exclusivity,
     Kind,
+    NodeId,
+    Tier,
     format_duration,
     format_size,
     valid_labels,
     valid_name,
 )
+from sublet.wire.orders import Part
 
 
 def fingerprint(command: Acquire, *more: object) -> str:
@@ -399,6 +403,26 @@ def other_model_that_fits(lease: LeaseRecord, state: State, rooms: RoomsByNode, 
         else next((state.resources[part.resource].device.model for part in found[1] if part.kind is Kind.GPU), "")
     )
     return f'model="{model}", which is free now' if model else None
+
+
+def place(lease: LeaseRecord, state: State, rooms: RoomsByNode, policy: Policy) -> tuple[NodeId, list[Part]] | None:
+    """Where it fits as it is; as the policy has it, on the cheapest devices first."""
+    mix, cheapest = policy.share_across_tenants, _cheapest_first(lease, state) if policy.cheapest_first else None
+    found = None if cheapest is None else fit(cheapest, lease.tenant, rooms, mix=mix)
+    return fit(lease.wants, lease.tenant, rooms, mix=mix) if found is None else found
+
+
+def _cheapest_first(lease: LeaseRecord, state: State) -> list[Want] | None:
+    """The same wants with all models in the order of their prices; None where that is no matter."""
+    gpus = [want for want in lease.wants if want.kind is Kind.GPU]
+    if lease.tier is not Tier.INTERACTIVE or not gpus or gpus[0].model is not None:
+        return None
+    models = {each.device.model for each in state.resources.values() if each.device.kind is Kind.GPU}
+    prices = {model: state.rates.of(Kind.GPU, model) for model in models}
+    if len(set(prices.values())) < 2 or any(not model or MODEL_OR in model for model in models):
+        return None
+    names = MODEL_OR.join(sorted(models, key=lambda model: (prices[model], model)))
+    return [want if want.kind is not Kind.GPU else msgspec.structs.replace(want, model=names) for want in lease.wants]
 
 
 def price_of(state: State, want: Want, model: str) -> int:

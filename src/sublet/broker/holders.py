@@ -131,7 +131,7 @@ def _acquire_new(step: Step, schedule: Schedule, command: cmd.Acquire, mark: str
     rooms = schedule.rooms_for(state, lease)
     freed = replacing.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
     if own_limit is None:
-        found = fit(lease.wants, lease.tenant, rooms, mix=policy.share_across_tenants)
+        found = admission.place(lease, state, rooms, policy)
         if found is not None:
             return _grant_at_once(step, lease, *found)
         found = None if freed is None else fit(lease.wants, lease.tenant, freed, mix=policy.share_across_tenants)

@@ -71,6 +71,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     many_max: int = 1024
     """Leases that one request may ask for."""
     wants_max: int = 8
+    cheapest_first: bool = False
+    """Whether interactive requests that name no model go to the devices with the lowest price, if they fit there."""
     share_across_tenants: bool = False
     """Whether ``shared`` GPU neighbours may belong to different tenants."""
 

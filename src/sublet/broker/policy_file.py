@@ -54,6 +54,8 @@ class Unit(enum.StrEnum):
     """A duration as a text, ``"30m"``."""
     WALLS = "walls"
     """A list of names of ``WALLS``; as a number, one bit for each."""
+    SWITCH = "switch"
+    """``true`` or ``false``; as a number, 1 or 0."""
     MONEY = "money"
     """A text with at most six decimals, ``"12.50"``, or a whole number; as a number, millionths."""
     TEXT = "text"
@@ -96,6 +98,8 @@ class Key(NamedTuple):
                 return ", ".join(_walls(value)) or "none"
             case Unit.MONEY:
                 return money(value, "").strip()
+            case Unit.SWITCH:
+                return "true" if value else "false"
             case Unit.COUNT | Unit.TEXT | Unit.NAMES:
                 return str(value)
 
@@ -131,6 +135,14 @@ KEYS: Final[Mapping[str, Key]] = {
         Key("office", "processes", _C, None, 256, "processes of all guests together", "half of the kernel's numbers"),
         Key("office", "leases", _C, 2_000_000, 1, "leases of all tenants at once"),
         Key("office", "queue", _C, 10_000, 1, "requests of all tenants that wait at once"),
+        Key(
+            "office",
+            "cheapest_first",
+            Unit.SWITCH,
+            0,
+            0,
+            "interactive requests of no model get the cheapest",
+        ),
         Key("office", "disk_reserve", _B, None, 0, "disk that is not lent, at least", "chosen by the size of the disk"),
         Key("user", "connections", _C, None, 4, "connections of one user to one socket", "a quarter of all"),
         Key("user", "requests_per_minute", _C, 6000, 60, "requests of one user over the shared socket"),
@@ -254,6 +266,7 @@ class Limits:
             queue_max=self.number("office.queue"),
             queue_tenant_max=self.number("tenant.queue"),
             leases_max=self.number("office.leases"),
+            cheapest_first=bool(self.number("office.cheapest_first")),
             volumes_tenant_max=self.number("tenant.volumes"),
         )
 
@@ -318,6 +331,10 @@ def _number(key: Key, value: Any) -> int:
             found, most = settings.duration_s(key, value), _S_MAX
         case Unit.WALLS:
             found = _walls_in(key, value)
+        case Unit.SWITCH:
+            if not isinstance(value, bool):
+                raise InvalidRequest(f"{what} = {shown(value)} is not true or false", do=f"Write {key.name} = true.")
+            found = int(value)
         case _:
             raise ValueError(f"{key.path} is no number")
     if found < key.least:

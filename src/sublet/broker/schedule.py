@@ -417,7 +417,7 @@ class Schedule:
                 self._guard(state, lease)
 
     def _fit(self, state: State, lease: LeaseRecord) -> tuple[NodeId, list[Part]] | None:
-        return fit(lease.wants, lease.tenant, self.rooms_for(state, lease), mix=self.policy.share_across_tenants)
+        return admission.place(lease, state, self.rooms_for(state, lease), self.policy)
 
     def _fit_in_its_place(self, step: Step, lease: LeaseRecord) -> tuple[NodeId, list[Part]] | None:
         """Where it fits if its holder's present lease ends."""

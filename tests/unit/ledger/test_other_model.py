@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from sublet.broker import commands as cmd
@@ -11,7 +12,7 @@ from sublet.broker.records import LeaseRecord, Want
 from sublet.errors import InvalidRequest
 from sublet.lease.states import LeaseStatus
 from sublet.observe.bills import Rates
-from sublet.values import GIB, EndReason, Exclusivity
+from sublet.values import GIB, EndReason, Exclusivity, Tier
 from tests.unit.ledger.bench import ANN, BEN, Bench, device, gpu, inventory
 
 PRICES = Rates(currency="EUR", gpu=1, models={"NVIDIA A100": 2_000_000, "Tesla T4": 500_000})
@@ -124,3 +125,19 @@ def test_what_makes_no_sense_is_refused(want: Want, said: str) -> None:
     answer = office().ask(want, tenant=ANN)
     assert isinstance(answer, InvalidRequest)
     assert said in answer.message
+
+
+@pytest.mark.parametrize(("tier", "resource"), [(Tier.INTERACTIVE, "n2/t0"), (Tier.BATCH, "n1/a0")])
+def test_interactive_work_can_have_the_cheapest_cards_first(tier: Tier, resource: str) -> None:
+    """As long as it fits there; two cards that are not alike do where no two of one model are free."""
+    large = device("n1/a0", model="NVIDIA A100", capacity=12 * GIB)
+    both_models = [device(f"n3/{model}", model=model) for model in ("NVIDIA A100", "Tesla T4")]
+    bench = Bench(
+        inventory("n1", large), inventory("n2", device("n2/t0", model="Tesla T4")), inventory("n3", *both_models)
+    )
+    bench.do(cmd.SetPrices(prices=prices_record(PRICES)))
+    both = bench.granted(gpu(16, count=2), tenant=BEN)
+    assert {part.resource for part in both.parts} == {"n3/NVIDIA A100", "n3/Tesla T4"}
+    bench.ledger.go_by(msgspec.structs.replace(bench.policy, cheapest_first=True))
+    assert bench.granted(gpu(12), tenant=ANN, tier=tier).parts[0].resource == resource
+    assert bench.granted(gpu(12), tenant=ANN, tier=tier).parts[0].resource != resource

@@ -25,6 +25,8 @@ def written(key: Key, value: int) -> str:
             return str(value)
         case Unit.SIZE:
             return f'"{value}B"'
+        case Unit.SWITCH:
+            return {0: "false", 1: "true"}.get(value, str(value))
         case Unit.SECONDS:
             return f'"{value}s"'
         case _:
@@ -40,7 +42,7 @@ def refused(text: str) -> str:
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=list(KEYS))
 def test_each_key_is_taken_from_the_line_that_sets_it(key: Key) -> None:
-    value = max(key.least, key.default or 0, 2)
+    value = 1 if key.unit is Unit.SWITCH else max(key.least, key.default or 0, 2)
     found = parse_policy(f"# limits\n\n[{key.table}]\n{key.name} = {written(key, value)}\n")
     assert found.value(key.path) == value
     assert found.source(key.path) == "policy.toml line 4"
@@ -51,6 +53,7 @@ def test_each_key_is_taken_from_the_line_that_sets_it(key: Key) -> None:
 @pytest.mark.parametrize("key", KEYS.values(), ids=list(KEYS))
 @pytest.mark.parametrize("wrong", ["true", "1.5", "[4]", "{}", "1979-05-27", '"many"', '""', "nan", '"٤"', '"-1GiB"'])
 def test_a_value_of_another_kind_is_refused_with_its_line(key: Key, wrong: str) -> None:
+    wrong = "1" if key.unit is Unit.SWITCH and wrong == "true" else wrong
     said = refused(f"[{key.table}]\n{key.name} = {wrong}")
     assert said.startswith("policy.toml:2: "), said
     assert key.name in said or key.path in said
