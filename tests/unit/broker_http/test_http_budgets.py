@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from sublet.broker.access import Caller
-from sublet.values import TenantId
+from sublet.broker.budgets import prices_record
+from sublet.broker.commands import NodeGone, NodeUp, SetPrices
+from sublet.observe.bills import Rates
+from sublet.values import Kind, NodeId, ResourceId, TenantId
+from sublet.wire.orders import Device, Inventory
 from tests.unit.broker_http.bench import bench, run
 
 GPU = [{"kind": "gpu", "amount": 1 << 30}]
@@ -136,5 +140,36 @@ def test_a_budget_that_lasts_longer_than_a_calendar_is_listed() -> None:
             assert answer.status == 200, answer.body
             (view,) = answer.json
             assert (view["level"], view["lasts_until"]) == ("open", None)
+
+    run(story)
+
+
+def test_another_model_is_offered_with_time_and_prices_as_text() -> None:
+    """And what is left of a tenant's burst credit is shown."""
+
+    async def story() -> None:
+        async with bench(local_rule=True, gpus=1) as b:
+            large = Device(id=ResourceId("n2/gpu0"), kind=Kind.GPU, capacity=16 << 30, model="A100")
+            inventory = Inventory(node=NodeId("n2"), domain="d2", devices=(large,))
+            await b.driver.submit(NodeUp(inventory=inventory))
+            rates = Rates(currency="EUR", models={"A100": 2_000_000, "m": 500_000})
+            await b.driver.submit(SetPrices(prices=prices_record(rates)))
+            quota = {"gpu_seconds": 60, "burst_seconds": 90, "burst_refill_seconds": 30}
+            made = await b.ask("POST", "/v1/tenants", {"id": "ann", "quota": quota})
+            assert made.json["tenant"]["burst_seconds_left"] == 90
+            want = {"kind": "gpu", "amount": 1 << 30, "model": "A100"}
+            held = {"request_id": "r", "wants": [want], "ttl": 60}
+            await b.driver.submit(NodeGone(node=NodeId("n2")))
+            answer = await b.ask("POST", "/v1/leases", {**held, "wants": [{**want, "or_model": "*"}]})
+            assert answer.json["answer"] == "offer", answer.body
+            found = {key: answer.json[key] for key in ("model", "offered", "price", "asked_price", "currency")}
+            assert found == {
+                "model": "m",
+                "offered": 1 << 30,
+                "price": "0.50",
+                "asked_price": "2.00",
+                "currency": "EUR",
+            }
+            assert "or_model" not in answer.json["lease"]["wants"][0], "a client of the version before reads it"
 
     run(story)
