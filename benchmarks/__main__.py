@@ -19,7 +19,7 @@ def main() -> int:
     known = all_rows()
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="rows to run, or `all`; without one, the list")
-    parser.add_argument("--quick", action="store_true", help="a short look that records nothing")
+    parser.add_argument("--quick", "--short", action="store_true", help="a short look that records nothing")
     parser.add_argument(
         "--wait-quiet", type=float, default=0.0, metavar="SECONDS", help="how long each row may wait for quiet moments"
     )

@@ -27,7 +27,8 @@ class Office:
 
     name: Final = "sublet"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str) -> None:
+        """``more`` options of `sublet up`."""
         from sublet.client.home import home_dir, socket_path
 
         self._home = folder / "office"
@@ -36,7 +37,7 @@ class Office:
         for name in ("SUBLET_URL", "SUBLET_TOKEN", "SUBLET_AS_TENANT"):
             self.env.pop(name, None)
         self.address = Address(unix=str(socket_path(home_dir(self._home, self.env))))
-        self.child = Child([*sublet_command(), "up", "--foreground"], name=self.name, env=self.env)
+        self.child = Child([*sublet_command(), "up", "--foreground", *more], name=self.name, env=self.env)
         try:
             wait_until(self._answers, within_s=20, what="the office did not answer")
         except BaseException:

@@ -36,7 +36,14 @@ NEED: Final = "sublet-need"
 MAY_BE_LEFT_OUT: Final = frozenset(("gpu", "material", "mock-nvml"))
 """Needs that no set-up of ours can meet; each test on other people's material has a twin that always runs."""
 
-DEBIAN_PACKAGE: Final = {"etcd": "etcd-server", "strace": "strace", "chromium": "chromium", "wrk": "wrk"}
+DEBIAN_PACKAGE: Final = {
+    "etcd": "etcd-server",
+    "strace": "strace",
+    "chromium": "chromium",
+    "wrk": "wrk",
+    "systemd-analyze": "systemd",
+    "prometheus": "prometheus",
+}
 """Where a program comes from when its package has another name, for the closing line."""
 
 

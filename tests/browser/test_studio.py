@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import pytest
 
@@ -21,6 +20,17 @@ from tests.integration.studio_stage import StudioStage, studio_stage
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.browser, pytest.mark.slow]
 
 
+CHROMIUM: Final = (
+    "--no-sandbox",
+    "--disable-dev-shm-usage",
+    "--disable-gpu",
+    "--disable-extensions",
+    "--disable-background-networking",
+    "--disable-component-update",
+)
+Visit: TypeAlias = Callable[..., Any]
+
+
 @pytest.fixture(scope="module")
 def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudioStage]:
     with office_stage(tmp_path_factory.mktemp("office"), "1x16GiB") as office, studio_stage(office) as stage:
@@ -28,22 +38,33 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudioStage]:
         yield stage
 
 
-@contextlib.contextmanager
-def browser(**more: Any) -> Iterator[Any]:
-    """A page, and what its console and its network said that should not be."""
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """One browser for all; its start is most of what a look at a page costs."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        made = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"),
-            args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"],
-        )
+        made = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=CHROMIUM)
         try:
-            page = made.new_context(**{"viewport": {"width": 1000, "height": 900}, **more}).new_page()
-            page.set_default_timeout(PATIENCE_MS)
-            yield page
+            yield made
         finally:
             made.close()
+
+
+@pytest.fixture
+def visit(chromium: Any) -> Iterator[Visit]:
+    """A page of a person who has been nowhere yet: nothing of another test's is known to it."""
+    contexts = []
+
+    def opened(**more: Any) -> Any:
+        contexts.append(chromium.new_context(**{"viewport": {"width": 1000, "height": 900}, **more}))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
 
 
 def picture(page: Any, name: str) -> None:
@@ -51,12 +72,13 @@ def picture(page: Any, name: str) -> None:
         page.screenshot(path=Path(PICTURES) / f"{name}.png", full_page=True)
 
 
-def test_a_person_signs_in_waits_gets_the_gpu_and_ends(studio: StudioStage) -> None:
+def test_a_person_signs_in_waits_gets_the_gpu_and_ends(studio: StudioStage, visit: Visit) -> None:
     """The page changes without being loaded again, what is typed into a form stays, a request that waits shows its
     place, reason and estimate; nothing is fetched from elsewhere, and nothing goes wrong in the console."""
     ana = studio.member("ana", "physics")
     wrong: list[str] = []
-    with browser() as page, sublet.connect(home=studio.home) as owner:
+    page = visit()
+    with sublet.connect(home=studio.home) as owner:
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
         page.on("request", lambda sent: None if sent.url.startswith(studio.address) else wrong.append(sent.url))
@@ -106,31 +128,32 @@ def test_a_person_signs_in_waits_gets_the_gpu_and_ends(studio: StudioStage) -> N
         assert page.url == f"{studio.address}/sign-in"
 
 
-def test_the_page_on_a_phone_in_the_dark_without_scripts(studio: StudioStage) -> None:
+def test_the_page_on_a_phone_in_the_dark_without_scripts(studio: StudioStage, visit: Visit) -> None:
     """By keyboard alone; nothing is wider than the screen."""
     bea = studio.member("bea", "physics")
     for number in range(3):
         bea.done("POST", "/v1/sessions", {"name": f"experiment-{number}", "vram": 1 << 30, "later": number != 1})
     phone = {"viewport": {"width": 360, "height": 740}, "color_scheme": "dark", "java_script_enabled": False}
-    with browser(**phone) as page:
-        page.goto(studio.address)
-        page.keyboard.press("Tab")
-        page.keyboard.type(bea.token)
-        page.keyboard.press("Enter")
-        page.get_by_text("experiment-2").wait_for()
-        picture(page, "studio-phone")
-        for card in page.locator("article").all():
-            box = card.bounding_box()
-            assert box is not None
-            assert box["x"] + box["width"] <= 360
+    page = visit(**phone)
+    page.goto(studio.address)
+    page.keyboard.press("Tab")
+    page.keyboard.type(bea.token)
+    page.keyboard.press("Enter")
+    page.get_by_text("experiment-2").wait_for()
+    picture(page, "studio-phone")
+    for card in page.locator("article").all():
+        box = card.bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= 360
 
 
-def test_an_operator_at_the_page_of_the_office(studio: StudioStage) -> None:
+def test_an_operator_at_the_page_of_the_office(studio: StudioStage, visit: Visit) -> None:
     """It changes by itself; a drain is asked about. In the dark, on a phone, nothing but tables is wider."""
     cora = studio.member("cora", "physics")
     studio.people.set_role("cora", operator=True)
     dan = studio.member("dan", "physics")
-    with browser() as page, sublet.connect(home=studio.home) as owner:
+    page = visit()
+    with sublet.connect(home=studio.home) as owner:
         page.goto(studio.address)
         page.get_by_label("Your token").fill(cora.token)
         page.keyboard.press("Enter")
@@ -158,7 +181,7 @@ def test_an_operator_at_the_page_of_the_office(studio: StudioStage) -> None:
         picture(page, "studio-office-audit")
 
 
-def test_a_teacher_at_the_page_of_the_course(studio: StudioStage) -> None:
+def test_a_teacher_at_the_page_of_the_course(studio: StudioStage, visit: Visit) -> None:
     """It changes by itself. In the dark, on a phone, nothing but tables is wider."""
     ask = studio.office.office.ask
     assert ask("POST", "/v1/groups", {"id": "ml1", "weight": 3, "floor": 1}).status == 201
@@ -174,40 +197,40 @@ def test_a_teacher_at_the_page_of_the_course(studio: StudioStage) -> None:
     members = [studio.member(name, "class") for name in ("hal", "ida", "jon")]
     teacher = studio.member("tea", "physics")
     studio.people.set_role("tea", teaches=["ml1"])
-    with browser() as page:
-        page.goto(studio.address)
-        page.get_by_label("Your token").fill(teacher.token)
-        page.keyboard.press("Enter")
-        page.get_by_role("link", name="Course ml1").click()
-        page.get_by_text("No member of the course has a GPU").wait_for()
-        members[0].done("POST", "/v1/sessions", {"name": "lab-1", "vram": 12 << 30})
-        page.get_by_text("1 with a GPU").wait_for()
-        lease = members[0].done("GET", "/v1/sessions/lab-1")["lease"]
-        with (
-            sublet.connect(home=studio.home, for_tenant="class") as program,
-            program.attach(lease) as held,
-            held.activity(),
-        ):
-            members[1].done("POST", "/v1/sessions", {"name": "lab-1", "vram": 12 << 30})
-            page.get_by_text("1 with a GPU, 1 waiting").wait_for()
-            picture(page, "studio-course")
-            page.set_viewport_size({"width": 360, "height": 740})
-            page.emulate_media(color_scheme="dark")
-            picture(page, "studio-course-phone")
-            assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page = visit()
+    page.goto(studio.address)
+    page.get_by_label("Your token").fill(teacher.token)
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="Course ml1").click()
+    page.get_by_text("No member of the course has a GPU").wait_for()
+    members[0].done("POST", "/v1/sessions", {"name": "lab-1", "vram": 12 << 30})
+    page.get_by_text("1 with a GPU").wait_for()
+    lease = members[0].done("GET", "/v1/sessions/lab-1")["lease"]
+    with (
+        sublet.connect(home=studio.home, for_tenant="class") as program,
+        program.attach(lease) as held,
+        held.activity(),
+    ):
+        members[1].done("POST", "/v1/sessions", {"name": "lab-1", "vram": 12 << 30})
+        page.get_by_text("1 with a GPU, 1 waiting").wait_for()
+        picture(page, "studio-course")
+        page.set_viewport_size({"width": 360, "height": 740})
+        page.emulate_media(color_scheme="dark")
+        picture(page, "studio-course-phone")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
     for one in members[:2]:
         one.done("POST", "/v1/sessions/lab-1/end", {"now": True})
 
 
-def test_an_invite_is_put_into_the_form_and_not_kept_in_the_address(studio: StudioStage) -> None:
+def test_an_invite_is_put_into_the_form_and_not_kept_in_the_address(studio: StudioStage, visit: Visit) -> None:
     studio.people.add("gil", "physics")
     invite = studio.people.invite("gil")
-    with browser() as page:
-        page.goto(f"{studio.address}/join#{invite}")
-        page.wait_for_url(f"{studio.address}/join")
-        page.get_by_role("button", name="Join").click()
-        page.get_by_text("Welcome, gil").wait_for()
-        picture(page, "studio-joined")
-        assert invite not in page.content()
-        page.get_by_role("link", name="Go to your sessions").click()
-        page.get_by_text("gil · tenant physics").wait_for()
+    page = visit()
+    page.goto(f"{studio.address}/join#{invite}")
+    page.wait_for_url(f"{studio.address}/join")
+    page.get_by_role("button", name="Join").click()
+    page.get_by_text("Welcome, gil").wait_for()
+    picture(page, "studio-joined")
+    assert invite not in page.content()
+    page.get_by_role("link", name="Go to your sessions").click()
+    page.get_by_text("gil · tenant physics").wait_for()

@@ -33,6 +33,9 @@ RUN_BY: Final = {
     "sh checkout": "tools/check_install.sh",
     "sh wheel": "tools/check_install.sh",
     "sh uv": "tools/check_install.sh",
+    "sh course": "test_course.py",
+    "sh course studio": "test_course.py",
+    "sh course student": "test_course.py",
     "sh notest": "",
 }
 """The marks that a block with commands may have, and what runs it."""

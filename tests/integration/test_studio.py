@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import http.client
 import http.server
+import itertools
 import json
 import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -88,10 +90,11 @@ def start(person: Member, name: str, state: str = "active", **more: object) -> A
 
 
 @contextlib.contextmanager
-def devices_held(studio: StudioStage, count: int = 2) -> Iterator[None]:
-    """The owner's program has this many of the two devices, and something runs under its lease."""
+def devices_held(studio: StudioStage, count: int = 2, *, start: bool = True) -> Iterator[None]:
+    """The owner's program has this many of the two devices, and something runs under its lease. ``start``: it starts an
+    office that is gone."""
     with (
-        sublet.connect(home=studio.home) as fabric,
+        sublet.connect(home=studio.home, start=start) as fabric,
         fabric.gpu(min_vram="2GiB", count=count, ttl="5m") as lease,
         lease.activity(),
     ):
@@ -369,6 +372,62 @@ def test_it_is_ready_while_the_office_answers(studio: StudioStage) -> None:
     assert "\nReady again.\n" in said
 
 
+def test_an_office_that_does_not_answer_keeps_waiting_only_what_asks_it(
+    studio: StudioStage, ana: Member, bob: Member
+) -> None:
+    """With more requests on the way than the studio has threads: people sign in, records are read and written, pages
+    say what is wrong. What asks the office is answered 503, and goes on when the office does."""
+    kept = start(bob, "kept", "resting", later=True)
+    browser, pid = bob.browser(), studio.office.find_office()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(100) as pool:
+            flood = [pool.submit(ana.ask, "GET", "/v1/sessions") for _ in range(100)]
+            assert bob.browser().cookie
+            assert [one["session"] for one in bob.done("GET", "/v1/records")][-1:] == [kept["id"]]
+            assert studio.ask("GET", "/livez").status == 200
+            for answer in (bob.ask("GET", "/v1/sessions"), *(one.result(PATIENCE_S) for one in flood)):
+                assert (answer.status, answer.doc["error"]["kind"]) == (503, "Disconnected")
+                assert answer.doc["error"]["transient"]
+                assert int(answer.headers["retry-after"])
+        assert "The office did" in (page := browser.look().text) or "The office does not answer" in page
+        with open_page(studio, browser) as news:
+            assert "The office d" in next_event(news)
+            os.kill(pid, signal.SIGCONT)
+            while "kept" not in (event := next_event(news)):
+                assert "The office d" in event
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert browser.send("/sign-out", {"form": browser.form_token}).status == 303
+    assert ana.done("GET", "/v1/sessions") == []
+
+
+@contextlib.contextmanager
+def open_page(studio: StudioStage, browser: Browser) -> Iterator[http.client.HTTPResponse]:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", studio.port, timeout=PATIENCE_S)) as line:
+        line.request("GET", "/live", headers={"cookie": browser.cookie})
+        yield line.getresponse()
+
+
+def test_a_studio_that_may_start_no_office_waits_for_the_one_of_the_system(
+    studio: StudioStage, office: OfficeStage, ana: Member, bob: Member
+) -> None:
+    """Meanwhile it says so and starts none; then what waited goes on."""
+    with devices_held(studio, start=False):
+        start(bob, "waits", "waiting")
+        studio.kill()
+        office.kill_office()
+        studio.start("--no-start")
+        assert studio.ask("GET", "/readyz").doc == {"ok": False, "failing": ["office"]}
+        assert ana.ask("GET", "/v1/sessions").status == 503
+        assert office.find_office() is None
+        assert office.office.start()
+        until("it is ready", lambda: studio.ask("GET", "/readyz").status == 200, PATIENCE_S)
+        until("it waits again", lambda: bob.done("GET", "/v1/sessions/waits")["position"] == 1, PATIENCE_S)
+    until("what waited is granted", lambda: bob.state("waits") == "active", PATIENCE_S)
+
+
 def test_its_numbers_are_for_operators(studio: StudioStage, ana: Member, operator: Member) -> None:
     """Also to a token that may only read; to others there is nothing. No name and no id is in them."""
     view = start(ana, "counted", "resting", later=True)
@@ -464,7 +523,7 @@ def test_sessions_go_on_when_the_studio_is_started_again(
     with devices_held(studio, 1):
         held = start(ana, "held", ttl=600)
         start(bob, "waits", "waiting", count=2)
-        studio.kill(number)
+        assert studio.kill(number) == (0 if number == signal.SIGTERM else -number)
         assert held["lease"] in active_leases(studio, "physics"), "it ends with its time to live, not with the studio"
         studio.start()
         assert ana.done("GET", f"/v1/sessions/{held['id']}")["lease"] == held["lease"]
@@ -837,20 +896,37 @@ def test_what_runs_is_ended_only_when_that_is_said(studio: StudioStage, ana: Mem
 def test_an_open_page_is_told_of_changes_and_of_its_end(studio: StudioStage, ana: Member) -> None:
     erin = studio.member("erin", "physics")
     browser = erin.browser()
-    line = http.client.HTTPConnection("127.0.0.1", studio.port, timeout=PATIENCE_S)
-    line.request("GET", "/live", headers={"cookie": browser.cookie})
-    news = line.getresponse()
-    assert news.headers["content-type"].startswith("text/event-stream")
-    assert "No sessions" in next_event(news)
-    start(erin, "fresh", "resting", later=True)
-    while "fresh" not in (event := next_event(news)):  # how often the page is sent is not said
-        assert not event.startswith("event: over")
-    studio.people.new_token("erin")
-    while not (event := next_event(news)).startswith("event: over"):  # the token was taken back
-        assert "fresh" in event
-    assert news.read() == b""
-    line.close()
+    with open_page(studio, browser) as news:
+        assert news.headers["content-type"].startswith("text/event-stream")
+        assert "No sessions" in next_event(news)
+        start(erin, "fresh", "resting", later=True)
+        while "fresh" not in (event := next_event(news)):  # how often the page is sent is not said
+            assert not event.startswith("event: over")
+        studio.people.new_token("erin")
+        while not (event := next_event(news)).startswith("event: over"):  # the token was taken back
+            assert "fresh" in event
+        assert news.read() == b""
     studio.people.remove("erin")
+
+
+def test_an_open_page_is_told_at_once_of_what_the_person_does(studio: StudioStage, ana: Member) -> None:
+    """Not only when it looks again: with an interval of a minute a session, and its lease, are shown all the same."""
+    (studio.home / "studio.toml").write_text('[studio]\nupdate = "1m"\n')
+    (studio.home / "studio.toml").chmod(0o644)
+    studio.kill()
+    studio.start()
+    try:
+        with open_page(studio, ana.browser()) as news:
+            assert "No sessions" in next_event(news)
+            began_s = time.monotonic()
+            ana.done("POST", "/v1/sessions", {"name": "quick", "vram": GIB})
+            while "time left" not in next_event(news):
+                pass
+            assert time.monotonic() - began_s < PATIENCE_S
+    finally:
+        (studio.home / "studio.toml").unlink()
+        studio.kill()
+        studio.start()
 
 
 def next_event(news: http.client.HTTPResponse) -> str:
@@ -913,6 +989,58 @@ def test_only_an_operator_acts_for_a_tenant(studio: StudioStage) -> None:
         with pytest.raises(Unauthorized, match="that is for operators"):
             fabric.request("GET", "/v1/tenants", shape=list)
         assert json.dumps([lease.tenant for lease in fabric.leases()]) == "[]"
+
+
+# ---- backup
+
+
+def test_a_backup_of_office_and_studio_while_both_work_is_one_moment_of_both(
+    studio: StudioStage, ana: Member, bob: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions get leases while it is made. Where it is put back every lease that a session names is the office's and
+    has ended; tokens open what they opened, and the session gets another lease."""
+    monkeypatch.setenv("SUBLET_HOME", str(studio.home))
+    held, file, place = start(ana, "held"), tmp_path / "both", tmp_path / "other"
+    is_over, before = threading.Event(), len(bob.done("GET", "/v1/sessions?all=1"))
+
+    def come_and_go() -> int:
+        for number in itertools.count():
+            if is_over.is_set() and number:
+                return number
+            one = bob.done("POST", "/v1/sessions", {"name": f"short-{number}", "vram": MIB})["id"]
+            bob.done("POST", f"/v1/sessions/{one}/end", {"now": True})
+        raise AssertionError
+
+    with ThreadPoolExecutor(1) as pool:
+        counted = pool.submit(come_and_go)
+        until("sessions come and go", lambda: len(bob.done("GET", "/v1/sessions?all=1")) > before + 1, PATIENCE_S)
+        try:
+            assert main(["backup", str(file), "--studio"]) == 0
+        finally:
+            is_over.set()
+        assert counted.result(PATIENCE_S) > 1
+    assert main(["restore", str(file)]) == 2, "not while they run"
+    monkeypatch.setenv("SUBLET_HOME", str(place / "home"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(place / "state"))
+    assert main(["restore", str(file)]) == 0
+    with stage_on(place, "2x2GiB") as other, studio_stage(other) as again:
+        hers, his = Member(again, ana.token), Member(again, bob.token)
+        assert {one["state"] for one in hers.done("GET", "/v1/sessions")} == {"resting"}
+        known = {one["id"] for one in other.office.ask("GET", "/v1/leases?all=1").doc}
+        for person in (hers, his):
+            for one in person.done("GET", "/v1/sessions?all=1"):
+                assert {lease["id"] for lease in one["leases"]} <= known
+        now = start_again(hers, "held")
+        assert now["id"] == held["id"]
+        assert now["leases"][-1]["epoch"] > held["leases"][-1]["epoch"]
+        hers.done("POST", "/v1/sessions/held/end", {"now": True})
+
+
+def start_again(person: Member, name: str) -> Any:
+    """As it is when it has a lease."""
+    person.done("POST", f"/v1/sessions/{name}/resume")
+    until(f"session {name} is active", lambda: person.state(name) == "active", PATIENCE_S)
+    return person.done("GET", f"/v1/sessions/{name}")
 
 
 # ---- the studio's own right
@@ -1212,6 +1340,7 @@ HERS: Final = {"one", "ana"}
 """Who may change ana's session."""
 BY_TOKEN: Final[dict[str, set[str]]] = {
     "GET /metrics": {"olga"},
+    "GET /metrics/office": {"olga"},
     "GET /v1/records": {"bob", "other", "one", "looks", "reads", "ana", "olga"},
     "POST /v1/records": {"bob", "other", "one", "ana", "olga"},
     "GET /v1/sessions": {"bob", "other", "one", "looks", "reads", "ana", "olga"},

@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -47,8 +47,17 @@ def write_backup(journal: Path, path: Path) -> int:
         ) from error
 
 
-def restore(source: Path, home: Path, *, wall_ns: int, anchors: Path | None = None) -> int:
+def restore(
+    source: Path,
+    home: Path,
+    *,
+    wall_ns: int,
+    anchors: Path | None = None,
+    beside: Callable[[Path], object] | None = None,
+) -> int:
     """Put a backup in the place of the journal of this home; the incarnation that begins with it.
+
+    ``beside`` puts back what belongs to the journal, before it changes; it is given the folder for what is moved aside.
 
     The backup is checked as a whole first. The journal that was there is moved aside into ``replaced-N``. Killed at any
     point, this leaves the old journal, the restored one, or none, which the office refuses and a second call mends.
@@ -69,7 +78,7 @@ def restore(source: Path, home: Path, *, wall_ns: int, anchors: Path | None = No
             tip = _stamp(temporary, tip, incarnation, noted.read_all(), wall_ns)
             # From here on every opening of this home begins this incarnation or a higher one, whatever it finds.
             journal_files.write_incarnation(home, incarnation)
-            _move_aside(home)
+            _move_aside(home, beside)
             journal_files.publish(temporary, home / journal_files.JOURNAL_NAME)
         anchor = journal_files.AnchorFile(noted, tip.journal)
         anchor.note(tip.seq, tip.audit_seq, tip.head)
@@ -150,7 +159,7 @@ def _stamp(path: Path, tip: Tip, incarnation: int, replaced: tuple[audit.Anchor,
     return tip._replace(journal=identity, incarnation=incarnation, seq=seq, audit_seq=seq, head=head)
 
 
-def _move_aside(home: Path) -> None:
+def _move_aside(home: Path, beside: Callable[[Path], object] | None) -> None:
     """The file first: a journal without its log is refused, but a log without its journal would be taken for another's
     if it stayed."""
     names = [
@@ -158,16 +167,20 @@ def _move_aside(home: Path) -> None:
         for end in ("", "-wal", "-shm", "-journal")
         if os.path.lexists(home / (name := journal_files.JOURNAL_NAME + end))
     ]
-    if not names:
+    if not names and beside is None:
         return
     number = 1
     while os.path.lexists(aside := home / f"replaced-{number}"):
         number += 1
     aside.mkdir(mode=0o700)
+    if beside is not None:
+        beside(aside)
     for name in names:
         os.rename(home / name, aside / name)
         journal_files.sync_folder(home)
     journal_files.sync_folder(aside)
+    if not os.listdir(aside):
+        aside.rmdir()
 
 
 @contextlib.contextmanager

@@ -102,6 +102,7 @@ def _table() -> tuple[Route, ...]:
             office.metrics,
             "Numbers for Prometheus",
             answers={200: "text/plain"},
+            studios=ForStudios.READS,
         ),
         route(
             "GET",

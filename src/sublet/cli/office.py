@@ -76,6 +76,10 @@ def up(
             "/run/sublet). They need an access token.",
         ),
     ] = None,
+    log_format: Annotated[
+        str | None,
+        Opt("--log-format", choices=("text", "json"), help="How the office's log is written (default: text)."),
+    ] = None,
     embedded: Annotated[
         bool, Opt("--embedded", hidden=True, help="Stay in the foreground, and end after ten idle minutes.")
     ] = False,
@@ -96,7 +100,7 @@ def up(
             "an office runs on Linux only", do="Set SUBLET_URL to the address of one that runs elsewhere."
         )
     if embedded:  # who started it has looked whether one runs, and waits
-        return _serve(host_gpus, shared, embedded=True)
+        return _serve(host_gpus, shared, log_format, embedded=True)
     from sublet.engines.start_settings import OfficeDiffers, agreed
 
     office = _office()
@@ -107,7 +111,7 @@ def up(
                 f"an office runs already for {visible(running['home'])}: pid {running['pid']}",
                 do="Use that one, or end it with `sublet down` first.",
             )
-        return _serve(host_gpus, shared, embedded=False)
+        return _serve(host_gpus, shared, log_format, embedded=False)
     _check_same(running, host_gpus, shared)
     if running is not None and running["embedded"]:
         _replace(office, running)
@@ -119,6 +123,8 @@ def up(
             words += ["--host-gpus", str(settings.host_gpus)]
         if settings.shared is not None:
             words += ["--shared", str(settings.shared)]
+        if log_format is not None:
+            words += ["--log-format", log_format]
         ensure_office(home_dir(), words=words)
     view: Json = office.get("/v1/status")
     _check_same(view, host_gpus, shared)  # another program may have been quicker, with other settings
@@ -259,7 +265,7 @@ def _check_same(running: Json | None, host_gpus: HostGpus | None, shared: Path |
     )
 
 
-def _serve(host_gpus: HostGpus | None, shared: Path | None, *, embedded: bool) -> int:
+def _serve(host_gpus: HostGpus | None, shared: Path | None, log_format: str | None, *, embedded: bool) -> int:
     """Be the office, until told to end. ``embedded``: it ends when it is idle, unless one that was started by `up` is
     to come back: then it is that one."""
     gc.disable()  # what is loaded stays: it is looked through once, at the end of the start
@@ -268,11 +274,17 @@ def _serve(host_gpus: HostGpus | None, shared: Path | None, *, embedded: bool) -
 
     home = home_dir()
     with begun(home, SystemClock()) as beginning:  # it comes up while the rest is loaded
+        import logging
+
         from sublet.engines.local import run_office
         from sublet.engines.start_settings import agreed, forget_settings, read_settings, write_settings
+        from sublet.observe.logs import LogFormat, fields, log_to_stderr
 
         # Only now, since the journal is ours: no other office starts here with other settings meanwhile.
-        settings = agreed(home, host_gpus, shared)
+        form = None if log_format is None else LogFormat(log_format)
+        settings = agreed(home, host_gpus, shared, form)
+        if settings.log_format is LogFormat.JSON:  # else as Python does it
+            log_to_stderr("office", settings.log_format, info=("sublet.office",))
         stays = not embedded or read_settings(home) is not None
 
         def remember() -> None:
@@ -280,6 +292,8 @@ def _serve(host_gpus: HostGpus | None, shared: Path | None, *, embedded: bool) -
                 write_settings(home, settings)
 
         def say() -> None:
+            about = fields(event="started", pid=os.getpid(), home=str(home))
+            logging.getLogger("sublet.office").info("Started.", extra=about)
             if stays:
                 up = f"The office is up: pid {os.getpid()}, {home}. Ctrl-C ends it; leases go on to their deadlines."
                 print(typeable(f"{up}\nUntil `sublet down` it comes back as `{settings.command()}`."), flush=True)

@@ -47,7 +47,7 @@ KINDS: Final = (
     (re.compile(r"blocks"), "volumes and checkpoints"),
     (re.compile(r"jobs"), "notebooks that ran in the background"),
     (re.compile(r"guests"), "output of commands"),
-    (re.compile(r"studio"), "sessions, and the people of the studio"),
+    (re.compile(r"studio(?:\.restoring)?"), "sessions, and the people of the studio"),
     (
         re.compile(r"journal\.(?:db(?:-wal|-shm|-journal|\.new|\.restoring)?(?:-wal|-shm|-journal)?|lock|reserve)"),
         "leases, bills, audit log",

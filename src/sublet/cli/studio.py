@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
+import logging
 import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from sublet.background import start_thread
 from sublet.cli.declare import Opt, UsageError
 from sublet.cli.exits import DONE
 from sublet.cli.show import plural, visible
-from sublet.client.home import home_dir, make_private_dir
-from sublet.errors import InvalidRequest, SubletError, Unsupported
+from sublet.client.home import home_dir
+from sublet.errors import Disconnected, InvalidRequest, SubletError, Unsupported
 from sublet.invocation import installing, typeable
+from sublet.observe.logs import LogFormat, fields, log_to_stderr
 from sublet.studio.config import DEFAULTS, FILE, PORT, StudioSettings, changes, parse_address, parse_config
 
 if TYPE_CHECKING:
     from sublet.studio.people import Person
+    from sublet.studio.right import OfficeRight
     from sublet.studio.service import Studio
 
+_log: Final = logging.getLogger("sublet.studio")
 BACKLOG: Final = 512
+WAIT_S: Final = 0.5
+"""Between two looks for an office that the system starts."""
 GRACE_S: Final = 2
 """Requests in progress have this long when the studio ends; open pages are cut off."""
 
@@ -48,14 +55,22 @@ def studio(
         str | None,
         Opt("--config", metavar="FILE", help="File of settings (default: studio.toml in the state folder)."),
     ] = None,
+    no_start: Annotated[
+        bool, Opt("--no-start", help="Wait for the office that the system starts (default: start one if none runs).")
+    ] = False,
+    log_format: Annotated[
+        str | None,
+        Opt("--log-format", choices=[one.value for one in LogFormat], help="How the log is written (default: text)."),
+    ] = None,
     check: Annotated[bool, Opt("--check", help="Check the file of settings, and start nothing.")] = False,
 ) -> int:
     """Serve sessions to the people that `sublet person add` names: an API, and a page for browsers.
 
-    It runs beside the office of this user, which it starts if there is none, until Ctrl-C; or, as a user of its own,
-    beside the office that SUBLET_URL names, with the token in SUBLET_TOKEN that `sublet tenant add NAME --studio`
-    printed. Leases, and places in the queue, outlive it; when it is started again, requests that waited go on. SIGHUP
-    reads the file of settings again: it is taken as a whole, and with a mistake in it nothing changes.
+    It runs beside the office of this user, which it starts if there is none, until Ctrl-C or SIGTERM, which end it with
+    status 0; or, as a user of its own, beside the office that SUBLET_URL names, with the token in SUBLET_TOKEN that
+    `sublet tenant add NAME --studio` printed. Leases, and places in the queue, outlive it; when it is started again,
+    requests that waited go on. SIGHUP reads the file of settings again: it is taken as a whole, and with a mistake in
+    it nothing changes.
     """
     if config is not None and not config.strip():
         raise UsageError("no file is named", do="Write `sublet studio --config FILE`.")
@@ -69,6 +84,10 @@ def studio(
         return DONE
     if listen is not None and at is not None:
         raise UsageError("--listen and --socket contradict each other", do="Give one of them.")
+    from sublet.studio.metrics import REQUESTS
+    from sublet.studio.office import FOLDER
+    from sublet.studio.store import studio_lock
+
     try:
         import starlette  # noqa: F401
     except ImportError:
@@ -77,8 +96,13 @@ def studio(
         ) from None
     if at is None and listen is None:
         at = settings.socket
-    with _alone(home), _listening(listen or settings.address, at) as (listening, where):
-        _serve(home, listening, where, path, settings)
+    form = settings.log_format if log_format is None else LogFormat(log_format)
+    # A line for each request is for machines: people look at the metrics.
+    log_to_stderr("studio", form, info=(_log.name, *((REQUESTS,) if form is LogFormat.JSON else ())))
+    with studio_lock(home / FOLDER), _listening(listen or settings.address, at) as (listening, where):
+        signal.signal(signal.SIGTERM, _interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            _serve(home, listening, where, path, settings, start=not no_start)
     # Without the end of an interpreter: that would give back what waits, and this is to be found again.
     sys.stdout.flush()
     os._exit(DONE)
@@ -92,20 +116,6 @@ def _read(path: Path, *, must_exist: bool = False) -> StudioSettings:
 
     text = read_operator_file(path, must_exist=must_exist)
     return DEFAULTS if text is None else parse_config(text, str(path))
-
-
-@contextlib.contextmanager
-def _alone(home: Path) -> Iterator[None]:
-    """One studio for one state folder."""
-    from sublet.studio.office import sessions_folder
-
-    path = make_private_dir(sessions_folder(str(home))) / "studio.lock"
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InvalidRequest(f"a studio runs already for {home}", do="Use that one, or end it first.") from None
-    yield  # and it is held until the process ends
 
 
 @contextlib.contextmanager
@@ -143,20 +153,52 @@ def _bind_unix(listening: socket.socket, path: str) -> str:
     return f"unix://{os.path.abspath(path)}"
 
 
-def _serve(home: Path, listening: socket.socket, where: str, path: Path, settings: StudioSettings) -> None:
+def _right(home: Path, *, start: bool) -> OfficeRight:
+    """The studio's right at its office; the first one is waited for where the system starts the office."""
+    from sublet.studio.right import find_right
+
+    told = False
+    while True:
+        try:
+            return find_right(home, start=start)
+        except Disconnected:
+            if start:
+                raise
+            if not told:
+                print("Waiting for the office.", flush=True)
+                told = True
+            time.sleep(WAIT_S)
+
+
+def _interrupted(number: int, frame: object) -> None:
+    """As Ctrl-C. The server, which has the signals to itself while it serves, hands them on when it has ended."""
+    raise KeyboardInterrupt
+
+
+def _serve(
+    home: Path, listening: socket.socket, where: str, path: Path, settings: StudioSettings, *, start: bool
+) -> None:
     from uvicorn import Config, Server
 
-    from sublet.studio.right import find_right
     from sublet.studio.service import Studio
     from sublet.studio.web import studio_app
 
-    made = Studio(home, find_right(home), settings)
+    right = _right(home, start=start)
+    made = Studio(home, right, settings, start=start)
 
     def failed(person: Person, error: SubletError) -> None:
-        _log(f"The sessions of {person.name} cannot be looked at: {error}")
+        _log.warning("The sessions of %s cannot be looked at: %s", person.name, error)
 
+    def office() -> None:
+        try:
+            made.start_office()
+        except SubletError as error:
+            _log.warning("No office could be started: %s", error)
+
+    start_thread("studio_office", office)  # people are served meanwhile, and told that it is away
     made.go_on(failed)
     print(f"The studio is up: pid {os.getpid()}, {where}. Ctrl-C ends it; leases go on.", flush=True)
+    _log.info("Started.", extra=fields(event="started", pid=os.getpid(), address=where))
     if not made.people.all():
         print(typeable("There are no people yet: `sublet person add NAME --tenant TENANT`."), flush=True)
     config = Config(
@@ -176,7 +218,7 @@ def _serve(home: Path, listening: socket.socket, where: str, path: Path, setting
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_again, made, path)
         await server.serve(sockets=[listening])
 
-    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(serve())
 
 
@@ -185,13 +227,8 @@ def _read_again(studio: Studio, path: Path) -> None:
     try:
         settings = _read(path)
     except SubletError as error:
-        _log(f"The settings stay as they were: {error}")
+        _log.warning("The settings stay as they were: %s", error)
         return
     said = changes(studio.settings, settings)
     studio.apply(settings)
-    _log(f"{path} was read again: {' '.join(said) or 'nothing has changed.'}")
-
-
-def _log(sentence: str) -> None:
-    sys.stderr.write(f"{visible(sentence)}\n")
-    sys.stderr.flush()
+    _log.info("%s was read again: %s", path, " ".join(said) or "nothing has changed.")

@@ -132,10 +132,22 @@ def _about(event: Json) -> str:
 
 
 def backup(
-    *, file: Annotated[str, Arg("FILE", help="Path of a new file on the office's machine.")], as_json: AsJson = False
+    *,
+    file: Annotated[str, Arg("FILE", help="Path of a new file on the office's machine.")],
+    with_studio: Annotated[
+        bool, Opt("--studio", help="With people, sessions and plans of the studio, consistent with the journal.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> int:
-    """Copy the journal while the office runs."""
-    answer: Json = Office.reach().post("/v1/backup", {"path": os.path.abspath(file)}, patience=600.0)
+    """Copy the journal while the office runs; with --studio that of the studio too, which may run as well.
+
+    The copy gets its name once it is proven that it can be restored. What is in volumes is not in it.
+    """
+    path = os.path.abspath(file)
+    if with_studio:
+        answer = _with_studio(path)
+    else:
+        answer = Office.reach().post("/v1/backup", {"path": path}, patience=600.0)
     if as_json:
         document(answer)
     else:
@@ -143,28 +155,61 @@ def backup(
     return DONE
 
 
+def _with_studio(path: str) -> Json:
+    from pathlib import Path
+
+    from sublet.lease.value import rfc3339
+    from sublet.studio.backup import write_backup
+
+    if os.environ.get("SUBLET_URL") or os.environ.get("SUBLET_TOKEN"):
+        raise UsageError(
+            "the studio is copied where it lies, by its owner", do="Unset SUBLET_URL and SUBLET_TOKEN for it."
+        )
+    office = Office.reach()
+
+    def copy_journal(target: Path) -> None:
+        office.post("/v1/backup", {"path": str(target)}, patience=600.0)
+
+    size = write_backup(home_dir(), Path(path), copy_journal, made_at=rfc3339(time.time_ns()))
+    return {"path": path, "bytes": size}
+
+
 def restore(
     *, file: Annotated[str, Arg("FILE", help="Path of a file that `sublet backup` wrote.")], as_json: AsJson = False
 ) -> int:
-    """Restore the journal from a backup. Stop the office first.
+    """Restore the journal from a backup; from one with --studio also the studio. Stop both first.
 
-    A restored office starts a new incarnation: its epochs are higher than all that were given after the backup was
-    made, so earlier holders are fenced, and leases in the backup have ended. The present journal is moved aside, never
-    deleted.
+    All of it is checked before anything is changed. A restored office starts a new incarnation: its epochs are higher
+    than all that were given after the backup was made, so earlier holders are fenced, and leases in the backup have
+    ended; sessions of the studio then rest. What is there now is moved aside, never deleted.
     """
     from pathlib import Path
 
     from sublet.broker.backup import restore as put_back
+    from sublet.studio.backup import JOURNAL, is_backup, put_in_place, unpacked
+    from sublet.studio.office import FOLDER
+    from sublet.studio.store import studio_lock
 
     if os.environ.get("SUBLET_URL"):
         raise UsageError(
             "SUBLET_URL names an office elsewhere, and a journal is restored where it lies", do="Unset SUBLET_URL."
         )
-    home = home_dir()
-    incarnation = put_back(Path(file), home, wall_ns=time.time_ns())
+    home, source, what = home_dir(), Path(file), "the office"
+    if is_backup(source):
+        what = "office and studio"
+        with studio_lock(home / FOLDER), unpacked(source, home) as folder:
+
+            def studio_too(aside: Path) -> None:
+                put_in_place(folder, home, aside)
+
+            incarnation = put_back(folder / JOURNAL, home, wall_ns=time.time_ns(), beside=studio_too)
+    else:
+        incarnation = put_back(source, home, wall_ns=time.time_ns())
     if as_json:
         document({"home": str(home), "incarnation": incarnation})
     else:
-        restored = f"Restored to {visible(str(home))}: incarnation {incarnation} begins with the next `sublet up`."
+        restored = (
+            f"Restored {what} to {visible(str(home))}: incarnation {incarnation} begins with the next `sublet up`."
+        )
         print(typeable(restored))
     return DONE

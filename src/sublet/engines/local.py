@@ -538,6 +538,9 @@ def _listen(path: Path) -> socket.socket:
 def _log_who_asks() -> None:
     """Who asks over the shared sockets is written to the office's log."""
     logger = logging.getLogger("sublet.shared")
+    if logging.getLogger().handlers:  # of the whole process
+        logger.setLevel(logging.INFO)
+        return
     if not logger.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))

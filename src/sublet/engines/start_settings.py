@@ -17,7 +17,7 @@ import os
 import shlex
 import stat
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ from sublet.agent.inventory import HostGpus, parse_host_gpus
 from sublet.broker.journal_files import publish, sync_file, sync_folder
 from sublet.errors import InvalidRequest, SubletError
 from sublet.invocation import typed
+from sublet.observe.logs import LogFormat
 from sublet.values import format_size, parse_size
 
 SETTINGS_NAME: Final = "started-with"
@@ -49,6 +50,8 @@ class StartSettings:
     """None: the cards of the machine, or without one a host device."""
     shared: Path | None = None
     """The folder of the sockets for every user of the machine; None: there are none."""
+    log_format: LogFormat = LogFormat.TEXT
+    """How its log is written. Nothing else depends on it, so it may be otherwise at the next start."""
 
     def command(self) -> str:
         """The command that starts such an office, as it is typed here."""
@@ -56,7 +59,8 @@ class StartSettings:
 
     def words(self) -> str:
         """The options alone; empty if there are none."""
-        return " ".join(filter(None, (host_gpus_words(self.host_gpus), shared_words(self.shared))))
+        form = "" if self.log_format is LogFormat.TEXT else f"--log-format {self.log_format}"
+        return " ".join(filter(None, (host_gpus_words(self.host_gpus), shared_words(self.shared), form)))
 
 
 def host_gpus_words(host_gpus: HostGpus | None) -> str:
@@ -74,13 +78,15 @@ def shared_words(shared: Path | None) -> str:
     return "" if shared is None else f"--shared {shlex.quote(os.fspath(shared))}"
 
 
-def agreed(home: Path, asked: HostGpus | None, shared: Path | None = None) -> StartSettings:
-    """The settings to start with: the remembered ones, else those asked for.
+def agreed(
+    home: Path, asked: HostGpus | None, shared: Path | None = None, log_format: LogFormat | None = None
+) -> StartSettings:
+    """The settings to start with: the remembered ones, else those asked for. The format of the log may change.
 
     Raises ``OfficeDiffers`` if other ones are asked for than are remembered.
     """
     kept = read_settings(home)
-    wanted = StartSettings(host_gpus=asked, shared=shared)
+    wanted = StartSettings(host_gpus=asked, shared=shared, log_format=log_format or LogFormat.TEXT)
     if kept is None:
         return wanted
     if (asked is not None and asked != kept.host_gpus) or (shared is not None and shared != kept.shared):
@@ -89,7 +95,7 @@ def agreed(home: Path, asked: HostGpus | None, shared: Path | None = None) -> St
             "ended since by `sublet down`",
             do=f"Start it as it was with `sublet up`; or forget that with `sublet down`, then `{wanted.command()}`.",
         )
-    return kept
+    return kept if log_format is None else replace(kept, log_format=log_format)
 
 
 def read_settings(home: Path) -> StartSettings | None:
@@ -151,6 +157,8 @@ def _encoded(settings: StartSettings) -> bytes:
     said = {"host_gpus": host_gpus}
     if settings.shared is not None:
         said["shared"] = os.fspath(settings.shared)
+    if settings.log_format is not LogFormat.TEXT:
+        said["log_format"] = settings.log_format.value
     body = json.dumps(said).encode() + b"\n"
     return f"{_FORMAT} {zlib.crc32(body):08x}\n".encode() + body
 
@@ -165,6 +173,7 @@ def _decoded(path: Path, data: bytes) -> StartSettings:
         return StartSettings(
             host_gpus=None if host_gpus is None else parse_host_gpus(host_gpus),
             shared=None if shared is None else Path(shared),
+            log_format=LogFormat(said.get("log_format", LogFormat.TEXT)),
         )
     except (ValueError, KeyError, TypeError, AttributeError, InvalidRequest) as error:
         raise _unusable(path, "names no settings that this version of Sublet knows") from error

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from sublet import settings
 from sublet.errors import InvalidRequest
+from sublet.observe.logs import LogFormat
 from sublet.values import NS_PER_S, format_duration, shown
 
 FILE: Final = "studio.toml"
@@ -34,6 +35,8 @@ class Unit(enum.StrEnum):
     """A loopback address and a port, ``"127.0.0.1:8320"``."""
     PATH = "path"
     """Where a unix socket is made; from / on, since the studio may be started anywhere."""
+    LOG = "log"
+    """How a log is written, ``"text"`` or ``"json"``."""
 
 
 class Key(NamedTuple):
@@ -67,10 +70,14 @@ KEYS: Final[Mapping[str, Key]] = {
     for key in (
         Key("listen", "address", Unit.ADDRESS, f"127.0.0.1:{PORT}", 0, 0, "loopback address to listen on", True),
         Key("listen", "socket", Unit.PATH, None, 0, 0, "unix socket to listen on, in place of an address", True),
+        Key(
+            "log", "format", Unit.LOG, "text", 0, 0, "how the log is written: text, or json for one object a line", True
+        ),
         Key("person", "sessions", Unit.COUNT, 100, 1, 10_000, "sessions of one person that have not ended"),
         Key("person", "records", Unit.COUNT, 200_000, 1000, 10_000_000, "records of one person; a lease takes four"),
         Key("person", "sign_in", Unit.SECONDS, 12 * 3600, 60, 30 * _DAY_S, "a browser is asked for its token again"),
         Key("studio", "waiting", Unit.COUNT, 1000, 1, 10_000, "requests that wait at once, of all people"),
+        Key("studio", "answer", Unit.SECONDS, 20, 5, 300, "a request that takes longer is answered with 503"),
         Key("studio", "update", Unit.SECONDS, 2, 1, 60, "longest time until an open page shows a change"),
     )
 }
@@ -96,6 +103,10 @@ class StudioSettings:
         return None if path is None else str(path)
 
     @property
+    def log_format(self) -> LogFormat:
+        return LogFormat(str(self.value("log.format")))
+
+    @property
     def sessions_max(self) -> int:
         return self._number("person.sessions")
 
@@ -110,6 +121,10 @@ class StudioSettings:
     @property
     def waiting_max(self) -> int:
         return self._number("studio.waiting")
+
+    @property
+    def answer_s(self) -> int:
+        return self._number("studio.answer")
 
     @property
     def update_s(self) -> int:
@@ -148,6 +163,13 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def parse_log_format(value: Any, name: str = "--log-format") -> str:
+    """One of the words."""
+    if value not in list(LogFormat):
+        raise InvalidRequest(f"{name} = {shown(value)} is no format of a log", do="Write text or json.")
+    return str(value)
+
+
 def changes(before: StudioSettings, now: StudioSettings) -> list[str]:
     """What is otherwise now, one sentence for each key."""
     said = []
@@ -169,6 +191,8 @@ def _checked(key: Key, value: Any) -> Value:
             return _address(key, value)
         case Unit.PATH:
             return _socket_path(key, value)
+        case Unit.LOG:
+            return parse_log_format(value, key.path)
 
 
 def _in_range(key: Key, found: int) -> int:

@@ -6,10 +6,12 @@ session is ever a label.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
+from sublet.observe.logs import fields
 from sublet.observe.metrics import Count, Spread, metrics_page
 from sublet.studio.service import Condition
 from sublet.studio.states import SessionState
@@ -18,8 +20,13 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+PERSON: Final = "person"
+"""In the state of a request: who asks, once that is known."""
+REQUESTS: Final = "sublet.studio.requests"
+"""The logger that has a line for each request, where that is wanted."""
+_requests: Final = logging.getLogger(REQUESTS)
 _ANSWER_S: Final = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 15)
-_PROBES: Final = ("/livez", "/readyz", "/metrics")
+_PROBES: Final = ("/livez", "/readyz", "/metrics", "/metrics/office")
 _LIVE: Final = "/live"
 """The end of the paths of open pages."""
 
@@ -71,8 +78,9 @@ class StudioMetrics:
 class Counted:
     """The application, whose answers are counted."""
 
-    def __init__(self, app: ASGIApp, metrics: StudioMetrics) -> None:
-        self._app, self._metrics = app, metrics
+    def __init__(self, app: ASGIApp, metrics: StudioMetrics, paths: Mapping[object, str]) -> None:
+        """``paths``: by endpoint, the pattern of its path."""
+        self._app, self._metrics, self._paths = app, metrics, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,8 +101,26 @@ class Counted:
         finally:
             metrics.open_pages -= part == "live"
             metrics.requests.inc(part, f"{status // 100}xx")
+            took_s = time.monotonic() - began_s
             if part in ("api", "page"):
-                metrics.answer_seconds.observe(time.monotonic() - began_s)
+                metrics.answer_seconds.observe(took_s)
+            if part != "probe" and _requests.isEnabledFor(logging.INFO):
+                _note(scope, self._paths.get(scope.get("endpoint"), "none"), status, took_s)
+
+
+def _note(scope: Scope, route: str, status: int, took_s: float) -> None:
+    """A line of the log, with the pattern of the path in its place: a path and its query come from outside."""
+    person = scope.get("state", {}).get(PERSON)
+    said = fields(
+        event="request",
+        method=scope["method"],
+        route=route,
+        status=status,
+        took_s=round(took_s, 4),
+        person=None if person is None else person.name,
+        tenant=None if person is None else person.tenant,
+    )
+    _requests.info("%s %s: %d", scope["method"], route, status, extra=said)
 
 
 def _part(path: str) -> str:

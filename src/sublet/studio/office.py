@@ -26,6 +26,8 @@ from sublet.wire.http import ActivityRequest, LeaseView, ReleaseRequest
 from sublet.wire.http_views import SESSION_LABEL
 
 VARIABLE: Final = "SUBLET_SESSION"
+FOLDER: Final = "studio"
+"""In the state folder: sessions, and the people of the studio."""
 _HELD: Final = (LeaseStatus.ACTIVE, LeaseStatus.NOTICED)
 _OVER: Final = (LeaseStatus.ENDING, LeaseStatus.ENDED)
 
@@ -169,7 +171,7 @@ def are_recorded(home: str | None = None) -> bool:
 
 def sessions_folder(home: str | None = None) -> Path:
     """Where the sessions of this user lie."""
-    return home_dir(home) / "studio"
+    return home_dir(home) / FOLDER
 
 
 class NotebookSession:

@@ -23,6 +23,7 @@ from sublet.errors import InvalidRequest, NotFound, Unauthorized
 from sublet.studio.store import Database
 from sublet.values import NS_PER_S, valid_name
 
+DATABASE: Final = "people.db"
 PEOPLE_MAX: Final = 10_000
 TOKENS_MAX: Final = 20
 """Tokens of one person."""
@@ -130,7 +131,7 @@ class People:
 
     def __init__(self, folder: Path, *, wall_ns: Callable[[], int], random: Callable[[int], bytes]) -> None:
         self._database = Database(
-            folder / "people.db",
+            folder / DATABASE,
             f"{_SCHEMA}{_TEACHES};",
             version=2,
             what="the people of the studio",

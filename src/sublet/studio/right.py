@@ -17,12 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sublet.client.fabric import Fabric, connect
+from sublet.client.address import Address, find_address
+from sublet.client.answers import decode
+from sublet.client.clocks import client_clock
+from sublet.client.fabric import Fabric, connect, start_office
 from sublet.client.home import make_private_dir
+from sublet.client.steps import Call, Reply
+from sublet.client.transport import Transport
 from sublet.durable.files import move_into_place, read_whole, sync_folder, write_synced
-from sublet.errors import InvalidRequest, Unauthorized, Unsupported
+from sublet.errors import Disconnected, InvalidRequest, Unauthorized, Unsupported
 from sublet.studio.office import sessions_folder
 from sublet.wire.http import Hello, TenantRequest, TenantToken, TenantView, VolumeView
+from sublet.wire.version import WIRE_VERSION
 
 TENANT: Final = "studio"
 """What the office calls the studio that its owner started."""
@@ -44,6 +50,34 @@ class OfficeRight:
         """The office, for the studio itself or for a tenant."""
         return self._connected(self.token, for_tenant, start=start)
 
+    def fabric(self, for_tenant: str = "", *, start: bool = True) -> Fabric:
+        """The same, and nothing is asked before the first request, so that this waits for no office."""
+        return Fabric(self._address(for_tenant), client_clock(), start=start, bound=False)
+
+    def greet(self, timeout_s: float) -> None:
+        """Raise unless the office answers in this time, and to this studio. It is not started for that."""
+        decode(self._asked_once("/v1/groups", timeout_s), list)
+
+    def metrics(self, timeout_s: float) -> bytes:
+        """The office's numbers, as it writes them for Prometheus. It is not started for that."""
+        reply = self._asked_once("/metrics", timeout_s)
+        if reply.status != 200:
+            decode(reply, dict)  # raises what the office says
+        return reply.body
+
+    def start_office(self) -> None:
+        """See that an office of this user runs, if that is the one that is meant."""
+        start_office(self._address(""))
+
+    def _asked_once(self, path: str, timeout_s: float) -> Reply:
+        transport = Transport(self._address(""), client_clock(), wire=WIRE_VERSION)
+        transport.close()  # no connection is kept
+        return transport.exchange(Call(method="GET", path=path, timeout_s=timeout_s))
+
+    def _address(self, for_tenant: str) -> Address:
+        home = None if self.url else str(self.home)
+        return find_address(self.url, self.token, home, {}, as_tenant=True, for_tenant=for_tenant)
+
     def as_operator(self, token: str) -> Fabric:
         """The office, with an operator's own access token."""
         if not token:
@@ -57,21 +91,31 @@ class OfficeRight:
         )
 
 
-def find_right(home: Path, env: Mapping[str, str] = os.environ) -> OfficeRight:
+def find_right(home: Path, env: Mapping[str, str] = os.environ, *, start: bool = True) -> OfficeRight:
     """The studio's right, made where there is none yet. Raises where the office is too old to know such a right, where
-    an operator has taken it away, and where the token that was given is no studio's."""
+    an operator has taken it away, and where the token that was given is no studio's. Without ``start`` no office is
+    started for that: while none answers, the right is what was given or kept, or there is none (``Disconnected``)."""
     url, token = env.get("SUBLET_URL") or None, env.get("SUBLET_TOKEN") or None
     if url is not None and token is None:
         raise InvalidRequest("SUBLET_URL is set, and SUBLET_TOKEN is not", do=f"Have the operator {_MAKE}")
     if token is not None:
         right = OfficeRight(home=home, url=url, token=token)
-        with right.connect() as fabric:
-            check_knows_studios(fabric.request("GET", "/v1/hello", shape=Hello))
-            _check_narrow(fabric)
+        try:
+            with right.connect(start=start) as fabric:
+                check_knows_studios(fabric.request("GET", "/v1/hello", shape=Hello))
+                _check_narrow(fabric)
+        except Disconnected:
+            if start:
+                raise
         return right
-    with connect(home=home, bound=False) as owner:
-        check_knows_studios(owner.request("GET", "/v1/hello", shape=Hello))
-        return _kept(home) or _made(home, owner)
+    try:
+        with connect(home=home, bound=False, start=start) as owner:
+            check_knows_studios(owner.request("GET", "/v1/hello", shape=Hello))
+            return _kept(home) or _made(home, owner)
+    except Disconnected:
+        if start or (text := _read(home)) is None:
+            raise
+        return OfficeRight(home=home, url=None, token=text)
 
 
 def check_knows_studios(hello: Hello) -> None:
@@ -101,12 +145,9 @@ def _check_narrow(fabric: Fabric) -> None:
 
 def _kept(home: Path) -> OfficeRight | None:
     """What the file has, if it is still good."""
-    try:
-        text = read_whole(_file(home), TOKEN_MAX_BYTES).decode("ascii", "replace").strip()
-    except FileNotFoundError:
+    text = _read(home)
+    if text is None:
         return None
-    except OSError as error:
-        raise InvalidRequest(f"{_file(home)} cannot be read: {error.strerror}", do="Mend it, or remove it.") from None
     right = OfficeRight(home=home, url=None, token=text)
     try:
         with right.connect() as fabric:
@@ -114,6 +155,15 @@ def _kept(home: Path) -> OfficeRight | None:
     except (Unauthorized, InvalidRequest):  # the office was made anew, or the file is not what it was
         return None
     return right
+
+
+def _read(home: Path) -> str | None:
+    try:
+        return read_whole(_file(home), TOKEN_MAX_BYTES).decode("ascii", "replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidRequest(f"{_file(home)} cannot be read: {error.strerror}", do="Mend it, or remove it.") from None
 
 
 def _made(home: Path, owner: Fabric) -> OfficeRight:

@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,6 +34,7 @@ from sublet.studio.remote import PAGE
 from sublet.studio.right import OfficeRight
 from sublet.studio.sessions import Sessions, no_session
 from sublet.studio.states import SessionState
+from sublet.studio.turns import OfficeWatch
 from sublet.studio.views import Json, session_views
 from sublet.wire.http_views import SESSION_LABEL
 
@@ -53,7 +54,9 @@ LOOKED_S: Final = 1.0
 OWNERS_MAX: Final = 20_000
 """Sessions whose owner is remembered."""
 PROBE_S: Final = 2.0
-"""An office that has not answered by then is called away."""
+"""While the office has not answered by then, the studio is not ready."""
+SILENT_S: Final = 5.0
+"""An office that has not answered by then is asked for nothing more until it does. A busy one may take two seconds."""
 _ASKING: Final = (SessionState.WAITING, SessionState.OFFERED)
 _FOREVER: Final = float("inf")
 
@@ -99,8 +102,13 @@ class PersonSessions:
         office = FabricOffice(fabric, bound=False)
         self._sessions: Sessions[Lease] = open_sessions(office, folder=folder, name=NAME)
         self._lock = threading.RLock()
+        """Never held while the office is asked."""
         self._requests: dict[str, _Request] = {}
-        self._shown: tuple[float, list[Json]] = (-_FOREVER, [])
+        self._open: dict[int, Callable[[], object]] = {}
+        self._showing = threading.Lock()
+        self._changes = 0
+        self._shown: tuple[float, int, list[Json]] = (-_FOREVER, 0, [])
+        """When, after how many changes, and what."""
 
     def all(self, *, ended: bool = False) -> list[Json]:
         """As documents, newest first; with ``ended`` those that have ended too."""
@@ -108,11 +116,12 @@ class PersonSessions:
 
     def shown(self) -> list[Json]:
         """All of them, at most ``SHOWN_S`` old: many open pages of a person cost the office as much as one."""
-        with self._lock:
-            read_s, views = self._shown
-            if time.monotonic() - read_s > SHOWN_S:
+        with self._showing:
+            read_s, changes, views = self._shown
+            if changes != self._changes or time.monotonic() - read_s > SHOWN_S:
+                changes = self._changes
                 views = self.all(ended=True)
-                self._shown = (time.monotonic(), views)
+                self._shown = (time.monotonic(), changes, views)
             return views
 
     def states(self) -> Counter[SessionState]:
@@ -139,6 +148,7 @@ class PersonSessions:
         with self._lock:
             self._check_count(Started(name=name, terms=terms))
             made = self._sessions.start(name, terms)
+        self._changed()
         return self._view(made.id) if later else self._ask(made, wait_s)
 
     def resume(self, text: str, *, wait_s: float = _FOREVER) -> Json:
@@ -197,9 +207,25 @@ class PersonSessions:
             if session.state in _ASKING and session.by is not None and session.by.name == NAME:
                 self._begin(session, _FOREVER)
 
-    def _view(self, ident: str) -> Json:
+    @contextlib.contextmanager
+    def told_of_changes(self, wake: Callable[[], object]) -> Iterator[None]:
+        """``wake`` is called after each change that comes of this process: a request of the person, or its answer."""
         with self._lock:
-            self._shown = (-_FOREVER, [])
+            self._open[id(wake)] = wake
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._open[id(wake)]
+
+    def _changed(self) -> None:
+        with self._lock:
+            self._changes += 1
+            for wake in self._open.values():
+                wake()
+
+    def _view(self, ident: str) -> Json:
+        self._changed()
         return session_views(self._fabric, [self._sessions.find(ident)])[0]
 
     # ---- asking
@@ -249,6 +275,7 @@ class PersonSessions:
         finally:
             self._over(ident)
             request.is_over.set()
+            self._changed()
 
     def _over(self, ident: str) -> None:
         with self._lock:
@@ -296,16 +323,19 @@ class Condition:
 class Studio:
     """All people and their sessions. Safe to use from several threads."""
 
-    def __init__(self, home: Path, right: OfficeRight, settings: StudioSettings = DEFAULTS) -> None:
+    def __init__(
+        self, home: Path, right: OfficeRight, settings: StudioSettings = DEFAULTS, *, start: bool = True
+    ) -> None:
+        """``start``: start an office where none runs; else the one that the system starts is waited for."""
         self.people = People(sessions_folder(str(home)), wall_ns=time.time_ns, random=secrets.token_bytes)
-        self._home, self._right = home, right
+        self.watch = OfficeWatch(lambda: right.greet(SILENT_S), may_start=start)
+        self._home, self._right, self._start = home, right, start
         self._lock = threading.Lock()
         self._fabrics: dict[str, Fabric] = {}
         self._known: dict[str, PersonSessions] = {}
         self._admission = Admission(settings)
         self._looking = threading.Lock()
         self._looked: tuple[float, Condition] | None = None
-        self._probe: Fabric | None = None
         self._owners: dict[str, str] = {}
 
     @property
@@ -324,7 +354,7 @@ class Studio:
             if known is None:
                 fabric = self._fabrics.get(person.tenant)
                 if fabric is None:
-                    fabric = self._fabrics[person.tenant] = self._right.connect(person.tenant)
+                    fabric = self._fabrics[person.tenant] = self._right.fabric(person.tenant, start=self._start)
                 known = PersonSessions(fabric, person_folder(self._home, person), self._admission)
                 self._known[person.id] = known
             return known
@@ -332,7 +362,11 @@ class Studio:
     @functools.cached_property
     def office(self) -> OfficeOverview:
         """The whole office, for operators."""
-        return OfficeOverview(self._right.connect(), self._right.as_operator)
+        return OfficeOverview(self._right.fabric(start=self._start), self._right.as_operator)
+
+    def office_metrics(self) -> bytes:
+        """The office's numbers for Prometheus."""
+        return self._right.metrics(SILENT_S)
 
     def course(self, group: str) -> Course:
         """A group of the office, for its teachers; raises ``NotFound``."""
@@ -384,9 +418,12 @@ class Studio:
         except SubletError as error:
             wrong["people"] = error.message
         try:
-            self._greet_office()
+            self.watch.check()
+            self._right.greet(PROBE_S)  # it is not started for that: who watches it is to see that it is away
         except SubletError as error:
             wrong["office"] = error.message
+            if self.watch.means_silence(error):
+                self.watch.doubt()
         sessions: Counter[SessionState] = Counter()
         unreadable = 0
         for person in people:
@@ -404,21 +441,21 @@ class Studio:
             waiting_max=self.settings.waiting_max,
         )
 
-    def _greet_office(self) -> None:
-        """Raise unless the office answers now, and to this studio. It is not started for that: who watches it is to see
-        that it is away."""
-        if self._probe is None:
-            self._probe = self._right.connect(start=False)
-        self._probe.request("GET", "/v1/groups", shape=list, timeout=PROBE_S)
-
     def go_on(self, failed: Callable[[Person, SubletError], object]) -> None:
-        """Repeat the requests that waited when the studio ended last. A person whose tenant the office refuses keeps
-        nobody else waiting; ``failed`` is told."""
+        """Repeat the requests that waited when the studio ended last; they wait for the office. A person whose records
+        cannot be read keeps nobody else waiting; ``failed`` is told."""
         for person in self.people.all():
             try:
                 self.of(person).go_on()
             except SubletError as error:
                 failed(person, error)
+
+    def start_office(self) -> None:
+        """See that an office runs; where the system starts it, look until it does. Raises ``SubletError``."""
+        if not self._start:
+            self.watch.doubt()
+        else:
+            self._right.start_office()
 
 
 def person_folder(home: Path, person: Person) -> Path:

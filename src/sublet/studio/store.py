@@ -8,6 +8,7 @@ beside the records, so nothing can disagree with them.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import sqlite3
@@ -21,10 +22,12 @@ from blake3 import blake3
 
 from sublet.client.home import make_private_dir
 from sublet.durable.files import name_once, sync_file
-from sublet.errors import JournalError
+from sublet.errors import InvalidRequest, JournalError
 from sublet.studio.records import Entry, Record
 
 DATABASE: Final = "sessions.db"
+LOCK: Final = "studio.lock"
+"""Held by a studio as long as it runs."""
 BUSY_S: Final = 10.0
 """How long another process may keep the database to itself; it takes milliseconds."""
 CHECK_BYTES: Final = 16
@@ -170,6 +173,21 @@ class SqliteStore:
             f"the sessions in {self.path} are damaged: {how}",
             do="Keep the file for inspection and put a backup in its place. Leases and volumes are not affected.",
         )
+
+
+@contextlib.contextmanager
+def studio_lock(folder: Path) -> Iterator[None]:
+    """One studio for one folder of sessions, or a restore of it. The system takes it back when the process ends."""
+    lock = os.open(make_private_dir(folder) / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            do = "Use that one, or end it first."
+            raise InvalidRequest(f"a studio runs already for {folder.parent}", do=do) from None
+        yield
+    finally:
+        os.close(lock)
 
 
 def _version(db: sqlite3.Connection) -> int:

@@ -11,9 +11,11 @@ bounded; every text that comes from outside is escaped where it is shown (``page
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import hashlib
 import hmac
-import sys
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -41,19 +43,26 @@ from sublet.errors import (
     SubletError,
     Unauthorized,
 )
+from sublet.observe.logs import fields
 from sublet.observe.metrics import CONTENT_TYPE
 from sublet.studio import course_page, overview_page, page
 from sublet.studio.course_page import Course
-from sublet.studio.metrics import Counted, StudioMetrics
+from sublet.studio.metrics import PERSON, Counted, StudioMetrics
 from sublet.studio.overview import OfficeOverview
 from sublet.studio.people import NotSignedIn, Person, Scope, Token
 from sublet.studio.records import Entry, Terms
 from sublet.studio.service import PersonSessions, Studio
+from sublet.studio.turns import Turns
 from sublet.studio.views import Json
 from sublet.values import MIB, NS_PER_S, Exclusivity, Tier, parse_duration_ns, parse_size, valid_text
 from sublet.wire.http import ErrorBody, ErrorView
 
 BODY_MAX_BYTES: Final = 16 * 1024
+BODY_S: Final = 10.0
+"""The whole body of a request has arrived by then."""
+RETRY_AFTER_S: Final = 2
+SPACING_S: Final = 0.1
+"""Between two looks for one open page, however much changes."""
 COOKIE: Final = "sublet_studio"
 MODEL_MAX: Final = 100
 AUDIT_OF_MAX: Final = 100
@@ -79,6 +88,7 @@ HEADERS: Final = {
 }
 """Of every answer: nothing is loaded from elsewhere, nothing is shown in a frame, nothing is kept by a cache."""
 
+_log: Final = logging.getLogger("sublet.studio")
 OF_A_SESSION: Final = frozenset((("GET", "/v1/sessions"), ("GET", "/v1/records"), ("POST", "/v1/records")))
 """What names no session and is open to a token of one: it is answered as if there were no other."""
 
@@ -133,6 +143,10 @@ class TooLarge(InvalidRequest):
     """The body has more bytes than any request of the studio."""
 
 
+class TooSlow(InvalidRequest):
+    """The body did not arrive in time."""
+
+
 def studio_app(studio: Studio) -> Starlette:
     """The application for an ASGI server."""
     web = _Web(studio)
@@ -140,8 +154,9 @@ def studio_app(studio: Studio) -> Starlette:
         Route("/livez", _alive, methods=["GET"]),
         Route("/readyz", web.ready, methods=["GET"]),
         Route("/metrics", web.numbers, methods=["GET"]),
-        Route("/v1/records", web.api(_records), methods=["GET"]),
-        Route("/v1/records", web.api(_add_record), methods=["POST"]),
+        Route("/metrics/office", web.office_numbers, methods=["GET"]),
+        Route("/v1/records", web.api(_records, asks_office=False), methods=["GET"]),
+        Route("/v1/records", web.api(_add_record, asks_office=False), methods=["POST"]),
         Route("/v1/sessions", web.api(_list), methods=["GET"]),
         Route("/v1/sessions", web.api(_start), methods=["POST"]),
         Route("/v1/sessions/{id}", web.api(lambda mine, ask: mine.one(ask.id)), methods=["GET"]),
@@ -154,7 +169,7 @@ def studio_app(studio: Studio) -> Starlette:
         Route("/sign-in", web.sign_in, methods=["POST"]),
         Route("/join", web.ask_invite, methods=["GET"]),
         Route("/join", web.join, methods=["POST"]),
-        Route("/sign-out", web.form(_sign_out), methods=["POST"]),
+        Route("/sign-out", web.form(_sign_out, asks_office=False), methods=["POST"]),
         Route("/start", web.form(_started_by_form), methods=["POST"]),
         Route("/office", web.page(_office), methods=["GET"]),
         Route("/office/audit", web.page(_audit), methods=["GET"]),
@@ -172,7 +187,7 @@ def studio_app(studio: Studio) -> Starlette:
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Counted, web.metrics)],
+        middleware=[Middleware(Counted, web.metrics, {route.endpoint: route.path for route in routes})],
         exception_handlers={Exception: _failed, HTTPException: _not_here},
     )
 
@@ -394,12 +409,7 @@ def _clear(visit: _Visit, form: Mapping[str, str]) -> str | None:
 
 def _say(visit: _Visit, what: str) -> None:
     """In the log of the studio: the audit log of the office names the operator's tenant there."""
-    _log(f"Operator {visit.person.name} {what}.")
-
-
-def _log(sentence: str) -> None:
-    sys.stderr.write(f"{sentence}\n")
-    sys.stderr.flush()
+    _log.info("Operator %s %s.", visit.person.name, what, extra=fields(event="operator", person=visit.person.name))
 
 
 PageHandler: TypeAlias = Callable[[_Visit], str]
@@ -414,6 +424,14 @@ class _Web:
         self._failing: list[str] = []
         self.metrics = StudioMetrics(studio)
 
+    @functools.cached_property
+    def _turns(self) -> Turns:
+        return Turns(self._studio.watch)
+
+    async def _in_turn(self, person: Person, work: Callable[[], _T]) -> _T:
+        """What asks the office."""
+        return await self._turns.run(person.id, person.tenant, work, self._studio.settings.answer_s)
+
     # ---- for those that watch it
 
     async def ready(self, request: Request) -> Response:
@@ -423,45 +441,59 @@ class _Web:
         if failing != self._failing:
             self._failing = failing
             said = "; ".join(f"{part}: {wrong[part]}" for part in failing)
-            _log(f"Not ready: {said}." if failing else "Ready again.")
+            text = f"Not ready: {said}." if failing else "Ready again."
+            _log.info("%s", text, extra=fields(event="readiness", failing=failing))
         return _json({"ok": not failing, "failing": failing}, 503 if failing else 200)
 
     async def numbers(self, request: Request) -> Response:
         """For Prometheus, which has an operator's token. To others there is nothing here."""
         try:
-            return await run_in_threadpool(self._numbers, request)
+            await run_in_threadpool(self._operator, request)
+            return _metrics(await run_in_threadpool(self.metrics.page))
         except SubletError as error:
             return _json(_error_body(error), _status(error))
 
-    def _numbers(self, request: Request) -> Response:
+    async def office_numbers(self, request: Request) -> Response:
+        """The office's, which listens on unix sockets alone."""
+        try:
+            person = await run_in_threadpool(self._operator, request)
+            return _metrics(await self._in_turn(person, self._studio.office_metrics))
+        except SubletError as error:
+            return _json(_error_body(error), _status(error))
+
+    def _operator(self, request: Request) -> Person:
         token = self._by_token(request)
         if not token.person.is_operator or token.scope.session is not None:
             raise _nothing_here()
-        return _seen(Response(self.metrics.page(), media_type=CONTENT_TYPE))
+        return token.person
 
     # ---- the API
 
-    def api(self, handler: Handler) -> Callable[[Request], Any]:
+    def api(self, handler: Handler, *, asks_office: bool = True) -> Callable[[Request], Any]:
         """A route that answers a person's token with JSON."""
 
         async def answer(request: Request) -> Response:
+            is_known = False
             try:
                 body = await _body(request) if request.method == "POST" else b""
-                return await run_in_threadpool(self._answer, handler, request, body)
+                token = await run_in_threadpool(self._by_token, request)
+                is_known = True
+                _is_asked_by(request, token.person)
+
+                def answered() -> object:
+                    mine = self._studio.of(token.person)
+                    _check_scope(token.scope, request, mine)
+                    ask = _Ask(request.path_params.get("id", ""), request.query_params, body, token.scope.session)
+                    return handler(mine, ask)
+
+                work = self._in_turn(token.person, answered) if asks_office else run_in_threadpool(answered)
+                return _json(await work, 200)
             except SubletError as error:
-                return _json(_error_body(error), _status(error))
+                # With a token that is good, its scope, or the office, refuses that.
+                refused = 403 if is_known and isinstance(error, Unauthorized) else _status(error)
+                return _json(_error_body(error), refused)
 
         return answer
-
-    def _answer(self, handler: Handler, request: Request, body: bytes) -> Response:
-        token = self._by_token(request)
-        mine = self._studio.of(token.person)
-        ask = _Ask(request.path_params.get("id", ""), request.query_params, body, token.scope.session)
-        try:
-            _check_scope(token.scope, request, mine)
-            return _json(handler(mine, ask), 200)
-        except Unauthorized as error:  # the token is good; its scope, or the office, refuses that
-            return _json(_error_body(error), 403)
 
     def _by_token(self, request: Request) -> Token:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -476,7 +508,8 @@ class _Web:
 
         async def answer(request: Request) -> Response:
             try:
-                return _html(await run_in_threadpool(lambda: handler(self._visit(request))))
+                visit = await run_in_threadpool(self._visit, request)
+                return _html(await self._in_turn(visit.person, lambda: handler(visit)))
             except NotSignedIn:
                 return _seen(RedirectResponse("/sign-in", 303))
             except SubletError as error:
@@ -486,7 +519,9 @@ class _Web:
 
     def _visit(self, request: Request) -> _Visit:
         cookie = request.cookies.get(COOKIE, "")
-        return _Visit(self._studio, self._studio.people.of_cookie(cookie), cookie, request)
+        token = self._studio.people.of_cookie(cookie)
+        _is_asked_by(request, token.person)
+        return _Visit(self._studio, token, cookie, request)
 
     async def ask_token(self, request: Request) -> Response:
         return _html(page.sign_in_page())
@@ -520,7 +555,7 @@ class _Web:
         self.metrics.sign_ins.inc("accepted")
         return _with_cookie(_html(page.joined_page(person, token)), request, cookie, valid_s)
 
-    def form(self, act: FormHandler, back: str = "/") -> Callable[[Request], Any]:
+    def form(self, act: FormHandler, back: str = "/", *, asks_office: bool = True) -> Callable[[Request], Any]:
         """A route that takes a form of the page, and shows the page again."""
 
         async def answer(request: Request) -> Response:
@@ -528,7 +563,10 @@ class _Web:
             try:
                 _check_origin(request)
                 form = _form(await _body(request))
-                asks = await run_in_threadpool(self._act, act, form, request)
+                visit = await run_in_threadpool(self._visit, request)
+                _check_form(visit, form)
+                acting = functools.partial(act, visit, form)
+                asks = await (self._in_turn(visit.person, acting) if asks_office else run_in_threadpool(acting))
             except NotSignedIn as error:
                 return _html(page.sign_in_page(error), 401)
             except SubletError as error:
@@ -538,31 +576,38 @@ class _Web:
 
         return answer
 
-    def _act(self, act: FormHandler, form: Mapping[str, str], request: Request) -> str | None:
-        visit = self._visit(request)
-        if not hmac.compare_digest(visit.form.encode(), form.get("form", "").encode("utf-8", "replace")):
-            raise Unauthorized("that form is not of this page, or older than its sign-in", do="Open the page again.")
-        return act(visit, form)
-
     def live(self, part: PageHandler) -> Callable[[Request], Any]:
         """A route of server-sent events: a part of the page again, whenever it has changed."""
 
         async def answer(request: Request) -> Response:
+            person = None
             try:
-                await run_in_threadpool(lambda: part(self._visit(request)))
+                visit = await run_in_threadpool(self._visit, request)
+                person = visit.person
+                await self._in_turn(person, lambda: part(visit))
             except (Unauthorized, NotFound) as error:
                 return _seen(Response(status_code=_status(error)))
             except SubletError:
                 pass  # it may be over soon; the page is told
-            return _seen(StreamingResponse(self._news(request, part), media_type="text/event-stream"))
+            return _seen(StreamingResponse(self._news(request, part, person), media_type="text/event-stream"))
 
         return answer
 
-    async def _news(self, request: Request, part_of: PageHandler) -> AsyncIterator[str]:
+    async def _news(self, request: Request, part_of: PageHandler, person: Person | None) -> AsyncIterator[str]:
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+        with contextlib.ExitStack() as stack:
+            if person is not None:
+                told = self._studio.of(person).told_of_changes(lambda: loop.call_soon_threadsafe(changed.set))
+                stack.enter_context(told)
+            async for part in self._parts(request, part_of, changed):
+                yield part
+
+    async def _parts(self, request: Request, part_of: PageHandler, changed: asyncio.Event) -> AsyncIterator[str]:
         last = ""
         while not await request.is_disconnected():
             try:
-                part = await run_in_threadpool(lambda: part_of(self._visit(request)))
+                visit = await run_in_threadpool(self._visit, request)
+                part = await self._in_turn(visit.person, functools.partial(part_of, visit))
             except NotSignedIn:  # signed out, or the token was taken back: the page asks for it
                 yield "event: over\ndata:\n\n"
                 return
@@ -573,10 +618,17 @@ class _Web:
                 yield "".join(f"data: {line}\n" for line in part.splitlines()) + "\n"
             else:
                 yield ": as before\n\n"
-            await asyncio.sleep(self._studio.settings.update_s)
+            await asyncio.sleep(SPACING_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), self._studio.settings.update_s)
+            changed.clear()
 
 
 # ---- within
+
+
+def _is_asked_by(request: Request, person: Person) -> None:
+    setattr(request.state, PERSON, person)
 
 
 async def _alive(request: Request) -> Response:
@@ -594,11 +646,15 @@ def _file(name: str, media_type: str) -> Callable[[Request], Any]:
 
 async def _body(request: Request) -> bytes:
     pieces, size = [], 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > BODY_MAX_BYTES:
-            raise TooLarge(f"the message is larger than {BODY_MAX_BYTES} bytes", do="Send less.")
-        pieces.append(piece)
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > BODY_MAX_BYTES:
+                    raise TooLarge(f"the message is larger than {BODY_MAX_BYTES} bytes", do="Send less.")
+                pieces.append(piece)
+    except TimeoutError:
+        raise TooSlow(f"the message did not arrive within {BODY_S:g} s", do="Send it again.") from None
     return b"".join(pieces)
 
 
@@ -608,6 +664,11 @@ def _form(body: bytes) -> dict[str, str]:
     except ValueError:
         raise InvalidRequest("the form cannot be read", do="Open the page again.") from None
     return {name: values[0] for name, values in found.items()}
+
+
+def _check_form(visit: _Visit, form: Mapping[str, str]) -> None:
+    if not hmac.compare_digest(visit.form.encode(), form.get("form", "").encode("utf-8", "replace")):
+        raise Unauthorized("that form is not of this page, or older than its sign-in", do="Open the page again.")
 
 
 def _check_origin(request: Request) -> None:
@@ -647,6 +708,8 @@ def _again(request: Request) -> str | None:
 def _status(error: SubletError) -> int:
     if isinstance(error, TooLarge):
         return 413
+    if isinstance(error, TooSlow):
+        return 408
     return next(STATUS_OF[cls] for cls in type(error).__mro__ if cls in STATUS_OF)
 
 
@@ -661,6 +724,10 @@ def _json(what: object, status: int) -> Response:
     return _seen(Response(msgspec.json.encode(what), status, media_type="application/json"))
 
 
+def _metrics(text: bytes) -> Response:
+    return _seen(Response(text, media_type=CONTENT_TYPE))
+
+
 def _html(text: str, status: int = 200) -> Response:
     return _seen(HTMLResponse(text, status))
 
@@ -670,6 +737,8 @@ _A = TypeVar("_A", bound=Response)
 
 def _seen(answer: _A) -> _A:
     answer.headers.update(HEADERS)
+    if answer.status_code == 503:
+        answer.headers["retry-after"] = str(RETRY_AFTER_S)
     return answer
 
 

@@ -19,6 +19,7 @@ from sublet.engines.start_settings import (
     read_settings,
     write_settings,
 )
+from sublet.observe.logs import LogFormat
 from sublet.values import GIB
 
 FOUR = parse_host_gpus("4x4GiB")
@@ -28,6 +29,7 @@ ALL = [
     StartSettings(host_gpus=FOUR),
     StartSettings(host_gpus=ODD),
     StartSettings(shared=Path("/srv/sub let")),
+    StartSettings(log_format=LogFormat.JSON),
     StartSettings(host_gpus=FOUR, shared=Path("/srv/sublet")),
 ]
 
@@ -149,6 +151,16 @@ def test_other_devices_than_the_remembered_ones_are_refused_and_both_are_named(t
     write_settings(tmp_path, StartSettings())
     with pytest.raises(OfficeDiffers, match="`sublet up`"):
         agreed(tmp_path, FOUR)
+
+
+def test_the_format_of_the_log_may_change_at_each_start(tmp_path: Path) -> None:
+    """It stays where nothing is said, and the rest stays as it was."""
+    write_settings(tmp_path, StartSettings(host_gpus=FOUR))
+    other = agreed(tmp_path, None, None, LogFormat.JSON)
+    assert other == StartSettings(host_gpus=FOUR, log_format=LogFormat.JSON)
+    write_settings(tmp_path, other)
+    assert agreed(tmp_path, FOUR) == other
+    assert other.words().endswith(" --log-format json")
 
 
 def test_the_shared_folder_is_one_of_the_settings(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_answers_are_counted_by_part_and_status_and_an_open_page_is_open_until_i
         await send({"type": "http.response.start", "status": scope["status"], "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    counted = Counted(app, metrics)
+    counted = Counted(app, metrics, {})
 
     async def ask(path: str, status: int) -> None:
         async def send(message: Any) -> None:
