@@ -8,9 +8,12 @@ import logging
 import os
 import signal
 import socket
+import stat
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -33,6 +36,7 @@ _log: Final = logging.getLogger("sublet.studio")
 BACKLOG: Final = 512
 WAIT_S: Final = 0.5
 """Between two looks for an office that the system starts."""
+HUB_TOKEN_MIN: Final = 32
 GRACE_S: Final = 2
 """Requests in progress have this long when the studio ends; open pages are cut off."""
 
@@ -77,6 +81,7 @@ def studio(
     home = home_dir()
     path = home / FILE if config is None else Path(config)
     settings = _read(path, must_exist=check or config is not None)
+    token = _hub_token(settings)
     if check:
         print(
             f"{visible(str(path))} is right: {plural(len(settings.given), 'key')} set, the others have their defaults."
@@ -102,7 +107,7 @@ def studio(
     with studio_lock(home / FOLDER), _listening(listen or settings.address, at) as (listening, where):
         signal.signal(signal.SIGTERM, _interrupted)
         with contextlib.suppress(KeyboardInterrupt):
-            _serve(home, listening, where, path, settings, start=not no_start)
+            _serve(home, listening, where, path, settings, token, start=not no_start)
     # Without the end of an interpreter: that would give back what waits, and this is to be found again.
     sys.stdout.flush()
     os._exit(DONE)
@@ -153,6 +158,25 @@ def _bind_unix(listening: socket.socket, path: str) -> str:
     return f"unix://{os.path.abspath(path)}"
 
 
+def _hub_token(settings: StudioSettings) -> str:
+    """The token by which a JupyterHub knows this studio; empty where there is no hub."""
+    if settings.hub_api is None:
+        return ""
+    from sublet.engines.operator_limits import read_operator_file
+
+    path = Path(settings.hub_token_file)
+    token = (read_operator_file(path, must_exist=True) or "").strip()
+    if path.stat().st_mode & stat.S_IROTH:
+        raise InvalidRequest(
+            f"every user can read {path}, and it opens the studio to a hub", do=f"Run `chmod 600 {path}`; make another."
+        )
+    if len(token) < HUB_TOKEN_MIN or not token.isascii() or not token.isprintable() or " " in token:
+        raise InvalidRequest(
+            f"{path} holds no token of {HUB_TOKEN_MIN} or more characters", do=f"Run `openssl rand -hex 32 > {path}`."
+        )
+    return token
+
+
 def _right(home: Path, *, start: bool) -> OfficeRight:
     """The studio's right at its office; the first one is waited for where the system starts the office."""
     from sublet.studio.right import find_right
@@ -176,10 +200,19 @@ def _interrupted(number: int, frame: object) -> None:
 
 
 def _serve(
-    home: Path, listening: socket.socket, where: str, path: Path, settings: StudioSettings, *, start: bool
+    home: Path,
+    listening: socket.socket,
+    where: str,
+    path: Path,
+    settings: StudioSettings,
+    hub_token: str,
+    *,
+    start: bool,
 ) -> None:
     from uvicorn import Config, Server
 
+    from sublet.studio.hub_api import Hub
+    from sublet.studio.hub_people import HubPeople
     from sublet.studio.service import Studio
     from sublet.studio.web import studio_app
 
@@ -199,10 +232,14 @@ def _serve(
     made.go_on(failed)
     print(f"The studio is up: pid {os.getpid()}, {where}. Ctrl-C ends it; leases go on.", flush=True)
     _log.info("Started.", extra=fields(event="started", pid=os.getpid(), address=where))
-    if not made.people.all():
+    if settings.hub_api is None and not made.people.all():
         print(typeable("There are no people yet: `sublet person add NAME --tenant TENANT`."), flush=True)
+    hub, stopped = None, threading.Event()
+    if settings.hub_api is not None:
+        hub = HubPeople(made, Hub(settings.hub_api, hub_token, settings.hub_service), hub_token)
+        start_thread("studio_hub", partial(hub.run, stopped), again=True)
     config = Config(
-        studio_app(made),
+        studio_app(made, hub),
         http="h11",  # it bounds the head of a request
         ws="none",
         lifespan="off",

@@ -23,13 +23,19 @@ class ProtocolError(Exception):
 
 
 def encode_request(
-    method: str, path: str, *, host: str, headers: Mapping[str, str], body: bytes | None = None
+    method: str,
+    path: str,
+    *,
+    host: str,
+    headers: Mapping[str, str],
+    body: bytes | None = None,
+    content_type: str = "application/json",
 ) -> bytes:
     """One request. Header values come from tokens and ids, so a line break in one is refused, not sent."""
     lines = [f"{method} {path} HTTP/1.1", f"host: {host}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if body is not None:
-        lines += ["content-type: application/json", f"content-length: {len(body)}"]
+        lines += [f"content-type: {content_type}", f"content-length: {len(body)}"]
     elif method not in ("GET", "HEAD"):
         lines.append("content-length: 0")
     if any("\r" in line or "\n" in line for line in lines):

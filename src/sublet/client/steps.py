@@ -21,6 +21,7 @@ class Call:
     method: str
     path: str
     body: bytes | None = field(default=None, repr=False)
+    content_type: str = "application/json"
     timeout_s: float
 
 

@@ -147,6 +147,7 @@ class Transport:
             host=self.address.host_header,
             headers=self._headers,
             body=call.body,
+            content_type=call.content_type,
         )
         sock.settimeout(_left(until))
         sock.sendall(raw)

@@ -9,7 +9,8 @@
 # right (the studio's own, at the office) ·
 # roster (a list of them) · service (the sessions of each) · overview (the office, for operators) · web (the API and the
 # pages over HTTP) · page, overview_page and course_page (the pages as text) · plan (what the planner found for a
-# course) · config (its settings) · metrics (its numbers).
+# course) · config (its settings) · metrics (its numbers). With a JupyterHub: hub (for the hub's own configuration) ·
+# hub_api (what is asked of the hub) · hub_people (its users here, and their servers).
 
 from __future__ import annotations
 

@@ -12,16 +12,21 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from sublet import settings
+from sublet.client.address import find_address
 from sublet.errors import InvalidRequest
 from sublet.observe.logs import LogFormat
-from sublet.values import NS_PER_S, format_duration, shown
+from sublet.values import NS_PER_S, format_duration, shown, valid_name
 
 FILE: Final = "studio.toml"
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 PORT: Final = 8320
 SOCKET_PATH_MAX: Final = 107
 """Bytes that the kernel takes."""
-Value: TypeAlias = "int | str"
+HUB_API: Final = "/hub/api"
+"""How the address of a JupyterHub's API ends."""
+NAMES_MAX: Final = 1000
+"""Entries in a table of names."""
+Value: TypeAlias = "int | str | Mapping[str, str]"
 
 
 class Unit(enum.StrEnum):
@@ -34,9 +39,17 @@ class Unit(enum.StrEnum):
     ADDRESS = "address"
     """A loopback address and a port, ``"127.0.0.1:8320"``."""
     PATH = "path"
-    """Where a unix socket is made; from / on, since the studio may be started anywhere."""
+    """Where a file or a unix socket is; from / on, since the studio may be started anywhere."""
     LOG = "log"
     """How a log is written, ``"text"`` or ``"json"``."""
+    HUB_API = "hub_api"
+    """Where a JupyterHub answers its services, ``"http://127.0.0.1:8081/hub/api"``."""
+    NAME = "name"
+    """A name."""
+    FLAG = "flag"
+    """``true`` or ``false``."""
+    NAMES = "names"
+    """A table of names, ``{ "students" = "ml1" }``."""
 
 
 class Key(NamedTuple):
@@ -61,10 +74,15 @@ class Key(NamedTuple):
         """As a person writes it, without quotation marks."""
         if value is None:
             return "not set"
+        if self.unit is Unit.FLAG:
+            return "true" if value else "false"
+        if isinstance(value, Mapping):
+            return ", ".join(f"{one} = {other}" for one, other in value.items()) or "none"
         return format_duration(int(value) * NS_PER_S).replace(" ", "") if self.unit is Unit.SECONDS else str(value)
 
 
 _DAY_S: Final = 86_400
+_NO_NAMES: Final[Mapping[str, str]] = {}
 KEYS: Final[Mapping[str, Key]] = {
     key.path: key
     for key in (
@@ -79,6 +97,23 @@ KEYS: Final[Mapping[str, Key]] = {
         Key("studio", "waiting", Unit.COUNT, 1000, 1, 10_000, "requests that wait at once, of all people"),
         Key("studio", "answer", Unit.SECONDS, 20, 5, 300, "a request that takes longer is answered with 503"),
         Key("studio", "update", Unit.SECONDS, 2, 1, 60, "longest time until an open page shows a change"),
+        Key("hub", "api", Unit.HUB_API, None, 0, 0, "API of the JupyterHub whose users are people here", True),
+        Key("hub", "token_file", Unit.PATH, None, 0, 0, "file with the token that the hub knows the studio by", True),
+        Key("hub", "service", Unit.NAME, "studio", 0, 0, "name of the studio among the services of the hub", True),
+        Key("hub", "create_people", Unit.FLAG, 1, 0, 0, "add users of the hub as people"),
+        Key("hub", "tenants", Unit.NAMES, _NO_NAMES, 0, 0, "tenant of users who have none, by group of the hub"),
+        Key("hub", "teachers", Unit.NAMES, _NO_NAMES, 0, 0, "group of the office that each group of the hub teaches"),
+        Key("hub", "recheck", Unit.SECONDS, 300, 1, 3600, "a browser's sign-in is checked with the hub again"),
+        Key("hub", "report", Unit.SECONDS, 60, 1, 3600, "the hub is told in which servers something runs"),
+        Key(
+            "hub",
+            "server_token",
+            Unit.SECONDS,
+            3600,
+            300,
+            _DAY_S,
+            "how long a token outlives its server",
+        ),
     )
 }
 _DO: Final = 'Write tables such as [person], and below them lines such as: sessions = 20, sign_in = "12h".'
@@ -130,8 +165,52 @@ class StudioSettings:
     def update_s(self) -> int:
         return self._number("studio.update")
 
+    @property
+    def hub_api(self) -> str | None:
+        api = self.value("hub.api")
+        return None if api is None else str(api)
+
+    @property
+    def hub_token_file(self) -> str:
+        return str(self.value("hub.token_file"))
+
+    @property
+    def hub_service(self) -> str:
+        return str(self.value("hub.service"))
+
+    @property
+    def hub_creates_people(self) -> bool:
+        return bool(self.value("hub.create_people"))
+
+    @property
+    def hub_tenants(self) -> Mapping[str, str]:
+        return self._names("hub.tenants")
+
+    @property
+    def hub_teachers(self) -> Mapping[str, str]:
+        return self._names("hub.teachers")
+
+    @property
+    def hub_recheck_s(self) -> int:
+        return self._number("hub.recheck")
+
+    @property
+    def hub_report_s(self) -> int:
+        return self._number("hub.report")
+
+    @property
+    def hub_token_s(self) -> int:
+        return self._number("hub.server_token")
+
     def _number(self, path: str) -> int:
-        return int(self.value(path) or 0)
+        value = self.value(path)
+        assert isinstance(value, int)
+        return value
+
+    def _names(self, path: str) -> Mapping[str, str]:
+        value = self.value(path)
+        assert isinstance(value, Mapping)
+        return value
 
 
 DEFAULTS: Final = StudioSettings({})
@@ -146,6 +225,10 @@ def parse_config(text: str, name: str = FILE) -> StudioSettings:
         raise InvalidRequest(
             f"{name}:{line}: listen.address and listen.socket contradict each other", do="Keep one of them."
         )
+    if ("hub.api" in given) != ("hub.token_file" in given):
+        has, lacks = ("api", "token_file") if "hub.api" in given else ("token_file", "api")
+        line = lines[f"hub.{has}"]
+        raise InvalidRequest(f"{name}:{line}: hub.{has} needs hub.{lacks} beside it", do=f"Add {lacks}: see the docs.")
     return StudioSettings(given)
 
 
@@ -190,9 +273,19 @@ def _checked(key: Key, value: Any) -> Value:
         case Unit.ADDRESS:
             return _address(key, value)
         case Unit.PATH:
-            return _socket_path(key, value)
+            return _path(key, value)
         case Unit.LOG:
             return parse_log_format(value, key.path)
+        case Unit.HUB_API:
+            return _hub_api(key, value)
+        case Unit.NAME:
+            return valid_name(value, key.path)
+        case Unit.FLAG:
+            if not isinstance(value, bool):
+                raise InvalidRequest(f"{key.path} = {shown(value)} is neither true nor false", do="Write one of them.")
+            return int(value)
+        case Unit.NAMES:
+            return _names(key, value)
 
 
 def _in_range(key: Key, found: int) -> int:
@@ -216,13 +309,38 @@ def _address(key: Key, value: Any) -> str:
     return value
 
 
-def _socket_path(key: Key, value: Any) -> str:
+def _hub_api(key: Key, value: Any) -> str:
+    if not isinstance(value, str) or not value.rstrip("/").endswith(HUB_API):
+        raise InvalidRequest(
+            f"{key.path} = {shown(value)} is not the API of a JupyterHub",
+            do=f'Write it as {key.name} = "http://127.0.0.1:8081{HUB_API}".',
+        )
+    try:
+        address = find_address(value, None, None, {})
+    except InvalidRequest as error:
+        raise InvalidRequest(
+            f"{key.path} = {shown(value)} would have tokens travel in the clear, or is no address",
+            do="Use https, or http only to this machine.",
+        ) from error
+    return f"{address.url.rstrip('/')}"
+
+
+def _names(key: Key, value: Any) -> Mapping[str, str]:
+    is_table = isinstance(value, dict) and len(value) <= NAMES_MAX
+    if not is_table or not all(isinstance(one, str) for one in value.values()):
+        raise InvalidRequest(
+            f"{key.path} = {shown(value)} is not a table of names", do=f'Write {key.name} = {{ "students" = "ml1" }}.'
+        )
+    return {one: valid_name(other, f"name in {key.path}") for one, other in value.items()}
+
+
+def _path(key: Key, value: Any) -> str:
     if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
         raise InvalidRequest(
             f"{key.path} = {shown(value)} is not a whole path",
-            do=f'Write it from / on: {key.name} = "/run/studio.sock".',
+            do=f'Write it from / on: {key.name} = "/run/{key.name}".',
         )
-    if len(value.encode()) > SOCKET_PATH_MAX:
+    if key.name == "socket" and len(value.encode()) > SOCKET_PATH_MAX:
         raise InvalidRequest(
             f"{key.path} has more than {SOCKET_PATH_MAX} bytes, which is all that the kernel takes", do="Shorten it."
         )

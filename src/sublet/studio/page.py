@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Final
 
 from sublet.errors import SubletError
@@ -16,6 +17,15 @@ TITLE: Final = "Sublet studio"
 EMPTY: Final = frozenset(("meta", "link", "input"))
 """Elements without an end tag."""
 ENDED_SHOWN: Final = 20
+_PATHS: Final = frozenset(("action", "data_live", "href", "src"))
+"""Attributes that may name a place of the studio."""
+PREFIX: Final[ContextVar[str]] = ContextVar("prefix", default="")
+"""Under which path the browser reaches the studio in this request: that of a proxy, or none."""
+
+
+def at(path: str) -> str:
+    """A place of the studio, as the browser of this request knows it."""
+    return PREFIX.get() + path
 
 
 class Html(str):
@@ -27,7 +37,9 @@ class Html(str):
 def tag(element: str, *children: str, **attributes: str) -> Html:
     """One element. ``class_`` and ``for_`` stand for the words that Python keeps; an empty value is left out."""
     said = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for name, value in attributes.items() if value
+        f' {name.rstrip("_").replace("_", "-")}="{html.escape(at(value) if name in _PATHS else value)}"'
+        for name, value in attributes.items()
+        if value
     )
     if element in EMPTY:
         return Html(f"<{element}{said}>")
@@ -67,6 +79,13 @@ def sign_in_page(error: SubletError | None = None) -> str:
     """Asks for the token."""
     hint = "The operator of this studio has it for you. It is shown once."
     return _asking("/sign-in", "token", "Your token", "Sign in", hint, error)
+
+
+def signed_in_page(path: str) -> str:
+    """Goes on to this page. A redirect would not do: it would be a part of the way from the hub's page of sign-in,
+    which may be another site's, and then browsers would not send the cookie."""
+    main = tag("main", tag("p", tag("a", "You are signed in. Go on", href=path)))
+    return whole_page(tag("header", tag("h1", TITLE)), main, onward=path)
 
 
 def join_page(error: SubletError | None = None) -> str:
@@ -154,8 +173,9 @@ def _asking(
     return whole_page(tag("header", tag("h1", TITLE)), main, script=script)
 
 
-def whole_page(*parts: str, script: str = "", refresh: bool = False) -> str:
-    """The document. ``refresh``: without scripts it is loaded again from time to time."""
+def whole_page(*parts: str, script: str = "", refresh: bool = False, onward: str = "") -> str:
+    """The document. ``refresh``: without scripts it is loaded again from time to time. ``onward``: where the
+    browser goes by itself."""
     head = [
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
@@ -166,6 +186,8 @@ def whole_page(*parts: str, script: str = "", refresh: bool = False) -> str:
         head.append(tag("script", src=script, defer="defer"))
     if refresh:
         head.append(tag("noscript", tag("meta", http_equiv="refresh", content="15")))
+    if onward:
+        head.append(tag("meta", http_equiv="refresh", content=f"0; url={at(onward)}"))
     whole = tag("html", tag("head", *head), tag("body", *parts), lang="en")
     return f"<!doctype html>\n{whole}\n"
 

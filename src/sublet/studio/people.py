@@ -35,6 +35,10 @@ TOKEN_PREFIX: Final = "sublet_studio_"
 INVITE_PREFIX: Final = "sublet_invite_"
 FIRST_LABEL: Final = "main"
 """The label of a token for which none is said."""
+HUB_LABEL: Final = "hub"
+"""The label under which browsers are signed in that a JupyterHub knows; no one has this token."""
+SERVER_LABEL: Final = "hub-server"
+"""The labels of the tokens of single-user servers begin so. They sign no browser in."""
 COOKIE_S: Final = 12 * 3600
 """A browser is asked for the token again after this long, where nothing else is said."""
 INVITE_S: Final = 14 * 86_400
@@ -216,17 +220,54 @@ class People:
         """What this opens; raises ``Unauthorized``."""
         return self._of_token(token)[0]
 
+    def of_servers(self) -> list[Token]:
+        """The tokens of single-user servers; those that have expired too."""
+        with self._database.opened() as db:
+            found = db.execute(
+                f"SELECT {_TOKEN} WHERE substr(token.label, 1, ?) = ?", (len(SERVER_LABEL), SERVER_LABEL)
+            )
+            return [_token(row) for row in found.fetchall()]
+
+    def prolong(self, token: Token, valid_s: float) -> None:
+        """The token, where it still is one, is good for so long from now on."""
+        until_ns = self._wall_ns() + round(valid_s * NS_PER_S)
+        with self._database.changing() as db:
+            row = (until_ns, token.person.id, token.label)
+            db.execute("UPDATE token SET expires_ns = ? WHERE person = ? AND label = ?", row)
+
+    def sweep_servers(self, name: str) -> None:
+        """The tokens of this person's servers that have expired no longer count."""
+        person = self.find(name)
+        with self._database.changing() as db:
+            db.execute(
+                "DELETE FROM token WHERE person = ? AND substr(label, 1, ?) = ? AND expires_ns <= ?",
+                (person.id, len(SERVER_LABEL), SERVER_LABEL, self._wall_ns()),
+            )
+
     # ---- browsers
 
     def sign_in(self, token: str, valid_s: float = COOKIE_S) -> str:
         """A cookie for a browser that shows this token; raises ``Unauthorized``."""
         found, secret = self._of_token(token)
-        if found.scope.read_only and found.scope.session is None:
+        if (found.scope.read_only and found.scope.session is None) or found.label.startswith(SERVER_LABEL):
             raise Unauthorized(
                 "that token is for a program: it may only read",
                 do="Sign in with one that may change sessions, or with one of a session (`sublet person token`).",
             )
         with self._database.changing() as db:
+            return self._insert_cookie(db, secret, valid_s)
+
+    def sign_in_by_hub(self, person: Person, valid_s: float = COOKIE_S) -> str:
+        """A cookie for a browser whose person a JupyterHub has named."""
+        with self._database.changing() as db:
+            of = (person.id, HUB_LABEL)
+            row = db.execute("SELECT secret FROM token WHERE person = ? AND label = ?", of).fetchone()
+            if row is None:
+                secret = _hash(self._insert_token(db, person, HUB_LABEL, valid_s, Scope()))
+            else:
+                secret = row[0]
+                until_ns = self._wall_ns() + round(valid_s * NS_PER_S)
+                db.execute("UPDATE token SET expires_ns = ? WHERE secret = ?", (until_ns, secret))
             return self._insert_cookie(db, secret, valid_s)
 
     def sign_out(self, cookie: str) -> None:

@@ -21,5 +21,5 @@
     }
   };
   news.onerror = () => { lost.hidden = false; };
-  news.addEventListener("over", () => { news.close(); location.assign("/sign-in"); });
+  news.addEventListener("over", () => { news.close(); location.reload(); });
 })();

@@ -16,11 +16,13 @@ import functools
 import hashlib
 import hmac
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlencode
 
 import msgspec
 from starlette.applications import Starlette
@@ -30,6 +32,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Send
 
 from sublet.errors import (
     CapacityExceeded,
@@ -47,9 +50,11 @@ from sublet.observe.logs import fields
 from sublet.observe.metrics import CONTENT_TYPE
 from sublet.studio import course_page, overview_page, page
 from sublet.studio.course_page import Course
+from sublet.studio.hub_api import CALLBACK, Handshake
+from sublet.studio.hub_people import HubPeople, ServerBody
 from sublet.studio.metrics import PERSON, Counted, StudioMetrics
 from sublet.studio.overview import OfficeOverview
-from sublet.studio.people import NotSignedIn, Person, Scope, Token
+from sublet.studio.people import HUB_LABEL, NotSignedIn, Person, Scope, Token
 from sublet.studio.records import Entry, Terms
 from sublet.studio.service import PersonSessions, Studio
 from sublet.studio.turns import Turns
@@ -64,6 +69,12 @@ RETRY_AFTER_S: Final = 2
 SPACING_S: Final = 0.1
 """Between two looks for one open page, however much changes."""
 COOKIE: Final = "sublet_studio"
+HANDSHAKE_COOKIE: Final = "sublet_studio_hub"
+HANDSHAKE_S: Final = 600
+"""A sign-in at the hub may take so long."""
+_PAGES: Final = re.compile(r"/|/office(/audit)?|/course/[a-z0-9._-]{1,63}")
+"""Where a browser may go on to when it is signed in."""
+_SECRET: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 MODEL_MAX: Final = 100
 AUDIT_OF_MAX: Final = 100
 STATUS_OF: Final[Mapping[type[SubletError], int]] = {
@@ -147,9 +158,9 @@ class TooSlow(InvalidRequest):
     """The body did not arrive in time."""
 
 
-def studio_app(studio: Studio) -> Starlette:
-    """The application for an ASGI server."""
-    web = _Web(studio)
+def studio_app(studio: Studio, hub: HubPeople | None = None) -> Starlette:
+    """The application for an ASGI server. ``hub``: the JupyterHub that it is a service of."""
+    web = _Web(studio, hub)
     routes = [
         Route("/livez", _alive, methods=["GET"]),
         Route("/readyz", web.ready, methods=["GET"]),
@@ -169,7 +180,9 @@ def studio_app(studio: Studio) -> Starlette:
         Route("/sign-in", web.sign_in, methods=["POST"]),
         Route("/join", web.ask_invite, methods=["GET"]),
         Route("/join", web.join, methods=["POST"]),
-        Route("/sign-out", web.form(_sign_out, asks_office=False), methods=["POST"]),
+        Route(
+            "/sign-out", web.form(_sign_out, "/" if hub is None else "/sign-in", asks_office=False), methods=["POST"]
+        ),
         Route("/start", web.form(_started_by_form), methods=["POST"]),
         Route("/office", web.page(_office), methods=["GET"]),
         Route("/office/audit", web.page(_audit), methods=["GET"]),
@@ -185,11 +198,39 @@ def studio_app(studio: Studio) -> Starlette:
         Route("/studio.js", _file("studio.js", "text/javascript"), methods=["GET"]),
         Route("/join.js", _file("join.js", "text/javascript"), methods=["GET"]),
     ]
+    if hub is not None:
+        routes += [
+            Route("/hub/sign-in", web.ask_hub, methods=["GET"]),
+            Route(CALLBACK, web.from_hub, methods=["GET"]),
+            Route("/v1/hub/servers", web.for_hub(HubPeople.begin_server), methods=["POST"]),
+            Route("/v1/hub/servers/end", web.for_hub(HubPeople.end_server), methods=["POST"]),
+        ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Counted, web.metrics, {route.endpoint: route.path for route in routes})],
+        middleware=[
+            Middleware(_BelowPrefix, "" if hub is None else hub.hub.prefix),
+            Middleware(Counted, web.metrics, {route.endpoint: route.path for route in routes}),
+        ],
         exception_handlers={Exception: _failed, HTTPException: _not_here},
     )
+
+
+class _BelowPrefix:
+    """The application, which a proxy may also show below a path."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app, self._prefix = app, prefix
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        path: str = scope.get("path", "")
+        is_below = bool(self._prefix) and f"{path}/".startswith(f"{self._prefix}/")
+        if is_below:
+            scope = {**scope, "path": path.removeprefix(self._prefix) or "/", "raw_path": None}
+        before = page.PREFIX.set(self._prefix if is_below else "")
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            page.PREFIX.reset(before)
 
 
 class _Ask:
@@ -419,8 +460,8 @@ FormHandler: TypeAlias = Callable[[_Visit, Mapping[str, str]], str | None]
 class _Web:
     """What the routes share."""
 
-    def __init__(self, studio: Studio) -> None:
-        self._studio = studio
+    def __init__(self, studio: Studio, hub: HubPeople | None) -> None:
+        self._studio, self._hub = studio, hub
         self._failing: list[str] = []
         self.metrics = StudioMetrics(studio)
 
@@ -496,10 +537,7 @@ class _Web:
         return answer
 
     def _by_token(self, request: Request) -> Token:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not token:
-            raise Unauthorized("the studio asks for a token", do="Send `Authorization: Bearer TOKEN`.")
-        return self._studio.people.of_token(token)
+        return self._studio.people.of_token(_bearer(request))
 
     # ---- the page
 
@@ -510,8 +548,9 @@ class _Web:
             try:
                 visit = await run_in_threadpool(self._visit, request)
                 return _html(await self._in_turn(visit.person, lambda: handler(visit)))
-            except NotSignedIn:
-                return _seen(RedirectResponse("/sign-in", 303))
+            except NotSignedIn:  # below the hub's proxy it is the hub that knows who this is
+                asks = f"/hub/sign-in?{urlencode({'to': request.url.path})}" if page.at("") else "/sign-in"
+                return _seen(RedirectResponse(page.at(asks), 303))
             except SubletError as error:
                 return _html(page.error_page(error), _status(error))
 
@@ -520,8 +559,75 @@ class _Web:
     def _visit(self, request: Request) -> _Visit:
         cookie = request.cookies.get(COOKIE, "")
         token = self._studio.people.of_cookie(cookie)
+        if self._hub is not None:
+            self._hub.check(cookie, token)
+        elif token.label == HUB_LABEL:
+            raise NotSignedIn("this studio is no service of a hub any more", do="Sign in with your token.")
         _is_asked_by(request, token.person)
         return _Visit(self._studio, token, cookie, request)
+
+    # ---- with a JupyterHub
+
+    async def ask_hub(self, request: Request) -> Response:
+        """Send the browser to the hub, which asks who it is or knows it already."""
+        if self._hub is None or not page.at(""):
+            return _html(page.sign_in_page(), 200)
+        secret = request.cookies.get(HANDSHAKE_COOKIE, "")
+        if not _SECRET.fullmatch(secret):
+            secret = secrets.token_urlsafe(32)
+        asked = request.query_params.get("to", "")
+        to = asked if _PAGES.fullmatch(asked) else "/"
+        answer = _seen(RedirectResponse(self._hub.hub.sign_in_path(Handshake(secret), to), 303))
+        answer.set_cookie(
+            HANDSHAKE_COOKIE,
+            secret,
+            max_age=HANDSHAKE_S,
+            path=page.at("/"),
+            httponly=True,
+            samesite="lax",  # the last step before the browser comes back may have been at another site's sign-in
+            secure=_is_tls(request),
+        )
+        return answer
+
+    async def from_hub(self, request: Request) -> Response:
+        """The browser comes back with a code, which is exchanged for a cookie."""
+        try:
+            cookie, to = await run_in_threadpool(self._from_hub, request)
+        except SubletError as error:
+            self.metrics.sign_ins.inc("refused")
+            return _html(page.error_page(error), _status(error))
+        self.metrics.sign_ins.inc("accepted")
+        answer = _with_cookie(_html(page.signed_in_page(to)), request, cookie, self._studio.settings.cookie_s)
+        answer.delete_cookie(HANDSHAKE_COOKIE, path=page.at("/"))
+        return answer
+
+    def _from_hub(self, request: Request) -> tuple[str, str]:
+        if self._hub is None:
+            raise _nothing_here()
+        asked, handshake = request.query_params, Handshake(request.cookies.get(HANDSHAKE_COOKIE, ""))
+        to = handshake.path_of(asked.get("state", ""))
+        if to is None:
+            raise Unauthorized("that sign-in did not begin in this browser, or long ago", do="Sign in again.")
+        if "code" not in asked:
+            raise Unauthorized("JupyterHub named no user", do="Sign in again, with a user who may use the studio.")
+        return self._hub.sign_in(asked["code"], handshake), to
+
+    def for_hub(self, handler: Callable[[HubPeople, ServerBody], object]) -> Callable[[Request], Any]:
+        """A route for the hub itself, which shows the token that it knows the studio by."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                if self._hub is None:
+                    raise _nothing_here()
+                self._hub.check_hub(_bearer(request))
+                ask = _Ask("", {}, await _body(request), None)
+                return _json(await run_in_threadpool(handler, self._hub, ask.read(ServerBody)), 200)
+            except SubletError as error:
+                return _json(_error_body(error), _status(error))
+
+        return answer
+
+    # ---- tokens and invites
 
     async def ask_token(self, request: Request) -> Response:
         return _html(page.sign_in_page())
@@ -537,7 +643,7 @@ class _Web:
             self.metrics.sign_ins.inc("refused")
             return _html(page.sign_in_page(error), _status(error))
         self.metrics.sign_ins.inc("accepted")
-        return _with_cookie(_seen(RedirectResponse("/", 303)), request, cookie, valid_s)
+        return _with_cookie(_seen(RedirectResponse(page.at("/"), 303)), request, cookie, valid_s)
 
     async def ask_invite(self, request: Request) -> Response:
         return _html(page.join_page())
@@ -572,7 +678,7 @@ class _Web:
             except SubletError as error:
                 again = None if form.get("now") == "1" else _again(request)
                 return _html(page.error_page(error, again, form.get("form", "")), _status(error))
-            return _seen(RedirectResponse(back, 303)) if asks is None else _html(asks)
+            return _seen(RedirectResponse(page.at(back), 303)) if asks is None else _html(asks)
 
         return answer
 
@@ -671,6 +777,13 @@ def _check_form(visit: _Visit, form: Mapping[str, str]) -> None:
         raise Unauthorized("that form is not of this page, or older than its sign-in", do="Open the page again.")
 
 
+def _bearer(request: Request) -> str:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise Unauthorized("the studio asks for a token", do="Send `Authorization: Bearer TOKEN`.")
+    return token
+
+
 def _check_origin(request: Request) -> None:
     """Refuse what another site sends. A browser names the origin with every form; who names none is no browser."""
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
@@ -694,9 +807,22 @@ def _check_scope(scope: Scope, request: Request, mine: PersonSessions) -> None:
 
 
 def _with_cookie(answer: Response, request: Request, cookie: str, valid_s: int) -> Response:
-    is_tls = request.url.scheme == "https"
-    answer.set_cookie(COOKIE, cookie, max_age=valid_s, httponly=True, samesite="strict", secure=is_tls)
+    answer.set_cookie(
+        COOKIE,
+        cookie,
+        max_age=valid_s,
+        path=page.at("/"),
+        httponly=True,
+        samesite="strict",
+        secure=_is_tls(request),
+    )
     return answer
+
+
+def _is_tls(request: Request) -> bool:
+    """Whether the browser speaks TLS, perhaps to the hub's proxy; a wrong word on it only makes a cookie useless."""
+    forwarded = request.headers.get("x-forwarded-proto", "").partition(",")[0] if page.at("") else ""
+    return "https" in (request.url.scheme, forwarded.strip())
 
 
 def _again(request: Request) -> str | None:

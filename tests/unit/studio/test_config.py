@@ -29,12 +29,13 @@ def test_the_example_names_every_key_with_its_default() -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
     assert parse_config(text) == DEFAULTS
     opened = re.sub(r"^#(?=\w+ = )", "", text, flags=re.MULTILINE)
-    without_socket = "\n".join(line for line in opened.splitlines() if not line.startswith("socket"))
-    found = parse_config(without_socket)
-    assert set(found.given) == set(KEYS) - {"listen.socket"}
+    unset = ("socket =", "api =", "token_file =")
+    found = parse_config("\n".join(line for line in opened.splitlines() if not line.startswith(unset)))
+    assert set(found.given) == set(KEYS) - {"listen.socket", "hub.api", "hub.token_file"}
     assert changes(DEFAULTS, found) == []
     without_address = "\n".join(line for line in opened.splitlines() if not line.startswith("address"))
     assert parse_config(without_address).socket == "/run/sublet/studio.sock"
+    assert parse_config(without_address).hub_api == "http://127.0.0.1:8081/hub/api"
 
 
 def test_the_reference_is_that_of_the_code() -> None:
@@ -72,6 +73,16 @@ def test_each_setting_is_that_of_its_key() -> None:
     assert (found.sessions_max, found.records_max, found.cookie_s) == (3, 1001, 120)
     assert (found.waiting_max, found.update_s) == (4, 5)
     assert parse_config('[listen]\nsocket = "/run/x"').socket == "/run/x"
+    found = parse_config(
+        '[hub]\napi = "https://hub.example.org/x/hub/api/"\ntoken_file = "/t"\nservice = "gpus"\n'
+        'create_people = false\ntenants = { "Students of ML" = "ml1" }\nteachers = { staff = "ml1" }\n'
+        'recheck = "1m"\nreport = "2m"\nserver_token = "10m"\n'
+    )
+    assert found.hub_api == "https://hub.example.org/x/hub/api"
+    assert (found.hub_token_file, found.hub_service) == ("/t", "gpus")
+    assert (found.hub_creates_people, found.hub_recheck_s) == (False, 60)
+    assert (found.hub_report_s, found.hub_token_s) == (120, 600)
+    assert (found.hub_tenants, found.hub_teachers) == ({"Students of ML": "ml1"}, {"staff": "ml1"})
 
 
 @pytest.mark.parametrize(
@@ -96,6 +107,20 @@ def test_each_setting_is_that_of_its_key() -> None:
         (f'[listen]\nsocket = "/{"ä" * 54}"', "studio.toml:2: listen.socket has more than 107 bytes"),
         ('[listen]\naddress = "[::1]:1"\nsocket = "/x"', "studio.toml:3: listen.address and listen.socket contradict"),
         ("[person", "studio.toml is not TOML"),
+        ('[hub]\napi = "http://127.0.0.1:8081/hub/api"', "studio.toml:2: hub.api needs hub.token_file beside it"),
+        ('[hub]\ntoken_file = "/x"', "studio.toml:2: hub.token_file needs hub.api beside it"),
+        (
+            '[hub]\napi = "http://127.0.0.1:8081"',
+            "studio.toml:2: hub.api = 'http://127.0.0.1:8081' is not the API",
+        ),
+        ('[hub]\napi = "http://hub.example.org/hub/api"', "would have tokens travel in the clear"),
+        ('[hub]\napi = "/hub/api"', "would have tokens travel in the clear, or is no address"),
+        ('[hub]\ntoken_file = "hub-token"', "studio.toml:2: hub.token_file = 'hub-token' is not a whole path"),
+        ('[hub]\nservice = "Studio/x"', "studio.toml:2: 'Studio/x' is not a valid hub.service"),
+        ("[hub]\ncreate_people = 1", "studio.toml:2: hub.create_people = 1 is neither true nor false"),
+        ("[hub]\ntenants = [4]", "studio.toml:2: hub.tenants = [4] is not a table of names"),
+        ("[hub]\ntenants = { a = 4 }", "studio.toml:2: hub.tenants = {'a': 4} is not a table of names"),
+        ('[hub.teachers]\nstaff = "ML 1"', "'ML 1' is not a valid name in hub.teachers"),
     ],
 )
 def test_a_file_with_a_mistake_is_refused_with_its_line(text: str, said: str) -> None:

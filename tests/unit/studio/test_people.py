@@ -18,7 +18,9 @@ from sublet.studio.people import (
     COOKIE_S,
     COURSES_MAX,
     FIRST_LABEL,
+    HUB_LABEL,
     INVITE_PREFIX,
+    SERVER_LABEL,
     TOKEN_PREFIX,
     TOKENS_MAX,
     NotSignedIn,
@@ -390,3 +392,48 @@ def test_an_upgrade_that_fails_leaves_the_version_before(stage: Stage) -> None:
         db.commit()
     assert [one.name for one in stage.people.all()] == ["ana"]
     assert version(path) == 2
+
+
+def test_a_browser_that_a_hub_knows_is_signed_in_without_a_token_and_each_for_itself(stage: Stage) -> None:
+    """Its token is nobody's: it is revoked under its label, and then all these browsers are out."""
+    member(stage)
+    ana = stage.people.find("ana")
+    one, two = stage.people.sign_in_by_hub(ana, 100), stage.people.sign_in_by_hub(ana, 100)
+    assert stage.people.of_cookie(one).label == HUB_LABEL
+    stage.people.sign_out(one)
+    with pytest.raises(NotSignedIn):
+        stage.people.of_cookie(one)
+    assert stage.people.of_cookie(two).person == ana
+    stage.now_ns += 90 * NS_PER_S
+    three = stage.people.sign_in_by_hub(ana, 100)
+    stage.now_ns += 20 * NS_PER_S
+    with pytest.raises(NotSignedIn):
+        stage.people.of_cookie(two)
+    assert stage.people.of_cookie(three).person == ana
+    stage.people.revoke("ana", HUB_LABEL)
+    with pytest.raises(NotSignedIn):
+        stage.people.of_cookie(three)
+
+
+def test_a_servers_token_opens_sessions_and_no_page_and_ends_unless_it_is_prolonged(stage: Stage) -> None:
+    member(stage)
+    token = stage.people.new_token("ana", f"{SERVER_LABEL}-gpu", valid_s=100)
+    found = stage.people.of_token(token)
+    assert found.person.name == "ana"
+    with pytest.raises(Unauthorized, match="for a program"):
+        stage.people.sign_in(token)
+    assert stage.people.of_servers() == [found]
+    stage.now_ns += 90 * NS_PER_S
+    stage.people.prolong(found, 100)
+    stage.now_ns += 90 * NS_PER_S
+    assert stage.people.of_token(token).person.name == "ana"
+    stage.people.sweep_servers("ana")
+    assert len(stage.people.of_servers()) == 1
+    stage.now_ns += 20 * NS_PER_S
+    with pytest.raises(Unauthorized, match="expired"):
+        stage.people.of_token(token)
+    stage.people.sweep_servers("ana")
+    assert stage.people.of_servers() == []
+    assert [one.label for one in stage.people.tokens(found.person)] == [FIRST_LABEL]
+    stage.people.prolong(found, 100)
+    assert stage.people.of_servers() == [], "what was revoked stays revoked"
