@@ -10,6 +10,7 @@ VENV  := .venv
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo
 TORCH_READY := $(VENV)/.torch
+HUB_READY := $(VENV)/hub/.ready
 PY    := $(VENV)/bin/python
 # One process of tests for each core, four at least: on two cores they wait for other things half of the time.
 JOBS  ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 4 ? n : 4)))
@@ -37,6 +38,10 @@ $(DEMO_READY): requirements-demo.lock pyproject.toml tools/setup.sh
 $(TORCH_READY): $(READY) tools/torch.sh
 	@sh tools/torch.sh
 
+# What tests with a JupyterHub need beside Python. Without npm there is nothing to be made, and they are left out.
+$(HUB_READY): $(READY) tools/hub_proxy.sh tools/hub/package-lock.json
+	@sh tools/hub_proxy.sh
+
 ifdef RIG
 demo: $(READY)
 	@$(PY) -m tests.rig.show $(RIG)
@@ -48,7 +53,7 @@ endif
 # Compiled beforehand, since hundreds of processes start in the suite and some of them may not write here.
 test: export PYTHONDONTWRITEBYTECODE =
 test: export SUBLET_AGAIN = 1
-test: $(READY) $(TORCH_READY) ## the whole suite; TESTS=tests/unit for a part, JOBS=8 for so many at a time
+test: $(READY) $(TORCH_READY) $(HUB_READY) ## the whole suite; TESTS=tests/unit for a part, JOBS=8 for so many at a time
 	@$(PY) -m compileall -q src
 	@$(PY) -m pytest --numprocesses=$(JOBS) --dist=loadgroup --timeout=300 $(TESTS)
 

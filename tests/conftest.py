@@ -79,6 +79,12 @@ def _has_tracer() -> bool:
     return not works()
 
 
+def _has_hub() -> bool:
+    place = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ".venv", "hub", "node_modules")
+    has_proxy = os.path.exists(os.path.join(place, ".bin", "configurable-http-proxy"))
+    return has_proxy and shutil.which("node") is not None and importlib.util.find_spec("jupyterhub") is not None
+
+
 CAPABILITIES: Final[dict[str, Callable[[], bool]]] = {
     "gpu": _has_gpu,
     "warp": _has_warp,
@@ -87,6 +93,7 @@ CAPABILITIES: Final[dict[str, Callable[[], bool]]] = {
     "torch": _has_torch,
     "wasmtime": _has_wasmtime,
     "tracer": _has_tracer,
+    "hub": _has_hub,
 }
 """Needs that are not programs on the PATH, each with its probe. A probe asks one thing and lets errors through."""
 
@@ -212,6 +219,8 @@ def _named(need: str) -> str:
         return "NVIDIA's mock of NVML, in the folder that SUBLET_MATERIAL names"
     if need == "warp":
         return "Warp, which sublet[kernels] brings"
+    if need == "hub":
+        return "JupyterHub's proxy, which `make setup` and `make test` install where there are nodejs and npm"
     if need == "torch":
         return "PyTorch, which `make test` installs unless TORCH=skip"
     if need == "tracer":

@@ -20,7 +20,7 @@ import nbformat
 import sublet
 from tests.traces import plain_env
 
-__all__ = ["Page", "cells_in", "lab", "notebook", "opened"]
+__all__ = ["Page", "cells_in", "keep_quiet", "lab", "notebook", "opened"]
 
 PICTURES = os.environ.get("SUBLET_PICTURES", "")
 """A folder: what is seen is kept there, for people to look at, and for the docs."""
@@ -55,11 +55,7 @@ def notebook(path: Path, *cells: str) -> Path:
 def lab(home: Path, opened: Path, *, dark: bool = False, path: str = "") -> Iterator[str]:
     """``sublet lab``, and the address it prints. Configuration is its own and nobody else's."""
     places = opened.parent / ".jupyter"
-    settings = places / "config" / "lab" / "user-settings" / "@jupyterlab"
-    _write(settings / "apputils-extension" / "notification.jupyterlab-settings", QUIET["notification"])
-    theme = {"theme": "JupyterLab Dark" if dark else "JupyterLab Light"}
-    _write(settings / "apputils-extension" / "themes.jupyterlab-settings", theme)
-    _write(settings / "notebook-extension" / "tracker.jupyterlab-settings", {"windowingMode": "none"})
+    keep_quiet(opened.parent, places / "config", dark=dark)
     env = plain_env()
     env |= {f"JUPYTER_{name.upper()}_DIR": str(places / name) for name in ("config", "data", "runtime")}
     env |= {"SUBLET_HOME": str(home), "IPYTHONDIR": str(places / "ipython"), "JUPYTER_PATH": path}
@@ -94,6 +90,15 @@ def lab(home: Path, opened: Path, *, dark: bool = False, path: str = "") -> Iter
             process.kill()
             process.wait()
         process.stdout.close()
+
+
+def keep_quiet(home: Path, config: Path | None = None, *, dark: bool = False) -> None:
+    """No news, and every cell of a notebook is in its page, for a user with this home."""
+    settings = (config or home / ".jupyter") / "lab" / "user-settings" / "@jupyterlab"
+    _write(settings / "apputils-extension" / "notification.jupyterlab-settings", QUIET["notification"])
+    theme = {"theme": "JupyterLab Dark" if dark else "JupyterLab Light"}
+    _write(settings / "apputils-extension" / "themes.jupyterlab-settings", theme)
+    _write(settings / "notebook-extension" / "tracker.jupyterlab-settings", {"windowingMode": "none"})
 
 
 def _write(path: Path, settings: object) -> None:

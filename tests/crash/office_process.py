@@ -104,6 +104,8 @@ class OfficeProcess:
 
     place: Path
     devices: str = DEVICES
+    words: tuple[str, ...] = ()
+    """More options of `sublet up`."""
     home: Path = field(init=False)
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     lines: list[Line] = field(default_factory=list, init=False)
@@ -132,7 +134,7 @@ class OfficeProcess:
         tracing = list(strace)
         if tracing:  # -D: strace is the grandchild, so that the child, and its exit status, are the office's own
             tracing = ["strace", "-D", "-f", "--seccomp-bpf", "-qq", "-y", "-o", str(self.log), *tracing]
-        words = [sys.executable, "-m", "sublet", "up", "--foreground", "--host-gpus", self.devices]
+        words = [sys.executable, "-m", "sublet", "up", "--foreground", "--host-gpus", self.devices, *self.words]
         with open(self.place / "said", "wb") as said:
             self.process = subprocess.Popen(
                 [*before, *tracing, *words], env=self.env(), stdin=subprocess.DEVNULL, stdout=said, stderr=said

@@ -42,8 +42,8 @@ class Held:
 class OfficeStage:
     """An office of its own."""
 
-    def __init__(self, place: Path, devices: str) -> None:
-        self.office = OfficeProcess(place, devices)
+    def __init__(self, place: Path, devices: str, *words: str) -> None:
+        self.office = OfficeProcess(place, devices, words)
         self.runtime = runtime_dir(self.office.home)
         self.procs = Procs()
         self.traces: Traces | None = None
@@ -226,8 +226,8 @@ class HolderProcess:
 
 
 @contextlib.contextmanager
-def office_stage(place: Path, devices: str = "4x4GiB") -> Iterator[OfficeStage]:
-    stage = OfficeStage(place, devices)
+def office_stage(place: Path, devices: str = "4x4GiB", *words: str) -> Iterator[OfficeStage]:
+    stage = OfficeStage(place, devices, *words)
     try:
         stage.start()
         yield stage

@@ -45,7 +45,8 @@ class Answer:
 class StudioStage:
     """The studio, started and killed by the tests, always on the same port."""
 
-    def __init__(self, office: OfficeStage) -> None:
+    def __init__(self, office: OfficeStage, settings: str = "") -> None:
+        """``settings``: the text of studio.toml."""
         self.office = office
         self.home = office.office.home
         self.people = People(sessions_folder(str(self.home)), wall_ns=time.time_ns, random=secrets.token_bytes)
@@ -55,6 +56,8 @@ class StudioStage:
         self._reserved.bind(("127.0.0.1", 0))  # the studio may listen there, and no other gets it while that is dead
         self.port: int = self._reserved.getsockname()[1]
         self.process: subprocess.Popen[str] | None = None
+        if settings:
+            (self.home / "studio.toml").write_text(settings)
         self._operators_token = ""
 
     @property
@@ -188,8 +191,8 @@ class Browser:
 
 
 @contextlib.contextmanager
-def studio_stage(office: OfficeStage) -> Iterator[StudioStage]:
-    stage = StudioStage(office)
+def studio_stage(office: OfficeStage, settings: str = "") -> Iterator[StudioStage]:
+    stage = StudioStage(office, settings)
     try:
         stage.start()
         yield stage

@@ -29,7 +29,7 @@ mount --bind "$INTERPRETER" "$KEPT"
 mount -t tmpfs -o mode=755,size=1m tmpfs "$CLOSED"
 mkdir -p "$INTERPRETER"
 mount --bind "$KEPT" "$INTERPRETER"
-exec setpriv --reuid "$WHO" --regid "$WHO" --clear-groups "$@"
+exec "$@"
 """
 COMMANDS: Final = """
 import contextlib, io, json, os, sys
@@ -49,6 +49,18 @@ start an interpreter for each takes longer than they do."""
 def closed_folder(path: Path) -> Path | None:
     """The first folder on the way to this that other users cannot enter; None: they can enter all."""
     return next((one for one in [*reversed(path.parents), path] if not one.stat().st_mode & 0o001), None)
+
+
+def places(kept: Path) -> dict[str, str]:
+    """What ``enterable`` finds in its environment: where the interpreter lies, and a place of its own for it."""
+    interpreter = Path(os.path.realpath(sys.executable)).parent.parent
+    closed = closed_folder(interpreter)
+    return {} if closed is None else {"INTERPRETER": str(interpreter), "CLOSED": str(closed), "KEPT": str(kept)}
+
+
+def enterable(words: list[str]) -> list[str]:
+    """A command of root's, for whose processes, whoever they are, the interpreter can be entered."""
+    return ["unshare", "-m", "sh", "-c", _ENTERABLE, "sh", *words] if places(Path()) else words
 
 
 @dataclass
@@ -82,7 +94,7 @@ class User:
             self._as_user(words),
             input=said,
             cwd="/",
-            env={**os.environ, **self._places},
+            env={**os.environ, **places(self._kept)},
             capture_output=True,
             text=True,
             timeout=self.patience_s,
@@ -106,16 +118,9 @@ class User:
         return json.loads(done.stdout.splitlines()[-1])
 
     @property
-    def _places(self) -> dict[str, str]:
-        interpreter = Path(os.path.realpath(sys.executable)).parent.parent
-        closed = closed_folder(interpreter)
-        found = {"WHO": str(self.uid)}
-        if closed is not None:
-            found |= {"INTERPRETER": str(interpreter), "CLOSED": str(closed), "KEPT": f"{self.folder}.interpreter"}
-        return found
+    def _kept(self) -> Path:
+        return Path(f"{self.folder}.interpreter")
 
     def _as_user(self, words: list[str]) -> list[str]:
-        if "CLOSED" not in self._places:
-            who = str(self.uid)
-            return ["setpriv", "--reuid", who, "--regid", who, "--clear-groups", *words]
-        return ["unshare", "-m", "sh", "-c", _ENTERABLE, "sh", *words]
+        who = str(self.uid)
+        return enterable(["setpriv", "--reuid", who, "--regid", who, "--clear-groups", *words])
