@@ -106,6 +106,12 @@ def make_app() -> typer.Typer:
         command = load(path)
         group, _, word = path.rpartition(" ")
         parent = app
+        text = _flowing(f"{command.summary}\n\n{command.details}")
+        if path in GROUPS:  # a command that other commands begin with
+            groups[path] = typer.Typer(cls=_Group, help=text, invoke_without_command=True, context_settings=settings)
+            groups[path].callback()(_alone(command))
+            app.add_typer(groups[path], name=path, rich_help_panel=panels[path])
+            continue
         if group:
             if group not in groups:
                 groups[group] = typer.Typer(
@@ -116,7 +122,7 @@ def make_app() -> typer.Typer:
         parent.command(
             word,
             cls=_Command,
-            help=_flowing(f"{command.summary}\n\n{command.details}"),
+            help=text,
             rich_help_panel=panels.get(path),
             context_settings=_settings_of(command, settings),
         )(_callback(command))
@@ -161,6 +167,20 @@ def _callback(command: Command) -> Callable[..., int]:
     # Typer reads the signature and the annotations, so both are given.
     call.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
+
+
+def _alone(command: Command) -> Callable[..., int]:
+    """The same for a command that is a group as well: it runs where no command of the group was said."""
+    run = _callback(command)
+
+    def call(context: typer.Context, **raw: Any) -> int:
+        return run(**raw) if context.invoked_subcommand is None else 0
+
+    said = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    own = inspect.signature(run)
+    call.__signature__ = own.replace(parameters=[said, *own.parameters.values()])  # type: ignore[attr-defined]
+    call.__annotations__ = {**run.__annotations__, "context": typer.Context}
     return call
 
 

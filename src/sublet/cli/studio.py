@@ -104,7 +104,7 @@ def studio(
     form = settings.log_format if log_format is None else LogFormat(log_format)
     # A line for each request is for machines: people look at the metrics.
     log_to_stderr("studio", form, info=(_log.name, *((REQUESTS,) if form is LogFormat.JSON else ())))
-    with studio_lock(home / FOLDER), _listening(listen or settings.address, at) as (listening, where):
+    with studio_lock(home / FOLDER), listening_on(listen or settings.address, at) as (listening, where):
         signal.signal(signal.SIGTERM, _interrupted)
         with contextlib.suppress(KeyboardInterrupt):
             _serve(home, listening, where, path, settings, token, start=not no_start)
@@ -124,13 +124,15 @@ def _read(path: Path, *, must_exist: bool = False) -> StudioSettings:
 
 
 @contextlib.contextmanager
-def _listening(address: tuple[str, int], path: str | None) -> Iterator[tuple[socket.socket, str]]:
-    """A listening socket, and its address for people."""
+def listening_on(
+    address: tuple[str, int], path: str | None, *, mode: int = 0o666
+) -> Iterator[tuple[socket.socket, str]]:
+    """A listening socket, and its address for people. ``mode``: of a unix socket."""
     family = socket.AF_UNIX if path is not None else socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         if path is not None:
-            where = _bind_unix(listening, path)
+            where = _bind_unix(listening, path, mode)
         else:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(address)
@@ -146,7 +148,7 @@ def _listening(address: tuple[str, int], path: str | None) -> Iterator[tuple[soc
         yield listening, where
 
 
-def _bind_unix(listening: socket.socket, path: str) -> str:
+def _bind_unix(listening: socket.socket, path: str, mode: int) -> str:
     """Bind where nothing is, or where a studio was; who may enter the folder may connect, and needs a token."""
     with contextlib.suppress(FileNotFoundError):
         with socket.socket(socket.AF_UNIX) as other:
@@ -154,7 +156,7 @@ def _bind_unix(listening: socket.socket, path: str) -> str:
                 raise InvalidRequest(f"{path} is in use", do="Choose another path with --socket.")
         os.unlink(path)
     listening.bind(path)
-    os.chmod(path, 0o666)
+    os.chmod(path, mode)
     return f"unix://{os.path.abspath(path)}"
 
 

@@ -47,6 +47,7 @@ COMMANDS: Final[dict[str, str]] = {
     "session end": "session:end",
     "session explain": "session:explain",
     "studio": "studio:studio",
+    "studio serve": "serve:serve",
     "person add": "person:add",
     "person set": "person:change",
     "person enrol": "person:enrol",
@@ -100,6 +101,7 @@ GROUPS: Final[dict[str, str]] = {
     "nb": "Run whole notebooks, now or in the background.",
     "lease": "Acquire, list, renew and release leases.",
     "session": "Start, rest, resume and end sessions: GPU work that outlives its leases.",
+    "studio": "Serve sessions to people, and programs to those who ask them.",
     "person": "Manage the people of the studio, their tokens and invites.",
     "kernelspec": "Install Jupyter kernels whose cells run on a leased device.",
     "volume": "List, verify, copy and remove named volumes.",
@@ -140,7 +142,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
 
 def find(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:
     """The command these words begin with, and the rest of them."""
-    for length in (1, 2):
+    for length in (2, 1):
         path = " ".join(words[:length])
         if len(words) >= length and path in COMMANDS:
             return path, words[length:]

@@ -1,37 +1,49 @@
-"""Puts the states of a session into a page of the docs, so that page and code cannot part.
+"""Puts the states of a session, and of a served program, into pages of the docs, so that pages and code cannot part.
 
-``python -m sublet.studio.drawing docs/sessions.md`` rewrites the page between its markers.
+``python -m sublet.studio.drawing`` rewrites the pages between their markers.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from sublet.lease.drawing import Machine, exits, mermaid, with_sections
+from sublet.studio.serving import PROGRAM_TABLE, ProgramEvent, ProgramState
 from sublet.studio.states import SESSION_TABLE, SessionEvent, SessionState
 
-MACHINE = Machine(
-    name="session",
-    states=SessionState,
-    events=SessionEvent,
-    start=SessionState.RESTING,
-    arrows=tuple((state, event, then) for (state, event), then in SESSION_TABLE.items()),
-)
+PAGES: Final[Mapping[str, Machine]] = {
+    "docs/sessions.md": Machine(
+        name="session",
+        states=SessionState,
+        events=SessionEvent,
+        start=SessionState.RESTING,
+        arrows=tuple((state, event, then) for (state, event), then in SESSION_TABLE.items()),
+    ),
+    "docs/serving.md": Machine(
+        name="program",
+        states=ProgramState,
+        events=ProgramEvent,
+        start=ProgramState.COLD,
+        arrows=tuple((state, event, then) for (state, event), then in PROGRAM_TABLE.items()),
+    ),
+}
 
 
-def page_with_drawing(page: str) -> str:
-    """The page with the states of a session drawn anew."""
-    return with_sections(page, {"session": f"```mermaid\n{mermaid(MACHINE)}\n```\n\n{exits(MACHINE)}"})
+def page_with_drawing(page: str, machine: Machine) -> str:
+    """The page with these states drawn anew."""
+    return with_sections(page, {machine.name: f"```mermaid\n{mermaid(machine)}\n```\n\n{exits(machine)}"})
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Rewrite the page named; ``docs/sessions.md`` if none is."""
-    path = Path(arguments[0] if arguments else "docs/sessions.md")
-    path.write_text(page_with_drawing(path.read_text(encoding="utf-8")), encoding="utf-8")
+def main() -> int:
+    """Rewrite the pages, from the root of the checkout."""
+    for name, machine in PAGES.items():
+        path = Path(name)
+        path.write_text(page_with_drawing(path.read_text(encoding="utf-8"), machine), encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

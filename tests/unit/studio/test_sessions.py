@@ -12,7 +12,7 @@ from msgspec import json
 
 from sublet.errors import JournalError
 from sublet.studio import is_of_session
-from sublet.studio.drawing import page_with_drawing
+from sublet.studio.drawing import PAGES, page_with_drawing
 from sublet.studio.records import (
     Abandoned,
     Asked,
@@ -35,7 +35,7 @@ from sublet.studio.records import (
     fold_all,
     request_id,
 )
-from sublet.studio.states import SESSION_TABLE, SessionEnd, SessionEvent, SessionState, TransitionError
+from sublet.studio.states import SESSION_TABLE, SessionEnd, SessionState, TransitionError
 from sublet.studio.store import SqliteStore
 from sublet.values import GIB
 from sublet.wire.http import ParksView, WantView
@@ -125,10 +125,11 @@ def test_a_session_knows_its_leases_and_how_each_of_them_ended() -> None:
         fold(fold(session, entry(6, Moved(lease=lease(3), tenant="local"))), entry(7, Lost(lease="l-9", reason="idle")))
 
 
-def test_the_drawing_in_the_docs_is_that_of_the_table() -> None:
-    page = (DOCS / "sessions.md").read_text()
-    assert page_with_drawing(page) == page, "run `python -m sublet.studio.drawing`"
-    assert all(f"`{event}`" in page for event in SessionEvent)
+@pytest.mark.parametrize("name", PAGES)
+def test_the_drawing_in_the_docs_is_that_of_the_table(name: str) -> None:
+    page, machine = (DOCS.parent / name).read_text(), PAGES[name]
+    assert page_with_drawing(page, machine) == page, "run `python -m sublet.studio.drawing`"
+    assert all(f"`{one}`" in page for one in (*machine.events, *machine.states))
 
 
 def test_a_store_appends_only_behind_the_last_record(tmp_path: Path) -> None:

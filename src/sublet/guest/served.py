@@ -1,0 +1,316 @@
+"""Runs a served program: a guest whose entry is `main`, with frames on its input and output.
+
+The program is one Python file. It has ``handle(request)``, which returns what is answered, or ``app``, an ASGI
+application. ``save()`` may return bytes, which are given to ``restore(state)`` under the next lease. What the program
+prints goes to its log: its standard output is its standard error here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sublet.wire.served import (
+    HEAD_MAX,
+    MESSAGE_MAX,
+    PIECE_MAX,
+    STATE_MAX,
+    TO_PROGRAM,
+    WINDOW,
+    Frame,
+    FrameKind,
+    FrameReader,
+    encode,
+    split_head,
+    with_head,
+)
+
+READ: Final = 1 << 18
+_Headers = Iterable[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What ``handle`` is given."""
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    """By name in lower case."""
+    body: bytes
+
+
+class Unfit(Exception):
+    """The program, or an answer of it, is not what can be served."""
+
+
+class Cancelled(Exception):
+    """Nothing reads the answer any more."""
+
+
+@dataclass
+class _Open:
+    """A request that is being answered."""
+
+    credit: int = WINDOW
+    cancelled: bool = False
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def take(self, size: int) -> None:
+        """Wait until so much may be sent."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.cancelled or self.credit >= size)
+            if self.cancelled:
+                raise Cancelled
+            self.credit -= size
+
+    def give(self, size: int, *, cancelled: bool = False) -> None:
+        with self.changed:
+            self.credit += size
+            self.cancelled = self.cancelled or cancelled
+            self.changed.notify_all()
+
+
+class Program:
+    """The loaded program, and its end of the line."""
+
+    def __init__(self, out: int) -> None:
+        self._out = out
+        self._writing = threading.Lock()
+        self._open: dict[int, _Open] = {}
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._is_leaving = False
+        self._is_loaded = False
+        self._todo: queue.SimpleQueue[tuple[int, dict[str, Any], bytes]] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._module = types.ModuleType("app")
+
+    # ---- loading
+
+    def load(self, body: bytes) -> None:
+        """Import the program and restore what it saved; begin to serve it."""
+        head, (source, state) = split_head(body)
+        module = self._module
+        sys.path.insert(0, os.getcwd())
+        module.__file__ = head["name"]
+        sys.modules["app"] = module
+        exec(compile(source, head["name"], "exec"), module.__dict__)  # noqa: S102 - that is what is to be served
+        if callable(getattr(module, "app", None)):
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        elif not callable(getattr(module, "handle", None)):
+            raise Unfit("it has neither a function `handle` nor an ASGI application `app`")
+        if head["has_state"]:
+            restore = getattr(module, "restore", None)
+            if restore is None:
+                raise Unfit("it saved something under an earlier lease, and has no function `restore` any more")
+            restore(state)
+        for _ in range(head["threads"]):
+            threading.Thread(target=self._work, daemon=True).start()
+        self._is_loaded = True
+        self.say(FrameKind.LOADED)
+
+    # ---- requests
+
+    def take(self, frame: Frame) -> None:
+        """One frame that came."""
+        with self._lock:
+            known = self._open.get(frame.request)
+            refuses = self._is_leaving
+            if frame.kind is FrameKind.REQUEST and not refuses:
+                self._open[frame.request] = _Open()
+        match frame.kind:
+            case FrameKind.REQUEST if refuses:
+                self.say(FrameKind.REFUSED, frame.request)
+            case FrameKind.REQUEST:
+                head, (body,) = split_head(frame.body)
+                self._todo.put((frame.request, head, body))
+            case FrameKind.CANCEL if known is not None:
+                known.give(0, cancelled=True)
+            case FrameKind.CREDIT if known is not None:
+                known.give(int.from_bytes(frame.body, "big"))
+            case _:
+                pass
+
+    def _work(self) -> None:
+        while True:
+            number, head, body = self._todo.get()
+            try:
+                if self._loop is not None:
+                    asyncio.run_coroutine_threadsafe(self._asgi(number, head, body), self._loop).result()
+                else:
+                    self._handle(number, head, body)
+                self.say(FrameKind.END, number)
+            except Cancelled:
+                self.say(FrameKind.END, number)
+            except BaseException as error:  # noqa: BLE001 - told to who asked
+                traceback.print_exc()
+                kind = "unfit" if isinstance(error, Unfit) else "raised"
+                self.say(FrameKind.ERROR, number, _message(kind, error))
+            finally:
+                with self._lock:
+                    self._open.pop(number, None)
+                    self._idle.notify_all()
+
+    def _handle(self, number: int, head: dict[str, Any], body: bytes) -> None:
+        headers = {name.lower(): value for name, value in head["headers"]}
+        request = Request(head["method"], head["path"], head["query"], headers, body)
+        status, said, answer = _parts(self._module.handle(request))
+        self._begin(number, status, said)
+        for piece in (answer,) if isinstance(answer, bytes) else answer:
+            if not isinstance(piece, bytes):
+                raise Unfit(f"`handle` answered with a piece that is {type(piece).__name__}: pieces are bytes")
+            self._send(number, piece)
+
+    async def _asgi(self, number: int, head: dict[str, Any], body: bytes) -> None:
+        loop, came = asyncio.get_running_loop(), [False]
+        raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in head["headers"]]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": head["method"],
+            "scheme": "http",
+            "path": head["path"],
+            "raw_path": head["path"].encode("utf-8", "surrogateescape"),
+            "query_string": head["query"].encode("latin-1"),
+            "root_path": "",
+            "headers": raw,
+            "client": None,
+            "server": None,
+        }
+
+        async def receive() -> dict[str, Any]:
+            if came[0]:
+                await loop.create_future()
+            came[0] = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Mapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                said = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message.get("headers", ())]
+                self._begin(number, message["status"], said)
+            elif message["type"] == "http.response.body":
+                piece = message.get("body", b"")
+                if not isinstance(piece, bytes):
+                    raise Unfit(f"the application sent a body that is {type(piece).__name__}: bodies are bytes")
+                await loop.run_in_executor(None, self._send, number, piece)
+
+        await self._module.app(scope, receive, send)
+
+    def _begin(self, number: int, status: int, headers: _Headers) -> None:
+        if not 200 <= status <= 599:
+            raise Unfit(f"{status!r:.40} is no status of an answer")
+        body = json.dumps({"status": status, "headers": [[str(name), str(value)] for name, value in headers]}).encode()
+        if len(body) > HEAD_MAX:
+            raise Unfit(f"the headers of the answer take more than {HEAD_MAX} bytes")
+        self.say(FrameKind.HEAD, number, body)
+
+    def _send(self, number: int, piece: bytes) -> None:
+        with self._lock:
+            known = self._open[number]
+        for at in range(0, len(piece), PIECE_MAX):
+            part = piece[at : at + PIECE_MAX]
+            known.take(len(part))
+            self.say(FrameKind.PIECE, number, part)
+
+    # ---- leaving
+
+    def leave(self) -> None:
+        """The lease is about to end: begin nothing more, wait for what runs, save, and say so."""
+        with self._lock:
+            if self._is_leaving:
+                return
+            self._is_leaving = True
+            self._idle.wait_for(lambda: not self._open)
+        try:
+            state = self._saved()
+        except BaseException as error:  # noqa: BLE001 - told to who serves it
+            traceback.print_exc()
+            self.say(FrameKind.LEAVING, 0, with_head({"has_state": False, "error": _text(error)}, b""))
+        else:
+            self.say(FrameKind.LEAVING, 0, with_head({"has_state": state is not None, "error": ""}, state or b""))
+
+    def _saved(self) -> bytes | None:
+        save: Callable[[], object] | None = getattr(self._module, "save", None)
+        if save is None or not self._is_loaded:  # what is not restored yet would take the place of what is kept
+            return None
+        state = save()
+        if not isinstance(state, bytes):
+            raise Unfit(f"`save` returned {type(state).__name__}: what is saved is bytes")
+        if len(state) > STATE_MAX:
+            raise Unfit(f"`save` returned {len(state)} bytes, and {STATE_MAX} is the most")
+        return state
+
+    def say(self, kind: FrameKind, request: int = 0, body: bytes = b"") -> None:
+        """A frame to who serves it. Where nothing reads any more there is nothing left to do here."""
+        view = memoryview(encode(kind, request, body))
+        with self._writing:
+            while view:
+                try:
+                    view = view[os.write(self._out, view) :]
+                except BrokenPipeError:
+                    os._exit(1)
+
+
+def _parts(answer: object) -> tuple[int, list[tuple[str, str]], bytes | Iterable[object]]:
+    """Status, headers and body of what ``handle`` returned."""
+    status, headers = 200, {"content-type": "application/octet-stream"}
+    if isinstance(answer, tuple):
+        if len(answer) != 3 or not isinstance(answer[1], Mapping):
+            raise Unfit("`handle` answered with a tuple that is not (status, headers, body)")
+        status, headers, answer = answer
+    if isinstance(answer, str | bytearray | memoryview | Mapping) or (
+        not isinstance(answer, bytes) and not isinstance(answer, Iterable)
+    ):
+        raise Unfit(f"`handle` answered with {type(answer).__name__}: answer with bytes, or an iterator of bytes")
+    return status, list(headers.items()), answer
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:MESSAGE_MAX] if not isinstance(error, Unfit) else str(error)
+
+
+def _message(kind: str, error: BaseException) -> bytes:
+    return json.dumps({"kind": kind, "message": _text(error)}).encode()
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    came, out = os.dup(0), os.dup(1)
+    os.dup2(2, 1)  # what is printed goes to the log, and never between the frames
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    program, reader = Program(out), FrameReader(TO_PROGRAM)
+    is_loaded = False
+    signal.signal(signal.SIGTERM, lambda number, frame: threading.Thread(target=program.leave, daemon=True).start())
+    while data := os.read(came, READ):
+        for frame in reader.feed(data):
+            if is_loaded:
+                program.take(frame)
+                continue
+            is_loaded = True
+            try:
+                program.load(frame.body)
+            except BaseException as error:  # noqa: BLE001 - told to who serves it
+                traceback.print_exc()
+                with contextlib.suppress(OSError):
+                    program.say(FrameKind.FAILED, 0, _message("load", error))
+    os._exit(0)  # threads of the program do not keep it
+
+
+if __name__ == "__main__":
+    main()

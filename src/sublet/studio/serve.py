@@ -1,0 +1,637 @@
+"""Serves a program under leases: the ASGI application before it, and the driver of ``serving.Served``.
+
+The program is a guest of a session (``sublet session show NAME``), which this process holds. It needs no network:
+requests and answers cross as frames over its input and output, and its state as bytes, which are kept beside the
+session and never unpickled. What is decided is decided on the event loop; what may wait is done on threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import html
+import json
+import math
+import os
+import queue
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from sublet.background import start_thread
+from sublet.client.fabric import Fabric
+from sublet.client.guests import Guest, environment, start_spec
+from sublet.client.home import make_private_dir
+from sublet.client.lease import Lease
+from sublet.durable.files import move_into_place, read_whole, sync_folder, write_synced
+from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError
+from sublet.studio.office import FabricOffice, open_sessions, sessions_folder
+from sublet.studio.people import OWNER_TENANT
+from sublet.studio.records import Session, Terms
+from sublet.studio.serving import (
+    STATUS,
+    Acquire,
+    Break,
+    Cancel,
+    Effect,
+    GiveUp,
+    Launch,
+    Limits,
+    ProgramState,
+    Say,
+    Send,
+    Served,
+    TransitionError,
+    Why,
+    Withdraw,
+)
+from sublet.studio.sessions import Sessions
+from sublet.studio.views import session_views
+from sublet.values import NS_PER_S
+from sublet.wire.guests import GuestSpec, StdioKind
+from sublet.wire.served import (
+    BODY_MAX,
+    FROM_PROGRAM,
+    MESSAGE_MAX,
+    STATE_MAX,
+    WINDOW,
+    BrokenFrames,
+    Frame,
+    FrameKind,
+    FrameReader,
+    encode,
+    split_head,
+    with_head,
+)
+
+SOURCE_MAX: Final = 4 << 20
+PRINTED_MAX: Final = 64 << 20
+"""A program that prints more than this while it has one lease is ended."""
+SAVE_S: Final = 10.0
+"""So long the program may take to save when the server is stopped."""
+LEAVE_S: Final = 2.0
+"""And to end when it was told to."""
+TICK_S: Final = 0.25
+RETRY_S: Final = 1.0
+"""Before a lease is asked for again where the office did not answer."""
+RETRY_AFTER_S: Final = 10
+RETRY_AFTER_MAX_S: Final = 600
+PROGRAM: Final = "sublet.guest.served:main"
+_ONCE: Final = (FrameKind.LOADED, FrameKind.FAILED, FrameKind.LEAVING)
+"""What a program says at most once under a lease."""
+_HOP_BY_HOP: Final = frozenset(
+    ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade")
+)
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+SendMessage: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class _Head(NamedTuple):
+    status: int
+    headers: list[tuple[bytes, bytes]]
+
+
+class _Whole(NamedTuple):
+    """Nothing more comes, and nothing is missing."""
+
+
+_Part: TypeAlias = _Head | bytes | _Whole | Say | Break
+
+
+class _Answer:
+    """What came of an answer, on its way to its reader."""
+
+    def __init__(self, head: dict[str, Any], body: bytes) -> None:
+        self.head, self.body = head, body
+        self.parts: asyncio.Queue[_Part] = asyncio.Queue()
+        self.owed = WINDOW
+        """Bytes that the program may still send."""
+
+
+class _Run:
+    """The program under one lease."""
+
+    def __init__(self, guest: Guest) -> None:
+        self.guest = guest
+        self.frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.has_left = threading.Event()
+        self.is_gone = threading.Event()
+
+
+class ServedProgram:
+    """An ASGI application that passes requests on to a program under leases. Made on the loop that it runs on."""
+
+    def __init__(self, path: Path, fabric: Fabric, name: str, terms: Terms, limits: Limits) -> None:
+        self._path, self._fabric, self._limits = path, fabric, limits
+        self._sessions: Sessions[Lease] = open_sessions(FabricOffice(fabric), name="a served program")
+        self.session = _session(self._sessions, name, terms)
+        self._served = Served(limits)
+        self._loop = asyncio.get_running_loop()
+        self._answers: dict[int, _Answer] = {}
+        self._number = 0
+        self._lease: Lease | None = None
+        self._run: _Run | None = None
+        self._busy: contextlib.ExitStack | None = None
+        self._is_withdrawn = threading.Event()
+        self._acquiring: threading.Thread | None = None
+        self._is_closing = False
+        self._loaded: tuple[int, int] | None = None
+        """The file as it was when it was loaded last."""
+        self._ticking = asyncio.create_task(self._tick())
+
+    async def close(self) -> None:
+        """Let the program save, end it, and give its lease back. The session stays."""
+        self._is_closing = True
+        self._ticking.cancel()
+        run = self._run
+        if run is not None:
+            await asyncio.to_thread(self._save_and_end, run)
+        elif self._acquiring is not None:
+            await asyncio.to_thread(self._withdraw)
+            await asyncio.to_thread(self._acquiring.join)
+
+    # ---- requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: SendMessage) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"a served program speaks HTTP, not {scope['type']}")
+        body = await _whole_body(receive)
+        if body is None:
+            await _say_error(scope, send, 413, f"the request has more than {BODY_MAX} bytes", "Send less at a time.")
+            return
+        self._number += 1
+        number, answer = self._number, _Answer(_request_head(scope), body)
+        self._answers[number] = answer
+        if self._loaded != _stamp(self._path):
+            self._served.mended()
+        self._do(self._served.arrived(number, self._now()))
+        gone = asyncio.create_task(_until_gone(receive))
+        gone.add_done_callback(lambda _: self._left(number))
+        try:
+            await self._relay(number, answer, scope, send)
+        finally:
+            gone.cancel()
+            self._left(number)
+
+    async def _relay(self, number: int, answer: _Answer, scope: Scope, send: SendMessage) -> None:
+        while True:
+            match await answer.parts.get():
+                case _Head(status, headers):
+                    await send({"type": "http.response.start", "status": status, "headers": headers})
+                case bytes() as piece:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    self._credit(number, answer, len(piece))
+                case _Whole():
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    return
+                case Say() as said:
+                    await self._say(said, scope, send)
+                    return
+                case Break():
+                    return  # what has gone out is not whole, and the server hangs up on its reader
+
+    def _credit(self, number: int, answer: _Answer, size: int) -> None:
+        run = self._run
+        if run is not None and self._answers.get(number) is answer:
+            answer.owed += size
+            run.frames.put(encode(FrameKind.CREDIT, number, size.to_bytes(8, "big")))
+            with contextlib.suppress(TransitionError):
+                self._served.moved(number, self._now())
+
+    def _left(self, number: int) -> None:
+        if self._answers.pop(number, None) is not None:
+            self._do(self._served.left(number, self._now()))
+
+    async def _say(self, said: Say, scope: Scope, send: SendMessage) -> None:
+        """An answer of ours in place of the program's."""
+        more: dict[str, Any] = {}
+        message, do = _SENTENCES[said.why]
+        if said.why in (Why.NO_LEASE, Why.REFUSED, Why.LOST):
+            with contextlib.suppress(SubletError):
+                more = await asyncio.to_thread(self._place)
+        if said.detail:
+            message = f"{message}: {said.detail}"
+        await _say_error(scope, send, STATUS[said.why], message, do, kind=said.why.value, **more)
+
+    def _place(self) -> dict[str, Any]:
+        (view,) = session_views(self._fabric, [self._sessions.find(self.session.id)])
+        return {name: view[name] for name in ("state", "position", "estimate", "reason")}
+
+    # ---- what is decided, done
+
+    def _now(self) -> float:
+        return self._loop.time()
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Acquire():
+                    self._is_withdrawn.clear()
+                    self._acquiring = start_thread("served_acquire", self._acquire)
+                case Withdraw():
+                    _ = start_thread("served_withdraw", self._withdraw)
+                case Launch():
+                    _ = start_thread("served_launch", self._launch)
+                case Send(number):
+                    self._give(number)
+                case Cancel(number):
+                    if self._run is not None:
+                        self._run.frames.put(encode(FrameKind.CANCEL, number))
+                case Say(number) | Break(number):
+                    if (answer := self._answers.pop(number, None)) is not None:
+                        answer.parts.put_nowait(effect)
+                case GiveUp():
+                    if self._run is not None:
+                        run = self._run
+                        _ = start_thread("served_end", functools.partial(_end, run))
+        self._note_busy()
+
+    def _note_busy(self) -> None:
+        """A request is activity: while the program works at one its lease is renewed."""
+        is_busy = bool(self._served.inside) or self._served.state is ProgramState.LOADING
+        if is_busy and self._busy is None and self._lease is not None:
+            self._busy = contextlib.ExitStack()
+            with contextlib.suppress(SubletError):  # it has ended, which comes as the end of the program
+                self._busy.enter_context(self._lease.activity())
+        elif not is_busy and self._busy is not None:
+            busy, self._busy = self._busy, None
+            with contextlib.suppress(SubletError):
+                busy.close()
+
+    def _give(self, number: int) -> None:
+        answer = self._answers.get(number)
+        if self._run is not None and answer is not None:
+            self._run.frames.put(encode(FrameKind.REQUEST, number, with_head(answer.head, answer.body)))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._do(self._served.tick(self._now()))
+
+    def _post(self, act: Callable[[], list[Effect]]) -> None:
+        """Decide on the loop, from another thread."""
+
+        def on_loop() -> None:
+            try:
+                effects = act()
+            except TransitionError as error:
+                effects = self._broke(str(error))
+            self._do(effects)
+
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(on_loop)
+
+    def _broke(self, how: str) -> list[Effect]:
+        """The program sent what is no protocol: it is ended."""
+        _log(f"The program broke the protocol: {how}.")
+        with contextlib.suppress(TransitionError):
+            return self._served.failed(how, self._now())
+        return []
+
+    # ---- on threads: the lease
+
+    def _acquire(self) -> None:
+        try:
+            while True:
+                try:
+                    lease = self._sessions.acquire(self.session.id, {"wait": math.inf})
+                    break
+                except Disconnected:  # the office is started again; the next request has the id of this one
+                    if self._is_withdrawn.wait(RETRY_S):
+                        raise
+        except SubletError as error:
+            said, why = str(error), Why.NO_LEASE if self._is_withdrawn.is_set() else Why.REFUSED
+            self._post(lambda: self._served.refused(said, self._now(), why=why))
+            return
+
+        def granted() -> list[Effect]:
+            self._lease = lease
+            return self._served.granted(self._now())
+
+        self._post(granted)
+
+    def _withdraw(self) -> None:
+        self._is_withdrawn.set()
+        with contextlib.suppress(SubletError):
+            self._sessions.rest(self.session.id, even_if_busy=True)
+
+    def _launch(self) -> None:
+        """Start the program, read what it says until it is gone, and give its lease back."""
+        lease = self._lease
+        assert lease is not None
+        said = ""
+        try:
+            self._loaded = _stamp(self._path)
+            source = read_whole(self._path, SOURCE_MAX)
+            if len(source) > SOURCE_MAX:
+                raise InvalidRequest(f"{self._path} has more than {SOURCE_MAX} bytes")
+            guest = start_spec(lease, self._spec(lease), busy=False)  # requests are its use, and not that it runs
+            run = _Run(guest)
+            state = self._state()
+            head = {"name": self._path.name, "threads": self._limits.concurrent, "has_state": state is not None}
+            run.frames.put(encode(FrameKind.LOAD, 0, with_head(head, source, state or b"")))
+            _ = start_thread("served_frames", lambda: _write(run))
+            self._loop.call_soon_threadsafe(self._set_run, run)
+            try:
+                self._read(run)
+            finally:
+                run.frames.put(None)
+                run.is_gone.set()
+                guest.close()
+            end = lease.end
+            said = f"exit {guest.exit_code}" if end is None else f"{end.reason}: {end.detail}"
+        except LeaseEnded as error:  # before it was started
+            said = str(error)
+        except (OSError, SubletError) as error:
+            said = str(error)
+            _log(f"The program is ended: {said}")
+            self._post(lambda: self._load_failed(said))
+        with contextlib.suppress(SubletError):
+            self._sessions.rest(self.session.id, even_if_busy=True)
+        self._post(lambda: self._lost(said))
+
+    def _spec(self, lease: Lease) -> GuestSpec:
+        """It runs in this program's interpreter; that of another tenant in a folder and as a user of its own."""
+        is_own = self._fabric.lease(lease.id).tenant == OWNER_TENANT
+        return GuestSpec(
+            entry=PROGRAM,
+            python=sys.executable,
+            env=environment(lease, None),
+            cwd=str(self._path.parent.resolve()) if is_own else "",
+            stdio=StdioKind.PIPES,
+            name="served",
+            grace_ns=NS_PER_S,
+        )
+
+    def _load_failed(self, said: str) -> list[Effect]:
+        return self._served.failed(said, self._now()) if self._served.state is ProgramState.LOADING else []
+
+    def _set_run(self, run: _Run) -> None:
+        self._run = run
+
+    def _lost(self, said: str) -> list[Effect]:
+        self._run, self._lease = None, None
+        effects = self._served.lost(said, self._now())
+        return [] if self._is_closing else effects
+
+    def _save_and_end(self, run: _Run) -> None:
+        with contextlib.suppress(SubletError):
+            run.guest.send_signal(signal.SIGTERM)
+            if not run.has_left.wait(SAVE_S):
+                _log(f"The program did not save within {SAVE_S:g} s.")
+        _end(run)
+        run.is_gone.wait(SAVE_S)
+        with contextlib.suppress(SubletError):
+            self._sessions.rest(self.session.id, even_if_busy=True)
+
+    # ---- on threads: what the program says
+
+    def _read(self, run: _Run) -> None:
+        reader, printed, said = FrameReader(FROM_PROGRAM), 0, set[FrameKind]()
+        for piece in run.guest.output():
+            if piece.stream == "stderr":
+                printed += len(piece.data)
+                if printed - len(piece.data) <= PRINTED_MAX < printed:
+                    self._post(lambda: self._broke(f"it printed more than {PRINTED_MAX >> 20} MiB"))
+            if piece.stream != "stdout":
+                continue
+            try:
+                frames = reader.feed(piece.data)
+                for frame in frames:
+                    if frame.kind in _ONCE:
+                        if frame.kind in said:
+                            raise BrokenFrames(f"it said {frame.kind.name} twice")
+                        said.add(frame.kind)
+                    if frame.kind is FrameKind.LEAVING:
+                        self._keep(run, frame)
+                    self._post(functools.partial(self._came, frame))
+            except BrokenFrames as error:
+                self._post(functools.partial(self._broke, str(error)))
+                _end(run)
+                return
+
+    def _came(self, frame: Frame) -> list[Effect]:
+        """One frame, on the loop."""
+        served, now_s, number = self._served, self._now(), frame.request
+        answer = self._answers.get(number)
+        match frame.kind:
+            case FrameKind.LOADED:
+                _log("The program is loaded.")
+                return served.loaded(now_s)
+            case FrameKind.FAILED:
+                said = message_in(frame.body)
+                _log(f"The program cannot be served: {said}")
+                return served.failed(said, now_s)
+            case FrameKind.LEAVING:
+                return served.leaving(now_s)
+            case FrameKind.HEAD:
+                passes, head = served.begun(number, now_s), answer_head(frame.body)
+                if passes and answer is not None:
+                    answer.parts.put_nowait(head)
+            case FrameKind.PIECE:
+                passes = served.moved(number, now_s)
+                if passes and answer is not None:
+                    answer.owed -= len(frame.body)
+                    if answer.owed < 0:
+                        raise TransitionError("more of an answer came than there was credit for")
+                    answer.parts.put_nowait(frame.body)
+            case FrameKind.END:
+                effects = served.ended(number, now_s)
+                if (done := self._answers.get(number)) is not None and not any(
+                    isinstance(effect, Say) and effect.request == number for effect in effects
+                ):
+                    del self._answers[number]
+                    done.parts.put_nowait(_Whole())
+                return effects
+            case FrameKind.ERROR:
+                return served.erred(number, message_in(frame.body), now_s)
+            case FrameKind.REFUSED:
+                if answer is not None:
+                    answer.owed = WINDOW
+                return served.turned_away(number, now_s)
+            case _:
+                pass
+        return []
+
+    # ---- what is kept between two leases
+
+    def _keep(self, run: _Run, frame: Frame) -> None:
+        """What the program saved, on disk before anything follows from it. Where it failed, what was kept stays."""
+        state, error = saved_in(frame.body)
+        if error:
+            _log(f"The program could not save, and what it saved before is kept: {error}")
+        elif state is not None:
+            path = self._state_path()
+            temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}~")
+            write_synced(temporary, state)
+            move_into_place(temporary, path)
+            sync_folder(path.parent)
+        run.has_left.set()
+
+    def _state(self) -> bytes | None:
+        try:
+            return read_whole(self._state_path(), STATE_MAX)
+        except FileNotFoundError:
+            return None
+
+    def _state_path(self) -> Path:
+        return make_private_dir(sessions_folder() / "served") / f"{self.session.id}.state"
+
+
+def _session(sessions: Sessions[Lease], name: str, terms: Terms) -> Session:
+    """The session of this name, which goes on, or a new one."""
+    try:
+        found = sessions.find(name)
+    except NotFound:
+        return sessions.start(name, terms)
+    if found.is_over:
+        return sessions.start(name, terms)
+    if found.terms != terms:
+        raise InvalidRequest(
+            f"session {name} asks for something else",
+            do=f"Leave it as it is, or end it first (`sublet session end {name}`), or use another --name.",
+        )
+    return found
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes with a file; None where there is none."""
+    try:
+        seen = os.stat(path)
+    except OSError:
+        return None
+    return seen.st_mtime_ns, seen.st_size
+
+
+def _write(run: _Run) -> None:
+    while (frame := run.frames.get()) is not None:
+        try:
+            run.guest.write(frame)
+        except (OSError, SubletError):  # it is gone, which its reader notices
+            return
+
+
+def _end(run: _Run) -> None:
+    """What has saved ends when its input does; all else is ended."""
+    with contextlib.suppress(OSError, SubletError):
+        if run.has_left.is_set():
+            run.guest.close_stdin()
+            with contextlib.suppress(TimeoutError):
+                run.guest.wait(LEAVE_S)
+                return
+        run.guest.stop(0)
+
+
+def _request_head(scope: Scope) -> dict[str, Any]:
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+    return {
+        "method": scope["method"],
+        "path": scope["path"],
+        "query": scope["query_string"].decode("latin-1"),
+        "headers": [one for one in headers if one[0].lower() not in _HOP_BY_HOP],
+    }
+
+
+def saved_in(body: bytes) -> tuple[bytes | None, str]:
+    """What a program that leaves has saved, or why it could not. Raises ``BrokenFrames``."""
+    head, parts = split_head(body)
+    if len(parts) != 1:
+        raise BrokenFrames("what was saved is one part")
+    return (parts[0] if head.get("has_state") is True else None), _printable(str(head.get("error") or ""))
+
+
+def answer_head(body: bytes) -> _Head:
+    """The head of an answer. Raises ``TransitionError`` where it is none."""
+    try:
+        head = json.loads(body)
+        headers = [
+            (str(name).lower().encode("latin-1"), str(value).encode("latin-1")) for name, value in head["headers"]
+        ]
+        status = int(head["status"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        raise TransitionError("the head of an answer cannot be read") from None
+    if not 200 <= status <= 599 or any(b"\r" in text or b"\n" in text for pair in headers for text in pair):
+        raise TransitionError("the head of an answer is none of HTTP")
+    return _Head(status, [one for one in headers if one[0].decode("latin-1") not in _HOP_BY_HOP])
+
+
+def message_in(body: bytes) -> str:
+    """What the program says of an error; it is shown to people as text."""
+    try:
+        said = str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "it said nothing that can be read"
+    return _printable(said)
+
+
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() else " " for one in text[:MESSAGE_MAX])
+
+
+async def _whole_body(receive: Receive) -> bytes | None:
+    """None: it is too large."""
+    pieces, size = [], 0
+    while True:
+        message = await receive()
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > BODY_MAX:
+            return None
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+_AGAIN: Final = "Try again later."
+_SENTENCES: Final[Mapping[Why, tuple[str, str]]] = {
+    Why.NO_LEASE: ("no GPU is free for this program yet", _AGAIN),
+    Why.REFUSED: ("this program gets no GPU", _AGAIN),
+    Why.BUSY: ("this program has as many requests as it takes", _AGAIN),
+    Why.BROKEN: ("this program cannot be loaded", "Its owner finds more with `sublet logs`."),
+    Why.LOST: ("the program ended while it answered; whether it did what was asked is not known", _AGAIN),
+    Why.LATE: ("the program did not answer in time; whether it did what was asked is not known", _AGAIN),
+    Why.WRONG: ("the program failed at this request", "Its owner finds more with `sublet logs`."),
+}
+
+
+async def _say_error(
+    scope: Scope, send: SendMessage, status: int, message: str, do: str, *, kind: str = "", **more: Any
+) -> None:
+    """JSON for programs, a page for browsers; with when to try again."""
+    estimate = more.get("estimate")
+    after_s = RETRY_AFTER_S if not estimate else min(RETRY_AFTER_MAX_S, max(1, math.ceil(estimate)))
+    accepts = next((value for name, value in scope["headers"] if name == b"accept"), b"")
+    if b"text/html" in accepts:
+        place = (
+            f"<p>Place {more['position']} in the queue: {html.escape(str(more['reason']))}</p>"
+            if more.get("position")
+            else ""
+        )
+        body = (
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{status}</title><h1>{status}</h1>'
+            f"<p>{html.escape(message)}.</p>{place}<p>{html.escape(do)}</p></html>\n"
+        ).encode()
+        content_type = b"text/html; charset=utf-8"
+    else:
+        body = json.dumps({"error": {"kind": kind, "message": message, "do": do, **more}}).encode()
+        content_type = b"application/json"
+    headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+    headers += [(b"retry-after", str(after_s).encode())] if status == 503 else []
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _log(sentence: str) -> None:
+    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.flush()

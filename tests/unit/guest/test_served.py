@@ -1,0 +1,234 @@
+"""The process of a served program, spoken to in frames as the server does, without an office."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from sublet.wire.served import FROM_PROGRAM, WINDOW, Frame, FrameKind, FrameReader, encode, split_head, with_head
+
+K: Final = FrameKind
+HANDLERS: Final = """
+import threading, os
+seen, gate = [], threading.Event()
+def handle(request):
+    seen.append(request.path)
+    match request.path:
+        case "/body": return request.body[::-1]
+        case "/whole": return 201, {"X-Said": request.headers["x-asked"]}, b"made"
+        case "/many": return (b"ab" for _ in range(3))
+        case "/large": return b"x" * 5_000_000
+        case "/slow":
+            print("slow", flush=True)
+            gate.wait()
+            return b"done"
+        case "/open":
+            gate.set()
+            return b"opened"
+        case "/text": return "text"
+        case "/dict": return {}
+        case "/none": return None
+        case "/number": return 3
+        case "/tuple": return (1, 2)
+        case "/status": return 99, {}, b""
+        case "/piece": return iter([b"a", "b"])
+        case "/raise": raise KeyError("no")
+        case "/exit": raise SystemExit(3)
+def save(): return " ".join(seen).encode()
+def restore(state): seen.append(state.decode())
+"""
+
+
+class Program:
+    """One that is loaded."""
+
+    def __init__(self, source: str, state: bytes | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sublet.guest.served"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+        self._reader, self._frames = FrameReader(FROM_PROGRAM), list[Frame]()
+        self._number = 0
+        head = {"name": "app.py", "threads": 2, "has_state": state is not None}
+        self.tell(K.LOAD, 0, with_head(head, source.encode(), state or b""))
+
+    def tell(self, kind: FrameKind, request: int = 0, body: bytes = b"") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(encode(kind, request, body))
+
+    def ask(self, path: str, body: bytes = b"", **headers: str) -> int:
+        self._number += 1
+        named = [(name.replace("_", "-"), value) for name, value in headers.items()]
+        head = {"method": "POST", "path": path, "query": "", "headers": named}
+        self.tell(K.REQUEST, self._number, with_head(head, body))
+        return self._number
+
+    def next(self) -> Frame:
+        assert self.process.stdout is not None
+        while not self._frames:
+            data = self.process.stdout.read(1 << 16)
+            assert data, "it ended"
+            self._frames += self._reader.feed(data)
+        return self._frames.pop(0)
+
+    def answer(self, path: str, body: bytes = b"", **headers: str) -> tuple[Any, bytes]:
+        """Head and body of a whole answer; of a failed one its error."""
+        number, head, said = self.ask(path, body, **headers), None, b""
+        while True:
+            frame = self.next()
+            assert frame.request == number, frame
+            match frame.kind:
+                case K.HEAD:
+                    head = json.loads(frame.body)
+                case K.PIECE:
+                    said += frame.body
+                case K.ERROR:
+                    return json.loads(frame.body)["message"], said
+                case K.END:
+                    return head, said
+                case _:
+                    raise AssertionError(frame)
+
+    def close(self) -> int:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        status = self.process.wait(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return status
+
+
+@contextlib.contextmanager
+def program(source: str = HANDLERS, state: bytes | None = None) -> Iterator[Program]:
+    made = Program(source, state)
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.close()
+
+
+def test_answers_are_bytes_whole_or_in_pieces() -> None:
+    with program() as served:
+        assert served.next().kind is K.LOADED
+        assert served.answer("/body", b"abc") == (
+            {"status": 200, "headers": [["content-type", "application/octet-stream"]]},
+            b"cba",
+        )
+        assert served.answer("/whole", x_asked="why") == ({"status": 201, "headers": [["X-Said", "why"]]}, b"made")
+        assert served.answer("/many")[1] == b"ababab"
+        assert served.close() == 0, "it ends with its input"
+
+
+def test_what_is_no_answer_is_an_error_of_that_request_alone() -> None:
+    with program() as served:
+        assert served.next().kind is K.LOADED
+        for path, says in (
+            ("/text", "answered with str: answer with bytes"),
+            ("/dict", "answered with dict"),
+            ("/none", "answered with NoneType"),
+            ("/number", "answered with int"),
+            ("/tuple", "not (status, headers, body)"),
+            ("/status", "99 is no status"),
+            ("/raise", "KeyError: 'no'"),
+            ("/exit", "SystemExit: 3"),
+        ):
+            error, body = served.answer(path)
+            assert says in error, (path, error)
+            assert body == b""
+        error, body = served.answer("/piece")
+        assert ("a piece that is str" in error, body) == (True, b"a")
+        assert served.answer("/body", b"ok")[1] == b"ko", "it goes on"
+
+
+def test_an_answer_waits_for_its_credit_and_ends_when_nothing_reads_it() -> None:
+    with program() as served:
+        assert served.next().kind is K.LOADED
+        number, got = served.ask("/large"), 0
+        assert served.next().kind is K.HEAD
+        while got < WINDOW:
+            got += len(served.next().body)
+        assert got == WINDOW
+        assert served.answer("/body", b"ab")[1] == b"ba", "others do not wait; and it has sent nothing more"
+        served.tell(K.CREDIT, number, (1000).to_bytes(8, "big"))
+        served.tell(K.CANCEL, number)
+        while (frame := served.next()).kind is K.PIECE:
+            got += len(frame.body)
+        assert (frame.kind, frame.request) == (K.END, number)
+        assert got <= WINDOW + 1000
+
+
+def test_when_its_lease_is_about_to_end_it_begins_nothing_more_and_saves_after_the_last_answer() -> None:
+    with program(state=b"before") as served:
+        assert served.next().kind is K.LOADED
+        slow = served.ask("/slow")
+        opened = served.ask("/open")
+        kinds = [served.next() for _ in range(6)]
+        assert {(frame.kind, frame.request) for frame in kinds} == {
+            (kind, number) for kind in (K.HEAD, K.PIECE, K.END) for number in (slow, opened)
+        }
+        served.process.send_signal(signal.SIGTERM)
+        frame = served.next()
+        assert frame.kind is K.LEAVING
+        head, (state,) = split_head(frame.body)
+        assert (head, state) == ({"has_state": True, "error": ""}, b"before /slow /open")
+        late = served.ask("/body")
+        assert served.next() == Frame(K.REFUSED, late, b"")
+        assert served.close() == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "state", "says"),
+    [
+        ("def handle(:", None, "SyntaxError"),
+        ("import nothing_like_it", None, "ModuleNotFoundError"),
+        ("handle = 3", None, "neither a function `handle` nor"),
+        ("raise SystemExit(2)", None, "SystemExit"),
+        ("def handle(request): pass", b"x", "no function `restore`"),
+        ("def handle(request): pass\ndef restore(state): 1/0", b"x", "ZeroDivisionError"),
+    ],
+)
+def test_a_program_that_cannot_be_loaded_says_why(source: str, state: bytes | None, says: str) -> None:
+    with program(source, state) as served:
+        frame = served.next()
+        assert frame.kind is K.FAILED
+        assert says in json.loads(frame.body)["message"]
+
+
+@pytest.mark.parametrize(("save", "says"), [("return 3", "returned int"), ("1/0", "ZeroDivisionError")])
+def test_a_save_that_fails_is_told(save: str, says: str) -> None:
+    with program(f"def handle(request): pass\ndef save():\n    {save}") as served:
+        assert served.next().kind is K.LOADED
+        served.process.send_signal(signal.SIGTERM)
+        head, (state,) = split_head(served.next().body)
+        assert (head["has_state"], says in head["error"], state) == (False, True, b"")
+
+
+ASGI: Final = """
+async def app(scope, receive, send):
+    assert (await receive())["body"] == b"in"
+    assert scope["method"] == "POST" and (b"x-asked", b"y") in scope["headers"]
+    await send({"type": "http.response.start", "status": 202, "headers": [(b"a", b"b")]})
+    for piece in (b"one", b"two"):
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b"" if scope["path"] == "/" else "text"})
+"""
+
+
+def test_an_asgi_application_is_served_as_it_is() -> None:
+    with program(ASGI) as served:
+        assert served.next().kind is K.LOADED
+        head = {"status": 202, "headers": [["a", "b"]]}
+        assert served.answer("/", b"in", x_asked="y") == (head, b"onetwo")
+        error, body = served.answer("/text", b"in", x_asked="y")
+        assert ("a body that is str" in error, body) == (True, b"onetwo")
