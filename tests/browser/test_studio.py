@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -38,9 +39,8 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudioStage]:
         yield stage
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """One browser for all; its start is most of what a look at a page costs."""
+@contextlib.contextmanager
+def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -49,6 +49,13 @@ def chromium() -> Iterator[Any]:
             yield made
         finally:
             made.close()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """One browser for all; its start is most of what a look at a page costs."""
+    with browser() as made:
+        yield made
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ import sublet
 from sublet.studio.hub_api import Handshake
 from sublet.studio.people import HUB_LABEL
 from tests.browser.lab import Page, cells_in, keep_quiet
-from tests.browser.test_studio import browser as chromium
-from tests.browser.test_studio import picture
+from tests.browser.test_studio import PATIENCE_MS, browser, picture
 from tests.integration.hub_stage import PASSWORD, Guest, HubStage, hub_stage, local_users
 from tests.integration.studio_stage import PATIENCE_S, Member
 from tests.security.other_users import ROOT, closed_folder
@@ -402,7 +401,9 @@ def test_the_same_way_in_a_browser(hub: HubStage, ana: str, bob: str) -> None:
     logged_in(hub, bob).studio()
     other = Member(hub.studio, hub.studio.people.new_token(bob))
     wrong: list[str] = []
-    with chromium() as page, sublet.connect(home=hub.studio.home) as owner:
+    with browser() as chromium, sublet.connect(home=hub.studio.home) as owner:
+        page = chromium.new_context(viewport={"width": 1000, "height": 900}).new_page()
+        page.set_default_timeout(PATIENCE_MS)
         page.goto(f"{hub.url}/hub/login")
         page.locator("#username_input").fill(ana)
         page.locator("#password_input").fill(PASSWORD)
