@@ -9,6 +9,7 @@ and what it occupies is no more than its person's and its tenant's share of the 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
@@ -133,7 +134,9 @@ class Turns:
             leave()
             raise
         # The places are left when the thread is done, not when its result is waited for no more.
-        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        # with what is known of the request: under which path its browser sees the studio
+        context = contextvars.copy_context()
+        future = asyncio.get_running_loop().run_in_executor(self._pool, lambda: context.run(work))
         future.add_done_callback(leave)
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(future)
