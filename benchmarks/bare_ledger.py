@@ -15,12 +15,12 @@ import time
 from typing import Any, Final
 
 from benchmarks.procs import memory_of
-from sublet.broker.answers import Granted, Outcome
-from sublet.broker.commands import Acquire, AgentReport, Command, NodeUp, OpenOffice, Release, Renew, Tick
-from sublet.broker.ledger import Ledger
-from sublet.broker.policy import Policy
-from sublet.broker.records import LOCAL_TENANT, LeaseRecord, Now, Want
 from sublet.errors import SubletError
+from sublet.office.ledger.answers import Granted, Outcome
+from sublet.office.ledger.commands import Acquire, AgentReport, Command, NodeUp, OpenOffice, Release, Renew, Tick
+from sublet.office.ledger.ledger import Ledger
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.records import LOCAL_TENANT, LeaseRecord, Now, Want
 from sublet.values import NS_PER_S, Epoch, Kind, LeaseId, NodeId, RequestId, ResourceId
 from sublet.wire.orders import Device, End, Extend, Grant, Held, Inventory, Order, TornDown
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from sublet.supervisor.cgroups_places import Files, find_places
-from sublet.supervisor.procs import Identity, Procs
-from sublet.supervisor.tree import LEASE_MARK, OFFICE_MARK
+from sublet.node.processes.cgroups_places import Files, find_places
+from sublet.node.processes.procs import Identity, Procs
+from sublet.node.processes.tree import LEASE_MARK, OFFICE_MARK
 from sublet.values import LeaseId
 from sublet.wire.zygote import COLD_VARIABLE
 

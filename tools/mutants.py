@@ -56,25 +56,47 @@ DRIVERS: Final = (
     *("client/handle.py", "client/lease.py", "client/aio_lease.py", "client/fabric.py", "client/aio_fabric.py"),
     *("client/driver.py", "client/aio_driver.py", "client/core.py", "client/book.py"),
     *("client/guests.py", "client/aio_guests.py", "client/guest_watch.py", "client/errands.py", "client/line.py"),
-    *("broker/driver.py", "broker/journal*.py", "broker/serv*.py", "broker/http_*.py", "broker/sse.py"),
-    *("broker/holder_watch.py", "broker/processes.py", "broker/signing.py", "broker/backup.py", "broker/routes.py"),
-    *("supervisor/holder_link.py", "supervisor/office_link.py", "supervisor/service.py", "supervisor/predecessor.py"),
-    *("supervisor/publishing*.py", "supervisor/publish_door.py", "supervisor/guests.py", "supervisor/group.py"),
-    *("supervisor/obeying.py", "supervisor/ends.py", "supervisor/notes.py", "supervisor/loop.py"),
-    *("agent/supervised.py", "agent/doors.py", "agent/cards.py", "agent/starting.py", "agent/tokens.py"),
+    *("office/driver.py", "broker/journal*.py", "broker/serv*.py", "broker/http_*.py", "office/api/sse.py"),
+    *(
+        "office/api/holder_watch.py",
+        "office/api/processes.py",
+        "office/api/signing.py",
+        "office/journal/backup.py",
+        "office/api/routes.py",
+    ),
+    *(
+        "node/supervisor/holder_link.py",
+        "node/supervisor/office_link.py",
+        "node/supervisor/service.py",
+        "node/supervisor/predecessor.py",
+    ),
+    *(
+        "supervisor/publishing*.py",
+        "node/storage/publish_door.py",
+        "node/processes/guests.py",
+        "node/processes/group.py",
+    ),
+    *("node/supervisor/obeying.py", "node/processes/ends.py", "node/processes/notes.py", "node/loop.py"),
+    *(
+        "node/agent/supervised.py",
+        "node/agent/doors.py",
+        "node/agent/cards.py",
+        "node/agent/starting.py",
+        "node/agent/tokens.py",
+    ),
 )
 """What stands between the cores and the machine; the simulation has other code in its place."""
 
 CORES: Final = ("lease/*.py", "broker/*.py")
 """What decides; of these two rooms all that is no driver."""
 
-LEFT_ALONE: Final = ("lease/drawing.py", "broker/openapi.py", "*/__init__.py", "*/__main__.py")
+LEFT_ALONE: Final = ("lease/drawing.py", "office/api/openapi.py", "*/__init__.py", "*/__main__.py")
 """Documentation made from tables, and what only names others."""
 
 ROOMS: Final[dict[str, tuple[str, ...]]] = {
-    "lease": ("tests/unit/lease", "tests/transcripts", "tests/unit/agent", "tests/unit/client"),
+    "lease": ("tests/unit/lease", "tests/transcripts", "tests/unit/node/agent", "tests/unit/client"),
     "broker": (
-        *("tests/unit/ledger", "tests/transcripts", "tests/unit/broker_http", "tests/unit/journal"),
+        *("tests/unit/office/ledger", "tests/transcripts", "tests/unit/office/api", "tests/unit/office/journal"),
         *("tests/unit/observe", "tests/integration/test_office_http.py", "tests/integration/test_client.py"),
         *("tests/crash/test_journal_crash.py", "tests/integration/test_resume.py"),
     ),
@@ -86,14 +108,14 @@ ROOMS: Final[dict[str, tuple[str, ...]]] = {
         *("tests/integration/test_moved_clocks.py",),
     ),
     "supervisor": (
-        *("tests/unit/supervisor", "tests/unit/isolation", "tests/integration/test_supervisor_life.py"),
+        *("tests/unit/node/supervisor", "tests/unit/node/sandbox", "tests/integration/test_supervisor_life.py"),
         *("tests/integration/test_supervisor_bounds.py", "tests/integration/test_supervisor_mistakes.py"),
         *("tests/integration/test_adoption.py", "tests/integration/test_lines.py", "tests/integration/test_trees.py"),
         *("tests/integration/test_volumes_published.py", "tests/integration/test_volumes_saved.py"),
         *("tests/integration/test_client_guests.py", "tests/integration/test_gpu_sessions.py"),
     ),
     "agent": (
-        *("tests/unit/agent", "tests/integration/test_agent_conformance.py", "tests/integration/test_cards.py"),
+        *("tests/unit/node/agent", "tests/integration/test_agent_conformance.py", "tests/integration/test_cards.py"),
         *("tests/integration/test_adoption.py", "tests/integration/test_warming.py"),
     ),
 }

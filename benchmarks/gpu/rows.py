@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.gpu.kernels import SAXPY
-from sublet.agent.clean_card import look, scrub
 from sublet.compute.arguments import f32, u32, u64
 from sublet.compute.session import GpuSession
 from sublet.devices import nvrtc
 from sublet.devices.cuda_driver import open_driver
+from sublet.node.agent.clean_card import look, scrub
 from sublet.values import GIB, MIB, format_size
 from sublet.wire.cards import CardFound
 from sublet.wire.codec import loads
@@ -212,7 +212,7 @@ def _host_spare() -> int:
 
 def _clean(uuid: str, settings: str) -> None:
     """What a supervisor has done between two leases, by the same program, until the card is at rest."""
-    words = [sys.executable, "-m", "sublet.agent.clean_card", uuid, "--scrub", "--settings", settings]
+    words = [sys.executable, "-m", "sublet.node.agent.clean_card", uuid, "--scrub", "--settings", settings]
     end = time.monotonic() + AT_REST_S
     while True:
         found = loads(CardFound, subprocess.run(words, capture_output=True, timeout=PROGRAM_S, check=True).stdout)

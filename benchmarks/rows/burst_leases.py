@@ -56,8 +56,8 @@ def measure(bench: Bench) -> list[Figure]:
 
 async def _office(home: Path) -> None:
     """An office whose machines are pretended, until its standard input ends."""
-    from sublet.broker.commands import NodeUp
     from sublet.engines.local import Office
+    from sublet.office.ledger.commands import NodeUp
     from sublet.testing.memory import MemoryAgent
     from sublet.values import Kind, NodeId, ResourceId
     from sublet.wire.orders import Device, Inventory

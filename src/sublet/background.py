@@ -4,7 +4,7 @@ A background loop meets two kinds of failure. A *shortage* (no file descriptor, 
 passes when what is short is freed: the loop pauses and goes on. Any other error is a mistake, and what follows depends
 on whose process it is. The office ends with one line, since a part of it that stopped unnoticed would be worse. In a
 user's program the loop is started again, because a library does not end the program that uses it. The supervisor has
-one thread and a loop of its own (``supervisor.loop``), which goes on.
+one thread and a loop of its own (``node.loop``), which goes on.
 
 In each case the first failure is logged and every one is counted (``troubles``): the office shows the counts in its
 metrics, the supervisor in ``sublet doctor``. ``tests/unit/test_background.py`` holds that no thread and no task is

@@ -93,7 +93,7 @@ class Exclusivity(enum.StrEnum):
 
 
 class Tier(enum.StrEnum):
-    """Priority. Preemptibility is a separate matter: see ``broker.preemption``."""
+    """Priority. Preemptibility is a separate matter: see ``office.ledger.preemption``."""
 
     INTERACTIVE = "interactive"
     BATCH = "batch"

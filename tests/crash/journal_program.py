@@ -18,17 +18,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from sublet.broker import commands as cmd
-from sublet.broker import journal_opening
-from sublet.broker.answers import Granted
-from sublet.broker.backup import restore
-from sublet.broker.events import Event
-from sublet.broker.journal import Journal
-from sublet.broker.ledger import Ledger
-from sublet.broker.policy import Policy
-from sublet.broker.records import LOCAL_TENANT, LeaseRecord, Now, Want
-from sublet.broker.state import State
 from sublet.errors import JournalError
+from sublet.office.journal import opening as journal_opening
+from sublet.office.journal.backup import restore
+from sublet.office.journal.journal import Journal
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger.answers import Granted
+from sublet.office.ledger.events import Event
+from sublet.office.ledger.ledger import Ledger
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.records import LOCAL_TENANT, LeaseRecord, Now, Want
+from sublet.office.ledger.state import State
 from sublet.values import GIB, NS_PER_S, BudgetWindow, Epoch, Kind, LeaseId, NodeId, RequestId, ResourceId
 from sublet.wire.orders import Device, Inventory, TornDown
 

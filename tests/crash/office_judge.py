@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from sublet.broker.history import History
-from sublet.broker.journal import entry_of, verify_file
-from sublet.broker.journal_files import JOURNAL_NAME
-from sublet.broker.journal_reader import Reader
-from sublet.broker.policy import Policy
-from sublet.broker.records import LeaseRecord, Now
-from sublet.broker.state import State
 from sublet.observe.bills import reconcile
+from sublet.office.journal.files import JOURNAL_NAME
+from sublet.office.journal.history import History
+from sublet.office.journal.journal import entry_of, verify_file
+from sublet.office.journal.reader import Reader
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.records import LeaseRecord, Now
+from sublet.office.ledger.state import State
 from sublet.values import NS_PER_S
 from tests.crash.office_load import LOCAL, OVER, Told, ToldLease
 from tests.crash.office_process import PATIENCE_S, OfficeProcess

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from sublet.broker.journal_files import Anchors
 from sublet.client.home import runtime_dir, socket_path
 from sublet.client.http1 import AnswerReader, ProtocolError, encode_request
+from sublet.office.journal.files import Anchors
 from sublet.wire import unix
 from tests.traces import end_office, plain_env, until
 

@@ -21,11 +21,11 @@ from typing import Any, Final
 
 import pytest
 
-from sublet.broker import journal_opening
-from sublet.broker.backup import restore
-from sublet.broker.events import Queued
-from sublet.broker.journal import Journal
 from sublet.errors import JournalError
+from sublet.office.journal import opening as journal_opening
+from sublet.office.journal.backup import restore
+from sublet.office.journal.journal import Journal
+from sublet.office.ledger.events import Queued
 from tests.crash import journal_program as program
 from tests.crash.journal_program import WALL_NS, SmallOffice, epochs_in
 from tests.crash.test_journal_crash import look

@@ -25,16 +25,16 @@ from typing import Final
 
 import pytest
 
-from sublet.broker import journal_opening
-from sublet.broker.backup import restore
-from sublet.broker.budgets import stands
-from sublet.broker.history import History
-from sublet.broker.journal import Journal
-from sublet.broker.ledger import Ledger
-from sublet.broker.policy import Policy
-from sublet.broker.records import LOCAL_TENANT, Now
 from sublet.errors import JournalError
 from sublet.observe.bills import Usage, fold, reconcile
+from sublet.office.journal import opening as journal_opening
+from sublet.office.journal.backup import restore
+from sublet.office.journal.history import History
+from sublet.office.journal.journal import Journal
+from sublet.office.ledger.budgets import stands
+from sublet.office.ledger.ledger import Ledger
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.records import LOCAL_TENANT, Now
 from sublet.values import Epoch
 from tests.crash import journal_program as program
 from tests.crash.journal_program import WALL_NS, Diary, SmallOffice, epochs_in

@@ -28,7 +28,7 @@ from typing import Final
 
 import pytest
 
-from sublet.broker.journal_files import JOURNAL_NAME
+from sublet.office.journal.files import JOURNAL_NAME
 from tests.crash.office_judge import judge_disk, judge_office
 from tests.crash.office_load import ROUNDS, Told, carry_out, draw, repeat
 from tests.crash.office_process import OfficeProcess, office_at

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 import sublet
-from sublet.broker.journal_files import JOURNAL_NAME
-from sublet.supervisor.procs import Procs
+from sublet.node.processes.procs import Procs
+from sublet.office.journal.files import JOURNAL_NAME
 from sublet.values import NS_PER_S, LeaseId
 from tests.crash.office_judge import folded
 from tests.crash.office_process import Call, Json, OfficeProcess, office_at

@@ -26,8 +26,8 @@ import pytest
 
 from sublet.durable.store import FolderStore
 from sublet.durable.upkeep import verify
-from sublet.supervisor.stores_work import KEPT, NOTE, REMOVING, make_blocks, put_away
-from sublet.supervisor.volume_folder import collect
+from sublet.node.storage.stores_work import KEPT, NOTE, REMOVING, make_blocks, put_away
+from sublet.node.storage.volume_folder import collect
 from sublet.values import Epoch
 from sublet.wire.volumes import Collect
 from tests.crash import volume_program as program

@@ -15,7 +15,7 @@ import pytest
 from sublet.durable.store import FolderStore
 from sublet.durable.upkeep import verify
 from sublet.errors import SubletError
-from sublet.supervisor.volume_folder import Place
+from sublet.node.storage.volume_folder import Place
 from sublet.values import Epoch
 from sublet.wire.volumes import Publish
 from tests.crash import volume_program as program

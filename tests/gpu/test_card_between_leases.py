@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from sublet.agent.clean_card import look
-from sublet.agent.nvml import Nvml, survey
 from sublet.errors import GpuSessionEnded
+from sublet.node.agent.clean_card import look
+from sublet.node.agent.nvml import Nvml, survey
 from sublet.values import GIB, MIB
 from sublet.wire.cards import CardFound
 from sublet.wire.codec import loads
@@ -31,7 +31,7 @@ LONG_S = 300
 
 def clean(uuid: str, settings: str) -> CardFound:
     """What a supervisor has done between two leases, by the same program."""
-    words = [sys.executable, "-m", "sublet.agent.clean_card", uuid, "--scrub", "--settings", settings]
+    words = [sys.executable, "-m", "sublet.node.agent.clean_card", uuid, "--scrub", "--settings", settings]
     done = subprocess.run(words, capture_output=True, timeout=LONG_S, check=True)
     return loads(CardFound, done.stdout)
 

@@ -27,7 +27,7 @@ from typing import Any, Final
 import httpx
 from websocket import WebSocket, create_connection
 
-from sublet.supervisor.prctl import set_pdeathsig
+from sublet.node.prctl import set_pdeathsig
 from tests.integration.office_stage import OfficeStage, office_stage
 from tests.integration.studio_stage import PATIENCE_S, StudioStage, studio_stage
 from tests.security.other_users import enterable, places

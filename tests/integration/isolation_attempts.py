@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from sublet.supervisor.isolation import syscalls
-from sublet.supervisor.isolation.abilities import Part
+from sublet.node.sandbox import syscalls
+from sublet.node.sandbox.abilities import Part
 from tests.integration.isolation_world import (
     KEYCTL,
     KEYRING_SESSION,

@@ -22,8 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from sublet.supervisor import isolation
-from sublet.supervisor.prctl import set_child_subreaper, set_pdeathsig
+from sublet.node import sandbox as isolation
+from sublet.node.prctl import set_child_subreaper, set_pdeathsig
 from tests.integration.isolation_stage import TENANT, become
 
 PATIENCE_S = 30.0

@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import multiprocessing.spawn
 import subprocess
 
-from sublet.supervisor import isolation
-from sublet.supervisor.isolation import probe, syscalls
-from sublet.supervisor.isolation.carried import enter_carried, to_text
-from sublet.supervisor.isolation.enter import close_door_to_namespaces, new_user_namespace
-from sublet.supervisor.prctl import set_pdeathsig
+from sublet.node import sandbox as isolation
+from sublet.node.prctl import set_pdeathsig
+from sublet.node.sandbox import probe, syscalls
+from sublet.node.sandbox.carried import enter_carried, to_text
+from sublet.node.sandbox.enter import close_door_to_namespaces, new_user_namespace
 from tests.integration.isolation_attempts import (
     ATTEMPTS,
     FILE_BYTES,

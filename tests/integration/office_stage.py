@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sublet.agent.starting import package_folder
 from sublet.client.home import data_path, runtime_dir, socket_path
-from sublet.supervisor.procs import Procs
+from sublet.node.agent.starting import package_folder
+from sublet.node.processes.procs import Procs
 from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.conversation import Conversation

@@ -20,11 +20,11 @@ from typing import Final
 
 import pytest
 
-from sublet.agent.starting import command, package_folder
 from sublet.errors import Disconnected, SubletError
-from sublet.supervisor.cgroups_places import Files, find_places
-from sublet.supervisor.mounts import mounts_below
-from sublet.supervisor.service import SOCKET_NAME
+from sublet.node.agent.starting import command, package_folder
+from sublet.node.processes.cgroups_places import Files, find_places
+from sublet.node.storage.mounts import mounts_below
+from sublet.node.supervisor.service import SOCKET_NAME
 from sublet.values import GIB, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.conversation import Conversation

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sublet.errors import Disconnected, LeaseEnded, Unauthorized
-from sublet.supervisor.procs import Identity
+from sublet.node.processes.procs import Identity
 from sublet.values import GIB
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import OUTPUT_HEAD, Attach, Attached, GuestSpec, ListGuests

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sublet.agent.port import AgentPort
-from sublet.supervisor.tree import LEASE_MARK
+from sublet.node.agent.port import AgentPort
+from sublet.node.processes.tree import LEASE_MARK
 from sublet.testing import AgentBench, AgentConformance, ParkingConformance, VolumeConformance
 from sublet.testing.machine import FaultName
 from sublet.values import GIB, Epoch, Kind, LeaseId, NodeId, ResourceId
@@ -33,7 +33,7 @@ SLOW_S = 0.6
 """So long a slow teardown takes, in time that the suite lets pass. What the machine takes beside that does not count,
 or a busy one would thaw before the suite has looked."""
 PATIENT = """
-from sublet.supervisor import premises
+from sublet.node.supervisor import premises
 premises.KILL_AGAIN_NS = (*premises.KILL_AGAIN_NS[:-1], 60_000_000_000)
 """
 """A supervisor that gives up later than after 3.6 s, since such a machine may stand still for as long."""

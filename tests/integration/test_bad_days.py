@@ -22,13 +22,13 @@ from typing import Any, Final
 
 import pytest
 
-from sublet.broker import commands as cmd
-from sublet.broker.answers import Granted
-from sublet.broker.journal_files import JOURNAL_NAME
-from sublet.broker.journal_schema import VERSION
-from sublet.broker.records import LOCAL_TENANT, LeaseRecord, Want
 from sublet.client.home import runtime_dir, socket_path
 from sublet.engines.local import Office
+from sublet.office.journal.files import JOURNAL_NAME
+from sublet.office.journal.schema import VERSION
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger.answers import Granted
+from sublet.office.ledger.records import LOCAL_TENANT, LeaseRecord, Want
 from sublet.testing import HeldClock, MemoryAgent
 from sublet.values import NS_PER_S, Kind, LeaseId, RequestId
 from sublet.wire.version import WIRE_VERSION

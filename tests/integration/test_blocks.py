@@ -19,8 +19,8 @@ from typing import Any, Final
 import pytest
 
 from sublet.errors import CapacityExceeded, SubletError
-from sublet.supervisor.mounts import loops_of, mounts_below
-from sublet.supervisor.stores_work import KEPT, why_no_image
+from sublet.node.storage.mounts import loops_of, mounts_below
+from sublet.node.storage.stores_work import KEPT, why_no_image
 from sublet.values import GIB, MIB, EndReason, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
 from sublet.wire.codec import dumps
 from sublet.wire.guests import Admit, Front, Guests, GuestView, ListGuests, Profile
@@ -38,14 +38,14 @@ SIZES: Final = {Kind.BLOCK: GIB, Kind.MEMORY: 4 * GIB, Kind.CPU: 64}
 needs_images = pytest.mark.skipif(bool(why_no_image()), reason=f"needs images: {why_no_image()}")
 STARTED: Final = (
     "import os, sys; sys.path.insert(0, sys.argv[1])\n"
-    "from sublet.supervisor import __main__ as program\n"
-    "from sublet.supervisor.cgroups import Groups\n"
+    "from sublet.node.supervisor import __main__ as program\n"
+    "from sublet.node.processes.cgroups import Groups\n"
     "{code}\n"
     "sys.exit(program.main(sys.argv[2]))\n"
 )
 WITHOUT_GROUPS: Final = "Groups.probe = classmethod(lambda cls, office, **_: cls.none(office))"
 WITHOUT_ROOT: Final = (
-    "from sublet.supervisor.office_lock import OfficeLock; OfficeLock.take = lambda self: None; "
+    "from sublet.node.supervisor.office_lock import OfficeLock; OfficeLock.take = lambda self: None; "
     "os.geteuid = lambda: 65534"
 )
 """The lock would find that what it makes is root's after all."""

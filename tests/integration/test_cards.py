@@ -11,14 +11,14 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from sublet.agent.cards import Cards
-from sublet.agent.inventory import machine_inventory
-from sublet.agent.nvml import Nvml, survey
-from sublet.agent.rehearsal import Rehearsal
 from sublet.engines import local
+from sublet.node.agent.cards import Cards
+from sublet.node.agent.inventory import machine_inventory
+from sublet.node.agent.nvml import Nvml, survey
+from sublet.node.agent.rehearsal import Rehearsal
 from sublet.values import GIB, ResourceId
 from tests.traces import PATIENCE_S
-from tests.unit.agent.fake_nvml import FakeCard, FakeNvml, uuid_of
+from tests.unit.node.agent.fake_nvml import FakeCard, FakeNvml, uuid_of
 
 FIRST = ResourceId(f"local/{uuid_of(0)}")
 
@@ -42,7 +42,7 @@ def test_the_books_know_who_is_on_a_card_and_that_it_is_lost(tmp_path: Path, mon
 
     monkeypatch.setattr(local, "rehearse_all", untried)
     monkeypatch.setattr(local, "shows_pids", lambda _tried: True)
-    monkeypatch.setattr("sublet.agent.health.LOOK_EVERY_NS", 50_000_000)
+    monkeypatch.setattr("sublet.node.agent.health.LOOK_EVERY_NS", 50_000_000)
     monkeypatch.setenv("SUBLET_HOME", str(tmp_path))
     card.used, card.processes = GIB, {os.getpid(): GIB}
 

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sublet.broker.journal_schema import APPLICATION_ID, VERSION
 from sublet.cli import main
 from sublet.client.home import runtime_dir
+from sublet.office.journal.schema import APPLICATION_ID, VERSION
 from tests.crash.office_process import release_all
 from tests.traces import plain_env, until
 

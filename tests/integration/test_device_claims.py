@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sublet.agent.inventory import machine_inventory, parse_host_gpus
-from sublet.supervisor.claims import Claims
-from sublet.supervisor.locks import PREFIX, DeviceLocks
+from sublet.node.agent.inventory import machine_inventory, parse_host_gpus
+from sublet.node.supervisor.claims import Claims
+from sublet.node.supervisor.locks import PREFIX, DeviceLocks
 from sublet.values import GIB
 from sublet.wire.orders import Foreign, Inventory
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import pytest
 
 from sublet.errors import InvalidRequest
-from sublet.supervisor.locks import (
+from sublet.node.supervisor.locks import (
     PREFIX,
     DeviceLocks,
     DeviceTaken,
@@ -36,7 +36,7 @@ needs_root = pytest.mark.skipif(not IS_ROOT, reason="another user can only be pl
 
 PROGRAM: Final = """
 import json, os, pwd, sys
-from sublet.supervisor.locks import DeviceLocks, DeviceTaken
+from sublet.node.supervisor.locks import DeviceLocks, DeviceTaken
 folder, home, user, roots = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 if user >= 0:  # after the imports, which this user may have no right to read
     os.setgroups([]); os.setgid(user); os.setuid(user)

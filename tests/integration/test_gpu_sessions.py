@@ -20,7 +20,7 @@ from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.compute.device_guests import device_guest
 from sublet.errors import GpuSessionEnded, OutOfMemory
-from sublet.supervisor.cgroups import Groups
+from sublet.node.processes.cgroups import Groups
 from sublet.testing.device_kernels import KERNELS, WARP_KERNELS
 from sublet.values import MIB, EndReason
 from sublet.wire.guests import GuestSpec

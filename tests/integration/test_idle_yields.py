@@ -28,7 +28,7 @@ EARLY_S = 120.0
 """So much of the notice is left where the end did not wait for it, however slow the machine is."""
 OFFICE = f"""
 import sys
-from sublet.broker import parking
+from sublet.office.ledger import parking
 parking.bound_ns = lambda step, lease: {NOTICE_S} * 10**9
 from sublet.cli import main
 sys.exit(main(["up", "--host-gpus", "1x1GiB", "--foreground"]))

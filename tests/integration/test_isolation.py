@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 
-from sublet.supervisor.isolation import Part
+from sublet.node.sandbox import Part
 from tests.integration.isolation_attempts import ATTEMPTS
 
 HERE: Final = Path(__file__).parent

@@ -136,7 +136,7 @@ def test_another_lease_of_the_same_tenant_does_not_open_it(fabric: sublet.Fabric
 
 
 def test_there_are_only_so_many(lease: sublet.Lease) -> None:
-    from sublet.supervisor.visits import VISITS_MAX
+    from sublet.node.processes.visits import VISITS_MAX
 
     with serving(lease) as guest:
         lines = [open_line(lease, guest.id, Service.WORK) for _ in range(VISITS_MAX)]

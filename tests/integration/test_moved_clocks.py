@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import pytest
 
-from sublet.agent.starting import package_folder
 from sublet.client.home import socket_path
 from sublet.errors import Disconnected, LeaseEnded, Unauthorized
+from sublet.node.agent.starting import package_folder
 from sublet.values import GIB
 from tests.crash.office_process import Line
 from tests.integration.office_stage import OfficeStage, office_stage, started

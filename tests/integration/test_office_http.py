@@ -21,15 +21,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sublet.agent.tokens import verify
-from sublet.broker.commands import SetBudget
-from sublet.broker.http_server import HEAD_MAX_BYTES
-from sublet.broker.records import GroupRecord
-from sublet.broker.signing import Signer
-from sublet.broker.state import Books
 from sublet.client.home import runtime_dir, socket_path
 from sublet.engines import local
 from sublet.errors import InvalidRequest, Unsupported
+from sublet.node.agent.tokens import verify
+from sublet.office.api.server import HEAD_MAX_BYTES
+from sublet.office.api.signing import Signer
+from sublet.office.ledger.commands import SetBudget
+from sublet.office.ledger.records import GroupRecord
+from sublet.office.ledger.state import Books
 from sublet.testing import MemoryAgent
 from sublet.values import BudgetWindow, GroupId, ReservationId, TenantId
 from sublet.wire import unix
@@ -211,8 +211,8 @@ def test_a_journal_that_cannot_be_written_ends_the_office_with_a_word_of_advice(
     """Exit status 1, what happened and what to do; what could not be made durable is never answered."""
     office = start(
         more="""
-from sublet.broker.events import Queued
-from sublet.broker.journal import Journal
+from sublet.office.ledger.events import Queued
+from sublet.office.journal.journal import Journal
 from sublet.errors import JournalFailed
 commit, left = Journal.commit, [1]
 def failing(self, events, now):
@@ -538,9 +538,9 @@ def test_a_device_keeps_what_its_leases_hold(tmp_path: Path, monkeypatch: pytest
     home = tmp_path / "home"
 
     async def story() -> None:
-        from sublet.broker.commands import Acquire
-        from sublet.broker.records import LOCAL_TENANT, Want
-        from sublet.broker.views import device_view
+        from sublet.office.api.views import device_view
+        from sublet.office.ledger.commands import Acquire
+        from sublet.office.ledger.records import LOCAL_TENANT, Want
         from sublet.values import EndReason, Exclusivity, Kind, LeaseId, RequestId, ResourceId
 
         first = local.Office(home, host_gpus="2x4GiB")
@@ -609,8 +609,8 @@ def test_what_is_offered_of_the_disk_shrinks_as_it_fills_and_leases_keep_theirs(
 
     async def story() -> None:
         nonlocal free
-        from sublet.broker.commands import Acquire, Release
-        from sublet.broker.records import LOCAL_TENANT, Want
+        from sublet.office.ledger.commands import Acquire, Release
+        from sublet.office.ledger.records import LOCAL_TENANT, Want
         from sublet.values import Kind, LeaseId, RequestId, ResourceId
 
         office = local.Office(home, host_gpus="1x64MiB")

@@ -22,9 +22,9 @@ import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.errors import InvalidRequest
-from sublet.supervisor.isolation.uids import BLOCK
-from sublet.supervisor.mounts import mounts_below
-from sublet.supervisor.stores_work import why_no_image
+from sublet.node.sandbox.uids import BLOCK
+from sublet.node.storage.mounts import mounts_below
+from sublet.node.storage.stores_work import why_no_image
 from tests.traces import end_office, until
 
 pytestmark = [

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import pytest
 
-from sublet.agent.starting import package_folder
+from sublet.node.agent.starting import package_folder
 from tests.traces import end_office, until
 
 pytestmark = [

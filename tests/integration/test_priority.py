@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sublet.agent.starting import package_folder
-from sublet.supervisor.priority import FIRST
+from sublet.node.agent.starting import package_folder
+from sublet.node.priority import FIRST
 from sublet.values import Epoch, Exclusivity, Kind, LeaseId, ResourceId
 from sublet.wire.guests import Admit, EndGuest, Front, GuestSpec, Profile, Start, Started
 from sublet.wire.orders import Grant, Part
@@ -100,7 +100,7 @@ def group_nice(pid: int) -> int | None:
 LOOK = f"""
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from sublet.supervisor import priority
+from sublet.node import priority
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 os.nice(2)

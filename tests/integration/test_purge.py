@@ -52,7 +52,7 @@ def supervisor_of(home: Path) -> int:
                 command = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if b"sublet.supervisor" in command and name in command:
+            if b"sublet.node.supervisor" in command and name in command:
                 return int(entry.name)
     raise AssertionError("there is no supervisor")
 

@@ -18,11 +18,11 @@ from typing import Final
 import pytest
 
 from sublet.clock import SystemClock
-from sublet.supervisor import stdio as stdio_module
-from sublet.supervisor.following import Following
-from sublet.supervisor.logs import GuestLog
-from sublet.supervisor.loop import Loop
-from sublet.supervisor.stdio import OUTPUT_READ_BYTES, STDIN_BYTES_MAX, Stdio, child_setup
+from sublet.node.loop import Loop
+from sublet.node.processes import stdio as stdio_module
+from sublet.node.processes.following import Following
+from sublet.node.processes.logs import GuestLog
+from sublet.node.processes.stdio import OUTPUT_READ_BYTES, STDIN_BYTES_MAX, Stdio, child_setup
 from tests.left_open import nothing_left_open, open_now
 
 PLENTY: Final = 1 << 40
@@ -375,7 +375,7 @@ def test_two_hundred_megabytes_leave_a_bounded_log(
 WRITING: Final = """
 import sys
 from sublet.clock import SystemClock
-from sublet.supervisor.logs import GuestLog
+from sublet.node.processes.logs import GuestLog
 log = GuestLog(sys.argv[1], SystemClock(), 1 << 17)
 for number in range(30_000):
     log.append(1, b"%08d" % number * (number % 50))
@@ -694,9 +694,9 @@ WITHOUT_ANY: Final = """
 import os, sys
 os.closerange(0, 3)
 from sublet.clock import SystemClock
-from sublet.supervisor.logs import GuestLog
-from sublet.supervisor.loop import Loop
-from sublet.supervisor.stdio import Stdio, child_setup
+from sublet.node.processes.logs import GuestLog
+from sublet.node.loop import Loop
+from sublet.node.processes.stdio import Stdio, child_setup
 loop = Loop(SystemClock())
 stdio = Stdio.pipes(loop, GuestLog(sys.argv[1], SystemClock()), loop.stop)
 pid = os.fork()

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from sublet.agent.starting import package_folder
 from sublet.clock import SystemClock
 from sublet.errors import NotFound, SubletError, Unauthorized
-from sublet.supervisor.cgroups import Groups
-from sublet.supervisor.notes import Notes
-from sublet.supervisor.predecessor import Predecessor
-from sublet.supervisor.procs import Procs
-from sublet.supervisor.service import SOCKET_NAME
-from sublet.supervisor.unread import UNREAD_BYTES
+from sublet.node.agent.starting import package_folder
+from sublet.node.processes.cgroups import Groups
+from sublet.node.processes.notes import Notes
+from sublet.node.processes.procs import Procs
+from sublet.node.supervisor.predecessor import Predecessor
+from sublet.node.supervisor.service import SOCKET_NAME
+from sublet.node.unread import UNREAD_BYTES
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
 from sublet.wire.guests import (
     GUESTS_PAGE,
@@ -274,7 +274,7 @@ def test_who_reads_nothing_takes_neither_memory_nor_anybodys_turn(stage: Supervi
 
 def test_two_hundred_guests_fit_into_28_megabytes(tmp_path: Path) -> None:
     """Each under a lease of its own, and with its holder's connection; what some of them take is known from fewer."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import sublet.supervisor.__main__, sublet.supervisor.service"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import sublet.node.supervisor.__main__, sublet.node.supervisor.service"
     compiled = [
         sys.executable,
         "-I",
@@ -353,7 +353,9 @@ def _starts(stage: SupervisorStage) -> bool:
 
 
 def test_descriptors_that_are_few_are_said_to_be_few(tmp_path: Path) -> None:
-    with supervisor_at(tmp_path, faults="import sublet.supervisor.files as f\nf.raise_limit = lambda: 130") as stage:
+    with supervisor_at(
+        tmp_path, faults="import sublet.node.processes.files as f\nf.raise_limit = lambda: 130"
+    ) as stage:
         stage.office_line.order(shared(A, E5))
         holder = stage.holder(A, E5)
         guests = [holder.start("sleep", "1000").pid for _ in range(4)]

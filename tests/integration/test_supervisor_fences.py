@@ -19,8 +19,8 @@ from typing import Final
 import pytest
 
 from sublet.errors import Disconnected, InvalidRequest, LeaseNotActive, QuotaExceeded, StaleEpoch
-from sublet.supervisor.holder_link import OPERATIONS
-from sublet.supervisor.service import REPORTS_MAX, SOCKET_NAME
+from sublet.node.supervisor.holder_link import OPERATIONS
+from sublet.node.supervisor.service import REPORTS_MAX, SOCKET_NAME
 from sublet.values import EndReason, Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.codec import dumps
 from sublet.wire.conversation import Conversation
@@ -349,7 +349,7 @@ def test_another_user_is_not_taken_for_an_office(stage: SupervisorStage, monkeyp
 
 def test_connections_of_a_tenant_count_wherever_they_lead(tmp_path: Path) -> None:
     """Those that were handed to guests take descriptors of the supervisor as the others do."""
-    few = "from sublet.supervisor import service; service.HOLDERS_PER_TENANT_MAX = 3"
+    few = "from sublet.node.supervisor import service; service.HOLDERS_PER_TENANT_MAX = 3"
     with supervisor_at(tmp_path, faults=few) as stage, contextlib.ExitStack() as lines:
         lease, epoch = LeaseId("lease-many"), Epoch(1, 5)
         grant(stage, lease, epoch)
@@ -362,7 +362,7 @@ def test_connections_of_a_tenant_count_wherever_they_lead(tmp_path: Path) -> Non
         stage.office_line.admit(lease, epoch, tenant=BEN).close()
 
 
-UNNOTED: Final = "from sublet.supervisor.notes import Notes; Notes.write = lambda self, note: None"
+UNNOTED: Final = "from sublet.node.processes.notes import Notes; Notes.write = lambda self, note: None"
 """It is killed after the fork and before the note."""
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from sublet.errors import InvalidRequest, NotFound, SubletError
-from sublet.supervisor.cgroups_places import Files
-from sublet.supervisor.service import SOCKET_NAME
+from sublet.node.processes.cgroups_places import Files
+from sublet.node.supervisor.service import SOCKET_NAME
 from sublet.values import EndReason, Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId
 from sublet.wire.codec import dumps
 from sublet.wire.conversation import Conversation
@@ -39,11 +39,11 @@ def broken(kind, name, of=lambda self: self):
             raise RuntimeError("a mistake in " + name)
         return before(self, *given, **named)
     setattr(kind, name, failing)
-from sublet.supervisor.guest import Guest
-from sublet.supervisor.guests import Guests
-from sublet.supervisor.stdio import Stdio
-from sublet.supervisor.tree import Trees
-from sublet.supervisor.tenancy import Tenancy
+from sublet.node.processes.guest import Guest
+from sublet.node.processes.guests import Guests
+from sublet.node.processes.stdio import Stdio
+from sublet.node.processes.tree import Trees
+from sublet.node.processes.tenancy import Tenancy
 """
 HEARS = """
 hear = Stdio._hear
@@ -187,7 +187,7 @@ def test_who_cannot_be_told_of_an_end_does_not_run_on_and_others_do(tmp_path: Pa
 
 def test_reports_that_cannot_be_said_are_not_the_end_of_the_law(tmp_path: Path) -> None:
     faults = """
-import sublet.supervisor.office_link as link
+import sublet.node.supervisor.office_link as link
 from sublet.wire.guests import Reports
 dumps = link.dumps
 def failing(what):
@@ -229,12 +229,12 @@ def no(*given, **named):
     raise OSError(24, "no descriptor left, says the test")
 """
 LEAKS = {
-    "the plan": "import sublet.supervisor.launch as launch\nlaunch.SpawnPlan = no",
-    "the group": "from sublet.supervisor.group import Group\nGroup.join_paths = no",
+    "the plan": "import sublet.node.processes.launch as launch\nlaunch.SpawnPlan = no",
+    "the group": "from sublet.node.processes.group import Group\nGroup.join_paths = no",
     "the fork": "import os\nos.fork = no",
     "the pidfd": "import os\nos.pidfd_open = no",
     "a refusal": """
-import sublet.supervisor.launch as launch
+import sublet.node.processes.launch as launch
 from sublet.errors import Unsupported
 def no(*given):
     raise Unsupported("not here, says the test")
@@ -258,7 +258,7 @@ def test_a_start_that_fails_half_way_leaves_nothing(tmp_path: Path, fault: str) 
 
 def test_nor_does_one_from_a_warm_interpreter(tmp_path: Path) -> None:
     faults = """
-import sublet.supervisor.zygotes as zygotes
+import sublet.node.processes.zygotes as zygotes
 dup, made = zygotes._dup, []
 def failing(fd):
     made.append(fd)

@@ -220,7 +220,7 @@ class Desk:
         return PageReader(str(folder / "page"))
 
 
-NOT_FROZEN = "from sublet.supervisor.group import Group\nGroup.can_freeze = False\n"
+NOT_FROZEN = "from sublet.node.processes.group import Group\nGroup.can_freeze = False\n"
 """As on a machine without the second version of control groups: each process is stopped by itself."""
 
 
@@ -506,8 +506,8 @@ def test_a_stopped_child_stays_stopped(stage: SupervisorStage, tmp_path: Path) -
 
 CARD = """
 import sys
-import sublet.supervisor.parking as parking
-import sublet.supervisor.suspending as suspending
+import sublet.node.supervisor.parking as parking
+import sublet.node.supervisor.suspending as suspending
 parking._cards_of = lambda tenancy: tuple("GPU-" + name[-1] for name in tenancy.devices)
 suspending.python_argv = lambda *words: (sys.executable, "-c", {helper!r}, {log!r})
 """

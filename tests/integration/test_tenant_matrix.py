@@ -17,12 +17,12 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from sublet.broker.access import new_token, token_hash
-from sublet.broker.commands import AddTenant, DisableTenant
-from sublet.broker.routes import ROUTES, Right, Route
+from sublet.office.access import new_token, token_hash
+from sublet.office.api.routes import ROUTES, Right, Route
+from sublet.office.ledger.commands import AddTenant, DisableTenant
 from sublet.values import GIB, MIB, TenantId
 from sublet.wire.http_views import SESSION_LABEL
-from tests.unit.broker_http.bench import Answer, Bench, bench, exchange, run
+from tests.unit.office.api.bench import Answer, Bench, bench, exchange, run
 
 ANN, BOB, ROOT, STUDIO = (new_token(bytes([n]) * 32) for n in (1, 2, 3, 4))
 NEVER_WAS: Final = "l-0123456789abcdef"

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from sublet.supervisor.cgroups_places import find_places
+from sublet.node.processes.cgroups_places import find_places
 
 ROOT: Final = Path(__file__).parents[2]
 IS_ROOT: Final = os.getuid() == 0

@@ -238,6 +238,6 @@ def _supervisors(home: Path) -> list[int]:
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_bytes()
-                if b"sublet.supervisor" in words and mark in words:
+                if b"sublet.node.supervisor" in words and mark in words:
                     found.append(int(entry.name))
     return found

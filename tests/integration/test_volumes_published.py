@@ -19,7 +19,7 @@ from sublet.durable.saving import Capture, Saver, Staged, Who
 from sublet.durable.store import FolderStore
 from sublet.durable.upkeep import verify
 from sublet.errors import LeaseExpired, SubletError, Unauthorized
-from sublet.supervisor.stores_work import why_no_image
+from sublet.node.storage.stores_work import why_no_image
 from sublet.values import MIB, EndReason, Epoch, Kind, LeaseId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import Admit, Front, Profile
@@ -337,7 +337,7 @@ def test_a_guest_that_is_killed_while_it_saves_leaves_whole_checkpoints(stage: S
 
 SLOW = """
 import os, time
-from sublet.supervisor import publishing_work
+from sublet.node.storage import publishing_work
 link = os.link
 def slow(*names, **how):
     if names[-1].endswith({where!r}) or names[0].endswith({where!r}):
@@ -397,7 +397,7 @@ def kill_in_the_middle(stage: SupervisorStage, mark: Path, where: str) -> None:
 # ---------------------------------------------------------------------------------------------- copied from another
 
 SLOW_COPY = """
-from sublet.supervisor import copying_work
+from sublet.node.storage import copying_work
 import time
 copy = copying_work.copy_bytes
 def slow(source, to, size):

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from sublet.agent.starting import FindOrStart, package_folder
 from sublet.errors import Unsupported
+from sublet.node.agent.starting import FindOrStart, package_folder
+from sublet.node.supervisor.service import SOCKET_NAME
 from sublet.notebook import warming
-from sublet.supervisor.service import SOCKET_NAME
 from sublet.values import Epoch, Kind, LeaseId, ResourceId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import Admit, Front, GuestSpec, HolderReply, Profile, Start, Started

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet.agent.starting import package_folder
+from sublet.node.agent.starting import package_folder
 from sublet.values import LeaseId
 from sublet.wire.guests import GuestSpec, Start, Started
 from sublet.wire.orders import Extend, Parking

@@ -21,15 +21,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-from sublet.supervisor.cgroups import Groups
-from sublet.supervisor.cgroups_places import find_places
-from sublet.supervisor.group import Group
-from sublet.supervisor.limits import Limits
-from sublet.supervisor.prctl import is_child_subreaper, set_child_subreaper
-from sublet.supervisor.procs import Identity, Procs, Stat
-from sublet.supervisor.stuck import is_frozen
-from sublet.supervisor.sweep import Sweep
-from sublet.supervisor.tree import Tree, Trees, marks_of
+from sublet.node.prctl import is_child_subreaper, set_child_subreaper
+from sublet.node.processes.cgroups import Groups
+from sublet.node.processes.cgroups_places import find_places
+from sublet.node.processes.group import Group
+from sublet.node.processes.limits import Limits
+from sublet.node.processes.procs import Identity, Procs, Stat
+from sublet.node.processes.stuck import is_frozen
+from sublet.node.processes.tree import Tree, Trees, marks_of
+from sublet.node.supervisor.sweep import Sweep
 from sublet.values import GuestId, LeaseId
 
 PATIENCE_S: Final = 30.0

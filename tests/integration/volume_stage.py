@@ -7,10 +7,10 @@ import os
 import sys
 from typing import Any, Final
 
-from sublet.agent.starting import package_folder
 from sublet.durable.store import FolderStore
 from sublet.durable.volume import VolumeStore
 from sublet.errors import CapacityExceeded, Disconnected
+from sublet.node.agent.starting import package_folder
 from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import GuestSpec, HolderReply, Start, Started

@@ -21,13 +21,13 @@ from unittest import mock
 
 from sublet.clock import SystemClock
 from sublet.errors import SubletError
-from sublet.supervisor.loop import Loop
-from sublet.supervisor.prctl import set_child_subreaper
-from sublet.supervisor.procs import Procs
-from sublet.supervisor.spawn import Child
-from sublet.supervisor.tree import Trees
-from sublet.supervisor.zygote_policy import State, ZygoteKey, walled_key
-from sublet.supervisor.zygotes import Zygotes
+from sublet.node.loop import Loop
+from sublet.node.prctl import set_child_subreaper
+from sublet.node.processes.procs import Procs
+from sublet.node.processes.spawn import Child
+from sublet.node.processes.tree import Trees
+from sublet.node.processes.zygote_policy import State, ZygoteKey, walled_key
+from sublet.node.processes.zygotes import Zygotes
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
 from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
 from sublet.wire.zygote import LATER, Fork, Limit, fingerprint
@@ -289,7 +289,7 @@ def malformed() -> object:
     said = [stage.run(**more) for more in wrong]
     broken = []
     for body in (b"", b"{}", b'{"is":"Fork","argv":7}', b"\xff" * 100):
-        with mock.patch("sublet.supervisor.zygotes.sealed_request", partial(in_memory, body)):
+        with mock.patch("sublet.node.processes.zygotes.sealed_request", partial(in_memory, body)):
             broken.append(stage.run("-c", "print('it ran')"))
     zygote = stage.zygotes._running[stage.key]
     few = answer_of(stage, zygote, zygote._link.call(b"", ()))

@@ -12,8 +12,8 @@ from typing import Any, Final
 import pytest
 
 from sublet.clock import SystemClock
-from sublet.supervisor.loop import Loop
-from sublet.supervisor.suspending import Suspending
+from sublet.node.loop import Loop
+from sublet.node.supervisor.suspending import Suspending
 from tests.rig.personalities import FOUR_H100
 from tests.rig.rig import Rig, clear, make_rig
 from tests.rig.test_interface import SOURCES, run_on
@@ -79,7 +79,7 @@ class Program:
 
 LOOKS: Final = """
 import json, sys
-from sublet.agent.nvml import Nvml
+from sublet.node.agent.nvml import Nvml
 nvml = Nvml.open()
 for _ in sys.stdin:
     reading = nvml.read(sys.argv[1])
@@ -292,7 +292,7 @@ def test_a_trial_that_is_ended_leaves_no_process_on_the_card(rig: Rig) -> None:
 
 LOOKS_AT_ALL: Final = """
 import json, sys
-from sublet.agent.nvml import Nvml, survey
+from sublet.node.agent.nvml import Nvml, survey
 cards = [card.uuid for card in survey().cards]
 nvml = Nvml.open()
 for _ in sys.stdin:

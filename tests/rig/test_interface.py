@@ -144,7 +144,7 @@ def test_every_line_of_a_personality_says_where_it_was_read() -> None:
 
 SURVEY: Final = """
 import json, sys
-from sublet.agent.nvml import survey
+from sublet.node.agent.nvml import survey
 found = survey()
 print(json.dumps([found.driver, [card.uuid for card in found.cards], [str(trouble) for trouble in found.troubles]]))
 """
@@ -198,7 +198,7 @@ def test_cuda_shows_what_cuda_visible_devices_names_up_to_the_first_that_is_none
 
 MEMORY: Final = """
 import json, os, sys
-from sublet.agent.nvml import Nvml
+from sublet.node.agent.nvml import Nvml
 from sublet.devices.cuda_driver import open_driver
 uuid = sys.argv[1]
 nvml = Nvml.open()
@@ -245,7 +245,7 @@ def test_a_process_is_suspended_and_resumed_with_what_it_had(rig: Rig) -> None:
 CLEAN: Final = """
 import json, sys
 sys.modules["cuda"] = None
-from sublet.agent.clean_card import clean
+from sublet.node.agent.clean_card import clean
 found = clean(sys.argv[1], sees_processes=True)
 print(json.dumps([found.left, found.failed, found.is_hard, found.scrubbed_bytes]))
 """

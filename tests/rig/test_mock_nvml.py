@@ -53,8 +53,8 @@ def run(code: str, config: Path) -> Any:
 
 SURVEYS: Final = """
 import dataclasses, json
-from sublet.agent.clean_card import look
-from sublet.agent.nvml import Nvml, survey
+from sublet.node.agent.clean_card import look
+from sublet.node.agent.nvml import Nvml, survey
 found = survey()
 nvml = Nvml.open()
 nvml.watch([card.uuid for card in found.cards])
@@ -99,9 +99,9 @@ def test_each_of_its_models_is_found_as_its_profile_says(name: str) -> None:
 WATCHES: Final = """
 import json
 from pathlib import Path
-from sublet.agent.foreign import Own
-from sublet.agent.health import CardWatch
-from sublet.agent.inventory import machine_inventory
+from sublet.node.agent.foreign import Own
+from sublet.node.agent.health import CardWatch
+from sublet.node.agent.inventory import machine_inventory
 watch = CardWatch(machine_inventory(Path("/tmp"), None), own=lambda resource: Own(), sees_processes=True)
 said = []
 for look in range(40):

@@ -53,11 +53,11 @@ EXPECTED: Final[dict[str, Outcome]] = {
 
 FIRST_DAY: Final = """
 import asyncio, dataclasses, json, sys
-from sublet.agent.clean_card import clean
-from sublet.agent.foreign import Own, foreign_use
-from sublet.agent.nvml import Nvml, survey
-from sublet.agent.rehearsal import rehearse_all
-from sublet.agent.suspend_probe import ability
+from sublet.node.agent.clean_card import clean
+from sublet.node.agent.foreign import Own, foreign_use
+from sublet.node.agent.nvml import Nvml, survey
+from sublet.node.agent.rehearsal import rehearse_all
+from sublet.node.agent.suspend_probe import ability
 found = survey()
 nvml, others = Nvml.open(), []
 for card in found.cards:
@@ -82,7 +82,7 @@ print("null")
 
 CLEAN: Final = """
 import json, os, sys
-from sublet.agent import clean_card
+from sublet.node.agent import clean_card
 sys.exit(clean_card.main([sys.argv[1], "--scrub", *sys.argv[2:]]))
 """
 

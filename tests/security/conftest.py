@@ -16,7 +16,7 @@ import pytest
 import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
-from sublet.supervisor.mounts import mounts_below
+from sublet.node.storage.mounts import mounts_below
 from sublet.wire.guests import GuestSpec
 from tests.security.kernels import KERNELS, on_kernel
 from tests.traces import supervisor_of, until

@@ -18,7 +18,7 @@ import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.office import answers, ensure_office
 from sublet.errors import SubletError
-from sublet.supervisor.procs import Procs
+from sublet.node.processes.procs import Procs
 from tests.traces import end_office, until
 
 MIB: Final = 1 << 20

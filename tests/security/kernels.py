@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 from unittest import mock
 
-from sublet.supervisor.isolation import syscalls
+from sublet.node.sandbox import syscalls
 
 KERNELS: Final = ("with openat2", "without openat2")
 

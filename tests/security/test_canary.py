@@ -24,21 +24,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sublet.errors import SubletError
-from sublet.supervisor import stores_work, volume_folder
-from sublet.supervisor.by_descriptor import change, opened_folder
-from sublet.supervisor.counting import count
-from sublet.supervisor.isolation import Ids
-from sublet.supervisor.isolation.cleaning import remove_tree
-from sublet.supervisor.limits import Limits
-from sublet.supervisor.publishing_work import publish
-from sublet.supervisor.stores_work import StoreNote, make_blocks, put_away
-from sublet.supervisor.tenancy import Tenancy
-from sublet.supervisor.volume_folder import Place, collect, has_files, lay_out, sweep_staging
+from sublet.node.by_descriptor import change, opened_folder
+from sublet.node.processes.limits import Limits
+from sublet.node.processes.tenancy import Tenancy
+from sublet.node.sandbox import Ids
+from sublet.node.sandbox.cleaning import remove_tree
+from sublet.node.storage import stores_work, volume_folder
+from sublet.node.storage.counting import count
+from sublet.node.storage.publishing_work import publish
+from sublet.node.storage.stores_work import StoreNote, make_blocks, put_away
+from sublet.node.storage.volume_folder import Place, collect, has_files, lay_out, sweep_staging
 from sublet.values import MIB, Epoch, Exclusivity, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Part
 from sublet.wire.volumes import Collect, Publish, VolumeOpened
 from tests.security.kernels import KERNELS, on_kernel
-from tests.unit.supervisor.test_tenancy import NoGroups
+from tests.unit.node.supervisor.test_tenancy import NoGroups
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root has a privileged part")
 

@@ -19,7 +19,7 @@ import sublet
 from sublet.client.guests import Guest
 from sublet.client.home import runtime_dir
 from sublet.errors import OfficeElsewhere
-from sublet.supervisor.office_lock import OfficeLock
+from sublet.node.supervisor.office_lock import OfficeLock
 from tests.integration.test_cli import Shell
 from tests.traces import end_office, supervisor_of, until
 

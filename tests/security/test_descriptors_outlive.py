@@ -11,8 +11,8 @@ import pytest
 
 import sublet
 from sublet.errors import CapacityExceeded
-from sublet.supervisor.mounts import loops_of
-from sublet.supervisor.stores_work import why_no_image
+from sublet.node.storage.mounts import loops_of
+from sublet.node.storage.stores_work import why_no_image
 from tests.security.conftest import Place
 from tests.traces import until
 

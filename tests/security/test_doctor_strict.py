@@ -96,7 +96,7 @@ def test_a_supervisor_that_was_started_before_an_upgrade_is_named(
         check = strict_checks()["strict: running program"]
         assert check()[0] == "ok"
         with monkeypatch.context() as patched:
-            patched.setattr("sublet.agent.starting.package_folder", lambda: str(folder))
+            patched.setattr("sublet.node.agent.starting.package_folder", lambda: str(folder))
             (folder / "sublet").mkdir()
             (folder / "sublet" / "program.py").touch()
             assert check()[0] == "broken", "another installation"

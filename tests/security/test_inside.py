@@ -12,8 +12,8 @@ from typing import Any, Final
 import pytest
 
 import sublet
-from sublet.supervisor.isolation.plan import SEALED
-from sublet.supervisor.isolation.system_calls import names, number_of, refused_names
+from sublet.node.sandbox.plan import SEALED
+from sublet.node.sandbox.system_calls import names, number_of, refused_names
 from tests.security import inside
 from tests.security.conftest import Place
 from tests.traces import until

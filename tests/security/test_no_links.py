@@ -17,11 +17,11 @@ from typing import Final
 
 import pytest
 
-from sublet.supervisor import by_descriptor
-from sublet.supervisor.isolation import root, syscalls
-from sublet.supervisor.isolation.abilities import Abilities
-from sublet.supervisor.isolation.plan import Bind, Ids, Plan, Profile, Wish, plan
-from sublet.supervisor.prctl import set_no_new_privs
+from sublet.node import by_descriptor
+from sublet.node.prctl import set_no_new_privs
+from sublet.node.sandbox import root, syscalls
+from sublet.node.sandbox.abilities import Abilities
+from sublet.node.sandbox.plan import Bind, Ids, Plan, Profile, Wish, plan
 
 OPENAT2: Final = 437
 ALLOW: Final = 0x7FFF0000

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from sublet.client.home import runtime_dir
-from sublet.supervisor.memory_order import GUEST, SUPERVISOR
+from sublet.node.processes.memory_order import GUEST, SUPERVISOR
 from sublet.wire import unix
 from sublet.wire.sockets import peer_of
 from tests.security.conftest import Place
@@ -47,7 +47,7 @@ def test_what_the_caller_was_given_is_not_lowered(tmp_path: Path) -> None:
     """Where an operator has the whole office killed early, its guests are not protected by us."""
     pid = os.fork()
     if pid == 0:
-        from sublet.supervisor.memory_order import killed_first
+        from sublet.node.processes.memory_order import killed_first
 
         Path("/proc/self/oom_score_adj").write_text("900")
         killed_first()

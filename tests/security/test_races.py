@@ -21,9 +21,9 @@ import pytest
 
 from sublet.client.guests import start_spec
 from sublet.errors import SubletError, Unsupported
-from sublet.supervisor.isolation import cleaning
-from sublet.supervisor.isolation.cleaning import remove_tree
-from sublet.supervisor.walls import prefix_of
+from sublet.node.sandbox import cleaning
+from sublet.node.sandbox.cleaning import remove_tree
+from sublet.node.sandbox.walls import prefix_of
 from sublet.wire.guests import GuestSpec
 from sublet.wire.unix import replaceable
 from tests.security.conftest import Place
@@ -129,7 +129,7 @@ def test_a_folder_that_becomes_a_link_while_it_is_looked_at_is_refused(
         finally:
             exchange(f"{folder}/there", f"{folder}/link")
 
-    monkeypatch.setattr("sublet.supervisor.walls.replaceable", swapped)
+    monkeypatch.setattr("sublet.node.sandbox.walls.replaceable", swapped)
     with pytest.raises(Unsupported, match="which belongs to"):
         prefix_of(f"{folder}/there/bin/python3", ())
     assert looked

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from sublet.supervisor import locks
-from sublet.supervisor.locks import (
+from sublet.node.supervisor import locks
+from sublet.node.supervisor.locks import (
     PREFIX,
     TAKEOVER_S,
     DeviceLocks,

@@ -12,8 +12,8 @@ from typing import Final
 
 import sublet
 from sublet.client.home import runtime_dir
-from sublet.supervisor.errands import ERRANDS_MAX
-from sublet.supervisor.procs import Procs
+from sublet.node.errands import ERRANDS_MAX
+from sublet.node.processes.procs import Procs
 from tests.security.conftest import Place
 from tests.traces import supervisor_of, until
 

@@ -23,9 +23,9 @@ from typing import Any, Final, get_args
 import pytest
 
 import sublet
-from sublet.broker.routes import ROUTES, Right
 from sublet.client.home import runtime_dir
 from sublet.errors import Unauthorized
+from sublet.office.api.routes import ROUTES, Right
 from sublet.wire.guests import HolderCall
 from sublet.wire.zygote import COLD_VARIABLE, TENANT_WARM_VARIABLE
 from tests.integration.test_tenant_matrix import example

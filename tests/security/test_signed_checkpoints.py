@@ -12,8 +12,8 @@ import pytest
 from obstore.store import MemoryStore
 
 import sublet
-from sublet.broker.signing import Signer
 from sublet.errors import CheckpointFailed, InvalidRequest, Unauthorized
+from sublet.office.api.signing import Signer
 from sublet.replicated import FolderReplica, ReplicatedCheckpoint, S3Replica, Save, SigningKey
 from sublet.replicated.checkpoint_record import History
 from sublet.replicated.replica import Replica

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sublet.supervisor.isolation.system_calls import names, refused_names
+from sublet.node.sandbox.system_calls import names, refused_names
 from tests.security.profiles import DOCKER, SYSTEMD
 
 NOT_FROM_DOCKER: Final = {

@@ -10,8 +10,8 @@ from typing import Final
 import pytest
 
 import sublet
-from sublet.agent.limits import usable_cores
-from sublet.supervisor.cgroups import Groups
+from sublet.node.agent.limits import usable_cores
+from sublet.node.processes.cgroups import Groups
 from sublet.values import MIB
 from tests.security.conftest import Place
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sublet.broker import events as ev
 from sublet.lease.states import LeaseStatus
+from sublet.office.ledger import events as ev
 from sublet.values import LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Part
 from tests.simulation.disk import fold

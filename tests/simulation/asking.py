@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sublet.broker import commands as cmd
+from sublet.office.ledger import commands as cmd
 from tests.simulation.job import Job
 from tests.simulation.process import MachineClock, Process
 

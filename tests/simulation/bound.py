@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from sublet.broker import commands as cmd
-from sublet.broker import events as ev
-from sublet.broker.answers import Outcome
-from sublet.broker.records import LeaseRecord, ProcessRecord
 from sublet.lease.states import LeaseStatus
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger import events as ev
+from sublet.office.ledger.answers import Outcome
+from sublet.office.ledger.records import LeaseRecord, ProcessRecord
 from sublet.values import EndReason, Kind
 
 if TYPE_CHECKING:
-    from sublet.broker.state import State
+    from sublet.office.ledger.state import State
     from tests.simulation.world import World
 
 _S: Final = 1_000_000_000

@@ -11,7 +11,7 @@ from sublet.lease.states import LeaseStatus
 from sublet.values import LeaseId
 
 if TYPE_CHECKING:
-    from sublet.broker.records import LeaseRecord
+    from sublet.office.ledger.records import LeaseRecord
     from tests.simulation.world import World
 
 FAULTS: Final = (

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from sublet.broker.events import Event
-from sublet.broker.policy import Policy
-from sublet.broker.records import Now
-from sublet.broker.state import State
+from sublet.office.ledger.events import Event
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.records import Now
+from sublet.office.ledger.state import State
 
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from sublet.broker import commands as cmd
-from sublet.broker.records import LOCAL_TENANT, LeaseRecord
 from sublet.lease.states import LIVE_STATES, SliceState
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger.records import LOCAL_TENANT, LeaseRecord
 from sublet.testing.machine import FaultName
 from sublet.values import ResourceId
 from tests.simulation.office import OfficeProcess

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from sublet.broker import commands as cmd
-from sublet.broker import events as ev
-from sublet.broker.records import ProcessRecord, Want
 from sublet.errors import LeaseEnded, NotFound, StaleEpoch
 from sublet.lease.holder import HELD_STATES, Holder
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.renewal import Batch, RenewalManager
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import Attempt, Done, HolderWord, LeaseEnd, Outcome, Refused, Unknown
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger import events as ev
+from sublet.office.ledger.records import ProcessRecord, Want
 from sublet.values import EndReason, Epoch, Kind, LeaseId, RequestId, TenantId, Tier
 from sublet.wire.orders import Parking
 from tests.simulation.asking import RESEND_NS, AskingProcess

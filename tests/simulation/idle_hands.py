@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from sublet.broker.order import kinds_of
-from sublet.broker.policy import Policy
-from sublet.broker.records import LeaseRecord, NodeRecord, Want
 from sublet.lease.states import LeaseStatus, SliceState
+from sublet.office.ledger.order import kinds_of
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.records import LeaseRecord, NodeRecord, Want
 from sublet.values import Exclusivity, Kind, LeaseId, Tier
 
 if TYPE_CHECKING:
-    from sublet.broker.state import State
+    from sublet.office.ledger.state import State
 
 _S: Final = 1_000_000_000
 PATIENCE_NS: Final = 8 * _S

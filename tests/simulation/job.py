@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sublet.broker.records import Want
+from sublet.office.ledger.records import Want
 from sublet.values import Epoch, LeaseId, RenewMode, RequestId
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sublet.broker.records import volume_key
 from sublet.lease.states import VolumeState
+from sublet.office.ledger.records import volume_key
 
 if TYPE_CHECKING:
-    from sublet.broker.state import State
+    from sublet.office.ledger.state import State
     from sublet.wire.orders import StoredVolume
     from tests.simulation.node import NodeProcess
     from tests.simulation.world import World

@@ -14,17 +14,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
 
-from sublet.broker import commands as cmd
-from sublet.broker import events as ev
-from sublet.broker import promises
-from sublet.broker.answers import Granted, Outcome
-from sublet.broker.bound import BoundLeases
-from sublet.broker.ledger import Ledger
-from sublet.broker.records import LeaseRecord, Now
-from sublet.broker.schedule import Schedule
-from sublet.broker.state import State
-from sublet.broker.step import Step
-from sublet.broker.waiting import Holds, Waiting
 from sublet.errors import LeaseExpired
 from sublet.lease.fence import FenceTable, Live
 from sublet.lease.hardware import Leftover
@@ -33,6 +22,17 @@ from sublet.lease.node import Node
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
 from sublet.lease.value import LeaseEnd
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger import events as ev
+from sublet.office.ledger import promises
+from sublet.office.ledger.answers import Granted, Outcome
+from sublet.office.ledger.bound import BoundLeases
+from sublet.office.ledger.ledger import Ledger
+from sublet.office.ledger.records import LeaseRecord, Now
+from sublet.office.ledger.schedule import Schedule
+from sublet.office.ledger.state import State
+from sublet.office.ledger.step import Step
+from sublet.office.waiting import Holds, Waiting
 from sublet.testing.machine import Machine
 from sublet.testing.pretended import PretendedHardware
 from sublet.values import EndReason, Epoch, LeaseId, ResourceId

@@ -1,6 +1,6 @@
 """The office in the pretended world: the driver's rules around the real ledger, with the disk's delays made visible.
 
-As in ``broker.driver``: decide a batch, make it durable, send the orders, wait for ``Held`` where an answer promises a
+As in ``office.driver``: decide a batch, make it durable, send the orders, wait for ``Held`` where an answer promises a
 deadline, then answer. A failed sync ends the office. What is different is that time passes during a sync, and that a
 crash may come at any moment of it.
 """
@@ -11,23 +11,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from sublet.broker import commands as cmd
-from sublet.broker import events as ev
-from sublet.broker.answers import Answer, Granted, GrantedMany, Outcome
-from sublet.broker.bound import BoundLeases
-from sublet.broker.ledger import Ledger
-from sublet.broker.presence import Presence
-from sublet.broker.records import LeaseRecord, Now, ProcessRecord
-from sublet.broker.waiting import Holds, Waiting
 from sublet.errors import Disconnected, SubletError
 from sublet.lease.states import LIVE_STATES
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger import events as ev
+from sublet.office.ledger.answers import Answer, Granted, GrantedMany, Outcome
+from sublet.office.ledger.bound import BoundLeases
+from sublet.office.ledger.ledger import Ledger
+from sublet.office.ledger.presence import Presence
+from sublet.office.ledger.records import LeaseRecord, Now, ProcessRecord
+from sublet.office.waiting import Holds, Waiting
 from sublet.values import Kind, LeaseId, TenantId
 from sublet.wire.orders import Held, Inventory, NotHeld, Order, Report
 from tests.simulation.process import MachineClock, Process
 from tests.simulation.replies import Reply, reply_for
 
 if TYPE_CHECKING:
-    from sublet.broker.state import State
+    from sublet.office.ledger.state import State
     from tests.simulation.disk import Disk
     from tests.simulation.holder import HolderProcess
     from tests.simulation.node import NodeProcess

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sublet.broker import commands as cmd
-from sublet.broker import events as ev
-from sublet.broker.answers import Outcome
 from sublet.errors import InvalidRequest, NotFound, SubletError
 from sublet.lease.fence import Live
 from sublet.lease.states import LIVE_STATES
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger import events as ev
+from sublet.office.ledger.answers import Outcome
 from sublet.values import Epoch, LeaseId, Way
 from sublet.wire.orders import End, Order, Parking, Resumed
 
 if TYPE_CHECKING:
-    from sublet.broker.state import State
+    from sublet.office.ledger.state import State
     from tests.simulation.node import NodeProcess
     from tests.simulation.world import World
 

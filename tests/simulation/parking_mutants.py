@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from sublet.broker import commands as cmd
-from sublet.broker import resuming
-from sublet.broker.policy import Policy
-from sublet.broker.records import LeaseRecord, Now
-from sublet.broker.state import State
-from sublet.broker.unconfirmed import Unconfirmed
 from sublet.lease.node import Node
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger import resuming
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.records import LeaseRecord, Now
+from sublet.office.ledger.state import State
+from sublet.office.ledger.unconfirmed import Unconfirmed
 from sublet.testing.machine import Machine
 from sublet.testing.pretended import PretendedHardware
 from sublet.values import Epoch, LeaseId, ResourceId

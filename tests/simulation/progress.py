@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sublet.broker import commands as cmd
 from sublet.lease.states import LeaseStatus, SliceState
+from sublet.office.ledger import commands as cmd
 from sublet.testing.machine import FaultName
 from sublet.values import Kind, NodeId, ResourceId
 from tests.simulation.process import Process

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sublet.broker.answers import Answer, Granted, Offer, Place, Refusal
-from sublet.broker.records import LeaseRecord, Now
 from sublet.errors import SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.office.ledger.answers import Answer, Granted, Offer, Place, Refusal
+from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.values import EndReason, Epoch, LeaseId, NodeId
 
 

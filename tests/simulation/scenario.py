@@ -10,8 +10,8 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from sublet.broker.policy import Policy
-from sublet.broker.records import Want
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.records import Want
 from sublet.testing.pretended import Timings
 from sublet.values import GIB, Exclusivity, Kind, NodeId, ResourceId, Suspend
 from sublet.wire.orders import Device, Inventory

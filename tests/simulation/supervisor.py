@@ -1,6 +1,6 @@
 """The supervisor of an office's own machine in the pretended world: a process that outlives the office.
 
-It runs the same law as every node (``lease.node``). What is here is what ``supervisor.service`` has around it: an
+It runs the same law as every node (``lease.node``). What is here is what ``node.supervisor.service`` has around it: an
 office that connects, says what the machine has, orders and hears reports, and is gone again; another that comes and
 takes over; and a table that is empty when the process is new.
 """

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sublet.broker import commands as cmd
-from sublet.broker.events import Event
-from sublet.broker.ledger import Ledger
-from sublet.broker.policy import Policy
-from sublet.broker.records import Now, Want
-from sublet.broker.state import State
 from sublet.errors import SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger.events import Event
+from sublet.office.ledger.ledger import Ledger
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.records import Now, Want
+from sublet.office.ledger.state import State
 from sublet.testing import HeldClock
 from sublet.testing.machine import Machine
 from sublet.testing.memory import MemoryAgent

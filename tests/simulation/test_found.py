@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from sublet.broker import commands as cmd
-from sublet.broker import events as ev
-from sublet.broker.answers import Outcome
-from sublet.broker.ledger import Ledger
-from sublet.broker.policy import Policy
-from sublet.broker.records import Now, Want
-from sublet.broker.state import State
 from sublet.errors import LeaseRevoked
 from sublet.lease.states import LeaseStatus
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger import events as ev
+from sublet.office.ledger.answers import Outcome
+from sublet.office.ledger.ledger import Ledger
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.records import Now, Want
+from sublet.office.ledger.state import State
 from sublet.values import (
     GIB,
     NS_PER_S,

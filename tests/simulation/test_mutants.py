@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.broker.records import LeaseRecord
-from sublet.broker.step import Step
+from sublet.office.ledger.records import LeaseRecord
+from sublet.office.ledger.step import Step
 from tests.simulation import mutants
 from tests.simulation.mutants import MUTANTS, Mutant, switched_on
 from tests.simulation.rules import RULES

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sublet.broker import commands as cmd
-from sublet.broker import events as ev
-from sublet.broker import preemption
-from sublet.broker.fold import FOLD
-from sublet.broker.ledger import Ledger
-from sublet.broker.policy import Policy
-from sublet.broker.preemption import standing_of_request, weight
-from sublet.broker.records import HOLDING_STATES, GroupRecord, LeaseRecord, Now, ReservationRecord, Span, Want
 from sublet.lease.states import LeaseStatus
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger import events as ev
+from sublet.office.ledger import preemption
+from sublet.office.ledger.fold import FOLD
+from sublet.office.ledger.ledger import Ledger
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.preemption import standing_of_request, weight
+from sublet.office.ledger.records import HOLDING_STATES, GroupRecord, LeaseRecord, Now, ReservationRecord, Span, Want
 from sublet.values import (
     GIB,
     NS_PER_S,

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from sublet.broker import preemption
-from sublet.broker.rooms import Room
-from sublet.broker.schedule import Schedule
+from sublet.office.ledger import preemption
+from sublet.office.ledger.rooms import Room
+from sublet.office.ledger.schedule import Schedule
 from tests.simulation import coverage
 from tests.simulation.run import MODES, run_many, run_seed
 

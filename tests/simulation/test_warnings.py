@@ -17,9 +17,9 @@ import pytest
 from sublet.errors import LeaseInterrupt
 from sublet.guest import bootstrap
 from sublet.guest.bootstrap import EndOfLease
-from sublet.supervisor.cgroups import Groups
-from sublet.supervisor.limits import Limits
-from sublet.supervisor.tenancy import Tenancy
+from sublet.node.processes.cgroups import Groups
+from sublet.node.processes.limits import Limits
+from sublet.node.processes.tenancy import Tenancy
 from sublet.values import EndReason, Epoch, LeaseId, TenantId
 from sublet.wire.page import PageReader, PageView
 

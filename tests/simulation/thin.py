@@ -1,4 +1,4 @@
-"""What an office has of its supervisor: the rules of ``agent.supervised`` without its sockets.
+"""What an office has of its supervisor: the rules of ``node.agent.supervised`` without its sockets.
 
 Orders are gathered within a turn and go out as one message; without a connection they are dropped, since the
 next supervisor gets everything that is live. A supervisor that is gone is replaced, and the office
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sublet.broker import commands as cmd
+from sublet.office.ledger import commands as cmd
 from sublet.wire.orders import Inventory, Order, Report
 from tests.simulation.link import LocalLink
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sublet.broker import promises, volumes
-from sublet.broker.records import LeaseRecord, ResourceRecord, SliceRecord
-from sublet.broker.state import State
-from sublet.broker.step import Step
 from sublet.lease.shelf import Shelf
+from sublet.office.ledger import promises, volumes
+from sublet.office.ledger.records import LeaseRecord, ResourceRecord, SliceRecord
+from sublet.office.ledger.state import State
+from sublet.office.ledger.step import Step
 from sublet.testing.memory import MemoryAgent
 from sublet.values import Epoch
 from sublet.wire.orders import RemoveVolume, VolumeRef, VolumeRemoved

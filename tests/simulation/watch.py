@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sublet.broker import commands as cmd
-from sublet.broker import events as ev
-from sublet.broker.answers import Granted, Outcome
-from sublet.broker.records import LeaseRecord, Now
 from sublet.errors import LeaseExpired, SubletError
 from sublet.lease.fence import is_exclusive
 from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger import events as ev
+from sublet.office.ledger.answers import Granted, Outcome
+from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, RenewMode, ResourceId, Suspend, Tier
 from sublet.wire.orders import Held, Order, Parkable, Report, Resumed, TornDown
 from tests.simulation.account import audit
@@ -25,9 +25,9 @@ from tests.simulation.parked import ParkedRules
 from tests.simulation.supervised import SupervisedRules
 
 if TYPE_CHECKING:
-    from sublet.broker.state import State
     from sublet.lease.fence import Live
     from sublet.lease.holder import Holder
+    from sublet.office.ledger.state import State
     from tests.simulation.holder import HolderProcess
     from tests.simulation.node import NodeProcess
     from tests.simulation.office import OfficeProcess

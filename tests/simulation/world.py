@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 from typing import Any, Final
 
-from sublet.broker import commands as cmd
+from sublet.office.ledger import commands as cmd
 from sublet.values import LeaseId, NodeId, TenantId
 from tests.simulation.bound import Programs
 from tests.simulation.coverage import Coverage

@@ -336,7 +336,7 @@ STARTS: Final = frozenset(
         *("start_server", "start_unix_server", "create_server", "create_unix_server"),
     )
 )
-OWN: Final = frozenset(("supervisor.loop.Timer",))
+OWN: Final = frozenset(("node.loop.Timer",))
 """Names of ours that are called like one of these."""
 
 

@@ -18,11 +18,7 @@ import pytest
 
 import sublet
 from sublet import background
-from sublet.agent.supervised import SupervisedAgent
 from sublet.background import SHORTAGES
-from sublet.broker.holder_watch import HolderWatch
-from sublet.broker.processes import Fate
-from sublet.broker.records import ProcessRecord
 from sublet.client.guest_watch import Watch
 from sublet.compute.calls import Pending
 from sublet.compute.housekeeper import Housekeeper
@@ -31,6 +27,10 @@ from sublet.durable.packs import PackWriter
 from sublet.errors import CheckpointFailed
 from sublet.guest import serving
 from sublet.guest.checkpoints import Checkpoints
+from sublet.node.agent.supervised import SupervisedAgent
+from sublet.office.api.holder_watch import HolderWatch
+from sublet.office.api.processes import Fate
+from sublet.office.ledger.records import ProcessRecord
 from sublet.replicated import MemoryReplica
 from sublet.replicated.worker import Worker
 from sublet.values import Epoch, LeaseId, NodeId
@@ -54,12 +54,12 @@ LOOPS: Final = {
     "burst_leases": "tests.unit.jobs.test_leases:test_leases_are_asked_for_again_after_a_shortage",
     "callbacks": "tests.unit.client.test_keepers_going_on:test_callbacks_come_after_one_that_ends_its_thread",
     "calls": f"{HERE}:test_calls_that_nobody_waits_for_are_completed",
-    "cards": "tests.unit.agent.test_cards:test_a_look_that_fails_is_followed_by_another",
-    "control_door": "tests.unit.broker_http.test_control_door:test_it_answers_again_after_a_shortage",
-    "cut_off": "tests.unit.agent.test_supervised:test_who_lost_rights_is_cut_off_in_the_end",
-    "data_door": "tests.unit.agent.test_doors:test_a_connection_that_cannot_be_accepted_waits_until_it_can",
+    "cards": "tests.unit.node.agent.test_cards:test_a_look_that_fails_is_followed_by_another",
+    "control_door": "tests.unit.office.api.test_control_door:test_it_answers_again_after_a_shortage",
+    "cut_off": "tests.unit.node.agent.test_supervised:test_who_lost_rights_is_cut_off_in_the_end",
+    "data_door": "tests.unit.node.agent.test_doors:test_a_connection_that_cannot_be_accepted_waits_until_it_can",
     "data_door_connections": (
-        "tests.unit.agent.test_doors:test_who_comes_when_there_is_no_descriptor_to_hand_over_is_told_so"
+        "tests.unit.node.agent.test_doors:test_who_comes_when_there_is_no_descriptor_to_hand_over_is_told_so"
     ),
     "durable": f"{HERE}:test_a_save_in_the_background_that_fails_is_raised_and_the_next_one_works",
     "guests": f"{HERE}:test_news_of_guests_are_heard_after_a_failure",
@@ -69,13 +69,13 @@ LOOPS: Final = {
     "news": f"{HERE}:test_the_news_are_asked_for_again",
     "notice": f"{HERE}:test_a_notice_is_seen_after_a_failure",
     "pack": f"{HERE}:test_a_pack_that_cannot_be_written_says_so_and_nobody_waits_for_ever",
-    "publish_door": "tests.unit.supervisor.test_loop:test_what_cannot_be_accepted_now_is_accepted_later",
+    "publish_door": "tests.unit.node.supervisor.test_loop:test_what_cannot_be_accepted_now_is_accepted_later",
     "replica": f"{HERE}:test_a_replica_is_asked_after_a_failure",
     "return": f"{HERE}:test_what_is_started_again_is_started_again",
     "session": f"{HERE}:test_what_is_started_again_is_started_again",
-    "supervisor_door": "tests.unit.supervisor.test_loop:test_what_cannot_be_accepted_now_is_accepted_later",
+    "supervisor_door": "tests.unit.node.supervisor.test_loop:test_what_cannot_be_accepted_now_is_accepted_later",
     "supervisor_link": f"{HERE}:test_the_link_to_the_supervisor_outlives_a_shortage",
-    "supervisor_loop": "tests.unit.supervisor.test_loop:test_what_cannot_be_read_now_is_read_later",
+    "supervisor_loop": "tests.unit.node.supervisor.test_loop:test_what_cannot_be_read_now_is_read_later",
     "top_watch": f"{HERE}:test_what_is_started_again_is_started_again",
     "wasm_epochs": "tests.unit.jobs.test_wasm:test_the_epochs_move_again_after_an_error",
 }
@@ -130,7 +130,7 @@ HELPERS: Final = {
 """What takes the name of a loop, and as which argument."""
 
 
-HANDED_ON: Final = {("supervisor.loop", "Accepting"), ("client.aio_keeper", "_spawn")}
+HANDED_ON: Final = {("node.loop", "Accepting"), ("client.aio_keeper", "_spawn")}
 """What takes the name of a loop and hands it on to a helper."""
 
 
@@ -440,7 +440,7 @@ def test_processes_of_holders_are_looked_at_after_a_failure(
     monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     """One that cannot be looked at is no reason not to look at another, and is looked at again."""
-    monkeypatch.setattr("sublet.broker.holder_watch.LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr("sublet.office.api.holder_watch.LOOK_EVERY_S", 0.001)
     looked: list[ProcessRecord] = []
 
     def look(process: ProcessRecord) -> Fate:
@@ -480,9 +480,9 @@ def test_the_link_to_the_supervisor_outlives_a_shortage(
     monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
 ) -> None:
     """The same supervisor answers afterwards, and the office has not ended."""
-    from sublet.agent import supervised
+    from sublet.node.agent import supervised
     from sublet.wire.guests import ListProcesses, OfficeReply
-    from tests.unit.agent.test_supervised import Supervisors
+    from tests.unit.node.agent.test_supervised import Supervisors
 
     monkeypatch.setattr(supervised, "SHORT_PAUSE_S", 0.001)
     ended: list[str] = []

@@ -23,17 +23,17 @@ PURE: Final = ("values.py", "errors.py", "settings.py", "lease/*", "broker/*")
 """Rooms that decide. They are handed the time, chance and everything they know."""
 
 EDGES: Final[dict[str, str]] = {
-    "broker/driver.py": "carries the ledger's effects out, on the clock it was given",
+    "office/driver.py": "carries the ledger's effects out, on the clock it was given",
     "broker/journal*.py": "SQLite",
-    "broker/disk_room.py": "the room that is reserved for the journal on its disk",
+    "office/journal/disk_room.py": "the room that is reserved for the journal on its disk",
     "broker/serv*.py": "the control service",
     "broker/http*.py": "its routes",
-    "broker/sse.py": "its streams of events, which wait",
+    "office/api/sse.py": "its streams of events, which wait",
     "broker/office.py": "puts the parts of one office together",
-    "broker/processes.py": "processes of holders, as the kernel and /proc name them",
-    "broker/holder_watch.py": "their pidfds, in the loop",
-    "broker/signing.py": "keys are made from the system's randomness",
-    "broker/backup.py": "copies the journal's file",
+    "office/api/processes.py": "processes of holders, as the kernel and /proc name them",
+    "office/api/holder_watch.py": "their pidfds, in the loop",
+    "office/api/signing.py": "keys are made from the system's randomness",
+    "office/journal/backup.py": "copies the journal's file",
     "lease/drawing.py": "puts the drawings of the tables into a page of the docs",
 }
 """Modules in a pure room that touch the world, and what for. A new edge is written here, or it is not one."""

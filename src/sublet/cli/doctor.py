@@ -286,8 +286,8 @@ def _check_background() -> tuple[str, str] | tuple[str, str, str]:
 
 def _check_journal() -> tuple[str, str] | tuple[str, str, str]:
     """All that an office would start from, read as it would read it; a damaged or newer journal raises."""
-    from sublet.broker.journal_files import JOURNAL_NAME
-    from sublet.broker.journal_reader import Reader, check_header
+    from sublet.office.journal.files import JOURNAL_NAME
+    from sublet.office.journal.reader import Reader, check_header
 
     path = home_dir() / JOURNAL_NAME
     if not path.exists():

@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from sublet.agent.health import fault_in, sees_all_processes, who_is
-from sublet.agent.inventory import NO_BINDINGS
-from sublet.agent.limits import memory_bytes, usable_cores
-from sublet.agent.nvml import Library, Nvml, NvmlFailed, Reading, Survey, survey
 from sublet.cli.show import plural
 from sublet.devices.cuda_driver import has_bindings
 from sublet.invocation import installing
-from sublet.supervisor.locks import all_held, lock_folder
+from sublet.node.agent.health import fault_in, sees_all_processes, who_is
+from sublet.node.agent.inventory import NO_BINDINGS
+from sublet.node.agent.limits import memory_bytes, usable_cores
+from sublet.node.agent.nvml import Library, Nvml, NvmlFailed, Reading, Survey, survey
+from sublet.node.supervisor.locks import all_held, lock_folder
 from sublet.values import format_size
 
 Said = tuple[str, str] | tuple[str, str, str]

@@ -14,13 +14,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
-from sublet.agent.health import sees_all_processes
-from sublet.agent.nvml import Card, Survey, survey
-from sublet.agent.rehearsal import Rehearsal, rehearse_all
-from sublet.agent.suspend_probe import ability
 from sublet.cli.doctor_devices import device_checks
 from sublet.devices import nvrtc
 from sublet.devices.cuda_driver import dotted
+from sublet.node.agent.health import sees_all_processes
+from sublet.node.agent.nvml import Card, Survey, survey
+from sublet.node.agent.rehearsal import Rehearsal, rehearse_all
+from sublet.node.agent.suspend_probe import ability
 from sublet.values import NS_PER_S, Suspend, format_size
 
 Said = tuple[str, str] | tuple[str, str, str]

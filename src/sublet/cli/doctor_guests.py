@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sublet.supervisor.cgroups import Said
+    from sublet.node.processes.cgroups import Said
 
 PATH_SHOWN = 44
 """Characters of a path, so that a line fits into a terminal."""
@@ -30,8 +30,8 @@ _IN_SCOPE = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import json
-from sublet.supervisor.cgroups import Groups
-from sublet.supervisor.cgroups_places import settle
+from sublet.node.processes.cgroups import Groups
+from sublet.node.processes.cgroups_places import settle
 settle()
 groups = Groups.probe(sys.argv[2])
 print(json.dumps(groups.describe()))
@@ -74,9 +74,9 @@ def check_logout(root: str = "/") -> tuple[str, str] | tuple[str, str, str]:
 
 def _in_scope(booted: str) -> list[Said] | None:
     """What control groups allow in a scope as the supervisor has one; None where none is given. Tried for real."""
-    from sublet.agent.scope import scope_prefix
-    from sublet.agent.starting import package_folder
-    from sublet.supervisor.cgroups import Said
+    from sublet.node.agent.scope import scope_prefix
+    from sublet.node.agent.starting import package_folder
+    from sublet.node.processes.cgroups import Said
 
     prefix = scope_prefix(os.environ, booted=booted)
     if not prefix:
@@ -104,7 +104,7 @@ def _user() -> str:
 
 
 def _check_priority() -> tuple[str, str] | tuple[str, str, str]:
-    from sublet.supervisor.priority import Priority
+    from sublet.node.priority import Priority
 
     found = Priority()
     if found.may:
@@ -113,14 +113,14 @@ def _check_priority() -> tuple[str, str] | tuple[str, str, str]:
 
 
 def _group_checks() -> dict[str, Check]:
-    from sublet.agent.scope import BOOTED
+    from sublet.node.agent.scope import BOOTED
 
     return {f"guests: {said.part}": partial(_said, said) for said in _in_scope(BOOTED) or _here()}
 
 
 def _here() -> list[Said]:
     """The same where this process is: a supervisor without a scope is below it."""
-    from sublet.supervisor.cgroups import Groups
+    from sublet.node.processes.cgroups import Groups
 
     groups = Groups.probe(_name())
     try:
@@ -147,8 +147,8 @@ def _shortened(text: str) -> str:
 
 def _store_checks() -> dict[str, Check]:
     """Made and taken away again, in a folder of their own: an image with a file system, a file system in memory."""
-    from sublet.supervisor.project_quota import why_not
-    from sublet.supervisor.stores_work import probe
+    from sublet.node.storage.project_quota import why_not
+    from sublet.node.storage.stores_work import probe
 
     with tempfile.TemporaryDirectory(prefix="sublet-doctor-") as folder:
         block, memory = probe(folder)
@@ -178,7 +178,7 @@ def _stored(text: str, is_less: bool) -> tuple[str, str] | tuple[str, str, str]:
 
 
 def _wall_checks() -> dict[str, Check]:
-    from sublet.supervisor.isolation import Abilities, Part
+    from sublet.node.sandbox import Abilities, Part
 
     found = Abilities.probe()
     lines = dict(zip(Part, found.lines(), strict=True))

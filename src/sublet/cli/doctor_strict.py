@@ -67,9 +67,9 @@ def judged(findings: Iterable[tuple[str, str, str, str]], make: Callable[..., _F
 
 def _check_running() -> tuple[str, str] | tuple[str, str, str]:
     """Guests are walled in by the supervisor that runs, which outlives an office and so an upgrade."""
-    from sublet.agent.starting import package_folder
     from sublet.client.home import runtime_dir
-    from sublet.supervisor.procs import Procs
+    from sublet.node.agent.starting import package_folder
+    from sublet.node.processes.procs import Procs
     from sublet.wire.sockets import peer_of
     from sublet.wire.unix import connect
 
@@ -148,7 +148,7 @@ def _check_parents() -> tuple[str, str] | tuple[str, str, str]:
 
 def _check_limits() -> tuple[str, str] | tuple[str, str, str]:
     """Of the file as the next office reads it: a mistake there raises, and is broken with its line."""
-    from sublet.broker.policy_file import FILE, KEYS, Limits, parse_policy
+    from sublet.office.policy_file import FILE, KEYS, Limits, parse_policy
 
     path = home_dir() / FILE
     limits = parse_policy(path.read_text(encoding="utf-8"), str(path)) if path.exists() else Limits()

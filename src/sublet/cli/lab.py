@@ -24,7 +24,7 @@ from sublet.cli.show import plural, visible
 from sublet.errors import Disconnected, InvalidRequest, NotFound, SubletError, Unsupported
 from sublet.invocation import installing, typeable
 from sublet.lease.states import SliceState
-from sublet.supervisor.prctl import set_pdeathsig
+from sublet.node.prctl import set_pdeathsig
 from sublet.values import Kind
 
 EXAMPLE: Final = "five-minute-gpu.ipynb"

@@ -24,8 +24,8 @@ from sublet.lease.states import SliceState
 from sublet.values import Kind, format_size
 
 if TYPE_CHECKING:
-    from sublet.agent.inventory import HostGpus
     from sublet.cli.call import Office
+    from sublet.node.agent.inventory import HostGpus
 
 GONE_S: Final = 90.0
 """How long `down` waits for the process to end. Draining takes the longest notice, half a minute."""
@@ -38,7 +38,7 @@ class OfficeInUse(SubletError):
 
 def host_gpus_of(text: str) -> HostGpus:
     """``2x16GiB``: so many host devices of this size."""
-    from sublet.agent.inventory import parse_host_gpus
+    from sublet.node.agent.inventory import parse_host_gpus
 
     return parse_host_gpus(text)
 
@@ -222,8 +222,8 @@ def _forgotten(office: Office) -> str:
     home = office.address.home
     if home is None or not home.is_dir():
         return ""
-    from sublet.broker.journal_files import HomeLock
     from sublet.engines.start_settings import SettingsUnusable, forget_settings, read_settings
+    from sublet.office.journal.files import HomeLock
 
     try:
         settings = read_settings(home)

@@ -54,8 +54,8 @@ def check(
     An office reads policy.toml in its state folder when it starts, and with `sublet policy apply`. A mistake there
     keeps it from starting, and is said with its line. Here nothing is put into force.
     """
-    from sublet.broker.policy_file import parse_policy
     from sublet.engines.operator_limits import read_operator_file
+    from sublet.office.policy_file import parse_policy
 
     path = Path(file)
     if not file.strip():
@@ -107,8 +107,8 @@ def _print_changes(changed: list[Json]) -> None:
 def _of_file() -> list[Json]:
     import msgspec
 
-    from sublet.broker.serve_policy import arrangement_views, limit_views
     from sublet.engines.operator_limits import POLICY_FILE, read_limits
+    from sublet.office.api.policy import arrangement_views, limit_views
 
     limits = read_limits(home_dir(None) / POLICY_FILE)
     return [msgspec.to_builtins(view) for view in (*limit_views(limits), *arrangement_views(limits))]

@@ -29,7 +29,7 @@ from sublet.cli.show import Json, plural, visible
 from sublet.client.home import home_dir, runtime_dir
 from sublet.client.office import answers
 from sublet.errors import InvalidRequest, SubletError, Unsupported
-from sublet.supervisor.mounts import detach_loop, loops_of, mounts_below, take_down, who_else_has
+from sublet.node.storage.mounts import detach_loop, loops_of, mounts_below, take_down, who_else_has
 from sublet.values import format_size
 from sublet.wire import unix
 from sublet.wire.sockets import peer_of
@@ -279,7 +279,7 @@ def _kill_supervisor(path: Path) -> None:
             handle = os.pidfd_open(pid)
             try:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
-                expected = (b"sublet.supervisor", os.fsencode(path.parent))
+                expected = (b"sublet.node.supervisor", os.fsencode(path.parent))
                 if uid != os.getuid() or not all(part in command for part in expected):
                     raise SubletError(
                         f"process {pid} listens at {path} and is no supervisor", do="See what it is, and end it."
@@ -298,10 +298,10 @@ def _end_what_is_left(runtime: Path) -> None:
         return
     if not office:  # it was killed before it had a guest
         return
-    from sublet.supervisor.cgroups import Groups
-    from sublet.supervisor.notes import Notes
-    from sublet.supervisor.procs import Identity, Procs
-    from sublet.supervisor.sweep import Sweep
+    from sublet.node.processes.cgroups import Groups
+    from sublet.node.processes.notes import Notes
+    from sublet.node.processes.procs import Identity, Procs
+    from sublet.node.supervisor.sweep import Sweep
 
     groups = Groups.probe(office)
     try:

@@ -381,7 +381,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def _rules(path: str | None, week_min: float) -> Rules:
-    from sublet.broker.policy_file import parse_policy
+    from sublet.office.policy_file import parse_policy
     from sublet.simulate.replay import POLICY, Rules
 
     if path is None:

@@ -13,7 +13,7 @@ from sublet.invocation import typeable
 from sublet.lease.states import SliceState
 
 TROUBLES = {"gpu-trouble", "gpu-libraries"}
-"""Labels of a node that say what is the matter with its cards (``agent.inventory`` sets them; to import that takes as
+"""Labels of a node that say what is the matter with its cards (``node.agent.inventory`` sets them; to import that takes as
 long as all the rest of this command)."""
 
 

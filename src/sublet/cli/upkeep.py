@@ -185,7 +185,7 @@ def restore(
     """
     from pathlib import Path
 
-    from sublet.broker.backup import restore as put_back
+    from sublet.office.journal.backup import restore as put_back
     from sublet.studio.backup import JOURNAL, is_backup, put_in_place, unpacked
     from sublet.studio.office import FOLDER
     from sublet.studio.store import studio_lock

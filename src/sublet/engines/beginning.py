@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sublet import __version__
-from sublet.agent.starting import FindOrStart, package_folder
 from sublet.client.home import make_private_dir, runtime_dir
 from sublet.clock import Clock
+from sublet.node.agent.starting import FindOrStart, package_folder
 from sublet.wire.program_files import check_program
 from sublet.wire.settings import SupervisorSettings
 
 if TYPE_CHECKING:
-    from sublet.broker.disk_room import DiskRoom
-    from sublet.broker.journal import Journal
+    from sublet.office.journal.disk_room import DiskRoom
+    from sublet.office.journal.journal import Journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def begun(home: Path, clock: Clock, *, supervised: bool = True) -> Iterator[Begi
     make_private_dir(home)
     make_private_dir(runtime_dir(home))
     with contextlib.ExitStack() as stack:
-        from sublet.broker.disk_room import DiskRoom
+        from sublet.office.journal.disk_room import DiskRoom
 
         room = DiskRoom(home, now_ns=clock.now_ns)
         room.before_opening()  # a supervisor needs some, too
@@ -53,7 +53,7 @@ def begun(home: Path, clock: Clock, *, supervised: bool = True) -> Iterator[Begi
             stack.callback(supervisor.abandon)
             with contextlib.suppress(OSError):  # what is wrong with the folder is said by the journal
                 supervisor.begin()
-        from sublet.broker.journal import Journal  # meanwhile
+        from sublet.office.journal.journal import Journal  # meanwhile
 
         journal = stack.enter_context(Journal.open(home, wall_ns=clock.wall_ns(), room=room))
         if supervisor is not None:

@@ -26,37 +26,7 @@ from typing import Any, Final
 import uvloop
 
 from sublet import __version__
-from sublet.agent.cards import Cards, has_cards
-from sublet.agent.doors import Door, Visitor
-from sublet.agent.inventory import card_of, machine_inventory, parse_host_gpus
-from sublet.agent.limits import block_bytes, disk_bytes, offer_again, usable_cores
-from sublet.agent.rehearsal import offered, rehearse_all, shows_pids
-from sublet.agent.supervised import SupervisedAgent
-from sublet.agent.suspend_probe import probe_cards
-from sublet.agent.tokens import verify
 from sublet.background import count, end_process
-from sublet.broker.access import AccessList, Caller, Origin
-from sublet.broker.budgets import check_prices, prices_record
-from sublet.broker.commands import NodeUp, OpenOffice, SetPrices
-from sublet.broker.driver import Driver
-from sublet.broker.holder_watch import HolderWatch
-from sublet.broker.http_app import App
-from sublet.broker.http_server import HttpServer
-from sublet.broker.journal import Journal
-from sublet.broker.ledger import Ledger
-from sublet.broker.policy import Policy
-from sublet.broker.policy_file import KEYS, Limits
-from sublet.broker.ports import Agent
-from sublet.broker.processes import Processes
-from sublet.broker.records import Now
-from sublet.broker.reports import with_what_is_held
-from sublet.broker.serve_policy import to_apply
-from sublet.broker.serve_reservations import look_ahead
-from sublet.broker.service import Identity, Service
-from sublet.broker.shared_socket import SharedSocket
-from sublet.broker.signing import Signer
-from sublet.broker.state import State
-from sublet.broker.vigil import ASLEEP, MOMENT_NS, Vigil
 from sublet.client.home import data_path, home_dir, note_end, socket_path
 from sublet.clock import Clock, SystemClock
 from sublet.engines.beginning import Beginning, begun
@@ -64,7 +34,37 @@ from sublet.engines.operator_limits import POLICY_FILE, read_limits, within
 from sublet.engines.shared_folder import listen_for_all, prepare
 from sublet.errors import InvalidRequest, NotFound, Unauthorized, Unsupported
 from sublet.lease.token import TokenClaims
+from sublet.node.agent.cards import Cards, has_cards
+from sublet.node.agent.doors import Door, Visitor
+from sublet.node.agent.inventory import card_of, machine_inventory, parse_host_gpus
+from sublet.node.agent.limits import block_bytes, disk_bytes, offer_again, usable_cores
+from sublet.node.agent.rehearsal import offered, rehearse_all, shows_pids
+from sublet.node.agent.supervised import SupervisedAgent
+from sublet.node.agent.suspend_probe import probe_cards
+from sublet.node.agent.tokens import verify
 from sublet.observe.bills import Rates, parse_rates
+from sublet.office.access import AccessList, Caller, Origin
+from sublet.office.api.app import App
+from sublet.office.api.holder_watch import HolderWatch
+from sublet.office.api.policy import to_apply
+from sublet.office.api.processes import Processes
+from sublet.office.api.reservations import look_ahead
+from sublet.office.api.server import HttpServer
+from sublet.office.api.service import Identity, Service
+from sublet.office.api.signing import Signer
+from sublet.office.driver import Driver
+from sublet.office.journal.journal import Journal
+from sublet.office.ledger.budgets import check_prices, prices_record
+from sublet.office.ledger.commands import NodeUp, OpenOffice, SetPrices
+from sublet.office.ledger.ledger import Ledger
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.records import Now
+from sublet.office.ledger.reports import with_what_is_held
+from sublet.office.ledger.state import State
+from sublet.office.policy_file import KEYS, Limits
+from sublet.office.ports import Agent
+from sublet.office.shared_socket import SharedSocket
+from sublet.office.vigil import ASLEEP, MOMENT_NS, Vigil
 from sublet.values import NS_PER_S, Kind, ResourceId, TenantId
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.orders import Inventory, Report

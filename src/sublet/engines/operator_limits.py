@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from sublet.broker import policy_file
-from sublet.broker.policy_file import Limits, parse_policy
 from sublet.errors import InvalidRequest
+from sublet.office import policy_file
+from sublet.office.policy_file import Limits, parse_policy
 from sublet.settings import FILE_BYTES_MAX
 from sublet.values import Kind
 from sublet.wire.orders import Inventory

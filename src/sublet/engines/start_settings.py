@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from sublet.agent.inventory import HostGpus, parse_host_gpus
-from sublet.broker.journal_files import publish, sync_file, sync_folder
 from sublet.errors import InvalidRequest, SubletError
 from sublet.invocation import typed
+from sublet.node.agent.inventory import HostGpus, parse_host_gpus
 from sublet.observe.logs import LogFormat
+from sublet.office.journal.files import publish, sync_file, sync_folder
 from sublet.values import format_size, parse_size
 
 SETTINGS_NAME: Final = "started-with"

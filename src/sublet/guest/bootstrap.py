@@ -19,7 +19,7 @@ leaving, over                              ``LeaseInterrupt``     ``LeaseInterru
 =========================================  =====================  ====================
 
 A guest that leaves says so in the tally of its lease first and then looks again, so the supervisor knows of everything
-that stands still whether it would leave when it goes on: that is not parked (``supervisor.parking``).
+that stands still whether it would leave when it goes on: that is not parked (``node.supervisor.parking``).
 
 Where it goes through to the top the program is over: its other threads are not waited for, as Python would, since they
 would only be met by that force (who wants to wait for them catches it and does). SIGTERM *without* an end on the

@@ -1,6 +1,6 @@
 """Bills: what was held, and what that costs, in integers from end to end.
 
-A *usage* is what one lease held and when; ``broker.history`` makes usages from the audit chain, and this module folds
+A *usage* is what one lease held and when; ``office.journal.history`` makes usages from the audit chain, and this module folds
 them into lines. Nothing is rounded on the way: device time is counted in thousandths of a device times nanoseconds, the
 rest in cores or bytes times nanoseconds, and money in a unit so small that every rate divides it. Only what is shown is
 rounded, once, so the sum over the lines of any bill is the sum over tenants, and that is the sum over devices
@@ -492,7 +492,7 @@ class Reconciliation:
 def reconcile(usages: Iterable[Usage], devices: Mapping[tuple[ResourceId, Kind], int]) -> Reconciliation:
     """Compare the sum over tenants with the sum over devices, which must be equal to the nanosecond.
 
-    ``devices`` has been computed without ever looking at a lease's interval (``broker.history`` says how).
+    ``devices`` has been computed without ever looking at a lease's interval (``office.journal.history`` says how).
     """
     bill = fold(usages, by="tenant")
     by_kind = dict.fromkeys(Kind, 0)

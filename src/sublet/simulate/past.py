@@ -7,11 +7,11 @@ from typing import Final
 
 import msgspec
 
-from sublet.broker import events as ev
-from sublet.broker.journal_reader import Reader
-from sublet.broker.records import LeaseRecord
 from sublet.errors import InvalidRequest, JournalError
 from sublet.observe import audit
+from sublet.office.journal.reader import Reader
+from sublet.office.ledger import events as ev
+from sublet.office.ledger.records import LeaseRecord
 from sublet.simulate.replay import Hardware
 from sublet.simulate.workload import CELLS_MAX, Cell, Session
 from sublet.values import GIB, NS_PER_S, Exclusivity, Kind, LeaseId, NodeId

@@ -21,15 +21,15 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from sublet.broker import commands as cmd
-from sublet.broker import events as ev
-from sublet.broker.answers import Granted, Outcome, Refusal
-from sublet.broker.ledger import Ledger
-from sublet.broker.policy import Policy
-from sublet.broker.records import DeclaredRecord, NoticeRecord, Now, Want
-from sublet.broker.reservation_times import instants, parse_rule, zone_of
 from sublet.errors import InvalidRequest, SubletError
 from sublet.lease.states import LIVE_STATES
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger import events as ev
+from sublet.office.ledger.answers import Granted, Outcome, Refusal
+from sublet.office.ledger.ledger import Ledger
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.records import DeclaredRecord, NoticeRecord, Now, Want
+from sublet.office.ledger.reservation_times import instants, parse_rule, zone_of
 from sublet.simulate.results import Result
 from sublet.simulate.workload import Cell, Session
 from sublet.values import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet.agent.port import AgentPort
+from sublet.node.agent.port import AgentPort
 from sublet.testing.clock import HeldClock
 from sublet.testing.machine import FaultName, Faults, Machine
 from sublet.testing.memory import MemoryAgent

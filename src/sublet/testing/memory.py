@@ -8,11 +8,11 @@ journal again.
 
 from __future__ import annotations
 
-from sublet.agent.port import ReportSink
 from sublet.clock import Clock
 from sublet.lease.fence import FenceTable
 from sublet.lease.node import Node
 from sublet.lease.teardown import Teardown
+from sublet.node.agent.port import ReportSink
 from sublet.testing.machine import FaultName, Faults, Machine
 from sublet.testing.pretended import PretendedHardware, Timings
 from sublet.values import Epoch, LeaseId, NodeId

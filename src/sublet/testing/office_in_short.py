@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
 
-from sublet.agent.port import AgentPort
 from sublet.errors import SubletError
+from sublet.node.agent.port import AgentPort
 from sublet.testing.machine import FaultName
 from sublet.values import GIB, NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import End, Extend, Grant, Notify, Part, Report, Verify

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sublet.agent.port import AgentPort
 from sublet.clock import Clock
+from sublet.node.agent.port import AgentPort
 from sublet.values import EndReason, Epoch, LeaseId
 from sublet.wire.orders import End, Notify, Part
 

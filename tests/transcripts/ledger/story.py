@@ -12,15 +12,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 
-from sublet.broker import commands as cmd
-from sublet.broker import events as ev
-from sublet.broker.answers import Done, Granted, Offer, Place, Refusal
-from sublet.broker.budgets import money
-from sublet.broker.ledger import Ledger
-from sublet.broker.records import LOCAL_TENANT, EndRecord, GroupRecord, LeaseRecord, ProcessRecord, Quota, Want
-from sublet.broker.state import State
 from sublet.errors import SubletError
 from sublet.lease.states import LeaseStatus
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger import events as ev
+from sublet.office.ledger.answers import Done, Granted, Offer, Place, Refusal
+from sublet.office.ledger.budgets import money
+from sublet.office.ledger.ledger import Ledger
+from sublet.office.ledger.records import LOCAL_TENANT, EndRecord, GroupRecord, LeaseRecord, ProcessRecord, Quota, Want
+from sublet.office.ledger.state import State
 from sublet.values import (
     BudgetWindow,
     EndReason,
@@ -60,7 +60,7 @@ from sublet.wire.orders import (
     VolumeRef,
     Volumes,
 )
-from tests.unit.ledger.bench import Bench
+from tests.unit.office.ledger.bench import Bench
 
 Words = dict[str, str]
 

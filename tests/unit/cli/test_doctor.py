@@ -14,15 +14,15 @@ from typing import BinaryIO, cast
 
 import pytest
 
-from sublet.agent.nvml import IDLE_SHARE
 from sublet.cli import main
 from sublet.cli.doctor import _wrapped
 from sublet.cli.doctor_devices import check_machine, device_checks, nvidia_cards_on_the_bus
 from sublet.cli.doctor_guests import Check, _in_scope, check_logout, guest_checks
-from sublet.supervisor.cgroups import Said
-from sublet.supervisor.locks import DeviceLocks, all_held
+from sublet.node.agent.nvml import IDLE_SHARE
+from sublet.node.processes.cgroups import Said
+from sublet.node.supervisor.locks import DeviceLocks, all_held
 from sublet.values import GIB
-from tests.unit.agent.fake_nvml import FakeCard, FakeNvml
+from tests.unit.node.agent.fake_nvml import FakeCard, FakeNvml
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_a_journal_that_is_none_is_broken(home: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_journal_from_a_newer_version_says_so(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from sublet.broker.journal_schema import APPLICATION_ID, VERSION
+    from sublet.office.journal.schema import APPLICATION_ID, VERSION
 
     home.mkdir(mode=0o700)
     db = sqlite3.connect(home / "journal.db")
@@ -159,7 +159,7 @@ def test_a_slow_disk_is_noted(home: Path, capsys: pytest.CaptureFixture[str], mo
 
 def with_library(monkeypatch: pytest.MonkeyPatch, library: FakeNvml) -> None:
     """The machine has this pretended driver, and no other."""
-    monkeypatch.setattr("sublet.agent.nvml.is_driver_here", lambda _root: True)
+    monkeypatch.setattr("sublet.node.agent.nvml.is_driver_here", lambda _root: True)
     monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, library))
 
 

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from sublet.broker.http_server import HttpServer
-from sublet.broker.records import LeaseRecord
 from sublet.client.address import Address
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from tests.unit.broker_http.bench import Bench, bench
+from sublet.office.api.server import HttpServer
+from sublet.office.ledger.records import LeaseRecord
+from tests.unit.office.api.bench import Bench, bench
 
 __all__ = ["OfficeThread", "office_thread"]
 

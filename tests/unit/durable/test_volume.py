@@ -29,9 +29,9 @@ from sublet.errors import (
     SubletError,
     VersionConflict,
 )
-from sublet.supervisor.copying_work import copy_in
-from sublet.supervisor.publishing_work import publish, said_of
-from sublet.supervisor.volume_folder import Place, collect, lay_out
+from sublet.node.storage.copying_work import copy_in
+from sublet.node.storage.publishing_work import publish, said_of
+from sublet.node.storage.volume_folder import Place, collect, lay_out
 from sublet.values import MIB, Epoch, LeaseId
 from sublet.wire.codec import loads
 from sublet.wire.refusals import refusal_of

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from sublet.agent.inventory import HostGpus, parse_host_gpus
 from sublet.engines.start_settings import (
     SETTINGS_NAME,
     OfficeDiffers,
@@ -19,6 +18,7 @@ from sublet.engines.start_settings import (
     read_settings,
     write_settings,
 )
+from sublet.node.agent.inventory import HostGpus, parse_host_gpus
 from sublet.observe.logs import LogFormat
 from sublet.values import GIB
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sublet.broker.answers import Outcome
-from sublet.broker.commands import Command
-from sublet.broker.journal import Journal
-from sublet.broker.ledger import Ledger
-from sublet.broker.records import Now
 from sublet.cli import main
 from sublet.errors import InvalidRequest
+from sublet.office.journal.journal import Journal
+from sublet.office.ledger.answers import Outcome
+from sublet.office.ledger.commands import Command
+from sublet.office.ledger.ledger import Ledger
+from sublet.office.ledger.records import Now
 from sublet.simulate import replay
 from sublet.simulate.past import read_journal
 from sublet.simulate.replay import Hardware, Replay

@@ -8,10 +8,10 @@ from statistics import quantiles
 
 import pytest
 
-from sublet.broker.policy import Policy
-from sublet.broker.policy_file import parse_policy
-from sublet.broker.records import Quota
 from sublet.errors import InvalidRequest
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.records import Quota
+from sublet.office.policy_file import parse_policy
 from sublet.simulate import workload
 from sublet.simulate.peers import PEERS, run_peer
 from sublet.simulate.replay import Costs, Hardware, Replay, Rules, read_costs

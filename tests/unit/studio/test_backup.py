@@ -18,17 +18,17 @@ from typing import Final
 
 import pytest
 
-from sublet.broker.journal_files import HomeLock
-from sublet.broker.journal_reader import Reader
 from sublet.cli import main
 from sublet.errors import JournalError
+from sublet.office.journal.files import HomeLock
+from sublet.office.journal.reader import Reader
 from sublet.studio import backup
 from sublet.studio.people import TOKEN_PREFIX, People
 from sublet.studio.plan import Plan, Queue, last_plan, save_plan
 from sublet.studio.records import Entry, Started, Terms
 from sublet.studio.store import SqliteStore, studio_lock
 from sublet.values import GIB
-from tests.unit.journal.making import OPENED, Place, at, queued
+from tests.unit.office.journal.making import OPENED, Place, at, queued
 from tests.unit.studio.test_people import OLD_TOKEN, Stage, write_version_1
 
 PLAN: Final = Plan(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet.agent.clean_card import _handed_on
+from sublet.node.agent.clean_card import _handed_on
 from sublet.wire.open_files import handed_on, open_files
 
 ZERO = os.stat("/dev/zero").st_rdev
@@ -20,7 +20,7 @@ FULL = os.stat("/dev/full").st_rdev
 """The device that is handed on, as no other test's program does: who has it is looked for on the whole machine."""
 OPENS = """
 import os, socket, sys
-from sublet.supervisor.isolation import syscalls
+from sublet.node.sandbox import syscalls
 syscalls.unshare(syscalls.CLONE_NEWNS)
 syscalls.mount("", "/", syscalls.MS_REC | syscalls.MS_PRIVATE)
 tree = syscalls.open_tree("/dev/full", recursive=False, follow=False)

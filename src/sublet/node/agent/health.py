@@ -1,0 +1,264 @@
+"""What is looked at with each heartbeat: whether every card is well, and who else is on it.
+
+What a look means is pure (``fault_in``). The looking itself (``CardWatch``) asks the driver from a thread of its own,
+since a driver that is in trouble may block its caller for ever, and an office must not block with it. One question at
+a time: while one is unanswered, nothing more is asked, and after a while that is the fault of every card.
+
+A fault is reported for as long as it lasts, so an operator who clears a card that is still broken is told again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sublet.background import start_thread
+from sublet.node.agent.foreign import ForeignNews, Own, foreign_use, merged
+from sublet.node.agent.inventory import card_of
+from sublet.node.agent.nvml import CARD_BROKEN, UNKNOWN, Nvml, NvmlFailed, Reading
+from sublet.values import NS_PER_S, NodeId, ResourceId
+from sublet.wire.orders import Device, Fault, Foreign, Inventory
+
+LOOK_EVERY_NS: Final = 5 * NS_PER_S
+AGAIN_NS: Final = NS_PER_S
+"""After a look that found others on a card anew: memory of a process that has just ended (`nvidia-smi`, `sublet doctor
+--gpu`) is in use for a moment longer, and no request is to wait long for that."""
+SOON_NS: Final = NS_PER_S // 10
+PATIENCE_NS: Final = 30 * NS_PER_S
+"""A driver that takes longer to answer is broken."""
+SILENT_LOOKS: Final = 3
+"""A driver may be reloaded under us; so many looks in a row without an answer are a fault."""
+
+CONTAINED: Final = 94
+"""A memory error that was contained: what had the memory is dead, and the card goes on until it is next reset."""
+_XID_TEXTS: Final[Mapping[int, str]] = {
+    48: "an uncorrectable memory error",
+    62: "its controller stopped",
+    64: "broken memory that could not be taken out of use",
+    74: "an error of its link to other cards",
+    79: "it fell off its bus",
+    95: "an uncorrectable memory error that was not contained",
+    110: "a security fault",
+    119: "its controller does not answer",
+    120: "its controller failed",
+    121: "an error of its link to the processor",
+    140: "an uncorrectable memory error",
+    143: "its memory could not be made ready",
+}
+"""Those that say that the hardware failed. Every other one is a program's own doing (13, 31, 43, 45, 109 and more:
+any tenant can bring them about), tells of what was contained (63, 94), or is not known here: what is then wrong with
+the card the next look shows by itself."""
+_FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
+"""The number of the machine's own pid namespace, on every Linux."""
+
+
+def fault_of_xid(xid: int) -> str:
+    """What an error that the driver reported says of the card; empty if nothing."""
+    text = _XID_TEXTS.get(xid)
+    return f"the driver reported {text} (Xid {xid})" if text else ""
+
+
+def fault_in(reading: Reading, before: Reading | None = None) -> str:
+    """What is wrong with the card, in words; empty if nothing is. ``before``: the look before this one.
+
+    A count of memory errors only tells something by rising: what it was when the watch began was there before us. If
+    the driver says in the same look, or in the one before, that the error was contained, the card is well.
+    """
+    if reading.failed is not None:
+        return reading.failed.message
+    for xid in reading.xids:
+        if fault_of_xid(xid):
+            return fault_of_xid(xid)
+    if reading.worn_out:
+        return "its memory is broken, and there is nothing left to replace it"
+    known = None if before is None else before.uncorrected
+    is_contained = CONTAINED in reading.xids or (before is not None and CONTAINED in before.xids)
+    if known is not None and reading.uncorrected is not None and reading.uncorrected > known and not is_contained:
+        return f"{reading.uncorrected - known} memory errors could not be corrected"
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """What came of the last look at one device."""
+
+    resource: ResourceId
+    reading: Reading
+    foreign: Foreign
+    fault: str = ""
+
+
+class CardWatch:
+    """Watches the cards of an inventory. Without one it does nothing, and costs nothing."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        *,
+        own: Callable[[ResourceId], Own],
+        open_driver: Callable[[], Nvml] = Nvml.open,
+        name_of: Callable[[int], tuple[str, str]] | None = None,
+        allowed: bool = False,
+        sees_processes: bool | None = None,
+    ) -> None:
+        """``own`` tells what is ours on a device. It is asked after the look, from the caller's thread."""
+        self.node: NodeId = inventory.node
+        self.health: dict[ResourceId, Health] = {}
+        self._cards: dict[str, Device] = {card_of(d): d for d in inventory.devices if card_of(d)}
+        self._own = own
+        self._open = open_driver
+        self._name_of = who_is if name_of is None else name_of
+        self._allowed = allowed
+        self.sees_processes = sees_all_processes() if sees_processes is None else sees_processes
+        self._nvml: Nvml | None = None
+        self._silent: dict[str, int] = {}
+        self._elsewhere: dict[ResourceId, Foreign] = {}
+        self._news = ForeignNews()
+        self._thread: threading.Thread | None = None
+        self._asked_ns = 0
+        self._leased_then: dict[ResourceId, int] = {}
+        """What was under our leases when the question went out."""
+        self._answer: list[Reading] = []
+        self._every_ns = LOOK_EVERY_NS
+
+    def tick(self, now_ns: int) -> tuple[list[Fault | Foreign], int | None]:
+        """What there is to report, and when to come again (None: never). Waits for nothing."""
+        if not self._cards:
+            return [], None
+        reports: list[Fault | Foreign] = []
+        waited_ns = now_ns - self._asked_ns
+        if self._thread is not None and not self._thread.is_alive():
+            self._thread = None
+            reports = self.judge(self._answer, now_ns)
+        elif self._thread is not None and waited_ns >= PATIENCE_NS:
+            said = f"the driver has not answered for {waited_ns // NS_PER_S} s"
+            reports = [self._fault(device.id, said) for device in self._cards.values()]
+        if self._thread is None and (self._asked_ns == 0 or waited_ns >= self._every_ns):
+            self._ask(now_ns)
+            waited_ns = 0
+        if self._thread is None:
+            return reports, self._asked_ns + self._every_ns
+        return reports, now_ns + min(LOOK_EVERY_NS, max(SOON_NS, waited_ns))  # soon, and later if it takes long
+
+    def look(self) -> list[Reading]:
+        """Ask the driver of every card, and wait for the answers. Never raises for what a driver does."""
+        try:
+            if self._nvml is None:
+                self._nvml = self._open()
+                self._nvml.watch(tuple({device.machine_id or uuid: None for uuid, device in self._cards.items()}))
+            readings = [self._nvml.read(uuid) for uuid in self._cards]
+            xids: dict[str, tuple[int, ...]] = {}
+            for uuid, xid in self._nvml.xids():  # after the counts: what explains a rise is then there as well
+                xids[uuid] = (*xids.get(uuid, ()), xid)
+            readings = [
+                replace(reading, xids=xids.get(device.machine_id or reading.uuid, ()))
+                for reading, device in zip(readings, self._cards.values(), strict=True)
+            ]
+        except NvmlFailed as failed:
+            return [Reading(uuid=uuid, failed=failed) for uuid in self._cards]
+        if all(reading.failed is not None for reading in readings):
+            self.close()  # the driver may have been loaded anew, and the connection be one to the old one
+        return readings
+
+    def judge(self, readings: Iterable[Reading], now_ns: int) -> list[Fault | Foreign]:
+        """What follows from a look."""
+        reports: list[Fault | Foreign] = []
+        blocked = self._blocked()
+        for reading in readings:
+            device = self._cards[reading.uuid]
+            before = self.health.get(device.id)
+            fault = fault_in(reading, None if before is None else before.reading)
+            if reading.failed is not None:
+                self._silent[reading.uuid] = self._silent.get(reading.uuid, 0) + 1
+                if reading.failed.code not in CARD_BROKEN and self._silent[reading.uuid] < SILENT_LOOKS:
+                    continue
+                # What others have of a card that does not answer is not known to have changed.
+                foreign = before.foreign if before is not None else Foreign(node=self.node, resource=device.id)
+            else:
+                self._silent.pop(reading.uuid, None)
+                foreign = self._foreign(reading, device)
+            self.health[device.id] = Health(resource=device.id, reading=reading, foreign=foreign, fault=fault)
+            if fault:
+                reports.append(self._fault(device.id, fault))
+        self._every_ns = min(AGAIN_NS, LOOK_EVERY_NS) if self._blocked() - blocked else LOOK_EVERY_NS
+        return [*reports, *self._news.of(self._others(), now_ns)]
+
+    def _blocked(self) -> set[ResourceId]:
+        return {resource for resource, health in self.health.items() if health.foreign.blocks}
+
+    def heard(self, report: Foreign, now_ns: int) -> list[Foreign]:
+        """The supervisor says whether another office lends the device (of whatever kind it is). What follows from it,
+        together with what was seen of processes, is for the ledger; one report of a device replaces the other there.
+        """
+        self._elsewhere[report.resource] = report
+        return self._news.of(self._others(), now_ns)
+
+    def close(self) -> None:
+        """Let go of the driver; of one that still owes an answer, when this process ends."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if self._nvml is not None:
+            nvml, self._nvml = self._nvml, None
+            nvml.close()
+
+    def _ask(self, now_ns: int) -> None:
+        self._asked_ns = now_ns
+        self._leased_then = {device.id: self._own(device.id).leased for device in self._cards.values()}
+        broken = NvmlFailed(UNKNOWN, "the question itself failed")
+        self._answer = [Reading(uuid=uuid, failed=broken) for uuid in self._cards]  # unless something better comes
+
+        def ask() -> None:
+            self._answer = self.look()
+
+        self._thread = start_thread("card_look", ask, called="cards")
+
+    def _foreign(self, reading: Reading, device: Device) -> Foreign:
+        own = self._own(device.id)
+        # A lease that ended meanwhile had its memory when the driver counted; a card that is free now is not full.
+        own = replace(own, leased=max(own.leased, self._leased_then.get(device.id, 0)))
+        return foreign_use(
+            reading,
+            own,
+            node=self.node,
+            resource=device.id,
+            capacity=device.capacity,
+            name_of=self._name_of,
+            sees_processes=self.sees_processes,
+            allowed=self._allowed,
+        )
+
+    def _others(self) -> list[Foreign]:
+        found = {resource: health.foreign for resource, health in self.health.items()}
+        for resource, foreign in self._elsewhere.items():
+            found[resource] = merged(foreign, found[resource]) if resource in found else foreign
+        return list(found.values())
+
+    def _fault(self, resource: ResourceId, detail: str) -> Fault:
+        return Fault(node=self.node, resource=resource, detail=detail)
+
+
+def who_is(pid: int) -> tuple[str, str]:
+    """The command and the user of a process, as far as they can be told. A process calls itself what it likes."""
+    import pwd
+
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            name = "".join(c if c.isprintable() else "?" for c in file.read(64).removesuffix("\n"))
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return "", ""
+    try:
+        return name, pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return name, str(uid)
+
+
+def sees_all_processes() -> bool:
+    """Whether the pids of the driver are those that this process would use. They are not inside a container."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False

@@ -1,0 +1,541 @@
+"""The agent of a real machine: it knows the hardware and carries the office's orders to the supervisor.
+
+The rules are kept over there (``lease.node`` in the supervisor's process), since they must hold when the office is
+down. Here orders are gathered within a turn of the office's loop and sent as one message; reports come back in
+batches. When the supervisor is gone, so are its guests: another is started, told of nothing, and the office, which sees
+the node come up anew, sends its grants again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import socket
+import sys
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from typing import Any, Final
+
+from sublet.background import Guard, count, end_process, is_shortage, start_task
+from sublet.errors import Disconnected, InvalidRequest, OfficeElsewhere, SubletError, Unauthorized, Unsupported
+from sublet.node.agent.port import ReportSink
+from sublet.values import NS_PER_S, NodeId, TenantId
+from sublet.wire.caps import LeaseCaps
+from sublet.wire.cards import CardUse
+from sublet.wire.codec import dumps, loads
+from sublet.wire.frames import close_all
+from sublet.wire.guests import (
+    Admit,
+    Configure,
+    Configured,
+    Front,
+    Guests,
+    ListGuests,
+    ListProcesses,
+    ListTroubles,
+    OfficeCall,
+    OfficeReply,
+    Orders,
+    Processes,
+    Quit,
+    Reports,
+    Revoke,
+    Troubles,
+)
+from sublet.wire.happenings import Event, Happening, Hello, Over, Refused, Replied
+from sublet.wire.link import Link
+from sublet.wire.orders import End, Inventory, Order, RemoveVolume, Report, Verify
+from sublet.wire.sockets import receive_some, send_some
+
+_log = logging.getLogger("sublet.node.agent")
+
+AGAIN_S: Final = (0.05, 0.2, 1.0, 5.0)
+"""Pauses before another supervisor is started, if one ends or will not start."""
+
+CONFIGURE_S: Final = 30.0
+"""How long a supervisor may take to answer who it is."""
+
+TOLD_S: Final = 5.0
+"""How long a holder waits at the most for a new supervisor to be told of its lease."""
+ASK_S: Final = 30.0
+"""How long any other answer may take. It takes a millisecond; a supervisor that stands still is one that is away."""
+CUT_AGAIN_S: Final = 1.0
+SHORT_PAUSE_S: Final = 0.2
+"""After the socket could not be read for want of memory."""
+ORDERS_MAX: Final = 256
+"""In one message."""
+
+Connect = Callable[[], Awaitable[socket.socket]]
+"""Finds the supervisor of this office, or starts one; a connected, non-blocking socket."""
+
+
+class SupervisedAgent:
+    """One machine's agent (``AgentPort``). All calls come from the office's loop."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        *,
+        office: str,
+        incarnation: Callable[[], int],
+        connect: Connect,
+        report: ReportSink,
+        on_new_supervisor: Callable[[], Awaitable[object]],
+        offered: Callable[[], Inventory] | None = None,
+        caps: LeaseCaps | None = None,
+        generations: Callable[[], Mapping[TenantId, int]] = dict,
+        die: Callable[[str], object] = end_process,
+    ) -> None:
+        """``caps``: of what a lease does not have. ``offered`` is what may be lent now, never more than
+        ``inventory``. ``on_new_supervisor`` is awaited when one with empty tables has taken the place of another; it is
+        done once all grants that live were sent again. ``generations``: of the rights of tenants, where they ever
+        changed. ``die`` ends the process with a line."""
+        self.supervisor: Configured | None = None
+        """What the supervisor said of itself; None while there is none."""
+        self._inventory = inventory
+        self._offered = offered
+        self._caps = caps or LeaseCaps()
+        self._office = office
+        self._incarnation = incarnation
+        self._connect = connect
+        self._sink = report
+        self._on_new_supervisor = on_new_supervisor
+        self._die = die
+        self._generations = generations
+        self._reading = Guard("supervisor_link")
+        self._writing_short = Guard("supervisor_link")
+        self._out: OrderedDict[Hashable, Order] = OrderedDict()
+        """Orders that are still to be sent, each by what a later one of its kind takes the place of: the office repeats
+        what is not confirmed, and a supervisor that stands still for an hour must not fill the memory."""
+        self._early: list[Report] | None = []
+        """What was reported before the office could listen."""
+        self._link: Link | None = None
+        self._sock: socket.socket | None = None
+        self._writing = False
+        self._is_joined = False
+        self._has_grants = False
+        """Whether the grants that live were handed in for this supervisor."""
+        self._is_told = asyncio.Event()
+        """Whether the supervisor knows which leases live: the grants are on their way to it."""
+        self._answers: dict[int, asyncio.Future[bytes]] = {}
+        self._revoked: dict[TenantId, int] = {}
+        """How often the rights of a tenant have changed."""
+        self._again: asyncio.Task[None] | None = None
+        self._cutting: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._watchdog = Watchdog()
+        self._turning = Guard("supervisor_turns")
+        self._pid = 0
+        self._ticked_ns = 0
+
+    # ---- the port ----
+
+    @property
+    def node(self) -> NodeId:
+        return self._inventory.node
+
+    def inventory(self) -> Inventory:
+        return self._inventory if self._offered is None else self._offered()
+
+    def send(self, order: Order, *, incarnation: int | None = None) -> None:
+        parts = order.parts if isinstance(order, End | Verify | RemoveVolume) else ()
+        self._out[type(order), order.lease, order.epoch, parts] = order
+
+    def tick(self, now_ns: int) -> int | None:
+        """The office's turn is over: what it ordered goes out. The supervisor keeps its own time; whether it still
+        does is asked once a second."""
+        if self._is_joined:
+            self._watch(now_ns)
+            self._push()
+            if self._has_grants:
+                self._is_told.set()
+        else:
+            self._out.clear()  # a new supervisor is told of everything that is live
+        return None
+
+    # ---- life ----
+
+    async def start(self) -> None:
+        """Find or start the supervisor, and take over what runs."""
+        for pause_s in AGAIN_S[:-1]:
+            try:
+                await self._join()
+                break
+            except OfficeElsewhere:  # it will not end for us
+                raise
+            except (Disconnected, OSError, TimeoutError):  # it was just about to end
+                self._drop()
+                await asyncio.sleep(pause_s)
+        else:
+            await self._join()
+
+    def listen(self) -> None:
+        """The office knows the machine by now, and hears what is reported."""
+        early, self._early = self._early, None
+        for report in early or ():
+            self._sink(report)
+
+    async def close(self, *, now: bool = False) -> None:
+        """The office ends. The supervisor stays for as long as anything lives; with ``now`` it ends at once."""
+        self._closed = True
+        for task in (self._again, *self._cutting):
+            if task is not None:
+                task.cancel()
+        if self._link is not None:
+            with contextlib.suppress(SubletError, TimeoutError):
+                await asyncio.wait_for(self.ask(Quit(now=now)), 2)
+        self._drop()
+
+    async def ask(self, asked: OfficeCall, fds: tuple[int, ...] = ()) -> OfficeReply:
+        """Ask the supervisor something. Raises what it refuses with, or ``Disconnected``."""
+        if self._link is None:
+            raise _away()
+        link = self._link
+        call = link.call(dumps(asked), fds)
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._answers[call] = future
+        self._send()
+        try:
+            async with asyncio.timeout(ASK_S):
+                answer = await future
+        except TimeoutError:
+            raise Disconnected(
+                f"the supervisor of this machine has not answered for {ASK_S:.0f} s",
+                do="Look whether its process stands still (`sublet status` names it), or try again.",
+            ) from None
+        finally:
+            if self._answers.pop(call, None) is not None:  # no caller waits for the answer any more, when it comes
+                link.abandon(call)
+        return loads(OfficeReply, answer)  # type: ignore[no-any-return]
+
+    async def guests(self, asked: ListGuests) -> Guests:
+        """What runs here: one page of it."""
+        found = await self.ask(asked)
+        assert isinstance(found, Guests)
+        return found
+
+    async def processes(self, uses: tuple[CardUse, ...] = ()) -> tuple[int, ...]:
+        """Every process that runs here under a lease, and the supervisor's own. ``uses``: what the driver says each has
+        of a card; who has more than its lease is ended."""
+        found = await self.ask(ListProcesses(uses=uses))
+        assert isinstance(found, Processes)
+        return found.pids
+
+    async def troubles(self) -> Troubles:
+        """What has failed in the supervisor since it was started."""
+        found = await self.ask(ListTroubles())
+        assert isinstance(found, Troubles)
+        return found
+
+    def silent_s(self, now_ns: int) -> float:
+        """For how long the supervisor has answered nothing; 0 while it turns."""
+        return self._watchdog.silent_ns(now_ns) / NS_PER_S
+
+    def _watch(self, now_ns: int) -> None:
+        self._ticked_ns = now_ns
+        if self._watchdog.look(now_ns):
+            _ = start_task("supervisor_turns", self._ask_whether_it_turns)
+        elif self._watchdog.silent_ns(now_ns) and not self._turning.is_failing:
+            error = Disconnected(
+                f"the supervisor (pid {self._pid}) has not answered for {SILENT_NS // NS_PER_S} s: it stands still"
+            )
+            self._turning.failed(
+                error,
+                "no deadline is enforced until it goes on; to end it ends all guests, so that is for the operator",
+            )
+
+    async def _ask_whether_it_turns(self) -> None:
+        """Until it answers, however late, or is gone."""
+        link = self._link
+        while link is not None and self._link is link:
+            try:
+                await self.ask(ListTroubles())
+            except Disconnected:  # not yet
+                continue
+            except SubletError:  # a refusal is an answer
+                pass
+            self._watchdog.answered(self._ticked_ns)
+            self._turning.passed()
+            return
+
+    async def admit(self, front: Front, hello: Hello, fd: int) -> None:
+        """Hand a holder's connection over; the descriptor here is still the caller's to close.
+
+        A supervisor that has just been started is first told which leases live, or it would deny them. Who was
+        checked before the tenant's rights changed, and would come only after its other connections were cut, is not
+        let in.
+        """
+        rights = self._revoked.get(front.tenant, 0)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_told.wait(), TOLD_S)
+        if self._link is None or not self._is_told.is_set():  # it may have been replaced while this task was to go on
+            raise _away()
+        if self._revoked.get(front.tenant, 0) != rights:
+            raise Unauthorized("the rights of this tenant have just changed", do="Connect anew.")
+        copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # what is handed to a link is the link's to close
+        await self.ask(Admit(front=front, oldest=hello.oldest, newest=hello.newest), (copy,))
+
+    async def set_caps(self, caps: LeaseCaps) -> None:
+        """Leases that begin from now on have these caps, and all guests together have theirs. The supervisor is told as
+        when an office takes over, which every version of it understands. Returns when it knows."""
+        if caps == self._caps:
+            return
+        self._caps = caps
+        if not self._is_joined:  # the next one is told when it is joined
+            return
+        self._drop()
+        self._is_joined = False
+        self._is_told.clear()
+        self._again = start_task("supervisor_link", self._join_again, failed=self._ended)
+        done, _ = await asyncio.wait((self._again,), timeout=CONFIGURE_S)
+        if not done:
+            raise Disconnected(
+                "the supervisor of this machine does not answer; it is told of the caps as soon as it does",
+                do="Look whether its process stands still (`sublet status` names it).",
+            )
+
+    def cut_off(self, tenant: TenantId, generation: int) -> None:
+        """The rights of a tenant have changed: no connection that was checked before is admitted, and open connections
+        of older generations are cut. This is repeated until a supervisor answers; an office that ends before that
+        repeats it when it is back."""
+        self._revoked[tenant] = self._revoked.get(tenant, 0) + 1
+        self._cut({tenant: generation})
+
+    def _cut(self, generations: Mapping[TenantId, int]) -> None:
+        task = start_task("cut_off", lambda: self._cut_all(generations), failed=self._ended)
+        self._cutting.add(task)
+        task.add_done_callback(self._cutting.discard)
+
+    async def _cut_all(self, generations: Mapping[TenantId, int]) -> None:
+        for tenant, generation in generations.items():
+            await self._cut_off(tenant, generation)
+
+    async def _cut_off(self, tenant: TenantId, generation: int) -> None:
+        while True:
+            try:
+                await self.ask(Revoke(tenant=tenant, generation=generation))
+            except (SubletError, OSError, MemoryError) as error:
+                _log.error("connections of tenant %s may still be open: %s", tenant, error)
+                await asyncio.sleep(CUT_AGAIN_S)
+            else:
+                return
+
+    # ---- the connection ----
+
+    async def _join(self) -> None:
+        had_one, self._is_joined, self._has_grants = self.supervisor is not None, False, False
+        self._is_told.clear()
+        sock = await self._connect()
+        self._sock, self._link = sock, Link.connecting()
+        pid = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
+        asyncio.get_running_loop().add_reader(sock.fileno(), self._readable)
+        asked = Configure(office=self._office, inventory=self._inventory, caps=self._caps)
+        try:
+            configured = await asyncio.wait_for(self.ask(asked), CONFIGURE_S)
+        except InvalidRequest as error:
+            self._drop()
+            raise _of_another_version(pid, error) from error
+        assert isinstance(configured, Configured)
+        self.supervisor, self._is_joined, self._pid = configured, True, pid
+        if not configured.is_new and (generations := self._generations()):
+            self._cut(generations)
+        if had_one:
+            await self._on_new_supervisor()
+        if self._sock is sock:  # else it has ended meanwhile, and another is being joined
+            self._has_grants = True
+            if had_one:
+                self.tick(0)
+
+    async def _join_again(self) -> None:
+        for pause_s in (*AGAIN_S, *[AGAIN_S[-1]] * 1_000_000):
+            await asyncio.sleep(pause_s)
+            try:
+                await self._join()
+            except (SubletError, OSError, MemoryError) as error:
+                _log.error("the supervisor could not be started: %s", error)
+                self._drop()
+            else:
+                return
+
+    def _readable(self) -> None:
+        """Called by the loop, which would log an exception and go on without whom it was to tell."""
+        assert self._sock is not None and self._link is not None
+        try:
+            happened = receive_some(self._sock, self._link)
+        except OSError as error:
+            if not is_shortage(error):
+                self._lost(Over(Disconnected(f"the connection to the supervisor failed ({error})"), by_peer=False))
+                return
+            self._reading.failed(error)
+            fd = self._sock.fileno()
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(fd)
+            loop.call_later(SHORT_PAUSE_S, self._read_again, self._sock)
+            return
+        except MemoryError:  # what had come is lost, and with it the place in the stream
+            self._lost(Over(Disconnected("the connection to the supervisor failed: no memory"), by_peer=False))
+            return
+        self._reading.passed()
+        try:
+            for happening in happened:
+                self._heard(happening)
+            self._send()
+        except SubletError as error:  # one message cannot be read; what is still true is said again
+            count("supervisor_link", error)
+            _log.error("a message of the supervisor could not be read: %s", error)
+        except Exception as error:  # noqa: BLE001 - reports that are lost are leases that never end
+            self._ended(error)
+
+    def _read_again(self, sock: socket.socket) -> None:
+        if self._sock is sock:
+            asyncio.get_running_loop().add_reader(sock.fileno(), self._readable)
+
+    def _ended(self, error: BaseException) -> None:
+        self._die(f"the office stopped: its agent failed ({type(error).__name__}: {error})")
+
+    def _heard(self, happening: Happening) -> None:
+        match happening:
+            case Event():
+                for report in loads(Reports, happening.body).reports:
+                    (self._sink if self._early is None else self._early.append)(report)
+            case Replied():
+                close_all(happening.fds)
+                self._answered(happening.call, happening.body)
+            case Refused():
+                self._answered(happening.call, happening.error)
+            case Over():
+                self._lost(happening)
+            case _:
+                pass
+
+    def _answered(self, call: int, answer: bytes | SubletError) -> None:
+        future = self._answers.pop(call, None)
+        if future is None or future.done():
+            return
+        if isinstance(answer, SubletError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    def _lost(self, over: Over) -> None:
+        """The supervisor ended, or another office took over. While it is being joined, who joins it finds out."""
+        if self._closed or not self._is_joined:
+            self._drop(over.error if isinstance(over.error, InvalidRequest) else None)
+            return
+        self._drop()
+        self._is_joined = False
+        if isinstance(over.error, Unauthorized):
+            _log.error("the supervisor hung up: %s", over.error)
+            return
+        if over.error is None or isinstance(over.error, Disconnected):
+            _log.error("the supervisor has ended, and the guests with it; another is started")
+        else:  # what it could not stand may have been one message; without it nothing would ever be granted again
+            _log.error("the supervisor hung up, and is asked again: %s", over.error)
+        self._again = start_task("supervisor_link", self._join_again, failed=self._ended)
+
+    def _drop(self, why: InvalidRequest | None = None) -> None:
+        if self._sock is not None:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._sock.fileno())
+            loop.remove_writer(self._sock.fileno())
+            self._sock.close()
+        self._sock = self._link = None
+        self._watchdog.gone()
+        self._turning.passed()
+        self._writing = False
+        answers, self._answers = self._answers, {}
+        for future in answers.values():
+            if not future.done():
+                future.set_exception(why or Disconnected("the supervisor of this machine has ended"))
+
+    def _send(self) -> None:
+        if self._sock is None or self._link is None:
+            return
+        try:
+            is_out = send_some(self._sock, self._link)
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            self._writing_short.failed(error)
+            asyncio.get_running_loop().call_later(SHORT_PAUSE_S, self._push)
+            return
+        self._writing_short.passed()
+        if is_out == self._writing:
+            loop: Any = asyncio.get_running_loop()
+            if is_out:
+                loop.remove_writer(self._sock.fileno())
+            else:
+                loop.add_writer(self._sock.fileno(), self._push)
+            self._writing = not is_out
+
+    def _push(self) -> None:
+        """What was ordered, in messages of a size that is taken, and no faster than they are."""
+        self._send()
+        while self._out and self._is_joined and self._link is not None and not self._link.has_output:
+            batch = tuple(self._out.popitem(last=False)[1] for _ in range(min(len(self._out), ORDERS_MAX)))
+            self._link.event(dumps(Orders(orders=batch, incarnation=self._incarnation())))
+            self._send()
+
+
+def _of_another_version(pid: int, error: InvalidRequest) -> Unsupported:
+    """It lives on from before an upgrade that went too far, and its guests with it: that is not for us to end."""
+    return Unsupported(
+        f"the supervisor of this machine (pid {pid}) was started by another version of Sublet: {error.message}",
+        do="Its guests go on to their deadlines. Before this version can begin they must end: `sublet down --now` "
+        f"of that one, or `kill -9 {pid}`, which ends them too. Then start again.",
+    )
+
+
+def _away() -> Disconnected:
+    return Disconnected("the supervisor of this machine is being started", do="Try again in a moment.")
+
+
+# ---- Whether the supervisor still turns: it is asked a question every second, and has some time to answer. Pure
+# Only its clock ends guests, so a supervisor that stands still (stopped, or waiting for a disk that does not answer)
+# enforces no deadline. It is not ended for that, since its end is the end of all guests: the operator is told.
+
+EVERY_NS: Final = 1 * NS_PER_S
+SILENT_NS: Final = 10 * NS_PER_S
+"""A question that was not answered for so long was met by a supervisor that stands still."""
+
+
+class Watchdog:
+    """The questions to one supervisor."""
+
+    def __init__(self) -> None:
+        self._asked_ns: int | None = None
+        """When the question was asked that was not answered yet."""
+        self._answered_ns: int | None = None
+        """When the last one was answered, or the first look was taken."""
+        self._looked_ns: int | None = None
+
+    def look(self, now_ns: int) -> bool:
+        """Whether a question is to be asked now. To be called every second or so, while there is a supervisor."""
+        paused = self._looked_ns is not None and now_ns - self._looked_ns > SILENT_NS // 2
+        self._looked_ns = now_ns
+        if self._asked_ns is not None:
+            if paused:  # the office, or the machine, stood still itself: from now on it counts
+                self._asked_ns = now_ns
+            return False
+        if self._answered_ns is None:
+            self._answered_ns = now_ns
+        if now_ns - self._answered_ns < EVERY_NS:
+            return False
+        self._asked_ns = now_ns
+        return True
+
+    def answered(self, now_ns: int) -> None:
+        """It turns."""
+        self._asked_ns, self._answered_ns = None, now_ns
+
+    def gone(self) -> None:
+        """There is no supervisor any more, or another one."""
+        self._asked_ns = self._answered_ns = self._looked_ns = None
+
+    def silent_ns(self, now_ns: int) -> int:
+        """For how long it has not answered; 0 while that is no reason to speak of it."""
+        if self._asked_ns is None or now_ns - self._asked_ns < SILENT_NS:
+            return 0
+        return now_ns - self._asked_ns

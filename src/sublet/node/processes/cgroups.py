@@ -1,0 +1,212 @@
+"""Control groups: a guest's processes in a box that the kernel keeps, whatever they do to hide.
+
+A group is ``sublet-<office>/<lease>/<guest>`` in every hierarchy that is of use, and one object here. Limits are set on
+the lease, or on the guest, before the first process joins. Nothing here waits: what is not done at once is asked again
+by the caller.
+
+    groups = Groups.probe("k3v9")
+    group = groups.group(lease, guest)
+    group.create()
+    ...                                 # the child writes "0" into each of group.join_paths() before its exec
+    group.kill()
+    if group.is_empty():
+        left = group.remove()           # [] when nothing is left of it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from sublet.node.processes.cgroups_places import CONTROLLERS, Files, Place, find_places
+from sublet.node.processes.group import Group, Hierarchies
+from sublet.node.processes.limits import Limits
+from sublet.values import GuestId, LeaseId
+
+__all__ = ["Group", "Groups", "Said"]
+
+_ELSEWHERE_MAX: Final = 4096
+"""Folders looked into for the groups of a supervisor that lived in another group."""
+
+
+class Said(NamedTuple):
+    """One part of what groups can do here, for ``sublet doctor``."""
+
+    part: str
+    is_active: bool
+    text: str
+
+
+class Groups:
+    """What can be made of control groups on this machine, for one office."""
+
+    def __init__(self, office: str, places: Iterable[Place], files: Files | None = None) -> None:
+        self.office = office
+        self.places = tuple(places)
+        self.files = files or Files()
+        self.v2 = self._usable_v2()
+        self.v1 = self._usable_v1()
+        self._hierarchies = Hierarchies(self.v2, self.v1, self.files)
+
+    @classmethod
+    def probe(cls, office: str, *, proc: str = "/proc", files: Files | None = None) -> Groups:
+        """Find out, and make the office's own folder wherever that can be done."""
+        files = files or Files()
+        places = find_places(proc, files)
+        return cls(office, (_tried(place, office, files) for place in places), files)
+
+    @classmethod
+    def none(cls, office: str) -> Groups:
+        """No groups: trees are found by descent alone."""
+        return cls(office, ())
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a guest gets a group at all. With v1 alone that needs a freezer or else ends by single signals."""
+        return self.v2 is not None or bool(self.v1)
+
+    def has(self, controller: str) -> bool:
+        """Whether limits of this kind hold."""
+        return controller in self.v1 or (self.v2 is not None and controller in self.v2.controllers)
+
+    def group(self, lease: LeaseId, guest: GuestId | None = None) -> Group | None:
+        """The group of a guest, or that of its whole lease; not yet made. None where there are no groups."""
+        if not self.is_active:
+            return None
+        parts = [f"sublet-{self.office}", _checked(lease), *([] if guest is None else [_checked(guest)])]
+        return Group(self._hierarchies, "/".join(parts), lease, guest)
+
+    def cap_office(self, limits: Limits) -> None:
+        """Cap all guests of the office together, as far as that can be had here (``describe``)."""
+        if self.is_active:
+            Group(self._hierarchies, f"sublet-{self.office}", LeaseId(""), None).set_limits(limits)
+
+    def found(self) -> list[Group]:
+        """The groups of guests that exist, whichever process made them. ``OSError`` where that cannot be seen."""
+        names = set[tuple[str, str]]()
+        for base in self.bases():
+            for lease in self.files.folders(f"{base}/sublet-{self.office}", sure=True):
+                guests = self.files.folders(lease, sure=True)
+                names.update((os.path.basename(lease), os.path.basename(guest)) for guest in guests)
+        made = (self.group(LeaseId(lease), GuestId(guest)) for lease, guest in sorted(names))
+        return [group for group in made if group is not None]
+
+    def leases(self) -> list[Group]:
+        """The groups of leases that are there. ``OSError`` where that cannot be seen."""
+        offices = (f"{base}/sublet-{self.office}" for base in self.bases())
+        folders = (folder for office in offices for folder in self.files.folders(office, sure=True))
+        made = (self.group(LeaseId(name)) for name in sorted({os.path.basename(folder) for folder in folders}))
+        return [group for group in made if group is not None]
+
+    def elsewhere(self) -> list[Groups]:
+        """What an earlier supervisor of this office, which lived in another group, may have left."""
+        found = []
+        for place in self.places:
+            for folder in self._called_ours(place.top):
+                if os.path.dirname(folder) != place.base:
+                    moved = place._replace(base=os.path.dirname(folder), why_not="")
+                    found.append(Groups(self.office, (moved,), self.files))
+        return found
+
+    def remove(self) -> list[str]:
+        """Take away the office's own folders; returns those that would not go because something is in them."""
+        left = []
+        for place in self.places:
+            folder = f"{place.base}/sublet-{self.office}"
+            try:
+                self.files.remove(folder)
+            except OSError:
+                left.append(folder)
+        return left
+
+    def bases(self) -> list[str]:
+        """Every folder below which our groups lie."""
+        return list(dict.fromkeys(([self.v2.base] if self.v2 else []) + list(self.v1.values())))
+
+    def describe(self) -> list[Said]:
+        """What holds here, part by part, and why the rest does not."""
+        return [self._say_end(), *(self._say(name) for name in ("memory", "pids", "cpu", "cpuset", "devices"))]
+
+    def _say_end(self) -> Said:
+        part = "ending a guest as a whole"
+        if self.v2 is not None:
+            return Said(part, True, f"by control group (cgroup v2 in {self.v2.base})")
+        if "freezer" in self.v1:
+            return Said(part, True, f"by control group (v1 freezer in {self.v1['freezer']})")
+        if self.v1:
+            return Said(part, True, "by control group (v1 without freezer: signals to each process in it)")
+        return Said(part, False, f"by descent, session and environment only: {self._why_not()}")
+
+    def _say(self, controller: str) -> Said:
+        if controller in self.v1:
+            return Said(controller, True, f"cgroup v1 in {self.v1[controller]}")
+        if self.v2 is not None and controller in self.v2.controllers:
+            return Said(controller, True, f"cgroup v2 in {self.v2.base}")
+        return Said(controller, False, self._why_without(controller))
+
+    def _why_without(self, controller: str) -> str:
+        refused = [place.why_not for place in self.places if controller in place.controllers and place.why_not]
+        if refused:
+            return refused[0]
+        if controller == "devices" and self.v2 is not None:
+            return "cgroup v2 restricts devices by programs in the kernel, which Sublet does not load"
+        if self.v2 is not None:
+            return f"{self.v2.base} does not hand the controller {controller} on to groups below it"
+        return self._why_not()
+
+    def _why_not(self) -> str:
+        refused = [place.why_not for place in self.places if place.why_not]
+        return refused[0] if refused else "no hierarchy of control groups is mounted"
+
+    def _usable_v2(self) -> Place | None:
+        """The unified hierarchy, if it hands controllers on or nothing else could freeze a guest.
+
+        Beside a freezer of v1 it is left alone: joining it waits for a grace period of the kernel (5 to 20 ms, if
+        no process joined a group for a while), and joining a group of v1 by ``tasks`` does not.
+        """
+        usable = next((place for place in self.places if place.is_v2 and not place.why_not), None)
+        has_freezer = any("freezer" in place.controllers and not place.why_not for place in self.places)
+        return usable if usable is not None and (usable.controllers or not has_freezer) else None
+
+    def _usable_v1(self) -> dict[str, str]:
+        """Controller → folder. What the unified hierarchy does as well, and at no cost, is left to it."""
+        spared = {"cpuacct", "freezer"} if self.v2 is not None else set[str]()
+        usable = [place for place in self.places if not place.is_v2 and not place.why_not]
+        return {name: place.base for place in usable for name in CONTROLLERS if name in place.controllers - spared}
+
+    def _called_ours(self, top: str) -> Iterator[str]:
+        waiting, seen = [top], 0
+        while waiting and seen < _ELSEWHERE_MAX:
+            folders = self.files.folders(waiting.pop())
+            seen += len(folders)
+            for folder in folders:
+                if os.path.basename(folder) == f"sublet-{self.office}":
+                    yield folder
+                else:
+                    waiting.append(folder)
+
+
+def _checked(name: str) -> str:
+    """An id that names a folder, and no other place."""
+    if not name or "/" in name or name.startswith("."):
+        raise ValueError(f"{name!r} cannot name a control group")
+    return name
+
+
+def _tried(place: Place, office: str, files: Files) -> Place:
+    """Whether the kernel agrees that groups can be made there."""
+    if place.why_not or not (place.is_v2 or place.controllers):
+        return place
+    folder = f"{place.base}/sublet-{_checked(office)}"
+    try:
+        files.make(folder)
+    except OSError as error:
+        return place._replace(why_not=f"{folder} could not be made: {error.strerror}")
+    kind = (files.read(f"{folder}/cgroup.type") or "domain").strip() if place.is_v2 else "domain"
+    if kind != "domain":  # processes are in the group above, which hands controllers on that threads can share
+        with contextlib.suppress(OSError):
+            files.remove(folder)
+        return place._replace(why_not=f"a group made in {place.base} takes no processes (it is {kind})")
+    return place

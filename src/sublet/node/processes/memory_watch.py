@@ -1,0 +1,98 @@
+"""Watches the memory of leases: ends guests over the limit, and tells guests what the kernel killed.
+
+Where a control group caps it, the kernel ends a process, and here it is only said. Elsewhere it is measured once a
+second: what the processes have resident, and if that seems too much, their fair shares, since memory that a process
+shares with its children would otherwise count in each. Between two looks a guest can have more than it may.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from sublet.node.processes.guests import Guests
+from sublet.node.processes.procs import PAGE_BYTES, Procs, Stat
+from sublet.node.processes.tenancy import Tenancy
+from sublet.node.processes.tree import Look
+from sublet.node.processes.words import out_of_memory
+from sublet.values import EndReason
+
+ASK_S: Final = 0.5
+"""Between two checks whether the kernel has killed a process of a guest that runs on without it."""
+SHARES_MAX: Final = 64
+"""Processes whose fair share is asked for in one look; it takes the kernel a while. Others count as they stand."""
+_PSS: Final = b"Pss:"
+_KIB: Final = 1024
+
+
+class MemoryWatch:
+    """Looks at the leases that have a cap on memory."""
+
+    def __init__(self, guests: Guests, procs: Procs, tenancies: Callable[[], Iterable[Tenancy]]) -> None:
+        self._guests = guests
+        self._procs = procs
+        self._tenancies = tenancies
+        self._ask_at = 0.0
+
+    def look(self, look: Look) -> None:
+        """The guests' own look has just been taken. There may be very many: who counts by itself is asked less."""
+        now = time.monotonic()
+        asks = now >= self._ask_at
+        if asks:
+            self._ask_at = now + ASK_S
+        for tenancy in self._tenancies():
+            if not tenancy.memory_max or not tenancy.folder:
+                continue
+            if "memory" in tenancy.unlimited:
+                self._measure(tenancy, look)
+            elif asks and tenancy.over is None:  # of many that end at once none needs this, and all wait for it
+                self._ask(tenancy)
+
+    def _measure(self, tenancy: Tenancy, look: Look) -> None:
+        stats = [stat for guest in tenancy.running() for stat in look.of(guest.tree)]
+        if sum(stat.rss_pages for stat in stats) * PAGE_BYTES <= tenancy.memory_max:
+            return
+        used = share_of(stats, self._procs.root)
+        if used <= tenancy.memory_max:
+            return
+        for guest in tenancy.running():
+            if not guest.is_told_of_memory:
+                guest.is_told_of_memory = True
+                guest.stdio.say(out_of_memory(tenancy.memory_max, used))
+        self._guests.kill(tenancy.running(), EndReason.OUT_OF_MEMORY)
+
+    def _ask(self, tenancy: Tenancy) -> None:
+        """The kernel ended one of its processes, and the guest may go on without."""
+        for guest in tenancy.running():
+            if not guest.is_told_of_memory and guest.tree.oom_kills():
+                guest.is_told_of_memory = True
+                guest.stdio.say(out_of_memory(tenancy.memory_max))
+
+
+def share_of(stats: Iterable[Stat], proc: str = "/proc") -> int:
+    """Bytes that these processes have together; what several share is divided among them."""
+    found = 0
+    largest = sorted(stats, key=lambda stat: -stat.rss_pages)
+    for number, stat in enumerate(largest):
+        share = _share(f"{proc}/{stat.pid}/smaps_rollup") if number < SHARES_MAX else None
+        found += stat.rss_pages * PAGE_BYTES if share is None else share
+    return found
+
+
+def _share(path: str) -> int | None:
+    """None where it is not told."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = os.read(fd, 4096)
+    except OSError:  # it ended
+        return 0
+    finally:
+        os.close(fd)
+    line = next((line for line in text.splitlines() if line.startswith(_PSS)), b"")
+    fields = line.split()
+    return int(fields[1]) * _KIB if len(fields) > 1 and fields[1].isdigit() else None

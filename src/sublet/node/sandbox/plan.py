@@ -1,0 +1,318 @@
+"""Which walls a guest gets, and in which order they are built. Pure: what is possible and what is wanted come in.
+
+A wall that must hold and cannot be had is a refusal: a guest is never started with less than was promised. The operator
+may allow that one is missing (``allow_missing``), and then ``Plan.missing`` says which, so that it can be shown.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+from sublet.errors import InvalidRequest, Unsupported
+from sublet.node.sandbox.abilities import NAMES, Abilities, Part
+
+
+class Profile(enum.StrEnum):
+    """How far a guest is kept apart."""
+
+    LOCAL = "local"
+    """The user's own work, as the user: nothing but what the supervisor itself must not hand on."""
+    TENANT = "tenant"
+    """The work of another user."""
+
+
+class Step(enum.StrEnum):
+    """One thing done between fork and exec. The members stand in the order in which they are done."""
+
+    USER_NS = "user namespace"
+    INIT = "process namespace"
+    """From here on the process is another one: the first of its namespace. The old one waits for it, outside."""
+    NAMESPACES = "namespaces"
+    LOOPBACK = "loopback"
+    HOST_NAME = "host name"
+    ROOT = "file system"
+    COMMAND = "command process"
+    """From here on the process is the one that becomes the command. The first of the namespace watches it."""
+    LIMITS = "limits"
+    BOUNDING = "capability bounds"
+    UID = "user"
+    NO_NESTED = "no further namespaces"
+    NO_NEW_PRIVS = "no new privileges"
+    LANDLOCK = "landlock"
+    KEYRING = "keyring"
+    SYSTEM_CALLS = "system calls"
+    CAPABILITIES = "capabilities"
+    DESCRIPTORS = "descriptors"
+
+
+class Ids(NamedTuple):
+    """Whose the guest's processes and files are."""
+
+    uid: int
+    gid: int
+
+
+class Bind(NamedTuple):
+    """A file or folder of the machine that the guest finds under the same path."""
+
+    path: str
+    writable: bool = False
+    device: bool = False
+    optional: bool = True
+    """Left out where the machine has none; a guest's own folder must be there."""
+    file: bool = False
+    """Whether it is a file that may be written to, not a folder."""
+
+
+SYSTEM_PATHS: Final = ("/bin", "/etc", "/lib", "/lib32", "/lib64", "/opt", "/sbin", "/usr", "/nix/store", "/gnu/store")
+"""Programs and libraries; readable by all users on any machine."""
+
+BASIC_NODES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
+
+MASKED: Final = (
+    *("/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kallsyms", "/proc/kcore", "/proc/key-users"),
+    *("/proc/keys", "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats"),
+    *("/sys/devices/virtual/powercap", "/sys/firmware"),
+)
+"""What the kernel tells there of the whole machine, or of its keys and addresses, is empty in a guest. As in Docker,
+and with ``key-users`` and ``kallsyms``."""
+SEALED: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+"""What can be turned there cannot be turned by a guest, whatever rights it may come to."""
+GROUPS: Final = "/sys/fs/cgroup"
+"""The control groups of all users of the machine: their names, processes, memory. Where a guest has its own mounts
+without a user namespace this is not in its /sys in the first place."""
+
+_MIB: Final = 1 << 20
+
+_MUST: Final = (Part.PID, Part.IPC, Part.MOUNT, Part.PROC, Part.NET, Part.NO_NEW_PRIVS, Part.SECCOMP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What the operator of this machine decided."""
+
+    allow_missing: frozenset[str] = frozenset()
+    """Names of parts (``Part``; ``uid`` stands for user number or user namespace) that may be missing."""
+    network: Literal["none", "host"] = "none"
+    """``none``: the guest has loopback and nothing else. ``host``: it has this machine's network."""
+    tmp_bytes: int = 1024 * _MIB
+    """The size of each of /tmp and /var/tmp. What lies there is memory, and counted as the guest's."""
+    shm_bytes: int = 1024 * _MIB
+    """The size of /dev/shm."""
+    home_bytes: int = 256 * _MIB
+    """The size of the guest's own folder, which is memory as well."""
+    files_max: int = 4096
+    """Open descriptors of one process."""
+    file_bytes: int = 0
+    """The largest file that may be written; 0 leaves it open."""
+    processes_max: int = 512
+    """Processes of the tenant, where no control group counts them."""
+
+    def __post_init__(self) -> None:
+        unknown = self.allow_missing - {part.value for part in Part}
+        if unknown:
+            raise InvalidRequest(
+                f"no part of the isolation is called {min(unknown)!r}",
+                do=f"The parts are: {', '.join(part.value for part in Part)}.",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """One guest, as far as its walls are concerned."""
+
+    folder: str
+    """The guest's own folder, writable: its home. Where it has a file system of its own, an empty one in memory."""
+    tenant: str = ""
+    ids: Ids | None = None
+    """From ``Uids``; needed for profile ``tenant`` as root."""
+    readable: tuple[str, ...] = ()
+    """Interpreter prefixes, the working folder, read-only data, the page of the lease."""
+    writable: tuple[str, ...] = ()
+    """Further folders of this guest: the folder of a block lease, a staging folder."""
+    written: tuple[str, ...] = ()
+    """Single files that it may write to; what lies beside them is not shown."""
+    devices: tuple[str, ...] = ()
+    """The device nodes of the lease."""
+    hidden: tuple[str, ...] = ()
+    """The office's state and runtime folders, the folders of other tenants, the caller's home: covered where something
+    readable would show them. What is given and lies below a hidden folder is shown all the same."""
+    counted: bool = False
+    """Whether a control group counts its processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What ``enter`` does."""
+
+    profile: Profile
+    steps: tuple[Step, ...]
+    namespaces: frozenset[Part] = frozenset()
+    ids: Ids | None = None
+    policy: Policy = field(default_factory=Policy)
+    binds: tuple[Bind, ...] = ()
+    """In the order in which they are put up: a folder before what lies in it."""
+    covers: tuple[str, ...] = ()
+    """Paths that are covered by an empty folder."""
+    home: str = ""
+    """Where a file system in memory is put up for the guest alone."""
+    landlock_abi: int = 0
+    landlock_tcp: bool = False
+    """Whether Landlock has to stand in for a network namespace: no TCP at all."""
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    """Device nodes that Landlock lets the guest use; its own terminals, where it has a /dev of its own."""
+    processes_max: int = 0
+    missing: tuple[Part, ...] = ()
+    """Walls that the guest does not have, by the operator's leave."""
+
+    @property
+    def forks(self) -> bool:
+        """Whether ``enter`` comes back in another process than it was called in."""
+        return Step.INIT in self.steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The guest is not started: this wall cannot be had."""
+
+    part: Part
+    message: str
+    do: str
+
+    def error(self) -> Unsupported:
+        """As an error for people."""
+        return Unsupported(self.message, do=self.do)
+
+
+def plan(profile: Profile, abilities: Abilities, wish: Wish, policy: Policy | None = None) -> Plan | Refusal:
+    """Decide. ``local`` is never refused."""
+    policy = policy or Policy()
+    if profile is Profile.LOCAL:
+        return Plan(profile=profile, steps=(Step.DESCRIPTORS,), policy=policy)
+    missing = tuple(_missing(abilities, policy))
+    for part in missing:
+        if part.value not in policy.allow_missing:
+            return _refusal(part, abilities)
+    return _tenant(abilities, wish, policy, missing)
+
+
+def _missing(abilities: Abilities, policy: Policy) -> Iterator[Part]:
+    if not (abilities.has(Part.UID) or abilities.has(Part.USER_NS)):
+        yield Part.UID
+    for part in _MUST:
+        if part is Part.NET and policy.network == "host":
+            continue
+        if part is Part.PROC and not (abilities.has(Part.PID) and abilities.has(Part.MOUNT)):
+            continue  # the process list goes with the other two, and they are named already
+        if not abilities.has(part):
+            yield part
+    if not abilities.has(Part.LANDLOCK) and not abilities.has(Part.MOUNT):
+        yield Part.LANDLOCK
+
+
+def _refusal(part: Part, abilities: Abilities) -> Refusal:
+    name = "uid or userns" if part is Part.UID else part.value
+    what = f"{NAMES[part]} or {NAMES[Part.USER_NS]}" if part is Part.UID else NAMES[part]
+    return Refusal(
+        part=part,
+        message=f"a tenant's guest needs {what} ({name}), and this machine refuses it: {abilities.why_not(part)}",
+        do=f"To fix: {abilities.mends(part)}. Or allow guests without it, in policy.toml: "
+        f'[lease] allow_missing = ["{part.value}"].',
+    )
+
+
+def _tenant(abilities: Abilities, wish: Wish, policy: Policy, missing: tuple[Part, ...]) -> Plan:
+    by_uid = abilities.has(Part.UID)
+    if by_uid and wish.ids is None:
+        raise ValueError("profile tenant as root needs the tenant's user number (wish.ids)")
+    apart = frozenset(_namespaces(abilities, policy))
+    mount = Part.MOUNT in apart
+    own = (wish.folder, *wish.writable, *wish.written)
+    system = (*SYSTEM_PATHS, "/sys")
+    return Plan(
+        profile=Profile.TENANT,
+        steps=tuple(step for step in Step if _is_wanted(step, abilities, apart, by_uid)),
+        namespaces=apart,
+        ids=wish.ids if by_uid else None,
+        policy=policy,
+        binds=_binds(wish, system) if mount else (),
+        covers=_covers(wish, system) if mount else (),
+        home=wish.folder if mount else "",
+        landlock_abi=abilities.landlock_abi if abilities.has(Part.LANDLOCK) else 0,
+        landlock_tcp=policy.network == "none" and Part.NET not in apart,
+        reads=(*system, *wish.readable, "/proc"),
+        writes=(*own, "/tmp", "/var/tmp", "/dev/shm") if mount else own,
+        nodes=(*BASIC_NODES, *(("/dev/pts",) if mount else ()), *wish.devices),
+        processes_max=0 if wish.counted else policy.processes_max,
+        missing=missing,
+    )
+
+
+def _namespaces(abilities: Abilities, policy: Policy) -> Iterator[Part]:
+    if not abilities.has(Part.UID) and abilities.has(Part.USER_NS):
+        yield Part.USER_NS
+    for part in (Part.PID, Part.IPC, Part.MOUNT, Part.UTS, Part.CGROUP_NS):
+        if abilities.has(part):
+            yield part
+    if abilities.has(Part.PROC) and abilities.has(Part.PID) and abilities.has(Part.MOUNT):
+        yield Part.PROC
+    if abilities.has(Part.NET) and policy.network == "none":
+        yield Part.NET
+
+
+def _is_wanted(step: Step, abilities: Abilities, apart: frozenset[Part], by_uid: bool) -> bool:
+    match step:
+        case Step.USER_NS:
+            return Part.USER_NS in apart
+        case Step.INIT | Step.COMMAND:
+            return Part.PID in apart
+        case Step.NAMESPACES:
+            return bool(apart - {Part.USER_NS, Part.PID, Part.PROC})
+        case Step.LOOPBACK:
+            return Part.NET in apart
+        case Step.HOST_NAME:
+            return Part.UTS in apart
+        case Step.ROOT:
+            return Part.MOUNT in apart
+        case Step.UID:
+            return by_uid
+        case Step.NO_NESTED:  # it writes below /proc/sys, which is certain to be writable only where it is new
+            return abilities.has(Part.USER_NS) and Part.PROC in apart
+        case Step.NO_NEW_PRIVS:
+            return abilities.has(Part.NO_NEW_PRIVS)
+        case Step.LANDLOCK:
+            return abilities.has(Part.LANDLOCK) and abilities.has(Part.NO_NEW_PRIVS)
+        case Step.SYSTEM_CALLS:
+            return abilities.has(Part.SECCOMP) and abilities.has(Part.NO_NEW_PRIVS)
+        case Step.BOUNDING | Step.KEYRING | Step.CAPABILITIES | Step.LIMITS | Step.DESCRIPTORS:
+            return True
+
+
+def _binds(wish: Wish, system: tuple[str, ...]) -> tuple[Bind, ...]:
+    binds = {path: Bind(path) for path in (*system, *wish.readable)}
+    binds |= {path: Bind(path, device=True, optional=path in BASIC_NODES) for path in (*BASIC_NODES, *wish.devices)}
+    own = wish.writable  # what lies in another of them is there already, and may be a trap by now
+    outer = [path for path in own if not any(_is_below(path, other) for other in own)]
+    binds |= {path: Bind(path, writable=True, optional=False) for path in outer}
+    binds |= {path: Bind(path, writable=True, optional=False, file=True) for path in wish.written}
+    return tuple(sorted(binds.values(), key=lambda bind: (_depth(bind.path), bind.path)))
+
+
+def _covers(wish: Wish, system: tuple[str, ...]) -> tuple[str, ...]:
+    """Hidden folders that a shown folder would show, to be covered; those in no shown folder do not exist there."""
+    shown = (*system, *wish.readable, *wish.writable)
+    covers = {hidden for hidden in wish.hidden if any(_is_below(hidden, path) for path in shown)}
+    return tuple(sorted(covers, key=_depth))
+
+
+def _is_below(path: str, above: str) -> bool:
+    return path != above and path.startswith(above.rstrip("/") + "/")
+
+
+def _depth(path: str) -> int:
+    return path.rstrip("/").count("/")

@@ -1,0 +1,299 @@
+"""Guests that leave their device and live on: stopped, moved under another lease, and set going again.
+
+Three steps, of which the law (``lease.parking``) is told when all of them are done: everything of the guests stands
+still; what they have on cards is copied by the driver (``suspending``), less what frameworks only keep (``caches``),
+which on a host device is nothing, since its memory is theirs; and page, folder and groups become the parking lease's.
+A guest in the middle of work goes on standing still. One that serves calls and has none to answer is let go: it reads
+on its page that it has no device, and refuses. When the parking lease ends, all of them are set going so that they can
+save what is not on a device, and leave.
+
+Between the first step and the last nothing of a guest runs, so no instant is left at which it could act under a lease
+that is over, or see two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sublet.lease.hardware import Need
+from sublet.lease.states import GuestEvent, GuestState
+from sublet.node.loop import Loop, confess
+from sublet.node.processes.guest import Guest
+from sublet.node.processes.notes import Notes, note_of
+from sublet.node.processes.procs import PAGE_BYTES
+from sublet.node.processes.standstill import Standstill
+from sublet.node.processes.tenancy import Tenancy
+from sublet.node.processes.tree import Trees
+from sublet.node.supervisor.caches import Caches
+from sublet.node.supervisor.suspending import Suspending
+from sublet.values import MIB, NS_PER_S, LeaseId
+from sublet.wire.cards import UNSEEN, CardUse
+from sublet.wire.guests import GuestNews
+from sublet.wire.jupyter import KERNEL_ENTRY
+from sublet.wire.orders import card_uuid
+
+LOOK_AGAIN_S: Final = 0.005
+"""While they are brought to a stand: the kernel needs a moment to freeze, and forks are met by the next look."""
+STAND_NS: Final = 5 * NS_PER_S
+"""Who does not stand still by then sleeps in the kernel where no signal reaches, and is ended instead."""
+SPARE_BYTES: Final = 96 * MIB
+"""What they may grow by between the notice and the end, beside an eighth of what they have. A kernel that imports in
+these seconds what its cell needs grows by that much; with 16 MiB one in three of them could not be parked."""
+SESSIONS: Final = "sublet.guest.device_service:main"
+"""The guest of a holder's sessions on a device, which end with the lease."""
+SERVES_CALLS: Final = frozenset({"sublet.guest.worker:main", SESSIONS})
+"""Guests that hold a lock on the tally of their lease while they answer a call (``wire.tally``)."""
+
+SAYS_WHAT_IS_SAVED: Final = SERVES_CALLS | {KERNEL_ENTRY}
+"""Guests that do nothing between two calls or cells, and hold a lock on the tally while they have something to save."""
+
+
+LEAVING: Final = "it was told to save and leave before, and leaves"
+
+
+@dataclass(slots=True)
+class _Leaving:
+    tenancy: Tenancy
+    under: Tenancy
+    until_ns: int
+    failed: Callable[[str], None]
+    moved: Callable[[], None]
+
+
+class Parker:
+    """Parks and resumes, for all leases of one supervisor."""
+
+    def __init__(self, loop: Loop, trees: Trees, notes: Notes, suspending: Suspending) -> None:
+        self.on_lost: Callable[[Guest, str], None] = lambda guest, why: None
+        """Told of a guest that could not be put back on its cards, and why: it is of no use any more."""
+        self.uses: tuple[CardUse, ...] = ()
+        """What each process has of a card, as the driver last said."""
+        self._suspending = suspending
+        self._loop = loop
+        self._trees = trees
+        self._notes = notes
+        self._standstill = Standstill(trees)
+        self._caches = Caches(loop)
+        self._leaving: dict[LeaseId, _Leaving] = {}
+
+    def need(self, tenancy: Tenancy) -> Need:
+        """What its guests would need, if they are not to end."""
+        used = self._used(tenancy)
+        if not used:
+            return Need()
+        if tenancy.is_leaving():
+            return Need(why_not=LEAVING)
+        entries = {guest.spec.entry for guest in tenancy.running()}
+        has_no_session = SESSIONS not in entries or not tenancy.uses_devices()
+        return Need(
+            amount=used + used // 8 + SPARE_BYTES,
+            is_whole=has_no_session,
+            outlives=not entries <= SERVES_CALLS,
+            is_safe=has_no_session and entries <= SAYS_WHAT_IS_SAVED and not tenancy.is_unsaved(),
+        )
+
+    def park(
+        self,
+        tenancy: Tenancy,
+        under: Tenancy,
+        room: int,
+        until_ns: int,
+        *,
+        moved: Callable[[], None],
+        failed: Callable[[str], None],
+    ) -> bool:
+        """Begin. One of the two is called when it is done; not before this returns. False: it is not even begun."""
+        need = self.need(tenancy)
+        if not need.amount or under.folder or under.closed or self._used(tenancy) > room:
+            return False
+        tenancy.parking = True
+        leaving = _Leaving(tenancy, under, min(until_ns, self._loop.now_ns() + STAND_NS), failed, moved)
+        self._leaving[tenancy.lease] = leaving
+        if _cards_of(tenancy):
+            self._suspend(leaving, until_ns)
+        else:
+            self._stop(leaving)  # the first blow at once; what follows from it, when the law has had its turn
+        return True
+
+    def _suspend(self, leaving: _Leaving, until_ns: int) -> None:
+        """The driver works inside the processes, so they may stand still only afterwards; their calls of it wait."""
+        guests = list(leaving.tenancy.running())
+        for guest in guests:
+            if guest.state is GuestState.RUNNING:
+                guest.now(GuestEvent.PARK)
+
+        def told(said: Mapping[str, Any]) -> None:
+            if "failed" in said:
+                self._give_up(leaving, str(said["failed"]))
+                if said.get("stuck"):  # its calls of the driver wait for ever, so it can save nothing of its card
+                    for guest in guests:
+                        self.on_lost(guest, str(said["failed"]))
+                return
+            leaving.tenancy.suspended = tuple(said["done"])
+            kept = self._on_cards(leaving.tenancy) & set(self._pids(guests)) - set(leaving.tenancy.suspended)
+            if kept:  # the driver passed it over, and its memory is still there
+                self._give_up(leaving, f"process {min(kept)} has memory on a card, and the driver did not take it off")
+                return
+            leaving.until_ns = self._loop.now_ns() + STAND_NS
+            self._stop(leaving)
+
+        def freed() -> None:
+            left_ms = max(1, (until_ns - self._loop.now_ns()) // 2_000_000)  # half of it is for the copying
+            self._suspending.suspend(self._pids(guests), left_ms, told)
+
+        self._caches.free(guests, max(0, until_ns - self._loop.now_ns()) / 4 / NS_PER_S, freed)
+
+    def let_leave(self, tenancy: Tenancy) -> None:
+        """What is parked there was told to leave, and goes on so that it can: with what that sends in this turn, and
+        without its cards. Calls of the driver go on waiting."""
+
+        def go() -> None:
+            for guest in tenancy.running():
+                self._standstill.go(guest)
+
+        self._loop.soon(go)
+
+    def is_leaving(self, lease: LeaseId) -> bool:
+        """Whether it is being parked."""
+        return lease in self._leaving
+
+    def resume(self, tenancy: Tenancy, onto: Tenancy, now_ns: int) -> None:
+        """What is parked there goes on under the other lease. What it had on cards is put back while its calls of the
+        driver wait."""
+        pids, had = tenancy.suspended, tenancy.cards
+        tenancy.move_to(onto, is_parked=False)
+        for guest in onto.running():
+            self._now_under(guest, onto, GuestEvent.RESUME)
+        onto.show(now_ns)
+        for guest in onto.running():
+            self._standstill.go(guest)
+        if not pids:
+            self._resumed(onto, {})
+            return
+        pairs = tuple(zip(had, _cards_of(onto), strict=False))
+        self._suspending.resume(pids, pairs, lambda said: self._resumed(onto, said))
+
+    def _resumed(self, tenancy: Tenancy, said: Mapping[str, Any]) -> None:
+        for guest in tenancy.running():
+            if guest.state is not GuestState.RESUMING:
+                continue
+            if "failed" in said:
+                self.on_lost(guest, str(said["failed"]))
+                continue
+            guest.now(GuestEvent.RESUMED)
+            guest.stdio.say(f"it goes on, under lease {tenancy.lease}")
+            guest.tell(GuestNews(guest=guest.id, what="resumed"))
+
+    # ---- within ----
+
+    def _stop(self, leaving: _Leaving) -> None:
+        """Again and again, until all of them stand."""
+        guests = list(leaving.tenancy.running())
+        for guest in guests:
+            if guest.state is GuestState.RUNNING:
+                guest.now(GuestEvent.PARK)
+        parking = [guest for guest in guests if guest.state is GuestState.PARKING]
+        try:  # who just starts, or is just being ended alone, is waited for
+            is_still = self._standstill.is_still(parking) and len(parking) == len(guests)
+        except OSError:  # no descriptor or memory for a look: nothing is concluded
+            is_still = False
+        if is_still:
+            self._loop.soon(lambda: self._move(leaving))
+        elif self._loop.now_ns() >= leaving.until_ns:
+            self._loop.soon(lambda: self._give_up(leaving, "it could not be brought to a stand"))
+        else:
+            self._loop.after(LOOK_AGAIN_S, lambda: self._stop(leaving))
+
+    def _move(self, leaving: _Leaving) -> None:
+        tenancy, under = leaving.tenancy, leaving.under
+        if under.closed:
+            self._give_up(leaving, f"the parking lease {under.lease} is over")
+            return
+        if not any(tenancy.running()):
+            self._give_up(leaving, "it ended by itself")
+            return
+        if any(guest.state is not GuestState.PARKING for guest in tenancy.running()):
+            self._give_up(leaving, "it is being ended")
+            return
+        if tenancy.is_leaving():  # set going again under another lease, it would end there
+            self._give_up(leaving, LEAVING)
+            return
+        del self._leaving[tenancy.lease]
+        cards = _cards_of(tenancy)
+        is_idle = tenancy.is_at_rest() and all(_serves_calls(guest) for guest in tenancy.running())
+        tenancy.move_to(under, is_parked=True)
+        under.cards = cards
+        for guest in under.running():
+            self._now_under(guest, under, GuestEvent.PARKED)
+        under.show(self._loop.now_ns())
+        for guest in under.running():
+            if is_idle:
+                self._standstill.go(guest)
+            guest.stdio.say(
+                f"its device was taken, and it is parked: `sublet lease acquire --resume {under.lease}` goes on with it"
+            )
+            guest.tell(GuestNews(guest=guest.id, what="parked"))
+        leaving.moved()
+
+    def _give_up(self, leaving: _Leaving, why: str) -> None:
+        """They stay where they are, and are told to leave like other guests."""
+        self._leaving.pop(leaving.tenancy.lease, None)
+        leaving.tenancy.parking = False
+        if leaving.tenancy.suspended:  # they cannot end in order with their calls of the driver waiting
+            self._suspending.resume(leaving.tenancy.suspended, (), lambda _: None)
+            leaving.tenancy.suspended = ()
+        for guest in leaving.tenancy.running():
+            if guest.state is GuestState.PARKING:
+                guest.now(GuestEvent.STAYED)
+            self._standstill.go(guest)
+        leaving.failed(why)
+
+    def _now_under(self, guest: Guest, tenancy: Tenancy, event: GuestEvent) -> None:
+        guest.lease, guest.epoch = tenancy.lease, tenancy.epoch
+        guest.on_gone = lambda: self._is_gone(guest, tenancy)
+        if guest.visits is not None:
+            guest.visits.now_under(tenancy.lease, tenancy.epoch)
+        if guest.state is not GuestState.ENDING:
+            guest.now(event)
+        try:
+            self._notes.write(note_of(guest, tenancy.parts))
+        except OSError as error:  # the old one names the same process, which is what it is for
+            confess(error)
+
+    def _is_gone(self, guest: Guest, tenancy: Tenancy) -> None:
+        tenancy.guests.pop(guest.id, None)
+        self._standstill.forget(guest.id)
+
+    def _used(self, tenancy: Tenancy) -> int:
+        """Bytes: by their groups where they are counted, else as the process table has it."""
+        guests = list(tenancy.running())
+        if not guests:
+            return 0
+        look = self._trees.look([])
+        stats = [stat for guest in guests for stat in look.of(guest.tree)]
+        seen = sum(stat.rss_pages for stat in stats) * PAGE_BYTES
+        pids = {stat.pid for stat in stats}
+        on_cards = sum(use.bytes for use in self.uses if use.pid in pids)
+        unseen = {use.card: use.bytes for use in self.uses if use.pid == UNSEEN}
+        for part in tenancy.parts:  # at most all that is in use there, and at most what was leased
+            on_cards += min(part.amount, unseen.get(card_uuid(part.resource), 0))
+        return max(1, seen, sum(guest.usage().memory_bytes for guest in guests)) + on_cards
+
+    def _on_cards(self, tenancy: Tenancy) -> set[int]:
+        """Processes that have memory on its cards, as the driver last said: of any lease."""
+        cards = _cards_of(tenancy)
+        return {use.pid for use in self.uses if use.card in cards and use.bytes}
+
+    def _pids(self, guests: Iterable[Guest]) -> list[int]:
+        look = self._trees.look([])
+        return [stat.pid for guest in guests for stat in look.of(guest.tree)]
+
+
+def _cards_of(tenancy: Tenancy) -> tuple[str, ...]:
+    return tuple(filter(None, (card_uuid(part.resource) for part in tenancy.parts)))
+
+
+def _serves_calls(guest: Guest) -> bool:
+    return guest.spec.serves and guest.spec.entry in SERVES_CALLS

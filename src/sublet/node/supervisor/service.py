@@ -1,0 +1,488 @@
+"""The supervisor itself: its parts put together, its turn, its life.
+
+It lives as long as anything it must look after: an office, a live lease, a guest, a teardown. No guest outlives
+it, and that relies on no promise: guests are sent SIGKILL by the kernel, and what they started is found and ended by
+the next supervisor before anything becomes free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from sublet.background import troubles
+from sublet.errors import CapacityExceeded, InvalidRequest, LeaseNotActive, QuotaExceeded, SubletError, Unauthorized
+from sublet.lease.node import Node
+from sublet.node.loop import Accepting, Timer, confess
+from sublet.node.prctl import set_child_subreaper
+from sublet.node.processes.cgroups import Groups
+from sublet.node.processes.files import FILES_WANTED, allowance
+from sublet.node.processes.guest import Guest
+from sublet.node.processes.guests import Guests
+from sublet.node.processes.kept import GUESTS_MAX
+from sublet.node.processes.launch import Launch
+from sublet.node.processes.lease_limits import office_limits
+from sublet.node.processes.memory_watch import MemoryWatch
+from sublet.node.processes.notes import Notes
+from sublet.node.processes.procs import Procs
+from sublet.node.processes.tenancy import Tenancy
+from sublet.node.processes.tree import Look, Trees
+from sublet.node.processes.zygotes import Zygotes
+from sublet.node.supervisor.claims import AGAIN_NS, Claims
+from sublet.node.supervisor.holder_link import HolderLink
+from sublet.node.supervisor.locks import DeviceLocks
+from sublet.node.supervisor.office_link import OfficeLink
+from sublet.node.supervisor.parking import Parker
+from sublet.node.supervisor.predecessor import Predecessor
+from sublet.node.supervisor.premises import Premises
+from sublet.node.supervisor.shielded import Shielded
+from sublet.node.supervisor.suspending import Suspending
+from sublet.node.supervisor.volume_desk import VolumeDesk
+from sublet.node.supervisor.vram_watch import offenders
+from sublet.node.unread import Unread
+from sublet.values import NS_PER_S, EndReason, LeaseId, TenantId
+from sublet.wire.caps import LeaseCaps
+from sublet.wire.cards import CardUse
+from sublet.wire.guests import (
+    Admit,
+    Configure,
+    Configured,
+    EndGuest,
+    ListGuests,
+    ListProcesses,
+    Orders,
+    Processes,
+    Quit,
+    Reports,
+    Revoke,
+    TroubleNote,
+    Troubles,
+)
+from sublet.wire.guests import Guests as GuestList
+from sublet.wire.happenings import Hello
+from sublet.wire.orders import End, Report
+from sublet.wire.settings import SupervisorSettings
+from sublet.wire.sockets import peer_of
+
+SOCKET_NAME: Final = "supervisor.sock"
+BEAT_S: Final = 1.0
+"""How often pages get the present time, and it is checked whether this process is still needed."""
+QUIT_NS: Final = 5 * NS_PER_S
+"""How long guests may take to be ended when it is told to end at once."""
+QUIT_LOOK_S: Final = 0.05
+REPORTS_MAX: Final = 256
+"""In one message: thousands of leases may end at the same moment."""
+HOLDERS_MAX: Final = 2048
+"""Connections of holders; each takes a descriptor, of which the guests need most."""
+HOLDERS_PER_TENANT_MAX: Final = 1024
+ALONE_S: Final = 60.0
+"""So long it waits for an office while nothing is left to look after."""
+
+
+class Supervisor:
+    """One for each office and machine."""
+
+    def __init__(
+        self,
+        settings: SupervisorSettings,
+        zygotes: Zygotes,
+        *,
+        files: int = FILES_WANTED,
+        refresh: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``zygotes``: the first may have been begun already, in the loop in which everything is done. ``files``: how
+        many descriptors there may be. ``refresh``: called every few seconds."""
+        self._refresh = refresh
+        set_child_subreaper()
+        self.settings = settings
+        self.loop = zygotes.loop
+        self.clock = clock = self.loop.clock
+        self.node: Node | None = None
+        self._started_ns = clock.now_ns()
+        self._groups = Groups.probe(settings.office)
+        self._notes = Notes(os.path.join(settings.runtime, "notes"))
+        self._procs = Procs()
+        self._trees = Trees(self._procs, os.getpid())
+        self._launch = Launch(
+            loop=self.loop,
+            office=settings.office,
+            runtime=settings.runtime,
+            state=settings.state,
+            groups=self._groups,
+            trees=self._trees,
+            zygotes=zygotes,
+        )
+        self.guests = Guests(
+            loop=self.loop,
+            clock=clock,
+            trees=self._trees,
+            notes=self._notes,
+            launch=self._launch,
+            logs=os.path.join(settings.state, "guests"),
+        )
+        self.guests.on_gone = self._guest_gone
+        self._allowed = allowance(files, guests_max=GUESTS_MAX, holders_max=HOLDERS_MAX)
+        self.guests.room.guests_max, self.guests.room.why = self._allowed.guests, self._allowed.why
+        self._claims = Claims(DeviceLocks(settings.state))
+        self._claim_again_ns = 0
+        self._office: OfficeLink | None = None
+        self._holders: set[HolderLink] = set()
+        self.unread = Unread()
+        self._reports: list[Report] = []
+        self._gone: set[LeaseId] = set()
+        """Leases with guests that are gone since the last turn."""
+        self._timer: Timer | None = None
+        self._alone_since_ns = self._started_ns
+        self._may_quit = False
+        self._predecessor = Predecessor(
+            procs=self._procs,
+            groups=self._groups,
+            notes=self._notes,
+            leases=self._launch.leases,
+            clock=clock,
+            put_away=self._launch.aside.put,
+            later=self._launch.aside.later,
+        )
+        self._suspending = Suspending(self.loop, self._launch.helper_lives)
+        self._parker = Parker(self.loop, self._trees, self._notes, self._suspending)
+        self._parker.on_lost = self._lost
+        self.premises = Premises(
+            guests=self.guests,
+            stores=self._launch.stores,
+            errands=self._launch.errands,
+            aside=self._launch.aside,
+            held=self._launch.held,
+            parker=self._parker,
+            office=settings.office,
+            now_ns=self.loop.now_ns,
+            cut=self._cut,
+        )
+        self.premises.on_moved = self._guest_gone
+        self.premises.still_left = self._predecessor.still_left
+        self._launch.pinned = lambda: [one.pinned for one in self.premises.everything]
+        self._launch.stores.on_gone = self._guest_gone
+        self._launch.stores.begin()
+        self._desk = VolumeDesk(
+            loop=self.loop,
+            launch=self._launch,
+            guests=self.guests,
+            trees=self._trees,
+            tenancies=self.premises.tenancies,
+            runtime=settings.runtime,
+            on_saved=self._saved,
+        )
+        self.premises.saved = self._desk.publishing.saved
+        memory = MemoryWatch(self.guests, self._procs, lambda: self.premises.everything)
+        self.guests.on_look = memory.look
+
+    # ---- life ----
+
+    def serve(self, listening: socket.socket) -> None:
+        """Serve until this process is no longer needed."""
+        self._accepting = Accepting(self.loop, "supervisor_door", listening, self._accept)
+        self._accepting.begin()
+        self._beat()
+        try:
+            self.loop.run()
+        finally:
+            self._launch.zygotes.close()
+            self._desk.close()
+            self._launch.stores.close()
+            self._suspending.close()
+            self._claims.close()
+            self.premises.leave()
+            self._groups.remove()
+            for folder in (self._launch.leases, self._notes.folder):
+                with contextlib.suppress(OSError):  # something is in it, and is there for the next one
+                    os.rmdir(folder)
+
+    def _accept(self, sock: socket.socket) -> None:
+        if peer_of(sock).uid != os.getuid():
+            sock.close()
+            return
+        OfficeLink(self.loop, sock, self, self._office_gone)
+
+    def _office_gone(self, link: OfficeLink) -> None:
+        if self._office is link:
+            self._office = None
+            self._alone_since_ns = self.loop.now_ns()
+
+    def _beat(self) -> None:
+        """Whatever of it fails, the rest is done, and it comes again."""
+        self.loop.after(BEAT_S, self._beat)
+        now_ns = self.loop.now_ns()
+        for tenancy in tuple(self.premises.tenancies.values()):
+            self._safely(lambda tenancy=tenancy: tenancy.show(now_ns))  # type: ignore[misc]
+            self._safely(lambda tenancy=tenancy: self._cut_tally(tenancy))  # type: ignore[misc]
+        self._safely(self.guests.look_after)
+        self._safely(self._look_after_stores)
+        self._safely(lambda: self._claim_again(now_ns))
+        self._safely(self._stop_if_idle)
+
+    def _cut_tally(self, tenancy: Tenancy) -> None:
+        if not tenancy.cut_tally():
+            return
+        for guest in tenancy.running():
+            guest.stdio.say("it wrote into the file of what its lease has counted, which is not for data, and is ended")
+        self.guests.kill(tenancy.running(), EndReason.GUEST_FAILED)
+
+    def _look_after_stores(self) -> None:
+        for lease, line in self._launch.stores.look_after():
+            self.premises.say(lease, line)
+
+    def _safely(self, call: Callable[[], None]) -> None:
+        """Call it; an internal error in it is logged and has no further effect."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - the law alone may end this process
+            confess(error)
+
+    def _mistaken(self, lease: LeaseId) -> None:
+        """What the guests of this lease had to be told could not be: who cannot hear of an end must not run on."""
+        tenancy = self.premises.tenancies.get(lease)
+        for guest in tuple(tenancy.running()) if tenancy is not None else ():
+            self.guests.broken(guest.id)
+
+    def _claim_again(self, now_ns: int) -> None:
+        """What another office has may be free by now."""
+        if now_ns >= self._claim_again_ns:
+            self._claim_again_ns = now_ns + AGAIN_NS
+            self._safely(self._refresh)
+            self._reports += self._claims.again()
+            self._say()
+
+    def _stop_if_idle(self) -> None:
+        if not self._is_needed(self.loop.now_ns()):
+            self.loop.stop()
+
+    def _is_needed(self, now_ns: int) -> bool:
+        if any(True for _ in self.guests.of(None)):
+            return True
+        at = (os.path.join(self.settings.runtime, SOCKET_NAME), self.settings.state)
+        if self._office is None and not all(map(os.path.lexists, at)):
+            return False  # the folder was removed, or moved: no office can ever come, and nothing runs
+        if self.node is not None and (len(self.node.fence) or self.node.teardowns()):
+            return True
+        if self._may_quit:
+            return False
+        return self._office is not None or now_ns - self._alone_since_ns < ALONE_S * NS_PER_S
+
+    # ---- for the office ----
+
+    def configure(self, link: OfficeLink, asked: Configure) -> Configured:
+        if asked.office != self.settings.office:
+            raise InvalidRequest(
+                f"this is the supervisor of office {self.settings.office}, not of {asked.office}",
+                do="Stop it with `sublet down`, or use another SUBLET_HOME.",
+            )
+        is_new = self.node is None
+        self._cap(asked.caps)
+        if self.node is None:
+            left = self._predecessor.leftovers(asked.inventory.devices)
+            for card, since_ns in self._predecessor.cards_since().items():
+                self.premises.cards.was_lent(card, since_ns)
+            self.premises.left = [*left, *self._launch.stores.leftovers()]
+            self.node = node = Node(asked.inventory, Shielded(self.premises, self._mistaken), report=self._report)
+            self.premises.name_of = lambda lease: node.names.get(lease, "")
+            self._desk.publishing.fence = lambda lease, epoch: node.check(lease, epoch, self.loop.now_ns())
+        else:
+            self.node.inventory_changed(asked.inventory)
+        self.node.say_again(self.loop.now_ns())
+        if self._office is not None:
+            self._office.cut(Unauthorized("another office of the same home took over"))
+        self._office, self._may_quit = link, False
+        self._reports += self._claims.configure(asked.inventory)
+        self._step()
+        return Configured(
+            pid=os.getpid(),
+            version=self.settings.version,
+            started_ns=self._started_ns,
+            live=tuple(live.lease for live in self.node.fence),
+            guests=sum(1 for _ in self.guests.of(None)),
+            lines=tuple(
+                f"{said.part}: {'active' if said.is_active else 'NOT active'}, {said.text}"
+                for said in self._groups.describe()
+            ),
+            is_new=is_new,
+        )
+
+    def _cap(self, caps: LeaseCaps) -> None:
+        """Leases that begin from now on have these caps, and all guests together have theirs at once."""
+        self._launch.caps = caps
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        with open("/proc/sys/kernel/pid_max", "rb") as file:
+            pids_max = int(file.read(32))
+        limits = office_limits(caps, memory_bytes=memory_bytes, cores=os.cpu_count() or 1, pids_max=pids_max)
+        self._groups.cap_office(limits)  # `sublet doctor` says what cannot be capped here
+
+    def obey(self, orders: Orders) -> None:
+        if self.node is None:
+            return
+        now_ns = self.loop.now_ns()
+        for order in orders.orders:
+            self.node.send(order, now_ns=now_ns, incarnation=orders.incarnation)
+        if not any(isinstance(order, End) for order in orders.orders):
+            self._say(at_once=True)  # a holder waits to hear that its lease is held; the rest of the turn can wait
+        self._step()
+
+    def are_leaving(self) -> bool:
+        return bool(self._gone or self.guests.leaving)
+
+    def admit(self, asked: Admit, fd: int) -> None:
+        if self.node is None:
+            raise LeaseNotActive("no office has said yet what this machine has")
+        front = asked.front
+        self._check_holders(front.tenant)
+        holder = HolderLink(
+            loop=self.loop,
+            sock=socket.socket(fileno=os.dup(fd)),
+            hello=Hello(asked.oldest, asked.newest, b""),
+            front=front,
+            node=self.node,
+            premises=self.premises,
+            guests=self.guests,
+            on_over=self._holders.discard,
+            unread=self.unread,
+            desk=self._desk,
+            warm=self._launch.zygotes.wish,
+        )
+        self._holders.add(holder)
+
+    def _check_holders(self, tenant: TenantId) -> None:
+        tenants = [holder.front.tenant for holder in self._holders]
+        for guest in self.guests.of(None):
+            tenants += guest.visits.tenants if guest.visits is not None else ()
+        if len(tenants) >= self._allowed.holders:
+            raise CapacityExceeded(
+                f"{self._allowed.holders} connections to commands are open on this machine, and that is the most",
+                do=self._allowed.why or "Wait until some have ended.",
+            )
+        if tenants.count(tenant) >= HOLDERS_PER_TENANT_MAX:
+            raise QuotaExceeded(
+                f"tenant {tenant} has {HOLDERS_PER_TENANT_MAX} connections to commands open, and that is the most",
+                do="Close some; one connection can attend many commands.",
+            )
+
+    def revoke(self, asked: Revoke) -> None:
+        changed = Unauthorized("the rights of this tenant have changed")
+        self._cut_those(asked.tenant, None, changed, asked.generation)
+
+    def list_guests(self, asked: ListGuests) -> GuestList:
+        found = self.guests.of(None, lease=asked.lease, guest=asked.guest, ended=asked.ended)
+        return self.guests.page(found, asked.after)
+
+    def list_processes(self, asked: ListProcesses) -> Processes:
+        look = self._trees.look()
+        if asked.uses:
+            self._parker.uses = asked.uses
+            self._end_offenders(asked.uses, look)
+        guests = (stat.pid for stats in look.members.values() for stat in stats)
+        return Processes(pids=(os.getpid(), *self._trees.helpers, *guests))
+
+    def list_troubles(self) -> Troubles:
+        return Troubles(
+            troubles=tuple(
+                TroubleNote(
+                    loop=one.name, shortages=one.shortages, errors=one.errors, failing=one.failing, last=one.last
+                )
+                for one in troubles()
+            )
+        )
+
+    def _end_offenders(self, uses: tuple[CardUse, ...], look: Look) -> None:
+        """Guests that have more of a card than their lease."""
+        running = list(self.guests.of(None))
+        owners = {stat.pid: guest for guest in running for stat in look.of(guest.tree)}
+        parts = {one.lease: one.parts for one in self.premises.everything}
+        for offender in offenders(uses, owners, parts):
+            guest = self.guests.by_id[offender.guest]
+            if not guest.is_told_of_memory:
+                guest.is_told_of_memory = True
+                guest.stdio.say(offender.line)
+            self.guests.kill([guest], EndReason.OUT_OF_MEMORY)
+
+    def _lost(self, guest: Guest, why: str) -> None:
+        guest.stdio.say(f"it could not be put back on its device, and is ended: {why}")
+        self.guests.kill([guest], EndReason.DEVICE_LOST)
+
+    def end_guest(self, asked: EndGuest) -> None:
+        self.guests.end_alone(self.guests.get(asked.guest, None), asked.grace_ns)
+
+    def quit(self, asked: Quit) -> None:
+        self._may_quit = True
+        if asked.now:
+            self._end_all(self.loop.now_ns() + QUIT_NS)
+        self.loop.soon(self._stop_if_idle)
+
+    def _end_all(self, until_ns: int) -> None:
+        """Of what is not gone in time the next supervisor finds a note."""
+        left = list(self.guests.of(None))
+        self.guests.kill(left, EndReason.OPERATOR)
+        if left and self.loop.now_ns() < until_ns:
+            self.loop.after(QUIT_LOOK_S, lambda: self._end_all(until_ns))
+        else:
+            self.loop.stop()
+
+    # ---- the law's turn ----
+
+    def _report(self, report: Report) -> None:
+        self._reports.append(report)
+
+    def _saved(self, lease: LeaseId, save_ns: int) -> None:
+        if self.node is not None:
+            self.node.saved(lease, save_ns)
+
+    def _guest_gone(self, lease: LeaseId) -> None:
+        """Of some that are gone at once all are told in one go."""
+        if not self._gone:
+            self.loop.soon(self._poke)
+        self._gone.add(lease)
+
+    def _poke(self) -> None:
+        gone, self._gone = self._gone, set()
+        if self.node is not None:
+            self._arm(self.node.poke(self.loop.now_ns(), *gone))
+            self._say()
+
+    def _step(self) -> None:
+        if self.node is not None:
+            self._arm(self.node.tick(self.loop.now_ns()))
+            self._say()
+
+    def _arm(self, wake_ns: int | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if wake_ns is not None:
+            self._timer = self.loop.at(wake_ns, self._step)
+
+    def _say(self, *, at_once: bool = False) -> None:
+        if self._reports and self._office is not None:
+            reports, self._reports = self._reports, []
+            for start in range(0, len(reports), REPORTS_MAX):
+                self._office.report(Reports(reports=tuple(reports[start : start + REPORTS_MAX])), at_once)
+            self.guests.priority.back()
+        elif self._office is None:
+            self._reports.clear()  # what is still true is said again when an office comes
+
+    def _cut(self, lease: LeaseId) -> None:
+        self._cut_those(None, lease, LeaseNotActive(f"lease {lease} is held by another program now"))
+
+    def _cut_those(
+        self, tenant: TenantId | None, lease: LeaseId | None, error: SubletError, generation: int = 0
+    ) -> None:
+        """``generation``: only those that were let in before it; 0: all."""
+        for holder in tuple(self._holders):
+            front = holder.front
+            if (
+                (tenant is None or front.tenant == tenant)
+                and (lease is None or front.lease == lease)
+                and (not generation or front.generation < generation)
+            ):
+                holder.cut(error)
+        for guest in self.guests.of(None):
+            if guest.visits is not None:
+                guest.visits.cut(tenant, lease, generation)

@@ -1,0 +1,269 @@
+"""The processes at the other end of unix sockets, as the kernel names them, and whether they still live.
+
+A pid is reused as soon as its process is gone, so a process is known by its pid *and* its start time. The kernel hands
+out a pidfd of the peer of a unix socket (``SO_PEERPIDFD``, Linux 6.5), which is never of another process. Older kernels
+only say the peer's pid: then a pidfd is opened of that, and the start time is compared with the moment at which the
+connection was accepted. A process that began later is another one.
+
+Peers that the office cannot see (another PID namespace, a connection that comes through a proxy) are no processes here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import logging
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol, overload
+
+from sublet.office.access import Origin
+from sublet.office.ledger.records import ProcessRecord
+from sublet.values import NS_PER_S
+
+SO_PEERPIDFD: Final = 77
+"""As on x86 and Arm; Python has no name for it."""
+_NS_PER_TICK: Final = NS_PER_S // os.sysconf("SC_CLK_TCK")
+_CREDENTIALS: Final = struct.Struct("3i")
+_PEER: Final = struct.Struct("iII")
+NO_UID: Final = (1 << 32) - 1
+"""What the kernel says of a socket whose other end is no process, such as one of TCP."""
+_NO_START: Final = -1
+"""The start time of a process that ended before it could be read. No process has it."""
+_STAT_MAX: Final = 1024
+_GONE_STATES: Final = frozenset(b"ZXx")
+_NO_PROCESS: Final = frozenset((errno.ESRCH, errno.ENOENT))
+_NO_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
+
+_log = logging.getLogger("sublet.office")
+
+
+class PeerSocket(Protocol):
+    """As much of a connected unix socket as is needed."""
+
+    @overload
+    def getsockopt(self, level: int, option: int, /) -> int: ...
+    @overload
+    def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
+
+
+class Fate(enum.Enum):
+    """What is known of a process without a pidfd of it."""
+
+    GONE = "gone"
+    ALIVE = "alive"
+    """It lives, and there is no pidfd for it now: look again."""
+    UNSEEN = "unseen"
+    """The office cannot see it, now or later."""
+
+
+class Stat(NamedTuple):
+    """A process in /proc."""
+
+    start_ticks: int
+    is_gone: bool
+
+
+class Processes:
+    """The processes of this machine, as this process sees them."""
+
+    def __init__(
+        self,
+        proc: str = "/proc",
+        *,
+        peer_pidfd: int | None = SO_PEERPIDFD,
+        pidfd_open: Callable[[int], int] = os.pidfd_open,
+    ) -> None:
+        """``peer_pidfd`` is the number of the socket option; None: the kernel has none."""
+        self._proc = proc
+        self._peer_pidfd = peer_pidfd
+        self._pidfd_open = pidfd_open
+        self._boot_id = _text(f"{proc}/sys/kernel/random/boot_id")
+        self._namespaces = " ".join(_link(f"{proc}/self/ns/{kind}") for kind in ("pid", "time"))
+        self._said_exhausted = False
+
+    def of_peer(self, sock: PeerSocket, own_pid: int, accepted_ns: int) -> ProcessRecord | None:
+        """The process that connected; None where it cannot be seen.
+
+        ``own_pid`` is its pid as it knows it itself. The peer of a socket may be a proxy or a tunnel, and its life says
+        nothing of the holder's; a proxy has another pid. ``accepted_ns``: when the connection was accepted, in
+        CLOCK_BOOTTIME.
+        """
+        try:
+            raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except (OSError, TypeError):
+            return None
+        pid: int = _CREDENTIALS.unpack(raw)[0]
+        if pid <= 0:
+            return None
+        try:
+            pidfd, is_of_peer = self._pidfd_of_peer(sock, pid)
+        except OSError as error:
+            return self._without_pidfd(error, pid, own_pid)
+        try:
+            stat = self.stat(pid)
+            if _has_ended(pidfd):
+                return self._ended(pid, own_pid)
+            if stat is None:  # it lives, and /proc hides it
+                return None
+            if not is_of_peer and stat.start_ticks * _NS_PER_TICK > accepted_ns:
+                return None  # it began after the connection: the pid was reused
+            if self._own_pid(pid) != own_pid:
+                return None
+            return self._record(pid, stat.start_ticks)
+        except OSError as error:
+            return self._without_pidfd(error, pid, own_pid)
+        finally:
+            os.close(pidfd)
+
+    def open(self, process: ProcessRecord) -> int | Fate:
+        """A pidfd of this very process, readable when it has ended."""
+        if process.boot_id != self._boot_id or process.start_ticks == _NO_START:
+            return Fate.GONE
+        if process.namespaces != self._namespaces:
+            return Fate.UNSEEN
+        try:
+            pidfd = self._pidfd_open(process.pid)
+        except OSError as error:
+            if error.errno in _NO_PROCESS:
+                return Fate.GONE
+            self._say_exhausted(error)
+            return self.look(process)
+        fate = self.look(process)
+        if fate is Fate.ALIVE:
+            return pidfd
+        if self._is_hidden(process.pid, pidfd):
+            fate = Fate.UNSEEN
+        os.close(pidfd)
+        return fate
+
+    def look(self, process: ProcessRecord) -> Fate:
+        """Whether this very process lives. What cannot be read for want of descriptors is taken to live."""
+        try:
+            stat = self.stat(process.pid)
+        except OSError as error:
+            return Fate.ALIVE if error.errno in _NO_DESCRIPTORS else Fate.UNSEEN
+        if stat is None or stat.is_gone or stat.start_ticks != process.start_ticks:
+            return Fate.GONE
+        return Fate.ALIVE
+
+    def stat(self, pid: int) -> Stat | None:
+        """The process that has this pid now; None if there is none."""
+        try:
+            fd = os.open(f"{self._proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            raw = os.read(fd, _STAT_MAX)
+        except ProcessLookupError:  # it ended between the two
+            return None
+        finally:
+            os.close(fd)
+        # "pid (name) state ppid …": the name may hold anything, so the fields count from its last bracket.
+        fields = raw[raw.rindex(b")") + 2 :].split()
+        # The first thread may end and leave the others at work; such a process looks like a zombie and is none.
+        is_gone = fields[0][0] in _GONE_STATES and int(fields[17]) <= 1
+        return Stat(int(fields[19]), is_gone)
+
+    def _pidfd_of_peer(self, sock: PeerSocket, pid: int) -> tuple[int, bool]:
+        """A pidfd, and whether it is the peer's for certain."""
+        if self._peer_pidfd is not None:
+            try:
+                return sock.getsockopt(socket.SOL_SOCKET, self._peer_pidfd), True
+            except OSError as error:
+                if error.errno in _NO_DESCRIPTORS:
+                    raise
+                if error.errno == errno.ENOPROTOOPT:
+                    self._peer_pidfd = None
+        return self._pidfd_open(pid), False
+
+    def _is_hidden(self, pid: int, pidfd: int) -> bool:
+        """Whether a process lives that /proc does not show, as with the mount option hidepid."""
+        with contextlib.suppress(OSError):
+            return self.stat(pid) is None and not _has_ended(pidfd)
+        return False
+
+    def _without_pidfd(self, error: OSError, pid: int, own_pid: int) -> ProcessRecord | None:
+        if error.errno in _NO_PROCESS:
+            return self._ended(pid, own_pid)
+        self._say_exhausted(error)
+        return None
+
+    def _say_exhausted(self, error: OSError) -> None:
+        if error.errno in _NO_DESCRIPTORS and not self._said_exhausted:
+            self._said_exhausted = True
+            _log.warning(
+                "processes of holders cannot be watched (%s): the leases of those that die now end later, "
+                "at the latest by their time to live. Raise the limit of open files (ulimit -n).",
+                os.strerror(error.errno or 0),
+            )
+
+    def _ended(self, pid: int, own_pid: int) -> ProcessRecord | None:
+        """The peer has ended by now. Where it had another pid for itself, it may have been a proxy."""
+        return self._record(pid, _NO_START) if pid == own_pid else None
+
+    def _record(self, pid: int, start_ticks: int) -> ProcessRecord:
+        return ProcessRecord(pid=pid, start_ticks=start_ticks, boot_id=self._boot_id, namespaces=self._namespaces)
+
+    def _own_pid(self, pid: int) -> int:
+        """The pid in the process's own PID namespace, which may be one below ours."""
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for line in Path(f"{self._proc}/{pid}/status").read_bytes().splitlines():
+                if line.startswith(b"NSpid:"):
+                    return int(line.split()[-1])
+        return 0
+
+
+class Peer:
+    """The other end of one connection."""
+
+    def __init__(self, processes: Processes, sock: PeerSocket, accepted_ns: int, *, shared: bool = False) -> None:
+        """``shared``: it came over the shared socket."""
+        self._processes = processes
+        self._sock = sock
+        self._accepted_ns = accepted_ns
+        self._found: dict[int, ProcessRecord] = {}
+        self.origin: Final = _origin(sock, shared=shared)
+
+    def process(self, own_pid: int) -> ProcessRecord | None:
+        """The process that connected, if it is the one that has this pid for itself and can be seen."""
+        found = self._found.get(own_pid)
+        if found is None:
+            found = self._processes.of_peer(self._sock, own_pid, self._accepted_ns)
+            if found is not None:
+                self._found = {own_pid: found}
+        return found
+
+
+def _origin(sock: PeerSocket, *, shared: bool) -> Origin:
+    """Which user's process connected, as the kernel noted it then."""
+    try:
+        pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    except (OSError, TypeError, struct.error):  # no unix socket
+        return Origin(shared=shared)
+    return Origin(shared=shared, uid=uid, pid=pid) if pid >= 0 and uid != NO_UID else Origin(shared=shared)
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

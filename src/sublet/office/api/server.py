@@ -1,0 +1,500 @@
+"""Serving the control API: uvicorn's HTTP protocol on a socket of ours, with limits on what a stranger may cost us.
+
+uvicorn's own ``Server`` is left out: it wakes ten times a second, takes the process's signals, and makes its unix
+socket writable for all users. What is used is its protocol: HTTP/1.1 on httptools, keep-alive, pipelining, flow
+control.
+
+There is a short way beside it. A request that is small, whole, and alone on its connection is offered to the
+application at once (``App.begin``) and answered in one write, without a task. Whatever is not plain in any respect goes
+the way of uvicorn, so this way knows nothing of pipelines, bodies in pieces, upgrades or HTTP/1.0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from sublet.background import accept_connections, end_process, start_task
+from sublet.errors import InvalidRequest, SubletError
+from sublet.office.api.app import App
+from sublet.office.api.processes import Peer, Processes
+from sublet.office.api.service import Reply
+from sublet.wire.http import WIRE_HEADER, WIRE_VERSION, ErrorBody, ErrorView
+from sublet.wire.peer_limits import PeerLimits, Refused
+from sublet.wire.sockets import peer_of
+
+CONNECTIONS_MAX: Final = 4096
+"""Open connections of one office."""
+USER_SHARE: Final = 4
+"""One user of the machine, other than the owner and root, has a quarter of them at most."""
+RESERVED_SHARE: Final = 4
+"""A quarter is for the owner and root alone."""
+HEAD_MAX_BYTES: Final = 32 * 1024
+"""Request line and headers. The parser has no limit of its own."""
+KEEP_ALIVE_S: Final = 120
+"""An idle connection is closed after this long."""
+HEAD_S: Final = 5.0
+"""From the connection, or the first byte of a later request, to the end of its headers."""
+BODY_S: Final = 30.0
+"""From there to the end of its body, which has a megabyte at most."""
+LOOKS: Final = 5
+"""In how many parts these times pass. A part that the office slept through (it was stopped, or had no processor) counts
+for nothing: the client may have slept as well, and could not tell a closed connection from an office that has ended."""
+CLOSE_PATIENCE_S: Final = 2.0
+"""How long requests in progress may take to end when the office closes."""
+CLOSE_LOOK_S: Final = 0.01
+NO_USER: Final = -1
+SHORT_MAX_BYTES: Final = 64 * 1024
+"""The body of a request that goes the short way."""
+
+
+class HttpServer:
+    """Serves one application on a listening socket."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        on_limit: Callable[[str], None],
+        processes: Processes | None = None,
+        die: Callable[[str], object] = end_process,
+        of_user: int | None = None,
+        shared: bool = False,
+    ) -> None:
+        """``processes`` tells which process is at the other end of a connection; without it none is known. ``die`` ends
+        the process with a line. ``of_user``: connections that each other user may have; None: a quarter of all.
+        ``shared``: it serves the shared socket."""
+        self._shared = shared
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients send wrongly is told to clients
+        config = Config(
+            app,
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            access_log=False,
+            log_config=None,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        config.load()
+        self._config = config
+        self._state = ServerState()
+        self._on_limit = on_limit
+        self._app = app
+        self._limits: PeerLimits[_Protocol] = peer_limits(of_user)
+        self._processes = processes
+        self._short: set[_Short] = set()
+        self._die = die
+        self._listening: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+
+    @property
+    def busy(self) -> int:
+        """Requests in progress, event streams included."""
+        return len(self._state.tasks) + len(self._short)
+
+    def bound_users(self, of_user: int | None) -> None:
+        """So many connections for each other user from now on (None: a quarter of all); those that are open stay."""
+        self._limits.bound_users(self._limits.most // USER_SHARE if of_user is None else of_user)
+
+    async def start(self, listening: socket.socket) -> None:
+        """Serve until ``close``. Connections are accepted here: uvloop's own server hangs up, without a log line, on
+        those for which there is no descriptor, and its callers would take the office for gone."""
+
+        def failed(error: BaseException) -> None:
+            self._die(f"the office stopped: its control door ended ({type(error).__name__}: {error})")
+
+        listening.setblocking(False)
+        self._listening = listening
+        self._accepting = start_task(
+            "control_door", lambda: accept_connections("control_door", listening, self._take), failed=failed
+        )
+
+    def _take(self, sock: socket.socket) -> None:
+        async def serve() -> None:
+            try:
+                await asyncio.get_running_loop().connect_accepted_socket(self._protocol, sock)
+            except BaseException:
+                sock.close()
+                raise
+
+        _ = start_task("control_connections", serve)
+
+    async def close(self) -> None:
+        """Accept nothing more, let requests in progress end, then hang up."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+        if self._listening is not None:
+            self._listening.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        tasks = list(self._state.tasks)
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=CLOSE_PATIENCE_S)
+            for task in late:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(*late, return_exceptions=True)
+        until = asyncio.get_running_loop().time() + CLOSE_PATIENCE_S
+        while self._short and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110 - once, at the end
+            await asyncio.sleep(CLOSE_LOOK_S)
+        for connection in list(self._state.connections):
+            if isinstance(connection, _Protocol) and connection.transport is not None:
+                connection.transport.abort()
+
+    def _protocol(self) -> _Protocol:
+        return _Protocol(
+            self._config,
+            self._state,
+            {},
+            app=self._app,
+            short=self._short,
+            on_limit=self._on_limit,
+            processes=self._processes,
+            limits=self._limits,
+            shared=self._shared,
+        )
+
+
+def peer_limits(of_user: int | None = None) -> PeerLimits[_Protocol]:
+    """Fewer where descriptors are few: the data door, the journal and the supervisor's link need some as well."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else min(CONNECTIONS_MAX, soft * 3 // 4)
+    owners = frozenset((0, os.geteuid()))
+    per_user = most // USER_SHARE if of_user is None else of_user
+    return PeerLimits(most=most, per_user=per_user, reserved=most // RESERVED_SHARE, owners=owners)
+
+
+def _user_of(transport: asyncio.Transport) -> int:
+    """The user number of the peer. Every peer without one counts as the same user."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family != socket.AF_UNIX:
+        return NO_USER
+    return peer_of(sock).uid
+
+
+class _Event:
+    """What uvicorn sets to wake a task, where there is none."""
+
+    def set(self) -> None:
+        pass
+
+
+class _Short:
+    """A request on the short way, as far as uvicorn looks at one."""
+
+    __slots__ = ("disconnected", "keep_alive", "message_event", "response_complete")
+
+    def __init__(self) -> None:
+        self.response_complete = False
+        self.keep_alive = True
+        self.disconnected = False
+        self.message_event = _Event()
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's protocol with a bounded head and a bounded number of connections."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        *,
+        app: App,
+        short: set[_Short],
+        on_limit: Callable[[str], None],
+        processes: Processes | None,
+        limits: PeerLimits[_Protocol],
+        shared: bool,
+    ) -> None:
+        self._shared = shared
+        self._limits = limits
+        self._is_silent = True
+        """Until the head of a first request has come."""
+        super().__init__(config, server_state, app_state)
+        self._processes = processes
+        self._peer: Peer | None = None
+        self._begin = app.begin
+        self._short = short
+        self._on_limit = on_limit
+        self._held: bytes | None = None
+        """The body so far of a request that may go the short way; None: there is none."""
+        self._in_head = True
+        self._head_bytes = 0
+        self._piece = 0
+        """Bytes of what came last, which may have the heads of several requests in it."""
+        self._awaited = ""
+        """What the client owes us: the head or the body of a request. Empty between two requests."""
+        self._late: tuple[str, asyncio.TimerHandle] | None = None
+        """What is timed now, and by which timer."""
+        self._looks = 0
+        """Parts of its time that are left."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._out = _OneWrite(transport, self.loop)
+        super().connection_made(self._out)  # type: ignore[arg-type]
+        if self._processes is not None:
+            accepted_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            self._peer = Peer(self._processes, transport.get_extra_info("socket"), accepted_ns, shared=self._shared)
+        admitted = self._limits.admit(self, _user_of(transport))
+        if isinstance(admitted, Refused):
+            self._on_limit(admitted.limit)
+            message = f"the office has too many connections: {admitted.message}"
+            self._hang_up(b"503 Service Unavailable", message, "Close some, or try again in a moment.")
+        elif admitted.closed is not None:
+            self._on_limit("silent_connections")
+            admitted.closed.transport.abort()
+        self._awaited = "head"
+        self._time_what_is_awaited()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._limits.left(self)
+        self._awaited = ""
+        self._time_what_is_awaited()
+        super().connection_lost(exc)
+
+    def _time_what_is_awaited(self) -> None:
+        """Called once for all that came together: most requests come whole and are never timed."""
+        if self._late is not None and self._late[0] != self._awaited:
+            self._late[1].cancel()
+            self._late = None
+        if self._awaited and self._late is None:
+            self._looks = LOOKS
+            self._look_later(self._awaited)
+
+    def _look_later(self, awaited: str) -> None:
+        part_s = (HEAD_S if awaited == "head" else BODY_S) / LOOKS
+        slept_s = self.loop.time() + 2 * part_s
+        self._late = awaited, self.loop.call_later(part_s, self._look, awaited, slept_s)
+
+    def _look(self, awaited: str, slept_s: float) -> None:
+        """Count one part of the time. What comes from the moment ``slept_s`` on was late: the office slept."""
+        if self.loop.time() < slept_s:
+            self._looks -= 1
+        if self._looks:
+            self._look_later(awaited)
+        else:
+            self._too_late()
+
+    def _too_late(self) -> None:
+        if self.transport.is_closing():
+            return
+        self._on_limit("request_seconds")
+        if self._awaited == "head" and not self._head_bytes:
+            self.transport.close()  # nothing was asked, so nothing is answered: a client may have been paused just here
+        else:
+            self._hang_up(
+                b"408 Request Timeout", f"the {self._awaited} of the request did not come in time", "Send it whole."
+            )
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._piece = len(data)
+        self._head_bytes += self._piece
+        super().data_received(data)
+        if self._in_head and self._head_bytes > HEAD_MAX_BYTES and not self.transport.is_closing():
+            self._head_too_large()
+        self._time_what_is_awaited()
+
+    def eof_received(self) -> None:
+        if isinstance(self.transport, _OneWrite):
+            self.transport.flush()  # the loop is about to close what it was handed
+        super().eof_received()
+
+    def on_message_begin(self) -> None:
+        """uvicorn would also make a scope, which the short way does not need."""
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+        self._in_head = True
+        self._awaited = "head"
+
+    def _make_scope(self) -> None:
+        url, expects, headers = self.url, self.expect_100_continue, self.headers
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.scope["state"]["peer"] = self._peer
+        self.headers += headers  # in place: the scope has the list
+
+    def on_headers_complete(self) -> None:
+        came, self._head_bytes, self._in_head = self._head_bytes + self._piece, 0, False
+        self._awaited = "body"
+        if self._is_silent:
+            self._is_silent = False
+            self._limits.spoke(self)
+        if came > HEAD_MAX_BYTES and self._head_size() > HEAD_MAX_BYTES:  # it is seldom worth adding up
+            self._head_too_large()
+        elif self._is_plain():
+            self._held = b""
+        else:
+            self._make_scope()
+            super().on_headers_complete()
+
+    def _head_size(self) -> int:
+        return sum(len(name) + len(value) for name, value in self.headers) + len(self.url)
+
+    def on_body(self, body: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._held is None:
+            super().on_body(body)
+        elif len(self._held) + len(body) <= SHORT_MAX_BYTES:
+            self._held += body
+        else:
+            self._go_the_long_way(self._held + body)
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        self._awaited = ""
+        if self.transport.is_closing():
+            return
+        if self._held is not None:
+            if self._went_the_short_way(self._held):
+                return
+            self._go_the_long_way(self._held)
+        super().on_message_complete()
+
+    # ---- the short way ----
+
+    def _is_plain(self) -> bool:
+        """Whether it may go the short way: no other request is served on this connection, the client reads the
+        answers, and it stays open."""
+        return (
+            getattr(self.cycle, "response_complete", True)  # uvicorn begins with None
+            and b"?" not in self.url
+            and self.url.startswith(b"/")
+            and not (self.flow.write_paused or self.expect_100_continue or self.parser.should_upgrade())
+            and self.parser.get_http_version() == "1.1"
+            and self.parser.should_keep_alive()
+            and all(_is_short(name, value) for name, value in self.headers)
+        )
+
+    def _went_the_short_way(self, body: bytes) -> bool:
+        short = _Short()
+
+        def send(reply: Reply) -> None:
+            self._short.discard(short)
+            short.response_complete = True
+            if not short.disconnected and not self.transport.is_closing():
+                self._out.write_now(_whole(reply, close=not short.keep_alive))
+                if not short.keep_alive:
+                    self.transport.close()
+                self.on_response_complete()
+
+        before = self.cycle
+        self.cycle = short  # type: ignore[assignment]
+        self._short.add(short)
+        method = self.parser.get_method().decode("ascii")
+        if self._begin(method, self.url, self.headers, body, send, self._peer):
+            self._held = None
+            return True
+        self.cycle = before
+        self._short.discard(short)
+        return False
+
+    def _go_the_long_way(self, body: bytes) -> None:
+        """What would have been told to uvicorn by now is told."""
+        self._held = None
+        self._make_scope()
+        super().on_headers_complete()
+        if body:
+            super().on_body(body)
+
+    # ---- what is refused before it is a request ----
+
+    def send_400_response(self, msg: str) -> None:
+        self._hang_up(b"400 Bad Request", "that is not HTTP", "Speak HTTP/1.1.")
+
+    def _head_too_large(self) -> None:
+        self._on_limit("head_bytes")
+        self._hang_up(
+            b"431 Request Header Fields Too Large",
+            f"the headers are larger than {HEAD_MAX_BYTES} bytes",
+            "Send fewer or shorter headers.",
+        )
+
+    def _hang_up(self, status: bytes, message: str, do: str) -> None:
+        error: SubletError = InvalidRequest(message, do=do)
+        body = msgspec.json.encode(
+            ErrorBody(error=ErrorView(kind=error.kind, message=message, do=do, transient=error.transient))
+        )
+        head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (status, len(body)) + body)
+        self.transport.close()
+
+
+class _OneWrite:
+    """A transport that sends what is written within one turn of the loop in one piece.
+
+    The protocol writes the head of an answer and its body apart. As two packets they would cost two system calls, and
+    wake the client twice for one answer.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._parts: list[bytes] = []
+        self.is_closing = transport.is_closing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._parts:
+            self._loop.call_soon(self.flush)
+        self._parts.append(data)
+
+    def write_now(self, data: bytes) -> None:
+        """For what is in one piece already."""
+        self.flush()
+        self._transport.write(data)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def flush(self) -> None:
+        if self._parts:
+            data = b"".join(self._parts)
+            self._parts.clear()
+            self._transport.write(data)
+
+
+def _is_short(name: bytes, value: bytes) -> bool:
+    """Whether what this header says of the body lets it go the short way."""
+    if name == b"content-length":
+        return int(value) <= SHORT_MAX_BYTES
+    return name != b"transfer-encoding"
+
+
+def _whole(reply: Reply, *, close: bool) -> bytes:
+    """An answer in one piece."""
+    head = _HEADS.get((reply.status, reply.content_type))
+    if head is None:
+        head = b"%scontent-type: %s\r\n%s: %d\r\ncontent-length: " % (
+            STATUS_LINE[reply.status],
+            reply.content_type,
+            WIRE_HEADER.encode(),
+            WIRE_VERSION,
+        )
+        _HEADS[reply.status, reply.content_type] = head
+    end = b"\r\nconnection: close\r\n\r\n" if close else b"\r\n\r\n"
+    return b"".join((head, b"%d" % len(reply.body), end, reply.body))
+
+
+_HEADS: Final[dict[tuple[int, bytes], bytes]] = {}

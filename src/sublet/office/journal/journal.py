@@ -1,0 +1,373 @@
+"""The journal: what the office must not forget, on disk before any caller hears of it.
+
+One SQLite file in write-ahead mode with ``synchronous=FULL``, opened by one process (a lock beside it) and written
+through one connection. A batch of events is one transaction: all of it is there, or none. When ``commit`` returns, it
+survives a loss of power.
+
+Three rules come from what storage really does:
+
+- **A failed sync ends the office.** After it the kernel may have dropped the very pages that were not written, and a
+  second sync would succeed without them. So nothing is tried twice on the same connection, not even the checkpoint that
+  closing it would bring. A full disk is another matter: the kernel took none of it, and said so before any sync. The
+  transaction is rolled back and written again, once, in the room that was reserved for it (``DiskRoom``).
+- **What an opening finds in the write-ahead log is written once more.** The log may hold frames whose sync failed. The
+  checkpoint at opening puts them into the file and syncs that, before anything is built on them.
+- **The log is laid out beforehand.** A sync that must also grow a file costs twice as much, so after opening the log is
+  filled with zeros once, and the checkpoints keep it within that size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from sublet.errors import JournalError, JournalFailed
+from sublet.observe import audit
+from sublet.office.journal import backup
+from sublet.office.journal import files as journal_files
+from sublet.office.journal import opening as journal_opening
+from sublet.office.journal import schema as journal_schema
+from sublet.office.journal.disk_room import DiskRoom
+from sublet.office.journal.files import AnchorFile, Anchors, HomeLock
+from sublet.office.journal.reader import Reader, Row, Tip, check_header, full_disk, is_full, not_opened
+from sublet.office.ledger.events import AUDITED, EVENT_TYPES, Event, OfficeOpened
+from sublet.office.ledger.records import Now
+from sublet.wire.http import AuditReport
+
+BEAT_EVERY_NS: Final = 1_000_000_000
+"""More often the instant is not written down when nothing else is: what a reboot may add to a lease."""
+CHECKPOINT_FRAMES: Final = 900
+"""Pages in the log after which they are moved into the file; 1000 would fill ``LOG_BYTES``."""
+SNAPSHOT_PART_BYTES: Final = 8 << 20
+"""SQLite takes no value above 1 GB, and a state of a million leases comes near it."""
+
+_KIND_OF: Final[dict[type, str]] = {event: kind for kind, event in EVENT_TYPES.items()}
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(Event).decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One event as it was written."""
+
+    seq: int
+    ns: int
+    wall_ns: int
+    event: Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """What the journal knows when it is opened."""
+
+    snapshot: bytes | None
+    snapshot_seq: int
+    entries: Iterator[Entry]
+    """After the snapshot, in order. Read it to its end before the first commit."""
+    incarnation: int
+    last_ns: int | None
+    """The last instant that is on disk, of the clock ``clock_domain``."""
+    clock_domain: str | None
+    restored: bool
+    """No office was opened since a backup was put here: the opening and the end of every lease belong in one batch."""
+
+
+class Journal:
+    """Made by ``Journal.open``. One call at a time, from any thread."""
+
+    def __init__(
+        self,
+        *,
+        path: Path,
+        lock: HomeLock,
+        reader: Reader,
+        db: sqlite3.Connection,
+        tip: Tip,
+        anchors: Anchors,
+        room: DiskRoom | None,
+    ) -> None:
+        self.path = path
+        self._room = room
+        self.id: Final = tip.journal
+        self.incarnation: Final = tip.incarnation
+        self.anchors: Final = anchors
+        self._lock = lock
+        self._reader = reader
+        self._db = db
+        self._tip = tip
+        self._seq = tip.seq
+        self._audit_seq = tip.audit_seq
+        self._head = tip.head
+        self._domain = tip.clock_domain
+        self._last_ns = tip.last_ns or 0
+        self._frames = 0
+        self._failure: str | None = None
+        self._closed = False
+        self._anchor = AnchorFile(anchors, tip.journal)
+        self._anchor.note(self._seq, self._audit_seq, self._head)
+
+    # ---- opening and closing ----
+
+    @classmethod
+    def open(cls, home: Path, *, wall_ns: int, anchors: Path | None = None, room: DiskRoom | None = None) -> Journal:
+        """Open the journal of this home, or begin one. ``anchors`` is the folder for the heads kept outside, ``room``
+        what is reserved for it on the disk.
+
+        Everything is looked at before anything is written; a ``JournalError`` leaves the journal as it was.
+        """
+        home = journal_files.prepare_home(home)
+        lock = HomeLock.take(home)
+        try:
+            if room is not None:
+                room.before_opening()
+            anchored = Anchors(anchors or Anchors.default_folder(), home)
+            journal = cls._open_locked(home, lock, wall_ns, anchored, room)
+            if room is not None:
+                room.lay_out()
+            return journal
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def _open_locked(cls, home: Path, lock: HomeLock, wall_ns: int, anchors: Anchors, room: DiskRoom | None) -> Journal:
+        path = home / journal_files.JOURNAL_NAME
+        least = journal_files.read_incarnation(home)
+        if not path.exists():
+            journal_opening.begin(home, least, wall_ns)
+        check_header(path)
+        reader = Reader(path)
+        try:
+            tip = reader.check()
+            journal_opening.compare(path, reader, tip, anchors)
+            db = journal_opening.open_to_write(path, max(tip.incarnation, least or 0))
+            try:
+                tip = reader.tip()
+                if least != tip.incarnation:
+                    journal_files.write_incarnation(home, tip.incarnation)
+                return cls(path=path, lock=lock, reader=reader, db=db, tip=tip, anchors=anchors, room=room)
+            except BaseException:
+                db.close()
+                raise
+        except OSError as error:
+            reader.close()
+            if is_full(error):
+                raise full_disk(home) from error
+            raise JournalError(
+                f"the state folder {home} cannot be written ({error.strerror})", do="Mend the disk."
+            ) from error
+        except BaseException:
+            reader.close()
+            raise
+
+    def close(self) -> None:
+        """Harmless twice. A journal that failed is left as it is; otherwise the log is moved into the file."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._failure is None:
+            self._reader.close()
+            with contextlib.suppress(sqlite3.Error):  # everything is in the log, and synced; the next opening moves it
+                self._db.close()
+        self._anchor.close()
+        self._lock.release()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def recover(self) -> Recovered:
+        """The state's beginning: the snapshot, and the events after it."""
+        seq, snapshot = self._reader.snapshot()
+        rows = self._reader.tail()
+        restored = False
+        for row in self._reader.tail():
+            if row.kind == audit.RESTORED:
+                restored = True
+            elif row.kind == _KIND_OF[OfficeOpened]:
+                restored = False
+        return Recovered(
+            snapshot=snapshot,
+            snapshot_seq=seq,
+            entries=self._entries(rows),
+            incarnation=self.incarnation,
+            last_ns=self._tip.last_ns,
+            clock_domain=self._tip.clock_domain,
+            restored=restored,
+        )
+
+    def _entries(self, rows: Iterator[Row]) -> Iterator[Entry]:
+        for row in rows:
+            with not_opened(self.path):
+                entry = entry_of(row)
+            if entry is not None:
+                yield entry
+
+    # ---- writing ----
+
+    def commit(self, events: Sequence[Event], now: Now) -> None:
+        """One batch, all or nothing; durable when this returns. If it raises, nothing may be believed."""
+        self._refuse_if_failed()
+        if not events:
+            return
+        seq, audit_seq, head, domain = self._seq, self._audit_seq, self._head, self._domain
+        audited: list[tuple[int, int, int, str, bytes, bytes]] = []
+        plain: list[tuple[int, int, int, bytes, int]] = []
+        size = 0
+        for event in events:
+            seq += 1
+            body = _encode(event)
+            size += len(body)
+            kind = _KIND_OF[type(event)]
+            if type(event) in AUDITED:
+                audit_seq, head = seq, audit.link(head, seq, now.ns, now.wall_ns, kind, body)
+                audited.append((seq, now.ns, now.wall_ns, kind, body, head))
+                if isinstance(event, OfficeOpened):
+                    domain = event.clock_domain
+            else:
+                plain.append((seq, now.ns, now.wall_ns, body, journal_schema.checksum(seq, now.ns, now.wall_ns, body)))
+
+        def write() -> None:
+            if audited:
+                self._db.executemany("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?)", audited)
+            if plain:
+                self._db.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", plain)
+            if domain != self._domain:
+                journal_schema.put_meta(self._db, "clock", f"{now.ns} {domain}")
+
+        self._transact(write)
+        self._frames += 2 + bool(plain) + (size + 100 * len(events)) // 2048
+        self._seq, self._audit_seq, self._head, self._domain = seq, audit_seq, head, domain
+        self._last_ns = now.ns
+        self._anchor.note(seq, audit_seq, head)
+
+    def beat(self, now: Now) -> None:
+        """Write the instant down if nothing else did so within the last second; and tidy the log while it is quiet."""
+        self._refuse_if_failed()
+        if self._domain is None or now.ns - self._last_ns < BEAT_EVERY_NS:
+            return
+        clock = f"{now.ns} {self._domain}"
+        self._transact(lambda: journal_schema.put_meta(self._db, "clock", clock), checkpoint_at=CHECKPOINT_FRAMES // 2)
+        self._frames += 1
+        self._last_ns = now.ns
+
+    def compact(self, snapshot: bytes, now: Now) -> None:
+        """Keep the snapshot of the state after the last commit in place of the events before it. The audit stays."""
+        self._refuse_if_failed()
+
+        def write() -> None:
+            self._db.execute("DELETE FROM events")
+            self._db.execute("DELETE FROM snapshot")
+            parts = range(0, max(1, len(snapshot)), SNAPSHOT_PART_BYTES)
+            self._db.executemany(
+                "INSERT INTO snapshot VALUES (?, ?)",
+                ((n, snapshot[at : at + SNAPSHOT_PART_BYTES]) for n, at in enumerate(parts)),
+            )
+            journal_schema.put_meta(self._db, "snapshot", f"{self._seq} {hashlib.sha256(snapshot).hexdigest()}")
+            if self._domain is not None:
+                journal_schema.put_meta(self._db, "clock", f"{now.ns} {self._domain}")
+
+        self._transact(write)
+        self._frames = CHECKPOINT_FRAMES
+        self._last_ns = now.ns
+
+    def _transact(self, write: Callable[[], object], *, checkpoint_at: int = CHECKPOINT_FRAMES) -> None:
+        """Do it in one transaction, twice if the disk was full and room for it could be made. Whatever else goes wrong,
+        the journal is not used again."""
+        try:
+            try:
+                self._attempt(write, checkpoint_at)
+            except sqlite3.Error as error:
+                if self._room is None or not is_full(error) or not self._room.give_up():
+                    raise
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                self._attempt(write, checkpoint_at)
+        except Exception as error:
+            raise self._fail(error) from error
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _attempt(self, write: Callable[[], object], checkpoint_at: int) -> None:
+        if self._frames >= checkpoint_at:
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            self._frames = 0
+        self._db.execute("BEGIN IMMEDIATE")
+        write()
+        self._db.execute("COMMIT")
+
+    def _fail(self, error: BaseException) -> JournalFailed:
+        """Let go of the file without another write: while the reader is open, closing the writer checkpoints nothing;
+        and the reader cannot write."""
+        self._failure = str(error) or type(error).__name__
+        for end in (self._db.close, self._reader.close):
+            with contextlib.suppress(sqlite3.Error):
+                end()
+        return self._failed()
+
+    def _failed(self) -> JournalFailed:
+        return JournalFailed(f"the journal {self.path} could not be written ({self._failure})")
+
+    def _refuse_if_failed(self) -> None:
+        if self._failure is not None:
+            raise self._failed()
+
+    # ---- looking ----
+
+    @property
+    def seq(self) -> int:
+        """The number of the last entry."""
+        return self._seq
+
+    def head(self) -> str:
+        """The last hash of the audit chain."""
+        return self._head.hex()
+
+    def records(self, after: int = 0) -> Iterator[audit.Record]:
+        """The audited entries with a higher number than ``after``; bills are folded from these."""
+        return self._reader.records(after)
+
+    def latest(self, most: int, naming: str = "") -> list[audit.Record]:
+        """The newest audited entries, oldest first. It may run in a thread of its own while the office writes."""
+        reader = Reader(self.path)
+        try:
+            return reader.latest(most, naming)
+        finally:
+            reader.close()
+
+    def verify(self) -> AuditReport:
+        """Walk the whole chain. It may run in a thread of its own while the office writes."""
+        verdict = verify_file(self.path, self.anchors)
+        return AuditReport(ok=verdict.ok, records=verdict.records, head=verdict.head.hex(), problem=verdict.problem)
+
+    def backup(self, path: Path) -> int:
+        """Copy the journal, as it is at one moment, to a new file; its size in bytes. It may run in a thread of its
+        own while the office writes."""
+        return backup.write_backup(self.path, path)
+
+
+def entry_of(row: Row | audit.Record) -> Entry | None:
+    """The event of a row; None for what the journal wrote about itself."""
+    if row.kind in (audit.BEGAN, audit.RESTORED):
+        return None
+    return Entry(seq=row.seq, ns=row.ns, wall_ns=row.wall_ns, event=_decode(row.body))
+
+
+def verify_file(path: Path, anchors: Anchors) -> audit.Verdict:
+    """Walk the chain of a journal and compare it with its anchors."""
+    noted = anchors.read_all()
+    reader = Reader(path)
+    try:
+        return audit.verify(reader.records(), noted, last_seq=reader.tip().seq)
+    finally:
+        reader.close()

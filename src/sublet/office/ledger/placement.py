@@ -1,0 +1,180 @@
+"""Where a request fits. Pure: a request and some rooms in, parts out.
+
+All wants of a request go to one node, all or nothing, because what runs under a lease is one tree of processes. Within
+a node the tightest place is taken: a shared slice goes where neighbours are already, an exclusive one to the smallest
+empty device that is large enough, so that large things stay whole for those who need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
+from typing import Final
+
+import msgspec
+
+from sublet.office.ledger.records import Want
+from sublet.office.ledger.rooms import Room
+from sublet.values import MILLIS_PER_DEVICE, Exclusivity, Kind, NodeId, TenantId
+from sublet.wire.orders import Device, Part
+
+MODEL_OR: Final = "|"
+"""Between models of which any would do."""
+ANY_MODEL: Final = "*"
+RoomsByNode = Mapping[NodeId, Sequence[Room]]
+"""Rooms in service, by node. Neither the mapping nor the rooms in it are changed by anything in here."""
+
+
+def fit(wants: Sequence[Want], tenant: TenantId, rooms: RoomsByNode, *, mix: bool) -> tuple[NodeId, list[Part]] | None:
+    """The node and the parts for all wants, or None. ``mix`` lets tenants share a device. Of several models the first
+    that fits on any node is taken."""
+    for alternative in _alternatives(wants):
+        for node, here in rooms.items():
+            parts = _on_node(alternative, tenant, here, mix=mix)
+            if parts is not None:
+                return node, parts
+    return None
+
+
+def fit_many(
+    wants: Sequence[Want], tenant: TenantId, rooms: RoomsByNode, most: int, *, mix: bool
+) -> list[tuple[NodeId, list[Part]]]:
+    """Where ``fit`` would place the same wants one time after the other, ``most`` times or as often as they fit."""
+    found: list[tuple[NodeId, list[Part]]] = []
+    for node, rooms_here in rooms.items():
+        if len(found) == most:
+            break
+        if fit_on_node(wants, tenant, rooms_here, mix=mix) is None:
+            continue
+        here = [room.copy() for room in rooms_here]
+        by_id = {room.resource: room for room in here}
+        while len(found) < most and (parts := fit_on_node(wants, tenant, here, mix=mix)) is not None:
+            for part in parts:
+                by_id[part.resource].take(part, tenant)
+            found.append((node, parts))
+    return found
+
+
+def fit_on_node(wants: Sequence[Want], tenant: TenantId, rooms: Sequence[Room], *, mix: bool) -> list[Part] | None:
+    """The parts for all wants on these rooms, or None if one of them does not fit."""
+    found = (_on_node(alternative, tenant, rooms, mix=mix) for alternative in _alternatives(wants))
+    return next((parts for parts in found if parts is not None), None)
+
+
+def _alternatives(wants: Sequence[Want]) -> Iterator[Sequence[Want]]:
+    """The wants with one model each: several devices are always of the same."""
+    names = next((want.model for want in wants if want.model is not None), "")
+    if MODEL_OR not in names:
+        yield wants
+        return
+    for name in models_of(names):
+        yield [want if want.model is None else msgspec.structs.replace(want, model=name) for want in wants]
+
+
+def _on_node(wants: Sequence[Want], tenant: TenantId, rooms: Sequence[Room], *, mix: bool) -> list[Part] | None:
+    if len(wants) == 1 and wants[0].count == 1:  # by far the most common request needs no list
+        part = _place_one(wants[0], tenant, rooms, mix=mix)
+        return None if part is None else [part]
+    tried = list(rooms)
+    by_id = {room.resource: room for room in rooms}
+    parts: list[Part] = []
+    for want in wants:
+        for _ in range(want.count):
+            part = _place_one(want, tenant, tried, mix=mix)
+            if part is None:
+                return None
+            tried.remove(by_id[part.resource])  # `count` devices are different devices
+            parts.append(part)
+    return parts
+
+
+def largest(want: Want, tenant: TenantId, rooms: Iterable[Room], *, mix: bool) -> int:
+    """The largest amount of this kind and class that fits into one of these rooms; 0 if none does."""
+    return max(_amounts(want, tenant, rooms, mix=mix), default=0)
+
+
+def largest_each(want: Want, tenant: TenantId, rooms: Iterable[Room], *, mix: bool) -> int:
+    """The same for ``count`` of these rooms, in each of them."""
+    found = nlargest(want.count, _amounts(want, tenant, rooms, mix=mix))
+    return found[-1] if len(found) == want.count else 0
+
+
+def replace_amount(want: Want, amount: int) -> Want:
+    """The same want with another amount."""
+    return Want(
+        kind=want.kind,
+        amount=amount,
+        count=want.count,
+        exclusivity=want.exclusivity,
+        model=want.model,
+        least=want.least,
+    )
+
+
+def is_class_honoured(want: Want, devices: Iterable[Device]) -> bool:
+    """Partitions need hardware that splits itself; where none does they are refused, never downgraded."""
+    return want.exclusivity is not Exclusivity.PARTITION or any(device.partition for device in devices)
+
+
+def models_of(names: str) -> tuple[str, ...]:
+    """``H200 | A100``: the models that would do, the one that is liked best first."""
+    return tuple(name.strip() for name in names.split(MODEL_OR))
+
+
+def is_model(names: str, room: Room) -> bool:
+    """Whether it is one of these models. A part of the name is enough, in any case."""
+    return is_called(names, room.model)
+
+
+def is_called(names: str, model: str) -> bool:
+    """Whether the model of a device is one of these."""
+    model = model.casefold()
+    return any(name.casefold() in model for name in models_of(names))
+
+
+def _amounts(want: Want, tenant: TenantId, rooms: Iterable[Room], *, mix: bool) -> Iterator[int]:
+    smallest = replace_amount(want, 1)
+    return (room.free for room in rooms if room.free > 0 and _admits(smallest, tenant, room, mix=mix))
+
+
+def _place_one(want: Want, tenant: TenantId, rooms: Sequence[Room], *, mix: bool) -> Part | None:
+    best: Room | None = None
+    for room in rooms:
+        if _admits(want, tenant, room, mix=mix) and (best is None or _tightness(room) < _tightness(best)):
+            best = room
+    return None if best is None else _part(want, best)
+
+
+def _admits(want: Want, tenant: TenantId, room: Room, *, mix: bool) -> bool:
+    if room.kind is not want.kind or room.free < want.amount:
+        return False
+    if want.kind is not Kind.GPU:
+        return True
+    if room.quarantined or (want.model is not None and not is_model(want.model, room)):
+        return False
+    if room.partition is not (want.exclusivity is Exclusivity.PARTITION):
+        return False
+    if _is_exclusive(want):
+        return room.slices == 0 and not room.blocked
+    return room.exclusive == 0 and (mix or not room.tenants or (len(room.tenants) == 1 and tenant in room.tenants))
+
+
+def _tightness(room: Room) -> tuple[bool, bool, int, str]:
+    return (not room.reserved, room.slices == 0, room.free, room.resource)
+
+
+def _is_exclusive(want: Want) -> bool:
+    return want.kind is Kind.GPU and want.exclusivity is not Exclusivity.SHARED
+
+
+def _part(want: Want, room: Room) -> Part:
+    if want.kind is not Kind.GPU:
+        return Part(resource=room.resource, kind=want.kind, amount=want.amount)
+    shared = want.exclusivity is Exclusivity.SHARED
+    return Part(
+        resource=room.resource,
+        kind=want.kind,
+        amount=want.amount if shared else room.free,  # of an empty device: all but what strangers have
+        millis=room.millis_of(want.amount) if shared else MILLIS_PER_DEVICE,
+        exclusivity=want.exclusivity or Exclusivity.SESSION,
+    )

@@ -1,0 +1,265 @@
+"""Whom to take hardware from, for whom, and why this cannot go round in circles.
+
+**Standing.** Every lease that could be taken has a standing, every waiting request has one too, and a request may only
+take from leases of *lower* standing:
+
+=====================================  =======================================
+a request                              its tier: spot 1, batch 2, interactive 3
+an idle holder (see below)             0, whatever its tier
+held beyond the maximum, others wait   one below its tier
+spot                                   1
+batch, after its minimum run           2
+interactive, batch within minimum run  cannot be taken
+=====================================  =======================================
+
+**Potential.** Let every waiting request that would fit weigh ``2**(20 × standing)``. Suppose the worst: every victim
+asks again at once, with the standing it was taken at. Then a preemption removes one weight and adds at most a million
+smaller ones, so the sum falls strictly, and no sequence of preemptions in one instant returns to where it began.
+Time can raise a standing again (a new lease of the same tenant is neither idle nor over-held), but only after it ran
+for its minimum or maximum: then it is taking turns, which is what is wanted. The cool-down keeps a victim's tenant from
+taking its device straight back from the tenant that got it.
+
+**Floors.** A request inside the floor of its group may also take from other groups, whatever the tiers, what they hold
+above their own floor, after the minimum run. And from a group that would have less than its floor without it nothing is
+taken but what is idle. So the potential has a first component that counts before the sum above: how much the groups
+lack of their floors, of what they ask for. A preemption by floor lowers it by what is asked and leaves the victims'
+groups at or above their floors; every other leaves it as it is, or lowers it.
+
+**Reservations.** What a reservation keeps for a group is not seen by requests of others, so it is not taken by them;
+once it lends, requests of tier spot see it, and take from the group only what is idle there. A lease of another group
+on such a device has standing 0 for the group's own requests, whatever its tier. So the potential has a component before
+all others: how many leases of others are on the devices of groups that ask for them. A preemption for the group lowers
+it, and none raises it.
+
+**Idle.** A holder counts as idle only after a rest that is as long as its guests' last move took (``Policy``). A new
+lease is not idle, so a device that two holders share is busy, or at rest, for at least as long as it changes hands. For
+that reason the cool-down does not protect an idle holder.
+
+Eviction and admission are one step: the same command notices the victims and *promises* their parts to the request.
+No other request is let into a promised part, so the device cannot go to a third party (or back to the victim).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from sublet.lease.states import LeaseStatus, SliceState
+from sublet.office.ledger.groups import Floors, gpu_millis
+from sublet.office.ledger.order import kinds_of
+from sublet.office.ledger.placement import RoomsByNode, fit, fit_on_node
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.records import LeaseRecord
+from sublet.office.ledger.replacing import held_since_ns
+from sublet.office.ledger.rooms import Room
+from sublet.office.ledger.state import State
+from sublet.values import EndReason, Kind, LeaseId, NodeId, ResourceId, Tier
+from sublet.wire.orders import Part
+
+VICTIMS_MAX = 64
+"""Leases that one request may take on one node."""
+SLICES_MAX = 1024
+"""Slices of one resource that are looked at in search of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    lease: LeaseRecord
+    standing: int
+    reason: EndReason
+    ran_ns: int
+    is_idle: bool = False
+    is_lent: bool = False
+    """Its device is reserved for the group of the request."""
+    by_floor: bool = False
+    """It may be taken because the request is inside the floor of its group, whatever the tiers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    node: NodeId
+    parts: tuple[Part, ...]
+    victims: tuple[Victim, ...]
+
+    @property
+    def potential_lost(self) -> int:
+        """What the victims weigh if all of them ask again."""
+        return sum(weight(v.standing) for v in self.victims if not v.by_floor)
+
+
+def weight(standing: int) -> int:
+    """The share of one request or lease in the potential."""
+    return 1 << 20 * standing
+
+
+def standing_of_request(tier: Tier) -> int:
+    return tier.rank + 1
+
+
+def victim(
+    lease: LeaseRecord, request: LeaseRecord, state: State, now_ns: int, policy: Policy, *, inside_floor: bool = False
+) -> Victim | None:
+    """The lease as a victim of the request, or None if it may not be taken for it. Whether its group may lose it at all
+    is seen where several victims are chosen together."""
+    if lease.status is not LeaseStatus.ACTIVE or lease.claimed_at_ns is None:
+        return None
+    if lease.id == request.replaces:  # its parts count as free already
+        return None
+    if any(part.kind is Kind.BLOCK for part in lease.parts):  # a volume keeps its bytes, so nothing would come free
+        return None
+    is_idle = is_at_rest(lease, state, now_ns, policy)
+    ran_ns = now_ns - held_since_ns(lease)
+    reserved, own, other = state.has_reserved(lease), state.group_of(request.tenant), state.group_of(lease.tenant)
+    if reserved is not None and own != other:
+        if reserved == own:
+            return Victim(lease, 0, EndReason.PREEMPTED, ran_ns, is_idle, is_lent=True)
+        if reserved == other and not is_idle:
+            return None
+    if not is_idle and state.is_cooling(request.tenant, lease.tenant, now_ns):
+        return None
+    standing, reason = standing_of_request(lease.tier), EndReason.PREEMPTED
+    if is_idle:
+        standing = 0
+    elif ran_ns >= policy.max_hold_ns and lease.tenant != request.tenant:
+        standing, reason = standing - 1, EndReason.FAIR_SHARE
+    elif lease.tier is not Tier.SPOT and ran_ns < policy.min_run_batch_ns:
+        return None
+    elif lease.tier is Tier.INTERACTIVE:
+        standing = standing_of_request(request.tier)
+    if standing < standing_of_request(request.tier):
+        return Victim(lease, standing, reason, ran_ns, is_idle)
+    if inside_floor and own != other:
+        return Victim(lease, standing, EndReason.PREEMPTED, ran_ns, by_floor=True)
+    return None
+
+
+def is_at_rest(lease: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:
+    """Whether its holder has been idle for long enough to yield to any request."""
+    since_ns = lease.idle_since_ns
+    if since_ns is None:
+        return False
+    return now_ns >= since_ns + policy.idle_before_yielding_ns(lease.moving_ns, state.saves.get(lease.id, 0))
+
+
+def plan(request: LeaseRecord, rooms: RoomsByNode, state: State, now_ns: int, policy: Policy) -> Plan | None:
+    """The cheapest set of victims that makes room on one node, or None.
+
+    ``rooms`` are the rooms in service as this request may see them (what is promised to others is taken).
+    """
+    soon = _soon(rooms, state)
+    if fit(request.wants, request.tenant, soon, mix=policy.share_across_tenants) is not None:
+        return None  # what is already on its way out is enough: wait for it
+    floors = Floors(state)
+    is_inside = floors.has_room_for(request)
+
+    def plan_on(node: NodeId, here: Sequence[Room]) -> Plan | None:
+        found = None
+        if is_inside:
+            inside = floors.rooms_inside(request, here)
+            found = _plan_on_node(request, node, inside, floors, state, now_ns, policy, inside_floor=True)
+        return found or _plan_on_node(request, node, here, floors, state, now_ns, policy, inside_floor=False)
+
+    plans = (found for node, here in soon.items() if (found := plan_on(node, here)) is not None)
+    best = min(plans, key=lambda p: (p.potential_lost, len(p.victims), sum(v.ran_ns for v in p.victims)), default=None)
+    if best is not None:
+        lowers = best.potential_lost < weight(standing_of_request(request.tier))
+        assert lowers or any(victim.by_floor for victim in best.victims), "a preemption must lower the potential"
+    return best
+
+
+def _plan_on_node(
+    request: LeaseRecord,
+    node: NodeId,
+    here: Sequence[Room],
+    floors: Floors,
+    state: State,
+    now_ns: int,
+    policy: Policy,
+    *,
+    inside_floor: bool,
+) -> Plan | None:
+    candidates = _candidates(request, here, state, now_ns, policy, inside_floor=inside_floor)
+    if not candidates:
+        return None
+    mix = policy.share_across_tenants
+    rooms = {room.resource: room.copy() for room in here}
+    chosen: list[Victim] = []
+    for candidate in candidates:
+        if floors.any and not _group_may_lose(candidate, chosen, request, floors, state):
+            continue
+        _leave(candidate.lease, rooms)
+        chosen.append(candidate)
+        if fit_on_node(request.wants, request.tenant, list(rooms.values()), mix=mix) is not None:
+            break
+    else:
+        return None
+    # Spare those that are not needed after all, first those that weigh most.
+    for candidate in sorted(chosen, key=lambda v: (v.by_floor, v.standing), reverse=True):
+        _stay(candidate.lease, rooms)
+        if fit_on_node(request.wants, request.tenant, list(rooms.values()), mix=mix) is None:
+            _leave(candidate.lease, rooms)
+        else:
+            chosen.remove(candidate)
+    parts = fit_on_node(request.wants, request.tenant, list(rooms.values()), mix=mix)
+    assert parts is not None and chosen
+    return Plan(node, tuple(parts), tuple(chosen))
+
+
+def _group_may_lose(
+    candidate: Victim, chosen: Sequence[Victim], request: LeaseRecord, floors: Floors, state: State
+) -> bool:
+    """Whether its group has its floor without it, too, and without what it loses already. What is idle is not kept for
+    it: the group can have it back when it is needed."""
+    group = state.group_of(candidate.lease.tenant)
+    if candidate.is_idle or candidate.is_lent or group == state.group_of(request.tenant):
+        return True
+    lost = [*(v.lease for v in chosen if state.group_of(v.lease.tenant) == group), candidate.lease]
+    return floors.above(group) >= sum(gpu_millis(lease.parts) for lease in lost)
+
+
+def _soon(rooms: RoomsByNode, state: State) -> dict[NodeId, list[Room]]:
+    """The rooms as they will be once everything is torn down that is not promised. Those that change are copies."""
+    spoken_for = {lease for promised in state.promises for lease in state.leases[promised].victims}
+    return {node: [_without_leaving(room, state, spoken_for) for room in here] for node, here in rooms.items()}
+
+
+def _without_leaving(room: Room, state: State, spoken_for: set[LeaseId]) -> Room:
+    copied = False
+    for piece in islice(state.resources[room.resource].slices.values(), SLICES_MAX):
+        if piece.state is SliceState.TEARDOWN and piece.lease not in spoken_for:
+            if not copied:
+                room, copied = room.copy(), True
+            room.give_back(piece.part, piece.tenant)
+    return room
+
+
+def _candidates(
+    request: LeaseRecord, here: Sequence[Room], state: State, now_ns: int, policy: Policy, *, inside_floor: bool
+) -> list[Victim]:
+    """Who could go, first those of the lowest standing and with the least work to lose."""
+    kinds = kinds_of(request)
+    leases: dict[LeaseId, None] = {}
+    for room in here:
+        if room.kind in kinds:
+            for piece in islice(state.resources[room.resource].slices.values(), SLICES_MAX):
+                leases[piece.lease] = None
+    found = (
+        victim(state.leases[lease], request, state, now_ns, policy, inside_floor=inside_floor)
+        for lease in leases
+        if lease in state.leases
+    )
+    ordered = sorted((v for v in found if v is not None), key=lambda v: (v.by_floor, v.standing, v.ran_ns, v.lease.id))
+    return ordered[:VICTIMS_MAX]
+
+
+def _leave(lease: LeaseRecord, rooms: Mapping[ResourceId, Room]) -> None:
+    for part in lease.parts:
+        if part.resource in rooms:
+            rooms[part.resource].give_back(part, lease.tenant)
+
+
+def _stay(lease: LeaseRecord, rooms: Mapping[ResourceId, Room]) -> None:
+    for part in lease.parts:
+        if part.resource in rooms:
+            rooms[part.resource].take(part, lease.tenant)

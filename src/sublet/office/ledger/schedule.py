@@ -1,0 +1,540 @@
+"""What happens without being asked: waiting requests are granted, victims are chosen, deadlines come.
+
+``settle`` runs after every command that may have made room. It walks the line once, in order; what does not fit is not
+tried again in the same walk for a request of the same shape, so a long line of alike requests costs one look each.
+
+Nothing is looked at because time has passed, but at the moments at which time changes something: a lease becomes one
+that may be taken (``_Moments``), an idle holder has rested, a quota of device time has room again. What came in between
+(a request, a lease, room) is looked at in the same way, at most once in ``replan_every_ns``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import islice, takewhile
+
+from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.office.ledger import admission, budgets, parking, preemption, promises, replacing, reservations, volumes
+from sublet.office.ledger import events as ev
+from sublet.office.ledger.order import InOrder, kinds_of, position
+from sublet.office.ledger.placement import RoomsByNode, fit, fit_on_node
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.records import LeaseRecord, Now
+from sublet.office.ledger.replacing import held_since_ns
+from sublet.office.ledger.state import State
+from sublet.office.ledger.step import Step
+from sublet.values import BudgetId, EndReason, Kind, LeaseId, NodeId, Tier
+from sublet.wire.orders import Part
+
+ENDS_PER_TICK = 500
+"""Leases whose time has come that are handled in one tick; renewals get their turn in between."""
+PLANS_PER_SETTLE = 32
+"""Waiting requests for which victims are looked for in one pass: half of them the first in line, half in turn, in as
+many passes as it takes for all to have had their look at what has changed."""
+WALK_MAX = 500
+"""Waiting requests that are looked at when something came free; within an interval after it all of them are. So a long
+line makes no release slow, and costs a request far back that would fit at most that interval."""
+PLAN_AGAIN_NS = 50_000_000
+"""Holders that become idle are looked at for waiting requests at most this often, however many there are."""
+FORGET_AT_ONCE = 100
+"""Ended leases are forgotten in groups of at least so many, unless they are old."""
+_FOR_RESERVATIONS = frozenset(
+    {
+        ev.Claimed,
+        ev.Cleared,
+        ev.ForeignSeen,
+        ev.NodeDrained,
+        ev.NodeJoined,
+        ev.NodeLost,
+        ev.NodeReturned,
+        ev.Promised,
+        ev.Quarantined,
+        ev.ReservationRemoved,
+        ev.ReservationSet,
+        ev.ResourceFaulted,
+        ev.ResourceLost,
+        ev.ResourceReturned,
+        ev.Spared,
+        ev.TenantSet,
+    }
+)
+"""After these a reservation may need another device, or there may be a lease that has to leave one."""
+_FOR_MOMENTS = frozenset({ev.Claimed, ev.Noticed, ev.Queued, ev.Rebased, ev.Spared})
+"""After these all who wait are to be looked at, at once or later."""
+
+
+class Schedule:
+    """What the scheduler remembers between steps. None of it needs to survive: it is found again by looking."""
+
+    def __init__(self, policy: Policy, state: State) -> None:
+        self.policy = policy
+        self._settled_at_version = -1
+        self._moments = _Moments(policy, state)
+        self._look_at_ns: int | None = 0
+        """When the whole line is looked at; None: nothing has changed since it was."""
+        self._looked_at_ns = -policy.replan_every_ns
+        self._looks_left = 0
+        """Passes until all who wait have had their look at what has changed."""
+        self._yields: list[tuple[int, LeaseId]] = []
+        """Heap of idle holders' leases, by the moment from which on they may be taken."""
+        self._planned_at_ns = 0
+        self._turn = 0
+        """How far the looks in turn have come."""
+        self._reservations_at_ns: int | None = 0
+        """The instant of the wall clock at which a reservation takes its next step."""
+        self._wall_ahead_ns = 0
+        """How far the wall clock was ahead of the other when it was last seen."""
+        self._budgets: dict[BudgetId, tuple[int | None, int | None]] = {}
+        """When each budget is looked at: by the clock of leases, and by the wall clock (the end of its window)."""
+        self._next_budget: tuple[int | None, int | None] = (None, None)
+        """The first moments of all budgets."""
+        self._guarded: dict[tuple[NodeId, Kind], tuple[int, LeaseId]] = {}
+        """What is kept for a patient head of the line, on nodes that could have it: the rank of its tier, and who."""
+
+    def next_wake_ns(self, state: State, now: Now | None = None) -> int | None:
+        """When time alone will change something. ``now``: as the clocks are by now, where one of them may have been set
+        since the last command."""
+        wake_ns = _sooner(state.next_timer_ns(), state.next_volume_ns())
+        if self._reservations_at_ns:
+            ahead_ns = self._wall_ahead_ns if now is None else now.wall_ns - now.ns
+            wake_ns = _sooner(wake_ns, self._reservations_at_ns - ahead_ns)
+        at_ns, ends_wall_ns = self._next_budget
+        wake_ns = _sooner(wake_ns, at_ns)
+        if ends_wall_ns is not None:
+            ahead_ns = self._wall_ahead_ns if now is None else now.wall_ns - now.ns
+            wake_ns = _sooner(wake_ns, ends_wall_ns - ahead_ns)
+        if state.queued_count:
+            wake_ns = _sooner(_sooner(wake_ns, self._look_at_ns), self._moments.next_ns())
+            if self._yields:
+                wake_ns = _sooner(wake_ns, max(self._yields[0][0], self._planned_at_ns + PLAN_AGAIN_NS))
+        if state.ended:
+            wake_ns = _sooner(wake_ns, _ended_at(state.leases[state.ended[0]]) + self.policy.ended_keep_ns)
+        return wake_ns
+
+    def rooms_for(self, state: State, lease: LeaseRecord) -> RoomsByNode:
+        """Rooms as this lease, waiting or just come, may see them: without what is promised to others, and without
+        the nodes where it would have to go past a patient head of the line."""
+        rooms = promises.rooms_for(state, lease)
+        if not self._guarded:
+            return rooms
+        return {
+            node: here if self._lets_past(lease, node) else kept
+            for node, here in rooms.items()
+            if (kept := [room for room in here if room.reserved]) or self._lets_past(lease, node)
+        }
+
+    def _lets_past(self, lease: LeaseRecord, node: NodeId) -> bool:
+        guards = (self._guarded.get((node, kind)) for kind in kinds_of(lease))
+        return all(guard is None or guard[0] < lease.tier.rank or guard[1] == lease.id for guard in guards)
+
+    def _guards_nobody(self, state: State) -> bool:
+        """Whether room is kept for a request that is no longer in the queue."""
+        owners = {owner for _, owner in self._guarded.values()} if self._guarded else ()
+        return any(state.leases[owner].status is not LeaseStatus.QUEUED for owner in owners)
+
+    def _guard(self, state: State, lease: LeaseRecord) -> None:
+        """Its patience is over: the nodes that could have it, if all leases there ended, are kept for it. Where that
+        would not do, because something is quarantined, no request is kept out for its sake."""
+        for node, here in promises.rooms_for(state, lease).items():
+            left = [room.once_all_have_left() for room in here]
+            if fit_on_node(lease.wants, lease.tenant, left, mix=True) is not None:
+                for kind in kinds_of(lease):
+                    self._guarded.setdefault((node, kind), (lease.tier.rank, lease.id))
+
+    def tick(self, step: Step) -> None:
+        """Handle what is due by now, in bounded number."""
+        for _ in range(ENDS_PER_TICK):
+            lease = step.state.pop_due(step.now.ns)
+            if lease is None:
+                break
+            self.lapse(step, lease)
+        step.as_office()
+        volumes.expire(step)
+        self._forget(step)
+
+    def lapse(self, step: Step, lease: LeaseRecord) -> None:
+        """The time of this lease, in whatever state it is, has come."""
+        now_ns = step.now.ns
+        step.as_office()
+        match lease.status:
+            case LeaseStatus.QUEUED:
+                step.end(lease, EndReason.REFUSED, "it was not granted within the time it could wait")
+            case LeaseStatus.GRANTED if lease.offered:
+                if lease.asked:  # there is nothing larger to go back into the line for
+                    step.end(lease, EndReason.HOLDER_GONE, "the offer ran out", grace_ns=0)
+                elif lease.wait_until_ns is None or lease.wait_until_ns > now_ns:
+                    step.ungrant(lease, "the offer ran out")
+                else:
+                    step.end(lease, EndReason.REFUSED, "the offer ran out", grace_ns=0)
+            case LeaseStatus.GRANTED:
+                step.end(lease, EndReason.HOLDER_GONE, "the grant was not claimed in time", grace_ns=0)
+            case LeaseStatus.ACTIVE | LeaseStatus.NOTICED:
+                if not parking.keep(step, lease):
+                    step.end_when_due(lease)
+            case _:
+                raise AssertionError(f"{lease.id} is {lease.status} and has no time")
+
+    def settle(self, step: Step) -> None:
+        """Grant every request that fits now, and look for victims for those that do not, if it is time to. What has
+        come with this command is looked at in a turn of its own."""
+        self.settle_budgets(step)
+        if not step.state.books.reservations:
+            self._reservations_at_ns = None
+            self._let_in(step)
+        else:
+            self.settle_reservations(step)
+            before = len(step.events)
+            self._let_in(step)
+            self.settle_reservations(step, before)
+        self.settle_budgets(step)
+        if self._moments.note(step.state, step.events, step.now.ns):
+            self._look_soon(step.state, step.now.ns + 1)
+
+    def is_reservation_due(self, now: Now) -> bool:
+        """Whether a reservation takes a step before anything is decided at this moment."""
+        return self._reservations_at_ns is not None and now.wall_ns >= self._reservations_at_ns
+
+    def is_budget_due(self, state: State, now: Now) -> bool:
+        """Whether one is to be looked at before anything is decided at this moment."""
+        return bool(state.books.budgets) and bool(self._budgets_due(state, now))
+
+    def _budgets_due(self, state: State, now: Now) -> list[BudgetId]:
+        """With many budgets, most commands concern a few of them and come at no moment of any."""
+        known, budgets_now = self._budgets, state.books.budgets
+        found = [name for name in state.budgets_changed if name in budgets_now]
+        if len(known) < len(budgets_now) or _has_come(self._next_budget, now):
+            found += [name for name in budgets_now if name not in known or _has_come(known[name], now)]
+        return sorted(set(found))
+
+    def settle_budgets(self, step: Step) -> None:
+        """Look at the budgets of which something has changed, or whose moment has come, until nothing follows."""
+        state, now = step.state, step.now
+        if not (state.books.budgets or self._budgets):
+            state.budgets_changed.clear()
+            return
+        self._wall_ahead_ns = now.wall_ns - now.ns
+        if not self._budgets.keys() <= state.books.budgets.keys():
+            budgets.lift(step)
+            self._budgets = {name: at for name, at in self._budgets.items() if name in state.books.budgets}
+            self._note_next_budget()
+        while due := self._budgets_due(state, now):
+            state.budgets_changed.clear()
+            for name in due:
+                found = budgets.settle(step, state.books.budgets[name])
+                self._budgets[name] = found.next_ns, found.ends_wall_ns
+            self._note_next_budget()
+        state.budgets_changed.clear()
+
+    def _note_next_budget(self) -> None:
+        moments = self._budgets.values()
+        self._next_budget = (
+            min((at_ns for at_ns, _ in moments if at_ns is not None), default=None),
+            min((ends_wall_ns for _, ends_wall_ns in moments if ends_wall_ns is not None), default=None),
+        )
+
+    def settle_reservations(self, step: Step, begin: int = 0) -> None:
+        """``begin``: the first of the step's events that they have not seen."""
+        state, now = step.state, step.now
+        self._wall_ahead_ns = now.wall_ns - now.ns
+        if not state.books.reservations:
+            self._reservations_at_ns = None
+        elif self.is_reservation_due(now) or any(type(event) in _FOR_RESERVATIONS for event in step.events[begin:]):
+            reservations.settle(step)
+            self._reservations_at_ns = reservations.next_wall_ns(state, now.wall_ns, self.policy)
+
+    def _let_in(self, step: Step) -> None:
+        state, now_ns = step.state, step.now.ns
+        if not state.queued_count and not self._yields:  # nothing waits, and nothing is about to yield
+            self._moments.have_come(now_ns)
+            self._guarded, self._look_at_ns, self._settled_at_version = {}, None, state.capacity_version
+            return
+        changed = state.capacity_version != self._settled_at_version
+        if changed:
+            self._look_soon(state, now_ns)
+        due, yields = self._is_due(state, now_ns), self._holders_yield(step)
+        if not (changed or due or yields or self._guards_nobody(state)):
+            return
+        if state.queued_count:
+            self._keep_promises(step)
+            self._admit(step, None if due else WALK_MAX)
+        else:
+            self._guarded, self._look_at_ns = {}, None
+        if (due or yields) and state.queued_count:
+            for lease in self._to_plan_for(state, now_ns):
+                self._make_room(step, lease)
+            self._planned_at_ns = now_ns
+        if due:
+            self._looked_at_ns = now_ns
+            self._looks_left -= 1
+            self._look_at_ns = now_ns + self.policy.replan_every_ns if self._looks_left > 0 else None
+        self._settled_at_version = state.capacity_version
+
+    def _look_soon(self, state: State, at_ns: int) -> None:
+        """Something has changed: all who wait are to be looked at, not before ``at_ns``."""
+        self._looks_left = -(-state.queued_count // (PLANS_PER_SETTLE // 2))
+        if self._look_at_ns is None:
+            self._look_at_ns = max(at_ns, self._looked_at_ns + self.policy.replan_every_ns)
+
+    def _is_due(self, state: State, now_ns: int) -> bool:
+        if self._moments.have_come(now_ns) and state.queued_count:
+            self._look_soon(state, now_ns)
+        return state.queued_count > 0 and self._look_at_ns is not None and now_ns >= self._look_at_ns
+
+    def will_yield(self, state: State, lease: LeaseRecord) -> None:
+        """Its holder is idle. If it still is when it has been for long enough, a waiting request may have the lease."""
+        if lease.idle_since_ns is not None:
+            save_ns = state.saves.get(lease.id, 0)
+            rest_ns = self.policy.idle_before_yielding_ns(lease.moving_ns, save_ns)
+            heappush(self._yields, (lease.idle_since_ns + rest_ns, lease.id))
+
+    def _holders_yield(self, step: Step) -> bool:
+        """Whether waiting requests may take from holders that are idle for long enough since the last look. One that
+        has notice already does not wait for its moment."""
+        state, now_ns = step.state, step.now.ns
+        if not self._yields or self._yields[0][0] > now_ns:
+            return False
+        if state.queued_count and now_ns < self._planned_at_ns + PLAN_AGAIN_NS:
+            return False
+        while self._yields and self._yields[0][0] <= now_ns:
+            lease = state.leases.get(heappop(self._yields)[1])
+            if lease is not None and preemption.is_at_rest(lease, state, now_ns, self.policy):
+                parking.give_way_early(step, lease)
+        return state.queued_count > 0
+
+    def make_room_if_next(self, step: Step, lease: LeaseRecord) -> None:
+        """Look for victims at once for a newcomer; behind others it has to wait until they have had their look, but for
+        what is reserved for its group, which is of no use to them."""
+        state = step.state
+        is_next = self._is_next(state, lease, step.now.ns)
+        has_reserved = Kind.GPU in kinds_of(lease) and any(
+            state.reserved_group(one) == state.group_of(lease.tenant) for one in state.reserved_by
+        )
+        if is_next or has_reserved:
+            step.as_office()
+            self._make_room(step, lease, only_reserved=not is_next)
+
+    def _is_next(self, state: State, lease: LeaseRecord, now_ns: int) -> bool:
+        """Whether whatever goes before it in the line is promised something."""
+        ahead = position(state, lease, now_ns, self.policy) - 1
+        if not 0 < ahead <= len(state.promises):
+            return not ahead
+        return next(other for other in InOrder(state, now_ns, self.policy) if not other.promise) is lease
+
+    def _to_plan_for(self, state: State, now_ns: int) -> list[LeaseRecord]:
+        waiting = [lease for lease in InOrder(state, now_ns, self.policy) if not lease.promise]
+        first, rest = waiting[: PLANS_PER_SETTLE // 2], waiting[PLANS_PER_SETTLE // 2 :]
+        if rest:
+            start = self._turn % len(rest)
+            self._turn = start + PLANS_PER_SETTLE // 2
+            first += (rest[start:] + rest[:start])[: PLANS_PER_SETTLE // 2]
+        return first
+
+    def _make_room(self, step: Step, lease: LeaseRecord, *, only_reserved: bool = False) -> None:
+        """Evict and admit in one step: notice the victims and promise their parts to the request. ``only_reserved``: of
+        devices, only those that are reserved for its group."""
+        state, policy = step.state, self.policy
+        if admission.own_limit(state, lease, step.now, with_promises=True) is not None:
+            return
+        rooms = self.rooms_for(state, lease)
+        if only_reserved:
+            rooms = {
+                node: [room for room in here if room.reserved or room.kind is not Kind.GPU]
+                for node, here in rooms.items()
+            }
+        freed = replacing.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
+        plan = preemption.plan(lease, rooms if freed is None else freed, state, step.now.ns, policy)
+        if plan is None:
+            return
+        victims = tuple(v.lease.id for v in plan.victims)
+        if freed is not None and lease.replaces is not None:
+            victims = (*victims, lease.replaces)  # the last to go, without a notice, once the others have left
+        step.emit(ev.Promised(lease=lease.id, node=plan.node, parts=plan.parts, victims=victims))
+        for victim in plan.victims:
+            notice_ns = (
+                parking.bound_ns(step, victim.lease) if victim.is_idle else policy.notice_for_ns(victim.lease.tier)
+            )
+            step.notice(
+                victim.lease,
+                victim.reason,
+                notice_ns,
+                _why_taken(victim, lease),
+                beneficiary=lease.id,
+                when_safe=victim.is_idle,
+            )
+
+    def _keep_promises(self, step: Step) -> None:
+        state = step.state
+        for lease_id in list(state.promises):
+            lease = state.leases[lease_id]
+            if admission.own_limit(state, lease, step.now) is not None:  # its tenant got something else meanwhile
+                step.drop_promise(lease)
+                continue
+            if promises.can_be_kept(state, lease):
+                assert lease.promise_node is not None
+                step.grant(lease, lease.promise_node, lease.promise)
+                continue
+            found, old = self._fit(state, lease), replacing.present(state, lease)
+            if found is not None:  # room came from elsewhere: the victims may stay
+                step.grant(lease, *found)
+            elif old is not None and promises.can_be_kept(state, lease, without=old):
+                step.end_present(lease)  # it is the last that has what was promised
+            elif promises.victims_left(state, lease):
+                step.drop_promise(lease)
+
+    def _admit(self, step: Step, most: int | None) -> None:
+        state, now_ns = step.state, step.now.ns
+        hopeless: set[tuple[object, ...]] = set()
+        self._guarded = {}
+        for lease in islice(InOrder(state, now_ns, self.policy), most):
+            if lease.promise:
+                continue
+            volume = lease.name if state.volume_of(lease) is not None else None
+            shape = (
+                lease.wants,
+                tuple(sorted(lease.selector.items())),
+                lease.tenant,
+                volume,
+                lease.resume,
+                lease.replaces,
+                bool(state.reserved_by) and lease.tier is Tier.SPOT,  # it may see devices that are lent
+            )
+            if shape not in hopeless:
+                if admission.own_limit(state, lease, step.now) is not None:
+                    if admission.over_seconds(state, lease, step.now) is not None:
+                        self._moments.add(admission.seconds_free_at(state, lease, step.now))
+                    continue
+                found = self._fit(state, lease)
+                if found is not None:
+                    step.grant(lease, *found)
+                    continue
+                found = self._fit_in_its_place(step, lease)
+                if found is not None:
+                    step.replace(lease, *found)
+                    continue
+                hopeless.add(shape)
+            if now_ns - lease.asked_at_ns >= self.policy.gang_patience_ns:
+                self._guard(state, lease)
+
+    def _fit(self, state: State, lease: LeaseRecord) -> tuple[NodeId, list[Part]] | None:
+        return admission.place(lease, state, self.rooms_for(state, lease), self.policy)
+
+    def _fit_in_its_place(self, step: Step, lease: LeaseRecord) -> tuple[NodeId, list[Part]] | None:
+        """Where it fits if its holder's present lease ends."""
+        state, policy = step.state, self.policy
+        rooms = self.rooms_for(state, lease)
+        freed = replacing.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
+        return None if freed is None else fit(lease.wants, lease.tenant, freed, mix=policy.share_across_tenants)
+
+    def _forget(self, step: Step) -> None:
+        """Ended leases are remembered for a while; the audit log remembers them for good."""
+        state, policy = step.state, self.policy
+        old_ns = step.now.ns - policy.ended_keep_ns
+        too_many = len(state.ended) - policy.ended_keep_max
+        oldest = islice(state.ended, ENDS_PER_TICK)
+        old = list(takewhile(lambda lease: _ended_at(state.leases[lease]) <= old_ns, oldest))
+        if old or too_many >= FORGET_AT_ONCE:
+            step.emit(ev.Forgotten(leases=tuple(islice(state.ended, max(len(old), too_many)))))
+
+
+class _Moments:
+    """When time alone makes something of a waiting request: a lease has run for the minimum or the maximum, a cool-down
+    is over, the patience of a request is. Kept in steps of the interval between looks, each once, so many leases of
+    one second are one moment."""
+
+    def __init__(self, policy: Policy, state: State) -> None:
+        self._policy = policy
+        self._heap: list[int] = []
+        self._known: set[int] = set()
+        self._find(state)
+
+    def _find(self, state: State) -> None:
+        """After a restart, or on another clock."""
+        for lease in state.leases.values():
+            if lease.status is LeaseStatus.QUEUED:
+                self._asked(lease)
+            elif lease.status in LIVE_STATES:
+                self._claimed(lease)
+        for cooling in state.books.cool_until_ns.values():
+            for until_ns in cooling.values():
+                self.add(until_ns)
+
+    def note(self, state: State, events: Sequence[ev.Event], now_ns: int) -> bool:
+        """Take what has happened; whether waiting requests are to be looked at because of it."""
+        news = False
+        for event in events:
+            if type(event) not in _FOR_MOMENTS:  # as most are, and a match would take long to see it
+                continue
+            match event:
+                case ev.Claimed(lease=lease_id):
+                    self._claimed(state.leases[lease_id])
+                case ev.Queued(lease=lease):
+                    self._asked(lease)
+                case ev.Noticed(notice=notice):
+                    if notice.beneficiary is not None:
+                        self.add(now_ns + state.books.cool_down_ns)
+                    continue
+                case ev.Rebased():
+                    self._find(state)
+                case _:
+                    pass
+            news = True
+        return news
+
+    def add(self, at_ns: int | None) -> None:
+        if at_ns is not None:
+            every_ns = self._policy.replan_every_ns
+            at_ns = -(-at_ns // every_ns) * every_ns
+            if at_ns not in self._known:
+                self._known.add(at_ns)
+                heappush(self._heap, at_ns)
+
+    def next_ns(self) -> int | None:
+        return self._heap[0] if self._heap else None
+
+    def have_come(self, now_ns: int) -> bool:
+        """Whether a moment has come since the last question."""
+        come = False
+        while self._heap and self._heap[0] <= now_ns:
+            self._known.discard(heappop(self._heap))
+            come = True
+        return come
+
+    def _claimed(self, lease: LeaseRecord) -> None:
+        if lease.claimed_at_ns is not None:
+            since_ns = held_since_ns(lease)
+            if lease.tier is not Tier.SPOT:
+                self.add(since_ns + self._policy.min_run_batch_ns)
+            self.add(since_ns + self._policy.max_hold_ns)
+
+    def _asked(self, lease: LeaseRecord) -> None:
+        self.add(lease.asked_at_ns + self._policy.gang_patience_ns)
+
+
+def _has_come(moments: tuple[int | None, int | None], now: Now) -> bool:
+    """By the clock of leases, or by the wall clock."""
+    at_ns, ends_wall_ns = moments
+    return (at_ns is not None and at_ns <= now.ns) or (ends_wall_ns is not None and ends_wall_ns <= now.wall_ns)
+
+
+def _sooner(one_ns: int | None, other_ns: int | None) -> int | None:
+    if one_ns is None or other_ns is None:
+        return one_ns if other_ns is None else other_ns
+    return min(one_ns, other_ns)
+
+
+def _ended_at(lease: LeaseRecord) -> int:
+    assert lease.end is not None
+    return lease.end.at_ns
+
+
+def _why_taken(victim: preemption.Victim, request: LeaseRecord) -> str:
+    if victim.is_lent:
+        return "its device is reserved for the group of a request"
+    if victim.is_idle:
+        return f"idle, and a request of tier {request.tier} waits"
+    if victim.by_floor:
+        return "a request within the floor of its group goes first"
+    if victim.reason is EndReason.FAIR_SHARE:
+        return "held for longer than the maximum while others wait"
+    return f"a request of tier {request.tier} goes before tier {victim.lease.tier}"

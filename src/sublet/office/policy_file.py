@@ -1,0 +1,435 @@
+"""The operator's file: ``policy.toml`` in the state folder. Text in; limits, groups, reservations and budgets out.
+
+Each key is declared once, with its unit, its default, its range and what it means (``KEYS`` for limits, ``NAMED_KEYS``
+for tables with a name, such as ``[group.course]``); the documentation's tables are a copy of that. A file is taken as a
+whole or refused as a whole, with the line and the nearest key that there is. What it says of time zones is looked up in
+the machine's database; nothing else is read.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from sublet import settings
+from sublet.errors import InvalidRequest
+from sublet.office.ledger.arrangement import check_group, new_budget, with_fields
+from sublet.office.ledger.budgets import check_amount, check_windows, money, parse_amount
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.rate_limits import RequestRates
+from sublet.office.ledger.records import LOCAL_TENANT, DeclaredRecord, GroupRecord, Quota, ReservationRecord
+from sublet.office.ledger.reservation_times import parse_rule, zone_of
+from sublet.office.shared_socket import SharedLimits
+from sublet.values import (
+    BYTES_MAX,
+    GIB,
+    MIB,
+    BudgetId,
+    GroupId,
+    ReservationId,
+    TenantId,
+    format_size,
+    shown,
+    valid_name,
+)
+from sublet.wire.caps import WALLS, LeaseCaps
+
+FILE: Final = "policy.toml"
+_COUNT_MAX: Final = 1_000_000_000
+_S_MAX: Final = 366 * 24 * 3600
+
+
+class Unit(enum.StrEnum):
+    """How the value of a key is written."""
+
+    COUNT = "count"
+    """A whole number."""
+    SIZE = "size"
+    """A text with a unit, ``"512MiB"``."""
+    SECONDS = "seconds"
+    """A duration as a text, ``"30m"``."""
+    WALLS = "walls"
+    """A list of names of ``WALLS``; as a number, one bit for each."""
+    SWITCH = "switch"
+    """``true`` or ``false``; as a number, 1 or 0."""
+    MONEY = "money"
+    """A text with at most six decimals, ``"12.50"``, or a whole number; as a number, millionths."""
+    TEXT = "text"
+    NAMES = "names"
+    """A list of names."""
+
+
+class Key(NamedTuple):
+    """One limit."""
+
+    table: str
+    name: str
+    unit: Unit
+    default: int | None
+    """In bytes, seconds or pieces; None: no limit, or what the machine has."""
+    least: int
+    """A smaller value is refused: what is there would not run."""
+    says: str
+    unset: str = "no limit"
+    """What no value means, for people."""
+
+    @property
+    def path(self) -> str:
+        return f"{self.table}.{self.name}"
+
+    @property
+    def is_number(self) -> bool:
+        return self.unit not in (Unit.TEXT, Unit.NAMES)
+
+    def shown(self, value: int | None) -> str:
+        """As a person writes it."""
+        if value is None:
+            return self.unset
+        match self.unit:
+            case Unit.SIZE:
+                return format_size(value)
+            case Unit.SECONDS:
+                return f"{value}s"
+            case Unit.WALLS:
+                return ", ".join(_walls(value)) or "none"
+            case Unit.MONEY:
+                return money(value, "").strip()
+            case Unit.SWITCH:
+                return "true" if value else "false"
+            case Unit.COUNT | Unit.TEXT | Unit.NAMES:
+                return str(value)
+
+
+_C, _B, _S = Unit.COUNT, Unit.SIZE, Unit.SECONDS
+_MACHINE: Final = "what the machine has"
+
+KEYS: Final[Mapping[str, Key]] = {
+    key.path: key
+    for key in (
+        Key("lease", "cores", _C, 1, 1, "cores of a lease that has neither cores nor a device"),
+        Key("lease", "cores_per_gpu", _C, 4, 1, "cores for each device of a lease without cores"),
+        Key("lease", "memory_per_core", _B, 512 * MIB, 64 * MIB, "memory for each core, where none was leased"),
+        Key("lease", "memory_per_card", _B, 8 * GIB, 512 * MIB, "host memory for each card, beside its VRAM"),
+        Key("lease", "processes_per_core", _C, 256, 16, "processes and threads for each core"),
+        Key("lease", "home", _B, 256 * MIB, MIB, "home folder of each guest, which is memory of its lease"),
+        Key("lease", "allow_missing", Unit.WALLS, 0, 0, "walls that a tenant's guest may do without"),
+        Key("tenant", "gpus", _C, None, 0, "GPUs at once"),
+        Key("tenant", "vram", _B, None, 0, "GPU memory at once"),
+        Key("tenant", "cores", _C, None, 0, "cores at once"),
+        Key("tenant", "memory", _B, None, 0, "memory at once"),
+        Key("tenant", "block", _B, None, 0, "storage at once, volumes included"),
+        Key("tenant", "gpu_time", _S, None, 0, "device time within a rolling hour"),
+        Key("tenant", "burst", _S, None, 0, "device time beyond `gpu_time`, as a credit that is used up", "none"),
+        Key("tenant", "burst_refill", _S, None, 0, "of that credit, what comes back in an hour", "nothing"),
+        Key("tenant", "leases", _C, 1000, 1, "leases at once"),
+        Key("tenant", "leases_per_hour", _C, 3000, 1, "leases that begin, which bounds the journal's growth"),
+        Key("tenant", "queue", _C, 1000, 1, "requests that wait at once"),
+        Key("tenant", "volumes", _C, 1000, 1, "named volumes at once"),
+        Key("tenant", "requests_per_minute", _C, 6000, 60, "requests to the office"),
+        Key("office", "memory", _B, None, 512 * MIB, "memory of all guests together", "15/16 of the machine's"),
+        Key("office", "cores", _C, None, 1, "cores of all guests together", _MACHINE),
+        Key("office", "processes", _C, None, 256, "processes of all guests together", "half of the kernel's numbers"),
+        Key("office", "leases", _C, 2_000_000, 1, "leases of all tenants at once"),
+        Key("office", "queue", _C, 10_000, 1, "requests of all tenants that wait at once"),
+        Key(
+            "office",
+            "cheapest_first",
+            Unit.SWITCH,
+            0,
+            0,
+            "interactive requests of no model get the cheapest",
+        ),
+        Key("office", "disk_reserve", _B, None, 0, "disk that is not lent, at least", "chosen by the size of the disk"),
+        Key("user", "connections", _C, None, 4, "connections of one user to one socket", "a quarter of all"),
+        Key("user", "requests_per_minute", _C, 6000, 60, "requests of one user over the shared socket"),
+        Key("user", "log_lines_per_minute", _C, 60, 1, "lines of the office's log about one user"),
+    )
+}
+TABLES: Final = tuple(dict.fromkeys(key.table for key in KEYS.values()))
+
+FIELDS: Final = {
+    "vram": "vram_bytes",
+    "memory": "memory_bytes",
+    "block": "block_bytes",
+    "gpu_time": "gpu_seconds",
+}
+"""What a key of a group, or of a tenant's quota, is called in the records, where it is called otherwise there."""
+
+_M, _T = Unit.MONEY, Unit.TEXT
+NAMED_KEYS: Final[Mapping[str, Key]] = {
+    key.path: key
+    for key in (
+        Key("group", "weight", _C, 1, 1, "share beside other groups that wait"),
+        Key("group", "floor", _C, 0, 0, "GPUs that the group can always have"),
+        Key("group", "ceiling", _C, None, 0, "GPUs that the group never has more of at once"),
+        Key("group", "members", Unit.NAMES, None, 0, "tenants of the group", "none"),
+        Key("group", "gpus", _C, None, 0, "GPUs at once, of all its tenants"),
+        Key("group", "vram", _B, None, 0, "GPU memory at once"),
+        Key("group", "cores", _C, None, 0, "cores at once"),
+        Key("group", "memory", _B, None, 0, "memory at once"),
+        Key("group", "block", _B, None, 0, "storage at once, volumes included"),
+        Key("group", "gpu_time", _S, None, 0, "device time within a rolling hour"),
+        Key("group", "leases", _C, None, 0, "leases at once"),
+        Key("group", "queue", _C, None, 0, "requests that wait at once"),
+        Key("group", "requests_per_minute", _C, None, 60, "requests to the office"),
+        Key("reservation", "group", _T, None, 0, "group that the GPUs are for", "needed"),
+        Key("reservation", "gpus", _C, None, 1, "GPUs", "needed"),
+        Key("reservation", "when", _T, None, 0, "times, such as `every Tue 10:00-12:00`", "needed"),
+        Key("reservation", "zone", _T, None, 0, "time zone of these times, such as `Europe/Berlin`", "needed"),
+        Key("reservation", "model", _T, None, 0, "only devices of this model", "any"),
+        *(
+            Key(f"budget.{whose}", per, _M, None, 0, f"what the {whose} may spend {window}", "none")
+            for whose in ("group", "tenant")
+            for per, window in (("day", "a day"), ("month", "a month"), ("total", "in all"))
+        ),
+    )
+}
+NAMED: Final = tuple(dict.fromkeys(key.table for key in NAMED_KEYS.values()))
+"""Tables that stand in the file with a name, once for each group, reservation and budget."""
+_NEEDED: Final = ("group", "gpus", "when", "zone")
+"""Of a reservation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What holds: the values of the file, and the defaults of the rest."""
+
+    given: Mapping[str, int] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Of what is given, the line of the file. Of a table with a name, as ``group/course`` and ``group/course/weight``,
+    with the names of the file."""
+    declared: DeclaredRecord = field(default_factory=DeclaredRecord)
+    """Its groups, reservations and budgets."""
+
+    def value(self, path: str) -> int | None:
+        return self.given.get(path, KEYS[path].default)
+
+    def number(self, path: str) -> int:
+        """The same, of a key that has a default; 0 for one that has none."""
+        return self.value(path) or 0
+
+    def source(self, path: str) -> str:
+        """Where the value comes from, for people."""
+        return f"{FILE} line {self.lines[path]}" if path in self.given else "default"
+
+    def caps(self) -> LeaseCaps:
+        """For the supervisor."""
+        return LeaseCaps(
+            cores=self.number("lease.cores"),
+            cores_per_gpu=self.number("lease.cores_per_gpu"),
+            memory_per_core_bytes=self.number("lease.memory_per_core"),
+            memory_per_card_bytes=self.number("lease.memory_per_card"),
+            processes_per_core=self.number("lease.processes_per_core"),
+            home_bytes=self.number("lease.home"),
+            office_memory_bytes=self.number("office.memory"),
+            office_cores=self.number("office.cores"),
+            office_processes=self.number("office.processes"),
+            allow_missing=_walls(self.number("lease.allow_missing")),
+        )
+
+    def quota(self) -> Quota:
+        """Of a tenant that has none of its own."""
+        return Quota(
+            gpus=self.value("tenant.gpus"),
+            vram_bytes=self.value("tenant.vram"),
+            cores=self.value("tenant.cores"),
+            memory_bytes=self.value("tenant.memory"),
+            block_bytes=self.value("tenant.block"),
+            leases=self.value("tenant.leases"),
+            gpu_seconds=self.value("tenant.gpu_time"),
+            burst_seconds=self.value("tenant.burst"),
+            burst_refill_seconds=self.value("tenant.burst_refill"),
+        )
+
+    def rates(self) -> RequestRates:
+        return RequestRates(
+            requests_per_minute=self.number("tenant.requests_per_minute"),
+            leases_per_hour=self.number("tenant.leases_per_hour"),
+        )
+
+    def shared(self) -> SharedLimits:
+        """Of each user of the machine, over the shared socket."""
+        return SharedLimits(
+            requests_per_minute_of_user=self.number("user.requests_per_minute"),
+            log_lines_per_minute_of_user=self.number("user.log_lines_per_minute"),
+        )
+
+    def policy(self, policy: Policy) -> Policy:
+        """The office's durations with these limits."""
+        return msgspec.structs.replace(
+            policy,
+            quota_default=self.quota(),
+            queue_max=self.number("office.queue"),
+            queue_tenant_max=self.number("tenant.queue"),
+            leases_max=self.number("office.leases"),
+            cheapest_first=bool(self.number("office.cheapest_first")),
+            volumes_tenant_max=self.number("tenant.volumes"),
+        )
+
+
+def parse_policy(text: str, name: str = FILE) -> Limits:
+    """The limits of a file. Raises ``InvalidRequest``, which names file and line; nothing of a file with a mistake in
+    it is taken."""
+    given, lines = settings.read_tables(text, name, {**KEYS, **NAMED_KEYS}, _checked, do=_DO, named=NAMED)
+    numbers = {path: value for path, value in given.items() if path in KEYS and isinstance(value, int)}
+    limits = Limits(numbers, lines, _declared(given, lines, name))
+    _check_together(limits, name)
+    return limits
+
+
+_DO: Final = 'Write tables such as [tenant], and below them lines such as: leases = 100, memory = "8GiB".'
+
+
+def _checked(key: Key, value: Any) -> int | str | tuple[str, ...]:
+    match key.unit:
+        case Unit.TEXT:
+            return _text(key, value)
+        case Unit.NAMES:
+            if not isinstance(value, list):
+                raise InvalidRequest(f"{key.path} = {shown(value)} is no list", do=f'Write {key.name} = ["ana"].')
+            return tuple(valid_name(one, "tenant name") for one in value)
+        case Unit.MONEY:
+            return _amount(key, value)
+        case _:
+            return _number(key, value)
+
+
+def _text(key: Key, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > 200:
+        raise InvalidRequest(f"{key.path} = {shown(value)} is no text", do=f'Write {key.name} = "...": {key.says}.')
+    if key.name == "group":
+        return valid_name(value, "group name")
+    if key.name == "when":
+        parse_rule(value)
+    if key.name == "zone":
+        zone_of(value)
+    return " ".join(value.split())
+
+
+def _amount(key: Key, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise InvalidRequest(
+            f"{key.path} = {shown(value)} is not an amount of money", do=f'Write it as text: {key.name} = "12.50".'
+        )
+    amount = parse_amount(str(value))
+    check_amount(amount, least=0)
+    return amount
+
+
+def _number(key: Key, value: Any) -> int:
+    what, found, most = key.path, 0, _COUNT_MAX
+    match key.unit:
+        case Unit.COUNT:
+            found = settings.whole_number(key, value)
+        case Unit.SIZE:
+            found, most = settings.size_bytes(key, value), BYTES_MAX
+        case Unit.SECONDS:
+            found, most = settings.duration_s(key, value), _S_MAX
+        case Unit.WALLS:
+            found = _walls_in(key, value)
+        case Unit.SWITCH:
+            if not isinstance(value, bool):
+                raise InvalidRequest(f"{what} = {shown(value)} is not true or false", do=f"Write {key.name} = true.")
+            found = int(value)
+        case _:
+            raise ValueError(f"{key.path} is no number")
+    if found < key.least:
+        raise InvalidRequest(
+            f"{what} = {shown(value)} is less than what runs needs",
+            do=f"Give at least {key.shown(key.least)}: {key.says}.",
+        )
+    if found > most:
+        raise InvalidRequest(f"{what} = {shown(value)} is more than any machine has", do=f"Give at most {most}.")
+    return found
+
+
+def _declared(given: Mapping[str, Any], lines: Mapping[str, int], name: str) -> DeclaredRecord:
+    """Groups, reservations and budgets, each right in itself."""
+    tables: dict[str, dict[str, dict[str, Any]]] = {table: {} for table in NAMED}
+    for path in lines:
+        if "/" in path:
+            own, key = path.rpartition("/")[::2] if path in given else (path, "")
+            table, _, called = own.rpartition("/")
+            keys = tables[table.replace("/", ".")].setdefault(called, {})
+            if key:
+                keys[key] = given[path]
+    members: dict[TenantId, GroupId] = {}
+    groups: dict[GroupId, dict[str, int]] = {}
+    reservations: dict[ReservationId, ReservationRecord] = {}
+    budgets: dict[BudgetId, int] = {}
+    at = ""
+    try:
+        for own, keys in tables["group"].items():
+            at = f"group/{own}"
+            group = GroupId(own)
+            groups[group] = {FIELDS.get(key, key): value for key, value in keys.items() if key != "members"}
+            check_group(with_fields(GroupRecord(id=group), groups[group]))
+            at = f"group/{own}/members"
+            for tenant in map(TenantId, keys.get("members", ())):
+                _check_member(tenant, group, members)
+                members[tenant] = group
+        for own, keys in tables["reservation"].items():
+            at = f"reservation/{own}"
+            missing = [key for key in _NEEDED if key not in keys]
+            if missing:
+                raise InvalidRequest(f"reservation {own} has no {missing[0]}", do=f"It needs {', '.join(_NEEDED)}.")
+            reservations[ReservationId(own)] = ReservationRecord(id=ReservationId(own), **keys)
+        for whose in ("group", "tenant"):
+            for own, keys in tables[f"budget.{whose}"].items():
+                at = f"budget/{whose}/{own}"
+                found = {BudgetId(f"{whose}/{own}/{per}"): amount for per, amount in keys.items()}
+                check_windows([new_budget(budget, amount, "", 0) for budget, amount in found.items()])
+                budgets.update(found)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{name}:{lines[at]}: {error.message}", do=error.do) from error
+    return DeclaredRecord(groups=groups, members=members, reservations=reservations, budgets=budgets)
+
+
+def _check_member(tenant: TenantId, group: GroupId, members: Mapping[TenantId, GroupId]) -> None:
+    other = members.get(tenant)
+    if tenant == LOCAL_TENANT:
+        raise InvalidRequest("tenant local is the owner of the office", do="Leave it out: it is in the default group.")
+    if other is not None:
+        where = f"groups {other} and {group}" if other != group else f"group {group} twice"
+        raise InvalidRequest(f"tenant {tenant} would be in {where}", do="Name it in one of them, once.")
+
+
+def _walls_in(key: Key, value: Any) -> int:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise InvalidRequest(
+            f"{key.path} = {shown(value)} is not a list of names", do=f'Write {key.name} = ["{WALLS[-1]}"].'
+        )
+    for one in value:
+        if one not in WALLS:
+            raise InvalidRequest(
+                f"{key.path} has {shown(one)}, which is no wall{settings.meant(one, WALLS)}",
+                do=f"There are {', '.join(WALLS)}.",
+            )
+    return sum(1 << WALLS.index(one) for one in set(value))
+
+
+def _walls(mask: int) -> tuple[str, ...]:
+    return tuple(name for bit, name in enumerate(WALLS) if mask >> bit & 1)
+
+
+def _check_together(limits: Limits, name: str) -> None:
+    """Values that contradict each other."""
+    for low, high in (
+        ("tenant.queue", "office.queue"),
+        ("tenant.leases", "office.leases"),
+        ("lease.home", "lease.memory_per_core"),
+        ("lease.memory_per_core", "office.memory"),
+        ("lease.processes_per_core", "office.processes"),
+        ("lease.cores", "office.cores"),
+    ):
+        less, more = limits.value(low), limits.value(high)
+        if less is not None and more is not None and less > more and (low in limits.given or high in limits.given):
+            line = max(limits.lines.get(low, 0), limits.lines.get(high, 0))
+            raise InvalidRequest(
+                f"{name}:{line}: {low} ({KEYS[low].shown(less)}) is above {high} ({KEYS[high].shown(more)})",
+                do="Make the first at most the second.",
+            )

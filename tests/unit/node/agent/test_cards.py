@@ -1,0 +1,206 @@
+"""The watch over cards in an office: guests are no strangers, one report for each device, nothing without cards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from sublet import background
+from sublet.background import SHORTAGES
+from sublet.errors import Disconnected
+from sublet.node.agent.cards import Cards, has_cards
+from sublet.node.agent.inventory import machine_inventory, parse_host_gpus
+from sublet.node.agent.nvml import Nvml, Reading, survey
+from sublet.values import GIB, NS_PER_S, NodeId, ResourceId
+from sublet.wire.cards import UNSEEN, CardUse
+from sublet.wire.orders import Fault, Foreign, Held, Inventory, Report
+from tests.unit.node.agent.fake_nvml import FakeCard, FakeNvml, uuid_of
+
+FIRST = ResourceId(f"local/{uuid_of(0)}")
+
+
+class Desk:
+    """One card, and an office that writes down what it hears."""
+
+    def __init__(self, folder: Path, ours: Callable[[], tuple[int, ...]] = lambda: ()) -> None:
+        self.card = FakeCard(0)
+        self.library = FakeNvml([self.card])
+        self.heard: list[Report] = []
+        self.ended: list[str] = []
+        self.uses: list[CardUse] = []
+        self.leased = 0
+        self.now_ns = 0
+        self.inventory = machine_inventory(folder, None, found=survey(self.library))
+
+        async def processes(uses: tuple[CardUse, ...]) -> tuple[int, ...]:
+            self.uses += uses
+            return ours()
+
+        self.cards = Cards(
+            self.inventory,
+            processes=processes,
+            leased=lambda resource: self.leased,
+            report=self.heard.append,
+            now_ns=lambda: self.now_ns,
+            open_driver=lambda: Nvml.open(self.library),
+            sees_processes=True,
+            die=self.ended.append,
+        )
+
+    async def look(self) -> list[Report]:
+        """A whole look: asked, answered, judged. No time passes before the answer, or it would count as none."""
+        self.heard.clear()
+        self.now_ns += 10 * NS_PER_S
+        async with asyncio.timeout(60):
+            while not self.heard:
+                await self.cards.turn()
+                await asyncio.sleep(0.002)
+        return list(self.heard)
+
+
+def test_a_guest_is_no_stranger_and_another_process_is(tmp_path: Path) -> None:
+    ours: list[int] = [4711]
+    desk = Desk(tmp_path, lambda: tuple(ours))
+    desk.card.processes = {4711: 2 * GIB}
+    desk.card.used, desk.leased = 2 * GIB, 2 * GIB
+
+    async def play() -> None:
+        (first,) = await desk.look()
+        assert first == Foreign(node=NodeId("local"), resource=FIRST)
+        desk.card.processes[4712] = GIB
+        desk.card.used += GIB
+        (second,) = await desk.look()
+        assert isinstance(second, Foreign)
+        assert (second.amount, second.blocks) == (GIB, True)
+        await desk.cards.close()
+
+    asyncio.run(play())
+    assert desk.library.opened == 0
+
+
+def test_who_was_ours_at_the_last_look_still_counts(tmp_path: Path) -> None:
+    """It may have ended between the driver's answer and ours."""
+    known = [(4711,), (), ()]
+    desk = Desk(tmp_path, lambda: known.pop(0) if known else ())
+    desk.card.processes = {4711: GIB}
+    desk.card.used = desk.leased = GIB
+
+    async def play() -> None:
+        await desk.cards.turn()
+        desk.cards.watch.health.clear()
+        await desk.cards._learn()
+        assert 4711 in desk.cards._own(FIRST).pids
+        await desk.cards._learn()
+        assert 4711 not in desk.cards._own(FIRST).pids
+        await desk.cards.close()
+
+    asyncio.run(play())
+
+
+def test_another_office_and_a_stranger_are_one_report(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.card.processes = {99: GIB}
+    desk.card.used = GIB
+
+    async def play() -> None:
+        await desk.look()
+        desk.heard.clear()
+        desk.cards.heard(Foreign(node=NodeId("local"), resource=FIRST, amount=5, blocks=True, detail="office of bo"))
+        (said,) = desk.heard
+        assert isinstance(said, Foreign)
+        assert said.amount == GIB
+        assert "office of bo" in said.detail
+        assert "process 99" in said.detail
+        await desk.cards.close()
+
+    asyncio.run(play())
+
+
+def test_other_reports_pass_and_a_lost_card_is_a_fault(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+
+    async def play() -> None:
+        held = Held(node=NodeId("local"), lease=None, epoch=None, number=1)  # type: ignore[arg-type]
+        desk.cards.heard(held)
+        assert desk.heard == [held]
+        desk.card.broken = pynvml.NVML_ERROR_GPU_IS_LOST
+        assert any(isinstance(one, Fault) for one in await desk.look())
+        await desk.cards.close()
+
+    asyncio.run(play())
+
+
+def test_without_a_supervisor_the_last_answer_stands(tmp_path: Path) -> None:
+    def away() -> tuple[int, ...]:
+        raise Disconnected("it has ended")
+
+    desk = Desk(tmp_path, away)
+
+    async def play() -> None:
+        assert await desk.look()
+        await desk.cards.close()
+
+    asyncio.run(play())
+
+
+def test_nothing_is_watched_without_cards(tmp_path: Path) -> None:
+    assert not has_cards(machine_inventory(tmp_path, parse_host_gpus("1x1GiB")))
+    assert not has_cards(Inventory(node=NodeId("local"), domain="local"))
+    assert has_cards(Desk(tmp_path).inventory)
+
+
+def test_what_each_process_has_is_handed_on_once_for_each_look(tmp_path: Path) -> None:
+    """So that who has more than its lease is ended. Where pids say nothing, nobody is; but what is parked needs room in
+    memory for what it may have on the card, which was counted as nothing."""
+    desk = Desk(tmp_path, lambda: (4711,))
+    desk.card.processes = {4711: GIB, 4712: None}
+
+    async def play() -> None:
+        await desk.look()
+        for _ in range(3):
+            await desk.cards._learn()
+        await desk.cards.close()
+
+    asyncio.run(play())
+    assert desk.uses == [CardUse(card=uuid_of(0), pid=4711, bytes=GIB)]
+    desk.cards.watch.sees_processes = False
+    desk.cards.watch.judge([Reading(uuid=uuid_of(0), used=3 * GIB)], 0)
+    assert desk.cards._uses() == (CardUse(card=uuid_of(0), pid=UNSEEN, bytes=3 * GIB),)
+    assert desk.cards._uses() == (), "each look once"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [*(OSError(number, os.strerror(number)) for number in sorted(SHORTAGES)), MemoryError(), KeyError("a mistake")],
+    ids=repr,
+)
+def test_a_look_that_fails_is_followed_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    monkeypatch.setattr(background, "PAUSES_S", (0.001,))
+    left = [3]
+
+    def ours() -> tuple[int, ...]:
+        if left[0]:
+            left[0] -= 1
+            raise error
+        return ()
+
+    desk = Desk(tmp_path, ours)
+
+    async def play() -> None:
+        desk.now_ns = NS_PER_S
+        desk.cards.start()
+        async with asyncio.timeout(60):
+            while not desk.heard:  # noqa: ASYNC110 - what is waited for is no event
+                await asyncio.sleep(0.005)
+        assert desk.heard == [Foreign(node=NodeId("local"), resource=FIRST)]
+        assert desk.ended == []
+        await desk.cards.close()
+
+    asyncio.run(play())

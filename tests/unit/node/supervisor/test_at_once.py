@@ -1,0 +1,77 @@
+"""That a lease is held is said as soon as it is; all else at the end of the turn, in as few messages as can be."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sublet.clock import SystemClock
+from sublet.node.connections import Connection
+from sublet.node.loop import Loop
+from sublet.node.supervisor.service import Supervisor
+from sublet.values import EndReason, Epoch, LeaseId, TenantId
+from sublet.wire.guests import Orders
+from sublet.wire.happenings import Event, Hello
+from sublet.wire.link import Link
+from sublet.wire.orders import End, Extend, Grant
+from sublet.wire.sockets import receive_some
+from tests.left_open import nothing_left_open
+
+LEASE, EPOCH = LeaseId("l-1"), Epoch(1, 1)
+GRANT = Grant(lease=LEASE, epoch=EPOCH, number=1, tenant=TenantId("t"), parts=(), deadline_ns=1, ttl_ns=1)
+EXTEND = Extend(lease=LEASE, epoch=EPOCH, number=2, deadline_ns=2, ttl_ns=1)
+END = End(lease=LEASE, epoch=EPOCH, number=3, parts=(), reason=EndReason.RELEASED, grace_ns=0)
+
+
+@pytest.mark.parametrize(
+    ("orders", "done"),
+    [
+        ((GRANT,), ["GRANT", "say at once", "step"]),
+        ((GRANT, EXTEND), ["GRANT", "EXTEND", "say at once", "step"]),
+        # Where something is ended, that it has begun and that it is over are said together.
+        ((END,), ["END", "step"]),
+        ((END, GRANT), ["END", "GRANT", "step"]),
+    ],
+)
+def test_what_somebody_waits_for_is_said_before_the_rest_of_the_turn(orders: tuple[Any, ...], done: list[str]) -> None:
+    told: list[str] = []
+    supervisor = SimpleNamespace(
+        node=SimpleNamespace(send=lambda order, **_: told.append(type(order).__name__.upper())),
+        loop=SimpleNamespace(now_ns=lambda: 0),
+        _say=lambda at_once=False: told.append("say at once" if at_once else "say"),
+        _step=lambda: told.append("step"),
+    )
+    Supervisor.obey(cast("Supervisor", supervisor), Orders(orders=orders, incarnation=1))
+    assert told == done
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    found = Loop(SystemClock())
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_at_once_is_before_the_turn_ends_and_once(loop: Loop, at_once: bool) -> None:
+    with nothing_left_open():
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        link, heard = Link.adopted(Hello(1, 1, b"")), Link.connecting()
+        connection = Connection(loop, ours, link, lambda happening: None)
+        link.welcome()
+        connection.push()
+        loop.turn(0)
+        receive_some(theirs, heard)
+        link.event(b"held")
+        connection.push(at_once=at_once)
+        now = receive_some(theirs, heard)
+        loop.turn(0)
+        later = receive_some(theirs, heard)
+        assert (now, later) == (([Event(0, b"held", ())], []) if at_once else ([], [Event(0, b"held", ())]))
+        connection.cut()
+        theirs.close()

@@ -1,0 +1,162 @@
+"""A supervisor that outlived an upgrade, and an office that says what it cannot read."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from sublet.clock import SystemClock
+from sublet.errors import InvalidRequest, SubletError
+from sublet.node.loop import Loop
+from sublet.node.supervisor.newer_orders import read_orders
+from sublet.node.supervisor.office_link import OfficeLink
+from sublet.values import EndReason, Epoch, LeaseId, NodeId, TenantId
+from sublet.wire.codec import dumps, loads, to_wire
+from sublet.wire.guests import Configure, Configured, Orders, Reports
+from sublet.wire.happenings import Event, Happening, Over
+from sublet.wire.link import Link
+from sublet.wire.orders import End, Extend, Grant, Inventory, NotHeld, Order
+from sublet.wire.sockets import receive_some, send_some
+
+NODE = NodeId("n")
+NEW = {"colour": "blue"}
+
+
+def grant(number: int) -> Grant:
+    return Grant(
+        lease=LeaseId(f"l-{number}"),
+        epoch=Epoch(1, number),
+        number=number,
+        tenant=TenantId("t"),
+        parts=(),
+        deadline_ns=1,
+        ttl_ns=1,
+    )
+
+
+def extend(number: int) -> Extend:
+    return Extend(lease=LeaseId(f"l-{number}"), epoch=Epoch(1, number), number=number, deadline_ns=1, ttl_ns=1)
+
+
+def end(number: int) -> End:
+    reason = EndReason.RELEASED
+    return End(lease=LeaseId(f"l-{number}"), epoch=Epoch(1, number), number=number, parts=(), reason=reason, grace_ns=0)
+
+
+def newer(order: Order) -> dict[str, Any]:
+    """The same, as a version says it that has one more field."""
+    return {**to_wire(order), **NEW}
+
+
+def batch(told: Sequence[Any], **more: object) -> bytes:
+    """As an office sends them; those that are messages of ours as ours."""
+    orders = [order if isinstance(order, dict | int) else to_wire(order) for order in told]
+    return json.dumps({"is": "Orders", "orders": orders, "incarnation": 3} | more).encode()
+
+
+def test_what_can_be_read_is_read_as_ever() -> None:
+    orders = Orders(orders=(grant(1), extend(2)), incarnation=3)
+    assert read_orders(dumps(orders), NODE) == (orders, ())
+
+
+def test_a_grant_that_cannot_be_read_is_refused_by_name_and_the_rest_is_obeyed() -> None:
+    read, unread = read_orders(batch([end(1), newer(grant(2)), extend(3)]), NODE)
+    assert read == Orders(orders=(end(1), extend(3)), incarnation=3)
+    (one,) = unread
+    assert "Grant has no field 'colour'" in str(one.why)
+    assert isinstance(one.refusal, NotHeld)
+    assert (one.refusal.node, one.refusal.lease, one.refusal.epoch) == (NODE, "l-2", Epoch(1, 2))
+    assert one.refusal.number == 2
+    assert "older version" in one.refusal.detail
+    assert "Grant has no field 'colour'" in one.refusal.detail
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        newer(extend(2)),
+        newer(end(2)),
+        {**newer(grant(2)), "epoch": "soon"},
+        {"is": "Repaint", "lease": "l-2"},
+        {"lease": "l-2"},
+        5,
+    ],
+    ids=["an extension", "an end", "no epoch", "an order of another kind", "no kind", "no order"],
+)
+def test_what_cannot_be_refused_by_name_is_as_if_it_had_not_come(order: Any) -> None:
+    read, unread = read_orders(batch([grant(1), order]), NODE)
+    assert read.orders == (grant(1),)
+    assert [one.refusal for one in unread] == [None]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"5", b'{"is":"Orders"}', batch([grant(1)], incarnation="x"), batch([], orders=5), b"[" * 100_000],
+    ids=["half", "a number", "no orders", "no incarnation", "orders that are none", "brackets"],
+)
+def test_what_is_no_batch_at_all_is_an_error(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        read_orders(body, NODE)
+
+
+class Served:
+    """A supervisor that obeys, and no more."""
+
+    def __init__(self) -> None:
+        self.obeyed: list[Order] = []
+
+    def configure(self, link: OfficeLink, asked: Configure) -> Configured:
+        return Configured(pid=1, version="", started_ns=0, live=(), guests=0)
+
+    def obey(self, orders: Orders) -> None:
+        self.obeyed += orders.orders
+
+    def are_leaving(self) -> bool:
+        return False
+
+    def never(self, *given: object) -> Any:
+        raise AssertionError("it was not asked for that")
+
+    admit = revoke = list_guests = list_processes = list_troubles = end_guest = quit = never
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    found = Loop(SystemClock())
+    yield found
+    found.close()
+
+
+def test_the_connection_stays_and_the_log_says_it_once(loop: Loop, capsys: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = socket.socketpair()
+    served, overs = Served(), list[OfficeLink]()
+    OfficeLink(loop, theirs, served, overs.append)
+    ours.setblocking(False)
+    link, heard = Link.connecting(), list[Happening]()
+
+    def turns() -> None:
+        for _ in range(4):
+            send_some(ours, link)
+            loop.turn(0)
+            heard.extend(receive_some(ours, link))
+
+    with ours:
+        link.call(dumps(Configure(office="o", inventory=Inventory(node=NODE, domain="d"))))
+        turns()
+        for _ in range(2):
+            link.event(batch([newer(grant(1)), newer(extend(5)), extend(2)]))
+            turns()
+        assert served.obeyed == [extend(2), extend(2)]
+        reports = [loads(Reports, one.body).reports for one in heard if isinstance(one, Event)]
+        refused = [[report.lease for report in batch if isinstance(report, NotHeld)] for batch in reports]
+        assert refused == [["l-1"], ["l-1"]]
+        assert not overs
+        assert not [one for one in heard if isinstance(one, Over)]
+        assert capsys.readouterr().err.count("has no field 'colour'") == 1
+        link.end(SubletError("enough"))
+        turns()
+    assert len(overs) == 1

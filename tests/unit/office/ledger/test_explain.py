@@ -1,0 +1,225 @@
+"""What is explained is what decides: places, reasons and advice against what the ledger then does."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import msgspec
+import pytest
+
+from sublet.lease.states import LeaseStatus
+from sublet.office.api.views import explain_answer
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger.explain import Because, Explanation, Reason, ReasonKind
+from sublet.office.ledger.fairness import DEFAULT_GROUP
+from sublet.office.ledger.records import GroupRecord, LeaseRecord, Quota
+from sublet.values import GIB, EndReason, GroupId, TenantId, Tier
+from tests.unit.office.ledger.bench import ANN, BEN, Bench, device, gpu, inventory, seconds
+
+CAT = TenantId("cat")
+LAB = GroupId("lab")
+MINUTE = 60.0
+
+
+def bench_with_a_lab(*members: TenantId, gpus: int = 1, floor: int = 0) -> Bench:
+    bench = Bench(gpus=gpus)
+    bench.do(cmd.AddTenant(tenant=CAT, token_hash="", quota=Quota()))
+    bench.do(cmd.SetGroup(group=GroupRecord(id=LAB, floor=floor), is_new=True))
+    for tenant in members:
+        bench.do(cmd.SetTenant(tenant=tenant, group=LAB))
+    return bench
+
+
+def explained(bench: Bench, lease: LeaseRecord) -> Explanation:
+    return bench.ledger.explain(bench.lease(lease.id), bench.now)
+
+
+def the(kind: ReasonKind, found: Explanation) -> Reason:
+    (reason,) = (reason for reason in found.reasons if reason.kind is kind)
+    return reason
+
+
+def kinds(found: Explanation) -> set[ReasonKind]:
+    return {reason.kind for reason in found.reasons}
+
+
+# ---- who goes first
+
+
+def test_requests_ahead_are_counted_by_the_first_difference_and_granted_in_that_order() -> None:
+    """A tier, another group's share, another tenant's share in the group, and an earlier request of its own."""
+    bench = bench_with_a_lab(BEN, CAT)
+    holder = bench.granted(tenant=BEN, ttl_s=3600)  # so that ben and the lab have had a share, and ann and cat none
+    bench.wait(MINUTE)
+    high = bench.queued(tenant=CAT)
+    group = bench.queued(tenant=ANN, tier=Tier.BATCH)
+    other = bench.queued(tenant=CAT, tier=Tier.BATCH)
+    first = bench.queued(tenant=BEN, tier=Tier.BATCH)
+    last = bench.queued(tenant=BEN, tier=Tier.BATCH)
+
+    found = explained(bench, last)
+    assert [(ahead.because, [one.id for one in ahead.requests]) for ahead in found.ahead] == [
+        (Because.TIER, [high.id]),
+        (Because.GROUP, [group.id]),
+        (Because.TENANT, [other.id]),
+        (Because.ARRIVAL, [first.id]),
+    ]
+    assert found.position == 5
+
+    for before, after in zip([holder, high, group, other, first], [high, group, other, first, last], strict=True):
+        bench.release(bench.lease(before.id))
+        assert bench.lease(after.id).status is LeaseStatus.GRANTED
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_place_and_requests_ahead_agree_whatever_was_done(seed: int) -> None:
+    """For every waiting request of a random office; and asking changes nothing."""
+    draw = random.Random(seed)
+    bench = bench_with_a_lab(ANN, CAT, gpus=3, floor=1)
+    tenants, tiers = (ANN, BEN, CAT), list(Tier)
+    for _ in range(60):
+        bench.ask(gpu(draw.choice((4, 8, 16))), tenant=draw.choice(tenants), tier=draw.choice(tiers))
+        if draw.random() < 0.3:
+            bench.wait(draw.choice((1.0, MINUTE, 11 * MINUTE)))
+        if draw.random() < 0.3:
+            live = [one for one in bench.state.leases.values() if one.status is LeaseStatus.ACTIVE]
+            if live:
+                bench.release(draw.choice(live))
+        before = msgspec.json.encode(bench.state.books)
+        for lease in list(bench.state.leases.values()):
+            found = bench.ledger.explain(lease, bench.now)
+            assert found.reasons, f"seed {seed}: {lease.id} is {lease.status}, and nothing is said"
+            if lease.status is LeaseStatus.QUEUED:
+                assert found.position == 1 + sum(len(ahead.requests) for ahead in found.ahead), f"seed {seed}"
+        assert msgspec.json.encode(bench.state.books) == before, f"seed {seed}"
+
+
+# ---- what is in the way
+
+
+def test_the_moment_at_which_a_holder_may_be_taken_is_when_it_is_taken() -> None:
+    """A batch lease has ten minutes; then an interactive request takes it, at the second that was explained."""
+    bench = Bench()
+    holder = bench.granted(tenant=ANN, tier=Tier.BATCH, ttl_s=3600)
+    bench.wait(MINUTE)
+    request = bench.queued(tenant=BEN)
+    reason = the(ReasonKind.ROOM, explained(bench, request))
+    assert reason.at_ns == bench.now_ns + seconds(9 * MINUTE)
+    assert "the first may be taken for it in 9m" in reason.text
+    assert [one.id for one in reason.leases] == [holder.id]
+
+    bench.wait(9 * MINUTE - 1)
+    assert bench.lease(holder.id).notice is None
+    bench.wait(2)
+    notice = bench.lease(holder.id).notice
+    assert notice is not None
+    assert notice.beneficiary == request.id
+    found = explained(bench, request)
+    assert the(ReasonKind.NOTICE, found).leases == (bench.lease(holder.id),)
+    assert [one.id for one in the(ReasonKind.NOTICE, explained(bench, holder)).leases] == [request.id]
+
+
+def test_what_no_tier_may_take_is_said() -> None:
+    bench = Bench()
+    bench.granted(tenant=ANN, ttl_s=60)
+    found = explained(bench, bench.queued(tenant=BEN, tier=Tier.SPOT))
+    assert "the first ends in 1m 5s unless it is renewed" in the(ReasonKind.ROOM, found).text
+
+
+def test_a_floor_that_keeps_a_lease_is_named_to_both_sides() -> None:
+    bench = bench_with_a_lab(CAT, floor=1)
+    kept = bench.granted(tenant=CAT, tier=Tier.SPOT, ttl_s=3600)
+    request = bench.queued(tenant=ANN)
+    bench.wait(MINUTE)
+    assert bench.lease(kept.id).notice is None
+    assert ReasonKind.FLOOR in kinds(explained(bench, request))
+    assert "lab has no more than its floor" in the(ReasonKind.FLOOR, explained(bench, kept)).text
+
+
+def test_room_that_is_kept_for_a_patient_request_is_said_to_be() -> None:
+    bench = Bench(inventory("n1", device("gpu0"), device("gpu1")))
+    bench.granted(tenant=ANN, ttl_s=7200)
+    bench.queued(gpu(count=2), tenant=ANN)
+    bench.wait(6 * MINUTE)
+    found = explained(bench, bench.queued(tenant=BEN, tier=Tier.SPOT))
+    assert kinds(found) == {ReasonKind.GANG}
+    assert "a request ahead has waited for more than 5m" in the(ReasonKind.GANG, found).text
+
+
+def test_a_limit_says_when_time_alone_lifts_it() -> None:
+    bench = Bench(quotas={ANN: Quota(gpu_seconds=60)})
+    lease = bench.granted(tenant=ANN, ttl_s=3600)
+    bench.wait(MINUTE)
+    bench.release(lease)
+    found = explained(bench, bench.queued(tenant=ANN))
+    limit = the(ReasonKind.LIMIT, found)
+    assert "60 of 60 GPU-seconds" in limit.text
+    assert limit.at_ns is not None
+    assert limit.at_ns > bench.now_ns
+    assert found.advice
+    assert found.advice[0].startswith("wait ")
+    bench.at(limit.at_ns / 1e9)
+    bench.do(cmd.Tick())
+    assert bench.lease(found.lease.id).status is LeaseStatus.GRANTED
+
+
+# ---- what its holder can do
+
+
+def test_advice_is_what_would_be_granted_now() -> None:
+    bench = Bench(inventory("n1", device("gpu0", model="A100"), device("gpu1", capacity=8 * GIB, model="T4")))
+    bench.granted(gpu(16), tenant=ANN, ttl_s=3600)
+    found = explained(bench, bench.queued(gpu(16), tenant=BEN))
+    assert "ask for 8GiB, which is free now" in found.advice
+    found = explained(bench, bench.queued(gpu(8, model="A100"), tenant=BEN))
+    assert "leave the model out: another one is free now" in found.advice
+
+
+def test_a_higher_tier_is_advised_where_it_would_help() -> None:
+    bench = Bench()
+    bench.granted(tenant=ANN, ttl_s=3600)
+    bench.queued(tenant=BEN, tier=Tier.BATCH)
+    found = explained(bench, bench.queued(tenant=ANN, tier=Tier.SPOT))
+    assert "ask in tier interactive: no request would go first" in found.advice
+
+
+# ---- leases that are held, and leases that have ended
+
+
+def test_of_a_lease_that_is_held_it_is_said_who_may_take_it_and_when() -> None:
+    bench = Bench(gpus=2)
+    batch = bench.granted(tenant=ANN, tier=Tier.BATCH, ttl_s=3600)
+    assert the(ReasonKind.MINIMUM, explained(bench, batch)).at_ns == bench.now_ns + seconds(10 * MINUTE)
+    assert the(ReasonKind.MAXIMUM, explained(bench, batch)).at_ns == bench.now_ns + seconds(30 * MINUTE)
+    bench.idle(batch)
+    bench.wait(MINUTE)
+    assert kinds(explained(bench, batch)) == {ReasonKind.IDLE, ReasonKind.DEADLINE}
+
+
+def test_of_a_lease_that_has_ended_it_is_said_why() -> None:
+    bench = Bench()
+    lease = bench.granted(tenant=ANN)
+    bench.release(lease)
+    found = explained(bench, lease)
+    assert found.summary == f"it ended ({EndReason.RELEASED})"
+
+
+# ---- who is told what
+
+
+def test_a_member_learns_of_no_other_tenant() -> None:
+    """Not its name, its leases, its group or its share: only how many requests go first and why."""
+    bench = bench_with_a_lab(BEN, gpus=1)
+    bench.granted(tenant=BEN, tier=Tier.BATCH, ttl_s=3600)
+    bench.queued(tenant=BEN, name="secret-of-ben")
+    own = bench.queued(tenant=ANN, tier=Tier.BATCH)
+    others = [lease for lease in bench.state.leases.values() if lease.tenant == BEN]
+
+    def told(caller: TenantId | None) -> str:
+        return msgspec.json.encode(explain_answer(explained(bench, own), bench.state, bench.now, caller)).decode()
+
+    for word in (BEN, LAB, "secret-of-ben", *(lease.id for lease in others)):
+        assert not re.search(rf"\b{word}\b", told(ANN)), word
+    assert all(f'"{lease.id}"' in told(None) for lease in others)
+    assert f'"{DEFAULT_GROUP}"' in told(ANN)

@@ -1,0 +1,57 @@
+"""What always holds, whatever anybody does: S1, S2, S4, S7, S9, S10, L2, L5, L8, L12, L15, A1 on generated lives."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from sublet.office.ledger.answers import Granted, Offer, Place, Refusal
+from sublet.office.ledger.events import EVENT_TYPES
+from sublet.values import EndReason
+from tests.unit.office.ledger.chaos import Chaos
+
+ENDS = (
+    EndReason.RELEASED,
+    EndReason.EXPIRED,
+    EndReason.IDLE,
+    EndReason.PREEMPTED,
+    EndReason.DRAINED,
+    EndReason.OPERATOR,
+    EndReason.NODE_LOST,
+    EndReason.HOLDER_GONE,
+)
+
+BLOCKS = 4
+SEEDS = 100
+STEPS = 120
+FOUND = (9_000_009, 9_000_017, 9_000_032, 9_000_150, 9_000_215, 9_000_226)
+"""Lives that found something once."""
+
+
+def test_what_was_found_once_holds() -> None:
+    for seed in FOUND:
+        try:
+            Chaos(seed).run(STEPS)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_nothing_breaks(block: int) -> None:
+    """And each block of lives met every kind of event: what never happens proves nothing."""
+    met: Counter[str] = Counter()
+    for number in range(SEEDS // BLOCKS):
+        seed = block * 1_000_000 + number
+        chaos = Chaos(seed)
+        try:
+            chaos.run(STEPS)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        met.update(chaos.watch.met)
+    rare = {"NodeJoined", "Parked", "Resumed"}  # the last two take many steps in a row: see test_parking, and the seeds
+    missing = {event.__name__ for event in EVENT_TYPES.values()} - met.keys() - rare
+    assert not missing, f"never met: {missing}"
+    assert met.keys() >= {f"answer {kind.__name__}" for kind in (Granted, Place, Offer, Refusal)}
+    assert met.keys() >= {f"end {reason}" for reason in ENDS}
+    assert met["granted beside strangers"] > 0

@@ -1,0 +1,86 @@
+"""Rights that are taken away: the generation rises, leases end as they should, and what is left is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet.errors import InvalidRequest, NotFound, SubletError, Unauthorized
+from sublet.lease.states import LeaseStatus
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger.state import State
+from sublet.values import GIB, EndReason, Kind, TenantId
+from tests.unit.office.ledger.bench import ANN, BEN, LOCAL, Bench, device, disk, gpu, inventory
+
+
+def raise_refusal(answer: object) -> None:
+    assert isinstance(answer, SubletError), answer
+    raise answer
+
+
+def generation(bench: Bench, tenant: TenantId = ANN) -> int:
+    return bench.state.tenants[tenant].generation
+
+
+def test_every_change_that_takes_something_away_is_a_new_generation_and_no_other_is() -> None:
+    bench = Bench()
+    assert generation(bench) == 0
+    for changed, expected in (
+        (cmd.SetTenant(by=LOCAL, tenant=ANN, operator=True), 0),
+        (cmd.SetTenant(by=LOCAL, tenant=ANN, operator=False), 1),
+        (cmd.SetTenant(by=LOCAL, tenant=ANN, token_hash="other"), 2),
+        (cmd.SetTenant(by=LOCAL, tenant=ANN, token_hash="other"), 2),
+        (cmd.DisableTenant(by=LOCAL, tenant=ANN), 3),
+        (cmd.DisableTenant(by=LOCAL, tenant=ANN), 3),
+        (cmd.EnableTenant(by=LOCAL, tenant=ANN, token_hash="third"), 4),
+    ):
+        bench.do(changed)
+        assert generation(bench) == expected, changed
+
+
+@pytest.mark.parametrize("notice", [True, False])
+def test_disabling_ends_what_waits_at_once_and_the_rest_with_the_notice_of_its_tier(notice: bool) -> None:
+    bench = Bench(gpus=2)
+    held = bench.granted(gpu(), tenant=ANN)
+    others = bench.granted(gpu(), tenant=BEN)
+    waiting = bench.queued(gpu(), tenant=ANN)
+    bench.do(cmd.DisableTenant(by=LOCAL, tenant=ANN, notice=notice))
+    assert waiting.status is LeaseStatus.ENDED
+    assert others.status is LeaseStatus.ACTIVE
+    if notice:
+        assert held.notice is not None
+        assert held.notice.reason is EndReason.OPERATOR
+        bench.wait(bench.policy.notice_for_ns(held.tier) / 1e9 + 1)
+    assert held.end is not None
+    assert (held.end.reason, held.status) == (EndReason.OPERATOR, LeaseStatus.ENDED)
+    with pytest.raises(Unauthorized, match="is disabled"):
+        raise_refusal(bench.ask(gpu(), tenant=ANN))
+
+
+def test_a_tenant_is_removed_when_nothing_of_it_is_left_and_comes_back_behind_its_generation() -> None:
+    bench = Bench(inventory("n1", device("disk0", Kind.BLOCK, GIB)))
+    lease = bench.granted(disk(), tenant=ANN, name="kept")
+    remove = cmd.RemoveTenant(by=LOCAL, tenant=ANN)
+    with pytest.raises(InvalidRequest, match="still has 1 lease, 1 volume"):
+        raise_refusal(bench.do(remove).answer)
+    bench.release(lease)
+    with pytest.raises(InvalidRequest, match="still has 1 volume"):
+        raise_refusal(bench.do(remove).answer)
+    bench.do(cmd.RemoveVolume(tenant=ANN, name="kept"))
+    bench.do(remove)
+    with pytest.raises(Unauthorized, match="no such tenant"):
+        raise_refusal(bench.ask(disk(), tenant=ANN))
+    with pytest.raises(NotFound):
+        raise_refusal(bench.do(remove).answer)
+    bench.state.check()
+    folded = State.restore(bench.state.snapshot())
+    assert folded.books.removed == {ANN: 1}
+    bench.do(cmd.AddTenant(by=LOCAL, tenant=ANN, token_hash="new"))
+    assert generation(bench) == 2
+    assert bench.state.books.removed == {}
+
+
+def test_the_owner_of_the_office_is_neither_disabled_nor_removed() -> None:
+    bench = Bench()
+    for command in (cmd.DisableTenant(by=LOCAL, tenant=LOCAL), cmd.RemoveTenant(by=LOCAL, tenant=LOCAL)):
+        with pytest.raises(InvalidRequest, match="owner of this office"):
+            raise_refusal(bench.do(command).answer)
