@@ -18,20 +18,21 @@ Importing this package loads nothing but this file; each public name is fetched 
 #   background              how threads and tasks are started, and what happens when one fails
 #   invocation              how a command is typed here: `sublet`, or its path; for messages
 #   settings                files that an operator writes: tables, keys, and what is wrong with them
-#   wire/                   messages between client, broker, agent, supervisor and guest; nothing else is shared by them
+#   wire/                   messages between client, office, node and guest; nothing else is shared by them
 #   lease/                  the law: state tables, the lease, renewal. Pure, standard library
 #   durable/                state that survives: values as bytes, what changed in them, packs and manifests, Durable
 #   observe/                events once; metrics, bills and the audit chain folded from them
 #   replicated/             the register on a quorum of replicas; checkpoints and reservations on it
-#   broker/                 who gets what: the pure ledger, and around it journal, service, signing
+#   office/                 who gets what: ledger/ decides, journal/ keeps it, api/ serves it; the driver carries it out
 #   devices/                host devices and CUDA devices behind one interface: memory, modules, launches
 #   agent/                  the hardware of a machine: inventory, health, cards, the door for holders
+#   supervisor/, agent/     old names, which a supervisor of the version before still uses
 #   guest/                  what runs inside: where a program stands, how it is begun, warm interpreters
 #   client/                 what programs hold: connect, leases, renewal, transport
 #   aio                     the same for asyncio
 #   studio/                 sessions: a person's GPU work that outlives its leases
 #   jobs/                   bursts: many chunks over many leases; results that outlive them
-#   engines/                where broker and agents are put together
+#   engines/                where office and nodes are put together
 #   simulate/               the planner: workloads, their replay on the real ledger, models beside it
 #   testing/                public: a clock to hold, an agent without hardware, faults by name, conformance suites
 #   cli/                    the `sublet` command

@@ -274,7 +274,8 @@ def test_who_reads_nothing_takes_neither_memory_nor_anybodys_turn(stage: Supervi
 
 def test_two_hundred_guests_fit_into_28_megabytes(tmp_path: Path) -> None:
     """Each under a lease of its own, and with its holder's connection; what some of them take is known from fewer."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import sublet.node.supervisor.__main__, sublet.node.supervisor.service"
+    modules = "sublet.node.supervisor.__main__, sublet.node.supervisor.service"
+    code = f"import sys; sys.path.insert(0, sys.argv[1]); import {modules}"
     compiled = [
         sys.executable,
         "-I",

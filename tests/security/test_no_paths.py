@@ -15,7 +15,7 @@ import pytest
 
 from tests.unit.test_map import MODULES, house_imports
 
-BEGIN = ("engines", "supervisor", "agent", "broker", "guest.zygote")
+BEGIN = ("engines", "node", "office", "guest.zygote")
 """Rooms and programs that root's processes start from."""
 NEVER = ("cli", "compute", "durable", "jobs", "notebook", "replicated", "studio", "training")
 """Rooms of which nothing belongs there: they run with the rights of the one who calls them, or behind walls."""
@@ -197,9 +197,9 @@ def test_the_table_names_nothing_that_needs_no_exception() -> None:
 def test_all_that_root_runs_is_read() -> None:
     """And nothing that it does not: then a table of reasons would be about something else."""
     rooms = {name.partition(".")[0] for name in SOURCES}
-    assert {"engines", "supervisor", "agent", "broker", "wire", "lease", "observe", "client", "guest"} <= rooms
+    assert {"engines", "node", "office", "wire", "lease", "observe", "client", "guest"} <= rooms
     assert rooms.isdisjoint(NEVER)
-    of_these = {name for name in MODULES if name.partition(".")[0] in ("engines", "supervisor", "agent", "broker")}
+    of_these = {name for name in MODULES if name.partition(".")[0] in ("engines", "node", "office")}
     assert of_these <= SOURCES.keys()
 
 

@@ -102,7 +102,8 @@ def test_an_office_of_root_does_not_start_from_a_package_of_another_user(folder:
     assert str(module) in done.stderr
     assert "chown -R root:root" in done.stderr
     assert not (folder / "home" / "journal.db").exists(), "nothing was begun"
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from sublet.node.supervisor.__main__ import main; sys.exit(main(''))"
+    main = "sublet.node.supervisor.__main__"
+    code = f"import sys; sys.path.insert(0, sys.argv[1]); from {main} import main; sys.exit(main(''))"
     program = [sys.executable, "-I", "-S", "-B", "-c", code, str(source)]
     done = subprocess.run(program, capture_output=True, text=True, env={}, cwd="/")
     assert done.returncode == os.EX_NOPERM, done

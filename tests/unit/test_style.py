@@ -19,17 +19,29 @@ ROOT: Final = Path(__file__).parents[2]
 SOURCE: Final = Path(sublet.__file__).parent
 FILES: Final = {path.relative_to(SOURCE).as_posix(): path for path in sorted(SOURCE.rglob("*.py"))}
 
-PURE: Final = ("values.py", "errors.py", "settings.py", "lease/*", "broker/*")
+PURE: Final = ("values.py", "errors.py", "settings.py", "lease/*", "office/*")
 """Rooms that decide. They are handed the time, chance and everything they know."""
 
 EDGES: Final[dict[str, str]] = {
     "office/driver.py": "carries the ledger's effects out, on the clock it was given",
-    "broker/journal*.py": "SQLite",
+    "office/journal/files.py": "SQLite",
+    "office/journal/journal.py": "SQLite",
+    "office/journal/opening.py": "SQLite",
+    "office/journal/reader.py": "SQLite",
+    "office/journal/schema.py": "SQLite",
     "office/journal/disk_room.py": "the room that is reserved for the journal on its disk",
-    "broker/serv*.py": "the control service",
-    "broker/http*.py": "its routes",
+    "office/api/app.py": "the control service",
+    "office/api/server.py": "the control service, on its sockets",
+    "office/api/service.py": "what its handlers share",
+    "office/api/bills.py": "its handlers",
+    "office/api/budgets.py": "its handlers",
+    "office/api/leases.py": "its handlers",
+    "office/api/looking.py": "its handlers",
+    "office/api/office.py": "its handlers",
+    "office/api/policy.py": "its handlers",
+    "office/api/reservations.py": "its handlers",
+    "office/api/volumes.py": "its handlers",
     "office/api/sse.py": "its streams of events, which wait",
-    "broker/office.py": "puts the parts of one office together",
     "office/api/processes.py": "processes of holders, as the kernel and /proc name them",
     "office/api/holder_watch.py": "their pidfds, in the loop",
     "office/api/signing.py": "keys are made from the system's randomness",
@@ -47,7 +59,7 @@ WORLD: Final = frozenset(
 )
 """Modules through which a decision would come to depend on more than its arguments."""
 
-CONTROL: Final = ("broker/*", "agent/*", "supervisor/*", "wire/*", "observe/*", "lease/*", "client/transport*.py")
+CONTROL: Final = ("office/*", "node/*", "wire/*", "observe/*", "lease/*", "client/transport*.py")
 """Where bytes of a client pass. They stay opaque: only a guest or the holder itself ever loads them."""
 
 LOADERS: Final = frozenset(("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle"))

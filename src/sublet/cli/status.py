@@ -13,8 +13,8 @@ from sublet.invocation import typeable
 from sublet.lease.states import SliceState
 
 TROUBLES = {"gpu-trouble", "gpu-libraries"}
-"""Labels of a node that say what is the matter with its cards (``node.agent.inventory`` sets them; to import that takes as
-long as all the rest of this command)."""
+"""Labels of a node that say what is the matter with its cards (``node.agent.inventory`` sets them; to import that
+takes as long as all the rest of this command)."""
 
 
 def status(*, as_json: AsJson = False) -> int:

@@ -1,13 +1,12 @@
 """Bills: what was held, and what that costs, in integers from end to end.
 
-A *usage* is what one lease held and when; ``office.journal.history`` makes usages from the audit chain, and this module folds
-them into lines. Nothing is rounded on the way: device time is counted in thousandths of a device times nanoseconds, the
-rest in cores or bytes times nanoseconds, and money in a unit so small that every rate divides it. Only what is shown is
-rounded, once, so the sum over the lines of any bill is the sum over tenants, and that is the sum over devices
-(``reconcile`` computes both sides in different ways and compares).
-
-A holding lies on the wall clock where it began, and lasts as long as the boot clock says. A wall clock that jumps
-therefore makes nothing longer or shorter, and two windows that meet give together exactly what one window gives.
+A *usage* is what one lease held and when; ``office.journal.history`` makes usages from the audit chain, and this module
+folds them into lines. Nothing is rounded on the way: device time is counted in thousandths of a device times
+nanoseconds, the rest in cores or bytes times nanoseconds, and money in a unit so small that every rate divides it. Only
+what is shown is rounded, once, so the sum over the lines of any bill is the sum over tenants, and that is the sum over
+devices (``reconcile`` computes both sides in different ways and compares). A holding lies on the wall clock where it
+began, and lasts as long as the boot clock says. A wall clock that jumps therefore makes nothing longer or shorter, and
+two windows that meet give together exactly what one window gives.
 """
 
 from __future__ import annotations

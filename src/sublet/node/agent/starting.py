@@ -192,7 +192,7 @@ def command(settings: SupervisorSettings) -> list[str]:
 
 def package_folder() -> str:
     """Where the package lies, for a process that does not have it on its path."""
-    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 
 def _last_lines(log: str, said_from: int, number: int) -> list[str]:

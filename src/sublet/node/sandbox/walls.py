@@ -20,7 +20,7 @@ from sublet.wire.guests import GuestSpec
 from sublet.wire.orders import card_uuid
 from sublet.wire.unix import replaceable
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 """Where our own modules lie, of which a guest's interpreter is lent what it needs."""
 
 CONFIG_MAX = 16 * 1024

@@ -151,7 +151,7 @@ def test_one_that_cannot_begin_is_told_with_its_last_word(settings: SupervisorSe
 
 
 def test_the_switch_is_described() -> None:
-    assert scope.SWITCH in (Path(__file__).parents[3] / "docs" / "guests.md").read_text()
+    assert scope.SWITCH in (Path(__file__).parents[4] / "docs" / "guests.md").read_text()
 
 
 def test_a_bound_for_warm_interpreters_that_is_no_size_is_refused_before_anything_is_started(

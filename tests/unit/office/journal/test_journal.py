@@ -157,7 +157,7 @@ def test_the_lock_of_a_process_that_is_gone_holds_nobody_up(place: Place) -> Non
     """The system lets go of it; the file that stays says nothing."""
     program = "import os, sys; from tests.unit.office.journal.making import Place; from pathlib import Path\n"
     program += "journal = Place(Path(sys.argv[1])).open(); os._exit(0)"
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     env = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"}
     subprocess.run([sys.executable, "-c", program, str(place.root)], check=True, env=env)
     place.open().close()
@@ -207,7 +207,7 @@ def test_a_folder_that_cannot_be_written_is_refused() -> None:
         "except JournalError as error: print(error)\n"
         "place.home.chmod(0o700)\n"
     )
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     env = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"}
     with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
         said = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, env=env)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sublet.office.policy_file import KEYS, NAMED, NAMED_KEYS, TABLES
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "limits.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "limits.md"
 
 
 def test_the_reference_of_tables_with_a_name_is_that_of_the_code() -> None:
