@@ -316,6 +316,33 @@ EXEMPT: Final = (
         count=1,
         reason="joined in the same function, which then looks at what each has left",
     ),
+    Exemption(
+        module="guest.served",
+        call="Thread",
+        count=3,
+        reason="in a guest: the loop of an application, workers that tell each failure to who asked, the last save",
+    ),
+    Exemption(
+        module="guest.served",
+        call="run_in_executor",
+        count=1,
+        reason="awaited by the application that sends",
+    ),
+    Exemption(
+        module="studio.serve",
+        call="create_task",
+        count=1,
+        reason="waits until a caller is gone; cancelled in the same function, and its end has a callback",
+    ),
+    *(
+        Exemption(
+            module="studio.turns",
+            call=call,
+            count=1,
+            reason="awaited by the request that it answers; left alone by it, what it raises is taken",
+        )
+        for call in ("ThreadPoolExecutor", "create_task", "run_in_executor")
+    ),
     *(
         Exemption(
             module=f"durable.{module}",

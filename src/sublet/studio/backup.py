@@ -72,7 +72,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What is in it. Fields are only ever added, each with a usual value; what would be misread gets a new version."""
 
-    kind: Literal["sublet backup of office and studio"] = "sublet backup of office and studio"
+    kind: Literal["backup of office and studio"] = "backup of office and studio"
     version: int = VERSION
     made_at: str
     parts: list[Part]

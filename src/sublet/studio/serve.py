@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from sublet.background import start_thread
+from sublet.background import start_task, start_thread
 from sublet.client.fabric import Fabric
 from sublet.client.guests import Guest, environment, start_spec
 from sublet.client.home import make_private_dir
@@ -144,7 +144,7 @@ class ServedProgram:
         self._is_closing = False
         self._loaded: tuple[int, int] | None = None
         """The file as it was when it was loaded last."""
-        self._ticking = asyncio.create_task(self._tick())
+        self._ticking = start_task("served_tick", self._tick, again=True)
 
     async def close(self) -> None:
         """Let the program save, end it, and give its lease back. The session stays."""
@@ -234,7 +234,7 @@ class ServedProgram:
             match effect:
                 case Acquire():
                     self._is_withdrawn.clear()
-                    self._acquiring = start_thread("served_acquire", self._acquire)
+                    self._acquiring = start_thread("served_acquire", self._acquire, failed=self._not_acquired)
                 case Withdraw():
                     _ = start_thread("served_withdraw", self._withdraw)
                 case Launch():
@@ -307,8 +307,7 @@ class ServedProgram:
                     if self._is_withdrawn.wait(RETRY_S):
                         raise
         except SubletError as error:
-            said, why = str(error), Why.NO_LEASE if self._is_withdrawn.is_set() else Why.REFUSED
-            self._post(lambda: self._served.refused(said, self._now(), why=why))
+            self._not_acquired(error)
             return
 
         def granted() -> list[Effect]:
@@ -316,6 +315,10 @@ class ServedProgram:
             return self._served.granted(self._now())
 
         self._post(granted)
+
+    def _not_acquired(self, error: BaseException) -> None:
+        said, why = str(error), Why.NO_LEASE if self._is_withdrawn.is_set() else Why.REFUSED
+        self._post(lambda: self._served.refused(said, self._now(), why=why))
 
     def _withdraw(self) -> None:
         self._is_withdrawn.set()
