@@ -24,8 +24,9 @@ Importing this package loads nothing but this file; each public name is fetched 
 #   observe/                events once; metrics, bills and the audit chain folded from them
 #   replicated/             the register on a quorum of replicas; checkpoints and reservations on it
 #   office/                 who gets what: ledger/ decides, journal/ keeps it, api/ serves it; the driver carries it out
+#   node/                   what a machine does: supervisor/, which puts processes/, sandbox/ and storage/ together
 #   devices/                host devices and CUDA devices behind one interface: memory, modules, launches
-#   agent/                  the hardware of a machine: inventory, health, cards, the door for holders
+#   node/agent/             the hardware of a machine: inventory, health, cards, the door for holders
 #   supervisor/, agent/     old names, which a supervisor of the version before still uses
 #   guest/                  what runs inside: where a program stands, how it is begun, warm interpreters
 #   client/                 what programs hold: connect, leases, renewal, transport
