@@ -40,3 +40,7 @@ def save() -> bytes:
 def restore(state: bytes) -> None:
     """Called with it under the next lease, before the first request."""
     words.update(json.loads(state))
+
+
+if __name__ == "__main__":
+    print("This is served and not run: sublet studio serve examples/serve_counter.py --vram 256MiB")
