@@ -1,4 +1,4 @@
-"""Threads and tasks that run in the background: how each is started, and what happens when one of them fails.
+"""Starts threads and tasks that run in the background, and defines what happens when one of them fails.
 
 A background loop meets two kinds of failure. A *shortage* (no file descriptor, no memory, no room for another thread)
 passes when what is short is freed: the loop pauses and goes on. Any other error is a mistake, and what follows depends

@@ -1,4 +1,4 @@
-"""One tree of errors, so that a caller can decide by class and a person can decide by reading.
+"""The tree of errors: a caller decides by class, a person by message.
 
 Every error says what happened (its message) and what to do now (``do``). ``transient`` tells whether the same call may
 succeed later without anybody changing anything; ``scope`` tells whether the *lease* or the *work* is to blame.

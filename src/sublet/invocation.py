@@ -1,4 +1,4 @@
-"""How a command of this installation is typed at a prompt: ``sublet``, or its path where the shell would not find it.
+"""How a command of this installation is typed: ``sublet``, or its path where the shell would not find it.
 
 Messages write commands as `` `sublet lease ls` ``, wherever they are made (the office may run in another environment
 than the reader). What shows a message to a person passes it through ``typeable``, so the command works as printed.

@@ -1,4 +1,4 @@
-"""The small values every part speaks in: ids, enums, sizes, durations, epochs.
+"""The values that all parts share: ids, enums, sizes, durations, epochs.
 
 Two rules hold everywhere below the edges. Amounts are integers in their smallest unit, so that sums are exact: bytes,
 cores, nanoseconds, thousandths of a device. And a duration or an instant says so in its name (``ttl_ns``,

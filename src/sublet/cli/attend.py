@@ -1,4 +1,4 @@
-"""Attending a guest: what is typed goes to it, what it says comes out here, and it is ended when we are told to end.
+"""Attends a guest: forwards input and signals to it, prints its output, and ends it when asked to.
 
 One loop, nothing in it waits for one thing: a reader of our output that stands still must not keep Ctrl-C from the
 guest. Back-pressure goes through: what our reader does not take is not asked for, and then the guest waits in its own

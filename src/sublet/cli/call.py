@@ -1,4 +1,4 @@
-"""How commands talk to the office: one request, one decoded document, on the client's transport."""
+"""Sends one request to the office and decodes its answer, over the client's transport."""
 
 from __future__ import annotations
 

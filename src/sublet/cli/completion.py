@@ -1,4 +1,4 @@
-"""``sublet completion``: the script that lets a shell complete our words. Typer writes it."""
+"""``sublet completion``: prints the shell completion script that typer generates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``sublet config``: a person's defaults, where each is from, and how to change them."""
+"""``sublet config``: shows a person's defaults with their sources, and changes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the data door of an office lets holders in: the socket through which commands, calls and logs are reached.
+"""Probes an office's data socket, through which commands, calls and logs are reached.
 
 It is another socket than the one for control, so an office may answer one and not the other.
 """

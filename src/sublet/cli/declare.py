@@ -1,4 +1,4 @@
-"""A command is declared once: a plain function whose keyword arguments say what they mean.
+"""Declares commands: a plain function whose keyword arguments carry the options' help.
 
     def renew(*, lease: Annotated[str, Arg("LEASE", help="The lease's id.")],
               ttl: Annotated[int | None, Opt("--ttl", metavar="DURATION", parse=duration, help="...")] = None) -> int:

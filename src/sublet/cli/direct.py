@@ -1,4 +1,4 @@
-"""The office of this machine, asked directly: one kept connection, plain JSON, and nothing loaded that is not needed.
+"""Asks the office of this machine over one kept connection, in plain JSON, with few imports.
 
 ``call`` is for every command; this is for those that are measured in milliseconds (`run`, `exec`, `ps`). What it cannot
 do, such as retrying, waiting in the queue, or an office elsewhere, is left to the client's own programs.

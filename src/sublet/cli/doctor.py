@@ -1,4 +1,4 @@
-"""``sublet doctor``: what this machine has for an office, in plain lines, and what is broken, with its remedy.
+"""``sublet doctor``: reports what this machine offers an office, and what is broken, with the remedy.
 
 A check is a function that returns one finding. It changes nothing that was there before: what it writes, it removes.
 """

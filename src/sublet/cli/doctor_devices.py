@@ -1,4 +1,4 @@
-"""What ``sublet doctor`` says of devices: the cards there are, or why there is none; who is on them; who lends them."""
+"""The doctor's lines on devices: the cards there are or why there is none, their processes, and their office."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``sublet doctor --gpu``: every card tried out as an office tries it before it lends it, with the time of each step.
+"""``sublet doctor --gpu``: rehearses every card as an office does before it lends it, and times each step.
 
 Nothing is left on a card, and no office is needed. A card that others have is said to be in use, and is not tried.
 """

@@ -1,5 +1,4 @@
-"""The doctor's checks of what holds guests: how they are ended, what can be capped, which walls a tenant's guest has,
-whether the sizes of folders and segments hold.
+"""The doctor's checks of guests: how they are ended, which limits and isolation hold, and whether sizes are enforced.
 
 Each part is tried for real, in short-lived processes and groups that are gone again afterwards. What control groups
 allow is tried where the supervisor will be: in a scope of systemd, if one is given.

@@ -1,4 +1,4 @@
-"""``sublet doctor --strict``: whether this machine would hold, run for several tenants who do not trust one another.
+"""``sublet doctor --strict``: whether this machine is safe for tenants who do not trust one another.
 
 What is only worth knowing on one's own machine is broken there: ``NEEDED`` names the findings of the ordinary checks,
 and why; ``strict_checks`` adds what only those need.

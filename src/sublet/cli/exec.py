@@ -1,4 +1,4 @@
-"""``sublet exec``: one more command under a lease that is there already."""
+"""``sublet exec``: runs one more command under an existing lease."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command ends: one status, and on failure one sentence of what happened and one of what to do.
+"""Ends a command: one exit status, and on failure one sentence of what happened and one of what to do.
 
 ======  ==================================================================
 status  meaning

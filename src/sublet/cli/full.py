@@ -1,4 +1,4 @@
-"""The full way in: typer, for help, completion, and a good answer to a command line that is not right.
+"""The full parser: typer, for help, completion and errors in a command line.
 
 The app is made from the same declarations as the short way. Its parameters are all texts; what they mean is checked
 in ``Command.run``, for both.

@@ -1,4 +1,4 @@
-"""``sublet group``: what tenants share, as a course or a lab."""
+"""``sublet group``: manages groups of tenants, such as a course or a lab."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``sublet ps``, ``logs`` and ``stop``: what runs under leases, what it said, and its end."""
+"""``sublet ps``, ``logs`` and ``stop``: lists guests, shows their output, ends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `run` and `exec` share: a command becomes a guest with our folder, environment, umask and terminal."""
+"""Shared by `run` and `exec`: starts a command as a guest with our folder, environment, umask and terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``sublet lab``: JupyterLab with an office behind it, and both gone when it ends."""
+"""``sublet lab``: runs JupyterLab with an office, and ends both together."""
 
 from __future__ import annotations
 

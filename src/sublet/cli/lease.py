@@ -1,4 +1,4 @@
-"""``sublet lease``: see who holds what, prolong it, give it back, take it back. Asking is in ``acquire``."""
+"""``sublet lease``: lists, renews, releases and revokes leases. Acquiring is in ``acquire``."""
 
 from __future__ import annotations
 

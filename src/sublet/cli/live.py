@@ -1,4 +1,4 @@
-"""One line on a terminal that keeps counting while something else is waited for.
+"""One terminal line that counts up while the command waits.
 
 Where there is no terminal nothing is repainted: what changes is said once, as a line of its own.
 """

@@ -1,4 +1,4 @@
-"""The few messages that `run`, `exec`, `ps`, `logs` and `stop` say and hear, as plain JSON.
+"""The messages of `run`, `exec`, `ps`, `logs` and `stop` as plain JSON.
 
 ``wire.guests`` defines them and a test compares. It is not used here because its classes take 25 ms to be made, which
 is more than everything else between the prompt and the first line of a command's output.

@@ -1,4 +1,4 @@
-"""Hints for words and options that Sublet does not have: other tools' names, and its own names in the wrong place."""
+"""Hints for words and options that Sublet does not have: other tools' names, and own names in the wrong place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``sublet nb``: whole notebooks, now or in the background."""
+"""``sublet nb``: runs whole notebooks, now or in the background."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command line of ``sublet nb`` asks for, as a job: checked before anything is written."""
+"""Turns a command line of ``sublet nb`` into a job, checked before anything is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see of notebooks that run: a line for each cell, a table of jobs, a notebook to go on with."""
+"""Shows running notebooks: a line for each cell, a table of jobs, the notebook to continue with."""
 
 from __future__ import annotations
 

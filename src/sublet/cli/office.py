@@ -1,4 +1,4 @@
-"""``sublet up`` and ``sublet down``: the life of the office of this machine."""
+"""``sublet up`` and ``sublet down``: start and end the office of this machine."""
 
 from __future__ import annotations
 

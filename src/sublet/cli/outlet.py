@@ -1,4 +1,4 @@
-"""Writes to a descriptor whose reader may be slow, without ever blocking in the write.
+"""Writes to a descriptor with a slow reader without blocking.
 
 The descriptor is shared with other programs, so it is not made non-blocking. Instead it is polled, and no more is
 written at once than a pipe or terminal that polls writable has room for.

@@ -1,4 +1,4 @@
-"""What options mean: sizes, durations, counts, limits, labels. And the options that several commands share."""
+"""Parses option values (sizes, durations, counts, limits, labels) and declares the options that commands share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``sublet person``: the people of the studio, their tokens and invites."""
+"""``sublet person``: manages the studio's people, their tokens and invites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``sublet policy``: what the operator's file has, what it would change, and putting it into force."""
+"""``sublet policy``: shows the operator's file, checks what it would change, and applies it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``sublet purge``: end the office and remove what it keeps on this machine, after a question.
+"""``sublet purge``: ends the office and removes its state on this machine, after a question.
 
 Only what Sublet made is removed: entries of the state folder that have names of ours, and the runtime folder. Links are
 removed and never followed, mounted volumes are unmounted first, and other files stay and are named.

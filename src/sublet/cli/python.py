@@ -1,4 +1,4 @@
-"""The interpreter that a person names with ``--python``: found as a shell would, tried before a lease is asked for."""
+"""Resolves the interpreter named with ``--python`` and tests it before a lease is requested."""
 
 from __future__ import annotations
 

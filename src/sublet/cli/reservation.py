@@ -1,4 +1,4 @@
-"""``sublet reservation``: GPUs for a group at stated times."""
+"""``sublet reservation``: manages GPUs reserved for a group at stated times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``sublet run``: a lease, a command under it, and nothing left of either afterwards."""
+"""``sublet run``: runs a command under a lease, and releases the lease afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``sublet session``: GPU work that outlives its leases. A notebook takes part with ``SUBLET_SESSION``."""
+"""``sublet session``: manages GPU work that outlives its leases. A notebook joins with ``SUBLET_SESSION``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short way in: a walk over the words, for a command line that is complete and correct.
+"""The fast parser, for a command line that is complete and correct.
 
 It explains nothing. Whatever it cannot take, such as an unknown option, a missing argument or ``--help``, is left to
 ``full``, which has typer and the time to be helpful. Then a correct command pays for neither. Why not ``argparse``: it

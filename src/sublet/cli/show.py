@@ -1,4 +1,4 @@
-"""What people see: aligned tables, sizes, times and a little colour. What programs see: one JSON document.
+"""Output for people (aligned tables, sizes, times, colour) and for programs (one JSON document).
 
 Colour only on a terminal, and never with NO_COLOR. Nothing is said by colour alone.
 """

@@ -1,4 +1,4 @@
-"""``sublet simulate``: a workload on the office's own ledger with a held clock, beside what others do."""
+"""``sublet simulate``: replays a workload on the office's ledger with a held clock, beside models of other systems."""
 
 from __future__ import annotations
 

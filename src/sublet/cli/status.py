@@ -1,4 +1,4 @@
-"""``sublet status``: is there an office, what has it got, how much of it is free."""
+"""``sublet status``: shows whether an office runs, what it has, and how much is free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``sublet studio``: sessions for many people over HTTP."""
+"""``sublet studio``: serves sessions to many people over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command, and where it is. One line per command; nothing is imported until it is called."""
+"""The table of commands, one line each; a command's module is imported when it is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lease for one command: asked for, kept while the command runs, given back as soon as it has ended.
+"""The lease of one command: acquired, renewed while the command runs, released when it ends.
 
 What happens nearly always (it is granted at once, and the command is short) takes three small requests on one
 connection. For everything else, which is waiting in the queue, an office that does not answer, and renewal, the

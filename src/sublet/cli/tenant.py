@@ -1,4 +1,4 @@
-"""``sublet tenant``: who may ask, and how much each may have at once."""
+"""``sublet tenant``: manages tenants, their tokens and their quotas."""
 
 from __future__ import annotations
 

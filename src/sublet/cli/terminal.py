@@ -1,4 +1,4 @@
-"""The terminal a person sits at, handed through to a guest and given back as it was found, whatever happens."""
+"""Connects the caller's terminal to a guest, and restores it in every case."""
 
 from __future__ import annotations
 

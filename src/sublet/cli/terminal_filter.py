@@ -1,4 +1,4 @@
-"""Output of other users on a terminal, without what a terminal obeys."""
+"""Removes control sequences from other users' output before it reaches a terminal."""
 
 from __future__ import annotations
 

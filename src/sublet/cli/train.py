@@ -1,4 +1,4 @@
-"""``sublet train``: a script that trains, under one lease after the other until it is done, and its bill."""
+"""``sublet train``: runs a training script under successive leases until it is done, and shows its bill."""
 
 from __future__ import annotations
 

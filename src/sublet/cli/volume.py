@@ -1,4 +1,4 @@
-"""``sublet volume``: what is kept under names, whether it is whole, a copy of it, and giving it up."""
+"""``sublet volume``: lists, verifies, copies and removes volumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Carries a program's steps out in an event loop."""
+"""Executes a client program's steps in an event loop."""
 
 from __future__ import annotations
 

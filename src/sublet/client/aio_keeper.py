@@ -1,4 +1,4 @@
-"""The asyncio twin of ``keeper``: one task keeps all leases of a fabric, and each errand is a task of its own."""
+"""The asyncio twin of ``keeper``: one task maintains all leases of a fabric, with a task for each operation."""
 
 from __future__ import annotations
 

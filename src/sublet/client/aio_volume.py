@@ -1,5 +1,5 @@
-"""Saving from an asyncio program that holds a lease of blocks. To save is to wait for a disk, so it is done on other
-threads, and the lease's loop is never kept waiting::
+"""Saves from an asyncio program that holds a lease of blocks, on other threads, so that the loop never waits for a
+disk::
 
     state = await asyncio.to_thread(sublet.Durable, {"step": 0}, block)
     await asyncio.to_thread(state.checkpoint)

@@ -1,4 +1,4 @@
-"""From bytes to values and errors: the only place that decodes what the office says."""
+"""Decodes the office's answers into values and errors; nothing else decodes them."""
 
 from __future__ import annotations
 

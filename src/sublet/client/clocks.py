@@ -1,4 +1,4 @@
-"""The client's clock: CLOCK_BOOTTIME on Linux, and elsewhere the nearest that goes on while the machine sleeps."""
+"""The client's clock: CLOCK_BOOTTIME on Linux, elsewhere the nearest clock that runs while the machine sleeps."""
 
 from __future__ import annotations
 

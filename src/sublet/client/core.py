@@ -1,4 +1,4 @@
-"""The operations of a holder, each a program of steps: what to send, what to make of the answer, when to try again.
+"""The holder's operations, each a program of steps: what to send, how to read the answer, when to retry.
 
 Three rules run through all of them. *Unanswered is not refused*: what got no answer is sent again unchanged, with the
 same request id, for a bounded time, and then the error says whether it may have had an effect. *What it grants counts

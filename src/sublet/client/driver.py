@@ -1,4 +1,4 @@
-"""Carries a program's steps out with blocking calls."""
+"""Executes a client program's steps with blocking calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done for leases in the background, as programs: renew, tell, give back, catch up.
+"""Background operations of leases, as programs of steps: renew, report activity, release, catch up on events.
 
 Each ends with the book knowing what came of it. None raises for what a network does: silence is a fact to note.
 """

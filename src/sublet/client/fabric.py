@@ -1,4 +1,4 @@
-"""The way in: `connect`, and the fabric from which leases are acquired."""
+"""`connect`, and the fabric from which leases are acquired."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One thread hears the news of all guests that a fabric's leases have started: that they exited, and why."""
+"""One thread receives the events of all guests that a fabric's leases have started: that they exited, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What every lease object shows, blocking or asyncio: facts, read from the book. Nothing here talks to the office."""
+"""The properties common to blocking and asyncio lease objects, read from the table of leases. Never talks to the
+office."""
 
 from __future__ import annotations
 

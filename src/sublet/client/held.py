@@ -1,4 +1,4 @@
-"""One lease of this program, and what is said about it beside its renewal."""
+"""One lease of this program, and the messages about it besides its renewal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an office keeps its things on this machine. Office and clients must agree, so it is here once.
+"""Locates an office's state on this machine; office and clients use the same functions.
 
 The state folder (``SUBLET_HOME``) holds what must survive: journal, keys, logs. The sockets lie in the runtime folder.
 Both are for the owner only, and so that no other user can put a folder into their place every folder above them belongs

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as bytes in and values out: no socket here, so both transports share it and tests need neither.
+"""Encodes and decodes HTTP/1.1 without sockets, for both transports.
 
 The client talks to one kind of server with one shape of message (JSON both ways, and one endless answer for events), so
 this understands exactly what such answers may use: lengths, chunks, answers that end with the connection, interim 1xx

@@ -1,4 +1,4 @@
-"""One thread per fabric keeps all its leases: renews them, hears the office's news, gives back what was dropped.
+"""One thread per fabric maintains its leases: renews them, receives events, releases dropped ones.
 
 Nothing in it waits for one answer. Requests are sent and their answers awaited together, beside the stream of news, so
 a stuck request delays no other renewal, and an answer that comes late still counts. No callback of the user runs here:

@@ -1,5 +1,5 @@
-"""A lease that was acquired without a fabric, kept by one from now on: for `sublet run`, which asks for its lease with
-next to nothing loaded, and loads the keeper only when its command turns out to run for longer than a moment."""
+"""Hands a lease that was acquired without a fabric (by `sublet run`) to a keeper, once its command runs for longer
+than a moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection of a program to a guest that serves: ``work``, ``device`` or a kernel's channels."""
+"""A program's connection to a guest service: ``work``, ``device`` or a kernel's channels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small facts a holder is told: a place, an offer, a notice, a change. Frozen; a newer fact is a new value."""
+"""Facts shown to a holder: a queue place, an offer, a notice, a change. Frozen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a renewal looks like on the wire, and what its answer means to the holder."""
+"""Encodes renewals, and interprets their answers for the holder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the office has, or may have, for this program although nothing in the program holds it."""
+"""Leases that the office has, or may have, for this program although nothing in the program holds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths that callers give, as the other side is told them."""
+"""Checks and converts paths that callers pass to guests."""
 
 from __future__ import annotations
 

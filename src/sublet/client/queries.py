@@ -1,4 +1,4 @@
-"""Paths of what is looked at, and the check that both sides speak versions of the wire that go together."""
+"""Paths of read-only requests, and the check that client and office speak compatible versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client operation may ask of the world, as values.
+"""The steps of which client operations consist, as values.
 
 Each operation (acquire, renew, release …) is a generator that yields a step and gets back what came of it. It decides;
 it does nothing. A driver of a dozen lines carries the steps out, one with blocking sockets (``driver``) and one with

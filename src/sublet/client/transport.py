@@ -1,4 +1,4 @@
-"""Blocking sockets under the client: one exchange at a time per connection, a few connections kept for the next call.
+"""Blocking sockets under the client: one exchange at a time per connection, and a small pool of connections.
 
 Nothing is retried here. What could not be brought back is `Disconnected`, which says whether the request may have
 reached the office; what to make of that is decided by the programs in ``core``.

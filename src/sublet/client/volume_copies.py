@@ -1,4 +1,4 @@
-"""Copies what is published in a volume into another one, also while the source's holder goes on saving."""
+"""Copies published checkpoints from one volume to another, also while the source's holder saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving from a program that holds a lease of blocks: its line to the supervisor, who alone publishes there.
+"""Saves from a program that holds a lease of blocks, through the supervisor, which alone publishes.
 
 One connection, opened with the lease's token when it is first needed; from then on saving needs no office.
 """

@@ -1,4 +1,4 @@
-"""Volumes as a program sees them: what is kept under a name, found again by it, taken, given up."""
+"""Volumes as a program sees them: found by name, listed, acquired, removed."""
 
 from __future__ import annotations
 

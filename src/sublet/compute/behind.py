@@ -1,5 +1,5 @@
-"""For functions that are called in a guest: work for when their answer is on its way, cells that they run, and calls
-that are answered in the middle of a cell."""
+"""For functions called in a guest: work deferred until the answer is sent, and calls answered in the middle of a
+cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session hands out: a piece of device memory, a module. Small, honest, and worth nothing without their session.
+"""What a session returns: a piece of device memory, a module. Each is valid only with its session.
 
 A handle knows what it stands for and what became of it, so that the mistakes one makes with handles are told apart
 where they are made: freed before, never allocated after all, of another session.

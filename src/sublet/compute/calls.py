@@ -1,4 +1,4 @@
-"""Calls of one worker: what is under way, who listens, and what becomes of it.
+"""The calls of one worker: those in flight, who awaits them, and their outcomes.
 
 No work is handed to another thread that the waiting one can do. A thread that waits for a result listens to the
 connection meanwhile, also for the others: it prints what the functions print and stores answers where they belong. When

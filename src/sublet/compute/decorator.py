@@ -1,4 +1,4 @@
-"""``@sublet.gpu``: a lease around each call, taken when it is needed and used again while it is still held.
+"""``@sublet.gpu``: a lease around each call, reused while it is idle-held.
 
 Between calls the lease is not renewed: it stays to the end of its time to live, for the next call of any decorated
 function with the same terms, and is then gone. So a loop pays for acquiring once, and keeps no card by mistake.

@@ -1,4 +1,4 @@
-"""The guest in which a lease's devices are used: one for each lease, started at the first use, kept while it lives."""
+"""The guest in which a lease's devices are used: one per lease, started at the first use."""
 
 from __future__ import annotations
 

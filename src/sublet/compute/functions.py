@@ -1,4 +1,4 @@
-"""How functions reach a worker: by name where it can import the very same one, else by value, once for each content.
+"""Sends functions to a worker: by name where it can import the same one, else by value, once per content.
 
 By name only if the worker's module is the same file, as it was when both looked: else it would run another function
 than the one that was handed over. For packages that are installed, and for Python's own, the worker's interpreter is

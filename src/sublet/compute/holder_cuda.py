@@ -1,4 +1,4 @@
-"""CUDA in the program that holds a lease, seen before it does harm.
+"""Detects CUDA in the program that holds a lease, before it does harm.
 
 The holder's process must not touch the GPU: what it allocates lies outside of every lease, is not torn down, and
 memory that is not back at its baseline keeps the card from the next lease. Most often it is one call too many, such as

@@ -1,4 +1,4 @@
-"""A thread for calls that no caller waits for: futures, and interrupted calls that may not end.
+"""A thread for calls that no caller waits for: futures, and interrupted calls that must not end.
 
 It is there while there is something to do, and a moment longer.
 """

@@ -1,4 +1,4 @@
-"""A generator that runs in a worker, iterated here."""
+"""Iterates in the holder a generator that runs in a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The buffers a guest has already, so that what is unchanged is not sent again.
+"""Buffers that a guest already has, so that unchanged ones are not sent again.
 
 Each large buffer that goes to the guest lies in shared memory that is sealed: it cannot be changed any more, neither
 here nor there. So what the guest has is known exactly, and whether a buffer still holds the same is a comparison with

@@ -1,4 +1,4 @@
-"""A Jupyter kernel as a guest of a lease: started, connected to for its channels and for calls of functions in it."""
+"""A Jupyter kernel as a guest of a lease: starts it, and connects to its channels and to functions in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory for large arrays that a job lends its workers, kept for a while and filled again for the next job.
+"""Shared memory in which a job passes large arrays to its workers, kept for a while and reused by the next job.
 
 To take fresh memory costs the kernel several times what it costs to copy into memory that is there. So what a job's
 workers had is not given back at once: the next job that lends an array of about the size has it filled with that one.

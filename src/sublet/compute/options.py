@@ -1,5 +1,4 @@
-"""``lease.options(...)``: the same three ways to call, made otherwise. Options stand apart from the arguments of the
-function, which keeps all its names."""
+"""``lease.options(...)``: calls with options that stay apart from the function's own arguments."""
 
 from __future__ import annotations
 

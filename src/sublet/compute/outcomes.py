@@ -1,4 +1,4 @@
-"""What a worker's answer means to the caller: a value, or an exception with the words of the other side."""
+"""Turns a worker's answer into a value, or into an exception with the remote traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For a program that is a Jupyter kernel itself: its cells are interrupted as those in a guest are, one by one."""
+"""For a program that is a Jupyter kernel itself: interrupts of its cells work as in a guest's kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of functions under a lease: the blocking one, the future, the ordered map.
+"""Calls functions under a lease: blocking, as a future, as an ordered map.
 
 Each of them asks the lease first whether anything may begin, counts as use of the lease while it is under way, and
 finds a worker. A call that the worker had not begun when it died goes to the next worker; so does one whose function

@@ -1,4 +1,4 @@
-"""What programs hand to a session, as bytes: arrays and buffers of all kinds, and modules in theirs."""
+"""Converts what programs hand to a session into bytes: arrays and buffers of all kinds, and modules."""
 
 from __future__ import annotations
 

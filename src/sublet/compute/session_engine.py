@@ -1,4 +1,4 @@
-"""What moves a session's operations: when they go off, who waits for what, and what becomes of a failure.
+"""Drives a session's operations: when they are sent, who waits for them, and what happens on failure.
 
 Everything here is done under one lock, by the caller. A small thread beside it sends what no caller has waited for, a
 moment after it was queued, and takes answers as they come; it sleeps while nothing is done with the session.

@@ -1,4 +1,4 @@
-"""The connection of a session to the guest that has the device: one question on its way at a time."""
+"""A session's connection to the guest that has the device: one request in flight at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session has not sent yet, and what it has sent and not heard of: pure, no connection.
+"""A session's unsent and unanswered operations. Pure, without a connection.
 
 Operations wait here until they go off together as one batch. Of batches only one is on its way at a time: the first
 operation that fails must be the last that happened, whatever was written behind it. What stood behind it is dropped

@@ -1,4 +1,4 @@
-"""What of this program's machine a guest is shown: all of it to the owner's, little to a tenant's.
+"""Which facts about this program's machine a guest receives: all for the owner's guests, few for a tenant's.
 
 A tenant's guest sees the folders of the system, those that came with its lease, and an interpreter that was named.
 """

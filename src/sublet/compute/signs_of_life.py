@@ -1,4 +1,4 @@
-"""Whether a worker gives signs of life. While it gives none, its calls do not keep the lease.
+"""Decides whether a worker is responsive. While it is not, its calls do not renew the lease.
 
 A call in flight is use of the lease, however long it takes. But a worker that was stopped (SIGSTOP) or frozen never
 answers, and a lease must not be kept for ever by that. A sign of life is either of two: a mark on the board, which the

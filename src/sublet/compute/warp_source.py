@@ -1,4 +1,4 @@
-"""Warp kernels that are objects of the holder's program, written as source, which is what travels.
+"""Extracts the source of Warp kernels that are objects of the holder's program, which is what is sent.
 
 A kernel takes along what it uses by name: other functions under ``@wp.func``, structs, numbers, modules, and what it
 captured. The program around it stays at home, so a script whose kernels are loaded is not run again where the device

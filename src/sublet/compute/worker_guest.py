@@ -1,4 +1,4 @@
-"""A worker as a guest of a lease: how it is started, how one connects to it, and why it is gone."""
+"""A worker as a guest of a lease: starts it, connects to it, and explains why it ended."""
 
 from __future__ import annotations
 

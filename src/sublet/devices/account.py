@@ -1,4 +1,4 @@
-"""The account of device memory: how much may be taken, how much is. To the byte, and before anything happens."""
+"""Accounts for device memory to the byte, before anything is allocated."""
 
 from __future__ import annotations
 

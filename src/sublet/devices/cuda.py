@@ -1,4 +1,4 @@
-"""A GPU of NVIDIA: the driver's primary context, plain allocations, and one stream in which everything is in order.
+"""A CUDA device: the driver's primary context, plain allocations, and one ordered stream.
 
 The primary context is the one that torch, Warp and the runtime use as well, so all of them mean the same memory. The
 account counts what a session allocates; the context itself, and what libraries allocate, it does not see.

@@ -1,4 +1,4 @@
-"""The CUDA driver's calls: each answer looked at, each error ours, with the name of the call that was told.
+"""Calls the CUDA driver, checks every status, and raises our error with the name of the failed call.
 
 Some errors are the end of a CUDA context: every call after them fails, whatever it is. They are told apart here, so
 that a device can say so once instead of blaming each later call.

@@ -1,4 +1,4 @@
-"""How many threads a launch has: what a device takes, and what Warp makes of it."""
+"""Computes the number of threads of a launch within what the device and Warp allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A host device: ordinary memory and Warp's compiler for the CPU, with an account of "VRAM" that is kept to the byte.
+"""A host device: ordinary memory and Warp's CPU compiler, with a "VRAM" account exact to the byte.
 
 It is there so that every program, notebook and test runs anywhere. It is not fast, and it is always labelled.
 Memory lies in private anonymous mappings, one for each buffer, so what is freed goes back at once; pages that were

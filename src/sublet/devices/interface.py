@@ -1,4 +1,4 @@
-"""What a device is to a session: memory, modules, launches.
+"""The interface of a device to a session: memory, modules, launches.
 
 Launches and writes are taken in order; a device may carry them out later, and ``sync`` waits. What is refused before
 anything happened is ``InvalidRequest``, ``NotFound``, ``CapacityExceeded``, ``OutOfMemory`` or ``Unsupported``, and

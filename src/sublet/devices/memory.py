@@ -1,4 +1,4 @@
-"""Which pieces of device memory there are: where, how large, and whose. No memory is touched here.
+"""The table of device allocations: address, size, owner. Touches no memory.
 
 A handle is a number that is never used again, and the generation of the table that gave it out. So the three ways to
 hold a piece that one does not have are told apart: it was freed, it never was, or it belongs to another session.

@@ -1,4 +1,4 @@
-"""A hint for a program that looks for a GPU on a host device: what the usual error messages of CUDA mean there."""
+"""Explains CUDA's usual error messages to a program that looks for a GPU on a host device."""
 
 from __future__ import annotations
 

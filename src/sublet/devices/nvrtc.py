@@ -1,4 +1,4 @@
-"""NVIDIA's compiler for CUDA C++, where it is installed. It needs no driver, so it checks without a GPU as well."""
+"""NVIDIA's compiler for CUDA C++, where installed. It needs no driver, so it also checks sources without a GPU."""
 
 from __future__ import annotations
 

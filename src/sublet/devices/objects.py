@@ -1,4 +1,4 @@
-"""Whether bytes can be PTX or a cubin at all, found out before a driver sees them.
+"""Checks whether bytes can be PTX or a cubin before a driver sees them.
 
 A driver is handed an address and no length, so it would read on behind the end of what is cut short.
 """

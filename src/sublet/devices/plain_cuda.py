@@ -1,4 +1,4 @@
-"""The few calls of CUDA that try out and overwrite a card, through ctypes: as ``cuda.bindings.driver`` has them.
+"""The few CUDA calls that test and overwrite a card, through ctypes, shaped like ``cuda.bindings.driver``.
 
 A card has to come clean wherever it can be lent, so this needs the driver's own library and no package. It is also
 loaded in a tenth of the time.

@@ -1,4 +1,4 @@
-"""Whether the arguments of a launch fit the kernel, found out before anything is launched.
+"""Checks a launch's arguments against the kernel's signature before anything is launched.
 
 A Warp kernel knows its parameters by name and type. A CUDA kernel knows only how many bytes each has (and old drivers
 not even that), so there a number must name its own type.

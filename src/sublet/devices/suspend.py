@@ -1,4 +1,4 @@
-"""Processes taken off their GPU by the driver, and put back: lock, checkpoint; restore, unlock.
+"""Suspends processes off their GPU and resumes them through the driver: lock, checkpoint, restore, unlock.
 
 The driver does the work inside the process that is suspended: a thread of its own copies device memory to the host and
 closes every device file, while CUDA calls of the program wait. So the process must not stand still before it is

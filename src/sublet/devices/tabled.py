@@ -1,4 +1,4 @@
-"""What all devices have in common: every call is checked against the tables before the device hears of it.
+"""The base of all devices: every call is checked against the tables before it reaches the device.
 
 A device derives from ``TabledDevice`` and says how memory is taken, moved and given back, and what a module is
 (``_…`` below). It is handed only what was checked: addresses of pieces that are there, spans that lie within them.

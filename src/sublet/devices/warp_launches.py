@@ -1,4 +1,4 @@
-"""Launching Warp kernels on memory that a session has: recorded once, then only what changed is set."""
+"""Launches Warp kernels on a session's memory: recorded once, then only changed arguments are set."""
 
 from __future__ import annotations
 

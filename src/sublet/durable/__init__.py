@@ -1,4 +1,4 @@
-"""State that survives: Python values as bytes and buffers, what of them changed, packs and manifests, ``Durable``.
+"""State that survives a process: values as bytes and buffers, change detection, packs and manifests, ``Durable``.
 
 A *value* is encoded (``codec``) into a head and the buffers it refers to, which stay where they are. The *change
 finder* (``changes``) says which chunks of them differ from the last look. A *save* (``packs``) writes those chunks into

@@ -1,4 +1,4 @@
-"""What a save builds on: the packs of the checkpoint before it, and where each of their chunks lies.
+"""What an incremental save refers to: the packs of the previous checkpoint, and where its chunks are.
 
 There are 4,096 chunks for each GiB, and most saves change few of them. So what is asked of all is asked without a loop,
 and what is counted is counted once and then kept up with what changed.

@@ -1,4 +1,4 @@
-"""What changed in buffers since the last look, chunk by chunk.
+"""Finds which chunks of buffers changed since the last save.
 
 A finder remembers, for memory at an address, the blake3 hash of each chunk. Where the kernel tracks writes (``pages``)
 it need only read chunks that were written to; elsewhere it reads everything, once, and compares fingerprints

@@ -1,4 +1,4 @@
-"""A Python value becomes a head and buffers: pickle 5, whose memory stays where it is.
+"""Encodes a Python value as a head and buffers, with pickle 5 and without copying its memory.
 
 ``encode`` copies no array, tensor or long ``bytes``; it hands out views of them. What overlaps in memory is one buffer,
 whichever objects and libraries look at it, so aliases and views are aliases and views again after ``loading.decode``.

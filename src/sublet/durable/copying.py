@@ -1,4 +1,4 @@
-"""Copies a checkpoint from another place while that place's holder goes on saving there.
+"""Copies a checkpoint from another store, also while its holder saves there.
 
 It comes into a staging folder, which is never taken for a checkpoint. What is made of it (all of it, or what a notebook
 takes of it) is then published here as anything that is saved here is: under this place's own lease, with the next

@@ -1,4 +1,4 @@
-"""``Durable[T]``: a value that is saved where its lease's storage is.
+"""``Durable[T]``: a value that is saved in the storage of its lease.
 
     state = sublet.Durable({"step": 0, "weights": weights}, block_lease)
     state.mutate(train_one_step)

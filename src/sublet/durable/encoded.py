@@ -1,4 +1,4 @@
-"""What one encoded value is: a head, and the buffers that it refers to.
+"""An encoded value: a head, and the buffers that it refers to.
 
 The head is small and is bytes. The buffers are memory of the value itself, not copied: numpy arrays, tensors' storages,
 long ``bytes``. The head holds the pickle of everything else and says where in the buffers each piece of memory lies,

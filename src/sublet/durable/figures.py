@@ -1,4 +1,4 @@
-"""Pickles a matplotlib figure as one unit, by its classes' own methods, and puts it together in the objects it had.
+"""Pickles a matplotlib figure as a unit, and restores it into the existing objects.
 
 A figure is a graph of thousands of objects that find each other by weak references, callbacks and registries, which
 only ``__getstate__`` and ``__setstate__`` of their classes know how to write and to restore. So the graph is a pickle

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all.
+"""Writes files atomically: complete, or not at all.
 
 Written under a temporary name in the folder where they belong, or in a staging folder of the same file system; synced;
 given their name; and the folder synced, for a name is durable only when its folder is. Every file that a checkpoint

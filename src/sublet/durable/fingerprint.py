@@ -1,4 +1,4 @@
-"""Whether a chunk is still what it was when this process last looked, five times as fast as a content hash tells.
+"""Fingerprints of chunks, within one process, five times as fast as a content hash.
 
 A fingerprint is never written down, never sent, and compared only with another one of the same process: what is saved
 or sent is named by its content hash, as ever. It is two xxh3 hashes of 64 bits with two seeds, which are random, new in

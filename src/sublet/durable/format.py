@@ -1,4 +1,4 @@
-"""The bytes of packs and manifests, as docs/format.md writes them down.
+"""Encodes packs and manifests as docs/format.md specifies.
 
 A pack is many chunks one after the other, then an index, then a trailer. A manifest is one checkpoint: what it is, the
 packs it needs, and the leaves that list its roots. Everything is little-endian and immutable, and every byte stands

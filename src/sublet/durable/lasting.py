@@ -1,4 +1,4 @@
-"""Arrays that live in shared memory that stays (``wire.lasting``): exchanged without a copy between two processes.
+"""Arrays in long-lived shared memory (``wire.lasting``), exchanged between two processes without a copy.
 
 On the side that works with it such memory is the array's own, written to at full speed. What comes anew for it comes in
 another file, and the two change places: their pages are moved, so nothing is copied, and nothing is touched for the

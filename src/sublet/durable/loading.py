@@ -1,4 +1,4 @@
-"""Bytes become objects: the one module that unpickles.
+"""Decodes bytes into objects: the only module that unpickles.
 
 Loading runs code of the pickle's writer. So it is called in a guest or in the holder's own process, on state of
 the same tenant, and nowhere else: broker, agent, supervisor and stores keep the bytes closed.

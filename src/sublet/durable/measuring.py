@@ -1,4 +1,4 @@
-"""How much room a save needs, before anything of it is written.
+"""Computes how much room a save needs before anything is written.
 
 First what it may take at the most, which costs nothing to know. Only where that does not fit is it looked at closely:
 chunks that the base has, or that are there twice, are written once or not at all, and some shrink.

@@ -1,4 +1,4 @@
-"""Memory by its address: where an object's bytes lie, and bytes by where they lie.
+"""Maps objects to their memory by address, and back.
 
 Two objects share memory exactly when their addresses overlap, whichever owns it and whichever library they come from;
 so addresses, not owners, decide what is one buffer.

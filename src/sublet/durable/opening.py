@@ -1,4 +1,4 @@
-"""A checkpoint that is open for reading: its names at once, each value when it is asked for.
+"""An open checkpoint: its names at once, each value when it is requested.
 
 Every chunk is compared with its hash before anything made of it is handed out. The packs are opened together with the
 manifest and stay open, so that a checkpoint that is being read cannot be collected from under its reader.

@@ -1,4 +1,4 @@
-"""Writing a pack, and reading chunks out of one.
+"""Writes packs, and reads chunks out of them.
 
 A chunk is copied into a batch, hashed there, and written from there: what others do to the memory meanwhile reaches
 neither the hash nor the file. While one batch is filled another is on its way to the disk, in a thread of its own, so

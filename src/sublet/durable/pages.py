@@ -1,4 +1,4 @@
-"""Which pages of this process's memory were written to, asked of the kernel.
+"""Asks the kernel which pages of this process's memory were written to.
 
 Kernels from 6.7 on can write-protect pages so that the first write to one takes the protection off again by itself
 (userfaultfd with WP_ASYNC), and tell in one call which pages have lost it, protecting them anew in the same step

@@ -1,4 +1,4 @@
-"""What heads call by name to make objects of windows again. These names are part of the format: never rename one.
+"""Functions that saved heads call by name to rebuild views. Names are part of the format: never rename one.
 
 Runs where ``loading`` runs. A library is imported here only because the value that is being loaded needs it.
 """

@@ -1,4 +1,4 @@
-"""Leaves: which roots a checkpoint has, and of which chunks each of them is made.
+"""Leaf records: a checkpoint's roots, and the chunks of which each consists.
 
 A *root* is a named value. Roots that share objects stand in one *record*: they were encoded together and are loaded
 together. A record has *blobs*, the head first and then each buffer; a small blob stands in the record itself, a large

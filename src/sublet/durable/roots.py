@@ -1,4 +1,4 @@
-"""Named values, each as far apart from the others as the objects they share allow.
+"""Splits named values as far as the objects that they share allow.
 
 Saving every name by itself would lose that two of them hold the same list; saving all of them together would make one
 change rewrite everything and one restore read everything. So names are encoded in bundles, by runs of the sorted names;

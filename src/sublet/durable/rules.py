@@ -1,4 +1,4 @@
-"""How objects are taken apart that plain pickle cannot take apart, or only by copying their memory.
+"""Reduces objects that plain pickle cannot encode, or only by copying their memory.
 
 Asked for every object that is not a number, text or plain container, so that one function of ``__main__`` among a
 million plain objects costs what one function costs. Libraries are looked up among those that the program has loaded;

@@ -1,4 +1,4 @@
-"""One save: what changed goes into a new pack, and a manifest says what the whole state now is.
+"""One save: writes what changed to a new pack, and a manifest of the whole state.
 
 A ``Saver`` belongs to one state in one store. It remembers what its last saves found in memory (``changes``) and where
 each chunk lies, so a save writes only chunks that no pack of the parent has, and reads only memory that was written to.

@@ -1,4 +1,4 @@
-"""Where checkpoints are kept: a folder of packs and manifests, and what must hold when one is added.
+"""A store of checkpoints: a folder of packs and manifests, and the rules for adding one.
 
     FOLDER/checkpoints/0000000000000012.manifest     one file for each checkpoint
     FOLDER/packs/HEX.pack                            what they share

@@ -1,4 +1,4 @@
-"""What cannot travel is named, with the path to it.
+"""Names the object that cannot be pickled, with the path to it.
 
 The fast pickler only says "cannot pickle '_thread.lock' object". So when it has failed, the value is walked once more
 by the pickler written in Python, under the same rules, which knows at every moment how it came to where it is. Its

@@ -1,4 +1,4 @@
-"""``python -m sublet.durable.verifying [FOLDER]``: is everything in a folder of checkpoints whole?
+"""``python -m sublet.durable.verifying [FOLDER]``: verifies every checkpoint in a folder.
 
 One JSON document on standard output, and exit status 0 if nothing is wrong, 1 if something is. It reads every byte and
 loads no object. Without FOLDER it looks into the volume of the lease that it runs under, which is how

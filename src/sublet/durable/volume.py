@@ -1,4 +1,4 @@
-"""The volume behind a lease of blocks, as a place for checkpoints: this process writes, the supervisor publishes.
+"""The volume of a block lease as a checkpoint store: this process writes, the supervisor publishes.
 
 A save is written into a folder of its own and epoch (``staging/EPOCH/…``); the supervisor checks it, makes sure that it
 can no longer be written to, and publishes it. It alone knows which (lease, epoch) lives, so a program that was stopped

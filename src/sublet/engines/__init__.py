@@ -1,1 +1,1 @@
-"""Where brokers, agents and supervisors are put together."""
+"""Puts brokers, agents and supervisors together."""

@@ -1,4 +1,4 @@
-"""How an office begins: its supervisor is set going and its journal opened, before the rest of it is even loaded.
+"""Starts an office in stages: supervisor and journal first, before the rest is imported.
 
 The supervisor takes as long to come up as the office, so both do it at once; and whoever started the office may have
 wished for a warm interpreter (``Warm``), which takes longer than anything else and is begun by the supervisor as its

@@ -1,4 +1,4 @@
-"""Files of settings that the operator writes, the limits of one of them, and what these leave of a machine."""
+"""Loads the operator's settings files, and computes what a limit leaves of a machine."""
 
 from __future__ import annotations
 

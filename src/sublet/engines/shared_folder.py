@@ -1,4 +1,4 @@
-"""The folder of the shared sockets: every user of the machine may enter it, and only the office's owner may change it.
+"""The folder of the shared sockets: every user may enter it, only the office's owner may change it.
 
 Clients ask for the same before they send a token (``wire.unix``), so what would not pass there is refused here, when
 the office starts, with what to do.

@@ -1,4 +1,4 @@
-"""How the office of a home was started by ``sublet up``, kept in the home, so that it comes back the same way.
+"""Stores how ``sublet up`` started the office, so that a restart uses the same settings.
 
 A program that starts an office without settings of its own (the first lease, a notebook, ``sublet lease ls``) after it
 was killed, or after the machine went down, starts it with these: the same devices and sockets, and it stays. They are

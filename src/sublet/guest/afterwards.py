@@ -1,4 +1,4 @@
-"""What a call leaves to be done as soon as its answer is on its way: so the caller does not wait for it.
+"""Work that a call defers until its answer is sent, so that the caller does not wait for it.
 
 It is done on the main thread before anything else that came for it. What it raises is dropped; code that leaves work
 behind must make sure that nothing is wrong without it.

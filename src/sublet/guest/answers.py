@@ -1,4 +1,4 @@
-"""What a worker answers, and how it is packed."""
+"""Encodes a worker's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether this guest answers a call just now, as its supervisor may ask without asking it.
+"""Publishes whether this guest executes a call, where its supervisor can read it at any time.
 
 A lock on one byte of the lease's tally is held from before a call looks at the page until its answer is made. A guest
 that is to be parked is brought to a stand first and asked afterwards: if the lock is free, what comes later will

@@ -1,4 +1,4 @@
-"""From a copy of a zygote to a guest: all that is done between the forks and the program.
+"""Turns a copy of a zygote into a guest: everything between the forks and the program.
 
 The order is that of a plain start: its own session and terminal, groups, limits, the user, the folder; last the tie to
 the parent, because a change of user would undo it. Whatever fails is told through the ``failure`` pipe, by the name of

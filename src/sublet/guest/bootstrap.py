@@ -1,4 +1,5 @@
-"""A Python program as a guest: the end of its lease reaches it as an exception, and its exit says what happened.
+"""Runs a Python program as a guest: the lease's end reaches it as an exception, and its exit status says what
+happened.
 
 The supervisor announces an end with SIGTERM, after it wrote the reason on the guest's page. The main thread then gets
 ``LeaseInterrupt``, once, wherever it is in Python code; a call into C that does not come back delays it. A program may

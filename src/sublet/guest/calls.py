@@ -1,4 +1,4 @@
-"""What a worker does for one holder: functions it was given, calls of them, generators that are open."""
+"""Serves one holder's requests in a worker: its functions, calls and open generators."""
 
 from __future__ import annotations
 

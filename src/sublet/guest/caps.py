@@ -1,4 +1,4 @@
-"""The lease's share of a GPU, told to PyTorch before it takes any: its allocator then refuses what goes beyond.
+"""Sets PyTorch's memory limit to the lease's share of a GPU before the first allocation.
 
 This is for programs that mean well; one that does not may set it back, and is ended when the driver shows that it has
 too much (``node.supervisor.vram_watch``). Warp has no such bound to be set: of it, and of whatever else allocates, only

@@ -1,4 +1,4 @@
-"""Python values to bytes and back, for calls: a pickle, and beside it the large buffers of what it holds.
+"""Serializes values for calls: a pickle, with large buffers beside it.
 
 Pickle 5 does it, with large arrays out of band, so that they are copied once (into shared memory) or not at all. What
 it has no form for goes through cloudpickle: functions and classes of ``__main__``, closures, lambdas. What nothing has

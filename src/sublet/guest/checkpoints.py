@@ -1,4 +1,4 @@
-"""Saving when it is time: what a program registered to be called, and who calls it.
+"""Calls what a program registered to save its state, when it is time to save.
 
 By hand (``sublet.current().checkpoint()``), or when the page says that the lease will be taken: then once for each
 notice, on a thread of its own, because the main thread is busy with just what is worth saving. A program that ends when

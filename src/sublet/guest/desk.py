@@ -1,4 +1,4 @@
-"""The desk of a worker: calls come in from threads that listen, and are executed one by one on the main thread.
+"""The queue of a worker: listening threads add calls, the main thread executes them one by one.
 
 The main thread, because only there can Python code be interrupted: by the end of the lease, and by the holder who does
 not want the result any more. An interrupt is let into the holder's functions and nowhere else, so that no message is

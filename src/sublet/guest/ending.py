@@ -1,4 +1,4 @@
-"""How a forked guest ends: all that a program can notice of Python's exit, without taking the warm interpreter apart.
+"""Ends a forked guest with all of Python's exit that a program can notice, without tearing down the interpreter.
 
 Python ends by destroying every object of every module. In a fork that touches, and so copies, nearly all the memory
 that was shared with the zygote: with torch loaded a quarter of a second, for objects that only the zygote ever knew.

@@ -1,4 +1,4 @@
-"""A cell that forks leaves a second process in the middle of itself, which would go on as if it were the kernel.
+"""Handles a cell that forks: the child must not continue as a second kernel.
 
 Its loop waits on what the kernel's loop waits on, so it takes wake-ups meant for the kernel, which then misses the
 next call. So it has a loop of its own from the first moment, and it is over when its cell is.

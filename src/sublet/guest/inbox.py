@@ -1,4 +1,4 @@
-"""Connections of holders, as they come to a guest that serves.
+"""Receives the connections that the supervisor passes to a guest.
 
 The supervisor sends each as a descriptor through a socket that this guest was given in place of stdin; with it comes
 what the connection is for and by whose right. What may be done on it is still asked at every call: of the guest's page.

@@ -1,4 +1,4 @@
-"""Which cell an interrupt is for, and where in it.
+"""Delivers an interrupt to the cell that it is for, at a safe place.
 
 A kernel as it comes lets an interrupt be raised wherever its main thread happens to be while it deals with a request,
 and nowhere else. So one that comes a moment too early is lost, one that comes a moment too late stops a cell that

@@ -1,4 +1,4 @@
-"""A kernel's channels on a line: what the holder says goes to the kernel's sockets, what they say goes to the holder.
+"""Bridges a holder's connection to the kernel's sockets, in both directions.
 
 The kernel runs in this very process and its sockets are ZeroMQ's *inproc* ones: they lie in no folder, have no address
 on any network, and no other process can reach them. Only this thread touches their other ends.

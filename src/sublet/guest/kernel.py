@@ -1,4 +1,4 @@
-"""The program of a guest that is a Jupyter kernel: ipykernel as it is, with only the line on the other side.
+"""The program of a kernel guest: an unmodified ipykernel, bridged to the holder's connection.
 
 Its sockets are inproc ones of this process (``jupyter``): there is no connection file, no port and no heartbeat. That
 the guest lives is for the supervisor to know. Needs ipykernel in the guest's interpreter.

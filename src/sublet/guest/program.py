@@ -1,4 +1,4 @@
-"""Beginning a Python program inside an interpreter that already runs, as ``python`` itself would have begun it.
+"""Starts a Python program inside a running interpreter as ``python`` itself would.
 
 A script, ``-m module`` and ``-c command`` see the same ``sys.argv``, ``sys.path``, ``__main__`` and exit as when the
 interpreter was started for them. An entry point, ``package.module:callable``, is found with the working folder first on

@@ -1,4 +1,4 @@
-"""What a zygote must prove before guests are forked from it.
+"""Checks what must hold of a zygote before guests are forked from it.
 
 A fork copies the memory and one thread. Whatever another thread held (a lock, half of a change) stays so in the copy
 for ever, and a device that was opened before the fork is shared by copies that believe it is theirs alone. So:

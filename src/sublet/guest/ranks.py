@@ -1,4 +1,4 @@
-"""The program of ``sublet run --per-device`` and ``sublet train --gpus N``: a command as one process for each device.
+"""The program of ``sublet run --per-device`` and ``sublet train --gpus N``: one process per device.
 
 It is the guest's first process, and the others are its children. They find what torchrun would give them, so programs
 written for that run unchanged (``init_method="env://"``): each sees the leased cards in one order, and its own is

@@ -1,4 +1,4 @@
-"""A guest that serves: each connection is greeted and given to the service it is for, on a thread of its own.
+"""Serves a guest's connections: each is greeted, and handed to its service on a thread of its own.
 
 The main thread stays free for what must be there: the holder's functions, and the signals that interrupt them.
 """

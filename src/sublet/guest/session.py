@@ -1,4 +1,4 @@
-"""The engine of a ``GpuSession``: batches of operations, carried out on a device as long as the lease is live.
+"""Executes a ``GpuSession``'s batches of operations on a device while the lease is live.
 
 Before every operation the guest's page is asked whether (lease, epoch) may still act; that costs less than a
 microsecond while the page says what it said before. A session whose lease is over frees everything it has, at once, and

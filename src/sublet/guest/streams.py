@@ -1,4 +1,4 @@
-"""What a function prints and logs, on its way to the holder; the guest's log has it as well.
+"""Sends what a function prints and logs to the holder, and to the guest's log.
 
 While a call runs, ``sys.stdout`` and ``sys.stderr`` send to the caller, in the order of the writes; outside of
 calls, for what forks say, and for what is written below Python (by C code, by programs that are started), there is the

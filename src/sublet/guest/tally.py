@@ -1,4 +1,4 @@
-"""The memory of a lease's devices, counted over all its processes; and what is done on them.
+"""Counts the memory of a lease's devices over all its processes, and the operations on them.
 
 What a session may take is what the lease has, less what *every* living process of the lease has taken through Sublet.
 The count is kept in the tally of the lease (``wire.tally``). Where there is none (an older supervisor, a test) each

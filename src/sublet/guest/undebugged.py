@@ -1,4 +1,4 @@
-"""ipykernel's debugger, without debugpy: a front end debugs the notebook's own kernel, never the guest's.
+"""Replaces ipykernel's debugger: a front end debugs the notebook's own kernel, never the guest's.
 
 debugpy takes a third of the time of all that a kernel imports, and ipykernel makes do where it is not installed. So for
 the one moment in which ipykernel looks for it, it is not. A program that imports it gets it.

@@ -1,4 +1,4 @@
-"""The volume that a guest may save to, and its line to the supervisor, who alone publishes there.
+"""The volume that a guest saves to, and its connection to the supervisor, which alone publishes.
 
 One connection for the life of the program, made when it is first needed and again in a fork: a question, its answer,
 and then the next. It is the process that the supervisor knows, so nothing here is secret.

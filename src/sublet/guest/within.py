@@ -1,4 +1,4 @@
-"""What calls of the holder ask of the kernel whose guest answers them: to run a cell, and to answer others in one."""
+"""Lets a holder's calls use the kernel that executes them: to run a cell, or to answer other calls during one."""
 
 from __future__ import annotations
 

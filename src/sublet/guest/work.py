@@ -1,4 +1,4 @@
-"""One connection of a holder to its worker: what it asks for, in order, and the answers.
+"""One holder's connection to its worker: requests in order, and their answers.
 
 The thread that listens only sorts: what is to be done goes to the desk, and is done on the main thread in the order it
 came. A cancellation alone overtakes: it takes a call that waits out of the line, or interrupts the one that runs.

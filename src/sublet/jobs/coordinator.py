@@ -1,4 +1,4 @@
-"""`JobCoordinator`: explicit chunks, a store, a function for each, and one that makes the whole of the results."""
+"""`JobCoordinator`: runs explicit chunks with a store, a function for each chunk and one for the results."""
 
 from __future__ import annotations
 

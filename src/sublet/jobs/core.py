@@ -1,4 +1,4 @@
-"""The coordinator's core: which chunk runs next, and what becomes of one whose run failed.
+"""The coordinator's core: which chunk runs next, and what happens to one whose run failed. Pure.
 
 It reads no clock, file or socket and starts no thread. A driver tells it what happened (chunks were read, a lease has
 room, results came, a worker or lease was lost, the store has published) with the time, and carries out what it answers.

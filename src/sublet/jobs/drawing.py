@@ -1,4 +1,4 @@
-"""Puts the tables of ``states`` into a page of the docs, so that page and code cannot part.
+"""Writes the tables of ``states`` into the docs, so that page and code cannot differ.
 
 ``python -m sublet.jobs.drawing docs/burst.md`` rewrites the page between its markers.
 """

@@ -1,4 +1,4 @@
-"""What runs in a worker: one chunk, and its result as bytes.
+"""Runs one chunk in a worker, and encodes its result.
 
 A worker executes the chunks of a batch one after the other, in one process. A chunk that raises is an outcome like any
 other, so the rest of its batch goes on. Each result becomes bytes here, so that one that cannot be serialized is that

@@ -1,4 +1,4 @@
-"""The leases of a job: acquired while there is work for them, given back when there is not, counted at the end.
+"""The leases of a job: acquired while there is work, released when there is none, counted at the end.
 
 The pool holds leases on a fabric of its own, so that closing it gives back whatever was acquired and withdraws what
 still waits in the queue. For each size of lease one thread asks: at once for what is free, and then, with what there

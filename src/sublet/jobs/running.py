@@ -1,4 +1,4 @@
-"""Runs a coordinator over CPU leases: the thread between the pure core and the world.
+"""Runs a coordinator over CPU leases: the thread between the pure core and its leases.
 
 One thread owns the core. Everything that happens (a lease was granted, a worker is ready, a batch has results, a lease
 ended, chunks were read, results were published) comes to it as an event in a queue; after each it hands out chunks,

@@ -1,4 +1,4 @@
-"""One job from its first lease to the proof that none is left: what `map`, `Executor` and `JobCoordinator` share."""
+"""One job from its first lease to the check that none is left; shared by `map`, `Executor` and `JobCoordinator`."""
 
 from __future__ import annotations
 

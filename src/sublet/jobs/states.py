@@ -1,4 +1,4 @@
-"""The life of a chunk and what is retried, as data.
+"""The state table of a chunk, and the table of retries.
 
 ``CHUNK_TABLE`` maps (state, event) to the next state; an event that the table does not know is an error and changes
 nothing. ``VERDICTS`` maps (what went wrong, when) to what becomes of the chunk: whether something is an error of the

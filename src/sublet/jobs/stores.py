@@ -1,4 +1,4 @@
-"""Where results of chunks live: the protocol, and the store in memory.
+"""Output stores: the protocol, and the store in memory.
 
 A store outlives workers and leases, so that a finished chunk is never run again. The first result of a chunk is the one
 that stays. A result counts once it is *published*: until then nothing has promised that it is kept, and the coordinator

@@ -1,4 +1,4 @@
-"""The picture of a burst: leases over time and chunks done, as an SVG made of the job's own events."""
+"""Draws a burst as SVG from the job's own events: leases over time, and chunks done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws the state machines from their tables, so that picture and code cannot part.
+"""Draws the state machines from their tables, so that picture and code cannot differ.
 
 ``python -m sublet.lease.drawing docs/states.md`` puts the drawings into the page, between its markers.
 """

@@ -1,4 +1,4 @@
-"""The local notice: when a lease's deadline is near and was not moved, its guests are told to save and leave.
+"""The local notice: near an unrenewed deadline, guests are told to save and end.
 
 Saving needs no office. At the deadline everything is killed, so what is to be saved must begin before it, by the lead:
 the grace, or one and a half times what the last save took. If the deadline is moved after all, the lease is spared, and

@@ -1,4 +1,4 @@
-"""The fence: which (lease, epoch) may touch the hardware now. A pure table; time comes as an argument.
+"""The fence table: which (lease, epoch) may touch the hardware now. Pure; time is an argument.
 
 A holder's belief proves nothing, so every effect carries its (lease, epoch) and is compared here. What the table knows:
 

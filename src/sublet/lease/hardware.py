@@ -1,4 +1,4 @@
-"""What the law of a node asks of the hardware: who is told, what is ended, what is still there.
+"""The port through which a node's rules act on hardware: notify, end, check presence.
 
 ``Node`` decides, whatever implements this obeys and looks. Real hardware is process trees, groups, folders and devices;
 pretended hardware keeps an account of who would be where. Both are asked the same questions in the same order, so that

@@ -1,4 +1,4 @@
-"""The law of a node: which order has which effect, what is done without being told, and what is said of it.
+"""The rules of a node: the effect of each order, what it does on its own, and what it reports.
 
 It enforces deadlines, fences, tears down step by step and looks before it says ``TornDown``; it repeats what it has to
 say until it sees that it was heard. It knows no process and no device: what it decides is carried out by a

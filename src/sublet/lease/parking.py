@@ -1,4 +1,4 @@
-"""Guests without a device: how a lease ends without its guests ending, and how another goes on with them.
+"""Guests without a device: how a lease ends without ending its guests, and how another lease resumes them.
 
 Four moments, each of which can be met by a restart, a copy of an order or a deadline:
 

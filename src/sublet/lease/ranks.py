@@ -1,4 +1,4 @@
-"""Several processes that do one thing together, one for each device of a lease: what the exit of one means for all.
+"""One process per device of a lease: what the exit of one means for the others.
 
 They begin together and end together. Which status means what stands in ``TABLE``; ``Ranks`` keeps the states and says
 what is to be done, and ``sublet.guest.ranks`` does it.

@@ -1,4 +1,4 @@
-"""Renews many leases: who is due, what came of it, who is over. Ten thousand cost a heap and one batch at a time.
+"""Renews many leases: which are due, and the outcome of each. 10,000 need a heap and one batch at a time.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Reports that stay true until they are answered, and are given again until then, at growing intervals."""
+"""Reports that are repeated at growing intervals until they are acknowledged."""
 
 from __future__ import annotations
 

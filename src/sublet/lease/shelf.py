@@ -1,4 +1,4 @@
-"""The volumes of one node, as its law sees them: which is to be removed, and what is said of those that are kept.
+"""The volumes of one node as its rules see them: which to remove, and what to report of retained ones.
 
 A volume is removed only if no lease has it, and none had it under a newer epoch than the order says: an order that was
 under way for long may name what has become another volume of the same name since. What takes time is begun by the

@@ -1,4 +1,4 @@
-"""How one lease is taken off one resource: told, killed, looked at, scrubbed, and only then ``TornDown``.
+"""The teardown of one lease on one resource: notify, kill, verify, scrub, and only then ``TornDown``.
 
 A step at a time, so that each can be slow, fail or be met by a restart. Killing is tried to a bound, and so is looking;
 no time-out leads to clean, only to failed. What failed for lateness is looked at again, and may come clean; a fault of

@@ -1,4 +1,4 @@
-"""Everything that is being taken off one node's hardware, what stands in whose way, and what the office is told of it.
+"""All teardowns in progress on a node: what blocks each, and what the office is told.
 
 ``TornDown`` and ``Failed`` answer an ``End`` or a ``Verify`` and are given again each time that order comes. What was
 clean is forgotten at once: asked again, it is looked at again. What failed stays until it comes clean or an operator

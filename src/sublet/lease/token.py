@@ -1,4 +1,4 @@
-"""What a capability token says. Signing and checking signatures happen elsewhere; here is what may be claimed.
+"""The claims of a capability token. Signing and verifying are elsewhere.
 
 A token opens a data connection: once, offline, without the broker. It is never enough by itself, since (lease, epoch)
 must still be live where the connection arrives. Its bearer can make a narrower one of it and hand that on; there

@@ -1,4 +1,4 @@
-"""What a holder knows of its lease, asks for it and is told of it: frozen facts. A change makes a new one."""
+"""Frozen facts about a lease as its holder knows it. A change makes a new value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes owner and rights of files by descriptor: the file that was looked at is the file that is changed.
+"""Changes owner and mode of files by descriptor: the file that was checked is the file that is changed.
 
 The supervisor of root's office works in folders in which guests may make, move and replace names. A name that root
 looks up there may lead anywhere by the time it is used. So the kernel is told to refuse a symbolic link (those of

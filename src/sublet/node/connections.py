@@ -1,4 +1,4 @@
-"""One connection in the supervisor's loop: its socket, its link, and when each is to be looked at.
+"""One connection in the supervisor's loop: its socket, its link, and when to service each.
 
 What is said through the link goes out at the end of the turn, so that ten answers are one system call.
 """

@@ -1,4 +1,4 @@
-"""Errands: what the supervisor has to have done and must not wait for, in short-lived copies of itself.
+"""Runs blocking work of the supervisor in short-lived forked children.
 
 A copy does one thing that waits for the kernel (a file system is made, a disk is written to) and says what came of it
 in one text. It keeps nothing of the supervisor's open but its own pipe, ends with the supervisor, and is known to the

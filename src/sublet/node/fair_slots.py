@@ -1,4 +1,4 @@
-"""Which of the jobs that wait is started next: tenants take turns; of one tenant, the earliest deadline goes first.
+"""Chooses the next waiting job: tenants take turns; within a tenant the earliest deadline is first.
 
 There is a fixed number of slots. The first half is for any tenant, the second half only for tenants that have nothing
 running. So however much one tenant asks for, and however long each of its jobs takes, a slot is free for another; and

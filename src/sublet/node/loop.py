@@ -1,4 +1,4 @@
-"""The supervisor's loop: descriptors and moments, in one thread.
+"""The supervisor's loop: descriptors and timers, in one thread.
 
 It is the smallest thing that does the work. asyncio would cost eight megabytes in a process that is on every machine,
 and its timers stand still while the machine sleeps; these are CLOCK_BOOTTIME, as every deadline is.

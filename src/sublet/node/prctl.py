@@ -1,4 +1,4 @@
-"""What only ``prctl`` can ask of the kernel: take in orphans, end with the parent, never gain rights.
+"""Calls ``prctl``: become a subreaper, die with the parent, drop the right to gain privileges.
 
 Python has no call for it, so this goes through ctypes, which costs a third of a megabyte; it is loaded at the first
 call and not before, so that a program that merely imports this module pays nothing.

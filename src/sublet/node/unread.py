@@ -1,4 +1,4 @@
-"""Bounds the output that holders have asked for and do not read, for all connections together.
+"""Bounds output that holders requested and do not read, over all connections.
 
 Each link bounds its own queue, and two thousand such queues would be more than this process may ever have. So once
 all of them together hold ``UNREAD_BYTES``, a stream gets room only up to ``UNREAD_LEAST_BYTES`` of its own connection:

@@ -1,4 +1,4 @@
-"""``%%gpu``: cells that run on a leased device, in a notebook that holds nothing in between."""
+"""``%%gpu``: runs cells on a leased device, in a notebook that holds nothing in between."""
 
 from __future__ import annotations
 

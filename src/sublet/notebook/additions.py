@@ -1,4 +1,4 @@
-"""Names what the notebook has added to the shell, to pandas and to Python's modules, which does not hold on the device.
+"""Names what the notebook added to the shell, pandas or Python's modules and the device lacks.
 
 ``formatters["text/html"].for_type(Point, show)`` tells the shell of this process how to show a ``Point``;
 ``sys.modules["helpers"] = module`` is known to this interpreter alone. A transfer writes into none of these, so the

@@ -1,4 +1,4 @@
-"""What a cell imports on the device comes back by its name, so the notebook must import it too: meanwhile, not after.
+"""Imports in the notebook, meanwhile, what a cell imports on the device, since it comes back by name.
 
 Only of a few libraries that take seconds, where the notebook has not got them yet, and not before the cell has its
 lease: until then an office may be starting, which the cell waits for. A failure is not reported: code that needs

@@ -1,4 +1,4 @@
-"""Between cells the guest's kernel still has something to say: a widget was moved here, and its callbacks ran there.
+"""Forwards messages of the guest's kernel between cells, such as callbacks of a moved widget.
 
 While a cell runs the line belongs to it. Afterwards it is watched by the event loop of the notebook's own kernel, on
 the thread that runs cells, so there is never more than one who reads it. Where there is no such loop, in a terminal,

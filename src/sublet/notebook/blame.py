@@ -1,4 +1,4 @@
-"""Which name it was that could not travel."""
+"""Finds the name that could not travel."""
 
 from __future__ import annotations
 

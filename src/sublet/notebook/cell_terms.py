@@ -1,4 +1,4 @@
-"""What a cell asks for beside its code: whether it can be had, and whether what is there already will do."""
+"""A cell's requirements, and whether the present lease satisfies them."""
 
 from __future__ import annotations
 

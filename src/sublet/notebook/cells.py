@@ -1,4 +1,4 @@
-"""One notebook's cells on leased devices: a lease when a cell needs one, a kernel under it, variables in and out.
+"""A notebook's cells on leased devices: acquires a lease, starts a kernel, sends and returns variables.
 
 Between cells the lease is left to its time to live and counts as idle. Whatever a finished cell changed is in the
 notebook; so when the lease is lost, the next cell takes another one and goes on from there.

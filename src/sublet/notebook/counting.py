@@ -1,4 +1,4 @@
-"""Whether a value has too many objects for a transfer or a save.
+"""Counts a value's objects, up to the limit of a transfer or a save.
 
 What that takes grows with the number of objects that pickle must ask a class or a rule about: instances, functions, the
 variables around these. It is about 2 KiB of memory and 15 µs for each, several times what the value itself takes, so of

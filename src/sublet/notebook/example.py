@@ -1,4 +1,4 @@
-"""What the example notebook needs beside what it shows: a neighbour who wants the device, and a picture to look at."""
+"""Support of the example notebook: a second tenant that wants the device, and a picture."""
 
 from __future__ import annotations
 

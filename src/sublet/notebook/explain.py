@@ -1,4 +1,4 @@
-"""``%gpu explain``: what would be sent for a cell, how large it is, what stays, and why; before anything is run."""
+"""``%gpu explain``: what a cell would send, its size, what stays, and why, before anything runs."""
 
 from __future__ import annotations
 

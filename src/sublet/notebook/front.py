@@ -1,4 +1,4 @@
-"""What a guest's kernel says, said again where the notebook is: as if the cell had run there.
+"""Replays what a guest's kernel displays in the notebook, as if the cell had run there.
 
 Text goes through ``sys.stdout`` and pictures through the shell's display publisher, so ``%%capture`` and other
 wrappers take them as usual. Where there is a Jupyter front end, display ids and comms are passed on as they

@@ -1,4 +1,4 @@
-"""A device that was taken by suspending: the cell stands still, and goes on under the next lease in the line it was in.
+"""Resumes a suspended cell under the next lease, at the line where it was stopped.
 
 The office parks the guest (``lease.end.parked`` says where) and the notebook waits in line for a device for it. Nothing
 of the cell is lost, so nothing is raised; only the status line tells. A user who does not want to wait interrupts:

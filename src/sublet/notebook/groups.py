@@ -1,4 +1,4 @@
-"""What is asked of names and their groups before they go."""
+"""Checks names and their groups before they are sent."""
 
 from __future__ import annotations
 

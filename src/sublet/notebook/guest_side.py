@@ -1,4 +1,4 @@
-"""What runs in the kernel's guest around a cell: variables are taken in before it, and what changed is handed back.
+"""Runs in the guest around a cell: takes variables in, and returns what changed.
 
 Called by name, on the main thread between cells; the namespace is the kernel's, which is that of ``__main__``.
 """

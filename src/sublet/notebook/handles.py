@@ -1,4 +1,4 @@
-"""What the notebook knows of what stays on the device: its handles, and how they are kept true.
+"""The notebook's handles for objects that stay on the device, and how they are kept current.
 
 A handle is live while its guest is there. When the guest went with its lease, the next cell that reads the handle has
 the value restored where it runs; nothing else is loaded. What could not be saved is lost, and the handle says so.

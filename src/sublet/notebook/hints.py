@@ -1,4 +1,4 @@
-"""One line below a plain cell whose result says little to who does not know that cells may run in two processes."""
+"""A one-line hint below a plain cell whose result is puzzling because cells run in two processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stays in the kernel's guest, and how it outlives the lease: saved, restored, fetched.
+"""Keeps what stays in the guest's kernel beyond a lease: saves, restores, fetches.
 
 Why only that is saved by itself: whatever else a cell changed is in the notebook when the cell is over. The notebook's
 kernel holds it, on a CPU that is not taken away; to write it to a disk as well would cost every cell a copy of its

@@ -1,4 +1,4 @@
-"""Functions and classes of a notebook live in its namespace, and on the other side in the other side's.
+"""Gives functions and classes of a notebook the namespace of the side on which they are used.
 
 cloudpickle would take along a copy of every global that a function reads. Then two functions that share a counter would
 each have one of their own, and what a cell rebinds no function would see. Here a function goes without its globals and

@@ -1,4 +1,4 @@
-"""Which object here is which object there.
+"""Maps objects of one side to those of the other.
 
 Everything that crosses is numbered by its head, alike on both sides. So an object is called by the parcel it first
 crossed in and its number there, and a side that has that parcel's objects can tell what is meant.

@@ -1,4 +1,4 @@
-"""Calls back when a module has just been imported, before the code that imported it goes on.
+"""Calls back when a module has been imported, before the importing code continues.
 
 A library that only the notebook has imported gets its settings on the device at the end of its import there. The hook
 costs one look into a dictionary for each new module. It changes neither the module nor its spec.

@@ -1,4 +1,4 @@
-"""In a guest whose cells are shown in a terminal: programs that ask where they are must not believe in a notebook.
+"""Hides the notebook from programs in a guest whose cells are shown in a terminal.
 
 The guest is a Jupyter kernel whatever shows its output. But tqdm and rich look at IPython to choose between a widget
 and text, and a widget in a terminal is the word ``Output()``.

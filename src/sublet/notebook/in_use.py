@@ -1,4 +1,4 @@
-"""What outlives its cell on the device, and which names and objects it uses.
+"""Finds what outlives its cell on the device, and which names and objects it uses.
 
 A thread, an asyncio task, a timer, a callback of the shell, of a widget or of a signal goes on when its cell is over.
 The names that its functions read must stay visible, and the objects that it may still change must not be copied: the

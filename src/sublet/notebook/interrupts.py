@@ -1,4 +1,4 @@
-"""An interrupt that comes while a cell is dealt with waits for a place where it does no harm.
+"""Delays an interrupt during a transfer until a safe point.
 
 Wherever else it came it would tear something: a message that was read and not yet passed on, a lease that was granted
 and not yet written down, results of which one half is here. So it is only noted, and the code that runs the cell says

@@ -1,4 +1,4 @@
-"""Two states under one name: what is here, and a copy of what another kernel has saved. Which of both is kept.
+"""Merges two states of one name, ours and a copy that another kernel saved: which one is kept.
 
 Names are saved in records, one for all that share something, and a record is kept or taken as a whole. What is here is
 never lost to what comes: a record goes only if all of its names are to be had anew.

@@ -1,4 +1,4 @@
-"""One kernel in a guest, as the code that runs cells in it sees it: requests go out, messages come in, in order.
+"""A kernel in a guest for the code that runs cells in it: sends requests, receives messages in order.
 
 A cell is run by ``execute``: it returns when the kernel has answered *and* said that it is idle again, and gives every
 message in between to who shows them. Questions for input come the same way and are answered with ``answer_input``.

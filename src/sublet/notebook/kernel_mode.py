@@ -1,4 +1,4 @@
-"""Kernel mode: a Jupyter kernel whose every cell runs on a leased device, except those that say ``%%cpu``.
+"""Kernel mode: a Jupyter kernel whose cells all run on a leased device, except those marked ``%%cpu``.
 
 The kernel is an ordinary ipykernel on the CPU that holds nothing and never stops. Each cell is handed to what stands
 behind ``%%gpu``, with the options of the kernelspec: a lease is bound when the cell begins and left idle when it ends,

@@ -1,4 +1,4 @@
-"""A kernelspec of ours: the entry in Jupyter's menu for a kernel whose cells run on a device (``kernel_mode``)."""
+"""Installs a kernelspec for a kernel whose cells run on a device (``kernel_mode``)."""
 
 from __future__ import annotations
 

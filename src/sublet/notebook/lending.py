@@ -1,4 +1,4 @@
-"""The notebook's side of memory that is lent for large arrays (``lodging``): filled, compared with, and used again."""
+"""The notebook's side of shared memory for large arrays (``lodging``): fills, compares and reuses it."""
 
 from __future__ import annotations
 

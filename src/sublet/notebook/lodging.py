@@ -1,4 +1,4 @@
-"""Where large arrays of a notebook live on the device: in memory that the notebook makes, lends, and uses again.
+"""Shared memory, made by the notebook, in which its large arrays live on the device.
 
 The notebook's side fills a file of lasting memory (``wire.lasting``) with an array and lends it; on the device the
 array *is* that memory. When it has changed here, it is filled into another such file, once more for both sides at the

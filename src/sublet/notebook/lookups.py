@@ -1,4 +1,4 @@
-"""Names that stand in strings: where a cell calls a function that looks names up in a text, they count as read.
+"""Finds names in strings: where a cell calls a function that looks names up in a text, they count as read.
 
 ``df.query("a > @limit")`` reads ``limit``, and no syntax tree says so. So where a cell calls one of the functions
 below, the words of its string constants, and of the strings that it reads, are compared with the names of the notebook.

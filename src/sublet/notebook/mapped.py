@@ -1,4 +1,4 @@
-"""``%%gpu --map params --out a,b``: a cell that is run once for each dict of a list, on as many leases as there are.
+"""``%%gpu --map params --out a,b``: runs a cell once per dict of a list, on as many leases as are free.
 
 The cell becomes the work of a burst (`sublet.jobs`): one item, one chunk. What the cell reads, with what functions in
 that read in turn, is encoded once and sent once to each worker; there each item gets a namespace of its own, made of

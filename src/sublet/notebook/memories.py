@@ -1,4 +1,4 @@
-"""Arrays and tensors, as memory that is looked at: which overlap, and a view of one as another looked at its copy."""
+"""Arrays and tensors as memory ranges: which overlap, and how to rebuild one as a view of another."""
 
 from __future__ import annotations
 

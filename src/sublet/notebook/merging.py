@@ -1,4 +1,4 @@
-"""What came back is written into the objects it came from: other holders of one of them see the change.
+"""Writes results into the objects they came from, so that other references see the change.
 
 A cell on a device works on copies. The two sides keep count of which copy is whose (``spaces``), so when they come back
 it is known of each object whether it *is* one of the notebook's, changed or not, or is new. One that is takes over what

@@ -1,4 +1,4 @@
-"""A namespace, looked at again and again: which names are its owner's, which are new in it, which are gone.
+"""Tracks a namespace between cells: its owner's names, new ones, and removed ones.
 
 There may be 10,000 names, and a cell that reads one of them waits for every look. So what must be asked of all of them
 is asked without a loop, and of most only whether they are what they were. Names keep their order while none is removed,

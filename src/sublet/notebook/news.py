@@ -1,4 +1,4 @@
-"""What a person is told of the end of a GPU session: who took it, why, when, and what there is to go on from."""
+"""Messages about the end of a GPU session: who took the device, why, when, and what can be resumed."""
 
 from __future__ import annotations
 

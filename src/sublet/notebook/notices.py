@@ -1,5 +1,4 @@
-"""The client logs that a lease will be taken. Of the leases of cells the status line tells it, with the time that is
-left; so in a notebook the log need not, and does not redden the cell's output."""
+"""Silences the client's log of notices for leases of cells, whose status line already shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that a cell looks up in the module ``__main__`` while it runs: they are fetched from the notebook.
+"""Fetches names from the notebook that a running cell looks up in ``__main__``.
 
 A cell gets the names that its text reads. What a library looks up, as ``getattr(sys.modules["__main__"], name)`` or by
 unpickling, stands in no text. So while a cell runs, ``__main__`` on the device asks the notebook for an attribute that

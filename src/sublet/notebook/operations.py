@@ -1,5 +1,4 @@
-"""The writes of one transfer, as data: which object gets which contents. They are checked together before the first one
-is made, and undone together when one of them fails all the same.
+"""The writes of one transfer, as data: checked together before the first is made, undone together on failure.
 
 An operation never calls a method that a class overrides: contents are written through the built-in type's own functions
 and descriptors, so no ``__setattr__`` or ``__setitem__`` of the program runs. Only ``__hash__`` and ``__eq__`` of keys

@@ -1,4 +1,4 @@
-"""The options of ``%%gpu``: one table, from which the line is parsed and its help is written.
+"""The options of ``%%gpu``: one table for the parser and its help.
 
 An error names the option that was probably meant, before a lease is requested.
 """

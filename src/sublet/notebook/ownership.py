@@ -1,4 +1,4 @@
-"""Whose state it is: (tenant, name), in a volume of that name.
+"""The owner of a state: (tenant, name), in a volume of that name.
 
 The name is the path of the notebook, where Jupyter or VS Code gives it; otherwise it is what ``%gpu name X`` says. A
 notebook without a name saves all the same, for as long as its kernel lives. So does a second kernel of a name that

@@ -1,4 +1,4 @@
-"""What crosses between the two namespaces, how it is unpacked, and what became of it."""
+"""Encodes what crosses between the two namespaces, and decodes it with a result for each name."""
 
 from __future__ import annotations
 

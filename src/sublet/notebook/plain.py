@@ -1,4 +1,4 @@
-"""Errors of Sublet's own, as a person at a notebook reads them: what happened, and what to do now.
+"""Renders Sublet's own errors for a notebook: what happened, and what to do.
 
 A traceback through our files says nothing to the cell's author, and losing a device is news, not a crash. The cell
 fails all the same, with the same class and the same attributes; only what is shown is short.

@@ -1,4 +1,4 @@
-"""What a value is and whether it could be saved, found out without copying anything off a device."""
+"""Describes a value and whether it could be saved, without copying it off a device."""
 
 from __future__ import annotations
 

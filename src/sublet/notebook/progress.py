@@ -1,4 +1,4 @@
-"""Which variable is being sent or received, once that takes longer than a person should wait without a word."""
+"""Shows which variable is being sent or received once that takes noticeably long."""
 
 from __future__ import annotations
 

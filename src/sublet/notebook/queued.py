@@ -1,4 +1,4 @@
-"""Cells that the front end has queued: while there are any, the lease of the last cell is in use.
+"""Counts cells that the front end has queued: while there are any, the last lease is in use.
 
 "Run all" sends every cell at once. The kernel takes one after the other, and between two cells on the device there may
 be others that run on the CPU for a while. A lease that counted as idle meanwhile would go to the next request, and the

@@ -1,4 +1,4 @@
-"""The state of the global random generators, as the settings table carries it: read, compared and set.
+"""The state of global random generators as a row of the settings table: read, compared, set.
 
 The generators are those of ``random``, NumPy (the legacy global one) and torch (CPU and CUDA). A state is plain data,
 so it can be kept until the library is imported. Nothing here draws a number.

@@ -1,4 +1,4 @@
-"""What a cell reads and binds, told from its text: which variables must travel before it can run.
+"""Analyses a cell's text for the names it reads and binds, which must travel before it runs.
 
 The answer errs on one side only. A name that is *not* listed is not read before the cell has bound it, whatever way the
 cell takes; a name that is listed may turn out not to be needed. Where a text can reach any name there is (``exec``,

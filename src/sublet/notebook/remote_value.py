@@ -1,4 +1,4 @@
-"""What stays on the device: a name in the notebook for something that could not come back."""
+"""A name in the notebook for a value that stays on the device."""
 
 from __future__ import annotations
 

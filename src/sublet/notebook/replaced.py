@@ -1,4 +1,4 @@
-"""Names library attributes that the notebook has replaced, which does not hold on the device.
+"""Names library attributes that the notebook has replaced (monkeypatches), which the device lacks.
 
 ``textwrap.dedent = my_function`` changes the library in the notebook's process. A transfer writes nothing into
 libraries, so the library on the device keeps its own function, and the person is told before a cell runs there; and

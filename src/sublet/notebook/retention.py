@@ -1,4 +1,4 @@
-"""How many checkpoints of a notebook are kept: some, and fewer where a new one needs their room.
+"""How many checkpoints of a notebook to keep: fewer where a new one needs their room.
 
 The last good one is never let go of before the new one is whole: a write may be torn at any byte. So what is saved last
 and what is to be saved must fit beside each other. Where they do not, nothing is let go of in vain, nothing is written,

@@ -1,4 +1,4 @@
-"""In kernel mode: which cells run on a device, and which stay with the notebook.
+"""Kernel mode: which cells run on a device, and which in the notebook.
 
 A cell runs on a device unless it says ``%%cpu``, or is only about the lease itself (``%gpu bill``), or has nothing in
 it that runs. Text in, text out; nothing here knows IPython.

@@ -1,4 +1,4 @@
-"""Functions, classes and comprehensions: which names of the module their bodies use, whenever they run."""
+"""Finds which module names the bodies of functions, classes and comprehensions use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is saved of a notebook: one volume, with room for three kinds of names.
+"""The saved state of a notebook: one volume with three kinds of names.
 
 ``device``: what lives only in the guest and is a handle in the notebook. ``cell``: what a cell that was under way had
 made by the time it asked for a checkpoint. ``notebook``: the notebook's own, when a save of them was asked for. The

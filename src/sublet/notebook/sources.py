@@ -1,4 +1,4 @@
-"""The text of cells and the compiler's flags, on both sides: for tracebacks, ``inspect.getsource`` and ``__future__``.
+"""The source of cells and compiler flags on both sides: for tracebacks, ``inspect.getsource``, ``__future__``.
 
 A function that crosses has the file name of its cell, which is only a name: the text is in the memory of the process
 that ran the cell. So the text goes with the function, to where Python and IPython look for it.

@@ -1,4 +1,4 @@
-"""What a cell shows of its lease: one line that changes in place, as HTML and as text that says the same.
+"""A cell's status line, updated in place, as HTML and as equivalent text.
 
 Values and how they look; nothing here displays anything.
 """

@@ -1,4 +1,4 @@
-"""What crosses beside the variables: random states and settings, the folder, the environment, the search path.
+"""What crosses beside the variables: random states, settings, folder, environment, search path.
 
 Each side compares the rows of the table (``settings``) with what they were when the sides last agreed, and sends what
 has changed since. The sides take turns, so the one that ran the last cell has the last word. A row whose library is not

@@ -1,4 +1,4 @@
-"""What came is written into what was there."""
+"""Writes received contents into existing objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables into a cell and out of it: what travels, what stays and is saved, and what became of each name."""
+"""Sends variables into a cell and takes them out of it: what travels, what stays, and the outcome per name."""
 
 from __future__ import annotations
 

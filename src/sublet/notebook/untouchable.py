@@ -1,4 +1,4 @@
-"""What a transfer never looks into and never writes to: what belongs to Python, to libraries and to the shell.
+"""What a transfer never reads into or writes to: Python's, libraries' and the shell's own objects.
 
 Told by identity, so that it does not matter under which name, or through which other object, it is reached.
 """

@@ -1,4 +1,4 @@
-"""``%load_ext sublet`` begins what a first cell would wait for longest: a warm interpreter for kernels on this machine.
+"""Starts at ``%load_ext sublet`` what a first cell would wait for longest: a warm interpreter for kernels.
 
 It is the supervisor that has it made, and where no office runs yet one is started for that, as the first cell would
 have started it, and with the same end: it ends by itself when it is not needed. Nothing is leased, and nothing waits:

@@ -1,4 +1,4 @@
-"""Which way an object goes that came back (``writing``), and whether one that is here can become what it says."""
+"""Chooses how a returned object is written (``writing``), and whether an existing one can take its contents."""
 
 from __future__ import annotations
 

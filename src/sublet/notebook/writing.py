@@ -1,4 +1,4 @@
-"""How an object becomes what its copy says: one way for each kind, always through what stands for each part of it.
+"""Makes an object equal to its copy: one way per kind of object.
 
 A way is asked with the target and what came; they are one where it is new here. It names the parts of what came to the
 plan (``merging``), which decides what stands for each, gives the plan the operations (``operations``) that are to be

@@ -1,4 +1,4 @@
-"""Bills: what was held, and what that costs, in integers from end to end.
+"""Bills: what was held and what it costs, in integers throughout.
 
 A *usage* is what one lease held and when; ``office.journal.history`` makes usages from the audit chain, and this module
 folds them into lines. Nothing is rounded on the way: device time is counted in thousandths of a device times

@@ -1,4 +1,4 @@
-"""What a service writes to its log: sentences for people, or one JSON object for each line.
+"""A service's log: sentences for people, or one JSON object per line.
 
 No secret belongs into a log, and none is written on purpose. What looks like one of ours is taken out here all the
 same: an error may quote what it was given.

@@ -1,4 +1,4 @@
-"""The office's numbers for Prometheus.
+"""The office's Prometheus metrics.
 
 A registry of its own, so that two offices in one process (tests) or a program with metrics of its own do not mix.
 Labels are few and closed: kind, tier, reason, code, limit. No lease id, no tenant and no secret is ever a label, for a

@@ -1,4 +1,4 @@
-"""Access tokens and users of the machine: who is calling.
+"""Authenticates callers: access tokens, and users of the machine.
 
 Where a request comes over a unix socket the kernel says which user's process sent it (``Origin``). The rule belongs to
 the socket: over the owner's, which no other user can reach, no token means the owner; over the shared one, which

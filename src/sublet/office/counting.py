@@ -1,4 +1,4 @@
-"""From facts to numbers: keeps the office's metrics in step with the ledger's events."""
+"""Updates the office's metrics from the ledger's events."""
 
 from __future__ import annotations
 

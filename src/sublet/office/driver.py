@@ -1,4 +1,4 @@
-"""The driver: carries commands to the ledger and its decisions out into the world, in the order that keeps promises.
+"""The driver: hands commands to the ledger and carries out its decisions in the order that keeps promises.
 
 One asyncio loop decides everything. Commands that became ready together are handled together and share one commit;
 then the orders go out, then an answer that must not be seen before the agent holds it waits for ``Held``, and only

@@ -1,4 +1,4 @@
-"""What an office says when it ends of itself, as the command line says every error: what happened, and what to do."""
+"""The line that an office prints when it ends itself: what happened, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which renewals had better wait a moment for others, so that many share one commit."""
+"""Delays renewals that are not urgent, so that many share one commit."""
 
 from __future__ import annotations
 

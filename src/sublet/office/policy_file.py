@@ -1,4 +1,4 @@
-"""The operator's file: ``policy.toml`` in the state folder. Text in; limits, groups, reservations and budgets out.
+"""The operator's file ``policy.toml``: text in; limits, groups, reservations and budgets out.
 
 Each key is declared once, with its unit, its default, its range and what it means (``KEYS`` for limits, ``NAMED_KEYS``
 for tables with a name, such as ``[group.course]``); the documentation's tables are a copy of that. A file is taken as a

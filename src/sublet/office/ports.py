@@ -1,4 +1,4 @@
-"""What the driver needs of the parts around it: agents, the journal, and listeners."""
+"""The driver's ports: agents, the journal, and listeners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds on the shared socket, which every user of the machine can reach, besides who is calling (``access``).
+"""The rules of the shared socket, which every user of the machine can reach, besides authentication (``access``).
 
 Each user may send so many requests a minute, whatever tokens it shows (and each tenant, ``rate_limits``); more are
 refused, and cost no more than the refusal. Who asks is written to the office's log once per process.

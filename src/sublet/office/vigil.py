@@ -1,4 +1,4 @@
-"""Staying awake for what comes next, where it has lately come within a moment.
+"""Busy-polls for the next request where the last ones came within a moment.
 
 A loop with nothing to do goes to sleep, and to be woken takes some tens of microseconds: a processor that was halted
 meanwhile is started again, and what runs then runs on cold caches. A program that takes a lease, waits for the answer

@@ -1,4 +1,4 @@
-"""Commands on their way, and the answers that must not be seen before an agent holds what they promise."""
+"""Commands in flight, and answers that must wait until an agent holds what they promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks the arguments of programs before anything is sent; opens folders as replicas."""
+"""Checks arguments before anything is sent; opens folders as replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may write: ballots and stamps, in an order that makes a newer lease win without a vote.
+"""Ballots and stamps, ordered so that a newer lease wins without a vote.
 
 A *ballot* is compared field by field: the reign first (which office's epochs count, and since which adoption), then the
 epoch of the lease, then how often this epoch has begun anew, then a nonce, so that no two writers ever share a ballot.

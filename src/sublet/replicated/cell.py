@@ -1,4 +1,4 @@
-"""What a replica keeps for one key, and the one rule by which that changes.
+"""What a replica keeps for one key, and the one rule by which it changes.
 
 A replica is a memory that compares before it puts. It need not know why: ``answer`` is the whole of its mind, a pure
 function from what it keeps and what it is asked to what it keeps then and what it says. A store that can do that in one

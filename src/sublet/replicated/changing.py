@@ -1,4 +1,4 @@
-"""Changing the set of replicas, one seat at a time, while writers write.
+"""Changes the set of replicas, one seat at a time, while writers write.
 
 The set is itself a record on the replicas, under a key of its own, so two who change it at once come to one result. A
 change is a plan: a generator that yields what is to be done next and is sent what came of it. A program that finds a

@@ -1,4 +1,4 @@
-"""Checkpoints on a quorum: saved by comparing and swapping, fenced by the epoch of a lease, read back bit by bit.
+"""Checkpoints on a quorum: saved by compare-and-swap, fenced by a lease's epoch, verified when read.
 
 Each name is one register. Its record holds the last few saves; small ones lie in the record itself, large ones in packs
 beside it, and a replica takes a record only when its packs are durable there. So a checkpoint is whole or it is not

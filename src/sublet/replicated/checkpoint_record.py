@@ -1,4 +1,4 @@
-"""What a checkpoint's register holds: the last few saves, newest first. Pure; docs/replicated.md draws the bytes."""
+"""The value of a checkpoint's register: the last few saves, newest first. Pure; docs/replicated.md has the bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The system calls that a folder replica makes, behind one door, so that a pretended disk can stand in for them."""
+"""The system calls of a folder replica, behind one interface, so that tests can simulate a disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of a folder replica's log. Pure; docs/replicated.md draws them.
+"""The bytes of a folder replica's log. Pure; docs/replicated.md has them.
 
 The log is as long as it will ever be from the first moment on, full of zeros, and batches are written into it one
 after the other, in sectors of 512 bytes; a batch is what shares one sync. Each sector carries its own checksum, the

@@ -1,4 +1,4 @@
-"""The log of a folder replica: opened, caught up with, appended to, made anew when it is full.
+"""The log of a folder replica: opens it, catches up, appends, and rewrites it when full.
 
 Everything happens under the lock of the folder, which all processes that use it share. A process that takes the lock
 first reads what others have appended. An entry of another process counts only once it is known to be on the disk: its

@@ -1,4 +1,4 @@
-"""A group of replicas at work: one thread for each, operations that wait for a quorum, health, and changes of the set.
+"""A group of replicas: one thread each, operations that wait for a quorum, health, changes of the set.
 
 The thread of a replica takes all requests that wait for it at once, so writers that come together share its syncs. An
 operation waits for the quorum it needs, never for the slowest. What the protocol decides is in ``register``; here is

@@ -1,4 +1,4 @@
-"""Once and only once, as far as a store can see to that: a key is reserved, the work is done, the key is completed.
+"""Idempotency keys on a quorum: a key is reserved, the work is done, the key is completed.
 
 What no store can close is the window between the effect and its completion: a program that dies there leaves a key
 pending whose effect exists. So an effect that matters carries its key with it (``effect=`` when a checkpoint is saved),

@@ -1,4 +1,4 @@
-"""A replica in memory, which keeps every rule, can refuse and can fail on demand. For tests of programs."""
+"""A replica in memory that keeps every rule, and refuses or fails on demand. For tests of programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One round of questions to the replicas, as a value that is told what they said.
+"""One round of requests to the replicas, as a value that is fed their answers.
 
 A phase says what to send (``out``) and is told what came of it: ``heard`` for an answer, ``lost`` for a replica from
 which none will come. It knows no network and no clock. When it has come to an end, ``over`` is true and its fields say

@@ -1,4 +1,4 @@
-"""Where replicas may be, how many there must be, and what it takes to read and to write."""
+"""Placement of replicas, their number, and the quorums for reading and writing."""
 
 from __future__ import annotations
 

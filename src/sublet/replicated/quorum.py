@@ -1,4 +1,4 @@
-"""Which replicas make a quorum, spelt out, and how the set of them changes.
+"""Which replicas make a quorum, and how the set of them changes.
 
 With N voters, R of them are asked and W of them must have taken a write. Two rules make that safe::
 

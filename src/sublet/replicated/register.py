@@ -1,4 +1,4 @@
-"""The register: open, compare and swap, read. Pure: it is told what replicas said and says what to send.
+"""The register: open, compare-and-swap, read. Pure: fed replicas' answers, it says what to send.
 
 An operation goes through phases. It ends in one of three ways, and never in a guess:
 

@@ -1,4 +1,4 @@
-"""The seam between the protocol and what keeps its records: one small record per key, compared before it is put.
+"""The interface of a replica: one small record per key, compared before it is put.
 
 A replica carries out ``cell.answer`` in one step and makes the result durable before it says anything. It has an
 identity that was drawn by chance when it was made and is nowhere else; the set of replicas names identities. So an

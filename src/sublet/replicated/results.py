@@ -1,4 +1,4 @@
-"""What a store says when an operation on its register was not done."""
+"""The results of operations on a register that were not done."""
 
 from __future__ import annotations
 

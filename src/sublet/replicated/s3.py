@@ -1,4 +1,4 @@
-"""A replica in an S3-compatible store, by two conditional writes: create if absent, and replace if the ETag is this.
+"""A replica in an S3-compatible store, by create-if-absent and replace-if-ETag-matches.
 
 One object for each record. Its bytes carry a nonce of the write, so no two writes ever have the same bytes, nor the
 same ETag; and after an answer that says nothing (a time-out) or too little (412, 409: perhaps to a request of ours that

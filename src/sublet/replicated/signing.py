@@ -1,4 +1,4 @@
-"""Signatures of checkpoints: who may write to a replica can spoil a save, and cannot make one that is taken for ours.
+"""Signs checkpoints: a writer to a replica can damage a save, but not forge one.
 
 A save from a bucket or from another user's folder is loaded as Python objects, and loading them runs code of their
 writer. The hashes in the record say that the bytes belong to the record, and nothing of who wrote it. So with a key

@@ -1,4 +1,4 @@
-"""The thread of one replica: it takes all requests that wait for it at once, so that they share a write and a sync."""
+"""The thread of one replica: takes all waiting requests at once, so that they share a write and a sync."""
 
 from __future__ import annotations
 

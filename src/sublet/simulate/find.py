@@ -1,4 +1,4 @@
-"""How many GPUs reach a goal: a curve of simulated figures, with what chance leaves open, and the number it names.
+"""Finds how many GPUs reach a goal: the simulated curve with its confidence, and the number.
 
 The largest count is tried first, then the gap below the smallest count from which on all that were tried meet the
 goal is halved, until the count beneath it misses. More GPUs do not always help: one node more changes where things are

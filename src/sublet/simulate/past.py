@@ -1,4 +1,4 @@
-"""An office's own past as a workload: what its journal says was asked for, when, and how long it ran."""
+"""An office's own journal as a workload: what was requested, when, and how long it ran."""
 
 from __future__ import annotations
 

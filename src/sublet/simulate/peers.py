@@ -1,4 +1,4 @@
-"""What others do with the same workload: whole sessions that hold their GPUs, and a batch queue.
+"""Models of other systems on the same workload: whole-session reservation, and a batch queue.
 
 Each is the simplest honest model of its kind, and where it is not exact it errs in the peer's favour: GPUs change hands
 in no time, a server starts in no time, a culled session has its variables back for nothing, and backfill knows how long

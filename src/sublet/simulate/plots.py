@@ -1,4 +1,4 @@
-"""The planner's pictures: SVG, made here from the figures that are printed as well."""
+"""Draws the planner's figures as SVG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of a workload: figures, the same for the ledger and for the models beside it."""
+"""The figures of a replayed workload, the same for the ledger and the models beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions: a person's GPU work that outlives its leases, and the studio, which serves them to many people.
+"""Sessions: a person's GPU work that outlives its leases; and the studio, which serves them to many people.
 
 ``sublet session`` and ``SUBLET_SESSION`` stand on this; it uses the public API of the office and no other way in.
 """

@@ -1,4 +1,4 @@
-"""Office and studio in one file: the databases of both, consistent with each other, and how they are put back.
+"""Backs up office and studio in one file, consistent with each other, and restores both.
 
 The file is a tar archive without compression, so that people can look into it. Its first member lists the others, each
 with size and BLAKE3 hash; then come the studio's files, then the journal of the office.

@@ -1,4 +1,4 @@
-"""A teacher's page, as text: who of the course has a GPU or waits for one, and what the course is entitled to."""
+"""Renders a teacher's page: which members have a GPU or wait for one, and the course's entitlement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts the states of a session, and of a served program, into pages of the docs, so that pages and code cannot part.
+"""Writes the states of sessions and served programs into the docs, so that pages and code cannot differ.
 
 ``python -m sublet.studio.drawing`` rewrites the pages between their markers.
 """

@@ -1,4 +1,4 @@
-"""For ``jupyterhub_config.py``: the studio as a service of the hub, and single-user servers that may use GPUs.
+"""For ``jupyterhub_config.py``: configures the studio as a service, and single-user servers that may use GPUs.
 
     from sublet.studio.hub import configure
 

@@ -1,4 +1,4 @@
-"""A JupyterHub as a service of it sees it: OAuth, who a user is, which servers run, and reports of their activity.
+"""The client of a JupyterHub: OAuth, users, running servers, and reports of activity.
 
 Plain HTTP, as the hub documents it: `jupyterhub.services.auth` is made for Tornado, and would bring the hub's database
 and web server into the studio's process for four requests. Each request has a time limit as a whole.

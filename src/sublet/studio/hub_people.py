@@ -1,4 +1,4 @@
-"""The users of a JupyterHub as people of the studio: who they are here, their browsers, and their servers.
+"""Maps users of a JupyterHub to people of the studio, with their browsers and servers.
 
 The hub decides who a user is; the studio believes nothing that it has not asked the hub itself. A browser is signed in
 for as long as the hub says so: it is asked again from time to time with the token that the user gave to the studio,

@@ -1,4 +1,4 @@
-"""The studio's numbers for Prometheus: what it counted, and what it is like when a scraper asks.
+"""The studio's Prometheus metrics.
 
 Labels are few and closed: which part was asked, with which outcome, and the state of sessions. No person, tenant or
 session is ever a label.

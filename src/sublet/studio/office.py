@@ -1,4 +1,4 @@
-"""The office as sessions use it: the public API, on one fabric. Where this process stands, and where records lie."""
+"""The public API of the office as sessions use it, on one fabric; and which session this process belongs to."""
 
 from __future__ import annotations
 

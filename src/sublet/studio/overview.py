@@ -1,4 +1,4 @@
-"""The whole office, for operators of the studio: what there is, and the two things that they do about it."""
+"""The whole office, for operators of the studio, and the two actions they have on it."""
 
 from __future__ import annotations
 

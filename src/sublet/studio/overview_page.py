@@ -1,4 +1,4 @@
-"""The operators' page, as text: what the office has, who holds it, who waits, and what needs an operator."""
+"""Renders the operators' page: what the office has, holders, the queue, and what needs an operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the studio, as text. Whatever comes from outside is escaped by the one function that makes elements."""
+"""Renders the studio's pages. One function makes elements, and escapes everything that comes from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The people of a studio: whom it knows, the tenant of each, and what they show to be let in.
+"""The people of a studio: their tenants, roles, tokens and invites.
 
 A person has any number of *tokens*, each with a label, until when it is good, and what it opens. A token is
 ``sublet_studio_`` and 32 random bytes, shown once; only its SHA-256 is stored. There is no need for salt or a slow

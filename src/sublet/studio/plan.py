@@ -1,4 +1,4 @@
-"""What ``sublet simulate --save GROUP`` found for a course, kept for the page of its teachers."""
+"""The saved result of ``sublet simulate --save GROUP``, for the page of a course's teachers."""
 
 from __future__ import annotations
 

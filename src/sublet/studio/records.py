@@ -1,4 +1,4 @@
-"""The records of sessions, and what they fold to. Pure: no clock, no file, no office.
+"""The records of sessions, and their fold. Pure: no clock, no file, no office.
 
 Every change of a session is one record. A session *is* the fold of its records, so after a restart it is what it was.
 Fields are only ever added, each with a usual value, and a record's tag never changes: old records stay readable.

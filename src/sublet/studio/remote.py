@@ -1,4 +1,4 @@
-"""The records of a person's sessions where a studio keeps them: for notebooks and commands of other users."""
+"""The records of a person's sessions in a studio, for notebooks and commands of other users."""
 
 from __future__ import annotations
 

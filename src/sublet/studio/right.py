@@ -1,4 +1,4 @@
-"""The right with which the studio speaks to its office: a token of its own, and no wider one.
+"""The studio's own right at its office: a token of its own with narrow scope.
 
 Beside an office of its own user the studio makes the token by itself, as the owner, when it is first started, and keeps
 it in a file that only this user reads. A studio that runs as another user, or on another machine, is given one:

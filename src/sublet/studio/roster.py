@@ -1,4 +1,4 @@
-"""A list of people in a CSV file, as a course exports it. Pure: what is wrong is said line by line, and all at once.
+"""Reads a list of people from a CSV file, and reports every fault by line. Pure.
 
 The first line names the columns. ``name`` is needed and becomes the person's name; ``tenant`` is the tenant of the
 line, where the list is not for one tenant. Other columns are left alone.

@@ -1,4 +1,4 @@
-"""The sessions of many people: each person's are kept apart and asked for in the name of that person's tenant.
+"""The sessions of many people: kept apart, and requested for each person's tenant.
 
 A person has a database of records of their own, so what is another's cannot be named at all. The studio acts for the
 tenant with a right of its own (``right``): the leases are the tenant's in quota, share and bill. A

@@ -1,4 +1,4 @@
-"""A served program, as a table and the rules around it. Pure: no clock, no socket, no guest.
+"""The state table and rules of a served program. Pure: no clock, socket or guest.
 
 A program has a lease while requests come. ``Served`` is told what happens and answers with what is to be done now; its
 driver (``serve``) does it and tells the outcome. A request is begun by the program at most once: one that the program

@@ -1,4 +1,4 @@
-"""What is done with sessions: started, given a lease, rested, ended, and compared with the office.
+"""Operations on sessions: start, acquire, rest, end, and reconcile with the office.
 
 Each step is a durable record before its result is seen. A lease is asked for in three steps: a record with the id of
 the request, the request, a record with the lease. Where the first record is found without the last, the request is

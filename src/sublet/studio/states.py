@@ -1,4 +1,4 @@
-"""The life of a session, as data.
+"""The state table of a session.
 
 ``SESSION_TABLE`` maps (state, event) to the next state; an event that the table does not know is an error and changes
 nothing. A session outlives its leases: it has at most one at a time, and between two of them it rests. The page of the

@@ -1,4 +1,4 @@
-"""The records of sessions on disk: one SQLite database, appended to by any process of its user.
+"""The records of sessions on disk: one SQLite database that any process of its user appends to.
 
 An append compares and swaps: it says which record it believes to be the last, and is refused if another came in
 between; then the caller reads what is new and decides again. It returns when the record is on disk. There is no state

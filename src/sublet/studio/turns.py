@@ -1,4 +1,4 @@
-"""Work that asks the office, in threads of its own: bounded for each person, for each tenant and in all, and in time.
+"""Runs work that asks the office on threads, bounded per person, per tenant, in all, and in time.
 
 What is answered from the studio's own files does not come this way, so an office that does not answer keeps no sign-in
 waiting. Work that takes long makes the office be probed: where it does not answer that either, all that waits is told

@@ -1,4 +1,4 @@
-"""Sessions as documents: what the command line, the API and the page show, in the same words and numbers."""
+"""Sessions as documents: the same words and numbers for command line, API and page."""
 
 from __future__ import annotations
 

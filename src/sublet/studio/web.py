@@ -1,4 +1,4 @@
-"""The studio over HTTP: the API under ``/v1``, for programs with a token, and the page, for browsers with a cookie.
+"""The studio over HTTP: the API under ``/v1`` for tokens, and the pages for browsers with a cookie.
 
 The API takes the token in the ``Authorization`` header and looks at no cookie, so another site cannot use it through a
 person's browser. The page takes the cookie and, for what changes anything, a form token that only this page's forms

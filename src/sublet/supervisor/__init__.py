@@ -1,1 +1,1 @@
-"""Old names. A supervisor of the version before lives on through an upgrade and starts these by them."""
+"""Old module names: a supervisor that lives through an upgrade starts these programs by them."""

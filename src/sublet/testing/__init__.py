@@ -1,4 +1,4 @@
-"""For those who test programs that lease hardware: a clock to hold, hardware to break, agents to check.
+"""For tests of programs that lease hardware: a clock to hold, hardware to break, agents to check.
 
 - ``HeldClock`` stands still until it is moved; it can reboot and its wall clock can jump.
 - ``MemoryAgent`` is an agent with pretended hardware (``Machine``) and real rules; ``Faults`` breaks it by name.

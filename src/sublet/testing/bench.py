@@ -1,4 +1,4 @@
-"""The bench on which the conformance suite tries the in-memory agent."""
+"""Sets up the in-memory agent for the conformance suite."""
 
 from __future__ import annotations
 

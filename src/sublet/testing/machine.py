@@ -1,4 +1,4 @@
-"""Pretended hardware: who really is on which resource, whatever any table believes.
+"""Simulated hardware: which process really is on which resource, whatever any table says.
 
 It stands for what outlives an agent's memory: processes, and what they leave in device memory. The rules are checked
 against *this*, not against the agent's own account: ``overlaps`` names every moment at which two leases were on an

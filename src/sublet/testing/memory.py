@@ -1,4 +1,4 @@
-"""An agent whose hardware is pretended and whose rules are real.
+"""An agent with simulated hardware and real rules.
 
 It is what users test with (``sublet.testing``) and what the simulation runs. The rules are those of every node
 (``lease.node``); here is only what a real agent has around them: a clock, a receiver of its reports, and a way to

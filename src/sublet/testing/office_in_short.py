@@ -1,4 +1,4 @@
-"""What an agent's tests stand on: the bench an agent is tried on, and the orders of an office in short."""
+"""A minimal office for agents' tests: the bench, and an office's orders in short."""
 
 from __future__ import annotations
 

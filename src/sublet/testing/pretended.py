@@ -1,4 +1,4 @@
-"""Pretended hardware behind the port of the law: who is told leaves, who is killed is gone, if ``Faults`` let it.
+"""Simulated hardware behind the port of the node's rules, with injectable ``Faults``.
 
 ``Machine`` is the account of who is where. Here is what takes time: a guest that was told needs a while to leave, a
 kill a while to work, and looking a while to find out.

@@ -1,4 +1,4 @@
-"""Losing a lease on purpose, to see that a program bears it."""
+"""Takes a lease away on purpose, to rehearse a program's reaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training on leases that may be taken: each step is done once, saved, and survives the program that did it.
+"""Training on leases that may be taken: each step is applied once, saved, and survives its program.
 
 ::
 

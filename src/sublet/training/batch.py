@@ -1,4 +1,4 @@
-"""What a step is to do, and what came of it. Pure values."""
+"""The values of a step: what it is to do, and its outcome."""
 
 from __future__ import annotations
 

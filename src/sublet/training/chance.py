@@ -1,4 +1,4 @@
-"""Random numbers where they stood: the generators of Python, numpy and torch, on the CPU and on every card.
+"""Saves and restores random generators: Python, NumPy and torch, on the CPU and on every card.
 
 A program that goes on from a checkpoint must draw what it would have drawn. Only the global generators are here; one
 that a program made itself is a part of its state, and is named as such.

@@ -1,4 +1,4 @@
-"""What a training step consists of, what its program may find, and what it does then. Pure; the tables are the law.
+"""The acts of a training step, what a restarted program may find, and what it then does. Pure tables.
 
 A step does its durable acts in one order: the checkpoint is opened (which fences every older lease), the step is
 reserved, it is computed, the new state is saved *with the step's name on it*, the reservation is completed. Whoever

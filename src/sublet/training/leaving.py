@@ -1,4 +1,4 @@
-"""When to leave: a notice of the lease's end, or SIGTERM; and how, once everything is saved."""
+"""Decides when to leave (a notice, or SIGTERM), and leaves once everything is saved."""
 
 from __future__ import annotations
 

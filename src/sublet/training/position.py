@@ -1,4 +1,4 @@
-"""Where a training program stands in its data, and how it gets there again.
+"""The position of a training program in its data, and how to return to it.
 
 What is saved is never the loader but a *position*: how many batches of this pass were taken, and a mark made of what
 they were. A resumed program begins the pass as it was begun (the same random numbers), leaves out what was taken, and

@@ -1,4 +1,4 @@
-"""What a training program tells, read and added up over all its lives. Pure: bytes in, figures out."""
+"""Reads a training program's progress reports, and sums them over all its runs. Pure."""
 
 from __future__ import annotations
 

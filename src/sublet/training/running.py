@@ -1,4 +1,4 @@
-"""`sublet train`, without its face: a program that trains, run under one lease after the other until it is done.
+"""The engine of `sublet train`: runs a program under successive leases until it is done.
 
 Its state lies in a volume, held for as long as this runs. Each life of the program is a guest under a lease of its own;
 when that lease is taken the next is waited for. What ends it all is the program's own end: status 0, or an error that

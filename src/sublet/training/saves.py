@@ -1,4 +1,4 @@
-"""Saving while training goes on: when it is time, one in the background at once, and no failure that is not raised."""
+"""Saves while training continues: when to save, one at a time in the background, raising every failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step needs of a lease and of a device session. The real ones have it; tests of programs bring their own."""
+"""The interfaces of lease and device session that a step needs. Tests of programs implement them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One training step, done once: ``run_training_step``. The order of its acts and its decisions are in ``law``."""
+"""``run_training_step``: does one training step exactly once. The order of its acts is in ``law``."""
 
 from __future__ import annotations
 

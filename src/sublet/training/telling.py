@@ -1,4 +1,4 @@
-"""What a training program tells of itself to `sublet train`, which shows it and adds it up.
+"""Reports a training program's progress to `sublet train`.
 
 One line on stderr, begun with the record separator (as in JSON text sequences), so that it can be told from what the
 program itself says and left out of it. Each line says everything, so none is needed that got lost.

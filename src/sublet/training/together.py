@@ -1,4 +1,4 @@
-"""The processes of one training program: they leave and save at the same step, and what they save is one checkpoint.
+"""The processes of one training program: they leave and save at the same step, as one checkpoint.
 
 Each has its own part of the data and its own random numbers; the weights are the same in all of them. So the checkpoint
 is the first one's state and, of every other, what differs from that. It is written by the first one alone, and read by

@@ -1,4 +1,4 @@
-"""``PreemptibleTrainer``: a PyTorch training loop that may be ended between any two steps, and goes on bit for bit.
+"""``PreemptibleTrainer``: a PyTorch training loop that may end between any two steps, and continues bit for bit.
 
     trainer = sublet.training.PreemptibleTrainer(model, optimizer, scheduler=scheduler, save_every="1m")
     with trainer:

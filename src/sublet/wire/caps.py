@@ -1,4 +1,4 @@
-"""What the guests of one lease may use of what the lease does not have: said by the office, held by the supervisor.
+"""Limits for a lease's guests on what the lease itself does not have: set by the office, enforced by the supervisor.
 
 A lease of blocks has no cores, a lease of cores no memory. Its guests need a little of both all the same, and a little
 is what they get: nothing that was not leased is unlimited. The owner's own leases are capped by the office as a whole.

@@ -1,4 +1,4 @@
-"""What was found on a card between two leases, who takes how much of it while it is lent, what a guest is told of it.
+"""Messages about cards: what was found between two leases, memory per process, and what a guest is told.
 
 Standard library only: the supervisor reads these.
 """

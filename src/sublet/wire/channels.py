@@ -1,4 +1,4 @@
-"""What a link remembers of one stream, and the queue of what is still to be sent."""
+"""The state of one stream of a link, and its send queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection for programs that simply wait: connect, ask, get the answer, and take what else happens in order.
+"""A blocking connection: connect, ask, receive the answer, and other events in order.
 
 For those that also watch a terminal: ``fileno`` and ``wants_write`` say what to poll for, ``pump`` does what can be
 done now and never waits. What happened while an answer was waited for is kept and comes with the next ``pump`` or

@@ -1,4 +1,4 @@
-"""What crosses between ``GpuSession`` and the guest that owns the device: many operations in one message.
+"""Messages between ``GpuSession`` and the guest that owns the device: many operations in one message.
 
 The holder numbers its buffers and modules itself, upwards and never twice; so a buffer can be made, filled, used and
 read within one message. A launch comes in two parts. What many launches have in common, kernel, grid, block and the

@@ -1,4 +1,4 @@
-"""How much of the disk behind an office's folder is kept back, and for what.
+"""How much of the disk below an office's folder is held back, and for what.
 
 The journal must be written as long as anything lives, even on a full disk. So a part of the disk is never lent as
 blocks (``withheld``), guests' logs stop growing before it is used up (``for_journal``), new leases are refused when

@@ -1,4 +1,4 @@
-"""Frames: how bytes and descriptors on one stream become messages with a kind and a channel.
+"""Frames: bytes and descriptors of a stream as messages with a kind and a channel.
 
 A frame is a header of twelve bytes (version, kind, flags, channel, length; network order) and a body. The layout of
 the header is the same in every version, so that two programs that have nothing else in common can still tell each

@@ -1,4 +1,4 @@
-"""What is said about guests: between a holder and the supervisor, and between the office and the supervisor.
+"""Messages about guests: between holder and supervisor, and between office and supervisor.
 
 A holder's connection is opened with a token at the office's agent, which hands it on with an ``Admit``; from then on
 the supervisor answers it by itself, whether there is an office or not. Questions are answered one by one; news of

@@ -1,4 +1,4 @@
-"""The messages of the control API, and the table of its routes. The OpenAPI document is generated from these.
+"""The messages and the route table of the control API, from which the OpenAPI document is generated.
 
 Sizes are integer bytes, durations are seconds, times are RFC 3339 in UTC. Instants that a program must compare
 (``deadline``) are seconds of CLOCK_BOOTTIME and mean something only on the office's machine; the answer to a renewal

@@ -1,4 +1,4 @@
-"""The messages of the control API that only ever show something: what there is, what runs, what was consumed.
+"""The control API's read-only messages.
 
 ``http`` has all the others and re-exports these, so importers need not know on which side a message lies.
 """

@@ -1,4 +1,4 @@
-"""Jupyter messages on a line: each of the protocol's channels is a stream, and on it stand whole messages.
+"""Jupyter messages on a connection: each channel of the protocol is a stream of whole messages.
 
 A message is what ZeroMQ calls multipart: some parts of bytes. Here it is a count, the lengths, then the parts. Neither
 side looks into them; that is for the kernel and for who talks to it.

@@ -1,4 +1,4 @@
-"""Shared memory that stays: filled once, and then used again and again, by both sides of one notebook.
+"""Long-lived shared memory that both sides of a notebook fill and reuse.
 
 Unlike a sealed buffer (``shared``) every holder of it can write to it, so it is for two processes that are one
 program, and the rule between them is simple: it is either *lent*, then the one who borrowed it alone writes to it, or

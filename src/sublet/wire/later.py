@@ -1,4 +1,4 @@
-"""Fields that messages got later, and how an older side goes on to understand them.
+"""Fields that were added to messages later, and how an older side ignores them.
 
 Office and supervisor, holder and guest need not be of one version: a supervisor outlives the office that started it,
 and a notebook may have run for weeks. What reads a message is strict, so a field that it does not know is refused.

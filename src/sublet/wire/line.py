@@ -1,4 +1,4 @@
-"""A conversation that several threads share: each may speak at any time, one at a time listens.
+"""A conversation shared by several threads: each may send at any time, one at a time receives.
 
 Who speaks waits until its words are out, so that nothing piles up and a listener that falls behind slows the speaker
 down. Who listens never speaks while it holds what it heard, so the two never wait for each other.

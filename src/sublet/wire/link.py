@@ -1,4 +1,4 @@
-"""One end of a connection without the connection: the protocol's rules, its limits and its flow control.
+"""One end of a connection without I/O: the protocol's rules, limits and flow control.
 
 Bytes and descriptors go in (``receive``), typed happenings come out; calls, events and streams go in, bytes and
 descriptors come out (``take_output``, or ``next_output`` and ``sent``). A link reads no clock and no socket, so the

@@ -1,4 +1,4 @@
-"""As much of packs and manifests as it takes to publish them: read by who has nothing but a standard library.
+"""Reads as much of packs and manifests as publication needs, with the standard library only.
 
 The layout is that of docs/format.md; ``durable.format`` reads and writes all of it, and compares content hashes. Here
 only lengths and checksums (crc32) are compared, and no byte is loaded as anything but a number, a name or a text.

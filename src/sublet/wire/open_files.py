@@ -1,4 +1,4 @@
-"""Which processes of this machine have a device open, or a file of the file system on it. For who may look into them.
+"""Finds which processes have a device, or a file of a file system, open.
 
 Descriptors travel: one that left its lease may be anywhere. What is under way in a socket, and was not received yet, is
 not seen; no process can use it either.

@@ -1,4 +1,4 @@
-"""What the broker orders an agent to do, and what the agent reports back.
+"""The broker's orders to an agent, and the agent's reports.
 
 Orders are level-triggered: the broker sends one again until the matching report arrives, so an agent must take the same
 order twice, late, or out of order, without harm. Each order of a lease carries a rising ``number``; an older number is

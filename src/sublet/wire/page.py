@@ -1,4 +1,4 @@
-"""The guest's page: what a guest may know of its lease, kept up to date by the supervisor in a file of 4096 bytes.
+"""The guest's page: 4096 bytes in which the supervisor shows a guest its lease, deadline and devices.
 
 The supervisor writes, the guest maps it read-only and looks. Neither waits for the other, and either may be stopped in
 the middle, so the page has two slots. Each holds a whole state with its number, before and behind, and a checksum over

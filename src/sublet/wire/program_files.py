@@ -1,4 +1,4 @@
-"""Who could change the files that this program runs from.
+"""Finds who could change the files that this program runs from.
 
 What root runs another user must not be able to change, or that user is root: neither the interpreter, nor a library,
 nor the package, nor a folder above one of them. So root's office and its supervisor look before they begin, as ``sshd``

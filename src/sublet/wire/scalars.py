@@ -1,4 +1,4 @@
-"""Typed numbers for kernels: what a launch passes besides buffers, and how it is packed.
+"""Typed numbers for kernel launches, and their encoding.
 
 A kernel takes exactly the bytes it was compiled for, and nothing in a cubin says whether four of them are a whole
 number or a fraction. So a number names its type, and one that does not fit is refused where it is written, not on the

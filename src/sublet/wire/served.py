@@ -1,4 +1,4 @@
-"""Frames between a served program, which is a guest, and the process that serves it: requests there, answers back.
+"""Frames between a served program (a guest) and its server: requests and answers.
 
 They cross as bytes over the guest's input and output. Nothing of them is unpickled, and the program is not trusted: a
 frame of an unknown kind, of a request that is not open, or larger than frames are, is an error that ends the program.

@@ -1,4 +1,4 @@
-"""What a supervisor is started with. By itself, since it is needed before anything else is loaded."""
+"""A supervisor's start settings, in a module of their own, which is loaded first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large things in shared memory: written once, sealed, and then only read.
+"""Large values in shared memory: written once, sealed, then read only.
 
 A buffer is an anonymous file in memory (memfd). Its writer fills it and publishes it: from then on the kernel lets
 no process, the writer included, change it, shrink it or grow it. A descriptor of it goes to the peer as ``Buffer``.

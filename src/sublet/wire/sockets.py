@@ -1,4 +1,4 @@
-"""A link on a socket: bytes and descriptors to and from the kernel, and nothing more.
+"""A link on a socket: moves bytes and descriptors to and from the kernel.
 
 Descriptors go out with the first byte of their frame, once, however the kernel cuts what it takes; and they come in
 close-on-exec. No call here waits, whether the socket is blocking or not. Nothing is raised for what a peer or the

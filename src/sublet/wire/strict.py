@@ -1,4 +1,4 @@
-"""Reading JSON values one by one, strictly: each function knows one type and refuses everything else.
+"""Reads JSON values strictly: each function accepts one type.
 
 These are what the plans of ``codec`` are put together from. A value that does not fit raises ``WrongError``; each level
 on its way out puts its own name before the path, so nothing is spent on paths while all goes well.

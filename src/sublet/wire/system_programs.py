@@ -1,4 +1,4 @@
-"""Where the system's programs are that an office runs: ``mkfs.ext4``, ``systemd-run``.
+"""Locates the system programs that an office runs: ``mkfs.ext4``, ``systemd-run``.
 
 For root they are taken from the system's own folders alone, and only where root alone could have put something
 else in their place: ``PATH`` is what the caller of ``sudo`` had, and may begin with a folder of his.

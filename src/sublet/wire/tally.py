@@ -1,4 +1,4 @@
-"""The tally of a lease: what its guests took of its devices' memory and did there, in one small file they share.
+"""The tally of a lease: a small shared file in which its guests count their device memory and operations.
 
 The supervisor makes the file, guests write it, and what it says at the end goes into the bill. It outlives a guest that
 was killed, which no message would. Each process has a row for each device it uses, and holds a lock on that row as long

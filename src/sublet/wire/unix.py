@@ -1,4 +1,4 @@
-"""Unix sockets: who may lie behind a path, and paths that are too long for the kernel.
+"""Unix sockets: who may own a path, and paths too long for the kernel.
 
 A client sends its token to whatever listens, and loads what comes back. So before the first byte it checks that only
 this user (or root) could have put a socket there: the folder and every folder above it belong to trusted users and

@@ -1,5 +1,4 @@
-"""The version of the control protocol. It stands alone so that a command that only asks for the status need not load
-the typed messages, which cost it a quarter of its time."""
+"""The version of the control protocol, in a module of its own that loads without the typed messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holder and worker say to each other about calls of Python functions.
+"""Messages between holder and worker about calls of Python functions.
 
 A message is a fixed head, a table of *pieces*, and the bytes of those pieces that lie in the message. The first piece
 is a pickle; the others are its large buffers, in order. A piece lies in the message (INLINE), in shared memory whose

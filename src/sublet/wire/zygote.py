@@ -1,4 +1,4 @@
-"""What supervisor and zygote say to each other, and how an interpreter that has no Sublet comes to run our code.
+"""Messages between supervisor and zygote, and how an interpreter without Sublet runs our code.
 
 A zygote is started with one end of a unix socket pair. It greets, imports, proves itself and says ``Ready`` or
 ``Discarded`` (events). From then on each call asks for one guest: it has no body, only descriptors; the answer is

@@ -1,4 +1,4 @@
-"""The steps with real processes: one that resists its end, one that is killed, one that outlives a killed office.
+"""The demo's steps with real processes: a program that resists its end, one that is killed, a killed office.
 
 They run as a person would run them, with ``sublet run``, under leases of the owner of this machine.
 """

@@ -1,4 +1,4 @@
-"""The first step: a notebook loses its device in the middle of a cell, and goes on from what was saved.
+"""The demo's first step: a notebook loses its device in the middle of a cell and resumes from what was saved.
 
 It runs as a person would run it, with ``sublet nb run``, and is left in a folder to look at.
 """

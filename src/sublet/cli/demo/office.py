@@ -1,4 +1,4 @@
-"""The demo's own office: a process in a temporary folder, that can be killed and leaves nothing behind."""
+"""The demo's own office: a process in a temporary folder that can be killed without leaving anything behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of the demo, in order; and those in which two users share one device."""
+"""Runs the demo's steps in order, and those in which two users share one device."""
 
 from __future__ import annotations
 

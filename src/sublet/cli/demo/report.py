@@ -1,4 +1,4 @@
-"""What the demo prints: steps, the checks behind each sentence, and the progress of what runs."""
+"""Prints the demo: its steps, the checks behind each sentence, and progress."""
 
 from __future__ import annotations
 

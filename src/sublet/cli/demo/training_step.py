@@ -1,4 +1,4 @@
-"""Training that survives a kill: its program dies after it saved a step and before it recorded that it did.
+"""Training that survives a kill between saving a step and recording its completion.
 
 The state is kept on three replicas; another program, under another lease, goes on from it.
 """

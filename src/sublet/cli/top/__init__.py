@@ -1,4 +1,4 @@
-"""``sublet top``: who has what, for how long, and who waits; live, or once."""
+"""``sublet top``: devices, leases, guests and the queue, live or once."""
 
 from __future__ import annotations
 

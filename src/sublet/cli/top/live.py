@@ -1,4 +1,4 @@
-"""The terminal of the live view: keys in, changed cells out, and everything as it was when it is over.
+"""The terminal of the live view: reads keys, writes changed cells, and restores the terminal at the end.
 
 The main thread does nothing but this. It waits for a key, a signal, news, or the next second, whichever is first.
 """

@@ -1,4 +1,4 @@
-"""Lines as a terminal gets them, and only what changed since the last time. Pure.
+"""Renders lines for a terminal and emits only what changed. Pure.
 
 The screen is compared cell by cell, so a countdown costs a dozen bytes a second, not a line, and a view over a slow ssh
 connection stays usable. The cursor is put in place for every piece, hence it does not matter what a terminal makes of a

@@ -1,4 +1,4 @@
-"""What is known of an office, read from it whole."""
+"""Reads an office's whole state for the live view."""
 
 from __future__ import annotations
 

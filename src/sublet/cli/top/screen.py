@@ -1,4 +1,4 @@
-"""The whole screen from what is known and how large it is. Pure: the same goes in, the same comes out.
+"""Lays out the whole screen from a snapshot and a size. Pure.
 
 Every part gets a few rows, the one that is looked at gets most, and what does not fit is counted. So a terminal of ten
 rows shows less of everything, and never nothing of something.

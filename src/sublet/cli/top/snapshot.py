@@ -1,4 +1,4 @@
-"""What is known of an office at one moment, and how news change it. Pure.
+"""An office's state at one moment, and how events change it. Pure.
 
 A snapshot is read whole now and then; between two readings the news of the office are put in, so that a notice or an
 end is seen when it happens. News carry the whole lease, hence it does not matter if one is missed.

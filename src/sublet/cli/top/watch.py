@@ -1,4 +1,4 @@
-"""Keeps a snapshot of an office up to date, on a thread of its own, so that keys are answered whatever the office does.
+"""Keeps a snapshot of an office current on its own thread, so that keys never wait for the office.
 
 News change the snapshot when they come. It is read again at most once a second, and no oftener than that the office
 spends a twentieth of its time on it. If the office does not answer, what was known stays, marked as old.

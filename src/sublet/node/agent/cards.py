@@ -1,4 +1,4 @@
-"""The watch over this machine's cards, in an office: who is ours is asked of the supervisor, what follows is reported.
+"""Watches this machine's cards in an office: asks the supervisor which processes are guests, and reports faults.
 
 What the supervisor says of other offices goes through here too, since of one device the ledger keeps one report, and
 whose processes are on it and which office lends it are two things to say.

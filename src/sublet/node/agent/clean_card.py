@@ -1,4 +1,4 @@
-"""One look at a card between two leases, by a program that ends at once: ``python -m sublet.node.agent.clean_card``.
+"""Checks and scrubs a card between two leases, in a short-lived program: ``python -m sublet.node.agent.clean_card``.
 
     GPU-1b4e28ba-… --look                       what it is set to
     GPU-1b4e28ba-… --scrub --settings '…' --since NS    no process on it, memory idle, settings back, memory overwritten

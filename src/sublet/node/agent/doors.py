@@ -1,4 +1,4 @@
-"""The data door: holders connect here, show once who they are, and are handed over to the supervisor.
+"""The data door: holders connect, authenticate once, and are passed to the supervisor.
 
 A capability token opens what it says for its (lease, epoch); an access token, or being the owner on the owner's own
 socket, opens what the tenant may see, and starts nothing. Whether the lease still lives is not asked here: the

@@ -1,4 +1,4 @@
-"""What others have of a device that Sublet lends: processes it did not start, and other offices. Pure.
+"""Foreign use of a lent device: processes that Sublet did not start, and other offices. Pure.
 
 Memory that other processes use cannot be lent, and a device that other processes use cannot be leased exclusively
 (``session``, ``device``), unless the operator allows it. The count is made so that whatever is lent is really free:

@@ -1,4 +1,4 @@
-"""What is looked at with each heartbeat: whether every card is well, and who else is on it.
+"""Checks with each heartbeat whether every card is well, and which foreign processes use it.
 
 What a look means is pure (``fault_in``). The looking itself (``CardWatch``) asks the driver from a thread of its own,
 since a driver that is in trouble may block its caller for ever, and an office must not block with it. One question at

@@ -1,4 +1,4 @@
-"""What this machine has to lend: cards, or host devices in their place; cores, memory, disk.
+"""What this machine can lend: cards, or host devices instead; cores, memory, disk.
 
 Which devices an office lends follows from what it was told, in this order:
 

@@ -1,4 +1,4 @@
-"""How much of the machine this process may use: its cores, its memory, its disk, as the kernel will grant them.
+"""How much of the machine this process may use: cores, memory and disk, as the kernel grants them.
 
 A container or a service has less than the machine: a set of cores, a quota of processor time, a bound on memory. Each
 bound holds for everything below it, so they are read from this process's own control group up to the root, and the

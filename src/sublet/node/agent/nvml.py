@@ -1,4 +1,4 @@
-"""What the driver says of its cards: the thin edge over NVML.
+"""Reads cards through NVML: a thin edge.
 
 Everything that can go wrong with a driver becomes a plain sentence with what to do (``NvmlFailed``); nothing of NVML's
 own error classes gets past this module. ``pynvml`` is imported where it is used and only if there is something to ask,

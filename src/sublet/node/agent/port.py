@@ -1,4 +1,4 @@
-"""What a broker may ask of an agent, and what must hold afterwards.
+"""The interface of an agent to its broker, and what must hold after each call.
 
 An agent stands between the office, which decides, and the hardware, which obeys any process. It therefore keeps three
 promises whatever the office does: only live (lease, epoch) pairs have effects, every lease ends at its deadline without

@@ -1,4 +1,4 @@
-"""Cards tried out before they are lent: what uses, cleans and watches a card runs once on it, in a program of its own.
+"""Rehearses cards before they are lent: uses, cleans and watches each once, in a program of its own.
 
     python -m sublet.node.agent.rehearsal GPU-1b4e28ba-…
 

@@ -1,4 +1,4 @@
-"""A scope of systemd for the supervisor, where systemd keeps the books of who belongs to what.
+"""Starts the supervisor in a systemd scope of its own, where systemd manages control groups.
 
 A session of its own is enough to outlive who started it by hand. It is not where systemd ends by control group: an
 office that is a service would take its supervisor along whenever it is stopped or restarted, and with it all guests;

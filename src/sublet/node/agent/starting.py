@@ -1,5 +1,5 @@
-"""Finding the supervisor of an office, or starting one: a process of its own session, and in a scope of its own where
-systemd gives one, that outlives who started it."""
+"""Finds the supervisor of an office or starts one: a process in a session (and systemd scope) of its own, which
+outlives its starter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether guests on the cards of this machine can be suspended, tried out once when an office starts.
+"""Probes once, at an office's start, whether guests on this machine's cards can be suspended.
 
 The trial is a program of its own (``devices.suspend --probe``), since this process must never touch CUDA: it suspends
 and resumes a small process that has memory on a card, and says what that came to. Only what was seen to work is

@@ -1,4 +1,4 @@
-"""Capability tokens, the verifying half: a connection shows one, and it is judged here, offline.
+"""Verifies capability tokens offline, one per connection.
 
 A token is never enough: what it opens must still be live where it arrives (``Node.check``). What is decided here
 is only whether the office signed it, whether it is still valid, and what is left of it after each holder that handed it

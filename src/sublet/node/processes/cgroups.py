@@ -1,4 +1,4 @@
-"""Control groups: a guest's processes in a box that the kernel keeps, whatever they do to hide.
+"""Control groups for guests: a process cannot leave its group, whatever it does to hide.
 
 A group is ``sublet-<office>/<lease>/<guest>`` in every hierarchy that is of use, and one object here. Limits are set on
 the lease, or on the guest, before the first process joins. Nothing here waits: what is not done at once is asked again

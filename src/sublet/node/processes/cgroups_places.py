@@ -1,4 +1,4 @@
-"""Where control groups can be made here: which hierarchies are mounted, and how far this process may use them.
+"""Finds where control groups can be made: mounted hierarchies, and our rights in them.
 
 There are three kinds of machine: one unified hierarchy (v2), one hierarchy for each controller (v1), and both, where
 the unified one has no controllers and can still end, freeze and count. In each, the place is looked for from our own

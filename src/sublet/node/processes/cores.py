@@ -1,4 +1,4 @@
-"""Which cores a lease is kept on where its time cannot be capped. Pure."""
+"""Chooses the cores of a lease where CPU time cannot be capped. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How guests are told to leave, and how they are ended: of many that end at once the process table is read once.
+"""Ends guests: notifies them, and kills many at once with one scan of the process table.
 
 Nothing here waits. The looks (``guests``) find whether a guest is gone.
 """

@@ -1,4 +1,4 @@
-"""The two ends of a guest's stdin, stdout and stderr: made before the fork, one half for the child, one for us.
+"""Makes both ends of a guest's stdin, stdout and stderr before the fork.
 
 Ours never block and close at an exec. Of a terminal we also keep the guest's half: its master would otherwise report a
 hang-up whenever no process has the terminal open for a moment, and the last output could be read only by luck; once

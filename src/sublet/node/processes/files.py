@@ -1,4 +1,4 @@
-"""How many descriptors this process may have, and how many guests and connections that is room for.
+"""How many descriptors this process may have, and how many guests and connections fit in them.
 
 A guest takes up to five while it runs (its pipes or terminal, its log, and for a moment what starts it), a connection
 one. The kernel's usual 1024 are for programs that do one thing, so as many are taken as this user may have; guests are

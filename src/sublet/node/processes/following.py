@@ -1,4 +1,4 @@
-"""Those who listen to a guest: each has a place in its log, and is either up to date or catching up.
+"""The readers of a guest's output: each has a position in its log, and is current or catching up.
 
 Who is up to date gets what the guest says at once. Who has no room for it falls behind, and reads the log from its
 place on when there is room again; what the log no longer has by then is a gap, and is said. A *lossless* follower never

@@ -1,4 +1,4 @@
-"""Data connections of tenants' guests: bytes are forwarded as they are, descriptors only of plain shared memory.
+"""Forwards data connections of tenants' guests: bytes unchanged, descriptors only of sealed shared memory.
 
 Over a unix socket a program can hand on whatever it has open: a device of its lease, a folder of its blocks. Who gets
 it has it for as long as he likes, also past the end of the lease, and the kernel offers no way to take it back. So a

@@ -1,4 +1,4 @@
-"""One control group: the box of a guest, which the kernel keeps whatever those in it do to hide.
+"""One control group, which contains a guest's processes whatever they do to hide.
 
 Nothing here waits: what is not done at once is asked again by the caller.
 """

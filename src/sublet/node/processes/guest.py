@@ -1,4 +1,4 @@
-"""One guest: a process tree under a lease, what it says, and how it stands."""
+"""One guest: a process tree under a lease, its output and its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All guests of one supervisor: started, watched, told, ended, and looked for until nothing of them runs.
+"""All guests of one supervisor: starts, watches, notifies and ends them, and verifies that they are gone.
 
 A guest is *gone* when a look has shown that none of its processes is there, and no stranger (whose might have been its
 own) either. A look follows the end of a process; between looks nothing is assumed. Mostly a look reads only the list

@@ -1,4 +1,4 @@
-"""How many guests there may be, and what is kept of those that have ended. Pure.
+"""Limits on the number of guests, and on what is kept of ended ones. Pure.
 
 Both are counted by tenant, so that one who starts very many costs the others neither their place nor their logs.
 """

@@ -1,5 +1,5 @@
-"""What a guest gets when it starts: environment, stdio, groups, and how far it is kept apart. Checked before anything
-is made, so that a bad request leaves nothing behind."""
+"""Prepares a guest's start: environment, stdio, groups, isolation. Everything is checked first, so a bad request
+leaves nothing behind."""
 
 from __future__ import annotations
 

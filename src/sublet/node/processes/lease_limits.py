@@ -1,4 +1,4 @@
-"""Which caps a lease means for its guests: what it has, and of what it does not have a default. Pure.
+"""The limits that a lease sets for its guests: its own amounts, and defaults for the rest. Pure.
 
 | the lease has | cores | memory | processes |
 |---|---|---|---|

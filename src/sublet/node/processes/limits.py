@@ -1,4 +1,4 @@
-"""What a guest may use, and what it has used; and the part of it that holds without control groups.
+"""A guest's resource limits and usage, and the part that works without control groups.
 
 Without groups a cap is the kernel's cap on *one* process: enough against a mistake, not against malice, and
 ``describe`` of the groups says so. Memory is not capped that way: a limit on addresses breaks what maps more than it

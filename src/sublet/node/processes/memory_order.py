@@ -1,4 +1,4 @@
-"""Who is killed when the machine has no memory left: guests first, the supervisor last.
+"""Sets the order for the kernel's out-of-memory killer: guests first, the supervisor last.
 
 The kernel adds ``oom_score_adj`` to the share of memory that a process has. The supervisor ends guests at their
 deadlines, and with it all guests end, so nothing is gained by killing it. To ask for less than one was started with

@@ -1,4 +1,4 @@
-"""Watches the memory of leases: ends guests over the limit, and tells guests what the kernel killed.
+"""Watches the memory of leases: ends guests over the limit, and reports what the kernel killed.
 
 Where a control group caps it, the kernel ends a process, and here it is only said. Elsewhere it is measured once a
 second: what the processes have resident, and if that seems too much, their fair shares, since memory that a process

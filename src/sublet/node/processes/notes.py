@@ -1,4 +1,4 @@
-"""What the next supervisor must know if this one dies: which guests there were, and on which hardware.
+"""Persistent notes for the next supervisor: which guests there were, on which hardware.
 
 One small file for each guest, in a folder that a reboot empties, as it empties the process table. It is written before
 the guest runs and taken away when its last process was seen to be gone, so a note without a guest is possible and

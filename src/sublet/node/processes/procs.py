@@ -1,4 +1,4 @@
-"""Processes as /proc shows them: one pass over all of them, and signals that never hit a stranger.
+"""Reads processes from /proc in one pass, and signals them without ever hitting a reused pid.
 
 A pid alone identifies no process: it can be reused as soon as its process is gone. A process is its pid *and* the
 moment it started (``Identity``), and a signal goes through a pidfd that was compared with both.

@@ -1,4 +1,4 @@
-"""Children that ended: whose they were, and how they ended.
+"""Reaps children: whose they were, and how they ended.
 
 All orphans come to the supervisor, so most of what it reaps it never started. SIGCHLD says only that a child ended, and
 several may become one signal, so at each signal all ended children are reaped.

@@ -1,4 +1,4 @@
-"""Starting a command: one fork, and everything between it and the exec.
+"""Starts a command: one fork, and everything before the exec.
 
 The supervisor has one thread, so its child may run Python until the exec. It waits for a word from the parent before it
 does anything, so that the note of it (``notes``) is written before it runs; and it tells through a pipe that closes at

@@ -1,4 +1,4 @@
-"""Whole guests that are to do nothing for a while, and then go on as if nothing had been.
+"""Stops whole guests for a while, and continues them.
 
 A guest with a control group of the second version is frozen: it does not notice, nothing of it can fork on, and it can
 still be killed. Where there is none, and for what has left its group, each process is stopped; that is done again until

@@ -1,4 +1,4 @@
-"""Why a process that was killed is still there: what an operator reads on a quarantined resource."""
+"""Explains why a killed process still exists, for the operator of a quarantined resource."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one lease has on this machine: its folder, its page, its group, its guests."""
+"""What one lease has on this machine: folder, page, control group, guests."""
 
 from __future__ import annotations
 

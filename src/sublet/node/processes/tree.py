@@ -1,4 +1,4 @@
-"""Process trees: which process belongs to which guest, whatever it does to hide, and how a whole tree is ended.
+"""Process trees: attributes processes to guests whatever they do to hide, and ends whole trees.
 
 The supervisor is a child subreaper, so nothing that its guests start can leave its process tree: what loses its parent
 becomes the supervisor's own child. Every process below it therefore belongs to a guest, which is identified in this

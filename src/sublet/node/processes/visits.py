@@ -1,4 +1,4 @@
-"""Connections of holders that were handed to a guest. A duplicate of each stays here, so that it can be cut.
+"""Holders' connections that were passed to a guest; a duplicate of each is kept, to shut it down.
 
 Of the owner's own guests nothing that crosses such a connection passes through the supervisor. Because of the duplicate
 it stays open until it is *shut down*: by the holder, which hangs up, by the guest when it has said its last word, or

@@ -1,4 +1,4 @@
-"""What people are told of a guest that did not come to run, or had too little to go on. Pure."""
+"""Messages about a guest that did not start, or ran short of a resource. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which zygotes there are: one for each kind of guest, a bounded number, none that has gone out of date. Pure.
+"""Which zygotes to keep: one per kind of guest, bounded in number, none outdated. Pure.
 
 A zygote may stand in for a fresh interpreter only where no guest could tell the difference. What tells is in its key:
 the interpreter, what it has imported, whose it is, and the part of the environment that is read once, when an

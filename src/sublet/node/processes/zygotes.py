@@ -1,4 +1,4 @@
-"""The zygotes of this supervisor: started in the background, asked for guests, ended when they have gone out of date.
+"""The supervisor's zygotes: started in the background, asked for guests, ended when outdated.
 
 No guest waits for a zygote. ``want`` starts one; while it is not ``ready`` guests start plainly, and so they do when a
 fork fails. A guest from a zygote is a ``Child`` like one from ``spawn``: it waits for ``go``, so that it is noted

@@ -1,4 +1,4 @@
-"""What a machine and the rights we run with allow, as facts; and how they are said to a person."""
+"""What the machine and our rights allow, as facts, and their description for people."""
 
 from __future__ import annotations
 

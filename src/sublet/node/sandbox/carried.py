@@ -1,4 +1,4 @@
-"""A plan on its way to a warm interpreter: each copy of that which becomes a tenant's guest builds its own walls.
+"""Encodes an isolation plan for a zygote, whose copy then isolates itself.
 
 A guest that starts plainly has them built by a copy of the supervisor, before the exec. In a copy of a warm interpreter
 there is no exec, and nothing of the supervisor's to hide either; so the copy builds them itself, as the first thing it

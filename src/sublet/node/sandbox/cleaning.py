@@ -1,4 +1,4 @@
-"""Removes a folder that belonged to a hostile user, whose processes may still be swapping names in it.
+"""Removes a folder of a hostile user, whose processes may still be swapping names in it.
 
 Every name is used relative to a descriptor of its folder, no symbolic link is followed, and a folder is gone into only
 through a descriptor that was compared: on the same mount as the top. So whatever is swapped, only names inside the

@@ -1,4 +1,4 @@
-"""Doing the plan, in the child, between fork and exec. Every step that fails says its name."""
+"""Carries out the isolation plan in the child, between fork and exec. A failed step is named."""
 
 from __future__ import annotations
 

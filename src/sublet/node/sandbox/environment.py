@@ -1,4 +1,4 @@
-"""What a tenant's guest finds in its environment: little, and nothing of the office's."""
+"""Builds the environment of a tenant's guest, without anything of the office's."""
 
 from __future__ import annotations
 

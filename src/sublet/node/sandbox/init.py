@@ -1,4 +1,4 @@
-"""The two processes that stand over a process namespace, and nothing else.
+"""The two processes at the top of a process namespace.
 
 *Outside* is the process that the supervisor forked and knows as the guest. It cannot enter the namespace itself (a
 process never changes its own), so it waits, hands on the signals it gets, and ends exactly as the command ended.

@@ -1,4 +1,4 @@
-"""Landlock: what of the file system a guest may touch, once more, by a mechanism that needs no rights and no mounts.
+"""Restricts a guest's file access with Landlock, a second barrier that needs no rights and no mounts.
 
 The kernel's version decides which kinds of access can be ruled; a kind it does not know must not be named to it.
 """

@@ -1,4 +1,4 @@
-"""Which walls a guest gets, and in which order they are built. Pure: what is possible and what is wanted come in.
+"""Plans a guest's isolation: which parts, in which order. Pure: abilities and wishes come in.
 
 A wall that must hold and cannot be had is a refusal: a guest is never started with less than was promised. The operator
 may allow that one is missing (``allow_missing``), and then ``Plan.missing`` says which, so that it can be shown.

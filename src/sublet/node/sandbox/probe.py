@@ -1,4 +1,4 @@
-"""What this machine and these rights allow: each part is tried for real, in a child that ends at once.
+"""Tries each part of the isolation on this machine, in a child that ends at once.
 
 Version numbers are not asked: a container, a sysctl or a security module may refuse what the kernel can do.
 """

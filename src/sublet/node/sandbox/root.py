@@ -1,4 +1,4 @@
-"""The file system a guest sees: an empty one, into which only what was named is put, each under its usual path.
+"""Builds the file system that a guest sees: empty, with only what was named, under its usual paths.
 
 What is to be shown is taken hold of first, as descriptors; then the new root is built and the old one let go. So no
 path is looked up in a half-built tree, and no place is needed on disk. What a guest may write is put up from the

@@ -1,4 +1,4 @@
-"""Calls of the kernel that Python (3.11) lacks. Nothing is decided here; every failure is an ``OSError``.
+"""System calls that Python (3.11) lacks. Every failure is an ``OSError``.
 
 The numbers from 424 on are the same on every architecture; older calls go through the C library.
 """

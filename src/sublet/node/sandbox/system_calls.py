@@ -1,4 +1,4 @@
-"""Which system calls a tenant's guest may make: the ones that are listed here, and no others.
+"""The allow list of system calls for tenants' guests.
 
 Namespaces and user numbers keep a guest from what it may not touch; this keeps it from most of the kernel's own code.
 What a program needs that computes, reads, writes, starts processes and talks over sockets is allowed. What is refused

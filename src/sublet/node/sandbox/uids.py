@@ -1,4 +1,4 @@
-"""One user number for one tenant; the same one for ever, and never given twice on a machine.
+"""Assigns user ids to tenants: one each, for ever, never reused on a machine.
 
 The numbers stand in one small file of the state folder, published whole. A number is never given to another tenant, not
 even when its owner is gone: files of his may still lie somewhere, and the next owner of the number would own them.

@@ -1,4 +1,4 @@
-"""What a tenant's guest finds: a user of its own, walls around it, a home, and an environment with nothing of ours."""
+"""The isolation of a tenant's guest: user, namespaces, home, and environment."""
 
 from __future__ import annotations
 

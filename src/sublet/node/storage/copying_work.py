@@ -1,4 +1,4 @@
-"""Copies a checkpoint of one volume into the staging of another; runs in an errand.
+"""Copies a checkpoint of one volume into the staging of another; runs in a forked child.
 
 The holder of the first volume goes on saving and collecting meanwhile. So the packs are opened together with the
 manifest that names them, as every reader does: an open pack keeps its bytes until it is closed, even if its name is

@@ -1,4 +1,4 @@
-"""Counts what is in a folder whose size is not enforced, a little at a time, again and again.
+"""Measures folders whose size is not enforced, a little at a time, repeatedly.
 
 What is counted may change meanwhile, and its writer may be hostile: no link is followed, and of very many names only
 the first are counted. So this reveals mistakes; it enforces nothing, and does not claim to.

@@ -1,4 +1,4 @@
-"""Files of a volume for a holder that runs as another user of the machine: opened for it, and handed over.
+"""Opens files of a volume for a holder that runs as another user, and passes the descriptors.
 
 Such a holder finds no way into the office's folders and needs none. What it reads are sealed packs and manifests; what
 it writes are files of its own staging, which it fills, lets go of and then asks to publish, as every holder does. Here,

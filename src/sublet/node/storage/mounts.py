@@ -1,4 +1,4 @@
-"""Mounts and loop devices: which there are below a folder, and the calls that make and take them away.
+"""Lists, makes and removes mounts and loop devices below a folder.
 
 What there is is read from the kernel each time (``/proc/self/mountinfo``, ``/sys/block``) and never from a table of
 ours, so that what a supervisor that died has left is found in the same way as what this one made. A loop device is made

@@ -1,4 +1,4 @@
-"""A quota for one folder: the kernel's *project* quotas, of ext4 and XFS, where the file system was mounted with them.
+"""Limits one folder with a *project* quota, of ext4 and XFS mounted with them.
 
 A folder is given a project of its own, which all that is made in it inherits, and the project a limit. So the size of a
 folder is enforced without a file system of its own in an image, for all users that quotas bind: not for root.

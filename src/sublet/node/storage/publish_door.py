@@ -1,4 +1,4 @@
-"""Where guests ask for publication: one socket, on which each message is a question and each answer a message.
+"""The socket on which guests request publication: one message per question and answer.
 
 Who asks is known by the process that connected, as the kernel noted it: it must be a guest's, of the guest's user. The
 socket lies in the runtime folder, where guests of other users find nothing but it.

@@ -1,4 +1,4 @@
-"""Who publishes in which volume: asked by guests and holders, compared with the fence, and done one after the other.
+"""Orders publications per volume: requests of guests and holders are fenced and done one after another.
 
 A question is compared with what is live when it comes, and again when it is its turn: what waits behind another may
 have waited past the end of its lease. What is under way when a lease ends or is attached is finished first (or stopped,

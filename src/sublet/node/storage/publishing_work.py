@@ -1,4 +1,4 @@
-"""Publishes a checkpoint, in an errand: staged files are checked, sealed against all writers, and named.
+"""Publishes a checkpoint, in a forked child: staged files are checked, sealed against writers, and named.
 
 Staged files lie in folders to which the process that staged them may still write, and it may be hostile. So no name in
 them is believed: each file is opened once, by a path that follows no link and waits for no pipe, and from then on it is

@@ -1,4 +1,4 @@
-"""A segment of memory as a file that no file system holds: sealed at its size, and gone with its last descriptor.
+"""A shared memory segment: a file without a name, sealed at its size, freed with its last descriptor.
 
 To make or to remove one takes no mount and no process. Whether another process still has it open or mapped, the kernel
 tells: it grants a write lease on a file only while no other has it open.

@@ -1,4 +1,4 @@
-"""What leases have of disk and memory on this machine: a folder for a lease of blocks, a segment for one of memory.
+"""Disk and memory of leases on this machine: a folder per block lease, a segment per memory lease.
 
 They are made when the first guest of the lease starts, which waits for them, and taken away when the lease is over,
 which is verified. Both are done by errands; here it is known how far each has come.

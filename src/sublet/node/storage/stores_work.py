@@ -1,4 +1,4 @@
-"""Making and taking away what a lease has of disk or memory. This waits for the kernel, so it is done in an errand.
+"""Makes and removes what a lease has of disk or memory; blocking, so it runs in a forked child.
 
 A store is a folder: a note of whose it is, and for each part its place (``0``, ``1``, …), where guests write, with the
 image behind it (``0.img``) where the size is enforced.

@@ -1,4 +1,4 @@
-"""A volume's folder, as errands work in it: what lies there, whose it is, and what is removed again.
+"""A volume's folder as forked children see it: its contents, owner and removal.
 
     FOLDER/checkpoints/0000000000000012.manifest     ours to write; guests of another user read
     FOLDER/packs/HEX.pack                            the same

@@ -1,1 +1,1 @@
-"""What outlives the office: guests, the fence table, deadlines, teardown. Standard library, one thread, one loop."""
+"""The process that outlives the office: guests, fence table, deadlines, teardown. Standard library, one thread."""

@@ -1,4 +1,4 @@
-"""Guests that are to leave their cards are asked to let go of what their frameworks only keep for later.
+"""Asks guests that are to leave their cards to free what their frameworks cache.
 
 A guest that serves is sent a connection for that purpose and hangs it up when it is done. It is waited for a short
 while, and no answer is no obstacle: what is not given back is copied along.

@@ -1,4 +1,4 @@
-"""A card between two leases: no process on it, memory at rest, settings restored, memory overwritten.
+"""Cleans a card between two leases: no process on it, memory at baseline, settings restored, memory overwritten.
 
 The driver is asked, and the card overwritten, by a short-lived program of its own (``sublet.node.agent.clean_card``): a
 driver may block its caller, and a process that has once used CUDA keeps a piece of the card. This module only starts

@@ -1,4 +1,4 @@
-"""Which devices of the inventory are really this office's to lend: those whose lock it holds.
+"""Which devices of the inventory this office may lend: those whose lock it holds.
 
 A device that another office has stays in the inventory, all of it in use by others (``Foreign``), and is taken up by
 itself as soon as the other office is gone. Nothing is lent without its lock, so what cannot be locked for whatever

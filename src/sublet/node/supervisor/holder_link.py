@@ -1,4 +1,4 @@
-"""A holder's connection: what it asks is answered here, whether there is an office or not.
+"""A holder's connection: its requests are answered here, with or without an office.
 
 Who it is and what it may do was read from its token when it came (``Front``). That never suffices: to start something
 its (lease, epoch) must be live now, and what belongs to another tenant is as if it were not there.

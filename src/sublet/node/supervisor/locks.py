@@ -1,4 +1,4 @@
-"""One office at a time lends a device of this machine; a second one is told which office it is.
+"""Device locks: one office of the machine lends a device, and a second one learns which office it is.
 
 Each office locks a file of its own with flock: ``sublet-device-<what>.<uid>``, in a folder that belongs to root and in
 which every user may create files but none may remove those of others (the sticky bit). To take a device, an office

@@ -1,4 +1,4 @@
-"""Orders of an office that is newer than this supervisor, which has lived on through an upgrade.
+"""Handles orders of an office that is newer than this supervisor, after an upgrade.
 
 A batch is read whole, and strictly. Where that fails for one order, to hang up would not help: the office would connect
 again and send the same, and meanwhile no other lease would be looked after. So then each order is read by itself.

@@ -1,4 +1,4 @@
-"""Orders of the office, in the order in which they came; of very many ends a few in each turn.
+"""Carries out the office's orders in the order of arrival; of many ends, a few in each turn.
 
 To tell many guests to leave takes as long as to see that they have left, and to report it. Where all are told first,
 the first that has left waits until the last was told. So guests that have left come before those still to be told, for

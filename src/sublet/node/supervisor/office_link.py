@@ -1,4 +1,4 @@
-"""The office's connection: orders come in, reports go out, holders are handed over.
+"""The office's connection: receives orders and holders, sends reports.
 
 There is one office at a time. One that comes later takes over, which is how an office that was killed and started anew
 goes on with what runs.

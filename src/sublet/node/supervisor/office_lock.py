@@ -1,4 +1,4 @@
-"""One supervisor at a time on a machine for each office: the one of a copied state folder ends before it does anything.
+"""One supervisor per office on a machine: that of a copied state folder ends before it does anything.
 
 A new supervisor ends what its predecessor left, and knows it by the id of the office. A copy of a state folder has the
 same id, so its supervisor would take the guests of an office that runs for leftovers. Before that, each takes a lock

@@ -1,4 +1,4 @@
-"""Guests that leave their device and live on: stopped, moved under another lease, and set going again.
+"""Parks guests: stops them, moves them under another lease, and continues them.
 
 Three steps, of which the law (``lease.parking``) is told when all of them are done: everything of the guests stands
 still; what they have on cards is copied by the driver (``suspending``), less what frameworks only keep (``caches``),

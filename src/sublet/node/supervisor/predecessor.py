@@ -1,4 +1,4 @@
-"""What a supervisor that died left: its guests are ended before anything becomes free, and its folders go with them.
+"""Cleans up after a dead supervisor: ends its guests, then removes their folders.
 
 Most of it goes at once. What does not (a frozen guest, for example) is looked for again whenever it is asked about, and
 until it is gone its hardware is not reallocated.

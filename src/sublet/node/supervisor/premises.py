@@ -1,4 +1,4 @@
-"""The hardware of this machine as the law of the node asks for it: real processes, folders and groups.
+"""The machine's hardware behind the port of the node's rules: real processes, folders and groups.
 
 The law (``lease.node``) decides; here it is done. What takes time is begun here and seen to be over by ``is_there``,
 which is asked again when a guest is gone.

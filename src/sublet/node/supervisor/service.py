@@ -1,4 +1,4 @@
-"""The supervisor itself: its parts put together, its turn, its life.
+"""The supervisor itself: puts its parts together and runs its loop.
 
 It lives as long as anything it must look after: an office, a live lease, a guest, a teardown. No guest outlives
 it, and that relies on no promise: guests are sent SIGKILL by the kernel, and what they started is found and ended by

@@ -1,4 +1,4 @@
-"""The hardware behind a shield: what fails while it is told or asked something is not the law's end.
+"""Wraps the hardware so that a failing call does not end the node's rules.
 
 A page that cannot be written, a folder that goes away under our hands, a mistake in how one guest is looked after: none
 of it may stop the law's turn, which keeps the deadlines of all other leases. What was only to be *said* is then said in

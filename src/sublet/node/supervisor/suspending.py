@@ -1,4 +1,4 @@
-"""The one long-lived program that has the driver suspend and resume processes (``devices.suspend``), seen from here.
+"""Drives the one long-lived program that has the driver suspend and resume processes (``devices.suspend``).
 
 It is started when it is first needed, and again if it ended. A question is a line, and so is its answer; questions wait
 for each other, since the driver does one at a time anyway. Each has a deadline, since a driver may never answer: then

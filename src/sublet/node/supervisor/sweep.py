@@ -1,4 +1,4 @@
-"""What a new supervisor does before anything else: it ends what its predecessor left.
+"""A new supervisor's first act: ends what its predecessor left.
 
 The guests of a supervisor that died have been sent SIGKILL by the kernel (PDEATHSIG), but not what they started. It is
 found by the office's control groups, by the office's mark in the initial environment, and from there by descent and by

@@ -1,4 +1,4 @@
-"""Volumes of one supervisor, put together: who may save where, by which way they ask, and who is in the way of an end.
+"""The supervisor's volumes: who may save where, over which connection, and what blocks their end.
 
 A guest may save to the blocks of its own lease, and to those it was lent at its start; a holder to those of the lease
 that its connection is of. The end of a lease ends that right. It ends no guest of another lease, unless that keeps the

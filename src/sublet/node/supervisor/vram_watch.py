@@ -1,4 +1,4 @@
-"""Watches the memory of cards: only guests whose lease has more of a card than it leased are ended.
+"""Watches the memory of cards: ends only guests whose lease uses more than it leased.
 
 A card does not let itself be capped for a process, so this is measured: the office hands on what the driver says each
 process has, every few seconds. What a CUDA context takes for itself is allowed besides, for each process. Of a lease

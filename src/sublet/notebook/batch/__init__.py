@@ -1,4 +1,4 @@
-"""Whole notebooks as jobs: run from top to bottom, under leases, and gone on with after whatever came between.
+"""Whole notebooks as jobs: run from top to bottom under leases, and resumed after interruptions.
 
     law        states of a job, what may follow what, and which cell is next; values and a table
     asked      what a job asks for: the command line, and the comments of the first cell

@@ -1,4 +1,4 @@
-"""What a job asks for: from the command line, and from comments in the notebook's first code cell.
+"""What a job requests: from the command line, and from comments in the notebook's first code cell.
 
     #SUBLET --vram 8GiB --tier spot
     #SUBLET --lease whole

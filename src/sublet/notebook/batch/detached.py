@@ -1,4 +1,4 @@
-"""A job in the background: the process that runs it, and a smaller one that starts it again if it is killed.
+"""A job in the background: the process that runs it, and a smaller one that restarts it if it is killed.
 
     python -m sublet.notebook.batch.detached FOLDER
 

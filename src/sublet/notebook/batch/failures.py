@@ -1,4 +1,4 @@
-"""Why a cell, and with it a job, did not finish: whose fault it was, and whether it may be run again."""
+"""Why a cell, and with it a job, failed: who is to blame, and whether it may be retried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kernel in a guest, as nbclient knows kernels: just so much of a client and of a manager as it calls.
+"""Adapts a kernel in a guest to the client and manager interfaces that nbclient calls.
 
 nbclient waits for the reply and for the outputs of a cell at the same time. Here both come over one connection that
 one thread reads; what came is put into two queues. Between cells no thread reads, so a request is sent without a lock.

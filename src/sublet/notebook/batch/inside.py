@@ -1,4 +1,4 @@
-"""What runs in the kernel of a notebook that is a job, between its cells: called by name, answered as JSON text.
+"""Runs in a job's kernel between its cells: called by name, answers in JSON.
 
 The variables are saved with the rules of the notebook (``home``): functions and classes live in the namespace they
 came from, so two functions that share a counter still do when they are restored. A variable that cannot be saved is

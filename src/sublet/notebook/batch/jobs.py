@@ -1,4 +1,4 @@
-"""A job's folder: what was asked for, how far it is, and the lock that says who has it.
+"""A job's folder: its request, its progress, and the lock of its runner.
 
 HOME/jobs/7/spec.json          what was asked for; written once
 HOME/jobs/7/record.json        how far it is; written whole, each time

@@ -1,4 +1,4 @@
-"""The kernel of a job: an ordinary one beside the runner, or a guest in which every cell runs under one lease.
+"""The kernel of a job: an ordinary one beside the runner, or a guest in which all cells run under one lease.
 
 Cells run through nbclient in both, so outputs, updating displays and widgets become what they become in any executed
 notebook. Between cells the kernel is asked for things (``inside``): by name, with an answer in JSON.

@@ -1,4 +1,4 @@
-"""The law of a job: its states, what may follow what, and where it goes on.
+"""The state table of a job, and where it resumes. Pure.
 
     QUEUED       waits for its turn, or for its lease
     RUNNING      a runner has it

@@ -1,4 +1,4 @@
-"""Leases of a kernel that could not give them back: no process uses them, and others wait."""
+"""Releases leases of a kernel that could not release them itself."""
 
 from __future__ import annotations
 

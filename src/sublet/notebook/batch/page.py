@@ -1,4 +1,4 @@
-"""What a run leaves to look at: the executed notebook, and an HTML page of it with the bill.
+"""What a run leaves behind: the executed notebook, and an HTML page with the bill.
 
 The page needs no network: its style is in it, and scripts that Jupyter would fetch are left out where they do nothing.
 """

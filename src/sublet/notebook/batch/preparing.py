@@ -1,4 +1,4 @@
-"""A notebook before it runs: read, checked, its parameters put in."""
+"""Prepares a notebook: reads and checks it, and inserts its parameters."""
 
 from __future__ import annotations
 

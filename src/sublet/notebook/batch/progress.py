@@ -1,4 +1,4 @@
-"""What a runner tells while it runs."""
+"""The progress events of a runner."""
 
 from __future__ import annotations
 

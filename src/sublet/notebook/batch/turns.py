@@ -1,4 +1,4 @@
-"""Whose turn it is among notebooks that came through the queue: the oldest first, and only so many at once.
+"""Orders notebooks that came through the queue: the oldest first, and a bounded number at once.
 
 A place is a lock on a small file, so it is free again when its holder is gone, however that went.
 """

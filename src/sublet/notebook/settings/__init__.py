@@ -1,4 +1,4 @@
-"""The table of settings that notebook and device keep alike: what each is, and how its library reads and sets it.
+"""The settings that notebook and device keep equal: each setting, and how its library reads and sets it.
 
 One row for each setting. A row names the module it belongs to: nothing is read or set before that is imported. What a
 row reads is plain data or something that can be pickled; what it writes goes through the library's own setter. The

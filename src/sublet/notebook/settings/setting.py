@@ -1,4 +1,4 @@
-"""One row of the table: what a setting is, and how its library reads and sets it."""
+"""One row of the table: a setting, and how its library reads and sets it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table itself: the rows of one side, in order, with random generators and what libraries declare."""
+"""The table of one side: its rows in order, with random generators and libraries' own entries."""
 
 from __future__ import annotations
 

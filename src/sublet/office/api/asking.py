@@ -1,4 +1,4 @@
-"""From messages to commands: every text, number and choice of a request is checked here, before the ledger sees it."""
+"""Turns messages into commands: checks every text, number and choice before the ledger sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control API, bills: folded from the audit chain and from nothing else, for the operator or for one tenant.
+"""The control API's bills: folded from the audit chain only, for the operator or for one tenant.
 
 Reading the chain is work for a thread, since it is long. What was read is kept, so the next bill reads only what is
 new.

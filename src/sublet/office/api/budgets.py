@@ -1,4 +1,4 @@
-"""The control API, budgets: amounts in and out as decimal text, since money is never a floating-point number."""
+"""The control API's budgets: amounts as decimal text, since money is never a floating-point number."""
 
 from __future__ import annotations
 

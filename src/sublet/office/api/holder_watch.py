@@ -1,4 +1,4 @@
-"""Watches the processes of holders: the edge that tells the ledger when one has ended.
+"""Watches the processes of holders, and tells the ledger when one has ended.
 
 Each process that leases are bound to has one pidfd in the loop, however many leases that are. Where there is no pidfd
 to be had (the limit of open files), the process is looked at once a second instead.

@@ -1,4 +1,4 @@
-"""The control API, leases: each handler turns a message into a command, and the answer into a message."""
+"""The control API's leases: each handler turns a message into a command, and the answer into a message."""
 
 from __future__ import annotations
 

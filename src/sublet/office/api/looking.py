@@ -1,4 +1,4 @@
-"""The control API, what an onlooker asks for: what runs under leases, and who waits, at which place and for what.
+"""The control API's listings: guests, and the queue with places and reasons.
 
 Both are questions about many leases at once. Asked one by one they would be many messages, and asking after a waiting
 lease is a sign of life of its holder, which an onlooker is not.

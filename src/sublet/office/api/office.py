@@ -1,4 +1,4 @@
-"""The control API, the office itself: status, tenants, fences, nodes, bills, the audit chain, and its end."""
+"""The control API's office: status, tenants, fences, nodes, bills, audit chain, shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, generated from the route table and the message types, so it cannot be wrong about them."""
+"""Generates the OpenAPI 3.1 document from the route table and the message types."""
 
 from __future__ import annotations
 

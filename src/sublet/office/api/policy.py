@@ -1,4 +1,4 @@
-"""The control API, the operator's file: what holds, where each value is from, and what a file would change."""
+"""The control API's policy: present values with their sources, and what a file would change."""
 
 from __future__ import annotations
 

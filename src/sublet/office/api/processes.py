@@ -1,4 +1,4 @@
-"""The processes at the other end of unix sockets, as the kernel names them, and whether they still live.
+"""Identifies the processes at the other end of unix sockets, through the kernel, and whether they live.
 
 A pid is reused as soon as its process is gone, so a process is known by its pid *and* its start time. The kernel hands
 out a pidfd of the peer of a unix socket (``SO_PEERPIDFD``, Linux 6.5), which is never of another process. Older kernels

@@ -1,4 +1,4 @@
-"""The control API, reservations: their rules in, and the instants that are worked out from them."""
+"""The control API's reservations: takes their rules, and computes the instants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes of the control API as data. Everything that is true of a route stands in its line.
+"""The routes of the control API as data: everything about a route is in its row.
 
 The application dispatches on this table, the OpenAPI document is made from it, and the test of rights walks it: a route
 that is added here is served, described and tested for what strangers may do, without another word.

@@ -1,4 +1,4 @@
-"""Serving the control API: uvicorn's HTTP protocol on a socket of ours, with limits on what a stranger may cost us.
+"""Serves the control API with uvicorn's HTTP protocol on our own socket, with limits per peer.
 
 uvicorn's own ``Server`` is left out: it wakes ten times a second, takes the process's signals, and makes its unix
 socket writable for all users. What is used is its protocol: HTTP/1.1 on httptools, keep-alive, pipelining, flow

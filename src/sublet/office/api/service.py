@@ -1,4 +1,4 @@
-"""The broker as one thing: what a handler of the control API may use, and the shapes of a call and its reply."""
+"""The broker as handlers of the control API use it, and the types of a call and its reply."""
 
 from __future__ import annotations
 

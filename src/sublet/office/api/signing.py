@@ -1,4 +1,4 @@
-"""Capability tokens, the signing half: the office's key, and tokens for leases that live. And tenants' checkpoint keys.
+"""Signs capability tokens for live leases with the office's key; derives tenants' checkpoint keys.
 
 The private key lies in the state folder, readable by its owner only, and is made whole or not at all. A program with
 the public key can verify a token offline (``node.agent.tokens``); only this office can make one.

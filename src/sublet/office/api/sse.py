@@ -1,4 +1,4 @@
-"""News as server-sent events: places, readiness, notices, ends, derived from the ledger's facts.
+"""Server-sent events: places, readiness, notices and ends, derived from the ledger's facts.
 
 A reader who is too slow must cost the others nothing, so each stream has a bounded queue. When it overflows, what is
 in it is thrown away and the reader is told ``lagged``: read the state again, nothing that matters was only in the

@@ -1,4 +1,4 @@
-"""What a studio may do: read what its pages show, and act for a tenant on sessions of that tenant. Pure.
+"""The right of a studio: to read what its pages show, and to act for a tenant on its sessions. Pure.
 
 A studio is known by a token of its own, which is stored and taken back like a tenant's. In its own name it reads the
 routes that the table marks, of all tenants. In the name of a tenant it acquires, keeps and gives back leases of GPUs

@@ -1,4 +1,4 @@
-"""What the office shows: wire messages made from records. Pure."""
+"""Builds wire messages from the ledger's records. Pure."""
 
 from __future__ import annotations
 

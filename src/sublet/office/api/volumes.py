@@ -1,4 +1,4 @@
-"""The control API, volumes: what is kept under names, and giving it up. It is made and taken by asking for a lease."""
+"""The control API's volumes: lists and removes them. A lease of blocks makes and uses one."""
 
 from __future__ import annotations
 

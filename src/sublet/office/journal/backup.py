@@ -1,4 +1,4 @@
-"""Copies of the journal, and putting one back.
+"""Backs up the journal, and restores a backup.
 
 A restored backup does not know what happened after it was made. So it begins a new incarnation, higher than any ever
 used in its home; no lease in it goes on; and its audit chain names the heads that were given up for it.

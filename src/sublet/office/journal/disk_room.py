@@ -1,4 +1,4 @@
-"""Room on the journal's disk: how much is left, and a file that is given up when the journal needs its place.
+"""Room on the journal's disk: how much is left, and a reserve file that is freed for the journal.
 
 The file is laid out while there is room. When the disk is full, whatever filled it, the file is removed, and the
 journal is written where it was: live leases are renewed, released and billed as before, and only new ones are refused.

@@ -1,4 +1,4 @@
-"""The files beside the journal: the folder itself, its lock, the incarnation, and the anchors outside.
+"""Files beside the journal: the folder, its lock, the incarnation, and the external anchors.
 
 A home folder has:
 

@@ -1,4 +1,4 @@
-"""The past as it was written: audited events folded into usages, for bills and for nothing else.
+"""Folds audited events into usages, for bills only.
 
 The audit chain is the one source of truth for money, so every link is checked while it is read: a chain that was
 touched gives no bill.

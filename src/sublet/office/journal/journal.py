@@ -1,4 +1,4 @@
-"""The journal: what the office must not forget, on disk before any caller hears of it.
+"""The journal: makes events durable before any caller is answered.
 
 One SQLite file in write-ahead mode with ``synchronous=FULL``, opened by one process (a lock beside it) and written
 through one connection. A batch of events is one transaction: all of it is there, or none. When ``commit`` returns, it

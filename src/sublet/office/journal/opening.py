@@ -1,4 +1,4 @@
-"""Opening a journal, step by step: begin one, compare it with its anchor, bring it up to date, lay out its log."""
+"""Opens a journal: creates it, compares it with its anchor, migrates it, and lays out its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a journal without changing it, and trusting nothing that is read.
+"""Reads a journal without changing it, and verifies everything it reads.
 
 Each row has a checksum or is a link of the audit chain, the sequence has no gap, the schema is compared letter by
 letter and SQLite checks its pages. What does not fit is refused as a whole: a journal that was damaged is put right by

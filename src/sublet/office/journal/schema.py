@@ -1,4 +1,4 @@
-"""The tables of the journal, and how an older one becomes this one.
+"""The journal's tables, and their migrations.
 
 A fact is stored once: in ``audit`` if it is audited, else in ``events``. Both count from one sequence without a gap, so
 a row that vanished is noticed. Rows of ``events`` go when a snapshot stands for them; rows of ``audit`` stay for good.

@@ -1,4 +1,5 @@
-"""Whether a request is well formed, may be asked by its tenant, and could ever fit; and what to tell those who wait."""
+"""Admission: whether a request is well formed, allowed to its tenant, and could ever fit; and the reasons of
+waiting ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answers of the ledger. An acquire is answered by exactly one of grant, place, offer and refusal."""
+"""The ledger's answers. An acquire gets exactly one of grant, place, offer and refusal."""
 
 from __future__ import annotations
 

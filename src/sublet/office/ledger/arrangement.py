@@ -1,4 +1,4 @@
-"""Groups with their members, reservations and budgets as a whole: what ``policy.toml`` makes of what there is.
+"""Compares groups, reservations and budgets with what ``policy.toml`` says, as a whole.
 
 A key that the file has holds from the moment at which it is applied, whatever a command said before. A key that it no
 longer has goes back to its default, and what it no longer names is removed, unless a command has changed it since.

@@ -1,4 +1,4 @@
-"""Budgets: what a tenant or a group may spend in a window, and what follows when it is spent.
+"""Budgets: what a tenant or a group may spend in a window, and what happens when it is spent.
 
 At 80 % there is a warning. When all is used up nothing that costs something is granted to the account: requests that
 wait end, grants that are not claimed end, and leases end with the notice of their tier. What is kept of them stays, and

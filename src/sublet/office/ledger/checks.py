@@ -1,4 +1,4 @@
-"""The invariants of the books, walked in full. Tests and the simulator call this after every step, so it walks once.
+"""The ledger's invariants, checked in one pass. Tests and the simulation call it after every step.
 
 Most leases that are remembered have ended, and hold nothing: of them it is looked whether they have a reason and an
 epoch of their own. That nothing is leased to them is seen from the slices.

@@ -1,4 +1,4 @@
-"""What can be asked of the ledger. A command is checked as a whole before anything changes."""
+"""The ledger's commands. A command is checked as a whole before anything changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a request may be granted, if holders leave when they are due and those ahead use their time once.
+"""Estimates when a request is granted, if holders leave when due and those ahead use their time once.
 
 An estimate is for a person who decides whether to wait. It costs little however full the office is, and where it cannot
 be told for little, it is not told.

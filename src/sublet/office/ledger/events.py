@@ -1,4 +1,4 @@
-"""The facts of the ledger: what the journal stores and what the state is the fold of.
+"""The ledger's facts: what the journal stores, and of which the state is the fold.
 
 One frozen type per fact. ``AUDITED`` names those that go into the audit chain: every change of state of a lease, a
 slice, a node or a tenant, once. What is not audited (a renewal, an activity note) moves a deadline or a counter, and

@@ -1,4 +1,4 @@
-"""Why a request waits, and what may end a lease: every word of it comes from the state and functions that decide.
+"""Explains why a request waits and what may end a lease, from the state and functions that decide.
 
 Which requests are ahead is read from the walk that grants (``order.InOrder``), and when a lease may be taken from the
 rule by which it is taken (``preemption.victim``), asked for later moments. There is no second set of rules that could

@@ -1,4 +1,4 @@
-"""Fair sharing: how much of the hardware a tenant and its group had, what counts of it, and what that is worth.
+"""Fair shares: what a tenant and its group used, what of it counts, and what that is worth.
 
 **Decayed use.** What was used counts less the longer ago it was: by half for each half-life. The weight of an instant
 grows instead, so that a sum once taken stays comparable: time is cut into periods of one half-life ``H``; within a

@@ -1,4 +1,4 @@
-"""The lease that a holder speaks of, or the error that says why it cannot be spoken of so."""
+"""Finds the lease that a holder names, or raises why it may not use it."""
 
 from __future__ import annotations
 

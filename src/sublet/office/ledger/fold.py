@@ -1,4 +1,4 @@
-"""The fold: one function per fact, and what it does to the books and their indexes.
+"""The fold: one function per fact, with its effect on the state and its indexes.
 
 No decision is made here. A fact the state tables do not know raises before anything is changed: it is a bug.
 """

@@ -1,4 +1,4 @@
-"""The fold of what budgets pay for. It takes the facts of which a bill is made (``history``), and takes them alike.
+"""Folds what budgets pay for, from the same facts as bills (``history``).
 
 While there are no budgets nothing is noted here; the first of them finds what is held in the books.
 """

@@ -1,4 +1,4 @@
-"""The fold of what happens to volumes. A volume and its slice change together, each by its own table."""
+"""Folds what happens to volumes. A volume and its slice change together, each by its own table."""
 
 from __future__ import annotations
 

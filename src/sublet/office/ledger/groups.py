@@ -1,4 +1,4 @@
-"""What a group may have: its quota and ceiling, which bound it, and its floor, which others keep free for it.
+"""A group's limits: quota and ceiling, which bound it, and the floor, which others leave free for it.
 
 GPUs of a group are counted in thousandths of a device, so that parts of one card add up to it.
 

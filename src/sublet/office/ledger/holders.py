@@ -1,4 +1,4 @@
-"""What holders ask: acquire, claim, attach, decline, release."""
+"""Commands of holders: acquire, claim, attach, decline, release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps a lease: renewals, and the holder's word on whether anything runs."""
+"""Renewals, and holders' reports of activity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators ask: tenants, revocations, drains, fences; and the opening of the office itself."""
+"""Commands of operators: tenants, revocations, drains, fences; and the opening of the office."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Who goes first among those who wait: tier, then the group and in it the tenant with the smallest share, then the
-request whose holder has had least without a break, then arrival.
+"""The order of the queue: tier, then the group and in it the tenant with the smallest share, then the least time held
+without a break, then arrival.
 
 A share is decayed use per weight (``fairness``). What is ahead of a request, for its holder's place and for the grant,
 is computed here and nowhere else.

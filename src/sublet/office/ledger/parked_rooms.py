@@ -1,5 +1,5 @@
-"""Where a request can be granted that is to go on with parked guests: on their node, and on devices they can come back
-to. Until they are parked, and once their parking lease is over, nowhere."""
+"""Where a request that resumes parked guests can be granted: on their node, and on devices they can return to;
+nowhere until they are parked, or once their parking lease is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the office takes a device without ending who is on it, and gives him another later.
+"""Takes a device without ending its guests, and gives them another later.
 
 1. A lease has notice, and its agent says what its guests would need (``Parkable``). A *parking lease* is set aside
    for them there and then: a lease of memory of the same tenant, in its quota and on its bill, on the same node.

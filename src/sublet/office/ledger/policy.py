@@ -1,4 +1,4 @@
-"""The numbers of the office, each with a unit and checked against the others when the policy is made."""
+"""The office's numbers, each with a unit, and checked against one another at construction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom to take hardware from, for whom, and why this cannot go round in circles.
+"""Chooses victims of preemption, and argues why there are no cycles.
 
 **Standing.** Every lease that could be taken has a standing, every waiting request has one too, and a request may only
 take from leases of *lower* standing:

@@ -1,4 +1,4 @@
-"""Who still stands in line: a queue place lives on the signs of life of its holder.
+"""Drops queue places whose holders give no sign of life.
 
 A lease that runs is kept alive by renewals and ends by its time to live. A place in the queue has neither, so an open
 connection that asks for it (a long poll, a stream of events) or any look at it counts as a sign of life, and who was

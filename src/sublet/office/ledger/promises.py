@@ -1,4 +1,4 @@
-"""Promised parts: what placement sees while victims are leaving for a request.
+"""Promised parts: what placement sees while a request's victims are ending.
 
 A promise is made in the same step as the notices to its victims. Until it is kept or dropped, all other requests see
 the promised parts as taken. Physical room counts as well: a victim that still holds twice what was promised leaves

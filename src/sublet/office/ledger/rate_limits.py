@@ -1,4 +1,4 @@
-"""How much a tenant may ask of the office in a while: token buckets in whole nanoseconds. Pure.
+"""Rate limits of tenants: token buckets in whole nanoseconds. Pure.
 
 Two things are counted for each tenant. *Requests*, since each costs the office's one loop some microseconds: what a
 tenant sends to keep, or to give back, what it has (renewals, releases) goes on where other requests are refused, up to

@@ -1,4 +1,4 @@
-"""What the ledger remembers: wants, leases, slices, resources, nodes, tenants.
+"""The ledger's records: requests, leases, slices, resources, nodes, tenants.
 
 These are plain records. They change in one place only, ``state.State.apply``, and they are what a snapshot stores.
 Where most fields of most records have their usual value, these are not written down; so a default is part of the

@@ -1,4 +1,4 @@
-"""Requests that replace a lease of the same tenant: decided in one step, with that lease's parts counted as free.
+"""Requests that replace a lease of the same tenant, decided in one step with that lease's parts counted as free.
 
 1. *Decided.* The request fits into what is free together with what its present lease has. If it fits into what is free,
    it is granted, and the present lease ends when the grant is claimed; until then limits count one of the two. If it

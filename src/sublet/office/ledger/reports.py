@@ -1,4 +1,4 @@
-"""What agents report. A report may come late, twice, out of order, or about something that is over."""
+"""Handles agents' reports, which may come late, twice, out of order, or after the end."""
 
 from __future__ import annotations
 

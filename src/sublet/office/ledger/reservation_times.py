@@ -1,4 +1,4 @@
-"""From the rule of a reservation, as a person writes it in a time zone, to instants. Reads the time-zone database.
+"""Expands a reservation's rule, written in a time zone, to instants. Reads the time-zone database.
 
 ``every Tue 10:00-12:00``, ``every Mon,Thu 9:00-9:45 from 2027-01-11 until 2027-02-12``, ``every weekday 22:00-06:00``,
 ``2026-12-01 09:00-17:00``. An end that is not after the begin is on the next day.

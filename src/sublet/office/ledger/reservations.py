@@ -1,4 +1,4 @@
-"""Reservations: devices that are kept for a group at stated times.
+"""Reservations: devices kept for a group at stated times.
 
 1. *Chosen.* Before the start, by the notice and by the time that it takes to clear a device, devices are chosen for it:
    those that its group has already, then those with the least to lose. Other groups' leases on them get notice, within

@@ -1,4 +1,4 @@
-"""The request to go on with what is parked: whose it is, whether it is still there, and what it needs."""
+"""Requests that resume parked guests: whose they are, whether they are still there, and what they need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is free where, kept up to date as slices come and go, so that placing never walks the slices.
+"""What is free where, maintained incrementally, so that placement never scans the slices.
 
 A ``Room`` is the placement's view of one resource. The same small arithmetic serves three questions: does it fit now,
 would it fit if these leases were gone, would it fit if nothing were here.

@@ -1,4 +1,4 @@
-"""What happens without being asked: waiting requests are granted, victims are chosen, deadlines come.
+"""What happens by time: waiting requests are granted, victims chosen, deadlines enforced.
 
 ``settle`` runs after every command that may have made room. It walks the line once, in order; what does not fit is not
 tried again in the same walk for a request of the same shape, so a long line of alike requests costs one look each.

@@ -1,4 +1,4 @@
-"""How a budget stands: what was spent in its window, and when it will be warned of or used up.
+"""The state of a budget: what was spent in its window, and when it reaches the warning or its end.
 
 A cost accrues while something is held, at so many *grains* a nanosecond (``observe.bills`` says what a grain is). So
 the use of a budget is a straight line between two events, and the moment at which it reaches 80 % or all of the budget

@@ -1,4 +1,4 @@
-"""One command being carried out: what it changed so far, and the verbs with which it may change anything.
+"""One command being carried out: its changes so far, and the only functions that may change state.
 
 Each verb makes one transition, for every caller, and says what must follow from it: the events, the order to the agent,
 the consequences for others. The handlers (``holders``, ``operators``, ``reports``, ``schedule``) only choose verbs.

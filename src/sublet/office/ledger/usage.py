@@ -1,4 +1,4 @@
-"""How much device time a tenant used within the rolling window: exact, and logarithmic in what the window holds.
+"""A tenant's device time within the rolling window: exact, and logarithmic in the window's entries.
 
 The number of device-thousandths a tenant holds is a step function of time. We keep its breakpoints with the running
 integral, so the use in any window that ends now is the difference of two points of the integral.

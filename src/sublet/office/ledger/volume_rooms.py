@@ -1,5 +1,5 @@
-"""Where a request can be granted that goes on with a volume: where that is, and with the slice it has. While a lease
-has it, it is being put away or removed, or its node is away, that is nowhere."""
+"""Where a request for an existing volume can be granted: on its node, with its slice; nowhere while a lease has it,
+it is being retained or removed, or its node is away."""
 
 from __future__ import annotations
 

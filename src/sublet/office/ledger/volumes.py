@@ -1,4 +1,4 @@
-"""What outlives a lease of blocks that has a name: its volume.
+"""Volumes: what a named block lease leaves behind.
 
 1. A request with a name makes the volume of that name, or goes on with it: on its node and resource, with the slice
    it has already, so that neither capacity nor quota is counted twice. While a lease has it the request is refused;
