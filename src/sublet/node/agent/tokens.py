@@ -6,7 +6,7 @@ on has narrowed it. All refusals are alike, so that a caller learns nothing from
 
 A Biscuit is a signed block of facts and, behind it, blocks that holders appended. An appended block can state checks,
 which must all hold; facts that it states are visible only to itself. So the claims are read from the first block
-only, and each operation they name is tried against all checks.
+only, and where blocks were appended each operation they name is tried against all checks.
 """
 
 from __future__ import annotations
@@ -65,8 +65,12 @@ def verify(token: str, public_keys: Mapping[str, bytes], now_s: int) -> TokenCla
         generations = found.query(_GENERATION)  # a token of an earlier version says none, and is of the first
         if len(generations) > 1:
             raise ValueError("not one generation")
-        allowed = [Operation(fact.terms[0]) for fact in found.query(_MAY)]
-        operations = frozenset(operation for operation in allowed if _holds(biscuit, now_s, operation))
+        allowed = frozenset(Operation(fact.terms[0]) for fact in found.query(_MAY))
+        if biscuit.block_count() == 1:  # nothing was appended, so no check is about an operation
+            found.authorize()
+            operations = allowed
+        else:
+            operations = frozenset(operation for operation in allowed if _holds(biscuit, now_s, operation))
         return TokenClaims(
             tenant=TenantId(tenant),
             lease=LeaseId(lease),

@@ -8,11 +8,12 @@ import string
 from pathlib import Path
 
 import pytest
-from biscuit_auth import Biscuit, BlockBuilder, KeyPair, PublicKey
+from biscuit_auth import Authorizer, Biscuit, BlockBuilder, KeyPair, PublicKey
 
 from sublet.errors import InvalidRequest, LeaseNotActive, Unauthorized
 from sublet.lease.states import LeaseStatus
 from sublet.lease.token import Operation, TokenClaims
+from sublet.node.agent import tokens
 from sublet.node.agent.tokens import TOKEN_LENGTH_MAX, narrow, verify
 from sublet.office.api.signing import CHECKPOINT_FILE, KEY_FILE, Signer
 from sublet.office.ledger.records import LeaseRecord, Now, Want
@@ -112,6 +113,22 @@ def test_it_opens_nothing_from_its_expiry_on() -> None:
     assert check(minted(), NOW_S + 359).expires == NOW_S + 360
     with pytest.raises(Unauthorized):
         check(minted(), NOW_S + 360)
+
+
+def test_a_token_without_appended_blocks_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every data connection shows one, and judging it once for each operation took 1.5 ms."""
+    judged: list[object] = []
+    really = tokens._judged
+
+    def counted(biscuit: Biscuit, now_s: int, operation: Operation | None) -> Authorizer:
+        judged.append(operation)
+        return really(biscuit, now_s, operation)
+
+    monkeypatch.setattr(tokens, "_judged", counted)
+    assert check(minted()).operations == frozenset(Operation)
+    assert len(judged) == 1
+    assert check(narrow(minted(), SIGNER.public_keys, operations=[Operation.READ])).operations == {Operation.READ}
+    assert len(judged) == 2 + len(Operation)
 
 
 def test_another_offices_key_signs_nothing_here() -> None:
