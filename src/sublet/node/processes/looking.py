@@ -28,8 +28,10 @@ class Looking:
 
     def soon(self, *, at_all: bool = False) -> None:
         """Look who is left, once in this turn."""
+        if not self._is_needed():  # and the next look, which may be the end of a lease, need not scan all for this one
+            return
         self._at_all |= at_all
-        if not self._will_look and self._is_needed():
+        if not self._will_look:
             self._will_look = True
             if self._loop.now_ns() >= self._rest_until_ns:
                 self._loop.soon(self._look)
