@@ -6,7 +6,7 @@
     python tools/house.py --list circles   modules that import each other, type-only imports included
     python tools/house.py --json           the same figures as one document
 
-``git worktree add`` gives a checkout of an earlier commit; ``--root`` counts there, so both columns come from one script.
+``--root`` counts another checkout (``git worktree add``), so that figures before and after come from one script.
 """
 
 from __future__ import annotations

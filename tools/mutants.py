@@ -91,7 +91,7 @@ ROOMS: Final[dict[str, tuple[str, ...]]] = {
     "lease": ("tests/unit/lease", "tests/transcripts", "tests/unit/node/agent", "tests/unit/client"),
     "office": (
         *("tests/unit/office/ledger", "tests/transcripts", "tests/unit/office/api", "tests/unit/office/journal"),
-        *("tests/unit/observe", "tests/integration/test_office_http.py", "tests/integration/test_client.py"),
+        *("tests/integration/test_office_http.py", "tests/integration/test_client.py"),
         *("tests/crash/test_journal_crash.py", "tests/integration/test_resume.py"),
     ),
     "client": (

@@ -2,10 +2,11 @@
 
     python tools/rename.py TABLE
 
-Each line of the table is ``old new``, dotted below ``sublet`` (``office.ledger.step office.ledger.transaction``), or two
-paths with a slash (``tests/unit/durable tests/unit/state``). Files and folders move with ``git mv``, and the test of a
-module (``tests/unit/<room>/test_<module>.py``) moves with it. Then every text that git knows is rewritten: imports and
-the names they bind, dotted names in texts and comments, and paths. What it cannot decide it names, and leaves alone.
+Each line of the table is ``old new``, dotted below ``sublet`` (``office.ledger.step office.ledger.transaction``),
+or two paths with a slash (``tests/unit/durable tests/unit/state``). Files and folders move with ``git mv``, and the
+test of a module (``tests/unit/<room>/test_<module>.py``) moves with it. Then every text that git knows is rewritten:
+imports and the names they bind, dotted names in texts and comments, and paths. What it cannot decide it names, and
+leaves alone.
 """
 
 from __future__ import annotations
@@ -73,7 +74,12 @@ class Rewriter:
             for old, new in moved.items()
             if old.startswith("src/")
         }
-        self.paths = {**moved, **inside}
+        as_modules = {
+            old.removesuffix(".py").replace("/", "."): new.removesuffix(".py").replace("/", ".")
+            for old, new in moved.items()
+            if old.startswith("tests/")
+        }
+        self.paths = {**moved, **inside, **as_modules}
         longest = sorted(self.paths, key=len, reverse=True)
         self.path = re.compile(rf"(?<![\w.-])({'|'.join(re.escape(one) for one in longest)})(?![\w-])")
 

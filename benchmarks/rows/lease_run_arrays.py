@@ -18,7 +18,7 @@ from blake3 import blake3
 import sublet
 from benchmarks.harness import Bench, Figure, Goal, Row, figure
 from benchmarks.ours import DISTRIBUTIONS, Office
-from sublet.durable.pages import process_pages
+from sublet.state.transfer.pages import process_pages
 
 PAIRS: Final = 20
 FIRST: Final = "first call with 1 GiB"

@@ -19,7 +19,7 @@ from blake3 import blake3
 from benchmarks.harness import Bench, Figure, Goal, Row, figure
 from benchmarks.notebooks import DISTRIBUTIONS, Within, shell_in
 from benchmarks.ours import Office
-from sublet.durable.pages import process_pages
+from sublet.state.transfer.pages import process_pages
 
 LARGE: Final = 1 << 30
 IN_FIRST: Final = "in, the first time"

@@ -18,8 +18,8 @@ from benchmarks.harness import Bench, Figure, Goal, Row, figure
 from benchmarks.notebooks import DISTRIBUTIONS, Within, shell_in
 from benchmarks.ours import Office
 from benchmarks.procs import wait_until
-from sublet.durable.changes import chunk_hash
-from sublet.durable.memory import fresh_memory
+from sublet.state.transfer.changes import chunk_hash
+from sublet.state.transfer.memory import fresh_memory
 
 LARGE: Final = 1 << 30
 FREE: Final = "from the notice to a free device"

@@ -22,9 +22,9 @@ from benchmarks.load.closed import ClosedSample
 from benchmarks.load.http1 import Step
 from benchmarks.load.remote import ClosedGenerator
 from benchmarks.peers.etcd import Etcd, encoded
-from sublet.replicated.folder import FolderReplica
-from sublet.replicated.group import ReplicaGroup, nonce
-from sublet.replicated.register import CasOperation, Done, OpenOperation, Tenure
+from sublet.state.replicated.folder import FolderReplica
+from sublet.state.replicated.group import ReplicaGroup, nonce
+from sublet.state.replicated.register import CasOperation, Done, OpenOperation, Tenure
 from sublet.values import Epoch
 
 CLIENTS: Final = (1, 16)

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from benchmarks.harness import Bench, Figure, Goal, Row, figure
 from benchmarks.peers.savers import Savers
-from sublet.durable.saving import Saver
-from sublet.durable.store import FolderStore
+from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.writer import Saver
 
 PAIRS: Final = 15
 WAYS: Final = ("cloudpickle", "dill", "joblib")

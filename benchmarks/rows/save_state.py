@@ -24,12 +24,12 @@ from typing import Any, Final
 
 from benchmarks.harness import Bench, Figure, Goal, Row, figure
 from benchmarks.peers.savers import Savers
-from sublet.durable.changes import ChangeFinder
-from sublet.durable.codec import encode
-from sublet.durable.durable import Durable
-from sublet.durable.pages import Pages, process_pages
-from sublet.durable.saving import Saver
-from sublet.durable.store import FolderStore
+from sublet.state.checkpoints.durable import Durable
+from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.writer import Saver
+from sublet.state.transfer.changes import ChangeFinder
+from sublet.state.transfer.codec import encode
+from sublet.state.transfer.pages import Pages, process_pages
 
 MIB: Final = int(os.environ.get("SUBLET_BENCH_STATE_MIB", "1024"))
 PAIRS: Final = 9

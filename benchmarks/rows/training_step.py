@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 from benchmarks.harness import Bench, Figure, Goal, Row, figure
 from sublet.replicated import FolderReplica, ReplicaGroup
-from sublet.replicated.files import Files
+from sublet.state.replicated.files import Files
 from sublet.training import Completed, TrainingBatch, run_training_step, training_records
 from sublet.values import Epoch
 

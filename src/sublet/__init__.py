@@ -20,9 +20,11 @@ Importing this package loads nothing but this file; each public name is fetched 
 #   settings                files that an operator writes: tables, keys, and what is wrong with them
 #   wire/                   messages between client, office, node and guest; nothing else is shared by them
 #   lease/                  the law: state tables, the lease, renewal. Pure, standard library
-#   durable/                state that survives: values as bytes, what changed in them, packs and manifests, Durable
-#   observe/                events once; metrics, bills and the audit chain folded from them
-#   replicated/             the register on a quorum of replicas; checkpoints and reservations on it
+#   logs, metrics           log lines and Prometheus metrics, as every process writes them
+#   state/                  values that survive: transfer/ (as bytes), checkpoints/ (packs, stores, Durable),
+#                           replicated/ (a register on a quorum; checkpoints and reservations on it)
+#   durable/                functions that checkpoints call by name, under the name that is written there
+#   replicated              the public face of state/replicated/
 #   office/                 who gets what: ledger/ decides, journal/ keeps it, api/ serves it; the driver carries it out
 #   node/                   what a machine does: supervisor/, which puts processes/, sandbox/ and storage/ together
 #   devices/                host devices and CUDA devices behind one interface: memory, modules, launches
@@ -57,7 +59,6 @@ if TYPE_CHECKING:  # what a type checker sees; the tables below are what happens
     from sublet.compute.arguments import f32, f64, i32, i64, u32, u64
     from sublet.compute.decorator import GpuFunction, gpu
     from sublet.compute.session import GpuSession
-    from sublet.durable.durable import Durable
     from sublet.errors import (
         CallTimeout,
         CapacityExceeded,
@@ -87,6 +88,7 @@ if TYPE_CHECKING:  # what a type checker sees; the tables below are what happens
     from sublet.lease.renewal import RenewalManager
     from sublet.lease.states import LeaseStatus
     from sublet.lease.value import LeaseEnd
+    from sublet.state.checkpoints.durable import Durable
     from sublet.values import EndReason, Epoch, Exclusivity, Kind, RenewMode, Tier
 
 __version__ = "0.1.0.dev0"
@@ -161,7 +163,7 @@ _LAZY: Final[dict[str, str]] = {
     "CapacityExceeded": "sublet.errors",
     "Disconnected": "sublet.errors",
     "DroppedLease": "sublet.client.handle",
-    "Durable": "sublet.durable.durable",
+    "Durable": "sublet.state.checkpoints.durable",
     "EndReason": "sublet.values",
     "Epoch": "sublet.values",
     "Exclusivity": "sublet.values",

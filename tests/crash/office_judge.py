@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from sublet.observe.bills import reconcile
 from sublet.office.journal.files import JOURNAL_NAME
 from sublet.office.journal.history import History
 from sublet.office.journal.journal import entry_of, verify_file
 from sublet.office.journal.reader import Reader
+from sublet.office.ledger.bills import reconcile
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.office.ledger.state import State

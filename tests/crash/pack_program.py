@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from sublet.durable.durable import Durable
-from sublet.durable.saving import PACKS_MAX
-from sublet.durable.store import FolderStore
+from sublet.state.checkpoints.durable import Durable
+from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.writer import PACKS_MAX
 from sublet.testing.clock import HeldClock
 from tests.crash.serving import serve
 

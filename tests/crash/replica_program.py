@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from sublet.replicated.ballot import Ballot, Stamp
-from sublet.replicated.cell import Accept, Accepted, Cell, Here, Install, MissingPacks, Prepare, Query
-from sublet.replicated.folder import FolderReplica
-from sublet.replicated.quorum import ReplicaSet, Seats
-from sublet.replicated.replica import PackName
+from sublet.state.replicated.ballot import Ballot, Stamp
+from sublet.state.replicated.cell import Accept, Accepted, Cell, Here, Install, MissingPacks, Prepare, Query
+from sublet.state.replicated.folder import FolderReplica
+from sublet.state.replicated.quorum import ReplicaSet, Seats
+from sublet.state.replicated.replica import PackName
 from sublet.values import Epoch
 from tests.crash.serving import serve
 

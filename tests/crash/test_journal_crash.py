@@ -26,11 +26,11 @@ from typing import Final
 import pytest
 
 from sublet.errors import JournalError
-from sublet.observe.bills import Usage, fold, reconcile
 from sublet.office.journal import opening as journal_opening
 from sublet.office.journal.backup import restore
 from sublet.office.journal.history import History
 from sublet.office.journal.journal import Journal
+from sublet.office.ledger.bills import Usage, fold, reconcile
 from sublet.office.ledger.budgets import stands
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy

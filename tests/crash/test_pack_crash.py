@@ -22,9 +22,9 @@ from typing import Final
 
 import pytest
 
-from sublet.durable.saving import PACKS_MAX
-from sublet.durable.store import FolderStore
-from sublet.durable.upkeep import collect, verify
+from sublet.state.checkpoints.gc import collect, verify
+from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.writer import PACKS_MAX
 from tests.crash import pack_program as program
 from tests.crash.journal_program import Diary
 from tests.crash.points import ALL, Judged, Point, Zygote, lay_out, zygote

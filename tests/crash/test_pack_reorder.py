@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import pytest
 
-from sublet.durable.store import FolderStore
-from sublet.durable.upkeep import verify
 from sublet.errors import SubletError
+from sublet.state.checkpoints.gc import verify
+from sublet.state.checkpoints.store import FolderStore
 from tests.crash import pack_program as program
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from sublet.replicated.ballot import Stamp
-from sublet.replicated.cell import Accept, Accepted, Cell, Took
-from sublet.replicated.folder_format import SECTOR
-from sublet.replicated.replica import ReplicaFaulty
+from sublet.state.replicated.ballot import Stamp
+from sublet.state.replicated.cell import Accept, Accepted, Cell, Took
+from sublet.state.replicated.folder_format import SECTOR
+from sublet.state.replicated.replica import ReplicaFaulty
 from tests.crash import replica_program as program
 from tests.crash.journal_program import Diary
 from tests.crash.points import KILLS, Point, Zygote, zygote

@@ -25,7 +25,7 @@ from typing import Final
 import pytest
 
 from sublet.errors import CheckpointFailed
-from sublet.replicated.folder_format import SECTOR
+from sublet.state.replicated.folder_format import SECTOR
 from sublet.training import Completed, Duplicate, Recovered
 from tests.crash import step_program as program
 from tests.crash.journal_program import REFUSED, Diary

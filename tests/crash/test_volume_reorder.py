@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import pytest
 
-from sublet.durable.store import FolderStore
-from sublet.durable.upkeep import verify
 from sublet.errors import SubletError
 from sublet.node.storage.volume_folder import Place
+from sublet.state.checkpoints.gc import verify
+from sublet.state.checkpoints.store import FolderStore
 from sublet.values import Epoch
 from sublet.wire.volumes import Publish
 from tests.crash import volume_program as program

@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from sublet.durable.saving import Saver, Who
-from sublet.durable.store import FolderStore
 from sublet.errors import SubletError
 from sublet.node.storage.publishing_work import publish, said_of
 from sublet.node.storage.stores_work import KEPT, NOTE, StoreNote, make_blocks, put_away
 from sublet.node.storage.volume_folder import Place, collect, lay_out
+from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.writer import Saver, Who
 from sublet.values import Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.codec import loads
 from sublet.wire.orders import Part

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sublet.errors import SubletError, VersionConflict
 from sublet.replicated import FolderReplica, ReplicaGroup, ReplicatedCheckpoint
-from sublet.replicated.results import UNKNOWN
+from sublet.state.replicated.results import UNKNOWN
 from sublet.values import Epoch
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sublet.durable.durable import Durable
-from sublet.durable.upkeep import verify
+from sublet.state.checkpoints.durable import Durable
+from sublet.state.checkpoints.gc import verify
 from sublet.values import MIB, EndReason, Kind, LeaseId, ResourceId
 from sublet.wire.orders import Device, End, EndedHere, Extend, Inventory, NotHeld, Parking, TornDown
 from sublet.wire.page import PageReader, PageState

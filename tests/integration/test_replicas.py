@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sublet.replicated import FolderReplica, ReplicaGroup, ReplicatedCheckpoint
-from sublet.replicated.results import UNKNOWN
+from sublet.state.replicated.results import UNKNOWN
 from sublet.values import Epoch
 
 ROOT = Path(__file__).parents[2]

@@ -34,11 +34,11 @@ import pytest
 import sublet
 from sublet.client.home import runtime_dir
 from sublet.node.processes.procs import Procs
-from sublet.observe.bills import reconcile
 from sublet.office.journal.files import JOURNAL_NAME, Anchors
 from sublet.office.journal.history import History
 from sublet.office.journal.journal import verify_file
 from sublet.office.journal.reader import Reader
+from sublet.office.ledger.bills import reconcile
 from tests.crash.office_judge import folded
 from tests.integration.test_cli import Shell
 from tests.integration.test_ordinary_users import User, user

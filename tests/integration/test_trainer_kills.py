@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pytest
 
-from sublet.durable.store import FolderStore
+from sublet.state.checkpoints.store import FolderStore
 
 pytestmark = pytest.mark.needs("torch")
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from sublet.durable.copying import copy_checkpoint
-from sublet.durable.durable import Durable
-from sublet.durable.saving import Capture, Saver, Staged, Who
-from sublet.durable.store import FolderStore
-from sublet.durable.upkeep import verify
 from sublet.errors import LeaseExpired, SubletError, Unauthorized
 from sublet.node.storage.stores_work import why_no_image
+from sublet.state.checkpoints.copying import copy_checkpoint
+from sublet.state.checkpoints.durable import Durable
+from sublet.state.checkpoints.gc import verify
+from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.writer import Capture, Saver, Staged, Who
 from sublet.values import MIB, EndReason, Epoch, Kind, LeaseId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import Admit, Front, Profile
@@ -223,7 +223,7 @@ def test_nobody_saves_where_he_may_not(stage: SupervisorStage) -> None:
 # ------------------------------------------------------------------------------------------------------------- zombies
 
 ZOMBIE = """
-from sublet.durable.saving import Saver
+from sublet.state.checkpoints.writer import Saver
 volume = current().volume
 store = VolumeStore(volume.volume_line())
 folder = store.stage()

@@ -7,10 +7,10 @@ import os
 import sys
 from typing import Any, Final
 
-from sublet.durable.store import FolderStore
-from sublet.durable.volume import VolumeStore
 from sublet.errors import CapacityExceeded, Disconnected
 from sublet.node.agent.starting import package_folder
+from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.volume import VolumeStore
 from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import GuestSpec, HolderReply, Start, Started
@@ -32,8 +32,8 @@ def wait_for(name):
         time.sleep(0.01)
 import sublet
 from sublet.guest.current import current
-from sublet.durable.durable import Durable
-from sublet.durable.volume import VolumeStore
+from sublet.state.checkpoints.durable import Durable
+from sublet.state.checkpoints.volume import VolumeStore
 from sublet.errors import CapacityExceeded, Disconnected
 from sublet.errors import *
 def attempt(act):

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sublet.durable.rules import loaded
 from sublet.notebook import ahead
 from sublet.notebook.in_use import in_use
 from sublet.notebook.merging import can_change
+from sublet.state.transfer.reducers import loaded
 from tests.left_open import threads_now
 from tests.notebook.crossing import Sides
 

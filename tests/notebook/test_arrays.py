@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet.durable import changes
-from sublet.durable.memory import address_of
-from sublet.durable.sealed import own_pages
 from sublet.guest.cargo import encode, load, stow
 from sublet.notebook.spaces import GUEST, NOTEBOOK, Outgoing, Space
+from sublet.state.transfer import changes
+from sublet.state.transfer.memory import address_of
+from sublet.state.transfer.sealed import own_pages
 from sublet.wire.frames import close_all
 from sublet.wire.shared import map_shared
 

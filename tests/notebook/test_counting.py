@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from sublet.durable import codec
 from sublet.notebook import counting, probing, spaces
 from sublet.notebook.counting import TOO_MANY, has_too_many
+from sublet.state.transfer import codec
 from tests.notebook.crossing import Sides
 
 MOST = 300

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet.durable.store import FolderStore
-from sublet.durable.upkeep import verify
 from sublet.errors import NotFound
 from sublet.notebook.joining import Joined, join
 from sublet.notebook.shelf import WITHIN, Key, Part, Shelf
+from sublet.state.checkpoints.gc import verify
+from sublet.state.checkpoints.store import FolderStore
 from tests.notebook.test_shelf import part
 
 

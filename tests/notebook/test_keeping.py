@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from sublet.durable.store import FolderStore
 from sublet.errors import LeaseEnded, LeaseRevoked, Unpicklable, WorkerLost
 from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.notebook import holding
@@ -28,6 +27,7 @@ from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.shelf import About, Shelf
 from sublet.notebook.status import CellBill
 from sublet.notebook.traffic import Fate, _saved, fates_text
+from sublet.state.checkpoints.store import FolderStore
 from sublet.values import MIB, EndReason, Epoch, LeaseId, valid_name
 from sublet.wire.http import BillLine
 from sublet.wire.volumes import VolumeCall, VolumeOpened, VolumeReply

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet.durable import changes
-from sublet.durable.memory import PAGE, address_of, memory_at
 from sublet.errors import InvalidRequest
 from sublet.notebook import lending, lodging
 from sublet.notebook.lending import Lender
 from sublet.notebook.lodging import Lodged
+from sublet.state.transfer import changes
+from sublet.state.transfer.memory import PAGE, address_of, memory_at
 from tests.notebook.crossing import Sides
 
 LENGTH = 3 * (1 << 17) + 5

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet.durable import roots
 from sublet.notebook.spaces import Space
+from sublet.state.checkpoints import object_groups
 from tests.notebook.crossing import Sides
 from tests.notebook.sides import Notebook, Other
 
@@ -69,14 +69,14 @@ def test_a_long_container_is_never_seen_as_it_was(other: Other, kind: str, data:
 def bundles_with(name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """Names that are encoded in the notebook's process from here on, where ``name`` is among them."""
     found: list[tuple[str, ...]] = []
-    made = roots._Bundle.__init__
+    made = object_groups._Bundle.__init__
 
-    def noted(bundle: roots._Bundle, names: tuple[str, ...], *args: Any) -> None:
+    def noted(bundle: object_groups._Bundle, names: tuple[str, ...], *args: Any) -> None:
         if name in names:
             found.append(names)
         made(bundle, names, *args)
 
-    monkeypatch.setattr(roots._Bundle, "__init__", noted)
+    monkeypatch.setattr(object_groups._Bundle, "__init__", noted)
     return found
 
 

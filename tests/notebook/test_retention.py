@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet.durable.store import FolderStore
-from sublet.durable.upkeep import verify
 from sublet.errors import CheckpointFailed
 from sublet.notebook.retention import SPARE, how_many, make_room
 from sublet.notebook.shelf import KEEP, WITHIN, Part, Shelf
+from sublet.state.checkpoints.gc import verify
+from sublet.state.checkpoints.store import FolderStore
 from sublet.values import MIB
 from tests.notebook.test_shelf import part
 

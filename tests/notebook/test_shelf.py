@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sublet.durable.store import FolderStore
-from sublet.durable.upkeep import verify
 from sublet.errors import CheckpointFailed
 from sublet.notebook import holding
 from sublet.notebook.shelf import About, Part, Shelf, key_of
+from sublet.state.checkpoints.gc import verify
+from sublet.state.checkpoints.store import FolderStore
 
 
 @pytest.fixture

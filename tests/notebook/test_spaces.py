@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet.durable import roots
 from sublet.errors import Unpicklable
+from sublet.state.checkpoints import object_groups
 from tests.notebook.sides import Notebook, Other
 
 
@@ -425,13 +425,13 @@ def test_objects_known_to_share_are_not_told_apart_again_for_each_cell(
     )
     nb.there("y = model(3)")
     encoded: list[tuple[str, ...]] = []
-    made = roots._Bundle.__init__
+    made = object_groups._Bundle.__init__
 
-    def noted(bundle: roots._Bundle, names: tuple[str, ...], *args: Any) -> None:
+    def noted(bundle: object_groups._Bundle, names: tuple[str, ...], *args: Any) -> None:
         encoded.append(names)
         made(bundle, names, *args)
 
-    monkeypatch.setattr(roots._Bundle, "__init__", noted)
+    monkeypatch.setattr(object_groups._Bundle, "__init__", noted)
     nb.there("y = model(4)")
     assert nb.names["y"] == 16
     assert sum("model" in names for names in encoded) <= 2, encoded  # alone, and with the class it came with

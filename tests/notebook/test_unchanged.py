@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet.durable import codec, roots
 from sublet.notebook import spaces, unchanged
 from sublet.notebook.unchanged import snapshot
+from sublet.state.checkpoints import object_groups
+from sublet.state.transfer import codec
 from tests.notebook.crossing import Sides
 from tests.notebook.many_objects import KINDS, LIBRARIES, Steps, change
 from tests.notebook.sides import Notebook
@@ -35,7 +36,7 @@ def plainly(container: Any) -> object:
     return sorted(pairs) if isinstance(container, set) else pairs
 
 
-def filled(kind: type, count: int = roots.LONG) -> Any:
+def filled(kind: type, count: int = object_groups.LONG) -> Any:
     many = [f"word {n}" for n in range(count)]
     return dict.fromkeys(many, 1) if kind is dict else kind(many)
 
@@ -64,7 +65,7 @@ items = st.one_of(st.sampled_from([*LOOKALIKES, Word("word 1"), "word 1"]), st.i
 def test_a_change_is_never_missed(kind: type, is_known: bool, changes: list[tuple[Any, bool]]) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(unchanged, "_is_known", is_known)
-        patched.setattr(roots, "LONG", 20)
+        patched.setattr(object_groups, "LONG", 20)
         container = filled(kind, 40)
         for item, remove in changes:
             taken = snapshot(container)
@@ -155,7 +156,7 @@ def test_twice_the_objects_are_at_most_so_much_more_work(kind: str) -> None:
 
 
 def test_a_large_group_that_is_unchanged_is_pickled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roots, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(object_groups, "LARGE_BYTES", 1000)
     monkeypatch.setattr(spaces, "LARGE_BYTES", 1000)
     sides = Sides()
     sides.here.update(one=KINDS["instances"](200))

@@ -15,8 +15,8 @@ import sublet
 from sublet.errors import CheckpointFailed, InvalidRequest, Unauthorized
 from sublet.office.api.signing import Signer
 from sublet.replicated import FolderReplica, ReplicatedCheckpoint, S3Replica, Save, SigningKey
-from sublet.replicated.checkpoint_record import History
-from sublet.replicated.replica import Replica
+from sublet.state.replicated.checkpoint_record import History
+from sublet.state.replicated.replica import Replica
 from sublet.training import training_records
 from sublet.values import Epoch, TenantId
 from sublet.wire.http import CheckpointKey

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from sublet.errors import SubletError
-from sublet.replicated.cell import Install
-from sublet.replicated.changing import Change, Listing, Run, Spread, change
-from sublet.replicated.quorum import ReplicaSet, Seats
-from sublet.replicated.register import (
+from sublet.state.replicated.cell import Install
+from sublet.state.replicated.membership import Change, Listing, Run, Spread, change
+from sublet.state.replicated.quorum import ReplicaSet, Seats
+from sublet.state.replicated.register import (
     CasOperation,
     Done,
     OpenOperation,
@@ -21,7 +21,7 @@ from sublet.replicated.register import (
     View,
     Why,
 )
-from sublet.replicated.state import State
+from sublet.state.replicated.state import State
 from sublet.values import Epoch
 from tests.simulation.linearizable import Call
 

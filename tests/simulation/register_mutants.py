@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sublet.errors import CheckpointFailed
-from sublet.replicated import cell as law
-from sublet.replicated import changing, quorum
-from sublet.replicated.ballot import Ballot, Stamp
-from sublet.replicated.cell import Accept, Accepted, Cell, Here, Outdated, Prepare, Promised, Query, Took
-from sublet.replicated.phases import Preparing, Reading, Writing
-from sublet.replicated.quorum import ReplicaSet, Seats
-from sublet.replicated.register import (
+from sublet.state.replicated import cell as law
+from sublet.state.replicated import membership, quorum
+from sublet.state.replicated.ballot import Ballot, Stamp
+from sublet.state.replicated.cell import Accept, Accepted, Cell, Here, Outdated, Prepare, Promised, Query, Took
+from sublet.state.replicated.phases import Preparing, Reading, Writing
+from sublet.state.replicated.quorum import ReplicaSet, Seats
+from sublet.state.replicated.register import (
     CarryOperation,
     CasOperation,
     Done,
@@ -29,8 +29,8 @@ from sublet.replicated.register import (
     View,
     Why,
 )
-from sublet.replicated.register import _Writer as Writer
-from sublet.replicated.state import State
+from sublet.state.replicated.register import _Writer as Writer
+from sublet.state.replicated.state import State
 from tests.simulation.mutant import Change, in_force
 from tests.simulation.register_nodes import Node
 from tests.simulation.register_world import RegisterWorld
@@ -151,9 +151,9 @@ def _straight_to_the_new_seats(_original: Any) -> Any:
 
 def _carries_under_the_new_seats(_original: Any) -> Any:
     def finish(view: View, tenure: Tenure, new: ReplicaSet, tries: int) -> Generator[Any, Any, ReplicaSet]:
-        yield from changing._spread(new, tries)
-        for key in (yield from changing._keys(new, tries)):
-            yield changing.Run(key, CarryOperation(view, tenure.nonce))
+        yield from membership._spread(new, tries)
+        for key in (yield from membership._keys(new, tries)):
+            yield membership.Run(key, CarryOperation(view, tenure.nonce))
         return new
 
     return finish
@@ -169,7 +169,7 @@ def _carries_nothing(_original: Any) -> Any:
 def _lists_at_one(_original: Any) -> Any:
     def keys(joint: ReplicaSet, tries: int) -> Generator[Any, Any, list[str]]:
         for _ in range(tries):
-            answer = yield changing.Listing()
+            answer = yield membership.Listing()
             if answer:
                 return sorted(answer[min(answer)])
         raise CheckpointFailed("nobody answered")
@@ -325,11 +325,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "no joint set between two sets",
         (
             (ReplicaSet, "towards", _straight_to_the_new_seats),
-            (changing, "_finish", _carries_under_the_new_seats),
+            (membership, "_finish", _carries_under_the_new_seats),
         ),
     ),
     "R9": Mutant("nothing is carried over to new seats", ((CarryOperation, "_start", _carries_nothing),)),
-    "R10": Mutant("the keys are listed at one replica", ((changing, "_keys", _lists_at_one),)),
+    "R10": Mutant("the keys are listed at one replica", ((membership, "_keys", _lists_at_one),)),
     "R11": Mutant("replicas answer any generation", ((law, "answer", _any_generation),)),
     "R12": Mutant("a tenure goes on after a write in doubt", ((Writer, "_failed", _goes_on_after_doubt),)),
     "R13": Mutant("writes of a ballot are not numbered", ((Writer, "_written", _counts_in_vain),)),

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sublet.replicated import cell as law
-from sublet.replicated.cell import EMPTY, Answer, Cell, Install, Installed, Request
-from sublet.replicated.quorum import ReplicaSet
+from sublet.state.replicated import cell as law
+from sublet.state.replicated.cell import EMPTY, Answer, Cell, Install, Installed, Request
+from sublet.state.replicated.quorum import ReplicaSet
 
 
 class Moments:

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from sublet.replicated.quorum import ReplicaSet, Seats
-from sublet.replicated.register import CasOperation, Done, OpenOperation, Operation, ReadOperation, Tenure
+from sublet.state.replicated.quorum import ReplicaSet, Seats
+from sublet.state.replicated.register import CasOperation, Done, OpenOperation, Operation, ReadOperation, Tenure
 from sublet.values import Epoch
 from tests.simulation.linearizable import Call, is_linearizable
 from tests.simulation.register_clients import Changer, Client, Reader, Writer

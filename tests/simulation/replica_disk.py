@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from sublet.errors import InvalidRequest
-from sublet.replicated.ballot import Ballot, Stamp
-from sublet.replicated.cell import EMPTY, Accept, Accepted, Cell, Install, Prepare, Query, Request, answer
-from sublet.replicated.files import Files
-from sublet.replicated.folder import FolderReplica
-from sublet.replicated.folder_log import FolderLog
-from sublet.replicated.quorum import ReplicaSet, Seats
-from sublet.replicated.replica import PackName, ReplicaFaulty, ReplicaSilent
+from sublet.state.replicated.ballot import Ballot, Stamp
+from sublet.state.replicated.cell import EMPTY, Accept, Accepted, Cell, Install, Prepare, Query, Request, answer
+from sublet.state.replicated.files import Files
+from sublet.state.replicated.folder import FolderReplica
+from sublet.state.replicated.folder_log import FolderLog
+from sublet.state.replicated.quorum import ReplicaSet, Seats
+from sublet.state.replicated.replica import PackName, ReplicaFaulty, ReplicaSilent
 from sublet.values import Epoch
 from tests.simulation.mutant import in_force
 

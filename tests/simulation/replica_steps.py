@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from sublet.errors import IdempotencyConflict, InvalidRequest, StaleEpoch, VersionConflict
-from sublet.replicated.checkpoint_record import Effect, History, Save
-from sublet.replicated.idempotency_record import Book, Completed, New, Record
+from sublet.state.replicated.checkpoint_record import Effect, History, Save
+from sublet.state.replicated.idempotency_record import Book, Completed, New, Record
 from sublet.values import Epoch
 from tests.simulation.mutant import in_force
 

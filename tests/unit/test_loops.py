@@ -22,8 +22,6 @@ from sublet.background import SHORTAGES
 from sublet.client.guest_watch import Watch
 from sublet.compute.calls import Pending
 from sublet.compute.housekeeper import Housekeeper
-from sublet.durable.durable import _Queue
-from sublet.durable.packs import PackWriter
 from sublet.errors import CheckpointFailed
 from sublet.guest import serving
 from sublet.guest.checkpoints import Checkpoints
@@ -32,7 +30,9 @@ from sublet.office.api.holder_watch import HolderWatch
 from sublet.office.api.processes import Fate
 from sublet.office.ledger.records import ProcessRecord
 from sublet.replicated import MemoryReplica
-from sublet.replicated.worker import Worker
+from sublet.state.checkpoints.durable import _Queue
+from sublet.state.checkpoints.packs import PackWriter
+from sublet.state.replicated.worker import Worker
 from sublet.values import Epoch, LeaseId, NodeId
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service
@@ -415,7 +415,7 @@ def test_a_replica_is_asked_after_a_failure(monkeypatch: pytest.MonkeyPatch, err
 
 
 def _an_errand() -> Any:
-    from sublet.replicated.worker import Errand
+    from sublet.state.replicated.worker import Errand
 
     return object.__new__(Errand)
 

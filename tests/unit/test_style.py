@@ -24,6 +24,7 @@ PURE: Final = ("values.py", "errors.py", "settings.py", "lease/*", "office/*")
 
 EDGES: Final[dict[str, str]] = {
     "office/driver.py": "carries the ledger's effects out, on the clock it was given",
+    "office/ledger/bills.py": "a CSV table, in memory",
     "office/journal/files.py": "SQLite",
     "office/journal/journal.py": "SQLite",
     "office/journal/opening.py": "SQLite",
@@ -59,7 +60,7 @@ WORLD: Final = frozenset(
 )
 """Modules through which a decision would come to depend on more than its arguments."""
 
-CONTROL: Final = ("office/*", "node/*", "wire/*", "observe/*", "lease/*", "client/transport*.py")
+CONTROL: Final = ("office/*", "node/*", "wire/*", "logs.py", "metrics.py", "lease/*", "client/transport*.py")
 """Where bytes of a client pass. They stay opaque: only a guest or the holder itself ever loads them."""
 
 LOADERS: Final = frozenset(("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle"))

@@ -278,7 +278,7 @@ def _serve(host_gpus: HostGpus | None, shared: Path | None, log_format: str | No
 
         from sublet.engines.local import run_office
         from sublet.engines.start_settings import agreed, forget_settings, read_settings, write_settings
-        from sublet.observe.logs import LogFormat, fields, log_to_stderr
+        from sublet.logs import LogFormat, fields, log_to_stderr
 
         # Only now, since the journal is ours: no other office starts here with other settings meanwhile.
         form = None if log_format is None else LogFormat(log_format)

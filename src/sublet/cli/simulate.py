@@ -17,7 +17,7 @@ from sublet.errors import InvalidRequest
 from sublet.values import GIB
 
 if TYPE_CHECKING:
-    from sublet.observe.bills import Rates
+    from sublet.office.ledger.bills import Rates
     from sublet.simulate.find import Answer
     from sublet.simulate.replay import Costs, Hardware, Rules
     from sublet.simulate.results import Result
@@ -405,7 +405,7 @@ def _check_group(
 
 
 def _rates(path: str | None) -> Rates | None:
-    from sublet.observe.bills import parse_rates
+    from sublet.office.ledger.bills import parse_rates
 
     return None if path is None else parse_rates(_text(path))
 

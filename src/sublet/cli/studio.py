@@ -24,7 +24,7 @@ from sublet.cli.show import plural, visible
 from sublet.client.home import home_dir
 from sublet.errors import Disconnected, InvalidRequest, SubletError, Unsupported
 from sublet.invocation import installing, typeable
-from sublet.observe.logs import LogFormat, fields, log_to_stderr
+from sublet.logs import LogFormat, fields, log_to_stderr
 from sublet.studio.config import DEFAULTS, FILE, PORT, StudioSettings, changes, parse_address, parse_config
 
 if TYPE_CHECKING:

@@ -149,7 +149,7 @@ def _looked_at(view: Json) -> Json:
     """What the verifier says that runs under the lease that has it, or under one that takes it."""
     if view["state"] not in ("live", "retained"):
         raise CapacityExceeded(f"volume {view['name']} is {view['state']}", do="There is nothing to look at.")
-    looks = [sys.executable, "-m", "sublet.durable.verifying"]
+    looks = [sys.executable, "-m", "sublet.state.checkpoints.verifying"]
     if view["lease"] is not None:
         under = ["exec", "--no-tty", view["lease"], "--", *looks]
     else:

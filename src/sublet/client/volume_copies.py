@@ -37,8 +37,8 @@ def readable(fabric: Fabric, name: str) -> Iterator[str]:
 
 def copy_volume(fabric: Fabric, source: Volume | str, name: str, size: Size | None, retain: Duration | None) -> Volume:
     """Behind ``Fabric.copy_volume``."""
-    from sublet.durable.copying import copy_checkpoint
-    from sublet.durable.volume import VolumeStore
+    from sublet.state.checkpoints.copying import copy_checkpoint
+    from sublet.state.checkpoints.volume import VolumeStore
 
     old = fabric.volume(source if isinstance(source, str) else source.name)
     with contextlib.suppress(NotFound):

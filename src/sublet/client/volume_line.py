@@ -43,7 +43,7 @@ ANSWER_S: Final = 900.0
 
 
 class HolderLine:
-    """``durable.volume.VolumeLine`` for a holder."""
+    """``state.checkpoints.volume.VolumeLine`` for a holder."""
 
     def __init__(
         self,

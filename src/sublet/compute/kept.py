@@ -18,8 +18,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from sublet.durable.memory import address_of
-from sublet.durable.pages import Pages, process_pages
+from sublet.state.transfer.memory import address_of
+from sublet.state.transfer.pages import Pages, process_pages
 from sublet.values import MIB
 
 KEPT_MAX: Final = 96

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from sublet.background import start_timer
-from sublet.durable.memory import copy_bytes
+from sublet.state.transfer.memory import copy_bytes
 from sublet.values import MIB
 from sublet.wire.lasting import LENT_SEALS, POPULATE
 from sublet.wire.shared import write_all

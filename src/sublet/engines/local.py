@@ -42,7 +42,6 @@ from sublet.node.agent.rehearsal import offered, rehearse_all, shows_pids
 from sublet.node.agent.supervised import SupervisedAgent
 from sublet.node.agent.suspend_probe import probe_cards
 from sublet.node.agent.tokens import verify
-from sublet.observe.bills import Rates, parse_rates
 from sublet.office.access import AccessList, Caller, Origin
 from sublet.office.api.app import App
 from sublet.office.api.holder_watch import HolderWatch
@@ -54,6 +53,7 @@ from sublet.office.api.service import Identity, Service
 from sublet.office.api.signing import Signer
 from sublet.office.driver import Driver
 from sublet.office.journal.journal import Journal
+from sublet.office.ledger.bills import Rates, parse_rates
 from sublet.office.ledger.budgets import check_prices, prices_record
 from sublet.office.ledger.commands import NodeUp, OpenOffice, SetPrices
 from sublet.office.ledger.ledger import Ledger

@@ -23,8 +23,8 @@ from typing import Final
 
 from sublet.errors import InvalidRequest, SubletError
 from sublet.invocation import typed
+from sublet.logs import LogFormat
 from sublet.node.agent.inventory import HostGpus, parse_host_gpus
-from sublet.observe.logs import LogFormat
 from sublet.office.journal.files import publish, sync_file, sync_folder
 from sublet.values import format_size, parse_size
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
-from sublet.durable.memory import lending, raw_view
 from sublet.errors import InvalidRequest, OutOfMemory, SubletError, Unpicklable, Unsupported
+from sublet.state.transfer.memory import lending, raw_view
 from sublet.wire.frames import close_all
 from sublet.wire.lasting import Lasting, map_lent
 from sublet.wire.shared import map_shared, write_shared

@@ -54,7 +54,7 @@ class GuestVolume:
 
 
 class GuestLine:
-    """``durable.volume.VolumeLine`` for a guest."""
+    """``state.checkpoints.volume.VolumeLine`` for a guest."""
 
     def __init__(self, path: str, own: Callable[[], tuple[LeaseId, Epoch]]) -> None:
         """``own``: the lease that this program runs under, as of now."""

@@ -26,8 +26,8 @@ from typing import Any, Final, NewType
 from blake3 import blake3
 from xxhash import xxh3_128_digest
 
-from sublet.durable.memory import address_of
 from sublet.errors import InvalidRequest, Unpicklable
+from sublet.state.transfer.memory import address_of
 from sublet.values import shown
 
 ChunkId = NewType("ChunkId", bytes)

@@ -16,9 +16,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from sublet.clock import Clock, SystemClock
-from sublet.durable.durable import store_of
-from sublet.durable.roots import encode_roots
-from sublet.durable.saving import Saver
 from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest, LeaseEnded
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.index import (
@@ -33,12 +30,15 @@ from sublet.jobs.index import (
     whole_segments,
 )
 from sublet.jobs.stores import another_job, not_stored
+from sublet.state.checkpoints.durable import store_of
+from sublet.state.checkpoints.object_groups import encode_roots
+from sublet.state.checkpoints.writer import Saver
 from sublet.values import format_size, parse_duration_ns
 
 if TYPE_CHECKING:
-    from sublet.durable.durable import Place
-    from sublet.durable.opening import Checkpoint
-    from sublet.durable.records import Record
+    from sublet.state.checkpoints.durable import Place
+    from sublet.state.checkpoints.reader import Checkpoint
+    from sublet.state.checkpoints.records import Record
 
 SCHEMA: Final = "sublet job outputs"
 KEEP: Final = 2

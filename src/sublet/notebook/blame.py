@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sublet.durable.roots import encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook.home import HomeRules
 from sublet.notebook.parcels import LOST
+from sublet.state.checkpoints.object_groups import encode_roots
 
 
 def blamed(error: Unpicklable, roots: Mapping[str, object]) -> tuple[str, Unpicklable]:

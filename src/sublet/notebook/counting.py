@@ -12,8 +12,8 @@ import sys
 import types
 from typing import Any, Final
 
-from sublet.durable.figures import is_part_kind
 from sublet.notebook.untouchable import module_names
+from sublet.state.transfer.figures import is_part_kind
 
 OBJECTS_MAX: Final = 200_000
 """A value that a cell made and that has more stays on the device."""

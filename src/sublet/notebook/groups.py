@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from sublet.durable.changes import chunk_hash
-from sublet.durable.encoded import Buffer, BufferKind
-from sublet.durable.roots import Group
 from sublet.notebook.namespace import Shared
 from sublet.notebook.parcels import LOST, Outgoing
 from sublet.notebook.remote_value import RemoteValue, any_handles
+from sublet.state.checkpoints.object_groups import Group
+from sublet.state.transfer.changes import chunk_hash
+from sublet.state.transfer.encoded import Buffer, BufferKind
 from sublet.values import format_size
 
 SMALL_BYTES: Final = 256 * 1024

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from sublet.compute.behind import afterwards, run_cell
-from sublet.durable.roots import encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook import holding, on_demand
 from sublet.notebook.counting import has_too_many
@@ -27,6 +26,7 @@ from sublet.notebook.parcels import NO_WORD
 from sublet.notebook.sources import Source, compiler_flags, keep_sources, set_compiler_flags
 from sublet.notebook.spaces import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
 from sublet.notebook.surroundings import Changes, Surroundings
+from sublet.state.checkpoints.object_groups import encode_roots
 
 RESULT_BYTES: Final = 1 << 20
 """A result with more is not taken along for the shell's sake alone."""

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sublet.durable import rebuild
-from sublet.durable.loading import decode
-from sublet.durable.roots import encode_roots
 from sublet.errors import InvalidRequest, SubletError, Unpicklable
 from sublet.notebook import holding
 from sublet.notebook.going_on import is_parked
@@ -22,6 +20,8 @@ from sublet.notebook.home import HomeRules
 from sublet.notebook.probing import MODULE, describe, probe
 from sublet.notebook.remote_value import RemoteValue, any_handles, clock_time, lost_handle
 from sublet.notebook.shelf import GENERATORS, About, Key, Part, Saved, Shelf, key_of
+from sublet.state.checkpoints.object_groups import encode_roots
+from sublet.state.transfer.loading import decode
 
 if TYPE_CHECKING:
     from sublet.compute.kernel_guest import KernelGuest

@@ -23,10 +23,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from sublet.durable.away import devices_are_away
-from sublet.durable.durable import store_of
-from sublet.durable.memory import Lent
-from sublet.durable.roots import encode_roots
 from sublet.errors import CheckpointFailed, NotFound, SubletError
 from sublet.notebook.home import HomeRules
 from sublet.notebook.merging import can_change
@@ -35,6 +31,10 @@ from sublet.notebook.remote_value import clock_time
 from sublet.notebook.shelf import GENERATORS, NOTICE, WITHIN, About, Key, Part, Saved, Shelf, key_of
 from sublet.notebook.spaces import Space
 from sublet.notebook.surroundings import Surroundings
+from sublet.state.checkpoints.durable import store_of
+from sublet.state.checkpoints.object_groups import encode_roots
+from sublet.state.transfer.device_state import devices_are_away
+from sublet.state.transfer.memory import Lent
 from sublet.values import format_size
 
 _DEVICE: Final = f"{Part.DEVICE}:"

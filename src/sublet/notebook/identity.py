@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sublet.durable.rules import loaded
 from sublet.notebook.memories import gradient_of, is_tensor
+from sublet.state.transfer.reducers import loaded
 
 Tag = int
 """What both sides call an object: side, parcel and the object's number in it, in one number. The garbage collector

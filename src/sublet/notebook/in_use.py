@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sublet.durable.rules import loaded
 from sublet.notebook.memories import is_array
 from sublet.notebook.reading import names_of, names_set_by
 from sublet.notebook.untouchable import Untouchable
+from sublet.state.transfer.reducers import loaded
 
 THREAD: Final = "in use by a running thread"
 TASK: Final = "in use by a running task"

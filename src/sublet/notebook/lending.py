@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sublet.durable.encoded import Buffer, BufferKind
-from sublet.durable.lasting import is_same, separate
-from sublet.durable.memory import address_of, copy_bytes
-from sublet.durable.pages import process_pages
-from sublet.durable.sealed import is_sealed
 from sublet.errors import InvalidRequest
 from sublet.notebook.lodging import Freed, Key, Lodged, Range, Watch, Word
+from sublet.state.transfer.encoded import Buffer, BufferKind
+from sublet.state.transfer.memory import address_of, copy_bytes
+from sublet.state.transfer.pages import process_pages
+from sublet.state.transfer.sealed import is_sealed
+from sublet.state.transfer.shared_arrays import is_same, separate
 from sublet.values import MIB
 from sublet.wire.lasting import Lasting
 

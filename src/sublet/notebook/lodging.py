@@ -17,8 +17,12 @@ from dataclasses import dataclass, field
 from pickle import PickleBuffer
 from typing import Any, NamedTuple
 
-from sublet.durable.encoded import Buffer
-from sublet.durable.lasting import (
+from sublet.errors import InvalidRequest
+from sublet.notebook.memories import take_exchanged
+from sublet.state.transfer.encoded import Buffer
+from sublet.state.transfer.memory import address_of
+from sublet.state.transfer.pages import process_pages
+from sublet.state.transfer.shared_arrays import (
     Exchanged,
     abandon,
     adopt,
@@ -26,10 +30,6 @@ from sublet.durable.lasting import (
     is_untouched,
     separate,
 )
-from sublet.durable.memory import address_of
-from sublet.durable.pages import process_pages
-from sublet.errors import InvalidRequest
-from sublet.notebook.memories import take_exchanged
 from sublet.wire.lasting import Lasting
 
 Key = tuple[tuple[str, ...], int]

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from sublet.durable.lasting import Exchanged, area_at, exchange
-from sublet.durable.memory import copy_bytes, memory_at
-from sublet.durable.pages import process_pages
 from sublet.durable.rebuild import is_computed_elsewhere, operation_of
-from sublet.durable.rules import loaded
-from sublet.durable.sealed import move
 from sublet.errors import Unpicklable
+from sublet.state.transfer.memory import copy_bytes, memory_at
+from sublet.state.transfer.pages import process_pages
+from sublet.state.transfer.reducers import loaded
+from sublet.state.transfer.sealed import move
+from sublet.state.transfer.shared_arrays import Exchanged, area_at, exchange
 
 MOVED_MIN: Final = 1 << 20
 Span = tuple[int, int]

@@ -13,7 +13,6 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from sublet.durable.figures import Assembly
 from sublet.durable.rebuild import ClassState
 from sublet.notebook.memories import (
     Window,
@@ -28,6 +27,7 @@ from sublet.notebook.operations import FigureContents, Operation, apply
 from sublet.notebook.untouchable import Untouchable
 from sublet.notebook.ways import can_change, can_take_over, can_wait, is_as_it_was, ordinary_way, way_of
 from sublet.notebook.writing import ATOMS, Way
+from sublet.state.transfer.figures import Assembly
 
 __all__ = ["ATOMS", "can_change", "merge"]
 

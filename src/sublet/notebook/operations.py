@@ -17,11 +17,11 @@ from operator import is_
 from typing import Any, Final, Protocol
 
 from sublet.durable import rebuild
-from sublet.durable.codec import ATOMS
-from sublet.durable.figures import Assembly
 from sublet.errors import Unpicklable
 from sublet.notebook.memories import gradient_of, is_given_memory, move_array, same_values
 from sublet.notebook.untouchable import Untouchable
+from sublet.state.transfer.codec import ATOMS
+from sublet.state.transfer.figures import Assembly
 
 StandsFor = Callable[[Any], Any]
 OBJECTS, KEYED, MEMORY, GRADED = PHASES = range(4)

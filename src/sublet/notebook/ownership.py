@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sublet.durable.durable import store_of
-from sublet.durable.store import CheckpointStore, FolderStore
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, NotFound, SubletError
 from sublet.notebook.remote_value import clock_time
+from sublet.state.checkpoints.durable import store_of
+from sublet.state.checkpoints.store import CheckpointStore, FolderStore
 from sublet.values import GIB, MIB, LeaseId, parse_size, valid_name
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sublet.durable.codec import with_identity
-from sublet.durable.loading import assembly_here, decode
-from sublet.durable.memory import lend
 from sublet.durable.rebuild import ClassState, leaving_classes
-from sublet.durable.roots import Group, met_by_name
 from sublet.notebook.identity import Tag
 from sublet.notebook.lodging import Freed, Lodged, Word
 from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.sources import Source
 from sublet.notebook.surroundings import Changes
+from sublet.state.checkpoints.object_groups import Group, met_by_name
+from sublet.state.transfer.codec import with_identity
+from sublet.state.transfer.loading import assembly_here, decode
+from sublet.state.transfer.memory import lend
 
 NO_WORD: Final = Word()
 NOTHING_FREED: Final = Freed()

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sublet.durable import rebuild
-from sublet.durable.codec import Encoding
-from sublet.durable.rules import GpuRule
 from sublet.errors import Unpicklable
 from sublet.notebook.counting import TOO_MANY, has_too_many
 from sublet.notebook.home import HomeRules
+from sublet.state.transfer.codec import Encoding
+from sublet.state.transfer.reducers import GpuRule
 
 MODULE: Final = "module"
 """What modules are; they are saved by name, and need no report."""

@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sublet.clock import Clock, SystemClock
-from sublet.durable.measuring import needed_bytes
-from sublet.durable.opening import Checkpoint
-from sublet.durable.packs import file_name
-from sublet.durable.records import Record
-from sublet.durable.roots import Group, encode_roots
-from sublet.durable.saving import Base, Saver, Staged
-from sublet.durable.store import CheckpointStore
 from sublet.errors import CheckpointFailed, NotFound, SubletError, Unpicklable
 from sublet.notebook.home import HomeRules
 from sublet.notebook.joining import join
 from sublet.notebook.retention import SPARE, make_room
+from sublet.state.checkpoints.object_groups import Group, encode_roots
+from sublet.state.checkpoints.packs import file_name
+from sublet.state.checkpoints.reader import Checkpoint
+from sublet.state.checkpoints.records import Record
+from sublet.state.checkpoints.save_size import needed_bytes
+from sublet.state.checkpoints.store import CheckpointStore
+from sublet.state.checkpoints.writer import Base, Saver, Staged
 
 if TYPE_CHECKING:
     from sublet.wire.volumes import CopiedIn

@@ -20,12 +20,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any, Final, ParamSpec, TypeVar
 
-from sublet.durable.changes import ChangeFinder
-from sublet.durable.codec import ATOMS, can_travel, encode
-from sublet.durable.encoded import Buffer, BufferKind, Encoded
-from sublet.durable.figures import is_part_kind
-from sublet.durable.roots import LARGE_BYTES, Group, Order, StandsFor, encode_roots, is_long
-from sublet.durable.rules import found_by_name
 from sublet.errors import Unpicklable
 from sublet.notebook.blame import blamed
 from sublet.notebook.counting import TOO_MANY, has_too_many
@@ -45,6 +39,12 @@ from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.sources import sources_of
 from sublet.notebook.taking import taken_over
 from sublet.notebook.unchanged import Snapshot, snapshot
+from sublet.state.checkpoints.object_groups import LARGE_BYTES, Group, Order, StandsFor, encode_roots, is_long
+from sublet.state.transfer.changes import ChangeFinder
+from sublet.state.transfer.codec import ATOMS, can_travel, encode
+from sublet.state.transfer.encoded import Buffer, BufferKind, Encoded
+from sublet.state.transfer.figures import is_part_kind
+from sublet.state.transfer.reducers import found_by_name
 
 __all__ = ["BESIDE", "GUEST", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
 

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from sublet.durable.codec import encode
-from sublet.durable.loading import decode
 from sublet.errors import Unpicklable
 from sublet.notebook.import_hook import ImportHook, is_imported
 from sublet.notebook.settings import Kind, Setting, table
+from sublet.state.transfer.codec import encode
+from sublet.state.transfer.loading import decode
 
 Entries = Mapping[str, Any]
 LOCK_S: Final = 1.0

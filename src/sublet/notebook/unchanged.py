@@ -14,9 +14,9 @@ import ctypes
 import struct
 from typing import Any, Final
 
-from sublet.durable.changes import chunk_hash
-from sublet.durable.memory import memory_at
-from sublet.durable.roots import is_long
+from sublet.state.checkpoints.object_groups import is_long
+from sublet.state.transfer.changes import chunk_hash
+from sublet.state.transfer.memory import memory_at
 
 IMMUTABLE: Final = frozenset({tuple, frozenset})
 _LIST: Final = struct.Struct("nP")

@@ -14,16 +14,16 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sublet.durable import rebuild
-from sublet.durable.codec import encode
-from sublet.durable.figures import figure_of, is_part_kind
-from sublet.durable.roots import IDENTITY_FREE
-from sublet.durable.rules import OWNERS, has_plain_state, owner_of
 from sublet.errors import SubletError
 from sublet.notebook import writing
 from sublet.notebook.memories import is_array, is_given_memory, is_memory, is_tensor, same_array, same_tensor
 from sublet.notebook.operations import State
 from sublet.notebook.untouchable import is_own_namespace
 from sublet.notebook.writing import Plan, Way, is_frame, is_looked_at
+from sublet.state.checkpoints.object_groups import IDENTITY_FREE
+from sublet.state.transfer.codec import encode
+from sublet.state.transfer.figures import figure_of, is_part_kind
+from sublet.state.transfer.reducers import OWNERS, has_plain_state, owner_of
 
 APART: Final = frozenset({"builtins", "itertools", "functools", "operator", "collections"})
 """Modules of Python whose types, where they have no way of their own, are taken apart and made anew."""

@@ -18,10 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 from sublet.durable import rebuild
-from sublet.durable.codec import ATOMS
-from sublet.durable.memory import address_of
 from sublet.durable.rebuild import ClassState, gone_from
-from sublet.durable.rules import OWNERS, behind, loaded, owner_of
 from sublet.notebook.memories import gradient_of, is_settled
 from sublet.notebook.operations import (
     ArrayMemory,
@@ -43,6 +40,9 @@ from sublet.notebook.operations import (
     is_same_dict,
 )
 from sublet.notebook.untouchable import is_class_dict, is_own_namespace
+from sublet.state.transfer.codec import ATOMS
+from sublet.state.transfer.memory import address_of
+from sublet.state.transfer.reducers import OWNERS, behind, loaded, owner_of
 
 __all__ = [
     "ATOMS",

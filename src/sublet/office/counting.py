@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sublet.lease.states import LeaseStatus, SliceState
-from sublet.observe.metrics import OfficeMetrics, Readings
+from sublet.metrics import OfficeMetrics, Readings
 from sublet.office.driver import Driver
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.budgets import stands

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from sublet.errors import InvalidRequest, JournalError
-from sublet.observe import audit
+from sublet.office.journal import audit
 from sublet.office.journal.reader import Reader
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.records import LeaseRecord

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sublet.observe.bills import Rates
+from sublet.office.ledger.bills import Rates
 from sublet.values import NS_PER_S, format_duration
 
 AT_ONCE_NS: Final = 5 * NS_PER_S

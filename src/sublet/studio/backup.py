@@ -31,8 +31,8 @@ import msgspec
 from blake3 import blake3
 
 from sublet.client.home import make_private_dir
-from sublet.durable.files import name_once, read_whole, sync_file, sync_folder, write_synced
 from sublet.errors import JournalError, SubletError
+from sublet.state.checkpoints.atomic_files import name_once, read_whole, sync_file, sync_folder, write_synced
 from sublet.studio.office import FOLDER
 from sublet.studio.people import DATABASE as PEOPLE
 from sublet.studio.people import People

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from sublet import settings
 from sublet.client.address import find_address
 from sublet.errors import InvalidRequest
-from sublet.observe.logs import LogFormat
+from sublet.logs import LogFormat
 from sublet.values import NS_PER_S, format_duration, shown, valid_name
 
 FILE: Final = "studio.toml"

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sublet.observe.logs import fields
-from sublet.observe.metrics import Count, Spread, metrics_page
+from sublet.logs import fields
+from sublet.metrics import Count, Spread, metrics_page
 from sublet.studio.service import Condition
 from sublet.studio.states import SessionState
 

@@ -11,8 +11,8 @@ from typing import Final, Literal
 import msgspec
 
 from sublet.client.home import make_private_dir
-from sublet.durable.files import move_into_place, read_whole, sync_folder, write_synced
 from sublet.errors import InvalidRequest, JournalError
+from sublet.state.checkpoints.atomic_files import move_into_place, read_whole, sync_folder, write_synced
 from sublet.values import valid_name
 
 FOLDER: Final = "plans"

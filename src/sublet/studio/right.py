@@ -24,8 +24,8 @@ from sublet.client.fabric import Fabric, connect, start_office
 from sublet.client.home import make_private_dir
 from sublet.client.steps import Call, Reply
 from sublet.client.transport import Transport
-from sublet.durable.files import move_into_place, read_whole, sync_folder, write_synced
 from sublet.errors import Disconnected, InvalidRequest, Unauthorized, Unsupported
+from sublet.state.checkpoints.atomic_files import move_into_place, read_whole, sync_folder, write_synced
 from sublet.studio.office import sessions_folder
 from sublet.wire.http import Hello, TenantRequest, TenantToken, TenantView, VolumeView
 from sublet.wire.version import WIRE_VERSION

@@ -28,8 +28,8 @@ from sublet.client.fabric import Fabric
 from sublet.client.guests import Guest, environment, start_spec
 from sublet.client.home import make_private_dir
 from sublet.client.lease import Lease
-from sublet.durable.files import move_into_place, read_whole, sync_folder, write_synced
 from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError
+from sublet.state.checkpoints.atomic_files import move_into_place, read_whole, sync_folder, write_synced
 from sublet.studio.office import FabricOffice, open_sessions, sessions_folder
 from sublet.studio.people import OWNER_TENANT
 from sublet.studio.records import Session, Terms

@@ -21,8 +21,8 @@ import msgspec
 from blake3 import blake3
 
 from sublet.client.home import make_private_dir
-from sublet.durable.files import name_once, sync_file
 from sublet.errors import InvalidRequest, JournalError
+from sublet.state.checkpoints.atomic_files import name_once, sync_file
 from sublet.studio.records import Entry, Record
 
 DATABASE: Final = "sessions.db"

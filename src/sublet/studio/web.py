@@ -46,8 +46,8 @@ from sublet.errors import (
     SubletError,
     Unauthorized,
 )
-from sublet.observe.logs import fields
-from sublet.observe.metrics import CONTENT_TYPE
+from sublet.logs import fields
+from sublet.metrics import CONTENT_TYPE
 from sublet.studio import course_page, overview_page, page
 from sublet.studio.course_page import Course
 from sublet.studio.hub_api import CALLBACK, Handshake

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import threading
 
-from sublet.replicated.ballot import Ballot, Stamp
-from sublet.replicated.cell import (
+from sublet.state.replicated.ballot import Ballot, Stamp
+from sublet.state.replicated.cell import (
     VALUE_MAX,
     Accept,
     Accepted,
@@ -32,8 +32,8 @@ from sublet.replicated.cell import (
     Refused,
     Took,
 )
-from sublet.replicated.quorum import ReplicaSet, Seats
-from sublet.replicated.replica import PackName, Replica
+from sublet.state.replicated.quorum import ReplicaSet, Seats
+from sublet.state.replicated.replica import PackName, Replica
 from sublet.values import Epoch
 
 KEY = "c/tests/a name with spaces, and ünicode"
@@ -55,7 +55,7 @@ def pack(n: int, digest: str = "0" * 32) -> str:
 
 
 class ReplicaConformance:
-    """The contract of ``replicated.replica.Replica``."""
+    """The contract of ``state.replicated.replica.Replica``."""
 
     def new_replica(self) -> Replica:
         raise NotImplementedError("say how a new replica is made")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from blake3 import blake3
 
 from sublet.errors import InvalidRequest
-from sublet.replicated.checkpoint_record import Save
+from sublet.state.replicated.checkpoint_record import Save
 
 if TYPE_CHECKING:
     from sublet.wire.device import ModuleKind

@@ -12,8 +12,8 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from sublet.replicated.checkpoint_record import Save
-from sublet.replicated.idempotency_record import Completed, Conflict, New, Pending, Reservation
+from sublet.state.replicated.checkpoint_record import Save
+from sublet.state.replicated.idempotency_record import Completed, Conflict, New, Pending, Reservation
 
 
 class Act(enum.StrEnum):

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from sublet.errors import Disconnected, NotFound
-from sublet.replicated.checkpoint import ReplicatedCheckpoint
-from sublet.replicated.idempotency import ReplicatedIdempotencyStore
-from sublet.replicated.signing import SigningKey
+from sublet.state.replicated.checkpoint import ReplicatedCheckpoint
+from sublet.state.replicated.idempotency import ReplicatedIdempotencyStore
+from sublet.state.replicated.signing import SigningKey
 from sublet.values import Epoch
 from sublet.wire.http import CheckpointKey
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
-    from sublet.replicated.group import ReplicaGroup
-    from sublet.replicated.policy import ReplicaPolicy
-    from sublet.replicated.replica import Replica
+    from sublet.state.replicated.group import ReplicaGroup
+    from sublet.state.replicated.policy import ReplicaPolicy
+    from sublet.state.replicated.replica import Replica
     from sublet.training.seams import StepLease
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sublet.clock import Clock
-from sublet.durable.durable import Durable
-from sublet.durable.saving import SaveReport
 from sublet.errors import NotFound
+from sublet.state.checkpoints.durable import Durable
+from sublet.state.checkpoints.writer import SaveReport
 from sublet.training.telling import Account
 from sublet.values import NS_PER_S
 

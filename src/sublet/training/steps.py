@@ -20,17 +20,17 @@ from sublet.errors import (
     SubletError,
     VersionConflict,
 )
-from sublet.replicated.checkpoint_record import Effect, Save
-from sublet.replicated.idempotency_record import Completed as Reserved
-from sublet.replicated.idempotency_record import New, Pending, Reservation
+from sublet.state.replicated.checkpoint_record import Effect, Save
+from sublet.state.replicated.idempotency_record import Completed as Reserved
+from sublet.state.replicated.idempotency_record import New, Pending, Reservation
 from sublet.training.batch import Completed, Duplicate, Launch, Recovered, TrainingBatch, TrainingStepOutcome
 from sublet.training.law import Act, Verdict, decide, what_is_saved
 from sublet.wire.scalars import u32, u64
 
 if TYPE_CHECKING:
     from sublet.compute.session_data import KindText
-    from sublet.replicated.checkpoint import ReplicatedCheckpoint
-    from sublet.replicated.idempotency import ReplicatedIdempotencyStore
+    from sublet.state.replicated.checkpoint import ReplicatedCheckpoint
+    from sublet.state.replicated.idempotency import ReplicatedIdempotencyStore
     from sublet.training.seams import OpenSession, Session, StepLease
 
 STATE_MAX: Final = (1 << 32) - 1

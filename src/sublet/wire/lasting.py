@@ -49,7 +49,7 @@ class Lasting(mmap.mmap):
     """Such memory, mapped."""
 
     file: LastingFile
-    """What is mapped here; it can become another (``durable.lasting``)."""
+    """What is mapped here; it can become another (``state.transfer.shared_arrays``)."""
     parted: bool
     """It is mapped privately: what is written here stays in this process."""
     is_populated: bool

@@ -1,7 +1,8 @@
 """Reads as much of packs and manifests as publication needs, with the standard library only.
 
-The layout is that of docs/format.md; ``durable.format`` reads and writes all of it, and compares content hashes. Here
-only lengths and checksums (crc32) are compared, and no byte is loaded as anything but a number, a name or a text.
+The layout is that of docs/format.md; ``state.checkpoints.format`` reads and writes all of it,
+and compares content hashes. Here only lengths and checksums (crc32) are compared, and no byte is loaded as anything
+but a number, a name or a text.
 """
 
 from __future__ import annotations

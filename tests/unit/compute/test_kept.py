@@ -10,7 +10,7 @@ import pytest
 
 from sublet.compute import kept as kept_module
 from sublet.compute.kept import Kept
-from sublet.durable.pages import Pages
+from sublet.state.transfer.pages import Pages
 from sublet.wire.shared import write_shared
 
 

@@ -18,8 +18,8 @@ from sublet.engines.start_settings import (
     read_settings,
     write_settings,
 )
+from sublet.logs import LogFormat
 from sublet.node.agent.inventory import HostGpus, parse_host_gpus
-from sublet.observe.logs import LogFormat
 from sublet.values import GIB
 
 FOUR = parse_host_gpus("4x4GiB")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sublet.durable.store import FolderStore
 from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest, NotFound
 from sublet.jobs import JobOutputStore, MemoryOutputStore, VolumeOutputStore
 from sublet.jobs.core import SavedChunk
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.index import check_result, dump_index, parse_index
 from sublet.jobs.running import load_state, save_state
+from sublet.state.checkpoints.store import FolderStore
 
 RESULTS = [(ChunkId(bytes([n]) * (16 + n)), bytes([n]) * (100 * n)) for n in range(5)]
 A, B = ChunkId(b"a" * 16), ChunkId(b"b" * 16)

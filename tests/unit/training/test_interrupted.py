@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-import sublet.replicated.group
+import sublet.state.replicated.group
 from sublet.errors import CheckpointFailed, LeaseEnded, StaleEpoch, VersionConflict
 from sublet.replicated import MemoryReplica
 from sublet.training import Act, Completed, Recovered
@@ -114,7 +114,7 @@ class Rested:
 def test_whatever_is_interrupted_the_weights_are_those_of_an_undisturbed_run(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sublet.replicated.group, "time", Rested())
+    monkeypatch.setattr(sublet.state.replicated.group, "time", Rested())
     ends: Counter[str] = Counter()
     for seed in range(block * SEEDS, (block + 1) * SEEDS):
         story = Story(seed)

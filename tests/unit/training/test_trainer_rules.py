@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from sublet.durable.saving import Staged
-from sublet.durable.store import FolderStore
 from sublet.errors import CheckpointFailed, InvalidRequest, LeaseInterrupt
+from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.writer import Staged
 from sublet.training import Preempted, PreemptibleTrainer
 from sublet.training.progress import Progress, Sieve
 from sublet.training.telling import SEPARATOR, Account, Teller

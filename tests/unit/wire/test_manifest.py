@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
-from sublet.durable.format import LeafRef, Manifest, PackRef, parse_trailer
 from sublet.errors import CheckpointDamaged
+from sublet.state.checkpoints.format import LeafRef, Manifest, PackRef, parse_trailer
 from sublet.values import Epoch, LeaseId
 from sublet.wire.manifest import HEADER_BYTES, TAIL, TRAILER, entries_of_pack, pack_name, read_manifest
 

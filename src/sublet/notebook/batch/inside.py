@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from sublet.client.fabric import connect
-from sublet.durable.durable import store_of
-from sublet.durable.measuring import needed_bytes
-from sublet.durable.roots import Group, encode_roots
-from sublet.durable.saving import Saver
-from sublet.durable.store import CheckpointStore, FolderStore
 from sublet.errors import CheckpointFailed, InvalidRequest, LeaseEnded, NotFound, SubletError, Unpicklable
 from sublet.notebook.home import HomeRules
 from sublet.notebook.namespace import HIDDEN
 from sublet.notebook.ownership import Owner
 from sublet.notebook.spaces import NOTEBOOK, Space
 from sublet.notebook.surroundings import Surroundings
+from sublet.state.checkpoints.durable import store_of
+from sublet.state.checkpoints.object_groups import Group, encode_roots
+from sublet.state.checkpoints.save_size import needed_bytes
+from sublet.state.checkpoints.store import CheckpointStore, FolderStore
+from sublet.state.checkpoints.writer import Saver
 
 KEEP: Final = 3
 """Checkpoints that stay when another one is about to be written; the newest of them is the one the record names."""

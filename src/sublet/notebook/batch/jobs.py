@@ -5,7 +5,7 @@ HOME/jobs/7/record.json        how far it is; written whole, each time
 HOME/jobs/7/notebook.ipynb     the notebook as it was handed in, with its parameters
 HOME/jobs/7/executed.ipynb     the same with outputs; whole after every cell
 HOME/jobs/7/executed.html      the page
-HOME/jobs/7/state/             the variables: checkpoints, see ``durable.store``
+HOME/jobs/7/state/             the variables: checkpoints, see ``state.checkpoints.store``
 HOME/jobs/7/lock               held by its one runner, for as long as that lives
 HOME/jobs/7/stop               exists once the job is asked to stop
 HOME/jobs/7/log                what the runner had to say
@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from sublet.client.home import home_dir, make_private_dir
-from sublet.durable.files import move_into_place, read_whole, sync_folder, write_synced
 from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest, NotFound
 from sublet.notebook.batch.asked import Asked
 from sublet.notebook.batch.law import JobRecord, JobState
+from sublet.state.checkpoints.atomic_files import move_into_place, read_whole, sync_folder, write_synced
 
 T = TypeVar("T")
 SCHEMA: Final = 1

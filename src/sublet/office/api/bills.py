@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from typing import Final
 
 from sublet.errors import InvalidRequest
-from sublet.observe.bills import Usage, fold, to_csv
 from sublet.office.api.asking import flag
 from sublet.office.api.service import Call, Reply, Service, is_live, json_reply
 from sublet.office.journal.history import History, wire_lines
+from sublet.office.ledger.bills import Usage, fold, to_csv
 
 USAGES_KEPT: Final = 100_000
 """Leases that may be kept in memory between two bills; with more of them each bill reads the chain from its start."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sublet.errors import InvalidRequest, NotFound
-from sublet.observe.bills import micros_of
 from sublet.office.api.asking import choice, request_id
 from sublet.office.api.service import Call, Reply, Service, json_reply
 from sublet.office.api.views import rfc3339
 from sublet.office.ledger import commands as cmd
+from sublet.office.ledger.bills import micros_of
 from sublet.office.ledger.budgets import money, parse_amount, stands
 from sublet.office.ledger.records import BudgetRecord, Now
 from sublet.office.ledger.spending import account_of, bounds, budget_id

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from sublet.errors import InvalidRequest, NotFound, Unauthorized
-from sublet.observe.metrics import CONTENT_TYPE
+from sublet.metrics import CONTENT_TYPE
 from sublet.office.access import new_token, token_hash
 from sublet.office.api.asking import choice, number, quota, text
 from sublet.office.api.looking import all_troubles

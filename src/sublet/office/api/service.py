@@ -14,8 +14,6 @@ import msgspec
 from sublet.background import start_task
 from sublet.errors import CapacityExceeded, NotFound, SubletError, Unauthorized, Unsupported
 from sublet.lease.states import LeaseStatus, SliceState
-from sublet.observe.audit import Record
-from sublet.observe.bills import Rates
 from sublet.office.access import AccessList, Caller, Origin
 from sublet.office.api.processes import Peer
 from sublet.office.api.signing import Signer
@@ -23,9 +21,11 @@ from sublet.office.api.sse import STREAMS_MAX, STREAMS_TENANT_MAX, Hub, Stream
 from sublet.office.api.views import lease_view
 from sublet.office.counting import Counting
 from sublet.office.driver import Driver
+from sublet.office.journal.audit import Record
 from sublet.office.journal.history import History
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer
+from sublet.office.ledger.bills import Rates
 from sublet.office.ledger.commands import Command, Revoke, Tick
 from sublet.office.ledger.rate_limits import RateLimits, TooMany
 from sublet.office.ledger.records import NO_QUOTA, LeaseRecord, Now, ProcessRecord

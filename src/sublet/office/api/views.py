@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from sublet.lease.states import LeaseStatus, SliceState
-from sublet.observe.audit import Record
+from sublet.office.journal.audit import Record
 from sublet.office.ledger.answers import Offer, Place, Refusal
 from sublet.office.ledger.budgets import money
 from sublet.office.ledger.burst_credit import left_seconds

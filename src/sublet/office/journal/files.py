@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from sublet.errors import JournalError
-from sublet.observe.audit import Anchor
+from sublet.office.journal.audit import Anchor
 
 JOURNAL_NAME: Final = "journal.db"
 LOCK_NAME: Final = "journal.lock"

@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 
 from sublet.errors import JournalError
-from sublet.observe import audit
-from sublet.observe.bills import Bill, Charge, Holding, Line, Usage
+from sublet.office.journal import audit
 from sublet.office.ledger import events as ev
+from sublet.office.ledger.bills import Bill, Charge, Holding, Line, Usage
 from sublet.office.ledger.fairness import DEFAULT_GROUP
 from sublet.office.ledger.fold_spending import volume_name
 from sublet.office.ledger.records import EndRecord

@@ -29,8 +29,7 @@ from typing import Final
 import msgspec
 
 from sublet.errors import JournalError, JournalFailed
-from sublet.observe import audit
-from sublet.office.journal import backup
+from sublet.office.journal import audit, backup
 from sublet.office.journal import files as journal_files
 from sublet.office.journal import opening as journal_opening
 from sublet.office.journal import schema as journal_schema

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from sublet.errors import JournalError
-from sublet.observe import audit
+from sublet.office.journal import audit
 from sublet.office.journal import files as journal_files
 from sublet.office.journal import schema as journal_schema
 from sublet.office.journal.files import Anchors

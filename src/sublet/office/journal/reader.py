@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from sublet.errors import JournalError
-from sublet.observe import audit
+from sublet.office.journal import audit
 from sublet.office.journal.disk_room import FULL
 from sublet.office.journal.schema import APPLICATION_ID, TABLES, VERSION, check_meta, checksum, get_meta
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 from sublet.errors import IdempotencyConflict, InvalidRequest, NotFound
 from sublet.lease.states import LeaseStatus
-from sublet.observe.bills import Rates, micros_of
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer, Done, Refusal, RefusalCode
+from sublet.office.ledger.bills import Rates, micros_of
 from sublet.office.ledger.fairness import DEFAULT_GROUP
 from sublet.office.ledger.records import BudgetRecord, LeaseRecord, Now, PricesRecord
 from sublet.office.ledger.spending import Standing, account_of, budget_id, cost, rates_of, standing, window_of

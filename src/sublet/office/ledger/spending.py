@@ -1,6 +1,6 @@
 """The state of a budget: what was spent in its window, and when it reaches the warning or its end.
 
-A cost accrues while something is held, at so many *grains* a nanosecond (``observe.bills`` says what a grain is). So
+A cost accrues while something is held, at so many *grains* a nanosecond (``bills`` says what a grain is). So
 the use of a budget is a straight line between two events, and the moment at which it reaches 80 % or all of the budget
 is a division, rounded up: it is computed and waited for, not looked for.
 
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sublet.observe.bills import GRAINS_PER_MICRO, Rates, period_of
+from sublet.office.ledger.bills import GRAINS_PER_MICRO, Rates, period_of
 from sublet.office.ledger.records import BudgetRecord, HeldRecord, Now, PricesRecord, SpentRecord
 from sublet.values import BudgetId, BudgetLevel, BudgetWindow, GroupId, Kind, TenantId
 from sublet.wire.orders import Part

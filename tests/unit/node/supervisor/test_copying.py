@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from sublet.durable.copying import Copied, copy_checkpoint
-from sublet.durable.format import Manifest
-from sublet.durable.saving import Who
-from sublet.durable.store import FolderStore
-from sublet.durable.upkeep import verify
 from sublet.errors import CapacityExceeded, CheckpointDamaged, InvalidRequest, NotFound
 from sublet.node.storage import copying_work
 from sublet.node.storage.copying_work import copy_in
 from sublet.node.storage.volume_folder import collect, has_files, sweep_staging
+from sublet.state.checkpoints.copying import Copied, copy_checkpoint
+from sublet.state.checkpoints.format import Manifest
+from sublet.state.checkpoints.gc import verify
+from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.writer import Who
 from sublet.values import MIB
 from sublet.wire.volumes import COPIED, Collect, CopiedIn, CopyIn
 from tests.unit.node.supervisor.test_publishing_work import E5, A, Bench, big

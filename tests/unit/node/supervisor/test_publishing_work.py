@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 
-from sublet.durable.saving import Saver, Staged, Who
-from sublet.durable.store import FolderStore
-from sublet.durable.upkeep import verify
 from sublet.errors import (
     CapacityExceeded,
     CheckpointDamaged,
@@ -29,6 +26,9 @@ from sublet.errors import (
 from sublet.node.storage import volume_folder
 from sublet.node.storage.publishing_work import publish, said_of
 from sublet.node.storage.volume_folder import Place, collect, has_files, lay_out, sweep_staging
+from sublet.state.checkpoints.gc import verify
+from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.writer import Saver, Staged, Who
 from sublet.values import MIB, Epoch, LeaseId
 from sublet.wire.codec import loads
 from sublet.wire.manifest import manifest_name, number_of

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 from biscuit_auth import KeyPair
 
-from sublet.observe.audit import Record
 from sublet.office.access import AccessList
 from sublet.office.api.app import App
 from sublet.office.api.service import Identity, Reply, Service
 from sublet.office.api.signing import Signer
 from sublet.office.driver import Driver
+from sublet.office.journal.audit import Record
 from sublet.office.ledger.commands import OpenOffice
 from sublet.office.ledger.events import Event
 from sublet.office.ledger.ledger import Ledger

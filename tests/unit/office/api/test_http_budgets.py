@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sublet.observe.bills import Rates
 from sublet.office.access import Caller
+from sublet.office.ledger.bills import Rates
 from sublet.office.ledger.budgets import prices_record
 from sublet.office.ledger.commands import NodeGone, NodeUp, SetPrices
 from sublet.values import Kind, NodeId, ResourceId, TenantId

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sublet.errors import JournalError
-from sublet.observe.audit import Anchor
+from sublet.office.journal.audit import Anchor
 from sublet.office.journal.files import AnchorFile, Anchors
 from tests.unit.office.journal.making import OPENED, Place, at, granted, queued, renewed
 

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from sublet.errors import JournalError
-from sublet.observe.bills import Bill, Holding, Line, fold, reconcile, to_csv
 from sublet.office.journal.history import History, wire_lines
 from sublet.office.ledger import events as ev
+from sublet.office.ledger.bills import Bill, Holding, Line, fold, reconcile, to_csv
 from sublet.office.ledger.records import TenantRecord
 from sublet.values import GIB, Epoch, GroupId, Kind, LeaseId, NodeId, ResourceId, TenantId
 from sublet.wire.orders import Device, Saved

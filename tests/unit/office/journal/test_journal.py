@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sublet.errors import JournalError, JournalFailed
-from sublet.observe import audit
+from sublet.office.journal import audit
 from sublet.office.journal import journal as journal_module
 from sublet.office.journal import opening as journal_opening
 from sublet.office.journal import schema as journal_schema

@@ -15,11 +15,11 @@ from sublet.errors import (
     SubletError,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
-from sublet.observe.bills import Rates, Usage, fold
 from sublet.office.journal.history import History, _Told
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted, Outcome, Refusal
+from sublet.office.ledger.bills import Rates, Usage, fold
 from sublet.office.ledger.budgets import prices_record, stands
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy

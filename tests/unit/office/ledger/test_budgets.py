@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from sublet.errors import IdempotencyConflict, InvalidRequest, LeaseRevoked, NotFound, RenewalRefusal, SubletError
 from sublet.lease.states import LeaseStatus
-from sublet.observe.bills import GRAINS_PER_MICRO, Rates, fold
 from sublet.office.journal.history import History, _Told
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
+from sublet.office.ledger.bills import GRAINS_PER_MICRO, Rates, fold
 from sublet.office.ledger.budgets import money, prices_record, stands
 from sublet.office.ledger.fold_spending import CREDITS_REMEMBERED
 from sublet.office.ledger.ledger import Ledger

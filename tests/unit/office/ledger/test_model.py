@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from sublet.errors import SubletError
-from sublet.observe.bills import GRAINS_PER_MICRO, Rates
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.answers import Done, Granted, GrantedMany, Offer, Place, Refusal
+from sublet.office.ledger.bills import GRAINS_PER_MICRO, Rates
 from sublet.office.ledger.budgets import prices_record, stands
 from sublet.office.ledger.fairness import DEFAULT_GROUP
 from sublet.office.ledger.policy import Policy

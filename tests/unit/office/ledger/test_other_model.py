@@ -7,9 +7,9 @@ import pytest
 
 from sublet.errors import InvalidRequest
 from sublet.lease.states import LeaseStatus
-from sublet.observe.bills import Rates
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.answers import Granted, Offer, Place
+from sublet.office.ledger.bills import Rates
 from sublet.office.ledger.budgets import prices_record
 from sublet.office.ledger.records import LeaseRecord, Want
 from sublet.values import GIB, EndReason, Exclusivity, Tier

@@ -1,0 +1,1 @@
+"""Values that survive a process: as bytes (``transfer``), in packs (``checkpoints``), on several replicas."""

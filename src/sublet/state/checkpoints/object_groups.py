@@ -1,0 +1,376 @@
+"""Splits named values as far as the objects that they share allow.
+
+Saving every name by itself would lose that two of them hold the same list; saving all of them together would make one
+change rewrite everything and one restore read everything. So names are encoded in bundles, by runs of the sorted names;
+then it is looked whether any two bundles met the same object or the same memory. Only where they did, or where a bundle
+came out large, its names are looked at one by one: those that share go together, large ones go alone.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import enum
+import fractions
+import gc
+import pathlib
+import re
+import sys
+import types
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from sublet.state.checkpoints.records import leaf_starts
+from sublet.state.transfer.codec import Encoding
+from sublet.state.transfer.encoded import Encoded
+from sublet.state.transfer.memory import address_of
+from sublet.state.transfer.reducers import OWNERS, GpuRule, Rules, found_by_name
+
+LARGE_BYTES: Final = 256 * 1024
+"""A name with more than this is encoded by itself."""
+NOTHING: Final[Mapping[int, Any]] = types.MappingProxyType({})
+SCALARS: Final = frozenset((str, bytes, int, float, bool, type(None)))
+CHANGING: Final = frozenset((dict, list, set))
+TEXTS: Final = frozenset((str, bytes))
+LONG_KINDS: Final = CHANGING | {tuple, frozenset}
+LONG: Final = 10_000
+"""Items of a container. One with fewer is pickled in a moment."""
+
+
+class StandsFor:
+    """Base of what is pickled in the place of something that each side has, and has no identity of its own."""
+
+
+PLAIN: Final = SCALARS | CHANGING | {tuple, frozenset}
+IDENTITY_FREE: Final = (
+    *(str, bytes, int, float, complex, tuple, frozenset, range, slice, type, type(None), type(...)),
+    *(types.BuiltinFunctionType, types.ModuleType, types.CodeType, types.GenericAlias, types.UnionType),
+    *(enum.Enum, dt.date, dt.time, dt.timedelta, dt.tzinfo, decimal.Decimal),
+    *(fractions.Fraction, uuid.UUID, pathlib.PurePath, re.Pattern, StandsFor),
+)
+"""Types that cannot change; whether two names hold one of these or two equal ones, no program should ask. (What a tuple
+holds is looked at by itself.)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Names that are saved and restored together. The value behind ``encoded`` is a dict of them."""
+
+    names: tuple[str, ...]
+    encoded: Encoded
+    plain: Mapping[str, object] | None = None
+    """The values themselves, if they are nothing but numbers, texts, and plain containers of these."""
+    is_still: bool = False
+    """The caller knew it as unchanged, and it was not encoded."""
+    is_joined: bool = False
+    """Its names were found to share objects or memory; else they stand together because each is small."""
+
+    def remembering(self, rules: Rules) -> Group:
+        """The same, with ``encoded.met`` if the rules remember. Where all is plain that is left out at first, since
+        most groups are unchanged and need none."""
+        if self.plain is None or not rules.remembers or self.encoded.met is not None:
+            return self
+        return replace(self, encoded=replace(self.encoded, met=met_by_name(self.plain)))
+
+
+def met_by_name(values: Mapping[str, object]) -> dict[int, Any]:
+    """Objects of flat values that can change, numbered by their names' positions, from 1.
+
+    Nothing within a flat value has an identity, so a set of a million strings is one object. An object with two names
+    has the number of the first."""
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    for n, value in enumerate(values.values(), 1):
+        if type(value) in CHANGING and id(value) not in seen:
+            seen.add(id(value))
+            found[n] = value
+    return found
+
+
+class Order:
+    """Names and the bundles they stand in, remembered from one time to the next: mostly they are the same, and to sort
+    10,000 takes as long as to encode some of them."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._runs: list[tuple[str, ...]] = []
+
+    def runs(self, names: Iterable[str]) -> list[tuple[str, ...]]:
+        """The bundles of these, in the order of names."""
+        found = list(names)
+        if found != self._names:
+            self._runs = list(_runs(sorted(found)))
+            self._names = found
+        return self._runs
+
+
+def encode_roots(
+    roots: Mapping[str, object],
+    *,
+    names: Iterable[str] | None = None,
+    gpu: GpuRule = "copy",
+    rules: Rules | None = None,
+    order: Order | None = None,
+    still: Collection[str] = (),
+    together: Iterable[tuple[str, ...]] = (),
+    stays: Callable[[Group], bool] = lambda _: True,
+    before: Callable[[tuple[str, ...]], object] | None = None,
+    apart: Collection[str] = (),
+    alone: Collection[str] = (),
+) -> list[Group]:
+    """Every root in exactly one group, in the order of names; objects and memory are shared within groups only.
+
+    ``names``: of these roots alone, each once; ``rules``: others than the usual ones; ``order``: of the last time, for
+    who asks again and again; ``still``: flat values that need not be encoded unless they share something; ``together``:
+    groups of an earlier time, each encoded at once, since to find groups takes up to three encodings; ``stays``:
+    whether such a group of several names is to stay one; ``before``: called with names before they are encoded
+    together; ``apart``: names that are in groups without others, unless they share something with them; ``alone``:
+    names that come out large, which are looked at one by one at once.
+    Raises ``Unpicklable`` with the root's name at the head of the path.
+    """
+    rules = Rules(gpu=gpu) if rules is None else rules
+    runs = (Order() if order is None else order).runs(roots if names is None else names)
+    bundles: list[_Bundle | _Still] = []
+    known = list(together)
+    placed = set(still).union(*known)
+    if placed:
+        bundles += [_Still(name, roots[name]) for names in runs for name in names if name in still]
+        runs = [left for names in runs if (left := tuple(name for name in names if name not in placed))]
+    bundles += _bundles(known, roots, rules, before)
+    parted = {n for n, one in enumerate(bundles) if len(one.names) > 1 and not stays(one.group())}
+    first = len(bundles)
+    if apart:
+        halves = [([n for n in names if n in apart], [n for n in names if n not in apart]) for names in runs]
+        runs = [tuple(part) for both in halves for part in both if part]
+    if alone:
+        singles = [name for names in runs for name in names if name in alone]
+        runs = [left for names in runs if (left := tuple(name for name in names if name not in alone))]
+        runs += [(name,) for name in singles]
+    bundles += _bundles(runs, roots, rules, before)
+    parted |= {n for n, one in enumerate(bundles[first:], first) if len(one.names) > 1 and one.is_large}
+    doubtful = _sharing(bundles) | parted
+    groups = [one.group() for n, one in enumerate(bundles) if n not in doubtful]
+    if doubtful:
+        groups += _one_by_one([bundles[n] for n in sorted(doubtful)], roots, rules, before)
+    return sorted(groups, key=lambda group: group.names[0])
+
+
+def _bundles(
+    runs: Iterable[tuple[str, ...]],
+    roots: Mapping[str, object],
+    rules: Rules,
+    before: Callable[[tuple[str, ...]], object] | None = None,
+) -> Iterator[_Bundle]:
+    """Unused rules are as new."""
+    fresh = rules.anew()
+    for names in runs:
+        if before is not None:
+            before(names)
+        yield _Bundle(names, roots, fresh)
+        if fresh.was_asked:
+            fresh = rules.anew()
+
+
+def _runs(names: Sequence[str]) -> Iterable[tuple[str, ...]]:
+    starts = leaf_starts(names)
+    if starts[:1] != [0] and names:
+        starts.insert(0, 0)
+    for start, end in zip(starts, [*starts[1:], len(names)], strict=True):
+        yield tuple(names[start:end])
+
+
+class _Bundle:
+    """Some roots, encoded together by rules that were not used before, and everything that was met on the way."""
+
+    def __init__(self, names: tuple[str, ...], roots: Mapping[str, object], rules: Rules) -> None:
+        self.names = names
+        # A name may stand in a value as well, as an attribute, say: then it is one string in each encoding, or in none.
+        self.value = {sys.intern(name) if type(name) is str else name: roots[name] for name in names}
+        self._group: Group | None = None
+        is_flat = len(names) == 1 and _has_each_once(roots[names[0]])
+        self._encoding = Encoding(rules, is_flat=is_flat)
+        pickler = self._encoding.dump(self.value, roots=True, remember=False)
+        rules.forget_parts()
+        values = self.value.values()
+        kinds = set(map(type, values))
+        self.plain = is_flat or (not rules.was_asked and kinds <= PLAIN and _are_flat(values, self._encoding))
+        self.is_large = self._encoding.nbytes > LARGE_BYTES
+        self.met: Mapping[int, Any] = NOTHING
+        """Id → object, of those that another bundle could have met as well. It holds them, so that no id is given out
+        twice."""
+        self._own: Collection[object] = values
+        """Of plain values, those that another name could have as well."""
+        if not self.plain:
+            self.met = {id(value): value for value in self._encoding.remember(pickler).values()}
+            return
+        # Nothing but they themselves can be shared, and asking the pickler costs much.
+        if not kinds <= CHANGING:
+            self._own = [value for value in values if type(value) in CHANGING]
+
+    @property
+    def ids(self) -> Iterable[int]:
+        return map(id, self._own) if self.plain else self.met
+
+    @property
+    def count(self) -> int:
+        return len(self._own) if self.plain else len(self.met)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        found = [(one.address, one.end) for one in self._encoding.seen if one.length and not one.private]
+        if self.plain:
+            return found
+        if set(OWNERS).isdisjoint(map(type, self.met.values())):
+            return found
+        for value in self.met.values():
+            if type(value) in OWNERS and (view := memoryview(value)).nbytes:
+                start = address_of(view)
+                found.append((start, start + view.nbytes))
+        return found
+
+    def group(self) -> Group:
+        if self._group is None:
+            encoded = self._encoding.finished(self.value)
+            self._group = Group(names=self.names, encoded=encoded, plain=self.value if self.plain else None)
+        return self._group
+
+
+class _Still:
+    """A flat value that is known to be unchanged, in the place of its bundle."""
+
+    plain = True
+    is_large = False
+    met: Mapping[int, Any] = NOTHING
+    spans: Sequence[tuple[int, int]] = ()
+
+    def __init__(self, name: str, value: object) -> None:
+        self.names = (name,)
+        self._value = value
+        self.ids = (id(value),) if type(value) in CHANGING else ()
+        self.count = len(self.ids)
+
+    def group(self) -> Group:
+        encoded = Encoded(head=b"", buffers=())
+        return Group(names=self.names, encoded=encoded, plain={self.names[0]: self._value}, is_still=True)
+
+
+def _sharing(bundles: Sequence[_Bundle | _Still]) -> set[int]:
+    """The numbers of bundles that share something with another one."""
+    return {n for pair in _links(bundles) for n in pair}
+
+
+def _links(bundles: Sequence[_Bundle | _Still]) -> list[tuple[int, int]]:
+    links: list[tuple[int, int]] = []
+    if len(bundles) < 2:
+        return links
+    if len(set().union(*(bundle.ids for bundle in bundles))) < sum(bundle.count for bundle in bundles):
+        links += _met_twice(bundles)
+    spans = sorted((start, end, n) for n, bundle in enumerate(bundles) for start, end in bundle.spans)
+    reach, owner = -1, -1
+    for start, end, n in spans:
+        if start < reach and n != owner:
+            links.append((owner, n))
+        if end > reach:
+            reach, owner = end, n
+    return links
+
+
+def _met_twice(bundles: Sequence[_Bundle | _Still]) -> Iterator[tuple[int, int]]:
+    first: dict[int, int] = {}
+    everything: set[int] = set()
+    for n, bundle in enumerate(bundles):
+        for which in everything.intersection(bundle.ids):
+            if bundle.plain or _has_identity(bundle.met[which]):
+                if which not in first:
+                    first[which] = next(m for m in range(n) if which in bundles[m].ids)
+                yield first[which], n
+        everything.update(bundle.ids)
+
+
+def is_long(value: Any) -> bool:
+    """Whether it is a plain container of so many items that it pays to look at it before it is pickled."""
+    return type(value) in LONG_KINDS and len(value) >= LONG
+
+
+def _has_each_once(value: Any) -> bool:
+    """Whether it is a long container of numbers and texts with no text twice. Numbers are written out each time."""
+    if not is_long(value):
+        return False
+    kinds = set(map(type, value))
+    if not SCALARS.issuperset(kinds) or kinds.isdisjoint(TEXTS):
+        return False
+    if type(value) is dict:
+        return TEXTS.isdisjoint(kinds := set(map(type, value.values()))) and SCALARS.issuperset(kinds)
+    return type(value) in (set, frozenset) or len(set(map(id, value))) == len(value)
+
+
+def _are_flat(values: Iterable[Any], encoding: Encoding) -> bool:
+    """Whether plain containers hold nothing but numbers and texts; of what the pickler took apart without a rule.
+    Asked of 10,000 small objects at once, so without a loop. Most need not even be opened: the garbage collector does
+    not track a dict in which is nothing that could hold anything, and of that only byte arrays are not asked about."""
+    doubtful = values if encoding.may_hold_byte_arrays() else filter(gc.is_tracked, values)
+    return SCALARS.issuperset(map(type, gc.get_referents(*doubtful)))
+
+
+def _has_identity(value: object) -> bool:
+    if isinstance(value, IDENTITY_FREE):
+        return False
+    kind = type(value)
+    if kind is types.FunctionType:
+        return not found_by_name(value)
+    return kind.__module__ not in ("numpy.dtypes", "torch")  # numpy's dtypes; dtypes, sizes and devices of PyTorch
+
+
+def _one_by_one(
+    bundles: Sequence[_Bundle | _Still],
+    roots: Mapping[str, object],
+    rules: Rules,
+    before: Callable[[tuple[str, ...]], object] | None = None,
+) -> list[Group]:
+    """Components of names that share, large names, and what is left of each bundle."""
+    single: list[_Bundle] = []
+    for bundle in bundles:
+        if isinstance(bundle, _Bundle) and len(bundle.names) == 1:
+            single.append(bundle)
+        else:
+            single += _bundles([(name,) for name in bundle.names], roots, rules, before)
+    parent = list(range(len(single)))
+
+    def top(n: int) -> int:
+        while parent[n] != n:
+            parent[n] = parent[parent[n]]
+            n = parent[n]
+        return n
+
+    for a, b in _links(single):
+        parent[top(a)] = top(b)
+    components: dict[int, list[int]] = {}
+    for n in range(len(single)):
+        components.setdefault(top(n), []).append(n)
+    alone = {n: members for members in components.values() if len(members) > 1 for n in members}
+    whole = {bundle.names: bundle for bundle in bundles if isinstance(bundle, _Bundle)}
+
+    def joint(names: tuple[str, ...]) -> Group:
+        return (whole.get(names) or _Bundle(names, roots, rules.anew())).group()
+
+    groups = [
+        replace(joint(tuple(sorted(single[n].names[0] for n in members))), is_joined=True)
+        for members in components.values()
+        if len(members) > 1
+    ]
+    at = 0
+    for bundle in bundles:
+        rest = []
+        for n in range(at, at + len(bundle.names)):
+            if n in alone:
+                continue
+            if single[n].is_large:
+                groups.append(single[n].group())
+            else:
+                rest.append(single[n].names[0])
+        at += len(bundle.names)
+        if rest:
+            groups.append(joint(tuple(rest)))
+    return groups

@@ -1,0 +1,1 @@
+"""A register on a quorum of replicas; checkpoints and reservations on it. Public as ``sublet.replicated``."""

@@ -1,0 +1,163 @@
+"""The thread of one replica: takes all waiting requests at once, so that they share a write and a sync."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from sublet.background import start_thread
+from sublet.state.replicated.cell import Answer, Query
+from sublet.state.replicated.folder import FolderReplica, Started
+from sublet.state.replicated.phases import Send
+from sublet.state.replicated.replica import Replica, ReplicaFaulty, ReplicaHealth, ReplicaSilent
+
+BATCH_MAX: Final = 64
+WAITING_MAX: Final = 512
+"""Requests that may wait for one replica; one that is so far behind counts as silent."""
+
+Told: TypeAlias = tuple[int, str, Answer | None]
+
+
+@dataclass(slots=True)
+class Errand:
+    """Something to be asked of one replica, and where the answer goes."""
+
+    key: str
+    send: Send
+    turn: int
+    told: queue.SimpleQueue[Told]
+    supply: Callable[[str, str], bytes | None]
+
+
+NOTHING: Final = Errand("", Send("", Query(0)), 0, queue.SimpleQueue(), lambda _key, _name: None)
+"""Stands for an empty queue where None stands for the end."""
+
+
+class Worker:
+    """The thread of one replica.
+
+    Where a replica can be begun with (``begin``: everything but the sync), that is done at once in the thread of the
+    asker, and only the sync is waited for here: handing work from thread to thread costs more than the work.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.identity = replica.identity
+        self.health, self.detail = ReplicaHealth.UNKNOWN, ""
+        self._errands: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._waiting = 0
+        """Errands that are in the queue or in the thread's hands. What is begun elsewhere must find none, or the thread
+        would wait for the replica while what frees the replica waits for the thread."""
+        self._quick = replica if isinstance(replica, FolderReplica) else None
+        self._thread = start_thread("replica", self._run, again=True, called=f"replica-{self.identity[:8]}")
+
+    def ask(self, errand: Errand) -> None:
+        """Have it asked; the answer comes in the errand's queue."""
+        with self._gate:
+            if self._waiting > WAITING_MAX:
+                errand.told.put((errand.turn, self.identity, None))
+                return
+            if self._quick is not None and not self._waiting and not errand.send.packs:
+                try:
+                    started = self._quick.begin([(errand.key, errand.send.request)])
+                except ReplicaSilent as error:
+                    self._tell([errand], None, error)
+                    return
+                if started is not None and not started.unsettled:
+                    self._tell([errand], started.said)
+                    return
+                if started is not None:
+                    self._waiting += 1
+                    self._errands.put((errand, started))
+                    return
+            self._waiting += 1
+            self._errands.put(errand)
+
+    def close(self, patience_s: float) -> None:
+        """Let it finish what waits."""
+        self.leave()
+        self._thread.join(patience_s)
+
+    def leave(self) -> None:
+        """Have the thread end when it has done what waits, and wait for nothing."""
+        self._errands.put(None)
+
+    def _run(self) -> None:
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """Wait for something, and do it; False at the end. Between two turns nothing is held of what was asked, so a
+        thread that waits keeps no group alive."""
+        item = self._errands.get()
+        while item is not NOTHING:
+            if item is None:
+                return False
+            if isinstance(item, tuple):
+                self._finish(*item)
+                return True
+            batch = [item]
+            item = self._more(batch)
+            self._carry_out(batch)
+        return True
+
+    def _more(self, batch: list[Errand]) -> _Item:
+        while len(batch) < BATCH_MAX:
+            try:
+                item = self._errands.get_nowait()
+            except queue.Empty:
+                break
+            if not isinstance(item, Errand):
+                return item
+            batch.append(item)
+        return NOTHING
+
+    def _finish(self, errand: Errand, started: Started) -> None:
+        assert self._quick is not None
+        try:
+            said = self._quick.finish(started)
+        except ReplicaSilent as error:
+            self._done(1)
+            self._tell([errand], None, error)
+        else:
+            self._done(1)
+            self._tell([errand], said)
+
+    def _carry_out(self, batch: list[Errand]) -> None:
+        try:
+            for errand in batch:
+                self._bring(errand)
+            said = self.replica.ask([(errand.key, errand.send.request) for errand in batch])
+        except ReplicaSilent as error:
+            self._done(len(batch))
+            self._tell(batch, None, error)
+        except Exception as error:  # noqa: BLE001 - a replica of any make; without its thread no request is answered
+            self._done(len(batch))
+            self._tell(batch, None, ReplicaFaulty(f"the replica failed: {type(error).__name__}: {error}"))
+        else:
+            self._done(len(batch))
+            self._tell(batch, said)
+
+    def _done(self, count: int) -> None:
+        with self._gate:
+            self._waiting -= count
+
+    def _tell(self, batch: list[Errand], said: Sequence[Answer] | None, error: ReplicaSilent | None = None) -> None:
+        self.health = ReplicaHealth.HEALTHY if error is None else error.health
+        self.detail = "" if error is None else error.message
+        answers = said if said is not None else [None] * len(batch)
+        for errand, answer in zip(batch, answers, strict=True):
+            errand.told.put((errand.turn, self.identity, answer))
+
+    def _bring(self, errand: Errand) -> None:
+        for name in errand.send.packs:
+            data = errand.supply(errand.key, name)
+            if data is not None:
+                self.replica.put_pack(errand.key, name, data)
+
+
+_Item: TypeAlias = "Errand | tuple[Errand, Started] | None"

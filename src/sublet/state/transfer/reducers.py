@@ -1,0 +1,776 @@
+"""Reduces objects that plain pickle cannot encode, or only by copying their memory.
+
+Asked for every object that is not a number, text or plain container, so that one function of ``__main__`` among a
+million plain objects costs what one function costs. Libraries are looked up among those that the program has loaded;
+none is imported. What each rule makes is put together again by ``rebuild``.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import copyreg
+import enum
+import functools
+import importlib
+import re
+import struct
+import sys
+import sysconfig
+import types
+import typing
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pickle import PickleBuffer
+from typing import Any, ClassVar, Final, Literal
+
+from sublet.durable import rebuild
+from sublet.state.transfer import figures
+from sublet.state.transfer.device_state import devices_are_away
+from sublet.state.transfer.memory import address_of, lend, memory_at
+
+GpuRule = Literal["copy", "refuse"]
+Rule = Callable[[Any], Any]
+
+MAINS: Final = frozenset(("__main__", "__mp_main__"))
+"""Modules that another process does not have under that name: what they define travels by value."""
+BY_CLOUDPICKLE: Final[tuple[type, ...]] = (
+    *(types.ModuleType, types.CodeType, types.MethodType),
+    *(classmethod, staticmethod, property, weakref.WeakSet),
+    *(type({}.keys()), type({}.values()), type({}.items())),
+)
+"""Parts of functions and classes that pickle has no form for and cloudpickle has."""
+
+UNNAMED: Final = frozenset(kind for kind in vars(types).values() if isinstance(kind, type)) - {
+    *(type(None), type(...), type(NotImplemented))
+}
+"""Types of the interpreter that stand in no module under their own name; cloudpickle knows where."""
+OWNERS: Final = (bytearray, array.array)
+"""Who looks at their memory does so after loading as well, if they travel along."""
+HEAP_TYPE: Final = 1 << 9
+"""The flag of classes that were made while the program ran."""
+
+
+SINGLE_DISPATCH: Final = functools.singledispatch(lambda value: value).__code__  # type: ignore[attr-defined]
+"""Of the function that ``functools.singledispatch`` makes: around it are weak references, which it can do without."""
+
+
+class Refused(TypeError):
+    """A rule says that this object cannot travel; the text says what it is."""
+
+
+PLAIN_KINDS: Final = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict})
+ARROW_PADDING_BYTES: Final = 4096
+"""What the buffers of an array of Arrow may have beyond its values: each is padded to a multiple of 64 bytes."""
+
+
+class Rules:
+    """The rules of one encoding, with what it has to remember."""
+
+    remembers: ClassVar[bool] = False
+    """Whether what was encoded is to say which objects it met (``Encoded.met``)."""
+
+    def __init__(self, *, gpu: GpuRule = "copy", compact: frozenset[int] = frozenset()) -> None:
+        self.gpu = gpu
+        self.compact = compact
+        """Arrays (by id) that see so little of their memory that only that little is copied."""
+        self.sparse: dict[int, tuple[int, int]] = {}
+        """Address of a window that an array sees with gaps → the array's id, and the bytes that it sees."""
+        self.private: set[int] = set()
+        """Ids of buffers that share with no other, even where their addresses overlap."""
+        self.keep: list[object] = []
+        """What was made for this encoding and must live as long."""
+        self.temporary: set[int] = set()
+        """Ids of objects that were made for this encoding alone and are none of the program's."""
+        self.owned: frozenset[int] = frozenset()
+        """Ids of byte arrays that travel, and whose memory something else that travels looks at."""
+        self._rules: dict[type, Rule | None] = {}
+        self.of_kinds: dict[type, tuple[Rule | str | None, Mapping[int, tuple[str, str]]]] = {}
+        """Of each type that was met its rule, or the name of that if it is a method, and its objects that modules have
+        under a name. ``anew`` hands them on."""
+        self._cells: set[int] = set()
+        """Ids of variables around functions that are encoded: what they hold goes with the functions."""
+        self._alike: dict[tuple[int, int], tuple[types.FunctionType, Any, Any, Any]] = {}
+        """By the ids of code and globals: a function without parts of its own, and how it was taken apart."""
+        self._storages: dict[int, Any] = {}
+        self._blocks: set[int] = set()
+        self.figures: dict[int, figures.Unit] = {}
+        """Figures that were pickled, by id; ``anew`` hands them on, for encodings of the same values."""
+        self.units: list[figures.Unit] = []
+        """Those of this encoding, in its order."""
+        self._helper: Any = None
+        self.chain: list[tuple[Any, Any]] | None = None
+        """Objects whose attributes are still to be taken apart; None: each is, before what stands behind it."""
+        self._flat: dict[type, bool] = {}
+
+    def anew(self, compact: frozenset[int] = frozenset()) -> Rules:
+        """The same rules for another encoding."""
+        found = type(self)(gpu=self.gpu, compact=compact)
+        found.figures, found.of_kinds = self.figures, self.of_kinds
+        return found
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether anything was met that is no number, text or plain container."""
+        return bool(self._rules)
+
+    def reduce(self, value: Any) -> Any:
+        """What ``reducer_override`` answers."""
+        kind = type(value)
+        try:
+            rule = self._rules[kind]
+        except KeyError:
+            rule = self._rules[kind] = self._rule_of(kind)
+        if rule is not None:
+            return rule(value)
+        return NotImplemented if self.chain is None else self._empty(value, kind)
+
+    def _rule_of(self, kind: type) -> Rule | None:
+        """Looked for once for all encodings of the same values: that takes longer than to ask it."""
+        if kind not in self.of_kinds:
+            found: Rule | str | None = self._rule_for(kind)
+            if isinstance(found, types.MethodType) and found.__self__ is self:
+                found = found.__name__
+            self.of_kinds[kind] = found, _of_modules(kind)
+        rule, known = self.of_kinds[kind]
+        rule = getattr(self, rule) if isinstance(rule, str) else rule
+        return self._unless_of_module(kind, rule, known) if known else rule
+
+    def _unless_of_module(self, kind: type, rule: Rule | None, known: Mapping[int, tuple[str, str]]) -> Rule:
+        """An object that its library has under a name, such as ``matplotlib.rcParams``, is the library's own: it goes
+        by that name. ``rule`` is for all others of the class; ``known``: those of modules."""
+
+        def reduce(value: Any) -> Any:
+            module, name = known.get(id(value), ("", ""))
+            if module and vars(sys.modules.get(module, types)).get(name) is value:
+                return rebuild.of_module, (module, name)
+            if rule is not None:
+                return rule(value)
+            return NotImplemented if self.chain is None else self._empty(value, kind)
+
+        return reduce
+
+    def flatten(self) -> list[tuple[Any, Any]]:
+        """From here on objects are taken apart without their attributes, which are left in the answer."""
+        self.chain = []
+        return self.chain
+
+    def _empty(self, value: Any, kind: type) -> Any:
+        """An object whose class leaves it to Python how it is pickled, and whose hash does not depend on its
+        attributes: it may be put into a dict before it has any."""
+        can_wait = self._flat.get(kind)
+        if can_wait is None:
+            can_wait = self._flat[kind] = has_plain_state(kind)
+        if not can_wait or self.chain is None:
+            return NotImplemented
+        make, arguments, state, *rest = (*value.__reduce_ex__(4), None, None, None)[:5]
+        if rest != [None, None]:
+            return NotImplemented
+        if state is not None:
+            self.chain.append((value, state))
+        return make, arguments
+
+    def _rule_for(self, kind: type) -> Rule | None:
+        if issubclass(kind, type):
+            return self._class
+        if kind is types.FunctionType:
+            return self._function
+        if kind is types.CellType:
+            return self._cell
+        if kind is types.MappingProxyType:
+            return self._mapping_proxy
+        if kind is memoryview:
+            return self._memoryview
+        if issubclass(kind, BaseException):
+            return self._exception
+        if kind is functools._lru_cache_wrapper:
+            return self._remembering
+        if kind is functools.cached_property:
+            return self._cached_property
+        if kind is typing.NewType:
+            return self._new_type
+        if kind is typing.TypeVar:
+            return self._type_var
+        if kind is re.Match:
+            return self._match
+        if kind is struct.Struct:
+            return lambda value: (struct.Struct, (value.format,))
+        if kind.__module__ == "unittest.mock" and kind.__qualname__ == "_Call":
+            return self._mock_call
+        if issubclass(kind, BY_CLOUDPICKLE) or kind.__module__ == "typing":
+            return self._by_table(kind)
+        if (numpy := loaded("numpy")) is not None:
+            if kind is numpy.ndarray or kind is numpy.memmap:
+                return self._array
+            if issubclass(kind, numpy.ndarray):
+                return self._array_of_kind
+            if kind is numpy.ufunc:
+                return self._ufunc
+        if (torch := loaded("torch")) is not None:
+            if kind is torch.storage.TypedStorage:
+                return self._typed_storage
+            if kind is torch.UntypedStorage:
+                return self._storage
+            if kind is torch.Tensor or kind is torch.nn.Parameter:
+                return self._tensor
+            if issubclass(kind, torch.optim.Optimizer) and kind.__getstate__ is torch.optim.Optimizer.__getstate__:
+                return self._optimizer
+            if kind is torch.utils.hooks.RemovableHandle:
+                return self._hook_handle
+            if kind is weakref.ReferenceType:
+                return self._weak_reference
+        if "matplotlib.figure" in sys.modules and figures.is_part_kind(kind):
+            return self._plotted
+        if (drawing := sys.modules.get("PIL.ImageDraw")) is not None and kind is drawing.ImageDraw:
+            return self._image_draw
+        if (pillow := sys.modules.get("PIL.Image")) is not None and issubclass(kind, getattr(pillow, "Image", ())):
+            return self._image
+        if (internals := sys.modules.get("pandas._libs.internals")) is not None and issubclass(kind, internals.Block):
+            return self._pandas_block
+        if (arrow := sys.modules.get("pandas.core.arrays.arrow.array")) is not None:
+            column = arrow.ArrowExtensionArray
+            if issubclass(kind, column) and kind.__getstate__ is column.__getstate__:
+                return self._arrow_column
+        return None
+
+    # ---- functions and classes ----
+
+    def _class(self, value: type) -> Any:
+        if found_by_name(value) or (not value.__flags__ & HEAP_TYPE and value not in UNNAMED):
+            return NotImplemented  # what is defined in C, pickle finds or refuses
+        reduced = self._cloudpickle().reducer_override(value)
+        if len(reduced) < 6:
+            return reduced
+        _, arguments, (attributes, slots), *others = reduced
+        if isinstance(value, enum.EnumMeta):  # cloudpickle leaves out the second names of members
+            every: dict[str, Any] = dict(value.__members__)
+            members = {name: member.value for name, member in every.items()}
+            attributes = {name: one for name, one in attributes.items() if name not in members}
+            return rebuild.make_enum, (*arguments[:3], members, *arguments[4:]), (attributes, slots), *others
+        kind, name, bases, given, *rest = arguments
+        if vars(value).get("__slots__"):  # cloudpickle makes one without slots of it
+            given = {**given, "__slots__": value.__dict__["__slots__"]}
+        return rebuild.make_class, (kind, name, bases, given, *rest), (_whole(value, attributes), slots), *others
+
+    def _type_var(self, value: typing.TypeVar) -> Any:
+        if found_by_name(value):
+            return NotImplemented
+        rule = self._by_table(typing.TypeVar)
+        reduced = NotImplemented if rule is None else rule(value)
+        if not isinstance(reduced, tuple):
+            return reduced
+        return rebuild.type_var, (reduced[0], reduced[1], value.__module__)
+
+    def _match(self, value: re.Match[Any]) -> Any:
+        """It is found once more where it arrives: at its place in the text, or, of other ways to match there, as long
+        as it is. Else it cannot be pickled."""
+        for where in ("match", value.start(), value.endpos), ("fullmatch", value.start(), value.end()):
+            again = rebuild.match(value.re, value.string, *where)
+            if again is not None and again.regs == value.regs:
+                return rebuild.match, (value.re, value.string, *where)
+        return NotImplemented
+
+    def _mock_call(self, value: Any) -> Any:
+        """A call that a mock has noted: any attribute of one is another call, so pickle cannot ask it for its state."""
+        return rebuild.mock_call, (tuple(tuple.__iter__(value)), dict(object.__getattribute__(value, "__dict__")))
+
+    def _function(self, value: types.FunctionType) -> Any:
+        """As cloudpickle does it, but variables around it stay what they are: shared by the functions that share them.
+
+        They are made empty, since a function may be found in one of its own.
+        """
+        if found_by_name(value):
+            return NotImplemented
+        if value.__code__ is SINGLE_DISPATCH and callable(getattr(value, "dispatch", None)):
+            found = dict(value.registry)  # type: ignore[attr-defined]
+            return rebuild.single_dispatch, (found.pop(object),), found, None, None, rebuild.fill_dispatch
+        cells = value.__closure__ or ()
+        contents = tuple(map(contents_of, cells))
+        self._cells.update(map(id, cells))
+        make, arguments, state = self._parts_like(value, contents)
+        if cells:
+            arguments = (*arguments[:4], cells)
+        return make, arguments, (state, contents), None, None, rebuild.fill_function
+
+    def forget_parts(self) -> None:
+        """After an encoding: what only it held is told by reference counts, and these must not be held longer."""
+        self._alike.clear()
+
+    def _parts_like(self, value: types.FunctionType, contents: tuple[tuple[Any, ...], ...]) -> tuple[Any, Any, Any]:
+        """Functions that one ``def`` or ``lambda`` made over and over mostly differ in the variables around them alone:
+        the first is taken apart, and the parts of the others are the very same."""
+        key = id(value.__code__), id(value.__globals__)
+        known = self._alike.get(key)
+        is_bare = _is_bare(value, contents)
+        if known is not None and is_bare and _is_named_like(value, known[0]):
+            return known[1:]
+        make, arguments, state = self._parts(value)
+        if contents:
+            state = (state[0], {**state[1], "__closure__": None})
+        if is_bare:
+            del state[1]["__annotations__"]  # one dict for all would be one for all where it arrives
+            self._alike.setdefault(key, (value, make, arguments, state))
+        return make, arguments, state
+
+    def _parts(self, value: types.FunctionType) -> tuple[Any, Any, Any]:
+        _, arguments, state, *_ = self._cloudpickle().reducer_override(value)
+        return rebuild.function, arguments, state
+
+    def _cell(self, value: types.CellType) -> Any:
+        if id(value) in self._cells:
+            return rebuild.cell, ()
+        return rebuild.cell, (), contents_of(value), None, None, rebuild.fill_cell
+
+    def _mapping_proxy(self, value: Any) -> Any:
+        return types.MappingProxyType, (behind(value),)
+
+    def _remembering(self, value: Any) -> Any:
+        """A function that remembers its results; they are not saved and not sent."""
+        if found_by_name(value):
+            return NotImplemented
+        given = value.cache_parameters()
+        return rebuild.remembering, (value.__wrapped__, given["maxsize"], given["typed"])
+
+    def _cached_property(self, value: Any) -> Any:
+        """Without the lock that it has in older Pythons."""
+        attributes = {name: held for name, held in vars(value).items() if name not in ("lock", "func")}
+        return functools.cached_property, (value.func,), attributes, None, None, rebuild.set_attributes
+
+    def _new_type(self, value: Any) -> Any:
+        if found_by_name(value):
+            return NotImplemented
+        return rebuild.new_type, (value.__qualname__, value.__supertype__, value.__module__)
+
+    def _exception(self, value: BaseException) -> Any:
+        """With what it was raised from, which pickle leaves behind. Tracebacks stay where they are."""
+        reduced = value.__reduce_ex__(5)
+        chain = (value.__cause__, value.__context__, value.__suppress_context__)
+        if chain == (None, None, False) or not isinstance(reduced, tuple) or len(reduced) > 3:
+            return reduced
+        make, arguments, state, *_ = (*reduced, None)
+        return make, arguments, (state, *chain), None, None, rebuild.set_chain
+
+    def _by_table(self, kind: type) -> Rule | None:
+        table = type(self._cloudpickle()).dispatch_table
+        found: Rule | None = table.get(kind)
+        return found
+
+    def _cloudpickle(self) -> Any:
+        """cloudpickle's own pickler, asked how it would take one object apart. It never sees the rest."""
+        if self._helper is None:
+            cloudpickle = importlib.import_module("cloudpickle")
+            self._helper = cloudpickle.Pickler(_Nowhere(), protocol=5)
+        return self._helper
+
+    # ---- memory ----
+
+    def _memoryview(self, value: memoryview) -> Any:
+        if not value.contiguous or not value.c_contiguous or value.format is None:
+            raise Refused("a memoryview with gaps")
+        owner = value.obj
+        if id(owner) in self.owned and value.nbytes:
+            at = address_of(value) - address_of(memoryview(owner))
+            return rebuild.memory_view_on, (owner, at, value.nbytes, value.format, value.shape)
+        return rebuild.memory_view, (lend(value), value.format, value.shape)
+
+    def _array(self, value: Any) -> Any:
+        """Every array is a window on memory, so that arrays which overlap still do after loading."""
+        dtype = value.dtype
+        if not value.size or not dtype.itemsize:
+            return NotImplemented
+        if dtype.hasobject:
+            return self._objects(value)
+        if self.owned and id(owner := owner_of(value)) in self.owned:
+            at = value.__array_interface__["data"][0] - address_of(memoryview(owner))
+            return rebuild.array_on, (owner, dtype, value.shape, value.strides, at)
+        flags = value.flags
+        if flags.c_contiguous:
+            flat, strides, offset = value.reshape(-1).view("u1"), None, 0
+        elif flags.f_contiguous:
+            flat, strides, offset = value.T.reshape(-1).view("u1"), value.strides, 0
+        elif id(value) in self.compact:
+            copy = value.copy()
+            return rebuild.array, (PickleBuffer(copy.reshape(-1).view("u1")), dtype, value.shape, None, 0)
+        else:
+            flat, offset = self._span(value)
+            strides = value.strides
+        return rebuild.array, (
+            lend(flat) if type(flat) is memoryview else PickleBuffer(flat),
+            dtype,
+            value.shape,
+            strides,
+            offset,
+        )
+
+    def _objects(self, value: Any) -> Any:
+        """An array of objects; one that looks at another's goes on doing so."""
+        base = value.base
+        alike = type(base) is type(value) and base.dtype == value.dtype and base.flags.c_contiguous
+        if not alike or value.dtype.names:
+            return NotImplemented
+        at = (value.__array_interface__["data"][0] - base.__array_interface__["data"][0]) // value.itemsize
+        return rebuild.object_view, (base, at, value.shape, value.strides)
+
+    def _array_of_kind(self, value: Any) -> Any:
+        """Of a class that adds attributes to arrays."""
+        numpy = sys.modules["numpy"]
+        kind = type(value)
+        if kind.__reduce__ is not numpy.ndarray.__reduce__ and not isinstance(value, numpy.ma.MaskedArray):
+            return NotImplemented
+        plain = value.view(numpy.ndarray)
+        reduced = self._array(plain)
+        if reduced is NotImplemented:
+            return NotImplemented
+        self.keep.append(plain)
+        attributes = dict(vars(value)) if hasattr(value, "__dict__") else {}
+        return rebuild.array_of_kind, (kind, _Made(reduced)), attributes, None, None, rebuild.set_attributes
+
+    def _ufunc(self, value: Any) -> Any:
+        if getattr(sys.modules["numpy"], value.__name__, None) is value:
+            return NotImplemented
+        raise Refused("a numpy.ufunc of one's own")
+
+    def _span(self, value: Any) -> tuple[memoryview, int]:
+        """All memory between an array's first and last byte, and where in it the array's own first element lies."""
+        steps = [(n - 1) * step for n, step in zip(value.shape, value.strides, strict=True)]
+        below = -sum(step for step in steps if step < 0)
+        length = below + sum(step for step in steps if step > 0) + value.itemsize
+        address = value.__array_interface__["data"][0] - below
+        if value.nbytes * 2 <= length:
+            self.sparse[address] = (id(value), value.nbytes)
+        view = memory_at(address, length)
+        self.keep.append(value)
+        return (view if value.flags.writeable else view.toreadonly()), below
+
+    # ---- PyTorch ----
+
+    def _tensor(self, value: Any) -> Any:
+        """As PyTorch does it, and with the gradient, which it leaves behind.
+
+        The graph of one that was computed from others stays where it is. What arrives has the values, the name of the
+        last operation and a gradient that it retained; ``backward`` through it says where the graph is.
+        """
+        if not value.is_leaf:
+            plain = self._temporary(value.detach())
+            if value.layout is sys.modules["torch"].strided and not value.is_quantized:
+                made = rebuild.computed_tensor, (plain, rebuild.operation_of(value), value.retains_grad)
+                grad = value.grad if value.retains_grad else None
+                return made if grad is None else (*made, grad, None, None, rebuild.set_grad)
+            value = plain
+        hooks = rebuild.hooks_of(value)
+        if any(one is not None for one in hooks):
+            return (*self._without_hooks(value).__reduce_ex__(5), (value.grad, *hooks), None, None, rebuild.set_hooks)
+        reduced = value.__reduce_ex__(5)
+        if value.is_inference():
+            return rebuild.inference_tensor, reduced[:2]
+        if len(reduced) != 2 or not value.is_leaf or value.grad is None:
+            return reduced
+        return (*reduced, value.grad, None, None, rebuild.set_grad)
+
+    def _without_hooks(self, value: Any) -> Any:
+        """PyTorch leaves the hooks of a tensor behind, with a warning; a parameter's without one."""
+        if type(value) is not sys.modules["torch"].Tensor:
+            return value
+        plain = self._temporary(value.detach().requires_grad_(value.requires_grad))
+        plain.__dict__.update(value.__dict__)
+        return plain
+
+    def _temporary(self, value: Any) -> Any:
+        self.keep.append(value)
+        self.temporary.add(id(value))
+        return value
+
+    def _typed_storage(self, value: Any) -> Any:
+        return rebuild.torch_typed_storage, (value._untyped_storage, value.dtype)
+
+    def _storage(self, value: Any) -> Any:
+        first = self._storages.setdefault(value._cdata, value)
+        if first is not value:
+            return rebuild.itself, (first,)
+        device = str(value.device)
+        if value.device.type != "cpu":
+            if self.gpu == "refuse":
+                raise Refused(f"memory on {device}")
+            if devices_are_away():
+                raise Refused(f"memory on {device}, which was taken before it could be read")
+            value = value.cpu()
+            self.keep.append(value)
+        length = value.nbytes()
+        view = memory_at(value.data_ptr(), length) if length else memoryview(b"")
+        return rebuild.torch_storage, (lend(view), device)
+
+    def _optimizer(self, value: Any) -> Any:
+        """With all that it has: of itself it leaves its hooks behind, and the ``step`` that a scheduler of learning
+        rates has given it to count by."""
+        return rebuild.new_optimizer, (type(value),), dict(vars(value))
+
+    def _image_draw(self, value: Any) -> Any:
+        """What draws on an image of Pillow. Two parts of it, in C, look at the image's memory, and are made anew."""
+        if value._image._im is not value.im:
+            return NotImplemented  # the image was given other memory since, and this draws on the old
+        state = {name: held for name, held in vars(value).items() if name not in rebuild.DRAWS_ON}
+        return rebuild.image_draw, (value._image, value.mode), state
+
+    def _image(self, value: Any) -> Any:
+        """An image of Pillow, with what its own state leaves out: texts of its file, its type, its tables."""
+        call, arguments, state, *more = value.__reduce_ex__(2)  # that may read the file
+        if more != [None, None] or type(state) is not list:
+            return NotImplemented
+        known = rebuild.SAVED_WITH
+        left = {name: held for name, held in vars(value).items() if type(held) in PLAIN_KINDS and name not in known}
+        return call, arguments, (state, left), None, None, rebuild.set_image
+
+    def _hook_handle(self, value: Any) -> Any:
+        """It knows its dicts by weak references; those that are gone it cannot restore itself."""
+        extra = tuple(found for one in value.extra_dict_ref if (found := one()) is not None)
+        state = value.hooks_dict_ref(), value.id, extra
+        return copyreg.__newobj__, (type(value),), state, None, None, rebuild.set_hook_handle  # type: ignore[attr-defined]
+
+    def _weak_reference(self, value: Any) -> Any:
+        """Of an optimizer: it is in the ``step`` that a scheduler gave it, so the optimizer goes with it."""
+        found = value()
+        is_optimizer = isinstance(found, sys.modules["torch"].optim.Optimizer) and value.__callback__ is None
+        return (weakref.ref, (found,)) if is_optimizer else NotImplemented
+
+    # ---- matplotlib ----
+
+    def _plotted(self, value: Any) -> Any:
+        """A figure is one unit, and an object of it is known by its number there."""
+        figure = figures.figure_of(value)
+        if figure is None:
+            figure = next((one for one in self.figures.values() if one.number_of(value) is not None), None)
+            figure = None if figure is None else figure.parts[0]
+        if figure is None:
+            return NotImplemented
+        try:
+            unit = figures.unit_of(figure, self.figures, self._rule_for)
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as error:
+            raise Refused(f"a figure that cannot be pickled ({error})") from error
+        if value is figure:
+            if unit not in self.units:
+                self.units.append(unit)
+                self.temporary.update(map(id, (unit.state, *unit.state)))
+            return figures.figure, (type(value),), unit.state, None, None, figures.fill_figure
+        number = unit.number_of(value)
+        return NotImplemented if number is None else (figures.part_of, (figure, type(value), number))
+
+    # ---- pandas ----
+
+    def _arrow_column(self, value: Any) -> Any:
+        """pandas copies a column of Arrow's for each pickle, since a slice of one would bring the whole with it. Where
+        it is whole it goes as it is, on memory that is told to be unchanged by where it lies."""
+        chunks = value._pa_array.chunks
+        if len(chunks) != 1 or chunks[0].get_total_buffer_size() > chunks[0].nbytes + ARROW_PADDING_BYTES:
+            return NotImplemented
+        state = {**vars(value), "_pa_array": chunks[0], "_cache": {}}
+        return copyreg.__newobj__, (type(value),), state  # type: ignore[attr-defined]
+
+    def _pandas_block(self, value: Any) -> Any:
+        """The values of a frame, apart from every other frame's.
+
+        pandas lets frames share memory until one of them is written to, and remembers it in the process. A pickle
+        forgets, so frames that were put together again on shared memory would change each other.
+        """
+        maker, (values, *rest) = value.__reduce__()
+        numpy = sys.modules["numpy"]
+        seen = id(values) in self._blocks
+        self._blocks.add(id(values))
+        if type(values) is not numpy.ndarray:
+            return maker, (values.copy() if seen else values, *rest)
+        own = values.copy() if values.dtype.hasobject and seen else values.view()
+        self.keep.append(own)
+        reduced = self._array(own)
+        if reduced is NotImplemented:
+            return maker, (own, *rest)
+        buffer = reduced[1][0]
+        self.private.add(id(buffer))
+        self.keep.append(buffer)
+        return maker, (_Made(reduced), *rest)
+
+
+def has_plain_state(kind: type) -> bool:
+    """Whether a class has no say in how its instances are pickled and hashed."""
+    own = ("__reduce_ex__", "__reduce__", "__getstate__")
+    return (
+        all(getattr(kind, name, None) is getattr(object, name, None) for name in own)
+        and not any(hasattr(kind, name) for name in ("__setstate__", "__getnewargs__", "__getnewargs_ex__"))
+        and getattr(kind, "__hash__", None) in _BY_IDENTITY
+        and kind.__module__ not in ("builtins", "copyreg")
+    )
+
+
+_BY_IDENTITY: Final[tuple[Any, ...]] = (object.__hash__, None)
+
+
+class FlatRoot:
+    """A value, and the attributes of the objects in it: in the order in which these are met, each on its own."""
+
+    def __init__(self, value: object, chain: list[tuple[Any, Any]]) -> None:
+        self._value, self._chain = value, chain
+
+    def __reduce__(self) -> Any:
+        return rebuild.Flat, (self._value,), None, None, self._items()
+
+    def _items(self) -> Iterator[tuple[Any, Any]]:
+        """pickle asks for an item before it has taken the last one apart, in which there may be more: so it is given
+        nothing now and then, and is asked again."""
+        while True:
+            if self._chain:
+                yield self._chain.pop()
+                continue
+            yield None, None
+            if not self._chain:
+                return
+
+
+def _whole(kind: type, attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a class in their order, with those that are just what a base has: the base may change.
+
+    cloudpickle leaves these out, and sorts. As it does, each name is a new string, so that the pickle of a class does
+    not depend on which strings happen to be one object."""
+    descriptors = types.GetSetDescriptorType | types.MemberDescriptorType
+    own = {
+        "".join(name): value
+        for name, value in vars(kind).items()
+        if name in attributes or not (name in _NOT_SENT or name.startswith("_abc_") or isinstance(value, descriptors))
+    }
+    return {**own, **{name: value for name, value in attributes.items() if name not in own or name == "_abc_impl"}}
+
+
+_NOT_SENT: Final = frozenset({"__dict__", "__weakref__", "__annotate_func__", "__static_attributes__"})
+
+
+class _Made:
+    """Stands for an object that was taken apart already."""
+
+    __slots__ = ("_reduced",)
+
+    def __init__(self, reduced: Any) -> None:
+        self._reduced = reduced
+
+    def __reduce__(self) -> Any:
+        return self._reduced
+
+
+class _Nowhere:
+    def write(self, data: bytes) -> int:
+        return len(data)
+
+
+class _Behind:
+    """Is compared with something, and so learns what that is."""
+
+    found: Any = None
+
+    def __eq__(self, other: object) -> bool:
+        self.found = other
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def loaded(name: str) -> Any:
+    """A module, if the program has it whole: another thread may be importing it just now."""
+    module = sys.modules.get(name)
+    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
+
+
+def behind(proxy: Any) -> Any:
+    """The mapping that a mapping proxy shows; it is not said otherwise."""
+    asked = _Behind()
+    return asked.found if proxy == asked and asked.found is not None else dict(proxy)
+
+
+def contents_of(cell: types.CellType) -> tuple[Any, ...]:
+    """Of a variable: its value, or nothing."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def _is_bare(value: types.FunctionType, contents: Iterable[tuple[Any, ...]]) -> bool:
+    """Whether a function has nothing of its own but its names and the variables around it. (Of a module in one of
+    these cloudpickle looks at what the function uses of it.)"""
+    if value.__defaults__ or value.__kwdefaults__ or value.__dict__ or value.__annotations__:
+        return False
+    return not any(isinstance(one[0], types.ModuleType) for one in contents if one)
+
+
+def _is_named_like(value: types.FunctionType, other: types.FunctionType) -> bool:
+    return (value.__name__, value.__qualname__, value.__module__, value.__doc__) == (
+        *(other.__name__, other.__qualname__, other.__module__, other.__doc__),
+    )
+
+
+def owner_of(memory: Any) -> Any:
+    """Whose memory an array or a view looks at, in the end."""
+    numpy = loaded("numpy")
+    while True:
+        if isinstance(memory, memoryview):
+            memory = memory.obj
+        elif numpy is not None and isinstance(memory, numpy.ndarray) and memory.base is not None:
+            memory = memory.base
+        else:
+            return memory
+
+
+def found_by_name(value: Any) -> bool:
+    """Whether another process finds this very function or class under its module and name."""
+    name = getattr(value, "__module__", None)
+    if name is None or name in MAINS or _registered_by_value(name):
+        return False
+    found: Any = sys.modules.get(name)
+    if found is None and name.partition(".")[0] in sys.modules:  # its library imports this part when it is asked for
+        with contextlib.suppress(Exception):
+            found = importlib.import_module(name)
+    try:
+        for part in value.__qualname__.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        return False
+    return found is value
+
+
+def _of_modules(kind: type) -> Mapping[int, tuple[str, str]]:
+    """Objects of this class, by id, that the class' own library has under a name, in the module of the class or in a
+    package around it."""
+    home = kind.__module__
+    if type(home) is not str or home in MAINS or home == "builtins" or not _is_installed(home.partition(".")[0]):
+        return _NONE
+    parts = home.split(".")
+    modules = [sys.modules.get(".".join(parts[:n])) for n in range(len(parts), 0, -1)]
+    found = [vars(one) for one in modules if isinstance(one, types.ModuleType)]
+    count = sum(map(len, found))
+    known = _known_of_modules.get(id(kind))
+    if known is None or known[:2] != (kind, count):
+        named = {
+            id(value): (str(names["__name__"]), name)
+            for names in reversed(found)
+            for name, value in list(names.items())
+            if type(value) is kind
+        }
+        known = _known_of_modules[id(kind)] = kind, count, named
+    return known[2]
+
+
+_NONE: Final[Mapping[int, tuple[str, str]]] = types.MappingProxyType({})
+_known_of_modules: Final[dict[int, tuple[type, int, Mapping[int, tuple[str, str]]]]] = {}
+"""What was found, by the id of the class, with the number of names that were looked at."""
+
+
+@functools.cache
+def _is_installed(library: str) -> bool:
+    """Whether a module is Python's or was installed: of the program's own modules objects go by what they hold."""
+    file = getattr(sys.modules.get(library), "__file__", None)
+    paths = sysconfig.get_paths()
+    folders = tuple(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return file is None or file.startswith(folders) or "site-packages" in file or "dist-packages" in file
+
+
+def _registered_by_value(module: str) -> bool:
+    """The program has asked cloudpickle to send this module's functions by value."""
+    cloudpickle = sys.modules.get("cloudpickle")
+    return cloudpickle is not None and module in cloudpickle.list_registry_pickle_by_value()
