@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sublet.compute.workers import Options
 
 ENTRY: Final = "sublet.guest.worker:main"
-IMPORTS: Final = ("sublet.guest.worker", "asyncio", "cloudpickle?", "numpy?", "torch?", "warp?")
+IMPORTS: Final = ("sublet.guest.worker", "sublet.jobs.inside?", "asyncio", "cloudpickle?", "numpy?", "torch?", "warp?")
 """What a worker's warm interpreter has loaded, where it is there."""
 TOLD_S: Final = 5.0
 """How long it may take the supervisor to say how a worker ended."""

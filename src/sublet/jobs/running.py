@@ -47,6 +47,9 @@ SEEN_NS: Final = 5_000_000
 BATCH_FOR_NS: Final = 200_000_000
 """A batch has as many chunks as take about so long. To send one and to take its results costs this process, the worker
 and the kernel about 2 ms where all cores are busy, which is then a hundredth."""
+BATCH_LEAST_NS: Final = 2_000_000
+"""A batch is not made smaller than what takes about so long, since it costs as much: the last chunks go out in a few
+batches, and one lease works at most so much longer than the others."""
 BATCH_MAX: Final = 4096
 GROWTH: Final = 4
 """So many times as large is the next batch at most. While batches are small each of them waits for this process."""
@@ -115,16 +118,22 @@ class _Pace:
 
     def __init__(self) -> None:
         self.size = 1
+        self.least = 1
         self.ahead = 1
         self.singles = 0
         """So many chunks go one by one: among them is one that cannot be sent."""
 
     def restart(self) -> None:
-        self.size = self.ahead = 1
+        self.size = self.least = self.ahead = 1
 
     def took(self, each_ns: int) -> None:
         self.size = max(1, min(GROWTH * self.size, BATCH_MAX, BATCH_FOR_NS // max(1, each_ns)))
+        self.least = max(1, BATCH_LEAST_NS // max(1, each_ns))
         self.ahead = AHEAD if each_ns < LONG_NS else 1
+
+    def batch(self, ready: int, leases: int) -> int:
+        """How many of the chunks that are ready go together, to one of so many leases."""
+        return min(self.size, max(self.least, -(-ready // (AHEAD * max(1, leases)))))
 
 
 class Running:
@@ -567,7 +576,7 @@ class Running:
         if self._options.timeout_ns is not None:
             return 1
         slots = sum(slot.is_ready and slot.needs == needs for slot in self._slots.values())
-        return max(1, min(pace.size, -(-ready // (AHEAD * max(1, slots)))))
+        return pace.batch(ready, slots)
 
     def _batch_done(self, slot: _Slot, batch: Batch, future: CallFuture) -> None:
         """Called by the thread that listens to the worker."""

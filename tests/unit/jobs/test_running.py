@@ -865,3 +865,21 @@ def test_a_mistake_on_the_jobs_thread_is_raised_where_results_are_waited_for(
         with pytest.raises(ZeroDivisionError, match="a mistake"):
             list(job_map(square, range(3), make_pool=pool.make))
     assert pool.is_closed
+
+
+def batches_of(chunks: int, each_ns: int) -> list[int]:
+    """How many chunks each batch of a job has, on two leases, once it is known how long one takes."""
+    pace, found = running._Pace(), list[int]()
+    for _ in range(10):
+        pace.took(each_ns)
+    while chunks:
+        found.append(min(chunks, pace.batch(chunks, 2)))
+        chunks -= found[-1]
+    return found
+
+
+def test_the_last_short_chunks_go_out_in_few_batches_and_long_ones_by_and_by() -> None:
+    """A batch costs about as much as two milliseconds of chunks, so no smaller one is made of short chunks."""
+    assert batches_of(100, 100_000) == [25, 20, 20, 20, 15]
+    assert batches_of(100, 10_000_000) == [20, 20, 15, 12, 9, 6, 5, 4, 3, 2, 1, 1, 1, 1]
+    assert batches_of(3, 60_000_000_000) == [1, 1, 1]

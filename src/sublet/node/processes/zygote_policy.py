@@ -44,7 +44,7 @@ DEATHS_MAX: Final = 3
 """So often may one die before it was ever ready; then this counts as a failed proof."""
 
 _TRAINING: Final = ("sublet.training.trainer?", "torch._dynamo?", "torch.utils.data?")
-HARMLESS: Final = frozenset({*KERNEL_IMPORTS, "asyncio", "sublet.guest.worker", *_TRAINING})
+HARMLESS: Final = frozenset({*KERNEL_IMPORTS, "asyncio", "sublet.guest.worker", "sublet.jobs.inside?", *_TRAINING})
 """What a tenant may have imported outside of all walls, with the rights of the supervisor's user: what our own programs
 ask for, from the interpreter that Sublet itself runs in. Whatever else is asked for is imported behind the walls."""
 _WALLS: Final = "sublet.node.sandbox.carried"
