@@ -34,6 +34,7 @@ POLICY: Final = Policy(
     offer_valid_ns=12 * _S,
     min_run_batch_ns=15 * _S,
     max_hold_ns=45 * _S,
+    turn_least_ns=10 * _S,
     cool_down_ns=10 * _S,
     usage_window_ns=3600 * _S,
     gang_patience_ns=20 * _S,

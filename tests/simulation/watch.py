@@ -195,7 +195,9 @@ class Watch:
         ran_ns = now.ns - lease.claimed_at_ns
         if lease.idle_since_ns is None and lease.tier is Tier.BATCH and ran_ns < policy.min_run_batch_ns:
             self.fail("S7", f"{lease.id} was to be taken after {ran_ns / _S:.1f} s of its minimum run")
-        if lease.idle_since_ns is None and lease.tier is Tier.INTERACTIVE and ran_ns < policy.max_hold_ns:
+        is_further_turn = lease.attained_ns >= policy.max_hold_ns and ran_ns >= policy.turn_least_ns
+        is_taken_early = ran_ns < policy.max_hold_ns and not is_further_turn
+        if lease.idle_since_ns is None and lease.tier is Tier.INTERACTIVE and is_taken_early:
             self.fail("S7", f"{lease.id} is interactive and was to be taken after {ran_ns / _S:.1f} s")
         if notice.take_at_ns - now.ns < policy.notice_for_ns(lease.tier):
             self.fail("S8", f"{lease.id} had less notice than its tier has")

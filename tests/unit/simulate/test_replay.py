@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import quantiles
 
 import pytest
+from msgspec.structs import replace
 
 from sublet.errors import InvalidRequest
 from sublet.office.ledger.policy import Policy
@@ -14,7 +15,7 @@ from sublet.office.ledger.records import Quota
 from sublet.office.policy_file import parse_policy
 from sublet.simulate import workload
 from sublet.simulate.peers import PEERS, run_peer
-from sublet.simulate.replay import Costs, Hardware, Replay, Rules, read_costs
+from sublet.simulate.replay import POLICY, Costs, Hardware, Replay, Rules, read_costs
 from sublet.simulate.results import HOUR_NS, Result
 from sublet.simulate.workload import (
     COLUMNS,
@@ -168,6 +169,34 @@ def test_the_two_day_trace_comes_out_as_it_did() -> None:
     assert result.at_once >= 0.998
     reserved = run_peer(PEERS[0], sessions, Hardware(gpus=256))
     assert reserved.held_ns == reserved.reserved_ns == result.reserved_ns, "with room for all, nothing waits"
+
+
+@pytest.mark.needs("material")
+@pytest.mark.slow
+def test_with_the_gpus_that_a_batch_queue_needs_newcomers_start_within_a_notice() -> None:
+    """48 GPUs: the fewest from which on FIFO starts at least 85 % of the cells at once. Long cells take turns there."""
+    sessions = read_trace(Path(os.environ["SUBLET_MATERIAL"], "data", "notebook-trace-2days.csv"))
+    fewer, enough = (run_peer(PEERS[3], sessions, Hardware(gpus=gpus)).at_once for gpus in (47, 48))
+    assert fewer < 0.85 <= enough
+    result = Replay(sessions, Hardware(gpus=48)).run()
+    assert result.start_within(result.notice_ns) >= 0.99
+    assert result.at_once >= 0.92
+    assert result.held_ns < 0.3 * result.reserved_ns
+
+
+def test_a_short_cell_does_not_wait_for_the_turns_of_long_ones() -> None:
+    """Three long cells take turns on two GPUs. Short ones come at any moment, and each starts within five minutes and a
+    notice; before there were further turns one waited for half an hour."""
+    long = [Session(f"long{n}", 0.0, (Cell(0, 600, 1),), 600.0) for n in range(3)]
+    short = [Session(f"short{n}", 180.0 + 47 * n, (Cell(0, 3, 1),), 190.0 + 47 * n) for n in range(8)]
+    longest = []
+    for policy in (POLICY, replace(POLICY, turn_least_ns=POLICY.max_hold_ns)):
+        result = Replay([*long, *short], Hardware(gpus=2), rules=Rules(policy=policy), check_every=1).run()
+        waits = [took - run for tenant, run, took in result.done if tenant.startswith("short")]
+        assert len(waits) == 8
+        longest.append(max(waits) // NS_PER_S)
+    assert longest[0] <= 5 * 60 + 34
+    assert longest[1] > 10 * 60
 
 
 def test_a_trace_of_our_own_comes_out_as_counted_by_hand() -> None:

@@ -222,7 +222,8 @@ def _takable_at(
     moments = {now.ns, state.books.cool_until_ns.get(request.tenant, {}).get(holder.tenant, 0)}
     if holder.claimed_at_ns is not None:
         since_ns = held_since_ns(holder)
-        moments |= {since_ns + policy.min_run_batch_ns, since_ns + policy.max_hold_ns}
+        least_ns = preemption.least_turn_ns(holder, policy)
+        moments |= {since_ns + at_ns for at_ns in (policy.min_run_batch_ns, policy.max_hold_ns, least_ns)}
     if holder.idle_since_ns is not None:
         rest_ns = policy.idle_before_yielding_ns(holder.moving_ns, state.saves.get(holder.id, 0))
         moments.add(holder.idle_since_ns + rest_ns)
@@ -321,6 +322,11 @@ def _who_may_take_it(lease: LeaseRecord, state: State, now: Now, policy: Policy)
         return
     since_ns = held_since_ns(lease)
     minimum_ns, maximum_ns = since_ns + policy.min_run_batch_ns, since_ns + policy.max_hold_ns
+    if preemption.is_further_turn(lease, policy):
+        turn_ns = since_ns + preemption.least_turn_ns(lease, policy)
+        when = f"in {_in(turn_ns, now)} " if turn_ns > now.ns else ""
+        text = f"its holder has had the maximum before: {when}who has not had it goes first"
+        yield Reason(ReasonKind.MAXIMUM, text, turn_ns)
     if maximum_ns <= now.ns:
         text = "it was held for the maximum: others who wait go first"
     else:

@@ -291,6 +291,8 @@ def _queued(state: State, event: ev.Queued, now: Now) -> None:
         _change_parks(state, lease.resume.lease, resumed_by=lease.id)
     if lease.replaces is not None and lease.replaces in state.leases:
         state.leases[lease.replaces].replaced_by = lease.id
+    if lease.goes_on is not None:
+        state.no_longer_taken(lease.tenant, lease.goes_on)
     state.requests[lease.tenant, lease.request_id] = lease.id
     state.books.next_arrival = max(state.books.next_arrival, lease.arrival + 1)
     state.enqueue(lease)
@@ -432,6 +434,7 @@ def _ending(state: State, event: ev.Ending, now: Now) -> None:
     _no_longer_draws(state, lease, now)
     lease.status, lease.end, lease.number = status, event.end, event.number
     lease.busy_ns = event.busy_ns
+    state.note_taken(lease)
 
 
 def _ended(state: State, event: ev.Ended, now: Now) -> None:
@@ -531,6 +534,7 @@ def _forgotten(state: State, event: ev.Forgotten, now: Now) -> None:
         lease = state.leases.pop(lease_id)
         state.requests.pop((lease.tenant, lease.request_id), None)
         state.armed.pop(lease_id, None)
+        state.no_longer_taken(lease.tenant, lease_id)
     gone = set(event.leases)
     while state.ended and state.ended[0] in gone:
         gone.discard(state.ended.popleft())

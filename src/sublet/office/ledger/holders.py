@@ -299,7 +299,7 @@ def _not_allowed(step: Step, lease: LeaseRecord, tenant: TenantRecord) -> Refusa
 
 
 def _record(step: Step, command: cmd.Acquire, mark: str) -> LeaseRecord:
-    wait_ns = command.wait_ns
+    wait_ns, before = command.wait_ns, _before(step, command)
     return LeaseRecord(
         id=command.lease,
         tenant=command.tenant,
@@ -323,18 +323,31 @@ def _record(step: Step, command: cmd.Acquire, mark: str) -> LeaseRecord:
         retain_ns=command.retain_ns,
         process=command.process,
         peer=command.peer,
-        attained_ns=_attained_ns(step, command),
+        attained_ns=0 if before is None else _attained_ns(before, step.now.ns),
+        goes_on=before.id if before is not None and before.end is not None else None,
     )
 
 
-def _attained_ns(step: Step, command: cmd.Acquire) -> int:
-    """For how long its holder has held, without a break, what the request goes on with."""
-    leases, now_ns = step.state.leases, step.now.ns
-    before = leases.get(command.replaces) if command.replaces is not None else None
-    parking = leases.get(command.resume) if command.resume is not None else None
-    if parking is not None and parking.parks is not None:
-        before = leases.get(parking.parks.of)
-    if before is None or before.claimed_at_ns is None:
+def _before(step: Step, command: cmd.Acquire) -> LeaseRecord | None:
+    """The lease with whose work the request goes on: the one that it replaces or resumes, or else one like it that was
+    taken from its tenant within the last maximum hold."""
+    state = step.state
+    if command.replaces is not None:
+        return state.leases.get(command.replaces)
+    if command.resume is not None:
+        parking = state.leases.get(command.resume)
+        return None if parking is None or parking.parks is None else state.leases.get(parking.parks.of)
+    for lease in map(state.leases.__getitem__, state.taken.get(command.tenant, ())):
+        assert lease.end is not None
+        is_recent = lease.end.at_ns >= step.now.ns - step.policy.max_hold_ns
+        if is_recent and lease.wants == command.wants and lease.tier is command.tier:
+            return lease
+    return None
+
+
+def _attained_ns(before: LeaseRecord, now_ns: int) -> int:
+    """For how long its holder has held it, and what that went on with, without a break."""
+    if before.claimed_at_ns is None:
         return 0
     until_ns = now_ns if before.end is None else before.end.at_ns
     return before.attained_ns + until_ns - before.claimed_at_ns

@@ -35,6 +35,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     offer_valid_ns: int = 30 * NS_PER_S
     min_run_batch_ns: int = 10 * _MIN_NS
     max_hold_ns: int = 30 * _MIN_NS
+    turn_least_ns: int = 5 * _MIN_NS
+    """A holder that has had the maximum before, and goes on, keeps its next lease for so long at least when a request
+    waits that has not had it."""
     cool_down_ns: int = 60 * NS_PER_S
     usage_window_ns: int = 60 * _MIN_NS
     """The rolling window of device time, for quota."""

@@ -7,6 +7,7 @@ take from leases of *lower* standing:
 a request                              its tier: spot 1, batch 2, interactive 3
 an idle holder (see below)             0, whatever its tier
 held beyond the maximum, others wait   one below its tier
+a further turn (see below), newcomers  one below its tier
 spot                                   1
 batch, after its minimum run           2
 interactive, batch within minimum run  cannot be taken
@@ -30,6 +31,11 @@ once it lends, requests of tier spot see it, and take from the group only what i
 on such a device has standing 0 for the group's own requests, whatever its tier. So the potential has a component before
 all others: how many leases of others are on the devices of groups that ask for them. A preemption for the group lowers
 it, and none raises it.
+
+**Further turns.** A holder that is taken after the maximum and goes on has had its turn: what it holds from then on is
+taken, after a least run, for a request whose holder has not had the maximum yet. Otherwise holders that take turns
+would be within their maximum all the time, and whoever comes new would wait for one of them to come to its end. Who was
+taken so cannot take back by this rule, since it is on a further turn and who took it is not.
 
 **Idle.** A holder counts as idle only after a rest that is as long as its guests' last move took (``Policy``). A new
 lease is not idle, so a device that two holders share is busy, or at rest, for at least as long as it changes hands. For
@@ -121,7 +127,7 @@ def victim(
     standing, reason = standing_of_request(lease.tier), EndReason.PREEMPTED
     if is_idle:
         standing = 0
-    elif ran_ns >= policy.max_hold_ns and lease.tenant != request.tenant:
+    elif lease.tenant != request.tenant and has_had_its_turn(lease, request, ran_ns, policy):
         standing, reason = standing - 1, EndReason.FAIR_SHARE
     elif lease.tier is not Tier.SPOT and ran_ns < policy.min_run_batch_ns:
         return None
@@ -132,6 +138,25 @@ def victim(
     if inside_floor and own != other:
         return Victim(lease, standing, EndReason.PREEMPTED, ran_ns, by_floor=True)
     return None
+
+
+def has_had_its_turn(lease: LeaseRecord, request: LeaseRecord, ran_ns: int, policy: Policy) -> bool:
+    """Whether its holder has held for the maximum: with this lease, or with what it goes on with, in which case it
+    yields only to requests that have not, and after a least run."""
+    if ran_ns >= policy.max_hold_ns:
+        return True
+    is_after_its_turn = is_further_turn(lease, policy) and ran_ns >= least_turn_ns(lease, policy)
+    return is_after_its_turn and not is_further_turn(request, policy)
+
+
+def is_further_turn(lease: LeaseRecord, policy: Policy) -> bool:
+    """Whether its holder goes on with what it has held for the maximum already."""
+    return lease.attained_ns >= policy.max_hold_ns
+
+
+def least_turn_ns(lease: LeaseRecord, policy: Policy) -> int:
+    """For how long a further turn lasts at least."""
+    return policy.min_run_batch_ns if lease.tier is Tier.BATCH else policy.turn_least_ns
 
 
 def is_at_rest(lease: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:

@@ -402,6 +402,8 @@ class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """On the burst credit of its tenant: thousandths of a device."""
     attained_ns: int = 0
     """For how long its holder had held, without a break, what this request goes on with."""
+    goes_on: LeaseId | None = None
+    """The lease that was taken from its holder and with whose work this request goes on."""
     moving_ns: int = 0
     """How long its guests' last suspend and resume took together; 0 if they were never parked."""
 

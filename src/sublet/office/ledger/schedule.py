@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import islice, takewhile
+from typing import NamedTuple
 
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.office.ledger import admission, budgets, parking, preemption, promises, replacing, reservations, volumes
@@ -64,6 +65,16 @@ _FOR_MOMENTS = frozenset({ev.Claimed, ev.Noticed, ev.Queued, ev.Rebased, ev.Spar
 """After these all who wait are to be looked at, at once or later."""
 
 
+class _Guard(NamedTuple):
+    """Of a request whose patience is over."""
+
+    rank: int
+    """Of its tier."""
+    lease: LeaseId
+    lets_newcomers_past: bool
+    """It is on a further turn: whoever has not had one goes past it until it has waited for the maximum hold."""
+
+
 class Schedule:
     """What the scheduler remembers between steps. None of it needs to survive: it is found again by looking."""
 
@@ -89,8 +100,8 @@ class Schedule:
         """When each budget is looked at: by the clock of leases, and by the wall clock (the end of its window)."""
         self._next_budget: tuple[int | None, int | None] = (None, None)
         """The first moments of all budgets."""
-        self._guarded: dict[tuple[NodeId, Kind], tuple[int, LeaseId]] = {}
-        """What is kept for a patient head of the line, on nodes that could have it: the rank of its tier, and who."""
+        self._guarded: dict[tuple[NodeId, Kind], _Guard] = {}
+        """What is kept for a patient head of the line, on nodes that could have it."""
 
     def next_wake_ns(self, state: State, now: Now | None = None) -> int | None:
         """When time alone will change something. ``now``: as the clocks are by now, where one of them may have been set
@@ -126,21 +137,31 @@ class Schedule:
 
     def _lets_past(self, lease: LeaseRecord, node: NodeId) -> bool:
         guards = (self._guarded.get((node, kind)) for kind in kinds_of(lease))
-        return all(guard is None or guard[0] < lease.tier.rank or guard[1] == lease.id for guard in guards)
+        is_new = not preemption.is_further_turn(lease, self.policy)
+        return all(
+            guard is None
+            or guard.rank < lease.tier.rank
+            or guard.lease == lease.id
+            or (guard.lets_newcomers_past and is_new)
+            for guard in guards
+        )
 
     def _guards_nobody(self, state: State) -> bool:
         """Whether room is kept for a request that is no longer in the queue."""
-        owners = {owner for _, owner in self._guarded.values()} if self._guarded else ()
+        owners = {guard.lease for guard in self._guarded.values()} if self._guarded else ()
         return any(state.leases[owner].status is not LeaseStatus.QUEUED for owner in owners)
 
-    def _guard(self, state: State, lease: LeaseRecord) -> None:
+    def _guard(self, state: State, lease: LeaseRecord, now_ns: int) -> None:
         """Its patience is over: the nodes that could have it, if all leases there ended, are kept for it. Where that
         would not do, because something is quarantined, no request is kept out for its sake."""
+        is_long = now_ns - lease.asked_at_ns >= self.policy.max_hold_ns
+        lets_past = preemption.is_further_turn(lease, self.policy) and not is_long
+        guard = _Guard(lease.tier.rank, lease.id, lets_past)
         for node, here in promises.rooms_for(state, lease).items():
             left = [room.once_all_have_left() for room in here]
             if fit_on_node(lease.wants, lease.tenant, left, mix=True) is not None:
                 for kind in kinds_of(lease):
-                    self._guarded.setdefault((node, kind), (lease.tier.rank, lease.id))
+                    self._guarded.setdefault((node, kind), guard)
 
     def tick(self, step: Step) -> None:
         """Handle what is due by now, in bounded number."""
@@ -414,7 +435,7 @@ class Schedule:
                     continue
                 hopeless.add(shape)
             if now_ns - lease.asked_at_ns >= self.policy.gang_patience_ns:
-                self._guard(state, lease)
+                self._guard(state, lease, now_ns)
 
     def _fit(self, state: State, lease: LeaseRecord) -> tuple[NodeId, list[Part]] | None:
         return admission.place(lease, state, self.rooms_for(state, lease), self.policy)
@@ -506,9 +527,13 @@ class _Moments:
             if lease.tier is not Tier.SPOT:
                 self.add(since_ns + self._policy.min_run_batch_ns)
             self.add(since_ns + self._policy.max_hold_ns)
+            if preemption.is_further_turn(lease, self._policy):
+                self.add(since_ns + preemption.least_turn_ns(lease, self._policy))
 
     def _asked(self, lease: LeaseRecord) -> None:
         self.add(lease.asked_at_ns + self._policy.gang_patience_ns)
+        if preemption.is_further_turn(lease, self._policy):
+            self.add(lease.asked_at_ns + self._policy.max_hold_ns)
 
 
 def _has_come(moments: tuple[int | None, int | None], now: Now) -> bool:

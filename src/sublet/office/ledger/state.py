@@ -60,6 +60,7 @@ from sublet.values import (
     MILLIS_PER_DEVICE,
     NS_PER_S,
     BudgetId,
+    EndReason,
     Epoch,
     Exclusivity,
     GroupId,
@@ -76,6 +77,8 @@ from sublet.wire.orders import Part
 
 ATTAINED_STEPS_NS: Final = (30 * 60 * NS_PER_S, 4 * 3600 * NS_PER_S)
 """Of two requests of a tenant, that goes first whose holder has not yet held for so long without a break."""
+TAKEN_REASONS: Final = frozenset({EndReason.PREEMPTED, EndReason.FAIR_SHARE})
+"""Ends that make room for another request."""
 _DEFAULT: Final = GroupRecord(id=DEFAULT_GROUP)
 STALE_TIMERS_MAX = 1024
 """Timers of leases that are over; with more of them the heap is made anew."""
@@ -211,6 +214,8 @@ class State:
         """What each account pays for."""
         self.budgets_changed: set[BudgetId] = set()
         """Since they were last settled: something began or ended that they pay for, or they are gone."""
+        self.taken: dict[TenantId, list[LeaseId]] = {}
+        """Leases that others took while their holders were at work, until a request goes on with that work."""
         self.quota_default: Quota = NO_QUOTA
         """Of a tenant where its own quota says nothing: it comes with each start, and is not in the books."""
         self._rebuild()
@@ -335,6 +340,10 @@ class State:
             self.arm_volume(volume)
         ended = [lease for lease in self.leases.values() if lease.status is LeaseStatus.ENDED]
         self.ended.extend(lease.id for lease in sorted(ended, key=_end_order))
+        went_on = {lease.goes_on for lease in self.leases.values()}
+        for lease in sorted((lease for lease in self.leases.values() if lease.end is not None), key=_end_order):
+            if lease.id not in went_on:
+                self.note_taken(lease)
 
     # ---- reading ----
 
@@ -375,6 +384,20 @@ class State:
         if lease.name is None or not any(want.kind is Kind.BLOCK for want in lease.wants):
             return None
         return self.volumes.get(volume_key(lease.tenant, lease.name))
+
+    def note_taken(self, lease: LeaseRecord) -> None:
+        """It ends. If its holder was at work and others took it, the holder will go on."""
+        reason = None if lease.end is None else lease.end.reason
+        if reason in TAKEN_REASONS and lease.claimed_at_ns is not None and lease.idle_since_ns is None:
+            self.taken.setdefault(lease.tenant, []).append(lease.id)
+
+    def no_longer_taken(self, tenant: TenantId, lease: LeaseId) -> None:
+        """A request goes on with its work, or it is forgotten."""
+        found = self.taken.get(tenant)
+        if found is not None and lease in found:
+            found.remove(lease)
+            if not found:
+                del self.taken[tenant]
 
     def is_cooling(self, victim: TenantId, beneficiary: TenantId, now_ns: int) -> bool:
         """Whether ``victim`` lost a lease to ``beneficiary`` so recently that it may not take one back."""

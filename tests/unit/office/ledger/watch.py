@@ -281,6 +281,10 @@ class Watch:
             return 0  # it has rested for as long as its guests need to move
         if ran_ns >= self.policy.max_hold_ns and lease.tenant != request.tenant:
             return own - 1
+        if lease.attained_ns >= self.policy.max_hold_ns > request.attained_ns and lease.tenant != request.tenant:
+            least_ns = self.policy.min_run_batch_ns if lease.tier is Tier.BATCH else self.policy.turn_least_ns
+            if ran_ns >= least_ns:
+                return own - 1
         assert lease.tier is not Tier.INTERACTIVE, "S7: a busy interactive lease was taken"
         assert lease.tier is Tier.SPOT or ran_ns >= self.policy.min_run_batch_ns, "S7: taken within its minimum run"
         return own

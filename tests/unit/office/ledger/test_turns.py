@@ -1,0 +1,148 @@
+"""Further turns: who was taken after the maximum and goes on yields to who has not had the maximum yet."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet.lease.states import LeaseStatus
+from sublet.office.ledger import commands as cmd
+from sublet.office.ledger.explain import ReasonKind
+from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.records import LeaseRecord
+from sublet.values import EndReason, TenantId, Tier
+from tests.unit.office.ledger.bench import ANN, BEN, Bench, gpu, seconds
+
+CLEO = TenantId("cleo")
+POLICY = Policy(max_hold_ns=seconds(600), turn_least_ns=seconds(100), min_run_batch_ns=seconds(200))
+FULL_S = 86_000.0
+
+
+def office(*, tier: Tier = Tier.INTERACTIVE) -> tuple[Bench, LeaseRecord]:
+    """Ann held the one GPU for the maximum, Ben took it, and Ann asked again at once. Ben is through after 50 s, and
+    Ann is on her second turn. Returns it."""
+    bench = Bench(gpus=1, policy=POLICY)
+    bench.do(cmd.AddTenant(tenant=CLEO, token_hash="cleo"))
+    first = bench.granted(tenant=ANN, ttl_s=FULL_S, tier=tier)
+    bench.wait(600)
+    second = bench.queued(tenant=BEN, ttl_s=FULL_S, tier=tier)
+    assert bench.lease(first.id).status is LeaseStatus.NOTICED
+    bench.wait(30)
+    assert bench.lease(first.id).end is not None
+    bench.claim(bench.lease(second.id))
+    again = bench.queued(tenant=ANN, ttl_s=FULL_S, tier=tier)
+    assert bench.lease(again.id).attained_ns == seconds(630)
+    assert bench.lease(again.id).goes_on == first.id
+    bench.wait(50)
+    bench.release(bench.lease(second.id))
+    bench.claim(bench.lease(again.id))
+    return bench, bench.lease(again.id)
+
+
+@pytest.mark.parametrize(("tier", "least_s"), [(Tier.INTERACTIVE, 100), (Tier.BATCH, 200)])
+def test_a_newcomer_takes_a_further_turn_after_its_least_run(tier: Tier, least_s: int) -> None:
+    """And not before; a batch lease keeps its minimum run."""
+    bench, turn = office(tier=tier)
+    new = bench.queued(tenant=CLEO, ttl_s=FULL_S, tier=tier)
+    begun_s = bench.now_ns / seconds(1)
+    assert bench.lease(turn.id).status is LeaseStatus.ACTIVE
+    reasons = bench.ledger.explain(bench.lease(new.id), bench.now).reasons
+    (room,) = [reason for reason in reasons if reason.kind is ReasonKind.ROOM]
+    assert room.at_ns == seconds(begun_s + least_s), "explain knows the moment"
+    bench.wait(least_s - 1)
+    assert bench.lease(turn.id).status is LeaseStatus.ACTIVE
+    bench.wait(1)
+    notice = bench.lease(turn.id).notice
+    assert notice is not None
+    assert (notice.reason, notice.beneficiary) == (EndReason.FAIR_SHARE, new.id)
+    bench.wait(30)
+    bench.claim(bench.lease(new.id))
+    assert bench.lease(new.id).status is LeaseStatus.ACTIVE
+
+
+def test_who_has_had_the_maximum_takes_no_further_turn() -> None:
+    """Of two that take turns each has its maximum: the office is busy with their work, and not with their moves."""
+    bench, turn = office()
+    bench.wait(590)
+    other = bench.queued(tenant=BEN, ttl_s=FULL_S)  # a new piece of work, so it is served
+    assert bench.lease(turn.id).status is LeaseStatus.NOTICED
+    bench.wait(30)
+    bench.claim(bench.lease(other.id))
+    third = bench.queued(tenant=ANN, ttl_s=FULL_S)
+    assert bench.lease(third.id).attained_ns > seconds(1200), "what was held before counts on"
+    bench.wait(599)
+    assert bench.lease(other.id).status is LeaseStatus.ACTIVE, "Ben has not had his maximum"
+    bench.wait(1)
+    assert bench.lease(other.id).status is LeaseStatus.NOTICED
+    bench.wait(30)
+    bench.claim(bench.lease(third.id))
+    fourth = bench.queued(tenant=BEN, ttl_s=FULL_S)
+    bench.wait(599)
+    assert bench.lease(third.id).status is LeaseStatus.ACTIVE, "both are on further turns"
+    bench.wait(1)
+    assert bench.lease(third.id).status is LeaseStatus.NOTICED
+    assert bench.lease(fourth.id).promise
+
+
+@pytest.mark.parametrize("how", ["another amount", "another tier", "too late", "released", "idle"])
+def test_only_the_same_work_goes_on(how: str) -> None:
+    """A request that is no continuation of what was taken is a new piece of work, which has its maximum before it."""
+    bench = Bench(gpus=1, policy=POLICY)
+    first = bench.granted(tenant=ANN, ttl_s=FULL_S)
+    bench.wait(600)
+    if how == "released":
+        bench.release(first)
+    else:
+        if how == "idle":
+            bench.idle(first)
+        second = bench.queued(tenant=BEN, ttl_s=FULL_S)
+        bench.wait(30)
+        bench.claim(bench.lease(second.id))
+        bench.release(bench.lease(second.id))
+    assert bench.lease(first.id).end is not None
+    if how == "too late":
+        bench.wait(601)
+    wants = (gpu(4),) if how == "another amount" else ()
+    tier = Tier.BATCH if how == "another tier" else Tier.INTERACTIVE
+    again = bench.granted(*wants, tenant=ANN, ttl_s=FULL_S, tier=tier)
+    assert (again.attained_ns, again.goes_on) == (0, None)
+
+
+def test_each_that_was_taken_goes_on_once() -> None:
+    """The first request like it goes on with it, the next is new."""
+    bench, turn = office()
+    assert not bench.state.taken
+    bench.wait(600)
+    bench.queued(tenant=CLEO, ttl_s=FULL_S)
+    bench.wait(30)
+    assert bench.state.taken == {ANN: [turn.id]}
+    assert bench.folded().taken == bench.state.taken
+    assert type(bench.state).restore(bench.state.snapshot()).taken == bench.state.taken
+    once, twice = (bench.queued(tenant=ANN, ttl_s=FULL_S, lease=name) for name in ("once", "twice"))
+    assert once.goes_on == turn.id
+    assert (twice.goes_on, twice.attained_ns) == (None, 0)
+    assert not bench.state.taken
+
+
+def test_room_that_is_kept_for_a_further_turn_lets_newcomers_past_until_it_has_waited_for_the_maximum() -> None:
+    """Patience keeps room from those who have had theirs; nothing keeps a large request out for ever."""
+    bench = Bench(gpus=2, policy=Policy(max_hold_ns=seconds(600), gang_patience_ns=seconds(60)))
+    bench.do(cmd.AddTenant(tenant=CLEO, token_hash="cleo"))
+    both = bench.granted(gpu(16, count=2), tenant=ANN, ttl_s=FULL_S)
+    bench.wait(600)
+    bench.queued(tenant=BEN, ttl_s=FULL_S, lease="ben")
+    bench.wait(30)
+    bench.claim(bench.lease("ben"))
+    again = bench.queued(gpu(16, count=2), tenant=ANN, ttl_s=FULL_S)
+    assert again.goes_on == both.id
+    bench.wait(300)
+    bench.granted(tenant=CLEO, ttl_s=FULL_S)  # for 300 s more no one takes it from her
+    bench.release(bench.lease("ben"))
+    bench.release(bench.granted(tenant=BEN, ttl_s=FULL_S))
+    bench.wait(299)
+    bench.release(bench.granted(tenant=BEN, ttl_s=FULL_S))
+    bench.wait(3)
+    late = bench.queued(tenant=BEN, ttl_s=FULL_S)
+    assert late.status is LeaseStatus.QUEUED, "it would fit, and the room is kept"
+    assert bench.lease(again.id).status is LeaseStatus.QUEUED
+    bench.wait(330)
+    assert bench.lease(again.id).granted_at_ns is not None
