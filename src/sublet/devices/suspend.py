@@ -46,6 +46,10 @@ class SuspendFailed(GpuError):
         return GpuError.__name__
 
 
+class ProcessLost(SuspendFailed):
+    """And it is of no use any more: the driver failed in it, or could not put it back."""
+
+
 class Suspender:
     """Over one driver."""
 
@@ -67,13 +71,24 @@ class Suspender:
         """Whether the driver has the call that puts what is suspended on another device."""
         return self.version >= REMAPS
 
-    def suspend(self, pids: Iterable[int], timeout_ms: int = LOCK_MS) -> list[int]:
+    def suspend(
+        self, pids: Iterable[int], timeout_ms: int = LOCK_MS, groups: Iterable[Sequence[int]] = ()
+    ) -> list[int]:
         """Take these processes off their devices, all or none; those that have none are left as they are. Returns
-        which were suspended. Raises ``SuspendFailed``; then all of them were put back. What else the driver does to a
-        process that it cannot suspend (NVIDIA promises nothing of it) is seen when that process ends."""
+        which were suspended. ``groups``: processes of one program, of which only one may use a device (those that
+        compute together may wait for one another, and then neither comes to a stand).
+
+        Raises ``SuspendFailed``; then all of them were put back. ``ProcessLost``: one of them could not be, or the
+        driver failed in it. A process that the driver ends meanwhile (NVIDIA promises nothing) is seen to end."""
         # Asked before the first lock: of processes that compute together, the driver answers nothing about one while
         # another is locked, not even its state.
         states = {pid: state for pid in pids if (state := self._state(pid)) is not None}
+        for group in groups:
+            if len(found := [pid for pid in group if pid in states]) > 1:
+                raise SuspendFailed(
+                    f"suspend: {len(found)} processes of one program ({found[0]}, {found[1]} …) use a device",
+                    call="suspend",
+                )
         done: list[int] = []
         try:
             for pid, state in states.items():
@@ -87,7 +102,8 @@ class Suspender:
                     self._do("cuCheckpointProcessCheckpoint", pid, self._arguments("CUcheckpointCheckpointArgs"))
         except SubletError as error:
             why = self._undone(done)
-            raise SuspendFailed(f"suspend: {error.message}{why}", call="suspend") from error
+            kind = ProcessLost if why else SuspendFailed
+            raise kind(f"suspend: {error.message}{why}", call="suspend") from error
         return list(states)
 
     def resume(self, pids: Iterable[int], pairs: Sequence[tuple[bytes, bytes]] = ()) -> None:
@@ -122,7 +138,7 @@ class Suspender:
         if state is None:
             return None
         if int(state) == FAILED:
-            raise SuspendFailed(f"suspend: process {pid} is of no use any more, says the driver", call="suspend")
+            raise ProcessLost(f"suspend: process {pid} is of no use any more, says the driver", call="suspend")
         return int(state)
 
     def _do(self, name: str, pid: int, arguments: Any) -> None:
@@ -188,12 +204,15 @@ def answer(suspender: Suspender, line: str) -> dict[str, object]:
         asked = json.loads(line)
         pids = [int(pid) for pid in asked["pids"]]
         if asked["do"] == "suspend":
-            return {"done": suspender.suspend(pids, int(asked.get("timeout_ms", LOCK_MS)))}
+            groups = asked.get("groups", ())
+            return {"done": suspender.suspend(pids, int(asked.get("timeout_ms", LOCK_MS)), groups)}
         if asked["do"] == "resume":
             pairs = [(bytes.fromhex(old), bytes.fromhex(new)) for old, new in asked.get("pairs", ())]
             suspender.resume(pids, pairs)
             return {"done": pids}
         return {"failed": f"{asked['do']!r} is nothing that can be asked"}
+    except ProcessLost as error:
+        return {"failed": error.message, "stuck": True}
     except SubletError as error:
         return {"failed": error.message}
     except (ValueError, KeyError, TypeError) as error:

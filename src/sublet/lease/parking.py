@@ -26,13 +26,20 @@ from sublet.lease.hardware import Hardware
 from sublet.lease.policy import lead_ns
 from sublet.lease.repeats import Repeats
 from sublet.lease.teardowns import Teardowns
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, NodeId
+from sublet.values import GIB, NS_PER_S, EndReason, Epoch, LeaseId, NodeId
 from sublet.wire.orders import Grant, Notify, Parkable, Parking, Report
 
 LOOK_NS: Final = NS_PER_S // 5
 """Between two looks at whether the guests of a lease that has notice are saved."""
 NOT_PARKED_FOR: Final = frozenset({EndReason.OPERATOR})
 """Who is taken by an operator's word, or because he may no longer be here, is not kept."""
+_COPIED_PER_S: Final = 2 * GIB
+"""Bytes. NVIDIA tells of 64 GiB in half a minute."""
+
+
+def copy_ns(amount: int) -> int:
+    """How long a driver takes at most to copy so much between a card and the host."""
+    return amount * NS_PER_S // _COPIED_PER_S
 
 
 class ParkingLot:

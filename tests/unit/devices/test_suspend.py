@@ -13,7 +13,7 @@ import pytest
 
 from sublet.devices import cuda_driver, suspend
 from sublet.devices.cuda_driver import CudaDriver
-from sublet.devices.suspend import Suspender, SuspendFailed, answer, main, probe, whole_map
+from sublet.devices.suspend import ProcessLost, Suspender, SuspendFailed, answer, main, probe, whole_map
 from sublet.errors import Unsupported
 from sublet.values import Suspend
 
@@ -155,8 +155,29 @@ def test_what_could_not_be_undone_is_said() -> None:
     """The guest is lost then, and has to be ended."""
     fake = FakeDriver(1, 2)
     fake.fails["checkpoint", 2] = fake.fails["restore", 1] = 999
-    with pytest.raises(SuspendFailed, match="could not be undone"):
+    with pytest.raises(ProcessLost, match="could not be undone"):
         over(fake).suspend([1, 2])
+
+
+def test_a_guest_that_the_driver_broke_is_told_from_one_that_stays() -> None:
+    """One that is of no use any more was told to save, and its calls of the driver waited for ever."""
+    fake = FakeDriver(1)
+    fake.fails["checkpoint", 1] = 999
+    suspender = over(fake)
+    asked = json.dumps({"do": "suspend", "pids": [1]})
+    assert "stuck" not in answer(suspender, asked)
+    assert fake.states == {1: RUNNING}
+    fake.states[1] = FAILED
+    assert answer(suspender, asked)["stuck"] is True
+
+
+def test_processes_of_one_program_that_use_a_device_together_are_not_suspended() -> None:
+    """One that is locked can keep another from coming to a stand (NVIDIA/cuda-checkpoint #30). None is touched."""
+    fake = FakeDriver(1, 2, 3)
+    with pytest.raises(SuspendFailed, match=r"2 processes of one program \(1, 2 …\) use a device"):
+        over(fake).suspend([1, 2, 3], groups=[[1, 2], [3]])
+    assert not fake.calls
+    assert over(fake).suspend([1, 7, 3], groups=[[1, 7], [3]]) == [1, 3], "one that has nothing there is no obstacle"
 
 
 def test_a_process_that_the_driver_gave_up_is_no_success() -> None:

@@ -13,11 +13,12 @@ that is over, or see two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sublet.lease.hardware import Need
+from sublet.lease.parking import copy_ns
 from sublet.lease.states import GuestEvent, GuestState
 from sublet.node.loop import Loop, confess
 from sublet.node.processes.guest import Guest
@@ -28,7 +29,7 @@ from sublet.node.processes.tenancy import Tenancy
 from sublet.node.processes.tree import Trees
 from sublet.node.supervisor.caches import Caches
 from sublet.node.supervisor.suspending import Suspending
-from sublet.values import MIB, NS_PER_S, LeaseId
+from sublet.values import MIB, NS_PER_S, LeaseId, format_size
 from sublet.wire.cards import UNSEEN, CardUse
 from sublet.wire.guests import GuestNews
 from sublet.wire.jupyter import KERNEL_ENTRY
@@ -38,6 +39,8 @@ LOOK_AGAIN_S: Final = 0.005
 """While they are brought to a stand: the kernel needs a moment to freeze, and forks are met by the next look."""
 STAND_NS: Final = 5 * NS_PER_S
 """Who does not stand still by then sleeps in the kernel where no signal reaches, and is ended instead."""
+LOCK_NS: Final = 5 * NS_PER_S
+"""How long the work of guests on their cards may take to come to an end; what is left of the time is for copying."""
 SPARE_BYTES: Final = 96 * MIB
 """What they may grow by between the notice and the end, beside an eighth of what they have. A kernel that imports in
 these seconds what its cell needs grows by that much; with 16 MiB one in three of them could not be parked."""
@@ -140,8 +143,20 @@ class Parker:
             self._stop(leaving)
 
         def freed() -> None:
-            left_ms = max(1, (until_ns - self._loop.now_ns()) // 2_000_000)  # half of it is for the copying
-            self._suspending.suspend(self._pids(guests), left_ms, told)
+            size, left_ns = self._on_their_cards(leaving.tenancy), until_ns - self._loop.now_ns()
+            lock_ns = min(LOCK_NS, left_ns - copy_ns(size))
+            if lock_ns <= 0:
+                left = f"{max(0, left_ns) / NS_PER_S:.0f} s"
+                self._give_up(leaving, f"{format_size(size)} on cards cannot be copied in the {left} that are left")
+                return
+            programs = _programs(guests, self._pids)
+            self._suspending.suspend(
+                self._pids(guests),
+                max(1, lock_ns // 1_000_000),
+                told,
+                copy_s=(left_ns - lock_ns) / NS_PER_S,
+                groups=[pids for pids in programs if len(pids) > 1],
+            )
 
         self._caches.free(guests, max(0, until_ns - self._loop.now_ns()) / 4 / NS_PER_S, freed)
 
@@ -274,12 +289,19 @@ class Parker:
         look = self._trees.look([])
         stats = [stat for guest in guests for stat in look.of(guest.tree)]
         seen = sum(stat.rss_pages for stat in stats) * PAGE_BYTES
-        pids = {stat.pid for stat in stats}
-        on_cards = sum(use.bytes for use in self.uses if use.pid in pids)
+        on_cards = self._of_cards(tenancy, {stat.pid for stat in stats})
+        return max(1, seen, sum(guest.usage().memory_bytes for guest in guests)) + on_cards
+
+    def _on_their_cards(self, tenancy: Tenancy) -> int:
+        return self._of_cards(tenancy, set(self._pids(tenancy.running())))
+
+    def _of_cards(self, tenancy: Tenancy, pids: Collection[int]) -> int:
+        """Bytes of cards that these processes of the lease have."""
+        found = sum(use.bytes for use in self.uses if use.pid in pids)
         unseen = {use.card: use.bytes for use in self.uses if use.pid == UNSEEN}
         for part in tenancy.parts:  # at most all that is in use there, and at most what was leased
-            on_cards += min(part.amount, unseen.get(card_uuid(part.resource), 0))
-        return max(1, seen, sum(guest.usage().memory_bytes for guest in guests)) + on_cards
+            found += min(part.amount, unseen.get(card_uuid(part.resource), 0))
+        return found
 
     def _on_cards(self, tenancy: Tenancy) -> set[int]:
         """Processes that have memory on its cards, as the driver last said: of any lease."""
@@ -293,6 +315,14 @@ class Parker:
 
 def _cards_of(tenancy: Tenancy) -> tuple[str, ...]:
     return tuple(filter(None, (card_uuid(part.resource) for part in tenancy.parts)))
+
+
+def _programs(guests: Sequence[Guest], pids_of: Callable[[list[Guest]], list[int]]) -> Iterator[list[int]]:
+    """The processes of each program: of a guest, or of all those that have one of the lease's devices each, since
+    these compute together."""
+    ranks = [guest for guest in guests if guest.spec.device >= 0]
+    yield pids_of(ranks)
+    yield from (pids_of([guest]) for guest in guests if guest.spec.device < 0)
 
 
 def _serves_calls(guest: Guest) -> bool:

@@ -72,10 +72,21 @@ class Suspending:
         self._is_asking = False
         self._timer: Timer | None = None
 
-    def suspend(self, pids: Sequence[int], timeout_ms: int, told: Told) -> None:
-        """Take these off their cards, all or none: so long until their work is at an end, and as long to copy."""
+    def suspend(
+        self,
+        pids: Sequence[int],
+        timeout_ms: int,
+        told: Told,
+        *,
+        copy_s: float = 0.0,
+        groups: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Take these off their cards, all or none: so long until their work is at an end, and ``copy_s`` to copy what
+        they have there. ``groups``: processes of one program, of which only one may use a card."""
         asked: dict[str, object] = {"do": "suspend", "pids": list(pids), "timeout_ms": timeout_ms}
-        self._ask(_Question(asked, told, 2 * timeout_ms / 1000 + self._grace_s))
+        if groups:
+            asked["groups"] = [list(group) for group in groups]
+        self._ask(_Question(asked, told, timeout_ms / 1000 + copy_s + self._grace_s))
 
     def resume(self, pids: Sequence[int], pairs: Sequence[tuple[str, str]], told: Told) -> None:
         """Put them back. ``pairs``: which card, by UUID, has become which. All are named if one is another now."""

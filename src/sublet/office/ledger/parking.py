@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from sublet.lease.parking import NOT_PARKED_FOR
+from sublet.lease.parking import NOT_PARKED_FOR, copy_ns
 from sublet.lease.policy import lead_ns
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.office.ledger import admission
@@ -241,13 +241,23 @@ def take(step: Step, lease: LeaseRecord, notice: NoticeRecord) -> None:
     if under is not None and under.status is LeaseStatus.ACTIVE and _ability(step.state, lease) is not Suspend.NONE:
         assert under.epoch is not None
         park = Parking(lease=under.id, epoch=under.epoch)
-        step.end(lease, notice.reason, notice.detail, grace_ns=step.policy.suspend_ns, way=Way.SUSPEND, park=park)
+        grace_ns = suspend_ns(step.state, lease, park.lease, step.policy.suspend_ns)
+        step.end(lease, notice.reason, notice.detail, grace_ns=grace_ns, way=Way.SUSPEND, park=park)
         return
     why = lease.unsaved if lease.parked_under is None else "its parking lease is over"
     if why:
         step.end(lease, notice.reason, f"{notice.detail}; not parked: {why}".lstrip("; "), way=Way.NOT_SAVED)
     else:
         step.end(lease, notice.reason, notice.detail)
+
+
+def suspend_ns(state: State, lease: LeaseRecord | None, parking: LeaseId, least_ns: int) -> int:
+    """How long it may take to bring guests off their devices; on cards also to copy what was set aside for them."""
+    parts = () if lease is None else lease.parts
+    if not any(part.kind is Kind.GPU and not state.resources[part.resource].device.host for part in parts):
+        return least_ns
+    under = state.leases.get(parking)
+    return least_ns + copy_ns(sum(part.amount for part in under.parts) if under is not None else 0)
 
 
 def after_end(step: Step, lease: LeaseRecord) -> None:

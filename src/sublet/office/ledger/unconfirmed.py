@@ -13,6 +13,7 @@ import heapq
 from collections.abc import Iterable
 
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
+from sublet.office.ledger.parking import suspend_ns
 from sublet.office.ledger.records import SliceRecord, volume_key
 from sublet.office.ledger.state import State
 from sublet.office.ledger.step import Step, extend_order, grant_order, notify_order
@@ -116,7 +117,7 @@ class Unconfirmed:
                     number=known.number if known is not None else 0,
                     parts=tuple(parts),
                     reason=end.reason if end is not None else EndReason.WITHDRAWN,
-                    grace_ns=step.policy.suspend_ns if park is not None else 0,
+                    grace_ns=0 if park is None else suspend_ns(step.state, known, park.lease, step.policy.suspend_ns),
                     detail=end.detail if end is not None else "",
                     park=park,
                     volume=ref_of(self._state, tuple(parts), str(epoch)),

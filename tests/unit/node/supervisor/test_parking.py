@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sublet.node.supervisor.parking import Parker
-from sublet.values import GIB, Kind, ResourceId
+from sublet.values import GIB, NS_PER_S, Kind, ResourceId
 from sublet.wire.cards import UNSEEN, CardUse
 from sublet.wire.orders import Part
 
@@ -22,8 +22,20 @@ class Suspending:
     def __init__(self, *done: int) -> None:
         self.done = done
         self.resumed: list[Sequence[int]] = []
+        self.lock_ms = 0
+        self.copy_s = 0.0
+        self.groups: Sequence[Sequence[int]] = ()
 
-    def suspend(self, pids: Sequence[int], timeout_ms: int, told: Callable[[Mapping[str, Any]], None]) -> None:
+    def suspend(
+        self,
+        pids: Sequence[int],
+        timeout_ms: int,
+        told: Callable[[Mapping[str, Any]], None],
+        *,
+        copy_s: float,
+        groups: Sequence[Sequence[int]],
+    ) -> None:
+        self.lock_ms, self.copy_s, self.groups = timeout_ms, copy_s, groups
         told({"done": list(self.done)})
 
     def resume(self, pids: Sequence[int], pairs: Sequence[tuple[str, str]], told: object) -> None:
@@ -34,7 +46,9 @@ class Stage:
     """One guest with two processes on a leased card."""
 
     def __init__(self, *done: int) -> None:
-        guest: Any = SimpleNamespace(tree=1, state=None, usage=lambda: SimpleNamespace(memory_bytes=0))
+        usage = SimpleNamespace(memory_bytes=0)
+        spec = SimpleNamespace(device=-1)
+        guest: Any = SimpleNamespace(tree=1, state=None, spec=spec, usage=lambda: usage)
         stats = [SimpleNamespace(pid=pid, rss_pages=1) for pid in (7, 8)]
         trees: Any = SimpleNamespace(look=lambda _: SimpleNamespace(of=lambda _: stats))
         loop: Any = SimpleNamespace(now_ns=lambda: 0)
@@ -50,9 +64,9 @@ class Stage:
             lease="l", parts=(PART,), suspended=(), parking=True, running=lambda: iter([guest])
         )
 
-    def suspend(self) -> None:
+    def suspend(self, within_s: int = 30) -> None:
         leaving: Any = SimpleNamespace(tenancy=self.tenancy, until_ns=0, failed=self.failed.append)
-        self.parker._suspend(leaving, 10**9)
+        self.parker._suspend(leaving, within_s * NS_PER_S)
 
 
 def test_a_process_that_the_driver_passed_over_keeps_its_guest_from_being_parked() -> None:
@@ -71,6 +85,25 @@ def test_a_process_without_memory_on_a_card_needs_no_driver() -> None:
     stage.suspend()
     assert not stage.failed
     assert len(stage.stopped) == 1
+
+
+def test_most_of_the_time_is_for_copying_and_what_takes_longer_is_not_begun() -> None:
+    """80 GB had 15 s for the copy, and their guest was killed in the middle of it: neither parked nor saved."""
+    stage = Stage(7, 8)
+    stage.parker.uses = (CardUse(card=CARD, pid=7, bytes=64 * GIB),)
+    stage.suspend(within_s=62)
+    assert not stage.failed
+    assert (stage.suspending.lock_ms, stage.suspending.copy_s) == (5_000, 57.0)
+    stage.suspend(within_s=33)
+    assert (stage.suspending.lock_ms, stage.suspending.copy_s) == (1_000, 32.0)
+    stage.suspend(within_s=31)
+    assert stage.failed == ["64GiB on cards cannot be copied in the 31 s that are left"]
+
+
+def test_the_processes_of_a_program_are_told_as_such() -> None:
+    stage = Stage(7, 8)
+    stage.suspend()
+    assert stage.suspending.groups == [[7, 8]]
 
 
 def test_where_nobody_tells_whose_memory_it_is_all_of_the_lease_may_have_to_be_kept() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 
@@ -114,6 +116,22 @@ def test_a_parking_lease_is_set_aside_while_the_notice_runs() -> None:
     assert not parks(under).holds
     say_need(bench, lease, 3)
     assert parking_of(bench, lease) is under, "one is enough"
+
+
+@pytest.mark.parametrize(("host", "grace_s"), [(True, 30), (False, 62)])
+def test_a_card_gives_its_guests_the_time_that_copying_takes(host: bool, grace_s: int) -> None:
+    """With half a minute for whatever was there, what had 80 GB was killed in the middle of it. Also when the order is
+    sent again."""
+    rest = (device("memory", Kind.MEMORY, 80 * GIB), device("cpu", Kind.CPU))
+    card = dataclasses.replace(device("gpu0", suspend=Suspend.SAME_TYPE), host=host)
+    bench = Bench(inventory("n1", card, *rest), policy=Policy(suspend_ns=seconds(30)))
+    bench.obedient = False
+    lease = noticed(bench, need_gib=64)
+    bench.wait(9)
+    restart(bench)
+    graces = [order.grace_ns for order in bench.sent if isinstance(order, End) and order.lease == lease.id]
+    assert len(graces) > 1
+    assert set(graces) == {seconds(grace_s)}
 
 
 def test_the_device_is_taken_and_the_guests_live() -> None:
