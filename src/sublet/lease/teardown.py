@@ -118,6 +118,10 @@ class Teardown:
         self.detail, self.hard = detail, hard
         self._go(Phase.FAILED, None, self.since_ns)
 
+    def _is_too_late(self, what: str, now_ns: int, bounds: Bounds) -> None:
+        self.fail(what, hard=False)
+        self.is_late, self.due_ns = True, now_ns + bounds.late_ns
+
     def _wait(self, now_ns: int, hardware: Hardware) -> None:
         if not self._is_there(hardware):
             self._go(Phase.VERIFYING, now_ns, now_ns)
@@ -136,7 +140,7 @@ class Teardown:
         elif again_ns is None and self.attempts >= bounds.attempts:
             why = hardware.why(self.part.resource, self.lease, self.epoch)
             because = f": {why}" if why else ""
-            self.fail(f"the guest could not be ended in {self.attempts} attempts{because}", hard=False)
+            self._is_too_late(f"the guest could not be ended in {self.attempts} attempts{because}", now_ns, bounds)
         else:
             self.due_ns = max(now_ns + 1, again_ns if again_ns is not None else now_ns + bounds.retry_ns)
 
@@ -155,8 +159,7 @@ class Teardown:
                 self.look_until_ns = None  # it counts from the first answer
                 self.due_ns = again_ns if again_ns is not None else now_ns + bounds.retry_ns
             case NotYet(what=what) if now_ns >= self.look_until_ns:
-                self.fail(what, hard=False)
-                self.is_late, self.due_ns = True, now_ns + bounds.late_ns
+                self._is_too_late(what, now_ns, bounds)
             case NotYet(again_ns=again_ns):
                 next_ns = again_ns if again_ns is not None else now_ns + bounds.retry_ns
                 self.due_ns = max(now_ns + 1, min(next_ns, self.look_until_ns))
