@@ -19,7 +19,7 @@ from sublet.devices import nvrtc
 from sublet.devices.cuda_driver import dotted
 from sublet.node.agent.health import sees_all_processes
 from sublet.node.agent.nvml import Card, Survey, survey
-from sublet.node.agent.rehearsal import Rehearsal, rehearse_all
+from sublet.node.agent.rehearsal import ONE_PROCESS, Rehearsal, rehearse_all
 from sublet.node.agent.suspend_probe import ability
 from sublet.values import NS_PER_S, Suspend, format_size
 
@@ -108,7 +108,7 @@ def _card(card: Card, tried: Rehearsal, suspends: Callable[[], Suspend]) -> Said
     modes += [] if tried.persistence < 0 else [f"persistence {'on' if tried.persistence else 'off'}"]
     modes += ["a desktop draws on it"] if tried.draws else []
     said = "; ".join([f"{what}: {lent}", *may, *([", ".join(modes)] if modes else []), f"tried: {steps}"])
-    if tried.compute_mode in (1, 3):
+    if tried.compute_mode in ONE_PROCESS:
         do = "In this mode only one process computes on a card: `nvidia-smi -c DEFAULT` lets a lease have several."
         return "note", said, do
     return "ok", said

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
+from operator import is_
 from typing import Final
 
 from sublet.background import Guard, end_process, start_task
@@ -16,7 +17,7 @@ from sublet.errors import SubletError
 from sublet.node.agent.foreign import Own
 from sublet.node.agent.health import CardWatch
 from sublet.node.agent.inventory import card_of
-from sublet.node.agent.nvml import Nvml
+from sublet.node.agent.nvml import Nvml, Reading
 from sublet.node.agent.port import ReportSink
 from sublet.values import NS_PER_S, ResourceId
 from sublet.wire.cards import UNSEEN, CardUse
@@ -56,7 +57,7 @@ class Cards:
         self._guard = Guard("cards")
         self._ours: frozenset[int] = frozenset()
         self._before: frozenset[int] = frozenset()
-        self._told: tuple[CardUse, ...] = ()
+        self._told: tuple[Reading, ...] = ()
         self._task: asyncio.Task[None] | None = None
         self.watch = CardWatch(inventory, own=self._own, open_driver=open_driver, sees_processes=sees_processes)
 
@@ -113,20 +114,18 @@ class Cards:
 
     def _uses(self) -> tuple[CardUse, ...]:
         """What the last look showed of whom, each look once; where pids say nothing to us, of each card as a whole."""
-        readings = [health.reading for health in self.watch.health.values()]
+        readings = tuple(health.reading for health in self.watch.health.values())
+        told, self._told = self._told, readings
+        if len(told) == len(readings) and all(map(is_, told, readings)):
+            return ()
         if self.watch.sees_processes:
-            found = tuple(
+            return tuple(
                 CardUse(card=reading.uuid, pid=process.pid, bytes=process.bytes)
                 for reading in readings
                 for process in reading.processes
                 if process.bytes is not None
             )
-        else:
-            found = tuple(
-                CardUse(card=reading.uuid, pid=UNSEEN, bytes=reading.used) for reading in readings if reading.used
-            )
-        fresh, self._told = found != self._told, found
-        return found if fresh else ()
+        return tuple(CardUse(card=reading.uuid, pid=UNSEEN, bytes=reading.used) for reading in readings if reading.used)
 
     def _own(self, resource: ResourceId) -> Own:
         return Own(pids=self._ours | self._before, leased=self._leased(resource))

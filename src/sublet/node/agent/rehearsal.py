@@ -35,6 +35,8 @@ PATTERN: Final = 0x5A
 REHEARSAL_S: Final = 90.0
 """Eight cards without persistence mode take some ten seconds to come up."""
 AT_ONCE: Final = 4
+ONE_PROCESS: Final = frozenset((1, 3))
+"""Compute modes (exclusive thread, exclusive process) in which a second process is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,14 +181,21 @@ async def _run(argv: Sequence[str], env: Mapping[str, str], card: str) -> Rehear
 
 
 def offered(inventory: Inventory, tried: Collection[Rehearsal]) -> Inventory:
-    """The inventory without the cards that failed; why the first of them did is on its label."""
+    """The inventory without the cards that failed; why the first of them did is on its label. Cards that let one
+    process in at a time are marked."""
     failed = {one.card: one for one in tried if one.failed}
+    alone = {one.card for one in tried if one.compute_mode in ONE_PROCESS}
+    devices = tuple(
+        replace(device, one_process=card_of(device) in alone)
+        for device in inventory.devices
+        if card_of(device) not in failed
+    )
+    inventory = replace(inventory, devices=devices)
     if not failed:
         return inventory
-    devices = tuple(device for device in inventory.devices if card_of(device) not in failed)
     first = next(iter(failed.values()))
     labels = {TROUBLE_LABEL: f"{first.card}: {first.failed}"[:TEXT_MAX]} | inventory.labels
-    return replace(inventory, devices=devices, labels=labels)
+    return replace(inventory, labels=labels)
 
 
 def shows_pids(tried: Collection[Rehearsal]) -> bool | None:

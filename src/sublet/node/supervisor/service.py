@@ -41,7 +41,7 @@ from sublet.node.supervisor.premises import Premises
 from sublet.node.supervisor.shielded import Shielded
 from sublet.node.supervisor.suspending import Suspending
 from sublet.node.supervisor.volume_desk import VolumeDesk
-from sublet.node.supervisor.vram_watch import offenders
+from sublet.node.supervisor.vram_watch import VramWatch
 from sublet.node.unread import Unread
 from sublet.values import NS_PER_S, EndReason, LeaseId, TenantId
 from sublet.wire.caps import LeaseCaps
@@ -149,6 +149,7 @@ class Supervisor:
         self._suspending = Suspending(self.loop, self._launch.helper_lives)
         self._parker = Parker(self.loop, self._trees, self._notes, self._suspending)
         self._parker.on_lost = self._lost
+        self._vram_watch = VramWatch()
         self.premises = Premises(
             guests=self.guests,
             stores=self._launch.stores,
@@ -393,12 +394,15 @@ class Supervisor:
         )
 
     def _end_offenders(self, uses: tuple[CardUse, ...], look: Look) -> None:
-        """Guests that have more of a card than their lease."""
+        """Guests that have more of a card than their lease: each is warned once before it is ended."""
         running = list(self.guests.of(None))
         owners = {stat.pid: guest for guest in running for stat in look.of(guest.tree)}
         parts = {one.lease: one.parts for one in self.premises.everything}
-        for offender in offenders(uses, owners, parts):
+        for offender in self._vram_watch.offenders(uses, owners, parts):
             guest = self.guests.by_id[offender.guest]
+            if not offender.is_warned:
+                guest.stdio.say(offender.line)
+                continue
             if not guest.is_told_of_memory:
                 guest.is_told_of_memory = True
                 guest.stdio.say(offender.line)

@@ -283,11 +283,7 @@ def never_allowed(lease: LeaseRecord, state: State) -> Refusal | None:
     """A refusal if nothing here is of the class asked for, or its tenant may never have so much."""
     for want in lease.wants:
         if not is_class_honoured(want, (resource.device for resource in state.resources.values())):
-            return Refusal(
-                code=RefusalCode.UNSUPPORTED,
-                reason="no device here can be partitioned",
-                do="Ask for exclusivity shared, session or device.",
-            )
+            return _not_honoured(want)
     group = state.group_of(lease.tenant)
     beyond = over_quota(lease.wants, state.quota_of(lease.tenant), Held()) or over_ceiling(state, lease, 0)
     if beyond is None and (of_group := over_quota(lease.wants, state.group(group).quota, Held())) is not None:
@@ -295,6 +291,15 @@ def never_allowed(lease: LeaseRecord, state: State) -> Refusal | None:
     if beyond is not None:
         return Refusal(code=RefusalCode.QUOTA, reason=beyond, do=QuotaExceeded.default_do)
     return None
+
+
+def _not_honoured(want: Want) -> Refusal:
+    if want.exclusivity is Exclusivity.SHARED:
+        reason = "every GPU here lets one process in at a time (compute mode EXCLUSIVE_PROCESS), so none is shared"
+        do = "Ask for exclusivity session or device. An operator can set `nvidia-smi -c DEFAULT` and restart."
+    else:
+        reason, do = "no device here can be partitioned", "Ask for exclusivity shared, session or device."
+    return Refusal(code=RefusalCode.UNSUPPORTED, reason=reason, do=do)
 
 
 def never_fits(lease: LeaseRecord, state: State, policy: Policy) -> Refusal | None:

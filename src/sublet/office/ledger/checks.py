@@ -177,7 +177,8 @@ def _check_room(state: State, resource: ResourceRecord, there: tuple[int, int, i
     free = device.capacity - foreign - resource.used
     assert (room.slices, room.exclusive, room.quarantined, room.stays, room.tenants) == there and (
         (room.capacity, room.free, room.foreign, room.blocked) == (device.capacity, free, foreign, blocked)
-        and (room.kind, room.model, room.partition) == (device.kind, device.model, device.partition)
+        and (room.kind, room.model) == (device.kind, device.model)
+        and (room.partition, room.one_process) == (device.partition, device.one_process)
     ), f"{resource.id}: its room is out of date"
 
 

@@ -112,8 +112,16 @@ def replace_amount(want: Want, amount: int) -> Want:
 
 
 def is_class_honoured(want: Want, devices: Iterable[Device]) -> bool:
-    """Partitions need hardware that splits itself; where none does they are refused, never downgraded."""
-    return want.exclusivity is not Exclusivity.PARTITION or any(device.partition for device in devices)
+    """Partitions need hardware that splits itself, and sharing a driver that lets several processes in; where there is
+    none they are refused, never downgraded."""
+    match want.exclusivity:
+        case Exclusivity.PARTITION:
+            return any(device.partition for device in devices)
+        case Exclusivity.SHARED:
+            found = [device.one_process for device in devices if device.kind is Kind.GPU and not device.partition]
+            return not found or not all(found)
+        case _:
+            return True
 
 
 def models_of(names: str) -> tuple[str, ...]:
@@ -153,6 +161,8 @@ def _admits(want: Want, tenant: TenantId, room: Room, *, mix: bool) -> bool:
     if room.quarantined or (want.model is not None and not is_model(want.model, room)):
         return False
     if room.partition is not (want.exclusivity is Exclusivity.PARTITION):
+        return False
+    if room.one_process and want.exclusivity is Exclusivity.SHARED:
         return False
     if _is_exclusive(want):
         return room.slices == 0 and not room.blocked

@@ -32,6 +32,8 @@ class Room:
     """How many slices each tenant has here."""
     partition: bool = False
     """A part of a card that the hardware keeps apart: for requests for one, and for no others."""
+    one_process: bool = False
+    """Its driver lets one process in at a time, so leases do not share it."""
     foreign: int = 0
     """What others than our guests have; it is not free."""
     blocked: bool = False
@@ -46,7 +48,16 @@ class Room:
         """As if nothing were here, nor any stranger's process: what can ever be had."""
         device = resource.device
         free = device.capacity
-        return cls(resource.id, resource.node, device.kind, device.model, free, free, partition=device.partition)
+        return cls(
+            resource.id,
+            resource.node,
+            device.kind,
+            device.model,
+            free,
+            free,
+            partition=device.partition,
+            one_process=device.one_process,
+        )
 
     @classmethod
     def without_leases(cls, resource: ResourceRecord) -> Room:
@@ -115,6 +126,7 @@ class Room:
             self.quarantined,
             dict(self.tenants),
             self.partition,
+            self.one_process,
             self.foreign,
             self.blocked,
             self.stays,

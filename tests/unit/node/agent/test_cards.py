@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -168,6 +169,9 @@ def test_what_each_process_has_is_handed_on_once_for_each_look(tmp_path: Path) -
 
     asyncio.run(play())
     assert desk.uses == [CardUse(card=uuid_of(0), pid=4711, bytes=GIB)]
+    (health,) = desk.cards.watch.health.values()
+    desk.cards.watch.judge([dataclasses.replace(health.reading)], 0)
+    assert desk.cards._uses() == (CardUse(card=uuid_of(0), pid=4711, bytes=GIB),), "also where nothing has changed"
     desk.cards.watch.sees_processes = False
     desk.cards.watch.judge([Reading(uuid=uuid_of(0), used=3 * GIB)], 0)
     assert desk.cards._uses() == (CardUse(card=uuid_of(0), pid=UNSEEN, bytes=3 * GIB),)

@@ -8,7 +8,7 @@ from sublet.lease.states import LeaseStatus
 from sublet.office.api.views import device_view
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
-from sublet.office.ledger.answers import Offer
+from sublet.office.ledger.answers import Offer, RefusalCode
 from sublet.office.ledger.records import Want
 from sublet.office.ledger.state import State
 from sublet.values import GIB, NS_PER_S, Exclusivity, Kind, NodeId, ResourceId, Tier
@@ -170,3 +170,21 @@ def test_no_other_class_is_honoured_by_a_partition(exclusivity: Exclusivity) -> 
 def test_where_nothing_is_split_a_partition_is_refused() -> None:
     refusal = one().refused(Want(kind=Kind.GPU, amount=GIB, exclusivity=Exclusivity.PARTITION))
     assert "partitioned" in refusal.reason
+
+
+# ---- cards that let one process in
+
+
+def test_a_card_that_lets_one_process_in_is_not_shared() -> None:
+    """The second lease's guest would have failed at its first call of CUDA."""
+    alone = Device(id=ResourceId("n1/gpu0"), kind=Kind.GPU, capacity=80 * GIB, one_process=True)
+    bench = Bench(inventory("n1", alone))
+    refusal = bench.refused(shared(1))
+    assert refusal.code is RefusalCode.UNSUPPORTED
+    assert "EXCLUSIVE_PROCESS" in refusal.reason
+    bench.granted(gpu(1))
+    other = Device(id=ResourceId("n1/gpu1"), kind=Kind.GPU, capacity=8 * GIB)
+    bench = Bench(inventory("n1", alone, other))
+    lease = bench.granted(shared(1))
+    assert [part.resource for part in lease.parts] == ["n1/gpu1"]
+    assert bench.refused(shared(16)).reason
