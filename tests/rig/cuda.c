@@ -24,7 +24,7 @@ typedef int Code; /* CUresult */
 enum {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, DEVICE_UNAVAILABLE = 46, NO_DEVICE = 100,
     INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, ILLEGAL_STATE = 401, NOT_FOUND = 500, NOT_READY = 600,
-    ILLEGAL_ADDRESS = 700, UNKNOWN = 999,
+    ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801, UNKNOWN = 999,
 };
 enum { EXCLUSIVE_THREAD = 1, PROHIBITED = 2, EXCLUSIVE_PROCESS = 3 }; /* nvmlComputeMode_t */
 
@@ -225,6 +225,7 @@ API Code cuGetErrorString(Code code, const char **text)
     case ILLEGAL_STATE: *text = "the operation cannot be performed in the present state"; break;
     case NOT_READY: *text = "device not ready"; break;
     case ILLEGAL_ADDRESS: *text = "an illegal memory access was encountered"; break;
+    case NOT_SUPPORTED: *text = "operation not supported"; break;
     case 802: *text = "system not yet initialized"; break;
     case 999: *text = "unknown error"; break;
     default: *text = NULL; return INVALID_VALUE;
@@ -785,6 +786,8 @@ API Code cuCheckpointProcessGetState(int pid, int *state)
 API Code cuCheckpointProcessLock(int pid, LockArgs *args)
 {
     PROCESS(pid, RUNNING);
+    if (rig()->mps)
+        return NOT_SUPPORTED;
     uint64_t until_ns = rig_now_ns() + (args ? args->timeout_ms : 0) * 1000000ull;
     set(&process->state, LOCKED);
     while (get(&process->calls)) {

@@ -13,9 +13,16 @@ from typing import Any, Final, NamedTuple
 from sublet.values import GIB, MIB
 
 __all__ = [
+    "ALL_IN_CONTAINER",
+    "DRIVER_570",
+    "DRIVER_575",
+    "EIGHT_H100",
     "EXCLUSIVE",
     "FOUR_H100",
+    "JETSON",
     "LAPTOP",
+    "MPS",
+    "NEWER",
     "NO_FABRIC",
     "NO_UVM",
     "OLD_DRIVER",
@@ -65,6 +72,8 @@ class Personality:
     """Cards that the machine has and this container has not."""
     answers: tuple[Line, ...] = ()
     """Questions that the driver answers with an error on this machine, and with which."""
+    not_lent: str = ""
+    """Why no card of it can be found to lend, as its sources say; empty where they can."""
 
     @property
     def all_lines(self) -> tuple[tuple[str, tuple[Line, ...]], ...]:
@@ -227,8 +236,61 @@ EXCLUSIVE: Final = Personality(
     lines=FOUR_H100.lines,
 )
 
+EIGHT_H100: Final = Personality(name="8 × H100, driver 580, bare metal", cards=(H100,) * 8, lines=FOUR_H100.lines)
+DRIVER_570: Final = Personality(
+    name="4 × H100, driver 570, bare metal",
+    cards=(H100,) * 4,
+    lines=tuple(line for line in SOME_IN_CONTAINER.lines if line.field != "namespaced"),
+)
+DRIVER_575: Final = Personality(name="4 × H100, driver 575, bare metal", cards=(H100,) * 4, lines=WORKSTATION.lines)
+ALL_IN_CONTAINER: Final = Personality(
+    name="2 × H100, all of them, in a container", cards=(H100,) * 2, lines=SOME_IN_CONTAINER.lines
+)
+MPS: Final = Personality(
+    name="2 × H100 with an MPS server",
+    cards=(H100,) * 2,
+    lines=(
+        *FOUR_H100.lines,
+        Line("mps", 1, "MPS documentation: nvidia-smi shows clients as M+C; that none is suspended: guessed"),
+    ),
+)
+NEWER: Final = Personality(
+    name="2 × H100, a driver newer than our bindings",
+    cards=(H100,) * 2,
+    lines=(Line("driver", b"700.10.01", GUESSED), Line("cuda", 15_000, GUESSED), LINGERS),
+    answers=tuple(Line(f"nvmlDeviceGet{what}", 12_345, GUESSED) for what in ("TotalEccErrors", "UtilizationRates")),
+)
+JETSON: Final = Personality(
+    name="a Jetson",
+    cards=(
+        CardKind(
+            name="Orin",
+            lines=(
+                Line("model", b"Orin (nvgpu)", GUESSED),
+                Line("memory", 64 * GIB, "Jetson AGX Orin data sheet: one memory for processor and GPU"),
+                Line("major", 8, "CUDA GPUs, table of Jetson products: 8.7"),
+                Line("minor", 7, "the same"),
+                Line("context", 200 * MIB, GUESSED),
+            ),
+        ),
+    ),
+    lines=(Line("driver", b"540.4.0", "JetPack 6.2 release notes"), Line("cuda", 12_060, "the same"), LINGERS),
+    answers=(
+        *NO_ECC,
+        *(Line(f"nvmlDeviceGetMemoryInfo{version}", 3, NVML_H + "NVML_ERROR_NOT_SUPPORTED") for version in ("", "_v2")),
+    ),
+    not_lent="the GPU has no memory of its own that it can tell of",
+)
+
 PERSONALITIES: Final = (
     FOUR_H100,
+    EIGHT_H100,
+    DRIVER_570,
+    DRIVER_575,
+    ALL_IN_CONTAINER,
+    MPS,
+    NEWER,
+    JETSON,
     SOME_IN_CONTAINER,
     PARTS,
     WORKSTATION,
@@ -241,6 +303,13 @@ PERSONALITIES: Final = (
 
 SHOWN: Final[Mapping[str, Personality]] = {
     "4xH100": FOUR_H100,
+    "8xH100": EIGHT_H100,
+    "4xH100-570": DRIVER_570,
+    "4xH100-575": DRIVER_575,
+    "container-all": ALL_IN_CONTAINER,
+    "mps": MPS,
+    "newer-driver": NEWER,
+    "jetson": JETSON,
     "container": SOME_IN_CONTAINER,
     "mig": PARTS,
     "workstation": WORKSTATION,
@@ -260,6 +329,6 @@ def guessed() -> list[str]:
         for personality in PERSONALITIES
         for owner, lines in personality.all_lines
         for line in lines
-        if line.source == GUESSED
+        if GUESSED in line.source
     }
     return sorted(found)

@@ -101,7 +101,7 @@ class State(ctypes.Structure):
     _fields_ = [
         *_numbers("size"),
         ("driver", ctypes.c_char * NAME),
-        *_numbers("cuda", "nodes", "lingers_ms", "init_code", "nvml_code", "namespaced", "xids_come"),
+        *_numbers("cuda", "nodes", "lingers_ms", "init_code", "nvml_code", "namespaced", "mps", "xids_come"),
         ("cards", Card * CARDS),
         ("processes", Process * PROCESSES),
         ("pieces", Piece * PIECES),

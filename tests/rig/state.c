@@ -133,6 +133,7 @@ size_t rig_enrol(void)
             continue;
         memset(&s->processes[i], 0, sizeof s->processes[i]);
         s->processes[i].pid = (uint64_t)getpid();
+        s->processes[i].list = s->mps ? SERVES : COMPUTES;
         s->processes[i].taken = 1;
         found = i;
     }

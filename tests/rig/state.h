@@ -95,6 +95,7 @@ struct state {
     uint64_t init_code;         /* what cuInit answers */
     uint64_t nvml_code;         /* what nvmlInit answers */
     uint64_t namespaced;        /* 0: NVML tells every pid; 1: only those that the asker's namespace has */
+    uint64_t mps;               /* an MPS server: all that compute are its clients, and are not suspended */
     uint64_t xids_come;         /* how many Xids there were so far; the row is the number modulo XIDS */
     struct card cards[CARDS];
     struct process processes[PROCESSES];

@@ -88,6 +88,99 @@ with sublet.connect() as fabric, fabric.gpu(min_vram="1GiB") as lease:
 """
 
 
+CELLS: Final = """
+import json
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+def cell(text):
+    shell.run_cell(text).raise_error()
+cell("%load_ext sublet")
+cell("x = 3")
+cell('''%%gpu --vram 60GiB
+from sublet.devices.cuda_driver import open_driver
+driver = open_driver()
+device = driver("t", "cuDeviceGet", 0)
+driver("t", "cuCtxSetCurrent", driver("t", "cuDevicePrimaryCtxRetain", device))
+driver("t", "cuMemsetD8", driver("t", "cuMemAlloc", 64 << 20), x, 64 << 20)
+uuid = bytes(driver("t", "cuDeviceGetUuid", device).bytes).hex()
+import sublet
+y = [uuid, sublet.device(), sublet.current().devices[0], x + 1]
+''')
+print("\\n" + json.dumps(shell.user_ns["y"]), flush=True)
+"""
+
+COMPUTES: Final = """
+import array, json
+import sublet
+from sublet.testing.device_kernels import CUDA_KERNELS
+with sublet.connect() as fabric, fabric.gpu(min_vram="60GiB") as lease, sublet.GpuSession(lease) as gpu:
+    x, y = gpu.mem_alloc(400), gpu.mem_alloc(400)
+    gpu.mem_write(x, 0, array.array("f", range(100)).tobytes())
+    gpu.mem_fill(y, 0, 400, 0)
+    module = gpu.module_load(CUDA_KERNELS, kind="cuda")
+    gpu.launch(module, "axpy", 1, 128, [sublet.f32(2.0), x, y, sublet.u32(100)])
+    gpu.sync()
+    print(json.dumps([list(array.array("f", bytes(gpu.mem_read(y, 0, 400)))), lease.devices[0].id]))
+"""
+
+GOES_ON: Final = """
+import builtins, json, os, time
+import sublet
+SIZE = 256 << 20
+def begun():
+    from sublet.devices.cuda_driver import open_driver
+    driver = open_driver()
+    device = driver("t", "cuDeviceGet", 0)
+    driver("t", "cuCtxSetCurrent", driver("t", "cuDevicePrimaryCtxRetain", device))
+    memory = driver("t", "cuMemAlloc", SIZE)
+    driver("t", "cuMemsetD8", memory, 0x5A, SIZE)
+    builtins.kept = driver, device, memory
+    return seen()
+def seen():
+    driver, device, memory = builtins.kept
+    driver("t", "cuCtxSetCurrent", driver("t", "cuDevicePrimaryCtxRetain", device))
+    back = bytearray(SIZE)
+    driver("t", "cuMemcpyDtoH", back, memory, SIZE)
+    uuid = bytes(driver("t", "cuDeviceGetUuid", device).bytes).hex()
+    return os.getpid(), back == bytes([0x5A]) * SIZE, uuid, sublet.device()
+def taken(lease, count):
+    other = fabric.gpu(min_vram="60GiB", count=count, ttl="60s", wait="60s", renew="always")
+    while lease.end is None:  # the news of it comes on a connection of its own
+        time.sleep(0.02)
+    return other
+said = []
+with sublet.connect() as fabric:
+    lease = fabric.gpu(min_vram="60GiB", ttl="60s", spot=True, renew="always")
+    said.append([lease.devices[0].id, lease.run(begun)])
+    taken(lease, 4).release()
+    said.append(str(lease.end.way))
+    again = fabric.gpu(resume=lease, ttl="60s", wait="60s", renew="always")
+    said.append([again.devices[0].id, again.run(seen)])
+    other = taken(again, 4)
+    said.append(str(again.end.way))
+    other.release()
+    kept = []
+    while not kept or kept[-1].devices[0].id != again.devices[0].id:  # the card it came from is not to be had
+        kept.append(fabric.gpu(min_vram="60GiB", ttl="60s", wait="60s", renew="always"))
+    for one in kept[:-1]:
+        one.release()
+    moved = fabric.gpu(resume=again, ttl="60s", wait="60s", renew="always")
+    said.append([moved.devices[0].id, moved.run(seen)])
+    moved.release()
+    kept[-1].release()
+print(json.dumps(said))
+"""
+
+TAKES_MORE: Final = """
+import time
+from sublet.devices.cuda_driver import open_driver
+driver = open_driver()
+driver("t", "cuCtxSetCurrent", driver("t", "cuDevicePrimaryCtxRetain", driver("t", "cuDeviceGet", 0)))
+driver("t", "cuMemAlloc", 8 << 30)
+time.sleep(600)
+"""
+
+
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
     return make_rig(tmp_path_factory.mktemp("machine"), FOUR_H100)
@@ -172,6 +265,50 @@ def test_a_map_over_several_cards_has_a_worker_on_each(office: Shell, sublet: Sh
     found, leased = json.loads(done.stdout)
     assert [device for _, device in found] == ["cuda:0", "cuda:0"]
     assert [index_of(rig, uuid) for uuid, _ in found] == [index_of(rig, name) for name in leased]
+
+
+def printed(office: Shell, program: str) -> Any:
+    """What a program of a user prints last, as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=office.env, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_session_computes_on_the_card_of_its_lease(office: Shell, sublet: Shell, rig: Rig) -> None:
+    """Compiled by NVRTC, loaded and launched through the true bindings."""
+    found, leased = printed(office, COMPUTES)
+    assert found == [2.0 * i for i in range(100)]
+    assert rig.dirty(index_of(rig, leased)) or is_free(card_of(sublet, rig, index_of(rig, leased)))
+
+
+def test_a_cell_of_a_notebook_computes_on_the_card_of_its_lease(office: Shell, sublet: Shell, rig: Rig) -> None:
+    uuid, device, leased, y = printed(office, CELLS)
+    assert (device, y) == ("cuda:0", 4)
+    assert index_of(rig, uuid) == index_of(rig, leased)
+
+
+def test_a_program_goes_on_with_its_memory_on_the_same_card_and_on_another(
+    office: Shell, sublet: Shell, rig: Rig
+) -> None:
+    """Taken twice by a higher tier that wants every card: nobody else's bytes are ever on what it gives back."""
+    first, way, again, second_way, moved = printed(office, GOES_ON)
+    assert (way, second_way) == ("suspend", "suspend")
+    pid = first[1][0]
+    for leased, (now, is_same, uuid, device) in (first, again, moved):
+        assert (now, is_same, device) == (pid, True, "cuda:0")
+        assert index_of(rig, uuid) == index_of(rig, leased)
+    assert moved[0] != again[0]
+
+
+def test_a_guest_is_warned_once_before_it_is_ended_for_memory(sublet: Shell, rig: Rig) -> None:
+    """XLA, TensorFlow and vLLM take most of a card at their first line, and were ended before anything was said."""
+    done = sublet("run", "--gpu", "1GiB", "--shared", "--", sys.executable, "-c", TAKES_MORE)
+    assert done.status != 0
+    warned, ended = (line for line in done.err.splitlines() if "the lease has 1GiB" in line)
+    assert "it is ended if it has not freed some" in warned
+    assert ended.endswith("(out_of_memory)")
 
 
 def test_a_card_is_free_again_when_nothing_of_anybody_is_left_on_it(sublet: Shell, rig: Rig) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -11,9 +13,16 @@ import pytest
 
 from sublet.values import GIB, MIB
 from tests.rig.personalities import (
+    ALL_IN_CONTAINER,
+    DRIVER_570,
+    DRIVER_575,
+    EIGHT_H100,
     EXCLUSIVE,
     FOUR_H100,
+    JETSON,
     LAPTOP,
+    MPS,
+    NEWER,
     NO_FABRIC,
     NO_UVM,
     OLD_DRIVER,
@@ -49,19 +58,28 @@ EXPECTED: Final[dict[str, Outcome]] = {
     NO_FABRIC.name: Outcome("system not yet initialized", "fabricmanager", suspend="none"),
     NO_UVM.name: Outcome("unknown error", "nvidia-uvm", suspend="none"),
     EXCLUSIVE.name: Outcome(),
+    EIGHT_H100.name: Outcome(),
+    DRIVER_570.name: Outcome(suspend="same_device"),
+    DRIVER_575.name: Outcome(suspend="same_device"),
+    ALL_IN_CONTAINER.name: Outcome(suspend="same_device"),
+    MPS.name: Outcome(suspend="none"),
+    NEWER.name: Outcome(),
+    JETSON.name: Outcome(suspend="none"),
 }
 
 FIRST_DAY: Final = """
 import asyncio, dataclasses, json, sys
 from sublet.node.agent.clean_card import clean
 from sublet.node.agent.foreign import Own, foreign_use
+from sublet.node.agent.health import who_is
 from sublet.node.agent.nvml import Nvml, survey
 from sublet.node.agent.rehearsal import rehearse_all
 from sublet.node.agent.suspend_probe import ability
 found = survey()
 nvml, others = Nvml.open(), []
 for card in found.cards:
-    use = foreign_use(nvml.read(card.uuid), Own(), node="n", resource="n/" + card.uuid, capacity=card.capacity)
+    use = foreign_use(nvml.read(card.uuid), Own(), node="n", resource="n/" + card.uuid, capacity=card.capacity,
+                      name_of=who_is)
     others.append([use.amount, use.blocks, use.detail])
 nvml.close()
 tried = suspend = None
@@ -78,6 +96,14 @@ driver = open_driver()
 for ordinal in range(driver("test", "cuDeviceGetCount")):
     driver("test", "cuDevicePrimaryCtxRetain", driver("test", "cuDeviceGet", ordinal))
 print("null")
+"""
+
+SERVES: Final = """
+import sys
+with open("/proc/self/comm", "w") as file:
+    file.write("nvidia-cuda-mps-server")
+print(flush=True)
+sys.stdin.read()
 """
 
 CLEAN: Final = """
@@ -156,6 +182,34 @@ def test_a_card_that_a_process_keeps_for_a_moment_after_its_end_is_one_to_move_t
     _, suspend, _ = run_on(rig, FIRST_DAY, "--suspend")
     goes.join()
     assert suspend == "same_type"
+
+
+def test_an_mps_server_is_no_stranger_on_its_card(tmp_path: Path) -> None:
+    """No lease could have a card for itself, and none came clean: the server stays as long as its control process."""
+    rig = make_rig(tmp_path, MPS)
+    with subprocess.Popen([sys.executable, "-c", SERVES], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"\n"
+        rig.draws(0, 30 * MIB, server.pid).list = 0  # NVML lists it among those that compute
+        _, _, others = run_on(rig, FIRST_DAY)
+        amount, blocks, detail = others[0]
+        assert amount == 64 * MIB
+        assert not blocks
+        assert f"process {server.pid} (nvidia-cuda-mps)" in detail
+        found = cleaned(rig, rig.card(0).name, "--since", str(2**62))
+        assert (found["left"], found["failed"]) == ("", "")
+        assert f"process {server.pid}" in cleaned(rig, rig.card(0).name, "--since", "1")["left"], "one of the lease's"
+        server.kill()
+
+
+def test_a_program_of_others_stays_on_its_card_where_the_operator_says_so(tmp_path: Path) -> None:
+    rig = make_rig(tmp_path, WORKSTATION)
+    rig.draws(0, GIB, os.getpid()).list = 0  # it computes
+    lent = ("--since", str(2**62))
+    assert f"process {os.getpid()}" in cleaned(rig, rig.card(0).name, *lent)["left"]
+    found = cleaned(rig, rig.card(0).name, *lent, "--beside", "1")
+    assert (found["left"], found["failed"]) == ("", "")
+    assert found["scrubbed_bytes"] > 22 * GIB
 
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["bytes told", "bytes not told"])

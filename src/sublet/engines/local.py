@@ -33,10 +33,11 @@ from sublet.engines.beginning import Beginning, begun
 from sublet.engines.operator_limits import POLICY_FILE, read_limits, within
 from sublet.engines.shared_folder import listen_for_all, prepare
 from sublet.errors import InvalidRequest, NotFound, Unauthorized, Unsupported
+from sublet.lease.states import SliceState
 from sublet.lease.token import TokenClaims
 from sublet.node.agent.cards import Cards, has_cards
 from sublet.node.agent.doors import Door, Visitor
-from sublet.node.agent.inventory import card_of, machine_inventory, parse_host_gpus
+from sublet.node.agent.inventory import LOCAL_NODE, card_of, machine_inventory, parse_host_gpus
 from sublet.node.agent.limits import block_bytes, disk_bytes, offer_again, usable_cores
 from sublet.node.agent.rehearsal import offered, rehearse_all, shows_pids
 from sublet.node.agent.supervised import SupervisedAgent
@@ -241,7 +242,13 @@ class Office:
 
     async def _tried(self, machine: Inventory, state: State) -> Inventory:
         """What there is, without the cards that cannot be used. A card under a lease was tried before."""
-        cards = [uuid for device in machine.devices if (uuid := card_of(device)) and not _used(device.id, state)]
+        used = {device.id for device in machine.devices if card_of(device) and _used(device.id, state)}
+        known = (
+            replace(one, one_process=state.resources[one.id].device.one_process) if one.id in used else one
+            for one in machine.devices
+        )
+        machine = replace(machine, devices=tuple(known))
+        cards = [uuid for device in machine.devices if (uuid := card_of(device)) and device.id not in used]
         tried = await rehearse_all(cards)
         self._shows_pids = shows_pids(tried)
         return await probe_cards(offered(machine, tried))  # afterwards: a card may let only one process in at a time
@@ -293,6 +300,8 @@ class Office:
                 processes=agent.processes,
                 leased=lambda resource: _used(resource, state),
                 sees_processes=self._shows_pids,
+                allowed=lambda: bool(self._limits.number("office.lend_beside")),
+                lets_go=lambda: _lets_go(state),
                 report=self.driver.report,
                 now_ns=self.clock.now_ns,
                 die=self._die,
@@ -403,6 +412,19 @@ def _vigil() -> Vigil:
 def _used(resource: ResourceId, state: State) -> int:
     """How much of it is under leases, teardown included."""
     return state.resources[resource].used if resource in state.resources else 0
+
+
+def _lets_go(state: State) -> bool:
+    """Whether an operator may want to work on a card of this machine: one is at fault, or no more leases are given."""
+    node = state.nodes.get(LOCAL_NODE)
+    return node is not None and (
+        node.draining
+        or any(
+            card_of(resource.device)
+            and SliceState.QUARANTINED in (resource.state, *(piece.state for piece in resource.slices.values()))
+            for resource in map(state.resources.__getitem__, node.resources)
+        )
+    )
 
 
 def _generations(state: State) -> dict[TenantId, int]:

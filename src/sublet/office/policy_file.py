@@ -143,6 +143,7 @@ KEYS: Final[Mapping[str, Key]] = {
             0,
             "interactive requests of no model get the cheapest",
         ),
+        Key("office", "lend_beside", Unit.SWITCH, 0, 0, "cards are lent for oneself beside programs of others"),
         Key("office", "disk_reserve", _B, None, 0, "disk that is not lent, at least", "chosen by the size of the disk"),
         Key("user", "connections", _C, None, 4, "connections of one user to one socket", "a quarter of all"),
         Key("user", "requests_per_minute", _C, 6000, 60, "requests of one user over the shared socket"),
@@ -229,6 +230,7 @@ class Limits:
             office_cores=self.number("office.cores"),
             office_processes=self.number("office.processes"),
             allow_missing=_walls(self.number("lease.allow_missing")),
+            lend_beside=bool(self.number("office.lend_beside")),
         )
 
     def quota(self) -> Quota:

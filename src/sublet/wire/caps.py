@@ -40,3 +40,5 @@ class LeaseCaps:
     """Processes and threads of all guests together; 0: half of what the kernel has numbers for."""
     allow_missing: tuple[str, ...] = later(())
     """Of ``WALLS``, those that a tenant's guest may do without."""
+    lend_beside: bool = later(False)
+    """Whether cards on which other programs compute are lent for oneself all the same."""

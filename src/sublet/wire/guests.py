@@ -384,6 +384,8 @@ class ListProcesses:
 
     uses: tuple[CardUse, ...] = ()
     """What the driver of the cards says each process has, for guests that have more than their lease."""
+    let_go: bool = later(False)
+    """Whether an operator may want to reset a card: nothing of ours keeps the driver open without need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

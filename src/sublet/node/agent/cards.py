@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from operator import is_
-from typing import Final
+from typing import Final, Protocol
 
 from sublet.background import Guard, end_process, start_task
 from sublet.errors import SubletError
@@ -22,6 +22,13 @@ from sublet.node.agent.port import ReportSink
 from sublet.values import NS_PER_S, ResourceId
 from sublet.wire.cards import UNSEEN, CardUse
 from sublet.wire.orders import Foreign, Inventory, Report
+
+
+class AskProcesses(Protocol):
+    """Asks the supervisor for every pid of ours."""
+
+    def __call__(self, uses: tuple[CardUse, ...], *, let_go: bool) -> Awaitable[Iterable[int]]: ...
+
 
 AT_MOST_S: Final = 60.0
 """How long it sleeps at most, whatever it was told."""
@@ -39,17 +46,22 @@ class Cards:
         self,
         inventory: Inventory,
         *,
-        processes: Callable[[tuple[CardUse, ...]], Awaitable[Iterable[int]]],
+        processes: AskProcesses,
         leased: Callable[[ResourceId], int],
         report: ReportSink,
         now_ns: Callable[[], int],
         open_driver: Callable[[], Nvml] = Nvml.open,
         sees_processes: bool | None = None,
+        allowed: Callable[[], bool] = lambda: False,
+        lets_go: Callable[[], bool] = lambda: False,
         die: Callable[[str], object] = end_process,
     ) -> None:
         """``processes`` asks for every pid of ours, and hands on what each has of a card; ``leased`` asks for the bytes
-        under leases here, teardown included. ``die`` ends the process with a line."""
+        under leases here, teardown included; ``allowed``, whether others on a card keep no lease from it; ``lets_go``,
+        whether an operator may want to reset a card, which is open to nobody then between two looks. ``die`` ends the
+        process with a line."""
         self._processes = processes
+        self._lets_go = lets_go
         self._leased = leased
         self._report = report
         self._now_ns = now_ns
@@ -59,7 +71,9 @@ class Cards:
         self._before: frozenset[int] = frozenset()
         self._told: tuple[Reading, ...] = ()
         self._task: asyncio.Task[None] | None = None
-        self.watch = CardWatch(inventory, own=self._own, open_driver=open_driver, sees_processes=sees_processes)
+        self.watch = CardWatch(
+            inventory, own=self._own, open_driver=open_driver, sees_processes=sees_processes, allowed=allowed
+        )
 
     def start(self) -> None:
         """Look from now on, every few seconds."""
@@ -90,6 +104,8 @@ class Cards:
         await self._learn()
         now_ns = self._now_ns()
         reports, wake_ns = self.watch.tick(now_ns)
+        if self._lets_go():
+            self.watch.close()
         for report in reports:
             self._report(report)
         return None if wake_ns is None else max(0, wake_ns - now_ns) / NS_PER_S
@@ -109,7 +125,7 @@ class Cards:
     async def _learn(self) -> None:
         """Who is ours. Those of the last time count as well: a guest may have ended since the driver was asked."""
         with contextlib.suppress(SubletError):  # the supervisor is being started anew
-            found = frozenset(await self._processes(self._uses()))
+            found = frozenset(await self._processes(self._uses(), let_go=self._lets_go()))
             self._before, self._ours = self._ours, found
 
     def _uses(self) -> tuple[CardUse, ...]:

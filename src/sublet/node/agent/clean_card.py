@@ -4,7 +4,7 @@
     GPU-1b4e28ba-… --scrub --settings '…' --since NS    no process on it, memory idle, settings back, memory overwritten
 
 ``--since`` is when the card was lent (nanoseconds of CLOCK_BOOTTIME). What drew on a screen with it before that still
-does, and is not what the lease has left.
+does, and an MPS server serves; neither is what the lease has left. ``--beside 1``: nor is any other process of before.
 
 It writes one ``CardFound`` as JSON. A process of its own, because a driver may never answer, and because a process
 that has used CUDA keeps some of the card's memory until it ends: this one ends.
@@ -23,8 +23,9 @@ from typing import Any, Final
 from sublet.devices.cuda_driver import CudaDriver, find_device
 from sublet.devices.plain_cuda import open_plain_driver
 from sublet.errors import GpuError, SubletError
+from sublet.node.agent.foreign import MPS_SERVER
 from sublet.node.agent.health import sees_all_processes, who_is
-from sublet.node.agent.nvml import Library, Nvml, NvmlFailed, Reading
+from sublet.node.agent.nvml import Library, Nvml, NvmlFailed, Reading, UsedBy
 from sublet.values import MIB, NS_PER_S, format_size
 from sublet.wire.cards import VISIBLE, CardFound
 from sublet.wire.codec import dumps
@@ -62,6 +63,7 @@ def clean(
     settings: str = "",
     since_ns: int = 0,
     *,
+    beside: bool = False,
     library: Library | None = None,
     driver: Callable[[], CudaDriver] = open_plain_driver,
     now_ns: Callable[[], int] = time.monotonic_ns,
@@ -72,7 +74,11 @@ def clean(
     """Every step, in order; the first that does not succeed is the answer."""
     try:
         sees_processes = sees_all_processes() if sees_processes is None else sees_processes
-        left, draws = _left_on(uuid, library, sees_processes, since_ns, sleep)
+
+        def is_others(process: UsedBy) -> bool:
+            return (beside or _stays(process)) and _is_older(process.pid, since_ns)
+
+        left, draws = _left_on(uuid, library, sees_processes, is_others, sleep)
         left = left or _handed_on(_node(uuid, library) if node is None else node)
         if left:
             return CardFound(left=left)
@@ -121,14 +127,18 @@ def scrub(uuid: str, driver: CudaDriver, spare: int = 0) -> int:
 
 
 def _left_on(
-    uuid: str, library: Library | None, sees_processes: bool, since_ns: int, sleep: Callable[[float], object]
+    uuid: str,
+    library: Library | None,
+    sees_processes: bool,
+    is_others: Callable[[UsedBy], bool],
+    sleep: Callable[[float], object],
 ) -> tuple[str, bool]:
     """What is still there, in words; and whether others may have memory of it, such as a desktop of before."""
     nvml = Nvml.open(library)
     try:
         reading = _read(nvml, uuid)
         listed = reading.processes if sees_processes else ()
-        before = [process for process in listed if process.draws and _is_older(process.pid, since_ns)]
+        before = [process for process in listed if is_others(process)]
         first = next((process.pid for process in listed if process not in before), None)
         if first is not None:
             name, user = who_is(first)
@@ -154,6 +164,11 @@ def _read(nvml: Nvml, uuid: str) -> Reading:
     if reading.failed is not None:
         raise reading.failed
     return reading
+
+
+def _stays(process: UsedBy) -> bool:
+    """Whether it is none of what leases leave: a desktop, or the server through which all programs compute."""
+    return process.draws or who_is(process.pid)[0] == MPS_SERVER
 
 
 def _is_older(pid: int, than_ns: int) -> bool:
@@ -240,7 +255,8 @@ def main(arguments: list[str]) -> int:
     else:
         os.environ[VISIBLE] = uuid  # a neighbour that is sick, or split, is then none of its business
         given = dict(zip(rest[::2], rest[1::2], strict=True))
-        found = clean(uuid, given.get("--settings", ""), int(given.get("--since", 0)))
+        since_ns, beside = int(given.get("--since", 0)), "--beside" in given
+        found = clean(uuid, given.get("--settings", ""), since_ns, beside=beside)
     sys.stdout.write(dumps(found).decode())
     return 0
 

@@ -18,6 +18,8 @@ from sublet.wire.orders import Foreign
 STEP: Final = 64 * MIB
 """Amounts are rounded up to this: a few bytes more or less are no news."""
 NAMED_MAX: Final = 3
+MPS_SERVER: Final = "nvidia-cuda-mps"
+"""What the kernel calls a process of ``nvidia-cuda-mps-server``: names are cut off after 15 letters."""
 REPEAT_NS: Final = 60 * NS_PER_S
 
 NameOf = Callable[[int], tuple[str, str]]
@@ -63,8 +65,9 @@ def foreign_use(
 
     ``sees_processes`` is False where the pids of the driver are not ours to compare with (a container): then all that
     is known is how much is in use. ``allowed``: the operator lends a card for itself even if others are on it. What
-    only draws (a desktop) keeps its memory, and keeps no lease from the card: a workstation always has it. Where the
-    driver does not tell whose memory is in use (WSL), it is not lent, and keeps no lease from the card either.
+    only draws (a desktop) keeps its memory, and keeps no lease from the card: a workstation always has it. Nor does an
+    MPS server: where there is one, every program computes through it. Where the driver does not tell whose memory is in
+    use (WSL), it is not lent, and keeps no lease from the card either.
     """
     listed: Sequence[UsedBy] = reading.processes if sees_processes else ()
     strangers = [process for process in listed if process.pid not in own.pids]
@@ -76,7 +79,9 @@ def foreign_use(
     amount = min(capacity, -(-(named + unnamed + beyond) // STEP) * STEP)
     if not strangers and not amount:
         return Foreign(node=node, resource=resource)
-    who = [Stranger(process.pid, *name_of(process.pid)) for process in strangers[:NAMED_MAX]]
+    all_named = [Stranger(process.pid, *name_of(process.pid)) for process in strangers]
+    who = all_named[:NAMED_MAX]
+    computes = [not process.draws and one.name != MPS_SERVER for process, one in zip(strangers, all_named, strict=True)]
     if unnamed and not strangers and not reading.is_attributed:
         detail = f"{format_size(amount)} of {reading.uuid} is used, and the driver does not tell by whom"
     elif strangers or unnamed:
@@ -84,7 +89,7 @@ def foreign_use(
     else:
         detail = f"{format_size(amount)} of {reading.uuid} is used by guests beyond what their leases have"
     is_hidden = bool(unnamed) and reading.is_attributed
-    blocks = (is_hidden or any(not process.draws for process in strangers)) and not allowed
+    blocks = (is_hidden or any(computes)) and not allowed
     return Foreign(node=node, resource=resource, amount=amount, blocks=blocks, detail=detail)
 
 

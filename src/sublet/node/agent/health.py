@@ -101,10 +101,11 @@ class CardWatch:
         own: Callable[[ResourceId], Own],
         open_driver: Callable[[], Nvml] = Nvml.open,
         name_of: Callable[[int], tuple[str, str]] | None = None,
-        allowed: bool = False,
+        allowed: Callable[[], bool] = lambda: False,
         sees_processes: bool | None = None,
     ) -> None:
-        """``own`` tells what is ours on a device. It is asked after the look, from the caller's thread."""
+        """``own`` tells what is ours on a device. It is asked after the look, from the caller's thread. ``allowed``:
+        whether the operator lends a card for oneself also where others compute."""
         self.node: NodeId = inventory.node
         self.health: dict[ResourceId, Health] = {}
         self._cards: dict[str, Device] = {card_of(d): d for d in inventory.devices if card_of(d)}
@@ -227,7 +228,7 @@ class CardWatch:
             capacity=device.capacity,
             name_of=self._name_of,
             sees_processes=self.sees_processes,
-            allowed=self._allowed,
+            allowed=self._allowed(),
         )
 
     def _others(self) -> list[Foreign]:

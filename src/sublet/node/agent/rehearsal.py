@@ -186,7 +186,7 @@ def offered(inventory: Inventory, tried: Collection[Rehearsal]) -> Inventory:
     failed = {one.card: one for one in tried if one.failed}
     alone = {one.card for one in tried if one.compute_mode in ONE_PROCESS}
     devices = tuple(
-        replace(device, one_process=card_of(device) in alone)
+        replace(device, one_process=device.one_process or card_of(device) in alone)
         for device in inventory.devices
         if card_of(device) not in failed
     )

@@ -216,10 +216,11 @@ class SupervisedAgent:
         assert isinstance(found, Guests)
         return found
 
-    async def processes(self, uses: tuple[CardUse, ...] = ()) -> tuple[int, ...]:
+    async def processes(self, uses: tuple[CardUse, ...] = (), *, let_go: bool = False) -> tuple[int, ...]:
         """Every process that runs here under a lease, and the supervisor's own. ``uses``: what the driver says each has
-        of a card; who has more than its lease is ended."""
-        found = await self.ask(ListProcesses(uses=uses))
+        of a card; who has more than its lease is ended. ``let_go``: nothing of ours keeps the driver open without
+        need."""
+        found = await self.ask(ListProcesses(uses=uses, let_go=let_go))
         assert isinstance(found, Processes)
         return found.pids
 

@@ -61,6 +61,8 @@ class CardCleaning:
         self._run = run or run_program
         self._is_root = os.geteuid() == 0 if is_root is None else is_root
         self._begun_ns = begun_ns
+        self.lends_beside = False
+        """Whether programs of others that were on a card when it was lent may stay there."""
         self._cards: dict[str, _Card] = {}
 
     def lent(self, card: str, now_ns: int) -> None:
@@ -110,7 +112,8 @@ class CardCleaning:
 
         settings = ("--settings", known.settings) if known.settings else ()
         since = ("--since", str(known.since_ns)) if known.since_ns is not None else ()
-        self._errands.run(lambda: self._run((card, "--scrub", *settings, *since)), told)
+        beside = ("--beside", "1") if self.lends_beside else ()
+        self._errands.run(lambda: self._run((card, "--scrub", *settings, *since, *beside)), told)
         return look
 
 

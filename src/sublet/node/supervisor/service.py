@@ -313,6 +313,7 @@ class Supervisor:
     def _cap(self, caps: LeaseCaps) -> None:
         """Leases that begin from now on have these caps, and all guests together have theirs at once."""
         self._launch.caps = caps
+        self.premises.cards.lends_beside = caps.lend_beside
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         with open("/proc/sys/kernel/pid_max", "rb") as file:
             pids_max = int(file.read(32))
@@ -380,6 +381,8 @@ class Supervisor:
         if asked.uses:
             self._parker.uses = asked.uses
             self._end_offenders(asked.uses, look)
+        if asked.let_go:
+            self._suspending.let_go()
         guests = (stat.pid for stats in look.members.values() for stat in stats)
         return Processes(pids=(os.getpid(), *self._trees.helpers, *guests))
 

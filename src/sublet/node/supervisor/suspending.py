@@ -94,6 +94,11 @@ class Suspending:
         bare = [[_bare(old), _bare(new)] for old, new in pairs] if moved else []
         self._ask(_Question({"do": "resume", "pids": list(pids), "pairs": bare}, told, self._resume_s))
 
+    def let_go(self) -> None:
+        """End the program if nothing is asked of it: it keeps every card open, and so from being reset."""
+        if not self._asked:
+            self._over()
+
     def close(self) -> None:
         """End it. Callers that still wait are not told."""
         self._asked.clear()

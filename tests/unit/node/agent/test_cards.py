@@ -38,8 +38,12 @@ class Desk:
         self.now_ns = 0
         self.inventory = machine_inventory(folder, None, found=survey(self.library))
 
-        async def processes(uses: tuple[CardUse, ...]) -> tuple[int, ...]:
+        self.lets_go = False
+        self.told_to_let_go: list[bool] = []
+
+        async def processes(uses: tuple[CardUse, ...], *, let_go: bool) -> tuple[int, ...]:
             self.uses += uses
+            self.told_to_let_go.append(let_go)
             return ours()
 
         self.cards = Cards(
@@ -50,6 +54,7 @@ class Desk:
             now_ns=lambda: self.now_ns,
             open_driver=lambda: Nvml.open(self.library),
             sees_processes=True,
+            lets_go=lambda: self.lets_go,
             die=self.ended.append,
         )
 
@@ -82,6 +87,27 @@ def test_a_guest_is_no_stranger_and_another_process_is(tmp_path: Path) -> None:
 
     asyncio.run(play())
     assert desk.library.opened == 0
+
+
+def test_while_a_card_may_have_to_be_reset_the_driver_is_open_only_for_a_look(tmp_path: Path) -> None:
+    """`nvidia-smi -r`, which we advise, said "in use by another client": by us."""
+    desk = Desk(tmp_path)
+
+    async def play() -> None:
+        await desk.look()
+        assert desk.library.opened == 1
+        desk.lets_go = True
+        desk.card.processes, desk.card.used = {99: GIB}, GIB
+        await desk.look()
+        assert desk.library.opened == 0
+        assert desk.told_to_let_go[-1]
+        desk.lets_go = False
+        desk.card.processes, desk.card.used = {}, 0
+        await desk.look()
+        assert desk.library.opened == 1
+        await desk.cards.close()
+
+    asyncio.run(play())
 
 
 def test_who_was_ours_at_the_last_look_still_counts(tmp_path: Path) -> None:

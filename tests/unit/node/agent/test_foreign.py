@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet.node.agent.foreign import NAMED_MAX, REPEAT_NS, STEP, ForeignNews, Own, foreign_use, merged
+from sublet.node.agent.foreign import MPS_SERVER, NAMED_MAX, REPEAT_NS, STEP, ForeignNews, Own, foreign_use, merged
 from sublet.node.agent.nvml import Reading, UsedBy
 from sublet.values import GIB, MIB, NodeId, ResourceId
 from sublet.wire.orders import Foreign
@@ -13,7 +13,7 @@ from sublet.wire.orders import Foreign
 NODE = NodeId("local")
 CARD = ResourceId("local/GPU-1")
 CAPACITY = 80 * GIB
-NAMES = {4711: ("python", "ada"), 4712: ("Xorg", "root")}
+NAMES = {4711: ("python", "ada"), 4712: ("Xorg", "root"), 4713: (MPS_SERVER, "root")}
 NOTHING = Foreign(node=NODE, resource=CARD)
 
 
@@ -92,6 +92,14 @@ def test_the_operator_may_allow_a_card_for_oneself_beside_others_but_not_their_m
     found = look(GIB, {4711: GIB}, allowed=True)
     assert (found.amount, found.blocks) == (GIB, False)
     assert found.detail
+
+
+def test_an_mps_server_keeps_no_lease_from_its_card() -> None:
+    """Every program of the machine computes through it: no card beside one could ever be leased for oneself."""
+    found = look(30 * MIB, {4713: 30 * MIB})
+    assert (found.amount, found.blocks) == (STEP, False)
+    assert "process 4713 (nvidia-cuda-mps) of user root" in found.detail
+    assert look(GIB, {4713: 30 * MIB, 4711: GIB}).blocks, "a program of others does"
 
 
 def test_of_many_a_few_are_named_and_the_others_counted() -> None:

@@ -105,6 +105,20 @@ def test_when_it_ends_those_who_wait_are_told_and_the_next_starts_another(stage:
     assert [lives for _, lives in stage.lives] == [True, False, True, False, True, False, True]
 
 
+def test_it_lets_go_of_the_driver_once_nothing_is_asked_of_it(stage: Stage) -> None:
+    """It had every card open for as long as the supervisor lived. The next question starts another one."""
+    stage.suspending.suspend([1], 1, stage.told.append)
+    stage.suspending.let_go()
+    stage.until(1)
+    assert stage.told[0]["done"] == [1]
+    ((pid, _),) = stage.lives
+    stage.suspending.let_go()
+    assert stage.lives[1:] == [(pid, False)]
+    stage.suspending.suspend([2], 1, stage.told.append)
+    stage.until(2)
+    assert stage.told[1]["done"] == [2]
+
+
 def test_an_end_that_is_read_and_met_by_a_write_in_one_turn_does_not_end_the_next(stage: Stage) -> None:
     stage.suspending.suspend([1], 1, stage.told.append)
     stage.until(1)
