@@ -1,7 +1,7 @@
 """Sublet lends scarce hardware for minutes at a time.
 
 A lease is a time-bounded grant. When it ends, everything that hung on it is torn down, and that is checked before
-anybody else gets the hardware::
+the hardware is lent again::
 
     import sublet
 

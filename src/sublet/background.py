@@ -157,7 +157,7 @@ def start_thread(
             began_s = time.monotonic()
             try:
                 run()
-            except BaseException as error:  # noqa: BLE001 - nobody is behind a thread to catch it
+            except BaseException as error:  # noqa: BLE001 - no caller of a thread could catch it
                 if sys.is_finalizing():
                     return
                 if time.monotonic() - began_s > STEADY_S:
@@ -203,7 +203,7 @@ def start_timer(name: str, seconds: float, call: Callable[[], object]) -> thread
     def guarded() -> None:
         try:
             call()
-        except BaseException as error:  # noqa: BLE001 - nobody is behind a thread to catch it
+        except BaseException as error:  # noqa: BLE001 - no caller of a thread could catch it
             Guard(name).failed(error, "it has ended")
 
     timer = threading.Timer(seconds, guarded)
@@ -230,7 +230,7 @@ def start_task(
                 await work()
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
                 raise
-            except BaseException as error:  # noqa: BLE001 - a task that nobody awaits would end in silence
+            except BaseException as error:  # noqa: BLE001 - a task that is not awaited would end silently
                 if time.monotonic() - began_s > STEADY_S:
                     guard.passed()
                 pause_s = guard.failed(error, "it is started again" if again else "it has ended")
@@ -277,7 +277,7 @@ async def accept_connections(name: str, listening: socket.socket, take: Callable
 
 
 def end_process(message: str) -> NoReturn:
-    """End this process at once with one line, and without another word to anybody."""
+    """End this process at once with one line of output."""
     with contextlib.suppress(OSError):
         os.write(2, f"sublet: {message}\n".encode())
     os._exit(1)

@@ -1,7 +1,7 @@
 """The tree of errors: a caller decides by class, a person by message.
 
 Every error says what happened (its message) and what to do now (``do``). ``transient`` tells whether the same call may
-succeed later without anybody changing anything; ``scope`` tells whether the *lease* or the *work* is to blame.
+succeed later without any change; ``scope`` tells whether the *lease* or the *work* is to blame.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class GpuSessionEnded(LeaseEnded):
 
 
 class Quarantined(SubletError):
-    """The resource did not come clean after its last lease, so nobody gets it."""
+    """The resource did not come clean after its last lease, so it is not lent."""
 
     scope = "office"
     default_do = "See `sublet fence ls` for the reason; `sublet fence clear` verifies it again."
@@ -226,7 +226,7 @@ class Unpicklable(InvalidRequest):
 
 
 class VersionConflict(SubletError):
-    """Somebody else wrote a newer version; the comparison failed and nothing was written."""
+    """Another writer saved a newer version; the comparison failed and nothing was written."""
 
     scope = "work"
 
@@ -294,7 +294,7 @@ class WorkerLost(SubletError):
     def __init__(self, message: str, *, exit_code: int | None = None, do: str | None = None) -> None:
         super().__init__(message, do=do)
         self.exit_code = exit_code
-        """128 + n if signal n ended it; None where nobody knows."""
+        """128 + n if signal n ended it; None if unknown."""
 
 
 class JobFailed(SubletError):

@@ -43,7 +43,7 @@ class Readings:
     live: dict[str, int]
     """Leases granted and not yet ended, by kind."""
     quarantined: int
-    """Slices and devices nobody gets."""
+    """Slices and devices that are not lent."""
     lost: int
     """Devices that their node does not have any more, or whose node does not answer."""
     streams: int
@@ -190,7 +190,7 @@ class OfficeMetrics:
         yield from (one.family() for one in self._counted)
         now = self._read()
         yield GaugeMetricFamily("sublet_queue_length", "Requests waiting.", value=now.queued)
-        yield GaugeMetricFamily("sublet_quarantined", "Slices and devices nobody gets.", value=now.quarantined)
+        yield GaugeMetricFamily("sublet_quarantined", "Slices and devices that are not lent.", value=now.quarantined)
         yield GaugeMetricFamily("sublet_lost", "Devices that are gone, or whose node is.", value=now.lost)
         yield GaugeMetricFamily("sublet_event_streams", "Open event streams.", value=now.streams)
         yield GaugeMetricFamily(

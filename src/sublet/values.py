@@ -165,7 +165,7 @@ class EndReason(enum.StrEnum):
     RELEASED = "released"
     """The holder gave it back."""
     EXPIRED = "expired"
-    """Nobody renewed it: the holder was silent until the deadline."""
+    """It was not renewed: the holder was silent until the deadline."""
     IDLE = "idle"
     """The holder was alive, said that it had nothing to do, and did not renew."""
     PREEMPTED = "preempted"
@@ -376,7 +376,7 @@ def format_duration(ns: int) -> str:
 
 
 def shown(value: object) -> str:
-    """What somebody handed over, as an error shows it: never long, whatever it was."""
+    """A caller's value as an error shows it: never long."""
     if isinstance(value, int) and abs(value) >= 10**SHOWN_MAX:
         return f"a number of {value.bit_length()} bits"  # Python refuses to write the longest ones out
     text = repr(value[:SHOWN_MAX] if isinstance(value, str | bytes) else value)

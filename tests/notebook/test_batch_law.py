@@ -174,9 +174,9 @@ def test_without_a_tagged_cell_they_are_not_undone_by_a_cell_that_gives_them_a_v
     assert sources(made)[1:] == ["# Parameters\nlr = 2", "use(lr)"]
     again = with_parameters(made, ["lr=3"])
     assert sources(again)[1:] == ["# Parameters\nlr = 3", "use(lr)"]
-    with pytest.raises(InvalidRequest, match="cell 2 gives lr a value itself, and it is gone on with"):
+    with pytest.raises(InvalidRequest, match="cell 2 assigns lr itself, and then uses it"):
         with_parameters(notebook("import x", "lr = 0.1\nmodel = build(lr)"), ["lr=2"])
-    with pytest.raises(InvalidRequest, match="cell 3 gives n a value itself"):
+    with pytest.raises(InvalidRequest, match="cell 3 assigns n itself"):
         with_parameters(notebook("lr = 0.1", "use(lr)", "n = 3"), ["lr=2", "n=4"])
     assert sources(with_parameters(notebook("setup()", "n = 3", "lr = 1"), ["lr=2", "n=4"]))[3].startswith("# Para")
     inside = "def f():\n    lr = 3\nfor lr2 in a: pass"  # is another lr

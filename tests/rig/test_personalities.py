@@ -117,7 +117,7 @@ def cleaned(rig: Rig, card: str, *arguments: str) -> Any:
     """What the supervisor is told when a lease of the card is over, and what lingered has gone."""
     found = run_on(rig, CLEAN, card, *arguments)
     for _ in range(200):
-        if "nobody can be seen" not in found["left"] and "becoming less" not in found["left"]:
+        if "no process is seen" not in found["left"] and "becoming less" not in found["left"]:
             break
         found = run_on(rig, CLEAN, card, *arguments)
     return found

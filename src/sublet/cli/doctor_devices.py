@@ -124,7 +124,7 @@ def _in_use(readings: list[Reading]) -> Said:
         why = "processes cannot be told apart from inside this container"
         return "note", f"{why}; in use: {', '.join(used) or 'nothing'}"
     said = [f"{reading.uuid}: {_who(reading)}" for reading in readings if reading.processes or reading.used]
-    return ("note", "; ".join(said)) if said else ("ok", "nobody uses a card")
+    return ("note", "; ".join(said)) if said else ("ok", "no process uses a card")
 
 
 def _who(reading: Reading) -> str:
@@ -134,7 +134,7 @@ def _who(reading: Reading) -> str:
         name, user = who_is(process.pid)
         size = "" if process.bytes is None else f" with {format_size(process.bytes)}"
         names.append(f"process {process.pid} ({name or '?'}) of {user or '?'}{size}")
-    return f"{used} in use by {', '.join(names) or 'nobody that can be seen'}"
+    return f"{used} in use by {', '.join(names) or 'no visible process'}"
 
 
 def _partitions(found: Survey) -> Said:

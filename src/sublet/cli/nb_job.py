@@ -131,7 +131,7 @@ def target_of(notebook: str, out: str | None) -> Path:
 
 
 def _tried(target: Path, source: Path) -> Path:
-    """A notebook that is not there is told of as such."""
+    """Raises the error for a notebook that does not exist."""
     if not source.exists():
         return target
     trial = target.with_name(f"{target.name}.{os.getpid()}~")

@@ -240,7 +240,7 @@ def ls(*, as_json: AsJson = False) -> int:
 
 
 def _user(uid: int | NoLimit | None) -> Json:
-    """What the office is told of a tenant's user."""
+    """The part of a request that names a tenant's user."""
     if uid is None:
         return {}
     return {"no_uid": True} if isinstance(uid, NoLimit) else {"uid": uid}

@@ -123,7 +123,7 @@ def rm(*, volumes: _Names, tenant: _Tenant = None, as_json: AsJson = False) -> i
 def verify(*, volumes: _Names, as_json: AsJson = False) -> int:
     """Read all of a volume and compare it with its checksums. Nothing is loaded or changed.
 
-    A volume that nobody has is taken for it, which begins the time it is kept for anew; in one that a lease has it runs
+    If no lease has the volume, one is acquired, which restarts its retention; otherwise it runs
     under that lease.
 
     Exit status: 0 if all is whole, 1 if something is not, 75 if a volume cannot be read now.

@@ -45,7 +45,7 @@ class LeaseFacts:
         self._held = held  # from here on the finaliser has all that it needs
         held.handle = weakref.ref(self)
         self._takes_up = False
-        """Whether what runs under it was begun by another program, and is to be gone on with."""
+        """Whether what runs under it was started by another program, and is to be resumed."""
 
     def __repr__(self) -> str:
         devices = ", ".join(str(device) for device in self.devices)

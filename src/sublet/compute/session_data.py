@@ -137,4 +137,4 @@ def _guessed(data: bytes) -> ModuleKind:
     ):
         if mark in data:
             return kind
-    raise InvalidRequest("module_load: nobody can tell what kind of module this is", do='Say it: kind="warp".')
+    raise InvalidRequest("module_load: the kind of this module cannot be recognised", do='Say it: kind="warp".')

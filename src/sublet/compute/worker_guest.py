@@ -167,7 +167,7 @@ def _why_lost(lease: Lease, guest: Guest, when: str, words: Words) -> SubletErro
         return ended_error(lease.id, end)
     if view is None or view.exit_code < 0:
         return WorkerLost(
-            f"the connection to {words.who} broke, and nobody could say what became of it (was the supervisor ended?)",
+            f"the connection to {words.who} broke, and its fate is unknown (was the supervisor ended?)",
             do=f"Try again: while the lease lives, {words.fresh}. If that fails as well, see `sublet status`.",
         )
     tail = _tail(guest, view)
@@ -187,7 +187,7 @@ def _how(exit_code: int) -> str:
     with contextlib.suppress(ValueError):
         name = signal.Signals(number).name
         if number == signal.SIGKILL:
-            return f" by {name} (somebody killed it, or the machine was out of memory)"
+            return f" by {name} (it was killed, or the machine was out of memory)"
         return f" by {name}"
     return f" by signal {number}"
 

@@ -34,7 +34,7 @@ def parse_shared_folder(text: str) -> Path:
     if os.geteuid() != 0:
         raise InvalidRequest(
             "there is no folder that other users look into for the sockets of an office of yours",
-            do="Name one: --shared /srv/sublet. Only you may be able to change it, and everybody to enter it.",
+            do="Name one: --shared /srv/sublet. All users must be able to enter it, and only you to change it.",
         )
     return Path(ROOTS_FOLDER)
 

@@ -114,7 +114,7 @@ class LeaseAccounts:
             if found is None:
                 if not 0 <= place < len(self.caps):
                     raise Unsupported(
-                        f"open: nobody said how much memory the lease has on its device {place}",
+                        f"open: the lease's memory is unknown for its device {place}",
                         do=f"Leave {VRAM_VARIABLE} as Sublet set it; an office of an older version is started anew.",
                     )
                 found = self._accounts[place] = SharedAccount(self.caps[place], self._tally, place)

@@ -357,7 +357,7 @@ class Running:
         for slot in self._with_idle_neighbours():
             if now_ns >= self._stuck_ns(slot):
                 self._take_back(slot, now_ns)
-        for most in range(1, AHEAD + 1):  # who has nothing to do goes first
+        for most in range(1, AHEAD + 1):  # idle leases come first
             if not core.has_ready:
                 break
             for slot in list(self._slots.values()):

@@ -211,7 +211,7 @@ class RenewalManager:
             raise InvalidRequest(f"lease {holder.lease} is registered already", do="Unregister it first.")
         if self._renew is None and send is None:
             raise InvalidRequest(
-                f"nobody could send renewals for lease {holder.lease}",
+                f"no thread could send renewals for lease {holder.lease}",
                 do="Give the manager a function: RenewalManager(renew).",
             )
         entry = self._entries[holder.lease] = _Entry(holder, send)

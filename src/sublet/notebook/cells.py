@@ -217,7 +217,7 @@ class Cells:
 
     def _leave_ended(self) -> None:
         """The office may have said that the lease is over before it was told to its holder: the next cell shall not
-        come with it again. What is parked is known to be over, and is gone on with."""
+        come with it again. What is parked is known to be over, and is resumed."""
         lease = self.lease
         if lease is not None and lease.end is None:
             with contextlib.suppress(SubletError):

@@ -102,7 +102,7 @@ def _the_one_in_use(fabric: Any, after_s: float) -> str:
                     time.sleep(0.05)
                 return str(lease.id)
         time.sleep(0.1)
-    raise SystemExit("nobody used a device")
+    raise SystemExit("no cell used a device")
 
 
 def _saved(home: str | os.PathLike[str] | None) -> set[str]:

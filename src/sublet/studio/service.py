@@ -443,7 +443,7 @@ class Studio:
 
     def go_on(self, failed: Callable[[Person, SubletError], object]) -> None:
         """Repeat the requests that waited when the studio ended last; they wait for the office. A person whose records
-        cannot be read keeps nobody else waiting; ``failed`` is told."""
+        cannot be read delays no other person; ``failed`` is called."""
         for person in self.people.all():
             try:
                 self.of(person).go_on()

@@ -16,7 +16,7 @@ from sublet.values import EndReason
 LEASE_ENDED: Final = 76
 TERMINATED: Final = 128 + signal.SIGTERM
 SIGTERM: Final = "SIGTERM"
-"""What is told of why a program left that was told by signal."""
+"""The reason that is given when a program left because of a signal."""
 PAGE: Final = "SUBLET_PAGE"
 _UNASKED: Final = object()
 

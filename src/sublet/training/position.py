@@ -64,7 +64,7 @@ def source_of(loader: Any, *, deterministic: bool) -> Source:
         raise InvalidRequest(f"a {type(loader).__name__} has no batches", do="Give a DataLoader, or a list of batches.")
     if hasattr(loader, "__next__"):
         raise InvalidRequest(
-            f"a {type(loader).__name__} can be read only once, so nobody finds the way back in it",
+            f"a {type(loader).__name__} can be read only once, so a position in it cannot be found again",
             do="Give something that begins anew each time it is iterated over, or has state_dict() and "
             "load_state_dict().",
         )
@@ -288,7 +288,7 @@ def _refuse_what_is_lost(loader: Any, *, deterministic: bool) -> None:
     if loader.persistent_workers and not deterministic:
         raise InvalidRequest(
             "the workers of a DataLoader with persistent_workers=True keep their random numbers from pass to pass, "
-            "and nobody can save them",
+            "and they cannot be saved",
             do="Leave persistent_workers out, or say batches(loader, deterministic=True) if its data set draws none.",
         )
 

@@ -60,7 +60,7 @@ class Alone:
         return state
 
     def wait(self) -> None:
-        """There is nobody else."""
+        """There is no other process."""
 
 
 class Together:

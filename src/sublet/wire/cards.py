@@ -36,7 +36,7 @@ class CardFound:
     settings: str = ""
     """What it is set to: text that the program understands again."""
     note: str = ""
-    """What an operator may want to know, and keeps nobody from the card."""
+    """What an operator may want to know, and does not keep the card from being lent."""
     scrubbed_bytes: int = 0
     scrub_ns: int = 0
 

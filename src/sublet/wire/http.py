@@ -603,7 +603,7 @@ class TenantView(Message, kw_only=True):
     disabled: bool = False
     """It has no rights and gets no leases."""
     uid: int | None = None
-    """The user of the machine who alone may be this tenant; null: whoever shows its token."""
+    """The user of the machine who alone may be this tenant; null: every user who shows its token."""
     needs_token: bool = True
     """Whether that user needs the token as well."""
     group: str = "default"

@@ -214,7 +214,7 @@ def test_what_cannot_be_registered_says_why() -> None:
     manager.register("a", 160.0)
     with pytest.raises(InvalidRequest, match="registered already"):
         manager.register("a", 160.0)
-    with pytest.raises(InvalidRequest, match="nobody could send renewals"):
+    with pytest.raises(InvalidRequest, match="no thread could send renewals"):
         RenewalManager(clock=clock).register("a", 160.0)
     with pytest.raises(InvalidRequest, match="batch_max is 0"):
         RenewalManager(clock=clock, batch_max=0)

@@ -147,7 +147,7 @@ def _left_on(
         if used is None or used <= AT_REST:
             return "", bool(before)
         if reading.is_attributed:
-            return f"{format_size(used)} of its memory are in use, and nobody can be seen who uses it", bool(before)
+            return f"{format_size(used)} of its memory are in use, and no process is seen that uses it", bool(before)
         # The driver does not tell whose it is: a desktop's, or memory of ended processes that it will still take back.
         for _ in range(STILL_LOOKS):
             sleep(STILL_S)

@@ -152,7 +152,7 @@ class SupervisedAgent:
             if self._has_grants:
                 self._is_told.set()
         else:
-            self._out.clear()  # a new supervisor is told of everything that is live
+            self._out.clear()  # a new supervisor receives everything that is live
         return None
 
     # ---- life ----
@@ -293,7 +293,7 @@ class SupervisedAgent:
         done, _ = await asyncio.wait((self._again,), timeout=CONFIGURE_S)
         if not done:
             raise Disconnected(
-                "the supervisor of this machine does not answer; it is told of the caps as soon as it does",
+                "the supervisor of this machine does not answer; it gets the caps as soon as it does",
                 do="Look whether its process stands still (`sublet status` names it).",
             )
 

@@ -68,7 +68,7 @@ class Guest:
         self.started_wall_ns = wall_ns
         self.ended_wall_ns = 0
         self.number = 0
-        """The how manieth of its supervisor; in this order guests are listed."""
+        """Its sequence number at its supervisor, in whose order guests are listed."""
         self.has_run = True
         """False once it is known that its command could not be run: then nothing of it is kept."""
         self.is_broken = False

@@ -162,7 +162,7 @@ _REFUSED: Final[Mapping[str, str]] = {
         reboot:169/142 swapon:167/224 swapoff:168/225 acct:163/89 sethostname:170/161 setdomainname:171/162
         settimeofday:164/170 clock_settime:227/112 vhangup:153/58 iopl:172/- ioperm:173/- modify_ldt:154/-
     """,
-    "memory of other processes, or out of everybody's sight": """
+    "memory of other processes, or hidden memory": """
         move_pages:279/239 migrate_pages:256/238 memfd_secret:447/447
     """,
     "security modules": """

@@ -222,7 +222,7 @@ def prefix_of(python: str, hidden: Iterable[str], *, depth: int = 0) -> tuple[st
     if hides or not _is_installed(prefix) or not _is_everybodys(prefix):
         raise Unsupported(
             f"a tenant's guest cannot be shown the interpreter {python}",
-            do="Use one of the system's (/usr/bin/python3), or one that is installed where everybody may read.",
+            do="Use one of the system's (/usr/bin/python3), or one that is installed where all users may read.",
         )
     return (prefix, *_below(prefix, hidden, depth=depth + 1))
 

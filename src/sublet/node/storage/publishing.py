@@ -152,7 +152,7 @@ class Publishing:
         tenancies: Mapping[LeaseId, Tenancy],
         on_saved: Callable[[LeaseId, int], None],
     ) -> None:
-        """``on_saved`` is told of each lease for which something was saved, and how long that took."""
+        """``on_saved`` is called with each lease for which something was saved, and how long that took."""
         self.fence: Fence = _nothing_is_live
         self.saved: dict[LeaseId, Saved] = {}
         """What was published for each lease: the volume's own, and that of the guest which saved."""

@@ -154,7 +154,7 @@ class _Publication:
         if not stat.S_ISREG(found.st_mode):
             raise InvalidRequest(f"{name} is no plain file", do="Stage what `Durable` writes.")
         if found.st_uid not in (self._place.owner, os.geteuid()):
-            raise InvalidRequest(f"{name} belongs to somebody else", do="Write it yourself.")
+            raise InvalidRequest(f"{name} belongs to another user", do="Write it yourself.")
         if found.st_nlink != 1 and not self._is_taken(name, found):
             raise InvalidRequest(f"{name} has another name elsewhere", do="Write a file that has one name.")
         return fd, found

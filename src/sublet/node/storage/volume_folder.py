@@ -167,7 +167,7 @@ def locked(path: str) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise CheckpointFailed("somebody else is at work in this volume", do="Save again.") from None
+                    raise CheckpointFailed("another program is at work in this volume", do="Save again.") from None
                 time.sleep(0.01)
         yield
     finally:

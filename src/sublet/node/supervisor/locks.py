@@ -84,7 +84,7 @@ class DeviceTaken(SubletError):
 
     transient = True
     scope: ClassVar[Literal["lease", "work", "request", "office"]] = "office"
-    default_do = "Use that office, or have it end; a device that is not lent by anybody is taken up by itself."
+    default_do = "Use that office, or have it end; a device that no office lends is taken up by itself."
 
     def __init__(self, holder: Holder, note: str = "") -> None:
         super().__init__(f"{holder.device} is lent by {holder}{note}")
@@ -107,7 +107,7 @@ def lock_folder(folders: Iterable[str] = FOLDERS) -> str:
         if stat.S_ISDIR(found.st_mode) and found.st_uid == 0 and found.st_mode & _STICKY_FOR_ALL == _STICKY_FOR_ALL:
             return os.path.realpath(folder)
     raise LockUnusable(
-        f"none of {', '.join(folders)} is a folder of root's in which everybody may make files",
+        f"none of {', '.join(folders)} is a folder of root's in which all users may make files",
         do="Fix one of them: chmod 1777 /tmp.",
     )
 

@@ -162,7 +162,7 @@ def _place_for(values: Mapping[str, object], notebook: Notebook) -> int:
         found = next((name for name in values if name in given), None)
         if found is not None and (does_more or is_used):
             raise InvalidRequest(
-                f"cell {code_cells(notebook).index(n) + 1} gives {found} a value itself, and it is gone on with",
+                f"cell {code_cells(notebook).index(n) + 1} assigns {found} itself, and then uses it",
                 do=f"Set such names in one cell of their own; or tag it {PARAMETERS!r}, and parameters go behind it.",
             )
         if found is not None:

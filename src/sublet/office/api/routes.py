@@ -509,7 +509,7 @@ def _table() -> tuple[Route, ...]:
             "/v1/fences",
             Right.OPERATOR,
             office.fences,
-            "What nobody gets, and why",
+            "What is not lent, and why",
             answers={200: list[wire.FenceView]},
             studios=ForStudios.READS,
         ),

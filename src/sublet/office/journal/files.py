@@ -232,7 +232,7 @@ class Anchors:
             return ()
         except OSError as error:
             raise JournalError(
-                f"the anchors in {self.folder} cannot be read ({error.strerror}), so nobody can tell whether the "
+                f"the anchors in {self.folder} cannot be read ({error.strerror}), so it is unknown whether the "
                 "journal is the newest; it was not changed",
                 do="Give yourself the right to read them. If the disk lost them, move that folder away.",
             ) from error

@@ -99,7 +99,7 @@ def check_request(command: Acquire, policy: Policy) -> None:
     if command.expect_ns is not None and not 0 < command.expect_ns <= DURATION_MAX_NS:
         raise InvalidRequest(
             "the time it is expected to be used is nothing, or longer than ten years",
-            do="Leave it out if nobody knows.",
+            do="Leave it out if it is unknown.",
         )
     if command.wait_ns is not None and not 0 <= command.wait_ns <= DURATION_MAX_NS:
         raise InvalidRequest(

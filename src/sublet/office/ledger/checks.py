@@ -62,7 +62,7 @@ def _check_leases(state: State, epochs: dict[Epoch, LeaseId]) -> None:
         (queued if lease.status is LeaseStatus.QUEUED else live).add(lease.id)
         if lease.status in HOLDING_STATES:
             holding.append(lease)
-    assert queued.issuperset(state.promises), "somebody has a promise but does not wait"
+    assert queued.issuperset(state.promises), "a request has a promise but does not wait"
     listed = [lease.id for lease in state.queue_listing()]
     assert len(listed) == len(queued) == state.queued_count and queued.issuperset(listed), "the queue is out of date"
     on_nodes = [lease for leases in state.on_node.values() for lease in leases]
@@ -190,7 +190,7 @@ def _check_slice(state: State, piece: SliceRecord) -> None:
         assert piece.state is not SliceState.RETAINED, f"{piece.resource}: nothing is kept there (V1)"
     if piece.state is SliceState.LEASED:
         holder = state.leases.get(piece.lease)
-        assert holder is not None and holder.epoch == piece.epoch, f"{piece.resource}: leased to nobody"
+        assert holder is not None and holder.epoch == piece.epoch, f"{piece.resource}: leased without a live lease"
         assert holder.status in HOLDING_STATES, f"{piece.resource}: leased to {holder.status}"
 
 
@@ -217,7 +217,7 @@ def _check_volume(state: State, volume: VolumeRecord) -> None:
     assert (volume.until_ns is not None) == (volume.state is VolumeState.RETAINED), f"{name}: its time is not stated"
     match volume.state:
         case VolumeState.LIVE:
-            assert piece.state is not SliceState.RETAINED, f"{name} is nobody's, though it is in use"
+            assert piece.state is not SliceState.RETAINED, f"{name} belongs to no lease, though it is in use"
         case VolumeState.RETAINED:
             assert piece.state is not SliceState.LEASED, f"{name} is in use by {piece.lease} (V2)"
         case VolumeState.REMOVING:

@@ -199,7 +199,7 @@ def _no_room(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, pol
     )
     if not holders:
         if state.promises:
-            yield Reason(ReasonKind.ROOM, "what it asks for is set aside for a request that goes first")
+            yield Reason(ReasonKind.ROOM, "what it asks for is reserved for a request with priority")
         return
     said = f"{_leases(len(holders))} what it asks for"
     leaving_ns = min(leaves_at(holder, now, policy) for holder in holders)

@@ -238,7 +238,7 @@ def release(step: Step, schedule: Schedule, command: cmd.Release) -> Answer:
         )
     if command.gone:  # it speaks of the line; a grant that came in between has its own claim window
         if lease.status is LeaseStatus.QUEUED:
-            step.end(lease, EndReason.HOLDER_GONE, "nobody asked for it any more")
+            step.end(lease, EndReason.HOLDER_GONE, "it was not asked for any more")
     elif lease.status is LeaseStatus.QUEUED:
         step.end(lease, EndReason.WITHDRAWN)
     elif lease.status is LeaseStatus.GRANTED:

@@ -119,7 +119,7 @@ def others_wait_for(state: State, lease: LeaseRecord) -> bool:
 
 
 def position(state: State, lease: LeaseRecord, now_ns: int, policy: Policy) -> int:
-    """How manieth the lease is in the line: 1 is next."""
+    """1-based position of the lease in the queue."""
     shares = Shares(state, now_ns, policy)
     ahead = sum(
         len(line)

@@ -559,7 +559,7 @@ def _why_taken(victim: preemption.Victim, request: LeaseRecord) -> str:
     if victim.is_idle:
         return f"idle, and a request of tier {request.tier} waits"
     if victim.by_floor:
-        return "a request within the floor of its group goes first"
+        return "a request within the floor of its group has priority"
     if victim.reason is EndReason.FAIR_SHARE:
         return "held for longer than the maximum while others wait"
     return f"a request of tier {request.tier} goes before tier {victim.lease.tier}"

@@ -323,7 +323,7 @@ def _pinned_in(text: bytes) -> int:
 
 
 def _note_loads(info: int, size: int, _: object) -> int:
-    """How many libraries were loaded in all so far; the first that is told of says it."""
+    """How many libraries were loaded so far, as the first entry says."""
     _loads[0] = ctypes.c_uint64.from_address(info + _LOADS_AT).value if size >= _LOADS_AT + 8 else 0
     return 1
 

@@ -148,7 +148,7 @@ def test_no_more_is_overwritten_than_was_free() -> None:
 
 def test_memory_that_nobody_is_seen_to_use_is_waited_for() -> None:
     desk = Desk(reserved=GIB, used=AT_REST + 65 * MIB)
-    assert "nobody can be seen" in desk.clean().left
+    assert "no process is seen" in desk.clean().left
     desk.card.used = AT_REST
     assert desk.clean().left == ""
 

@@ -384,7 +384,7 @@ def test_who_holds_the_lock_for_ever_delays_nobody_for_ever(bench: Bench, monkey
     asked, _ = bench.stage("x")
     fd = os.open(bench.place.lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_EX)
-    with pytest.raises(CheckpointFailed, match="somebody else is at work"):
+    with pytest.raises(CheckpointFailed, match="another program is at work"):
         publish(bench.place, asked)
     os.close(fd)
     publish(bench.place, asked)
@@ -529,7 +529,7 @@ def test_what_another_user_staged_is_taken_over(bench: Bench) -> None:
 def test_what_belongs_to_a_third_is_refused(whose: str, bench: Bench) -> None:
     asked, staged = bench.stage(big(1))
     os.chown(staged.packs[0] if whose == "packs" else staged.manifest_path, SOMEBODY, SOMEBODY)
-    with pytest.raises(InvalidRequest, match="belongs to somebody else"):
+    with pytest.raises(InvalidRequest, match="belongs to another user"):
         publish(bench.place, asked)
     assert bench.values() == {}
 

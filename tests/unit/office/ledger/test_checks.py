@@ -97,7 +97,7 @@ WRONG: dict[str, Callable[[State], object]] = {
     "a slice under another epoch": piece_of(CPU, epoch=Epoch(1, 1)),
     "a slice of another resource": piece_of(CPU, resource=GPU),
     "a slice that is free": piece_of(CPU, state=SliceState.FREE),
-    "leased to nobody": piece_of(CPU, lease=LeaseId("nobody")),
+    "leased without a live lease": piece_of(CPU, lease=LeaseId("nobody")),
     "leased to one who has ended": piece_of(CPU, lease=LeaseId("ended")),
     "kept, and no volume": piece_of(CPU, state=SliceState.RETAINED),
     "a volume without a slice": piece_of(DISK, volume=""),
@@ -142,7 +142,7 @@ def test_an_exclusive_slice_has_no_neighbours() -> None:
 @pytest.mark.parametrize(
     ("said", "what"),
     [
-        ("leased to nobody", {"lease": LeaseId("nobody"), "state": SliceState.LEASED}),
+        ("leased without a live lease", {"lease": LeaseId("nobody"), "state": SliceState.LEASED}),
         ("nothing is kept there", {"lease": LeaseId("nobody"), "state": SliceState.RETAINED}),
         ("no such volume", {"lease": LeaseId("nobody"), "state": SliceState.RETAINED, "volume": "gone"}),
     ],

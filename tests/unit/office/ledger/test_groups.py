@@ -369,7 +369,7 @@ def test_a_floor_is_called_in_after_the_minimum_run_whatever_the_tiers() -> None
     assert len(noticed) == 1
     assert noticed[0].notice is not None
     assert noticed[0].notice.reason is EndReason.PREEMPTED
-    assert noticed[0].notice.detail == "a request within the floor of its group goes first"
+    assert noticed[0].notice.detail == "a request within the floor of its group has priority"
     bench.wait(25)
     assert isinstance(bench.claim(asked), Granted)
 
