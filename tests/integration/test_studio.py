@@ -830,7 +830,7 @@ def test_the_page_shows_place_reason_and_bill_and_its_buttons_work(studio: Studi
     session = ana.done("GET", "/v1/sessions/thesis")["id"]
     shown = as_text(until_shown(browser, "time left"))
     assert f"SUBLET_SESSION={session}" in shown
-    assert "bill so far 1 lease" in shown
+    until("the page shows the bill", lambda: "bill so far 1 lease" in as_text(browser.look()))
     assert browser.press(f"/sessions/{session}/rest").status == 303
     assert "released" in as_text(until_shown(browser, "last lease"))
     assert browser.press(f"/sessions/{session}/resume").status == 303

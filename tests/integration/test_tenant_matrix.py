@@ -339,6 +339,7 @@ SHOWN: Final = {
     "reservations",
     "fences",
     "bill",
+    "events",
     "metrics",
 }
 """What a studio reads of all tenants (GET)."""

@@ -11,9 +11,10 @@ from sublet.invocation import typed
 from sublet.lease.states import LeaseStatus
 from sublet.studio.overview import Overview
 from sublet.studio.overview_page import many, reservation_row, section, table, wants
-from sublet.studio.page import Html, about, error_part, live_page, moment, tag
+from sublet.studio.page import Html, error_part, live_page, moment, tag
 from sublet.studio.people import Person
 from sublet.studio.plan import Plan, Queue
+from sublet.studio.views import about
 from sublet.values import NS_PER_S, Kind, format_duration, shown
 from sublet.wire.http import GroupView, LeaseView, PlaceAnswer
 from sublet.wire.http_views import SESSION_LABEL

@@ -41,11 +41,11 @@ class FabricOffice:
         self._bound = bound
 
     def live(self) -> list[Seen]:
-        return [_seen(view) for view in self.fabric.leases() if is_of_session(view)]
+        return [seen_as(view) for view in self.fabric.leases() if is_of_session(view)]
 
     def look(self, lease: str) -> Seen | None:
         try:
-            return _seen(self.fabric.lease(lease))
+            return seen_as(self.fabric.lease(lease))
         except NotFound:
             return None
 
@@ -94,7 +94,7 @@ class FabricOffice:
         held.release()
 
     def seen(self, held: Lease) -> Seen:
-        return _seen(self.fabric.lease(held.id))
+        return seen_as(self.fabric.lease(held.id))
 
 
 def is_of_session(lease: LeaseView) -> bool:
@@ -103,7 +103,8 @@ def is_of_session(lease: LeaseView) -> bool:
     return SESSION_LABEL in lease.labels and (is_gpu or lease.parks is not None) and lease.status not in _OVER
 
 
-def _seen(view: LeaseView) -> Seen:
+def seen_as(view: LeaseView) -> Seen:
+    """A lease, as sessions look at it."""
     end = view.end
     return Seen(
         id=view.id,

@@ -51,16 +51,19 @@ class OfficeOverview:
     """Reads the office with the studio's right, and does what operators ask with their own. Safe to use from several
     threads."""
 
-    def __init__(self, fabric: Fabric, as_operator: Callable[[str], Fabric]) -> None:
-        """``as_operator``: the office, with an operator's access token."""
-        self._fabric, self._as_operator = fabric, as_operator
+    def __init__(
+        self, fabric: Fabric, as_operator: Callable[[str], Fabric], news_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """``as_operator``: the office, with an operator's access token. ``news_s``: when the office last had news, on
+        the monotonic clock."""
+        self._fabric, self._as_operator, self._news_s = fabric, as_operator, news_s
         self._lock = threading.Lock()
         self._shown: tuple[float, Overview] | None = None
 
     def shown(self) -> Overview:
-        """At most ``SHOWN_S`` old: many open pages cost the office as much as one."""
+        """At most ``SHOWN_S`` old, and with the last news in it: many open pages cost the office as much as one."""
         with self._lock:
-            if self._shown is None or time.monotonic() - self._shown[0] > SHOWN_S:
+            if self._shown is None or self._shown[0] < max(self._news_s(), time.monotonic() - SHOWN_S):
                 self._shown = (time.monotonic(), self._read())
             return self._shown[1]
 

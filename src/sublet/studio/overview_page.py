@@ -9,8 +9,9 @@ from typing import Final
 
 from sublet.lease.states import LeaseStatus
 from sublet.studio.overview import Overview
-from sublet.studio.page import Html, about, form_of, header, live_page, moment, tag, whole_page
+from sublet.studio.page import Html, form_of, header, live_page, moment, tag, whole_page
 from sublet.studio.people import Person
+from sublet.studio.views import about
 from sublet.values import NS_PER_S, Kind, format_duration, format_size
 from sublet.wire.http import (
     AuditEntry,

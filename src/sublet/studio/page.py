@@ -10,8 +10,8 @@ from typing import Final
 from sublet.errors import SubletError
 from sublet.invocation import typeable
 from sublet.studio.people import Person, Token
-from sublet.studio.views import Json, place, state, the_bill
-from sublet.values import NS_PER_S, format_duration, format_size
+from sublet.studio.views import Json, about, place, state, the_bill
+from sublet.values import format_size
 
 TITLE: Final = "Sublet studio"
 EMPTY: Final = frozenset(("meta", "link", "input"))
@@ -297,10 +297,3 @@ def _what(view: Json) -> str:
     size = f"{format_size(terms['vram'])} of GPU memory"
     many = f"{terms['count']} × {size}" if terms["count"] > 1 else size
     return f"{many}, tier {terms['tier']}"
-
-
-def about(seconds: float) -> str:
-    """Coarse, so that a page does not change each second."""
-    if seconds < 60:
-        return "less than a minute"
-    return f"about {format_duration(round(seconds / 60) * 60 * NS_PER_S)}"

@@ -11,10 +11,11 @@ is read anew for each request, so what is taken back opens nothing from then on.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -277,19 +278,21 @@ class People:
 
     def of_cookie(self, cookie: str) -> Token:
         """The token that this browser has shown, and so what it opens; raises ``NotSignedIn``."""
-        digest = _hash(cookie[:_SECRET_LENGTH_MAX])
         with self._database.opened() as db:
-            row = db.execute(
-                f"SELECT cookie.secret, cookie.expires_ns, {_TOKEN} JOIN cookie ON cookie.token = token.secret "
-                "WHERE cookie.secret = ?",
-                (digest,),
-            ).fetchone()
-        if row is None or not hmac.compare_digest(digest, row[0]) or row[1] <= self._wall_ns():
-            raise NotSignedIn("this browser is not signed in", do="Sign in with your token.")
-        try:
-            return self._in_time(_token(row[2:]))
-        except Unauthorized as error:
-            raise NotSignedIn(error.message, do=error.do) from error
+            return self._of_cookie(db, cookie)
+
+    def of_cookies(self, cookies: Sequence[str]) -> dict[str, Token]:
+        """Those of these browsers that are signed in, as ``of_cookie`` finds them one by one."""
+        found: dict[str, Token] = {}
+        with self._database.opened() as db:
+            for cookie in cookies:
+                with contextlib.suppress(NotSignedIn):
+                    found[cookie] = self._of_cookie(db, cookie)
+        return found
+
+    def mark(self) -> Hashable:
+        """Another one whenever something of people, tokens or browsers was written, by whichever process."""
+        return self._database.mark()
 
     # ---- invites
 
@@ -338,6 +341,20 @@ class People:
             return person, token, self._insert_cookie(db, _hash(token), valid_s)
 
     # ---- within
+
+    def _of_cookie(self, db: sqlite3.Connection, cookie: str) -> Token:
+        digest = _hash(cookie[:_SECRET_LENGTH_MAX])
+        row = db.execute(
+            f"SELECT cookie.secret, cookie.expires_ns, {_TOKEN} JOIN cookie ON cookie.token = token.secret "
+            "WHERE cookie.secret = ?",
+            (digest,),
+        ).fetchone()
+        if row is None or not hmac.compare_digest(digest, row[0]) or row[1] <= self._wall_ns():
+            raise NotSignedIn("this browser is not signed in", do="Sign in with your token.")
+        try:
+            return self._in_time(_token(row[2:]))
+        except Unauthorized as error:
+            raise NotSignedIn(error.message, do=error.do) from error
 
     def _new(self, name: str, tenant: str) -> Person:
         name, tenant = valid_name(name, "person's name"), valid_name(tenant, "tenant name")

@@ -23,7 +23,7 @@ from sublet.client.clocks import client_clock
 from sublet.client.fabric import Fabric, connect, start_office
 from sublet.client.home import make_private_dir
 from sublet.client.steps import Call, Reply
-from sublet.client.transport import Transport
+from sublet.client.transport import Flight, Transport
 from sublet.errors import Disconnected, InvalidRequest, Unauthorized, Unsupported
 from sublet.state.checkpoints.atomic_files import move_into_place, read_whole, sync_folder, write_synced
 from sublet.studio.office import sessions_folder
@@ -34,6 +34,8 @@ TENANT: Final = "studio"
 """What the office calls the studio that its owner started."""
 FILE: Final = "office-token"
 TOKEN_MAX_BYTES: Final = 4096
+NEWS_S: Final = 5.0
+"""The stream of news is asked for by then, or there is none for now."""
 _MAKE: Final = "make one (`sublet tenant add NAME --studio`), and set SUBLET_TOKEN to it for the studio."
 
 
@@ -57,6 +59,12 @@ class OfficeRight:
     def greet(self, timeout_s: float) -> None:
         """Raise unless the office answers in this time, and to this studio. It is not started for that."""
         decode(self._asked_once("/v1/groups", timeout_s), list)
+
+    def news(self) -> Flight:
+        """The office's news of all tenants, as they come. It is not started for that."""
+        transport = Transport(self._address(""), client_clock(), wire=WIRE_VERSION)
+        transport.close()  # the connection is the stream's alone
+        return transport.launch(Call(method="GET", path="/v1/events?all=1&places=0", timeout_s=NEWS_S))
 
     def metrics(self, timeout_s: float) -> bytes:
         """The office's numbers, as it writes them for Prometheus. It is not started for that."""

@@ -14,10 +14,12 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import structs
 
 from sublet.background import start_thread
 from sublet.client.fabric import Fabric
@@ -25,8 +27,11 @@ from sublet.client.lease import Lease
 from sublet.errors import Disconnected, InvalidRequest, QuotaExceeded, SubletError
 from sublet.studio.config import DEFAULTS, StudioSettings
 from sublet.studio.course_page import Course, group_of
-from sublet.studio.office import FabricOffice, open_sessions, sessions_folder
+from sublet.studio.look import OfficeLook, Snapshot
+from sublet.studio.office import FabricOffice, open_sessions, seen_as, sessions_folder
+from sublet.studio.open_pages import OpenPages
 from sublet.studio.overview import OfficeOverview
+from sublet.studio.page import ENDED_SHOWN
 from sublet.studio.people import OWNER_TENANT, People, Person
 from sublet.studio.plan import Plan, last_plan
 from sublet.studio.records import Entry, Record, Session, Started, Terms
@@ -34,8 +39,10 @@ from sublet.studio.remote import PAGE
 from sublet.studio.right import OfficeRight
 from sublet.studio.sessions import Sessions, no_session
 from sublet.studio.states import SessionState
+from sublet.studio.store import SqliteStore
 from sublet.studio.turns import OfficeWatch
-from sublet.studio.views import Json, session_views
+from sublet.studio.views import Json, about, session_views
+from sublet.wire.http import LeaseView, PlaceAnswer
 from sublet.wire.http_views import SESSION_LABEL
 
 NAME: Final = "the studio"
@@ -97,32 +104,56 @@ class Admission:
 class PersonSessions:
     """The sessions of one person. Safe to use from several threads."""
 
-    def __init__(self, fabric: Fabric, folder: Path, admission: Admission) -> None:
-        self._fabric, self._admission = fabric, admission
+    def __init__(self, fabric: Fabric, tenant: str, folder: Path, admission: Admission, look: OfficeLook) -> None:
+        """``fabric``: the office, for this tenant. ``look``: for the pages of all tenants."""
+        self._fabric, self._tenant, self._admission, self._look = fabric, tenant, admission, look
         office = FabricOffice(fabric, bound=False)
         self._sessions: Sessions[Lease] = open_sessions(office, folder=folder, name=NAME)
+        self._store = SqliteStore(folder)
         self._lock = threading.RLock()
         """Never held while the office is asked."""
         self._requests: dict[str, _Request] = {}
         self._open: dict[int, Callable[[], object]] = {}
         self._showing = threading.Lock()
-        self._changes = 0
-        self._shown: tuple[float, int, list[Json]] = (-_FOREVER, 0, [])
-        """When, after how many changes, and what."""
+        self._changed_s = -_FOREVER
+        """When this process last changed something, on the monotonic clock."""
+        self._shown: tuple[Hashable, list[Json]] = (None, [])
 
     def all(self, *, ended: bool = False) -> list[Json]:
         """As documents, newest first; with ``ended`` those that have ended too."""
         return session_views(self._fabric, [one for one in self._sessions.settle() if ended or not one.is_over])
 
     def shown(self) -> list[Json]:
-        """All of them, at most ``SHOWN_S`` old: many open pages of a person cost the office as much as one."""
+        """All of them, for pages: as the office was seen for all pages together, and not before the person's last
+        change. Where the records do not agree with that they are compared with the office itself."""
         with self._showing:
-            read_s, changes, views = self._shown
-            if changes != self._changes or time.monotonic() - read_s > SHOWN_S:
-                changes = self._changes
-                views = self.all(ended=True)
-                self._shown = (time.monotonic(), changes, views)
-            return views
+            seen = self._look.since(max(self._changed_s, time.monotonic() - SHOWN_S))
+            written = self._store.mark()
+            if self._tenant in seen.disabled:
+                self.check_allowed()
+            if (seen.began_s, written) != self._shown[0]:
+                listed = self._sessions.all()
+                if not self._sessions.agree(listed, [seen_as(one) for many in self._of(listed, seen) for one in many]):
+                    listed, written = self._sessions.settle(), self._store.mark()
+                    seen = self._look.since(time.monotonic())
+                self._shown = ((seen.began_s, written), session_views(self._fabric, listed, seen))
+            return self._shown[1]
+
+    def mark(self, seen: Snapshot, news: int) -> Hashable:
+        """Another one where the person's page would show something else."""
+        listed = self._sessions.recent(ENDED_SHOWN)
+        leases = [_lease_mark(one, seen.places.get(one.id)) for many in self._of(listed, seen) for one in many]
+        bills = [None if (line := seen.bills.get(one.id)) is None else structs.astuple(line) for one in listed]
+        is_disabled = self._tenant in seen.disabled
+        return self._store.mark(), self._changed_s, tuple(leases), tuple(map(str, bills)), is_disabled
+
+    def check_allowed(self) -> None:
+        """Raise what the office says where the tenant may do nothing now."""
+        self._fabric.leases(own=True)
+
+    @staticmethod
+    def _of(listed: Sequence[Session], seen: Snapshot) -> Iterator[Sequence[LeaseView]]:
+        return (seen.leases.get(one.id, ()) for one in listed)
 
     def states(self) -> Counter[SessionState]:
         """How many are in which state, by the records alone."""
@@ -194,7 +225,9 @@ class PersonSessions:
             raise QuotaExceeded(f"a person has at most {most} records", do="Ask the operator to add you anew.")
         with self._lock:
             self._check_count(entry.record)
-            return self._sessions.add(entry, only)
+            is_added = self._sessions.add(entry, only)
+        self._changed()
+        return is_added
 
     def _check_count(self, record: Record) -> None:
         most = self._admission.settings.sessions_max
@@ -220,7 +253,7 @@ class PersonSessions:
 
     def _changed(self) -> None:
         with self._lock:
-            self._changes += 1
+            self._changed_s = time.monotonic()
             for wake in self._open.values():
                 wake()
 
@@ -293,6 +326,16 @@ class PersonSessions:
         return request
 
 
+def _lease_mark(lease: LeaseView, place: PlaceAnswer | None) -> Hashable:
+    """What a page shows of a lease, or of its place in the queue."""
+    left = None if lease.remaining is None else about(lease.remaining)
+    where = None
+    if lease.granted_at is None and place is not None:
+        estimate = None if place.estimate is None else about(place.estimate)
+        where = (place.position, place.reason, estimate)
+    return lease.id, lease.status, lease.idle, lease.granted_at, left, where
+
+
 def _once_set_down(request: _Request | None, act: Callable[[], Session]) -> Session:
     """Rest or end a session. A lease that was granted in this moment counts as busy until it is left to the notebook
     that takes it over: while this process asked for it, nothing can run under it, so that is waited for."""
@@ -337,6 +380,8 @@ class Studio:
         self._looking = threading.Lock()
         self._looked: tuple[float, Condition] | None = None
         self._owners: dict[str, str] = {}
+        self._for_pages = OfficeLook(right.fabric(start=start))
+        self.pages = OpenPages(self._for_pages, self.people, right.news, lambda: self.settings.update_s)
 
     @property
     def settings(self) -> StudioSettings:
@@ -355,14 +400,16 @@ class Studio:
                 fabric = self._fabrics.get(person.tenant)
                 if fabric is None:
                     fabric = self._fabrics[person.tenant] = self._right.fabric(person.tenant, start=self._start)
-                known = PersonSessions(fabric, person_folder(self._home, person), self._admission)
+                known = PersonSessions(
+                    fabric, person.tenant, person_folder(self._home, person), self._admission, self._for_pages
+                )
                 self._known[person.id] = known
             return known
 
     @functools.cached_property
     def office(self) -> OfficeOverview:
         """The whole office, for operators."""
-        return OfficeOverview(self._right.fabric(start=self._start), self._right.as_operator)
+        return OfficeOverview(self._right.fabric(start=self._start), self._right.as_operator, lambda: self.pages.news_s)
 
     def office_metrics(self) -> bytes:
         """The office's numbers for Prometheus."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
@@ -177,6 +177,25 @@ class Sessions(Generic[L]):
             found = self._office.look(session.lease.id)
             return found if found is not None and found.is_held else None
         return next((one for one in self._live(session) if not one.is_parked), None)
+
+    def recent(self, most: int) -> list[Session]:
+        """Those that have not ended and the newest of the others, as they were last read."""
+        with self._lock:
+            newest = enumerate(reversed(self._found.values()))
+            return [session for number, session in newest if number < most or not session.is_over]
+
+    def agree(self, listed: Sequence[Session], live: Sequence[Seen]) -> bool:
+        """Whether the records of these sessions say of their leases what the office says, so that ``settle`` would
+        change nothing."""
+        return all(self._agrees(session, [one for one in live if _is_of(session, one)]) for session in listed)
+
+    def _agrees(self, session: Session, live: list[Seen]) -> bool:
+        if session.is_over:
+            return not live
+        is_held = any(one.is_held and not one.is_parked for one in live)
+        if session.state is SessionState.ACTIVE:
+            return session.lease is not None and any(one.id == session.lease.id and one.is_held for one in live)
+        return not is_held and (session.state is SessionState.RESTING or self._asker_lives(session))
 
     # ---- doing
 

@@ -13,7 +13,7 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -98,6 +98,18 @@ class Database:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
 
+    def mark(self) -> tuple[tuple[int, int], ...]:
+        """Another one whenever something was written, by whichever process."""
+        found: list[tuple[int, int]] = []
+        for name in (self.path, self.path.with_name(f"{self.path.name}-wal")):
+            try:
+                seen = os.stat(name)
+            except OSError:
+                found.append((0, 0))
+            else:
+                found.append((seen.st_mtime_ns, seen.st_size))
+        return tuple(found)
+
     def _upgrade(self, db: sqlite3.Connection) -> None:
         """To the version of this program, wholly or not at all; another process may do it in this moment."""
         db.execute("BEGIN IMMEDIATE")
@@ -148,6 +160,10 @@ class SqliteStore:
         if [entry.seq for entry in entries] != list(range(after + 1, after + 1 + len(entries))):
             raise self._damaged("records are missing")
         return entries
+
+    def mark(self) -> Hashable:
+        """Another one whenever a record was appended, by whichever process."""
+        return self._database.mark()
 
     def append(self, entry: Entry) -> bool:
         body = msgspec.json.encode(entry.record)

@@ -11,32 +11,35 @@ from msgspec import structs, to_builtins
 from sublet.client.fabric import Fabric
 from sublet.errors import SubletError
 from sublet.lease.value import rfc3339
-from sublet.studio.office import is_of_session
+from sublet.studio.look import Snapshot, by_session
 from sublet.studio.records import LeaseRecord, Session
 from sublet.studio.states import SessionState
 from sublet.values import NS_PER_S, format_cost, format_duration
 from sublet.wire.http import ExplainAnswer, LeaseView
-from sublet.wire.http_views import SESSION_LABEL
 
 Json: TypeAlias = dict[str, Any]
 
 
-def session_views(fabric: Fabric, listed: Sequence[Session]) -> list[Json]:
-    """These sessions, each with its live lease, its place in the queue and its bill so far."""
+def session_views(fabric: Fabric, listed: Sequence[Session], seen: Snapshot | None = None) -> list[Json]:
+    """These sessions, each with its live lease, place in the queue and bill so far, as the office has it now or
+    was ``seen``."""
     if not listed:
         return []
-    live = [lease for lease in fabric.leases() if is_of_session(lease)]
-    bills = {line.key: to_builtins(line) for line in fabric.bill(by="session")}
-    return [_view(fabric, one, _leases_of(one, live), bills.get(one.id)) for one in listed]
+    if seen is None:
+        leases, bills = by_session(fabric.leases()), {line.key: line for line in fabric.bill(by="session")}
+        seen = Snapshot(began_s=0.0, leases=leases, places={}, bills=bills)
+    return [_view(fabric, one, seen) for one in listed]
 
 
-def _leases_of(session: Session, live: Sequence[LeaseView]) -> list[LeaseView]:
+def leases_of(session: Session, seen: Snapshot) -> list[LeaseView]:
+    """What the session has, or waits for, in the office."""
     if session.is_over:
         return []
-    return [one for one in live if one.labels[SESSION_LABEL] == session.id and session.tenant in ("", one.tenant)]
+    return [one for one in seen.leases.get(session.id, ()) if session.tenant in ("", one.tenant)]
 
 
-def _view(fabric: Fabric, session: Session, leases: Sequence[LeaseView], bill: Json | None) -> Json:
+def _view(fabric: Fabric, session: Session, seen: Snapshot) -> Json:
+    leases, bill = leases_of(session, seen), seen.bills.get(session.id)
     lease = next((one for one in leases if one.parks is None), None)
     view: Json = {
         "id": session.id,
@@ -57,9 +60,11 @@ def _view(fabric: Fabric, session: Session, leases: Sequence[LeaseView], bill: J
         "estimate": None,
         "reason": session.refused,
         "leases": [_lease_view(one) for one in session.leases],
-        "bill": bill,
+        "bill": None if bill is None else to_builtins(bill),
     }
     if lease is not None and lease.granted_at is None:
+        if (place := seen.places.get(lease.id)) is not None:
+            return view | {"position": place.position, "estimate": place.estimate, "reason": place.reason}
         with contextlib.suppress(SubletError):  # it was granted, or withdrawn, in this moment
             why = fabric.request("GET", f"/v1/leases/{lease.id}/explain", shape=ExplainAnswer)
             view |= {"position": why.position, "estimate": why.estimate, "reason": why.summary}
@@ -79,6 +84,13 @@ def _lease_view(lease: LeaseRecord) -> Json:
     }
 
 
+def about(seconds: float) -> str:
+    """Coarse, so that a page does not change each second."""
+    if seconds < 60:
+        return "less than a minute"
+    return f"about {format_duration(round(seconds / 60) * 60 * NS_PER_S)}"
+
+
 def state(view: Json) -> str:
     """``active``, with what else is worth knowing at a glance."""
     said: str = view["state"]
@@ -93,8 +105,8 @@ def state(view: Json) -> str:
 
 def place(view: Json) -> str:
     """The place in the queue with its estimate and reason."""
-    about = "" if view["estimate"] is None else f", in about {_duration(view['estimate'])}"
-    return f"place {view['position']}{about}: {view['reason']}"
+    estimate = "" if view["estimate"] is None else f", in {about(view['estimate'])}"
+    return f"place {view['position']}{estimate}: {view['reason']}"
 
 
 def the_bill(line: Json) -> str:

@@ -53,6 +53,7 @@ from sublet.studio.course_page import Course
 from sublet.studio.hub_api import CALLBACK, Handshake
 from sublet.studio.hub_people import HubPeople, ServerBody
 from sublet.studio.metrics import PERSON, Counted, StudioMetrics
+from sublet.studio.open_pages import WHOLE_OFFICE
 from sublet.studio.overview import OfficeOverview
 from sublet.studio.people import HUB_LABEL, NotSignedIn, Person, Scope, Token
 from sublet.studio.records import Entry, Terms
@@ -69,6 +70,8 @@ RETRY_AFTER_S: Final = 2
 SPACING_S: Final = 0.1
 """Between two looks for one open page, however much changes."""
 COOKIE: Final = "sublet_studio"
+HEARTBEAT_S: Final = 10.0
+"""An open page is looked at so often where nothing is known to have changed."""
 HANDSHAKE_COOKIE: Final = "sublet_studio_hub"
 HANDSHAKE_S: Final = 600
 """A sign-in at the hub may take so long."""
@@ -187,11 +190,11 @@ def studio_app(studio: Studio, hub: HubPeople | None = None) -> Starlette:
         Route("/office", web.page(_office), methods=["GET"]),
         Route("/office/audit", web.page(_audit), methods=["GET"]),
         Route("/office/audit", web.form(_audited, "/office/audit"), methods=["POST"]),
-        Route("/office/live", web.live(_office_part), methods=["GET"]),
+        Route("/office/live", web.live(_office_part, of_office=True), methods=["GET"]),
         Route("/office/drain", web.form(_drain, "/office"), methods=["POST"]),
         Route("/office/clear", web.form(_clear, "/office"), methods=["POST"]),
         Route("/course/{group}", web.page(_course), methods=["GET"]),
-        Route("/course/{group}/live", web.live(_course_part), methods=["GET"]),
+        Route("/course/{group}/live", web.live(_course_part, of_office=True), methods=["GET"]),
         Route("/sessions/{id}/{what}", web.form(_changed_by_form), methods=["POST"]),
         Route("/live", web.live(_sessions_part), methods=["GET"]),
         Route("/studio.css", _file("studio.css", "text/css"), methods=["GET"]),
@@ -342,6 +345,7 @@ class _Visit:
 
 
 def _sessions(visit: _Visit) -> str:
+    visit.mine.check_allowed()
     return page.sessions_page(visit.token, visit.sessions, visit.form)
 
 
@@ -682,30 +686,35 @@ class _Web:
 
         return answer
 
-    def live(self, part: PageHandler) -> Callable[[Request], Any]:
-        """A route of server-sent events: a part of the page again, whenever it has changed."""
+    def live(self, part: PageHandler, *, of_office: bool = False) -> Callable[[Request], Any]:
+        """A route of server-sent events: a part of the page again, whenever it has changed. ``of_office``: it shows
+        more of the office than sessions of the person."""
 
         async def answer(request: Request) -> Response:
-            person = None
+            news: AsyncIterator[str]
             try:
                 visit = await run_in_threadpool(self._visit, request)
-                person = visit.person
-                await self._in_turn(person, lambda: part(visit))
+                news = self._news(visit, part, of_office)
+                await self._in_turn(visit.person, lambda: part(visit))
             except (Unauthorized, NotFound) as error:
                 return _seen(Response(status_code=_status(error)))
+            except JournalError as error:  # the browser asks again after some seconds
+                news = _one_event(page.trouble(error))
             except SubletError:
                 pass  # it may be over soon; the page is told
-            return _seen(StreamingResponse(self._news(request, part, person), media_type="text/event-stream"))
+            return _seen(StreamingResponse(news, media_type="text/event-stream"))
 
         return answer
 
-    async def _news(self, request: Request, part_of: PageHandler, person: Person | None) -> AsyncIterator[str]:
+    async def _news(self, visit: _Visit, part_of: PageHandler, of_office: bool) -> AsyncIterator[str]:
         changed, loop = asyncio.Event(), asyncio.get_running_loop()
-        with contextlib.ExitStack() as stack:
-            if person is not None:
-                told = self._studio.of(person).told_of_changes(lambda: loop.call_soon_threadsafe(changed.set))
-                stack.enter_context(told)
-            async for part in self._parts(request, part_of, changed):
+        shown = WHOLE_OFFICE if of_office else visit.mine
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        with self._studio.pages.woken(visit.cookie, visit.token, shown, wake), visit.mine.told_of_changes(wake):
+            async for part in self._parts(visit.request, part_of, changed):
                 yield part
 
     async def _parts(self, request: Request, part_of: PageHandler, changed: asyncio.Event) -> AsyncIterator[str]:
@@ -721,16 +730,24 @@ class _Web:
                 part = page.trouble(error)
             if part != last:
                 last = part
-                yield "".join(f"data: {line}\n" for line in part.splitlines()) + "\n"
+                yield _event(part)
             else:
                 yield ": as before\n\n"
             await asyncio.sleep(SPACING_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), self._studio.settings.update_s)
+                await asyncio.wait_for(changed.wait(), HEARTBEAT_S)
             changed.clear()
 
 
 # ---- within
+
+
+def _event(part: str) -> str:
+    return "".join(f"data: {line}\n" for line in part.splitlines()) + "\n"
+
+
+async def _one_event(part: str) -> AsyncIterator[str]:
+    yield _event(part)
 
 
 def _is_asked_by(request: Request, person: Person) -> None:

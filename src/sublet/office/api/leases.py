@@ -395,10 +395,10 @@ async def events(service: Service, call: Call) -> Reply:
         call.id = call.query["lease"]
         lease = service.lease(call)
     everything = flag(call.query, "all") and call.caller.operator
+    tells_places = "places" not in call.query or flag(call.query, "places")
     service.check_streams(call.caller)
-    return Reply(
-        200, b"", b"text/event-stream", service.hub.open(call.caller, None if lease is None else lease.id, everything)
-    )
+    stream = service.hub.open(call.caller, None if lease is None else lease.id, everything, tells_places)
+    return Reply(200, b"", b"text/event-stream", stream)
 
 
 # ---- messages ----

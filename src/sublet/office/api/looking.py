@@ -26,8 +26,8 @@ COMMAND_MAX: Final = 2000
 GUESTS_MAX: Final = 1000
 """Guests in one answer; who wants more asks again, ``after`` the last."""
 NUMBER_MAX: Final = 1 << 53
-PLACES_MAX: Final = 256
-"""Places in one answer: each is looked for in the whole line."""
+PLACES_MAX: Final = 1000
+"""Places in one answer; behind the next thousand there is no estimate either."""
 ANSWER_S: Final = 3.0
 """How long the supervisor may take. It answers in a millisecond; who looks should not hang where it does not."""
 
@@ -100,12 +100,16 @@ async def queue(service: Service, call: Call) -> Reply:
     most = int(number(call.query, "limit", most=PLACES_MAX)) or PLACES_MAX
     ledger, now, caller = service.driver.ledger, service.driver.now(), call.caller
     in_line = InOrder(ledger.state, now.ns, ledger.policy)
-    own = (lease for lease in in_line if caller.operator or lease.tenant == caller.tenant)
+    own = (
+        (position, lease.id)
+        for position, lease in enumerate(in_line, 1)
+        if caller.operator or lease.tenant == caller.tenant
+    )
     found: list[PlaceAnswer] = []
-    for lease in list(itertools.islice(own, most)):
-        await service.turn(caller.tenant)  # an estimate takes a millisecond or more in a long line
+    for position, lease in list(itertools.islice(own, most)):
+        await service.turn(caller.tenant)  # an estimate takes part of a millisecond in a long line
         now = service.driver.now()
-        place = ledger.place_of(lease.id, now)
+        place = ledger.place_of(lease, now, position)
         if place is not None:
             found.append(place_answer(place, service.view(place.lease, now)))
     return json_reply(found)

@@ -257,8 +257,12 @@ def _table() -> tuple[Route, ...]:
             leases.events,
             "News as server-sent events",
             answers={200: "text/event-stream"},
-            query={"lease": "only of this lease", "all": "1: of all tenants (operators)"},
-            studios=ForStudios.ACTS,
+            query={
+                "lease": "only of this lease",
+                "all": "1: of all tenants (operators)",
+                "places": "0: nothing of places in the queue",
+            },
+            studios=ForStudios.BOTH,
         ),
         route(
             "GET",
@@ -310,7 +314,7 @@ def _table() -> tuple[Route, ...]:
             looking.queue,
             "Who waits, at which place, and for what; those who are next first",
             answers={200: list[wire.PlaceAnswer]},
-            query={"limit": "how many at most (256)"},
+            query={"limit": "how many at most (1000)"},
             studios=ForStudios.READS,
         ),
         route(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -21,6 +22,7 @@ from sublet.office.api.views import lease_view, seconds
 from sublet.office.driver import Driver
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.budgets import reached
+from sublet.office.ledger.order import InOrder
 from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.values import LeaseId, TenantId
 from sublet.wire.http import LeaseView, News
@@ -44,11 +46,12 @@ _encode = msgspec.json.Encoder().encode
 class Stream:
     """One reader."""
 
-    def __init__(self, caller: Caller, lease: LeaseId | None, everything: bool) -> None:
+    def __init__(self, caller: Caller, lease: LeaseId | None, everything: bool, tells_places: bool = True) -> None:
         self.caller = caller
         self.lease = lease
         self.everything = everything
         """An operator who asked for the news of all tenants."""
+        self.tells_places = tells_places
         self.places: dict[LeaseId, tuple[int, str]] = {}
         self.closed = False
         self.lagged = 0
@@ -113,9 +116,9 @@ class Hub:
         """Open streams of one tenant."""
         return sum(stream.caller.tenant == tenant for stream in self._streams)
 
-    def open(self, caller: Caller, lease: LeaseId | None, everything: bool) -> Stream:
+    def open(self, caller: Caller, lease: LeaseId | None, everything: bool, tells_places: bool = True) -> Stream:
         """A new stream; a stream of one lease begins with how it is now, so that nothing falls between."""
-        stream = Stream(caller, lease, everything)
+        stream = Stream(caller, lease, everything, tells_places)
         self._streams.add(stream)
         if self._closed:
             stream.close()
@@ -204,27 +207,25 @@ class Hub:
                 self._put(stream, News(what=what, reason=reason))
 
     def _tell_places(self) -> None:
+        """Each place as one walk along the line finds it: there may be a stream for each request in it."""
         self._places_due = None
-        now = self._driver.now()
+        now, ledger = self._driver.now(), self._driver.ledger
+        position_of = {lease.id: at for at, lease in enumerate(InOrder(ledger.state, now.ns, ledger.policy), 1)}
         for stream in list(self._streams):
             for lease in self._queued_for(stream):
-                self._put_place(stream, lease, now)
+                self._put_place(stream, lease, now, position_of.get(lease.id))
 
     def _queued_for(self, stream: Stream) -> Iterable[LeaseRecord]:
+        if not stream.tells_places:
+            return []
         state = self._driver.ledger.state
         if stream.lease is not None:
             watched = state.leases.get(stream.lease)
             return [watched] if watched is not None and watched.status is LeaseStatus.QUEUED else []
-        found: list[LeaseRecord] = []
-        for lease in state.queue_listing():
-            if stream.wants(lease):
-                found.append(lease)
-                if len(found) == PLACES_MAX:
-                    break
-        return found
+        return list(islice(state.queue_listing(None if stream.everything else stream.caller.tenant), PLACES_MAX))
 
-    def _put_place(self, stream: Stream, lease: LeaseRecord, now: Now) -> None:
-        place = self._driver.ledger.place_of(lease.id, now)
+    def _put_place(self, stream: Stream, lease: LeaseRecord, now: Now, position: int | None = None) -> None:
+        place = self._driver.ledger.place_of(lease.id, now, position)
         if place is None:  # it left the line just now, and that is news of its own
             return
         if stream.places.get(lease.id) == (place.position, place.reason):

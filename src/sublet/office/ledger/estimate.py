@@ -86,6 +86,12 @@ def _after(lease: LeaseRecord, ahead: int, rooms: Iterable[Room], state: State, 
     want = lease.wants[0]
     free_at = [at for room in rooms if (at := _room_free_at(want, lease.tenant, room, state, now, policy)) is not None]
     heapq.heapify(free_at)
+    if want.count == 1:  # a long line is not walked turn by turn
+        while ahead and max(free_at) - free_at[0] > lease.ttl_ns:
+            heapq.heapreplace(free_at, free_at[0] + lease.ttl_ns)
+            ahead -= 1
+        rounds, ahead = divmod(ahead, len(free_at))  # from here on each room has its turn once in every round
+        free_at = [at + rounds * lease.ttl_ns for at in free_at]
     for _ in range(ahead):
         at = max(heapq.heappop(free_at) for _ in range(want.count))
         for _ in range(want.count):

@@ -250,11 +250,12 @@ def release(step: Step, schedule: Schedule, command: cmd.Release) -> Answer:
     return Done(lease=lease)
 
 
-def answer_now(step: Step, lease: LeaseRecord) -> Answer:
-    """The answer to an acquire as of this moment."""
+def answer_now(step: Step, lease: LeaseRecord, place: int | None = None) -> Answer:
+    """The answer to an acquire as of this moment. ``place``: where it stands in the line, if that is known."""
     match lease.status:
         case LeaseStatus.QUEUED:
-            place = position(step.state, lease, step.now.ns, step.policy)
+            if place is None:
+                place = position(step.state, lease, step.now.ns, step.policy)
             return Place(
                 lease=lease,
                 position=place,

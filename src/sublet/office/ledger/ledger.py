@@ -97,13 +97,13 @@ class Ledger:
         """How long the last save under it took, as its agent said; 0 if it said nothing."""
         return self.state.saves.get(lease, 0)
 
-    def place_of(self, lease_id: LeaseId, now: Now) -> Place | None:
-        """The place of a waiting lease as of now."""
+    def place_of(self, lease_id: LeaseId, now: Now, position: int | None = None) -> Place | None:
+        """The place of a waiting lease as of now. ``position``: where it stands, if that is known."""
         lease = self.state.leases.get(lease_id)
         if lease is None:
             return None
         try:
-            answer = holders.answer_now(Step(self.state, self.policy, now), lease)
+            answer = holders.answer_now(Step(self.state, self.policy, now), lease, position)
         except SubletError:
             return None
         return answer if isinstance(answer, Place) else None

@@ -363,11 +363,11 @@ class State:
         """The epoch of the next grant. It is used up by the event that carries it."""
         return Epoch(self.books.incarnation, self.books.next_n)
 
-    def queue_listing(self) -> Iterator[LeaseRecord]:
-        """All waiting leases, in no particular order."""
+    def queue_listing(self, tenant: TenantId | None = None) -> Iterator[LeaseRecord]:
+        """All waiting leases, or those of one tenant, in no particular order."""
         for groups in self.queue.values():
             for tenants in groups.values():
-                for entries in tenants.values():
+                for entries in tenants.values() if tenant is None else (tenants.get(tenant, ()),):
                     for *_, lease in entries:
                         yield self.leases[lease]
 

@@ -87,3 +87,17 @@ def test_a_neighbour_of_another_tenant_has_to_leave_whatever_is_free_beside_him(
     bench = Bench()
     bench.granted(shared(4), tenant=ANN, ttl_s=100)
     assert estimate_s(bench, shared(4)) == 105
+
+
+@pytest.mark.parametrize("ahead", [*range(12), 50, 51])
+def test_a_long_line_is_reckoned_as_if_each_took_its_turn(ahead: int) -> None:
+    """Three devices come free at moments that lie further apart than the time to live of those who wait."""
+    bench = Bench(inventory("n1", *(device(f"gpu{number}") for number in range(3))))
+    for ttl_s in (100, 130, 290):
+        bench.granted(tenant=ANN, ttl_s=ttl_s)
+    free_at = [105.0, 135.0, 295.0]
+    for _ in range(ahead):
+        bench.queued(tenant=BEN, ttl_s=70)
+    for _ in range(ahead):
+        free_at[free_at.index(min(free_at))] += 70
+    assert estimate_s(bench, ttl_s=70) == pytest.approx(min(free_at))

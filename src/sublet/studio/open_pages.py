@@ -1,0 +1,164 @@
+"""The pages that are open in browsers. One stream of the office's news serves them all.
+
+A page is woken when what it shows has changed: something of its person's leases, places or bill, the person's records,
+or what the browser may see, since a token or a sign-in was taken back. While no page is open the office is asked for
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from sublet.background import start_thread
+from sublet.client.http1 import ProtocolError
+from sublet.client.sse import EventReader
+from sublet.client.transport import Flight
+from sublet.errors import Disconnected, SubletError
+from sublet.studio.look import OfficeLook, Snapshot
+from sublet.studio.people import People, Token
+
+SPACING_S: Final = 0.2
+"""Between two looks at the office, however much happens there."""
+
+
+class Shown(Protocol):
+    """What a page shows."""
+
+    def mark(self, seen: Snapshot, news: int) -> Hashable:
+        """Another one where the page would show something else. ``news``: how often there were news of the office."""
+
+
+class WholeOffice:
+    """What a page shows that shows more of the office than sessions."""
+
+    def mark(self, seen: Snapshot, news: int) -> Hashable:
+        return news
+
+
+WHOLE_OFFICE: Final = WholeOffice()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Page:
+    """One page that is open."""
+
+    cookie: str
+    token: Token
+    shown: Shown
+    wake: Callable[[], object]
+    mark: Hashable = None
+
+
+class OpenPages:
+    """Wakes open pages. Safe to use from several threads."""
+
+    def __init__(
+        self, look: OfficeLook, people: People, open_news: Callable[[], Flight], update_s: Callable[[], float]
+    ) -> None:
+        """``open_news``: the office's stream. ``update_s``: the longest time between two looks."""
+        self._look, self._people = look, people
+        self._open_news, self._update_s = open_news, update_s
+        self._lock = threading.Lock()
+        self._pages: dict[int, _Page] = {}
+        self.is_followed = False
+        """Whether the office is looked at."""
+        self._stream: tuple[Flight, EventReader] | None = None
+        self._news = 0
+        self.news_s = 0.0
+        """When there were news of the office, on the monotonic clock."""
+        self._people_mark: Hashable = None
+
+    @contextlib.contextmanager
+    def woken(self, cookie: str, token: Token, shown: Shown, wake: Callable[[], object]) -> Iterator[None]:
+        """``wake`` is called when the page of this browser, which shows this, is to be looked at again."""
+        page = _Page(cookie=cookie, token=token, shown=shown, wake=wake)
+        with self._lock:
+            self._pages[id(page)] = page
+            is_first, self.is_followed = not self.is_followed, True
+        try:
+            if is_first:
+                start_thread("studio_pages", self.follow, again=True)
+            yield
+        finally:
+            with self._lock:
+                del self._pages[id(page)]
+
+    def follow(self) -> None:
+        """Look at the office until no page is open."""
+        try:
+            while self._has_pages():
+                if self._heard():
+                    self._news, self.news_s = self._news + 1, time.monotonic()
+                self._wake_changed()
+                time.sleep(SPACING_S)
+        finally:
+            self._hang_up()
+
+    def _has_pages(self) -> bool:
+        with self._lock:
+            self.is_followed = bool(self._pages)
+            return self.is_followed
+
+    def _heard(self) -> bool:
+        """Wait for news of the office, at most for the time between two looks; whether there were any."""
+        until_s = time.monotonic() + self._update_s()
+        try:
+            if self._stream is None:
+                self._stream = self._open_news(), EventReader()
+                return True  # what happened before is not in the stream
+            flight, reader = self._stream
+            poll = select.poll()
+            poll.register(flight, select.POLLIN)
+            while poll.poll(max(0.0, until_s - time.monotonic()) * 1e3):
+                raw = flight.read()
+                if flight.complete or flight.status not in (0, 200):
+                    raise Disconnected("the stream of the office's news has ended")
+                if reader.feed(raw):
+                    return True
+            return False
+        except (SubletError, ProtocolError):  # without news it is looked at from time to time
+            self._hang_up()
+            time.sleep(max(0.0, until_s - time.monotonic()))
+            return True
+
+    def _hang_up(self) -> None:
+        if self._stream is not None:
+            self._stream[0].close()
+            self._stream = None
+
+    def _wake_changed(self) -> None:
+        seen: Snapshot | None = None
+        with contextlib.suppress(SubletError):  # the pages find that out for themselves, and show it
+            seen = self._look.since(time.monotonic())
+        with self._lock:
+            pages = list(self._pages.values())
+        changed = self._seen_otherwise(pages)
+        for page in pages:
+            mark = None if seen is None else (page.shown.mark(seen, self._news),)
+            if mark != page.mark or id(page) in changed:
+                page.mark = mark
+                page.wake()
+
+    def _seen_otherwise(self, pages: Sequence[_Page]) -> set[int]:
+        """Pages of browsers that may see something else than before, or nothing more."""
+        changed: set[int] = set()
+        try:
+            mark = self._people.mark()
+            if mark == self._people_mark:
+                return changed
+            tokens = self._people.of_cookies([page.cookie for page in pages])
+        except SubletError:
+            return {id(page) for page in pages}
+        self._people_mark = mark
+        for page in pages:
+            token = tokens.get(page.cookie)
+            if token != page.token:
+                changed.add(id(page))
+                page.token = token or page.token
+        return changed
