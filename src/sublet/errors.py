@@ -272,7 +272,7 @@ class CallTimeout(SubletError, TimeoutError):
     """A call of a function took longer than it was given. The function was interrupted."""
 
     scope = "work"
-    default_do = "Give it more time with lease.options(timeout=...), or less to do."
+    default_do = "Give it more time (timeout= of its options), or less to do."
 
 
 class RemoteError(SubletError):

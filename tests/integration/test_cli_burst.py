@@ -189,12 +189,33 @@ def test_ctrl_c_keeps_what_is_stored_and_the_same_command_goes_on(home: Path, sc
         (("work.py::square", "--over", "nowhere"), "there is no nowhere"),
         (("work.py::square", "--over", "range(3)", "--want", "0"), "--want"),
         (("work.py::square", "more", "--over", "range(3)"), "one word too many"),
+        (("work.py::square", "--over", "range(3)", "--json"), "--json is for `ls` and `show`"),
+        (("work.py::square", "--over", "range(3)", "--picture", "nowhere/a.svg"), "--picture: nowhere/a.svg cannot be"),
+        (("work.py::square", "--over", "range(3)", "--metrics", "."), "--metrics: . cannot be written"),
+        (("work.py::square", "--over", "range(3)", "--out", "work.py"), "--out: the folder work.py cannot be made"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_2(home: Path, script: Path, words: tuple[str, ...], text: str) -> None:
     status, out, err = run(home, script.parent, *words)
     assert (status, out) == (2, ""), err
     assert text in err
+
+
+def test_files_that_cannot_be_written_at_the_end_are_named_and_no_result_is_lost(home: Path, script: Path) -> None:
+    words = ("work.py::square", "--over", "range(3)", "--store", "64MiB", "--name", "unwritten")
+    (script.parent / "full.svg").symlink_to("/dev/full")
+    status, out, err = run(home, script.parent, *words, "--picture", "full.svg")
+    assert (status, len(out.splitlines())) == (1, 3), err
+    assert "3 chunks done" in err
+    assert "--picture: the file could not be written: No space left on device" in err
+    (script.parent / "out").mkdir()
+    (script.parent / "out" / "results.jsonl").symlink_to("/dev/full")
+    status, _, err = run(home, script.parent, *words, "--out", "out")
+    assert status == 1
+    assert "--out: the results could not be written: No space left on device" in err
+    status, _, err = run(home, script.parent, *words, "--out", "other")
+    assert status == 0, err
+    assert "3 of them by an earlier run" in err
 
 
 def test_more_cores_than_any_machine_has_is_refused_with_75(home: Path, script: Path) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import sublet
     from sublet.cli.live import LiveLine
     from sublet.jobs.core import ChunkFailed, JobEvent
+    from sublet.jobs.metrics import Metrics
     from sublet.jobs.session import JobResult
 
 STORE: Final = GIB
@@ -132,9 +133,12 @@ def burst(
         raise UsageError(
             "--over is missing", do="Say the inputs: --over items.jsonl, --over 'range(1000)', --over DIR."
         )
+    if as_json:
+        raise UsageError("--json is for `ls` and `show`", do="The results of a burst are lines of JSON in any case.")
     function = tasklet_of(words[0], entry, fuel) if words[0].endswith(WASM) else target_of(words[0])
     inputs, total = inputs_of(over)
     called = valid(name) if name is not None else burst_name([words[0], over], os.getcwd())
+    _check_places(out, picture, metrics)
     import sublet
     from sublet import jobs
     from sublet.cli.live import LiveLine
@@ -160,6 +164,14 @@ def burst(
             status = DONE
             try:
                 failures = _written(results, out, line)
+            except OSError as error:
+                if out is None or error.filename is not None:  # a reader is gone, or an input
+                    raise
+                results.close()
+                raise sublet.SubletError(
+                    f"--out: the results could not be written: {error.strerror}",
+                    do="Make room; the same command writes those that are stored, and runs what is missing.",
+                ) from error
             except KeyboardInterrupt:
                 results.close()
                 status, failures = INTERRUPTED, []
@@ -171,12 +183,37 @@ def burst(
             sys.stderr.write(f"sublet: interrupted; the same command runs only what is missing (--name {called})\n")
         return status
     watch.finish(result)
+    _say(result, failures, status)
+    unwritten = {"--metrics": watch.unwritten}
     if picture is not None:
         from sublet.jobs.svg import picture as drawn
 
-        Path(picture).write_text(drawn(result), encoding="utf-8")
-    _say(result, failures, status)
+        try:
+            Path(picture).write_text(drawn(result), encoding="utf-8")
+        except OSError as error:
+            unwritten["--picture"] = error
+    for option, trouble in unwritten.items():
+        if trouble is not None:
+            sys.stderr.write(f"sublet: {option}: the file could not be written: {trouble.strerror}\n")
+            status = status or FAILED
     return status or (FAILED if result.chunks_failed else DONE)
+
+
+def _check_places(out: str | None, picture: str | None, metrics: str | None) -> None:
+    """Before anything runs: whether what is to be written has a place."""
+    results = None if out is None else os.path.join(out, "results.jsonl")
+    if out is not None:
+        try:
+            os.makedirs(out, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"--out: the folder {visible(out)} cannot be made: {error.strerror}", do="Name another folder."
+            ) from None
+    for option, path in (("--out", results), ("--picture", picture), ("--metrics", metrics)):
+        if path is not None:
+            folder = os.path.dirname(os.path.abspath(path))
+            if os.path.isdir(path) or not os.access(folder, os.W_OK):
+                raise UsageError(f"{option}: {visible(path)} cannot be written", do="Name a file in a folder of yours.")
 
 
 # ---- what is run
@@ -334,6 +371,8 @@ class _Watch:
         self._began_ns = 0
         self._now_ns = 0
         self._capacity = ""
+        self.unwritten: OSError | None = None
+        """Why the metrics could not be written last. The burst goes on."""
 
     def heard(self, event: JobEvent) -> None:
         """Called on a thread of the job."""
@@ -349,7 +388,7 @@ class _Watch:
             self._line.set(lambda _: text)
         if self._path is not None and (event.at_ns / 1e9 - self._written_s) >= METRICS_EVERY_S:
             self._written_s = event.at_ns / 1e9
-            self._write()
+            self._write(self._metrics, self._total or self._metrics.chunks_done)
 
     def text(self) -> str:
         told = self._metrics
@@ -367,17 +406,19 @@ class _Watch:
         return " · ".join(parts)
 
     def finish(self, result: JobResult) -> None:
-        if self._path is not None:
-            from sublet.jobs.metrics import write_metrics
+        read = result.chunks_succeeded + result.chunks_failed + result.chunks_skipped
+        self._write(result.metrics, self._total or read)
 
-            read = result.chunks_succeeded + result.chunks_failed + result.chunks_skipped
-            write_metrics(self._path, result.metrics.prometheus(self._name, self._total or read))
-
-    def _write(self) -> None:
+    def _write(self, metrics: Metrics, total: int) -> None:
+        if self._path is None:
+            return
         from sublet.jobs.metrics import write_metrics
 
-        assert self._path is not None
-        write_metrics(self._path, self._metrics.prometheus(self._name, self._total or self._metrics.chunks_done))
+        self.unwritten = None
+        try:
+            write_metrics(self._path, metrics.prometheus(self._name, total))
+        except OSError as error:
+            self.unwritten = error
 
 
 def _written(results: Any, out: str | None, line: LiveLine) -> list[ChunkFailed]:
@@ -390,7 +431,6 @@ def _written(results: Any, out: str | None, line: LiveLine) -> list[ChunkFailed]
             stream: TextIO = sys.stdout
             bad: TextIO | None = None
         else:
-            os.makedirs(out, exist_ok=True)
             stream = stack.enter_context(open(os.path.join(out, "results.jsonl"), "w", encoding="utf-8"))
             bad = stack.enter_context(open(os.path.join(out, "failures.jsonl"), "w", encoding="utf-8"))
         for place, value in enumerate(results):
@@ -467,6 +507,7 @@ def _looked_at(words: Sequence[str], *, as_json: bool) -> int:
     if not as_json:
         one["core_time"] = seconds(round(one.pop("core_seconds"), 1))
         one["cost"] = format_cost(one["cost"], one.pop("currency"))
+        one["volume"] = _size(one["volume"])
     if as_json:
         sys.stdout.write(json.dumps(one) + "\n")
     else:
@@ -488,7 +529,7 @@ def _bursts(fabric: sublet.Fabric) -> list[dict[str, Any]]:
     for volume in fabric.volumes(own=True):
         if volume.name.startswith(VOLUME):
             one = of(volume.name.removeprefix(VOLUME))
-            one["volume"], one["keep_until"] = format_size(volume.size), volume.keep_until
+            one["volume"], one["keep_until"] = volume.size, volume.keep_until
     for view in fabric.leases(own=True):
         if PROGRAM.items() <= view.labels.items():
             of(view.labels.get(LABEL, ""))["leases"] += 1
@@ -498,6 +539,10 @@ def _bursts(fabric: sublet.Fabric) -> list[dict[str, Any]]:
             one = of(name)
             one["core_seconds"], one["cost"], one["currency"] = line.core_seconds, line.cost, line.currency
     return sorted(found.values(), key=lambda one: str(one["name"]))
+
+
+def _size(volume: int | None) -> str | None:
+    return None if volume is None else format_size(volume)
 
 
 def _count(fabric: sublet.Fabric, name: str) -> int | None:
@@ -529,7 +574,7 @@ def _list(found: list[dict[str, Any]], *, as_json: bool) -> None:
             str(one["leases"]),
             seconds(round(one["core_seconds"], 1)),
             format_cost(one["cost"], one["currency"]),
-            one["volume"] or "-",
+            _size(one["volume"]) or "-",
         ]
         for one in found
     ]

@@ -79,18 +79,9 @@ class Packed:
     def _taken_apart(self) -> Stowed:
         with self._lock:
             if self._stowed is None:
-                self._stowed = stow(self._encoded(), lend=self._lend)
+                self._stowed = stow(encoded(self.function), lend=self._lend)
                 self._let_go = weakref.finalize(self, close_all, self._stowed.fds)
             return self._stowed
-
-    def _encoded(self) -> Cargo:
-        try:
-            return encode(self.function, _shown(self.function))
-        except Unpicklable:
-            inner = getattr(self.function, "__wrapped__", None)
-            if inner is not None:  # what the caller gave: the path to what cannot travel begins there
-                encode(inner, _shown(inner))
-            raise
 
     def _lend(self, view: memoryview) -> int:
         if view.nbytes < LENT_MIN:
@@ -230,6 +221,17 @@ def checked_callable(function: object) -> Callable[..., Any]:
             do="Hand over the function and its arguments: lease.run(train, model, lr=1e-3).",
         )
     return function
+
+
+def encoded(function: Any) -> Cargo:
+    """A function as bytes. Raises ``Unpicklable`` with the path to what cannot travel."""
+    try:
+        return encode(function, _shown(function))
+    except Unpicklable:
+        inner = getattr(function, "__wrapped__", None)
+        if inner is not None:  # what the caller gave: the path to what cannot travel begins there
+            encode(inner, _shown(inner))
+        raise
 
 
 def name_of(function: Any) -> tuple[str, str] | None:

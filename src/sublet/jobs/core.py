@@ -723,4 +723,4 @@ def _explained(past: _Past, needs: Needs, reason: FailReason, policy: RetryPolic
         case FailReason.RAISED:
             return f"its function raised{last}"
         case FailReason.REFUSED:
-            return f"it cannot run{last}"
+            return f"it can have no result{last}"

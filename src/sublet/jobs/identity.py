@@ -152,6 +152,9 @@ def check_stable(value: object, what: str) -> None:
         data = cloudpickle.dumps(value, 5, buffer_callback=buffers.append)
         copy = pickle.loads(data, buffers=buffers)  # noqa: S301 - made in the line above
     except Exception as error:
+        from sublet.compute.functions import encoded  # a worker needs neither
+
+        encoded(value)  # says what of it cannot
         raise Unpicklable(f"{what} cannot travel to another process ({type(error).__name__}: {error})") from error
     held: list[memoryview] = []
     if len({_digest(one, what, held) for one in (value, value, copy)}) == 1:  # large arrays count by place

@@ -76,7 +76,7 @@ class Task:
                 return bytes(found)
             return _refused(f"the function returned a {type(found).__name__} instead of bytes")
         if type(found) in _NO_RESULTS:
-            return _refused("a generator cannot be the result of a chunk; return a list")
+            return _refused("a generator cannot be the result of a chunk")
         try:
             data = pickle.dumps(found, 5)
         except _UNPICKLABLE:
@@ -118,7 +118,7 @@ def load_result(data: bytes) -> Any:
 def error_of(raised: Raised) -> BaseException:
     """The exception as itself where it can be had, with the worker's traceback as a note; else what it said."""
     if raised.refused:
-        return Unpicklable(raised.text, what=raised.type_name)
+        return Unpicklable(raised.text, what=raised.type_name, do="Return plain data: numbers, texts, lists, arrays.")
     error: BaseException | None = None
     if raised.pickled is not None:
         try:

@@ -247,6 +247,12 @@ def test_a_function_whose_id_another_process_could_not_compute_is_refused() -> N
         check_stable(functools.partial(function, Copied()), "the function")
 
 
+def test_a_function_that_another_process_cannot_have_is_refused_with_the_path_to_what_cannot_travel() -> None:
+    held = {"locks": [1, threading.Lock()]}
+    with pytest.raises(Unpicklable, match=r"captured variable 'held'\['locks'\]\[1\] cannot travel"):
+        check_stable(lambda x: (x, held), "the function")
+
+
 class Fresh:
     """Pickled with a buffer of its own each time, of which it is unknown what it holds."""
 

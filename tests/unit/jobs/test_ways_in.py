@@ -12,8 +12,10 @@ import joblib  # type: ignore[import-untyped]
 import pytest
 
 from sublet import aio, jobs
+from sublet.cli import burst
 from sublet.cli.burst import burst_name, inputs_of, target_of
 from sublet.cli.declare import UsageError
+from sublet.cli.live import LiveLine
 from sublet.compute import posting
 from sublet.errors import InvalidRequest
 from sublet.jobs import joblib_backend
@@ -221,3 +223,13 @@ def test_the_same_command_in_the_same_folder_has_the_same_name() -> None:
     assert name == burst_name(["a/Script Ü.py::f", "range(3)"], "/x")
     assert name != burst_name(["a/Script Ü.py::f", "range(4)"], "/x")
     assert name.startswith("script-py-f-")
+
+
+def test_a_burst_goes_on_where_its_metrics_cannot_be_written(tmp_path: Path) -> None:
+    watch = burst._Watch(LiveLine(), 3, 2, "pi", str(tmp_path / "gone" / "pi.prom"))
+    watch.heard(JobEvent(10**12, "done", 3))
+    assert "No such file" in str(watch.unwritten)
+    (tmp_path / "gone").mkdir()
+    watch.heard(JobEvent(2 * 10**12, "done", 3))
+    assert str(watch.unwritten) == "None"
+    assert 'sublet_chunks_done{job="pi"} 6' in (tmp_path / "gone" / "pi.prom").read_text()
