@@ -84,6 +84,10 @@ def test_a_cell_without_code_is_given_a_body_so_that_our_own_error_is_shown(cell
     assert (line.split(), body) == (cell.split(), "\n")
 
 
+def test_a_cell_about_the_notebooks_shell_is_read_without_the_line_above_it() -> None:
+    assert with_a_body(["\n", "%%gpu --ttl 5m\n", "%reset -f\n"]) == ["\n", "# %%gpu --ttl 5m\n", "%reset -f\n"]
+
+
 @pytest.mark.parametrize("cell", ["%%gpu --help\nx", "", "%%gpu\nx", "%gpu --help", "%%gpus", "x"])
 def test_any_other_cell_is_read_as_it_stands(cell: str) -> None:
     lines = cell.splitlines(keepends=True)

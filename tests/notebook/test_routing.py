@@ -16,6 +16,8 @@ HERE = [
     "%%cpu\nx = 1",
     "\n%%cpu\nx = 1",
     "%%gpu --vram 2GiB\nx = 1",
+    "%reset -f",
+    "# the last three\n%history -n 1-3\n%xdel x\n",
 ]
 THERE = [
     "x = 1",
@@ -27,6 +29,9 @@ THERE = [
     "%%cpus\nx",
     "await f()",
     "%load_ext autoreload",
+    "%reset -f\nx = 1",
+    "%resets",
+    "%who",
 ]
 
 

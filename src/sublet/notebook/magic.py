@@ -15,6 +15,7 @@ from sublet.notebook.commands import help_text as commands_text
 from sublet.notebook.front import CellFailed
 from sublet.notebook.options import CellOptions, configured, help_text, parse_line
 from sublet.notebook.plain import said_plainly
+from sublet.notebook.routing import is_about_shell
 
 ASKS: Final = ("-h", "--help", "?", "help")
 """Behind ``%%gpu``: show the help and run nothing."""
@@ -83,9 +84,11 @@ class GpuMagics(Magics):
 
 def with_a_body(lines: list[str]) -> list[str]:
     """A cell that is only a line with ``%%gpu``, so that our messages are shown: IPython says that a cell magic needs a
-    body, and asks whether ``%gpu`` was meant."""
+    body, and asks whether ``%gpu`` was meant. One that is about the notebook's shell runs there, as it stands."""
     text = "".join(lines).strip()
     words = text.split()
+    if words[:1] == ["%%gpu"] and is_about_shell(text.splitlines()[1:]):
+        return [f"# {line}" if line.lstrip().startswith("%%gpu") else line for line in lines]
     if words[:1] != ["%%gpu"] or len(text.splitlines()) != 1:
         return lines
     return ["%gpu help\n"] if len(words) == 2 and words[1] in ASKS else [f"{text}\n", "\n"]

@@ -7,7 +7,7 @@ it that runs. Text in, text out; nothing here knows IPython.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 HERE: Final = "%%cpu"
@@ -17,12 +17,24 @@ MAGIC: Final = "sublet_cell"
 _OURS: Final = re.compile(r"\s*%(gpu|load_ext\s+sublet|reload_ext\s+sublet|unload_ext\s+sublet)(\s|$)")
 
 
+_SHELL: Final = re.compile(
+    r"\s*%(reset|reset_selective|xdel|history|hist|recall|rep|rerun|macro|save|edit|notebook|log(start|stop|on|off|state))(\s|$)"
+)
+"""Magics about the notebook's own shell: its names as a whole, and its history, which the device does not have."""
+
+
+def is_about_shell(lines: Iterable[str]) -> bool:
+    """Whether all that these lines do is to ask the notebook's shell something: that can be done there alone."""
+    asked = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return bool(asked) and all(_SHELL.match(line) for line in asked)
+
+
 def stays_here(cell: str) -> bool:
     """Whether a cell is not for the device as a whole. One with ``%%gpu`` goes there by itself."""
     lines = [line for line in cell.splitlines() if line.strip()]
     if lines and _words(lines[0])[:1] in (["%%gpu"], [HERE]):
         return True
-    return all(line.lstrip().startswith("#") or _OURS.match(line) for line in lines)
+    return is_about_shell(lines) or all(line.lstrip().startswith("#") or _OURS.match(line) for line in lines)
 
 
 def routed(lines: Sequence[str]) -> list[str]:
