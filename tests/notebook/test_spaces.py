@@ -224,13 +224,40 @@ def test_a_cell_that_raises_brings_its_changes_back(nb: Notebook) -> None:
 
 
 def test_what_cannot_travel_is_named_before_the_cell_runs(nb: Notebook) -> None:
-    nb.here("import threading\nlock = threading.Lock()\nd = {'a': [lock]}\ndef f(): return lock\nfine = 1")
+    nb.here(
+        "import threading\nlock = threading.Lock()\nlock.acquire()\nd = {'a': [lock]}\ndef f(): return lock\nfine = 1"
+    )
     for cell, name in (("lock", "lock"), ("d", "d"), ("f()", "lock")):
         with pytest.raises(Unpicklable) as caught:
             nb.there(cell)
         assert caught.value.path.startswith(name)
         assert "lock" in str(caught.value)
     assert nb.there("ok = fine") is None
+
+
+def test_what_cannot_be_sent_costs_two_encodings_the_first_time_and_one_later(
+    nb: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a cell that can use any name: all that cannot be sent is found at once, and asked by itself the next time."""
+    nb.here("a, b, c = ([(n for n in ())] for _ in range(3)); fine = [1]")
+    encoded = []
+
+    def count(*roots: Any, **named: Any) -> Any:
+        encoded.append(roots)
+        return object_groups.encode_roots(*roots, **named)
+
+    monkeypatch.setattr("sublet.notebook.spaces.encode_roots", count)
+    with nb.at_home():
+        first = nb.space.outgoing(nb.space.visible())
+        assert first.stays == dict.fromkeys("abc", "a generator")
+        assert len(encoded) == 2
+        assert nb.space.outgoing(nb.space.visible()).stays == first.stays
+        assert len(encoded) == 3
+        nb.names["a"][0] = "can be sent now"
+        nb.names["b"] = 5
+        later = nb.space.outgoing(nb.space.visible())
+        assert (later.stays, len(encoded)) == ({"c": "a generator"}, 4)
+        assert later.names == {"a", "b", "fine"}
 
 
 def test_what_cannot_come_back_stays_and_is_named(nb: Notebook) -> None:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any, Final, ParamSpec, TypeVar
 
 from sublet.errors import Unpicklable
-from sublet.notebook.blame import blamed
+from sublet.notebook.blame import blamed, blamed_beside
 from sublet.notebook.counting import TOO_MANY, has_too_many
 from sublet.notebook.groups import digest, has_room, is_told_by_digest, without_handles
 from sublet.notebook.home import HomeRules
@@ -111,6 +111,11 @@ def _of_code(value: Any) -> set[int]:
     return {id(vars(value).get("__annotations__"))} if isinstance(value, type) else set()
 
 
+def _which(value: Any) -> tuple[type, int]:
+    """Names an object without keeping it alive."""
+    return type(value), id(value)
+
+
 def _ids_of(groups: Iterable[Group]) -> set[int]:
     """Of the objects that groups hold."""
     return {id(value) for group in groups for value in (group.plain or group.encoded.met or {}).values()}
@@ -194,6 +199,8 @@ class Space:
         self._lodging: Lender | Lodger = Lodger() if lender is None else lender
         self.on_group: Callable[[Collection[str], int], object] | None = None
         """Told, before it is encoded or merged, of each group: its names, and its bytes if they are known (else 0)."""
+        self._refused: dict[str, tuple[tuple[type, int], str]] = {}
+        """Names whose objects could not be encoded: which, and why."""
         self._first: set[str] = set()
         """Names that code reads which runs while other names are unpickled: they cross before those."""
         self._owed: list[tuple[list[str], Mapping[tuple[str, ...], Parcel]]] = []
@@ -570,6 +577,7 @@ class Space:
         self._shared.clear()
         self._files.clear()
         self._first.clear()
+        self._refused.clear()
         self._finder.forget()
         self._identities.forget()
         self._lodging.forget()
@@ -668,6 +676,14 @@ class Space:
             still = {name for name in left - anew if name in self._still and self._is_still(name)}
         here |= beside
         line += beside
+
+        def is_asked_for(name: str) -> bool:
+            return must and name != LOST and (strict is None or name in strict)
+
+        for name in self._refused_before(line):
+            if not is_asked_for(name):
+                found.stays[name] = self._refused[name][1]
+                line.remove(name)
         told = self.on_group
         before = None if told is None else lambda names: told(names, 0)
         while True:
@@ -694,12 +710,28 @@ class Space:
                         without_scaffolding(group.encoded.met)
                 return [replace(one, is_joined=True) if one.names in parts else one for one in groups]
             except Unpicklable as error:
-                name, error = blamed(error, {name: here[name] for name in line})
-                if must and name != LOST and (strict is None or name in strict):
+                values = {name: here[name] for name in line}
+                name, error = blamed(error, values)
+                if is_asked_for(name):
                     raise error from None
-                if name != LOST:
-                    found.stays[name] = error.what or error.message
-                line.remove(name)
+                stuck = blamed_beside(error, values) | {name: error.what or error.message}
+                for one, why in stuck.items():
+                    if is_asked_for(one):
+                        continue
+                    line.remove(one)
+                    if one != LOST:
+                        found.stays[one] = why
+                        self._refused[one] = _which(here[one]), why
+
+    def _refused_before(self, names: Collection[str]) -> list[str]:
+        """Of these names those that still have what could not be encoded, and cannot be now. Asked of each by itself
+        that takes as long as the way to its obstacle; among others, each takes an encoding of all."""
+        known = self._refused.keys() & names if self._refused else ()
+        for name in [one for one in known if one in self.names]:
+            value = self.names[name]
+            if self._refused[name][0] != _which(value) or can_travel({name: value}, HomeRules()):
+                del self._refused[name]
+        return [name for name in names if name in self._refused] if self._refused else []
 
     def _among(
         self, names: Iterable[str], groups: Collection[tuple[str, ...]], but: Collection[str]
