@@ -246,17 +246,30 @@ def test_results_of_cells_are_where_the_shell_keeps_them(shell: Shell) -> None:
 def test_a_cell_that_can_use_any_name_runs_without_those_that_cannot_be_sent(shell: Shell) -> None:
     """They are named each time; a name in its text keeps it from running."""
     shell.run("import sys, types; absent = sys.modules['absent_'] = types.ModuleType('absent_')")
-    shell.run("import threading; lock, other = threading.Lock(), 'sent'; ip = get_ipython()")
+    shell.run("import threading; lock, other = threading.Lock(), 'sent'; _ = lock.acquire(); ip = get_ipython()")
     answer = shell.run(GPU + "print(globals()['other'], 'lock' in globals(), ip is get_ipython())")
     assert answer["out"] == "sent False True\n", answer
     assert "cannot be sent to the device: absent (ModuleNotFoundError" in answer["err"]
-    assert "lock (a thread lock)" in answer["err"]
+    assert "lock (a thread lock that is held)" in answer["err"]
     assert shell.run(GPU + "eval('lo' + 'ck')")["error"] == "NameError"
     assert shell.run(GPU + "globals(), lock")["error"] == "Unpicklable"
     assert shell.run(GPU + "here = get_ipython()")["error"] == ""
     assert shell.run("print(here is get_ipython())")["out"] == "True\n"
     assert "cannot be sent" not in shell.run(GPU + "eval('other')")["err"]
     shell.run("del lock, ip, here, absent, sys.modules['absent_']")
+
+
+def test_magics_about_the_notebooks_shell_are_asked_there(shell: Shell) -> None:
+    """The device has no history, and only some of the names."""
+    shell.run(GPU + "gone_, kept_ = [1], 2")
+    assert "gone_, kept_ = [1], 2" in shell.run(GPU + "%history -l 3")["out"]
+    assert shell.run(GPU + "# a comment\n%xdel gone_")["error"] == ""
+    assert shell.run(GPU + "gone_")["error"] == "NameError"
+    assert shell.run(GPU + "%reset -f")["error"] == ""
+    assert shell.run("kept_")["error"] == "NameError"
+    assert shell.run(GPU + "kept_")["error"] == "NameError"
+    assert shell.run("print(Out)")["out"] == "{}\n"
+    assert_next_is_right(shell)
 
 
 def test_a_result_does_not_take_a_name_that_a_cell_has_bound(shell: Shell) -> None:

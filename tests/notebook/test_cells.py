@@ -294,10 +294,10 @@ def test_a_lease_that_is_lost_is_news_and_the_next_cell_goes_on(nb: Notebook, ho
 
 
 def test_what_cannot_travel_is_named_and_the_cell_does_not_run(nb: Notebook) -> None:
-    nb.run("import threading\nlock = threading.Lock()")
+    nb.run("import threading\nlock = threading.Lock()\nlock.acquire()")
     with pytest.raises(CellExecutionError, match="a thread lock"):
         nb.run("%%gpu\nran = True\nwith lock:\n    pass")
-    assert "lock: cannot be sent (a thread lock)" in text(nb.run("%gpu explain x, lock"))
+    assert "lock: cannot be sent (a thread lock that is held)" in text(nb.run("%gpu explain x, lock"))
     with pytest.raises(CellExecutionError, match="NameError"):
         nb.run("print(ran)")
 

@@ -127,8 +127,8 @@ def test_a_figure_and_what_it_holds_of_the_notebooks(nb: Notebook) -> None:
 
 
 def test_a_figure_that_cannot_be_pickled_stays_and_is_named(nb: Notebook) -> None:
-    assert nb.there("import threading\nfig = plt.figure(); fig.lock = threading.Lock()") is None
-    assert "figure" in nb.came.stays["fig"]
+    assert nb.there("import threading\nfig = plt.figure(); fig.lock = threading.Lock(); fig.lock.acquire()") is None
+    assert nb.came.stays["fig"] == "a thread lock that is held"
 
 
 def test_a_figure_that_cannot_be_put_together_is_left_as_it_was(nb: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:

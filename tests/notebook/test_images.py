@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from sublet.errors import Unpicklable
 from tests.notebook.sides import Notebook
 
 MAKE = "from PIL import Image, ImageDraw\nimg = Image.new('RGB', (8, 8)); d = ImageDraw.Draw(img)"
@@ -93,3 +96,43 @@ def test_an_image_of_a_file_goes_on_to_tell_what_stands_in_the_file(nb: Notebook
         assert len(nb.names["told"][4]) == 2
         assert run(f"opened.putpixel((0, 0), {RED})") is None
     assert nb.here("photo.save(io.BytesIO(), 'jpeg', quality='keep')") is None
+
+
+FRAMES = """
+from PIL import Image, ImageSequence
+shades = [Image.new("RGB", (8, 8), (n * 60, 0, 0)) for n in range(4)]
+shades[0].save(file, save_all=True, append_images=shades[1:])
+film = Image.open(file); opened, same = film.fp, [film]; film.seek(1)
+def shade(): return film.convert("RGB").getpixel((5, 5))[0], film.tell()
+"""
+
+
+@pytest.mark.parametrize("kind", ["gif", "tiff", "png"])
+@pytest.mark.parametrize("made_there", [True, False])
+def test_an_image_of_several_frames_is_at_the_frame_where_the_other_side_left_it(
+    nb: Notebook, made_there: bool, kind: str, tmp_path: Path
+) -> None:
+    nb.here(f"file = {str(tmp_path / f'film.{kind}')!r}")
+    assert (nb.there if made_there else nb.here)(FRAMES) is None
+    assert nb.there("seen = shade(), film.n_frames, film.is_animated; film.seek(2)") is None
+    assert nb.names["seen"] == ((60, 1), 4, True)
+    assert nb.here("seen = shade(), same[0] is film; film.seek(3)") is None
+    assert nb.names["seen"] == ((120, 2), True)
+    assert (
+        nb.there("seen = shade(), [one.convert('RGB').getpixel((0, 0))[0] for one in ImageSequence.Iterator(film)]")
+        is None
+    )
+    assert nb.names["seen"] == ((180, 3), [0, 60, 120, 180])
+    assert nb.there("film.seek(1); film.paste(1, (0, 0, 2, 2))") is None
+    assert nb.here("drawn = film.tobytes()") is None
+    assert nb.there("seen = film.tobytes() == drawn, shade()") is None
+    assert nb.names["seen"] == (True, (60, 1))
+    assert nb.here("film.close()" if made_there else "opened.close()") is None
+
+
+def test_frames_that_are_in_no_file_are_refused_by_name(nb: Notebook) -> None:
+    """Pillow's own pickling leaves all but one of them out, and says nothing."""
+    nb.here("import io\nfile = io.BytesIO()")
+    assert nb.here(FRAMES.replace("(file, ", "(file, 'gif', ")) is None
+    with pytest.raises(Unpicklable, match="film: an image of 4 frames that is in no file"):
+        nb.there("film.seek(2)")

@@ -92,7 +92,7 @@ def test_a_function_that_looks_names_up_has_them(nb: Notebook) -> None:
 
 
 def test_what_cannot_be_sent_and_stands_in_a_string_keeps_no_cell_from_running(nb: Notebook) -> None:
-    nb.here("import pandas as pd, threading\na = threading.Lock()\ndf = pd.DataFrame({'a': [1, 2]})")
+    nb.here("import pandas as pd, threading\na = threading.Lock(); a.acquire()\ndf = pd.DataFrame({'a': [1, 2]})")
     assert nb.there("found = len(df.query('a > 1'))") is None
     assert nb.names["found"] == 1
 

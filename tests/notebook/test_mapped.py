@@ -130,7 +130,7 @@ def test_a_cell_that_ends_without_a_value_that_is_asked_for_fails(main: Module) 
 
 
 def test_what_cannot_be_sent_is_named(main: Module) -> None:
-    main.run("import threading\nlock = threading.Lock()\ndef f():\n    return lock")
+    main.run("import threading\nlock = threading.Lock()\nlock.acquire()\ndef f():\n    return lock")
     with pytest.raises(Unpicklable, match="lock: a thread lock"):
         main.cell("f()", "f", gives=("x",))
     with pytest.raises(Unpicklable, match=r"params\[1\]: .*a thread lock"):
@@ -327,7 +327,7 @@ def test_an_interrupt_stops_all_and_keeps_what_is_finished(stage: OfficeStage, f
     ],
 )
 def test_what_makes_no_sense_is_refused(stage: OfficeStage, shell: Shell, cell: str, says: str) -> None:
-    shell.run("import threading\nlock = threading.Lock()\nparams = [{'n': 1}, {'n': 2}]")
+    shell.run("import threading\nlock = threading.Lock()\nlock.acquire()\nparams = [{'n': 1}, {'n': 2}]")
     answer = shell.run(cell)
     assert answer["error"], answer
     assert says in answer["said"], answer

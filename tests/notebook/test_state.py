@@ -224,9 +224,11 @@ def test_after_a_kernel_was_killed_a_new_one_is_told_and_restores_when_asked(
     nb.run("%gpu release")
     second.run(LARGE + "import numpy as np\ndeep = np.full(1 << 18, 5.0)")
     second.run("import random, numpy as np\nrandom.seed(3), np.random.seed(3)\nrandom.random(), np.random.rand()")
-    said = text(second.run("mine, own = 'saved', 1\nlock = __import__('threading').Lock()\n%gpu checkpoint"))
+    said = text(
+        second.run("mine, own = 'saved', 1\nlock = __import__('threading').Lock()\nlock.acquire()\n%gpu checkpoint")
+    )
     assert re.search(r"saved at \d\d:\d\d:\d\d as lab-1: .* written", said)
-    assert "lock: cannot be saved (a thread lock)" in said
+    assert "lock: cannot be saved (a thread lock that is held)" in said
     draws = "import random, numpy as np\nprint(random.random(), np.random.rand())"
     drawn = text(second.run(draws))
     os.kill(int(text(second.run("import os\nprint(os.getpid())"))), signal.SIGKILL)

@@ -10,8 +10,10 @@ import contextvars
 import enum
 import functools
 import importlib
+import io
 import re
 import sys
+import threading
 import types
 import typing
 import weakref
@@ -158,6 +160,22 @@ def set_image(image: Any, state: tuple[list[Any], dict[str, Any]]) -> None:
     own, left = state
     image.__setstate__(own)
     vars(image).update({name: held for name, held in left.items() if name not in vars(image)})
+
+
+def image_frame(file: str, frame: int) -> Any:
+    """An image of several frames, at one of them."""
+    with open(file, "rb") as opened:  # no file stays open for an image that nothing closes
+        image = importlib.import_module("PIL.Image").open(io.BytesIO(opened.read()))
+    image.filename = file
+    image.seek(frame)
+    image.load()
+    return image
+
+
+def set_frame(image: Any, state: list[Any]) -> None:
+    """The frame may have been drawn on since it was read."""
+    if image.__getstate__()[1:5] != state[1:5]:
+        importlib.import_module("PIL.Image").Image.__setstate__(image, state)
 
 
 def of_module(module: str, name: str) -> Any:
@@ -469,6 +487,18 @@ def gone_from(kind: type, state: ClassState) -> list[str]:
     slots = {name for name, part in vars(kind).items() if isinstance(part, types.MemberDescriptorType)}
     own = [one for one in vars(kind) if not one.startswith(("__", "_abc_"))]
     return [name for name in own if name not in state.attributes and name not in slots]
+
+
+OF_NEW_THREAD: Final = ("_stderr", "_invoke_excepthook")
+"""What a thread is given where it is made: how an error in it is shown."""
+
+
+def idle_thread(kind: Any) -> Any:
+    """A thread that was not started, or has ended."""
+    made = kind.__new__(kind)
+    new = vars(threading.Thread())
+    made.__dict__.update({name: new[name] for name in OF_NEW_THREAD if name in new})
+    return made
 
 
 def set_chain(error: BaseException, state: tuple[Any, Any, Any, bool]) -> None:

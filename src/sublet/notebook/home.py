@@ -7,8 +7,12 @@ finds, where it arrives, the namespace there; which names it will look for is no
 
 from __future__ import annotations
 
+import concurrent.futures
+import logging
 import multiprocessing.connection
+import subprocess
 import sys
+import threading
 import types
 import weakref
 from typing import Any, Final
@@ -22,6 +26,10 @@ from sublet.state.transfer.reducers import MAINS, GpuRule, Refused, Rules, conte
 CONNECTIONS: Final = (multiprocessing.connection._ConnectionBase, weakref.WeakSet)
 """What pickle can encode without use: a file descriptor of another process, and weak references to what has no
 holder there."""
+RLOCK: Final = type(threading.RLock())
+LOCKS: Final = frozenset({type(threading.Lock()), RLOCK})
+BOUND_TO_PROCESS: Final = (subprocess.Popen, concurrent.futures.Future, logging.Handler, threading.Thread)
+"""What belongs to its process, for as long as it runs or always."""
 NAMED: Final = {"Connection": "an end of a pipe", "WeakSet": "a set of weak references"}
 READ_ANY: Final = frozenset({"eval", "exec", "globals"})
 LOADING: Final = frozenset(
@@ -106,6 +114,10 @@ class HomeRules(Rules):
     def _rule_for(self, kind: type) -> Any:
         if issubclass(kind, CONNECTIONS):
             return self._refused
+        if kind in LOCKS:
+            return self._lock
+        if issubclass(kind, BOUND_TO_PROCESS):
+            return self._idle
         shell = sys.modules.get("IPython.core.interactiveshell")
         if shell is not None and issubclass(kind, shell.InteractiveShell):
             return self._shell
@@ -114,6 +126,32 @@ class HomeRules(Rules):
 
     def _refused(self, value: Any) -> Any:
         raise Refused(NAMED.get(type(value).__name__, f"a {type(value).__qualname__}"))
+
+    def _lock(self, value: Any) -> Any:
+        """One that no thread holds is the same as a new one."""
+        if not value.acquire(blocking=False):
+            raise Refused("a thread lock that is held")
+        value.release()
+        if type(value) is RLOCK and value._is_owned():  # type: ignore[attr-defined]
+            raise Refused("a thread lock that is held")
+        return (threading.RLock if type(value) is RLOCK else threading.Lock), ()
+
+    def _idle(self, value: Any) -> Any:
+        """What a thread or another process is going to change stays with its process; what has ended is data."""
+        match value:
+            case subprocess.Popen() if value.returncode is None:
+                raise Refused("a running process")
+            case concurrent.futures.Future() if not value.done():
+                raise Refused("a future that is not done")
+            case logging.Handler():
+                raise Refused("a handler of logging")
+            case threading.Thread() if value.is_alive():
+                raise Refused("a running thread")
+            case threading.Thread():
+                state = {name: held for name, held in vars(value).items() if name not in rebuild.OF_NEW_THREAD}
+                return rebuild.idle_thread, (type(value),), state
+            case _:
+                return NotImplemented
 
     def _shell(self, value: Any) -> Any:
         """What ``get_ipython()`` gives: each side has its own."""

@@ -248,9 +248,17 @@ CLASSES: list[Kind] = [
         "x.b = 3",
         "x.b == 3",
     ),
+    travels(
+        "an exception whose __init__ wants other arguments",
+        "class E(Exception):\n    def __init__(self, a, b):\n        super().__init__(f'{a}{b}')\n        self.b = b\n"
+        "x = E(1, 2); x.__cause__ = KeyError('k')",
+        "str(x) == '12' and x.b == 2 and x.args == ('12',) and type(x.__cause__) is KeyError",
+        "x.b = 3",
+        "x.b == 3",
+    ),
     refused(
         "an exception that cannot be put together",
-        "class E(Exception):\n    def __init__(self, a, b): super().__init__(f'{a}{b}')\nx = E(1, 2)",
+        "class E(SystemExit):\n    def __init__(self, a, b): super().__init__(f'{a}{b}')\nx = E(1, 2)",
         "E.__init__() missing 1 required positional argument",
         "str(x) == '12'",
     ),

@@ -18,11 +18,63 @@ RESOURCES: list[Kind] = [
     refused(
         "a temporary file", "import tempfile\nx = tempfile.NamedTemporaryFile()", "an open file", close="x.close()"
     ),
-    refused("a lock", "import threading\nx = threading.Lock()", "a thread lock"),
-    refused("a lock that can be taken twice", "import threading\nx = threading.RLock()", "a thread lock"),
-    refused("a condition, an event", "import threading\nx = threading.Event()", "a thread lock", "not x.is_set()"),
-    refused("a queue of threads", "import queue\nx = queue.Queue()", "a thread lock", "x.empty()"),
-    refused("a thread", "import threading\nx = threading.Thread(target=print)", "a thread lock"),
+    travels("a lock that no thread holds", "import threading\nx = threading.Lock()", "not x.locked()"),
+    refused(
+        "a lock that a thread holds",
+        "import threading\nx = threading.Lock(); x.acquire()",
+        "a thread lock that is held",
+        "x.locked()",
+        close="x.release()",
+    ),
+    travels(
+        "a lock that can be taken twice",
+        "import threading\nx = threading.RLock()",
+        "x.acquire() and x.acquire() and x.release() is x.release() is None",
+    ),
+    refused(
+        "a lock that can be taken twice, and that a thread holds",
+        "import threading\nx = threading.RLock(); x.acquire()",
+        "a thread lock that is held",
+        close="x.release()",
+    ),
+    travels(
+        "an object with a lock",
+        "import threading\nclass C:\n    def __init__(self):\n        self.lock, self.n = threading.Lock(), 0\n"
+        "    def add(self):\n        with self.lock:\n            self.n += 1\nx = C(); y = x.lock",
+        "x.lock is y and not y.locked()",
+        "x.add()",
+        "x.n == 1 and x.lock is y",
+    ),
+    travels("an event", "import threading\nx = threading.Event()", "type(x.is_set()) is bool", "x.set()", "x.is_set()"),
+    travels(
+        "a queue of threads",
+        "import queue\nx = queue.Queue(3); x.put('a')",
+        "x.queue[0] == 'a' and x.maxsize == 3",
+        "x.put('b')",
+        "list(x.queue) == ['a', 'b'] and x.unfinished_tasks == 2",
+    ),
+    travels(
+        "a thread that was not started",
+        "import threading\nx = threading.Thread(target=abs, args=(1,), name='n')",
+        "x.name == 'n' and not x.is_alive()",
+        "x.start(); x.join()",
+        "not x.is_alive() and x.ident",
+    ),
+    travels(
+        "a thread that has ended",
+        "import threading\nclass T(threading.Thread):\n    def run(self): self.found = [1]\n"
+        "x = T(daemon=True); x.start(); x.join()",
+        "x.found[0] == 1 and x.daemon and x.ident and x.join() is None",
+        "x.found.append(2)",
+        "x.found == [1, 2] and not x.is_alive()",
+    ),
+    refused(
+        "a thread that runs",
+        "import threading\ny = threading.Event(); x = threading.Thread(target=y.wait, daemon=True); x.start()",
+        "a running thread",
+        "x.is_alive()",
+        close="y.set(); x.join()",
+    ),
     refused("thread-local data", "import threading\nx = threading.local()", "thread-local data"),
     refused(
         "a pool of threads",
@@ -30,14 +82,28 @@ RESOURCES: list[Kind] = [
         "a _queue.SimpleQueue",
         close="x.shutdown()",
     ),
-    refused("a future", "import concurrent.futures as c\nx = c.Future()", "a thread lock"),
-    refused("a socket", "import socket\nx = socket.socket()", "a socket", close="x.close()"),
-    refused(
-        "a process",
-        "import subprocess, sys\nx = subprocess.Popen([sys.executable, '-c', '']); _ = x.wait()",
-        "a thread lock",
-        "x.returncode == 0",
+    refused("a future", "import concurrent.futures as c\nx = c.Future()", "a future that is not done"),
+    travels(
+        "a future that is done",
+        "import concurrent.futures as c\nx = c.Future(); x.set_result([1])",
+        "x.done() and x.result()[0] == 1",
+        "x.result().append(2)",
+        "x.result() == [1, 2]",
     ),
+    refused("a socket", "import socket\nx = socket.socket()", "a socket", close="x.close()"),
+    travels(
+        "a process that has ended",
+        "import subprocess, sys\nx = subprocess.Popen([sys.executable, '-c', '']); _ = x.wait()",
+        "x.returncode == x.poll() == x.wait() == 0",
+    ),
+    refused(
+        "a process that runs",
+        "import subprocess\nx = subprocess.Popen(['cat'], stdin=subprocess.PIPE)",
+        "a running process",
+        "x.returncode is None",
+        close="x.stdin.close(); _ = x.wait()",
+    ),
+    refused("a handler of logging", "import logging\nx = logging.NullHandler()", "a handler of logging"),
     refused(
         "a pipe of multiprocessing",
         "import multiprocessing as m\nx = m.Pipe()[0]",
@@ -83,8 +149,10 @@ RESOURCES: list[Kind] = [
         "an open file",
         close="x().close()",
     ),
-    refused(
-        "a bound method of a lock", "import threading\ny = threading.Lock(); x = y.acquire", "a thread lock", "x()"
+    travels(
+        "a bound method of a lock",
+        "import threading\ny = threading.Lock(); x = y.locked",
+        "x.__self__ is y and not x()",
     ),
     by_name("standard output", "import sys\nx = sys", "x.stdout is not None"),
     by_name(

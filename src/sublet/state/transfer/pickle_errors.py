@@ -113,14 +113,14 @@ def blockers(value: object, rules: Rules, *, roots: bool = False) -> list[Blocke
 
 def describe(value: object, error: BaseException | None = None) -> str:
     """An object in plain words."""
-    kind = type(value)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    if name in PLAIN_NAMES:
-        return PLAIN_NAMES[name]
     from sublet.state.transfer.reducers import Refused
 
     if isinstance(error, Refused):
         return str(error)
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if name in PLAIN_NAMES:
+        return PLAIN_NAMES[name]
     if isinstance(value, types.FunctionType | type):
         return f"{value.__module__}.{value.__qualname__}"
     said = f"a {kind.__qualname__}" if kind.__module__ == "builtins" else f"a {name}"

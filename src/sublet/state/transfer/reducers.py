@@ -13,6 +13,7 @@ import copyreg
 import enum
 import functools
 import importlib
+import os
 import re
 import struct
 import sys
@@ -343,7 +344,9 @@ class Rules:
 
     def _exception(self, value: BaseException) -> Any:
         """With what it was raised from, which pickle leaves behind. Tracebacks stay where they are."""
-        reduced = value.__reduce_ex__(5)
+        reduced: Any = (copyreg.__newobj__, (type(value), *value.args), vars(value) or None)  # type: ignore[attr-defined]
+        if not _is_made_by_init(type(value)):
+            reduced = value.__reduce_ex__(5)
         chain = (value.__cause__, value.__context__, value.__suppress_context__)
         if chain == (None, None, False) or not isinstance(reduced, tuple) or len(reduced) > 3:
             return reduced
@@ -512,13 +515,20 @@ class Rules:
         return rebuild.image_draw, (value._image, value.mode), state
 
     def _image(self, value: Any) -> Any:
-        """An image of Pillow, with what its own state leaves out: texts of its file, its type, its tables."""
+        """An image of Pillow, with what its own state leaves out: texts of its file, its type, its tables. One of
+        several frames is opened again, at the frame where it stands."""
+        frames = _frames_of(value)
         call, arguments, state, *more = value.__reduce_ex__(2)  # that may read the file
         if more != [None, None] or type(state) is not list:
             return NotImplemented
         known = rebuild.SAVED_WITH
         left = {name: held for name, held in vars(value).items() if type(held) in PLAIN_KINDS and name not in known}
-        return call, arguments, (state, left), None, None, rebuild.set_image
+        if frames == 1:
+            return call, arguments, (state, left), None, None, rebuild.set_image
+        file = value.filename
+        if not isinstance(file, str | os.PathLike) or not os.path.isfile(file):
+            raise Refused(f"an image of {frames} frames that is in no file")
+        return rebuild.image_frame, (os.path.abspath(file), value.tell()), state, None, None, rebuild.set_frame
 
     def _hook_handle(self, value: Any) -> Any:
         """It knows its dicts by weak references; those that are gone it cannot restore itself."""
@@ -590,6 +600,14 @@ class Rules:
         return maker, (_Made(reduced), *rest)
 
 
+def _frames_of(image: Any) -> int:
+    """Of an opened image of Pillow; one that is closed, or was not opened, has the one that it shows."""
+    try:
+        return int(getattr(image, "n_frames", 1))
+    except Exception:  # noqa: BLE001 - its file is closed or damaged
+        return 1
+
+
 def has_plain_state(kind: type) -> bool:
     """Whether a class has no say in how its instances are pickled and hashed."""
     own = ("__reduce_ex__", "__reduce__", "__getstate__")
@@ -602,6 +620,19 @@ def has_plain_state(kind: type) -> bool:
 
 
 _BY_IDENTITY: Final[tuple[Any, ...]] = (object.__hash__, None)
+
+
+def _is_made_by_init(kind: type[BaseException]) -> bool:
+    """Whether a class of exceptions has an ``__init__`` of its own, which may want other arguments than those that it
+    hands on to ``Exception``, and all that it sets is in the attributes and in ``args``."""
+    in_c = next(one for one in kind.__mro__ if not one.__flags__ & HEAP_TYPE)
+    return (
+        isinstance(kind.__init__, types.FunctionType)
+        and kind.__new__ is in_c.__new__
+        and in_c.__basicsize__ == BaseException.__basicsize__
+        and kind.__reduce__ is BaseException.__reduce__
+        and kind.__reduce_ex__ is object.__reduce_ex__
+    )
 
 
 class FlatRoot:
