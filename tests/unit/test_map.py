@@ -377,6 +377,15 @@ def test_a_circle_is_noticed(one: str, other: str, is_circle: bool) -> None:
     assert bool(circle_in({"lease.holder": one, "lease.node": other})) is is_circle
 
 
+def test_every_room_of_the_list_is_there() -> None:
+    """One that was renamed would otherwise take its walls along without a word."""
+    there = {room_of(module) for module in MODULES} | {FACE}
+    assert {*RANK} <= there
+    assert {room for never, _ in NEVER.values() for room in never} | {*NEVER} <= {*map(process_of, there)}
+    assert {*STDLIB_ONLY} <= there
+    assert {*NOT_STDLIB} <= {*MODULES}
+
+
 def test_every_exemption_is_still_needed() -> None:
     for exemption in EXEMPT:
         path = MODULES[exemption.importer]

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +54,18 @@ PLANTED: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         ("try: f()\nexcept Exception: g()", "try: f()\nexcept BaseException: g()"),
     ),
 }
+
+
+@pytest.mark.parametrize("pattern", sorted({*mutants.DRIVERS, *mutants.CORES, *mutants.LEFT_ALONE}))
+def test_every_pattern_of_what_is_looked_at_matches_a_file(pattern: str) -> None:
+    """A module that was renamed would otherwise leave the sample without a word."""
+    files = (path.relative_to(mutants.ROOT / "src/sublet").as_posix() for path in (ROOT / "src").rglob("*.py"))
+    assert any(fnmatch(name, pattern) for name in files)
+
+
+def test_every_room_has_its_tests() -> None:
+    lost = [test for tests in mutants.ROOMS.values() for test in tests if not (ROOT / test).exists()]
+    assert lost == []
 
 
 def test_every_operator_is_looked_at() -> None:

@@ -174,6 +174,16 @@ def test_every_edge_names_a_reason() -> None:
     assert all(EDGES.values())
 
 
+@pytest.mark.parametrize("pattern", sorted({*PURE, *EDGES, *CONTROL}))
+def test_every_pattern_of_a_rule_matches_a_file(pattern: str) -> None:
+    """A room that was renamed would otherwise leave its rule without a word."""
+    assert any(fnmatch(name, pattern) for name in FILES), f"nothing is {pattern}; name where it lies now"
+
+
+def test_an_edge_lies_in_a_pure_room() -> None:
+    assert [edge for edge in EDGES if not any(fnmatch(edge, room) for room in PURE)] == []
+
+
 @pytest.mark.parametrize(
     ("rule", "source"),
     [
