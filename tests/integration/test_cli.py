@@ -432,6 +432,10 @@ def test_the_bill_comes_as_table_csv_and_json_with_the_same_numbers(sublet: Shel
     assert table[0].startswith("TENANT")
     assert table[-1].startswith("total")
     assert sublet("bill", "--until", "2020-01-01", "--json").json == []
+    noisy = sublet("bill", "--noisy", "--json").json
+    assert noisy["neighbours"] == []
+    assert set(noisy["rules"]) == {"use", "failures", "churn"}
+    assert "use: a tenant that had at least 2 times its entitlement" in sublet("bill", "--noisy").out
 
 
 def test_a_backup_restores_into_a_new_incarnation(sublet: Shell, tmp_path: Path) -> None:
@@ -500,6 +504,7 @@ NONSENSE = [
     ["tenant", "add", "bob", "--tier-max", "gold"],
     ["tenant", "set", "bob", "--operator", "--no-operator"],
     ["bill", "--by", "mood"],
+    ["bill", "--noisy", "--by", "tenant"],
     ["bill", "--since", "yesterday"],
     ["bill", "--since", "2026-01-02", "--until", "2026-01-01"],
     ["up", "--host-gpus", "many"],

@@ -66,6 +66,9 @@ def bill(
         Opt("--since", metavar="WHEN", parse=instant, help="Start: a date, a time, or how long ago, such as 24h."),
     ] = None,
     until: Annotated[str | None, Opt("--until", metavar="WHEN", parse=instant, help="End, in the same forms.")] = None,
+    noisy: Annotated[
+        bool, Opt("--noisy", help="Name tenants that disturb others, and the rules, instead of a bill (operators).")
+    ] = False,
     as_csv: Annotated[bool, Opt("--csv", help="Print comma-separated values with a header line.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -78,6 +81,15 @@ def bill(
         raise UsageError("--csv and --json contradict each other", do="Give one of them.")
     if since and until and since >= until:
         raise UsageError("--since must be before --until", do="Swap them.")
+    if noisy:
+        if as_csv or per is not None or by != "lease":
+            raise UsageError("--noisy is no bill: it has no --by, --per or --csv", do="Leave them out.")
+        found: Json = Office.reach().get("/v1/bill/neighbours", since=since, until=until)
+        if as_json:
+            document(found)
+        else:
+            print(_noisy(found))
+        return DONE
     lines = Office.listing("/v1/bill", by=by, per=per, since=since, until=until)
     if as_json:
         document(lines)
@@ -88,6 +100,16 @@ def bill(
     else:
         print(for_people(by, lines))
     return DONE
+
+
+def _noisy(found: Json) -> str:
+    lines = ["No tenant disturbs others by these rules."]
+    if found["neighbours"]:
+        rows = [[one["tenant"], one["group"], one["rule"], one["says"]] for one in found["neighbours"]]
+        lines = [table(["TENANT", "GROUP", "RULE", "WHAT IT DID"], rows)]
+    lines.append("")
+    lines += (f"{name}: a tenant that {rule}." for name, rule in found["rules"].items())
+    return "\n".join(lines)
 
 
 def for_people(by: str, lines: list[Json]) -> str:

@@ -275,6 +275,25 @@ class BillLine(Message, kw_only=True):
     """That WASM tasklets used."""
 
 
+class NeighbourView(Message, kw_only=True):
+    """A tenant that disturbs others, and the rule that says so."""
+
+    tenant: str
+    group: str
+    rule: str
+    says: str
+    """What it did, with the numbers that the rule is about."""
+    figures: dict[str, float]
+
+
+class NoisyView(Message, kw_only=True):
+    """The noisy neighbours of a window."""
+
+    rules: dict[str, str]
+    """By name, what a tenant did that is named."""
+    neighbours: list[NeighbourView]
+
+
 class VolumeView(Message, kw_only=True):
     """The storage that a tenant finds again by name."""
 

@@ -14,7 +14,9 @@ from sublet.errors import InvalidRequest
 from sublet.office.api.asking import flag
 from sublet.office.api.service import Call, Reply, Service, is_live, json_reply
 from sublet.office.journal.history import History, wire_lines
-from sublet.office.ledger.bills import Usage, fold, to_csv
+from sublet.office.ledger.bills import Usage, check_window, fold, to_csv
+from sublet.office.ledger.neighbours import RULES, noisy
+from sublet.wire.http_views import NeighbourView, NoisyView
 
 USAGES_KEPT: Final = 100_000
 """Leases that may be kept in memory between two bills; with more of them each bill reads the chain from its start."""
@@ -36,6 +38,32 @@ async def bill(service: Service, call: Call) -> Reply:
     if form == "csv":
         return Reply(200, to_csv(folded).encode(), b"text/csv; charset=utf-8")
     return json_reply(wire_lines(folded))
+
+
+async def neighbours(service: Service, call: Call) -> Reply:
+    """Which tenants disturb others, by rules that are told with them."""
+    since_ns, until_ns = _wall_ns(call, "since"), _wall_ns(call, "until")
+    check_window(since_ns, until_ns)
+    usages, state = await _usages(service), service.driver.ledger.state
+    groups = {usage.tenant: state.group_of(usage.tenant) for usage in usages}
+    group_weights = {group: state.group(group).weight for group in groups.values()}
+    weights = {tenant: 1 if (known := state.tenants.get(tenant)) is None else known.weight for tenant in groups}
+    found = await asyncio.to_thread(
+        noisy,
+        usages,
+        group_of=groups.__getitem__,
+        weight_of_tenant=weights.__getitem__,
+        weight_of_group=group_weights.__getitem__,
+        since_ns=since_ns,
+        until_ns=until_ns,
+    )
+    views = [
+        NeighbourView(
+            tenant=one.tenant, group=groups[one.tenant], rule=one.rule, says=one.says, figures=dict(one.figures)
+        )
+        for one in found
+    ]
+    return json_reply(NoisyView(rules=dict(RULES), neighbours=views))
 
 
 async def _usages(service: Service) -> list[Usage]:

@@ -556,6 +556,15 @@ def _table() -> tuple[Route, ...]:
         ),
         route(
             "GET",
+            "/v1/bill/neighbours",
+            Right.OPERATOR,
+            bills.neighbours,
+            "Which tenants disturb others, by rules that are told with them",
+            answers={200: wire.NoisyView},
+            query={"since": "RFC 3339", "until": "RFC 3339"},
+        ),
+        route(
+            "GET",
             "/v1/audit/verify",
             Right.OPERATOR,
             office.audit,

@@ -276,8 +276,7 @@ def fold(
     the lease alone (busy time, launches) is divided between its GPUs, or where it had none between all that it held.
     """
     rates = rates or Rates()
-    if since_ns is not None and until_ns is not None and since_ns >= until_ns:
-        raise InvalidRequest("the window of the bill ends before it begins", do="Give since before until.")
+    check_window(since_ns, until_ns)
     check_grouping(by, per)
     lines: dict[tuple[str, str], Line] = {}
     total = Line(key="total")
@@ -299,6 +298,12 @@ def fold(
                 tenant = usage.tenant if by == "tenant" else None
                 _sum(lines.setdefault((period, key), Line(key=key, period=period, tenant=tenant)), share)
     return Bill(by=by, currency=rates.currency, lines=tuple(lines[key] for key in sorted(lines)), total=total)
+
+
+def check_window(since_ns: int | None, until_ns: int | None) -> None:
+    """Raises ``InvalidRequest`` for a window that ends before it begins."""
+    if since_ns is not None and until_ns is not None and since_ns >= until_ns:
+        raise InvalidRequest("the window of the bill ends before it begins", do="Give since before until.")
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
