@@ -12,6 +12,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 
+from msgspec.structs import replace
+
 from sublet.errors import SubletError
 from sublet.lease.states import LeaseStatus
 from sublet.office.ledger import commands as cmd
@@ -19,7 +21,17 @@ from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Done, Granted, Offer, Place, Refusal
 from sublet.office.ledger.budgets import money
 from sublet.office.ledger.ledger import Ledger
-from sublet.office.ledger.records import LOCAL_TENANT, EndRecord, GroupRecord, LeaseRecord, ProcessRecord, Quota, Want
+from sublet.office.ledger.records import (
+    LOCAL_TENANT,
+    EndRecord,
+    GroupRecord,
+    LeaseRecord,
+    ProcessRecord,
+    Quota,
+    ReservationRecord,
+    Span,
+    Want,
+)
 from sublet.office.ledger.state import State
 from sublet.values import (
     BudgetWindow,
@@ -32,6 +44,7 @@ from sublet.values import (
     NodeId,
     RenewMode,
     RequestId,
+    ReservationId,
     ResourceId,
     TenantId,
     Tier,
@@ -346,9 +359,36 @@ class Teller:
             yield self.answer(self.bench.do(made).answer)
 
     def do_group(self, plain: list[str], words: Words) -> Iterator[str]:
-        """`> 0s group default ceiling=1`"""
-        group = GroupRecord(id=GroupId(plain[0]), ceiling=int(words["ceiling"]))
+        """``group default ceiling=1``, or ``group lab floor=1 weight=2``."""
+        numbers = {name: int(number) for name, number in words.items()}
+        group = replace(GroupRecord(id=GroupId(plain[0])), **numbers)
         yield self.answer(self.bench.do(cmd.SetGroup(group=group)).answer)
+
+    def do_member(self, plain: list[str], words: Words) -> Iterator[str]:
+        """``member ann course``: a tenant, who is made if there is none, and its group."""
+        tenant, group = TenantId(plain[0]), GroupId(plain[1])
+        if tenant not in self.bench.state.tenants:
+            yield self.answer(self.bench.do(cmd.AddTenant(tenant=tenant, token_hash=tenant, group=group)).answer)
+        else:
+            yield self.answer(self.bench.do(cmd.SetTenant(tenant=tenant, group=group)).answer)
+
+    def do_reserve(self, plain: list[str], words: Words) -> Iterator[str]:
+        """``reserve lab-time course gpus=2 from=1h to=2h``."""
+        ahead_ns = self.bench.now.wall_ns - self.bench.now_ns + self.base_ns
+        span = Span(ahead_ns + _time(words["from"]), ahead_ns + _time(words["to"]))
+        record = ReservationRecord(
+            id=ReservationId(plain[0]), group=GroupId(plain[1]), gpus=int(words["gpus"]), spans=(span,)
+        )
+        yield self.answer(self.bench.do(cmd.SetReservation(reservation=record)).answer)
+
+    def do_explain(self, plain: list[str], words: Words) -> Iterator[str]:
+        found = self.bench.ledger.explain(self._of(plain[0]), self.bench.now)
+        yield found.summary
+        yield from (
+            f"first, by {ahead.because}: {', '.join(one.id for one in ahead.requests)}" for ahead in found.ahead
+        )
+        yield from (f"because of {reason.kind}: {reason.text}" for reason in found.reasons)
+        yield from (f"could {advice}" for advice in found.advice)
 
     def do_highest(self, plain: list[str], words: Words) -> Iterator[str]:
         yield self.answer(self.bench.do(cmd.SetTenant(tenant=TenantId(plain[0]), tier_max=Tier(plain[1]))).answer)
