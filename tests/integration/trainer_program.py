@@ -33,7 +33,7 @@ __all__ = ["EPOCHS", "ROOMS", "Life", "live"]
 ROWS: Final = 12
 EPOCHS: Final = 1 << 20
 SOURCE: Final = Path(sublet.__file__).parent
-ROOMS: Final = (str(SOURCE / "training"), str(SOURCE / "durable"))
+ROOMS: Final = (str(SOURCE / "training"), str(SOURCE / "state"))
 
 
 @dataclass(frozen=True, kw_only=True)

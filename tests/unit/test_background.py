@@ -343,14 +343,20 @@ EXEMPT: Final = (
         )
         for call in ("ThreadPoolExecutor", "create_task", "run_in_executor")
     ),
+    Exemption(
+        module="durable.rebuild",
+        call="Thread",
+        count=1,
+        reason="made for the attributes that a new one has; it is never started",
+    ),
     *(
         Exemption(
-            module=f"durable.{module}",
+            module=f"state.{module}",
             call="ThreadPoolExecutor",
             count=1,
             reason="left at the end of the block, in which every result is asked for",
         )
-        for module in ("opening", "memory", "changes", "lasting")
+        for module in ("checkpoints.reader", "transfer.memory", "transfer.changes", "transfer.shared_arrays")
     ),
 )
 """Starts of threads and tasks beside the helper. Each has a reason; one that is no longer there is an error."""

@@ -14,7 +14,7 @@ from sublet.state.checkpoints.format import LeafRef, Manifest, PackRef, parse_tr
 from sublet.values import Epoch, LeaseId
 from sublet.wire.manifest import HEADER_BYTES, TAIL, TRAILER, entries_of_pack, pack_name, read_manifest
 
-GOLDEN: Final = Path(__file__).parents[1] / "durable" / "golden"
+GOLDEN: Final = Path(__file__).parents[1] / "state" / "checkpoints" / "golden"
 MANIFESTS: Final = sorted(GOLDEN.rglob("*.manifest"))
 PACKS_OF: Final = sorted(GOLDEN.rglob("*.pack"))
 
