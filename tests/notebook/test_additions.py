@@ -18,6 +18,7 @@ class Shell:
 
     def __init__(self) -> None:
         self.display_formatter = DisplayFormatter()
+        self.magics_manager = types.SimpleNamespace(magics={"line": {"time": print}, "cell": {}})
 
 
 class Rig:
@@ -27,6 +28,7 @@ class Rig:
         self.main = main
         self.shell = Shell()
         vars(main)["formatters"] = self.shell.display_formatter.formatters
+        vars(main)["magics"] = self.shell.magics_manager.magics
         self.additions = Additions(self.shell)
 
     def here(self, source: str) -> None:
@@ -59,6 +61,8 @@ MODULE = "import types, sys\nhelpers = types.ModuleType('helpers_')\nhelpers.f =
 @pytest.mark.parametrize(
     ("source", "said"),
     [
+        (POINT + "magics['cell']['shown'] = show", "%%shown was defined in the notebook"),
+        (POINT + "class M:\n    def f(self, line): pass\nmagics['line']['shout'] = M().f", "%shout was defined"),
         (POINT + "formatters['text/html'].for_type(Point, show)", "the text/html printer of Point was added"),
         (POINT + "formatters['text/plain'].for_type(dict, show)", "the text/plain printer of dict was added"),
         (POINT + "formatters['text/html'].for_type(Point, repr)", "the text/html printer of Point was added"),

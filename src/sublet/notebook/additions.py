@@ -1,8 +1,8 @@
 """Names what the notebook added to the shell, pandas or Python's modules and the device lacks.
 
 ``formatters["text/html"].for_type(Point, show)`` tells the shell of this process how to show a ``Point``;
-``sys.modules["helpers"] = module`` is known to this interpreter alone. A transfer writes into none of these, so the
-person is told before a cell runs on a device, once for each device.
+``sys.modules["helpers"] = module`` is known to this interpreter alone, and a magic to its shell. A transfer writes into
+none of these, so the person is told before a cell runs on a device, once for each device.
 
 Only what the notebook itself has made is looked at: what libraries add at their import they add on the device, too.
 """
@@ -42,6 +42,10 @@ _SAYS: Final = {
     "accessor": (
         re.compile(r"\bregister_\w+_accessor\b"),
         "{} added to pandas in the notebook; that does not hold on the device: run what adds {} in a %%gpu cell, too",
+    ),
+    "magic": (
+        re.compile(r"\bregister_(line_cell_|line_|cell_)?magics?\b|\bregister_magic_function\b"),
+        "{} defined in the notebook; a cell on the device does not know {}: define {} in a %%gpu cell, too",
     ),
     "module": (
         re.compile(r"\bmodules\s*\["),
@@ -98,6 +102,7 @@ class Additions:
         for formatter in self._formatters().values():
             for printers in formatter.type_printers, formatter.deferred_printers:
                 found += map(id, list(printers.values()))
+        found += map(id, self._magics().values())
         for _, module in self._made:
             found += map(id, list(vars(module).values()))
         return [self._looks, *found, *(_bound_modules() if self._made else ())]
@@ -107,6 +112,9 @@ class Additions:
         for name, accessor in _accessors().items():
             if _is_own(accessor):
                 yield Addition("accessor", name, accessor)
+        for name, function in self._magics().items():
+            if _is_own(function):
+                yield Addition("magic", name, function)
         bound = _bound_modules()
         for name, module in self._made:
             if id(module) in bound or any(map(_is_own, list(vars(module).values()))):
@@ -114,6 +122,12 @@ class Additions:
 
     def _formatters(self) -> dict[str, Any]:
         return getattr(getattr(self._shell, "display_formatter", None), "formatters", None) or {}
+
+    def _magics(self) -> dict[str, Any]:
+        """As they are called."""
+        found = getattr(getattr(self._shell, "magics_manager", None), "magics", None) or {}
+        signs = {"line": "%", "cell": "%%"}
+        return {signs[kind] + name: one for kind, named in found.items() for name, one in list(named.items())}
 
     def _printers(self) -> Iterator[Addition]:
         for format_, formatter in list(self._formatters().items()):

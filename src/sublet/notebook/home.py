@@ -114,6 +114,9 @@ class HomeRules(Rules):
     def _rule_for(self, kind: type) -> Any:
         if issubclass(kind, CONNECTIONS):
             return self._refused
+        comms = sys.modules.get("comm.base_comm")
+        if comms is not None and issubclass(kind, comms.BaseComm):
+            return self._comm
         if kind in LOCKS:
             return self._lock
         if issubclass(kind, BOUND_TO_PROCESS):
@@ -126,6 +129,9 @@ class HomeRules(Rules):
 
     def _refused(self, value: Any) -> Any:
         raise Refused(NAMED.get(type(value).__name__, f"a {type(value).__qualname__}"))
+
+    def _comm(self, value: Any) -> Any:
+        raise Refused("a widget's connection to the front end")
 
     def _lock(self, value: Any) -> Any:
         """One that no thread holds is the same as a new one."""

@@ -110,14 +110,15 @@ class Digest:
         if kind is types.CodeType:  # a value: whether two functions share it makes no difference
             self._say("code", code_digest(value))
             return []
-        if kind is not tuple and not kind.__module__.startswith("pandas.core.indexes"):  # values; nobody changes them
+        # Tuples and pandas' indexes are values: no program changes them.
+        if kind is not tuple and not str(kind.__module__).startswith("pandas.core.indexes"):
             if id(value) in self._seen:
                 self._say("seen", self._seen[id(value)])
                 return []
             self._seen[id(value)] = len(self._seen)
             self._kept.append(value)
         self._say(type_name(value))
-        if kind.__module__.startswith("sublet."):
+        if str(kind.__module__).startswith("sublet."):
             return []
         if isinstance(value, (int, float, str, bytes)):  # of a class of its own
             base = next(one for one in (int, float, str, bytes) if isinstance(value, one))
@@ -205,7 +206,7 @@ class Digest:
         return f"{type_name(member)} {getattr(member, '__qualname__', '')} {simple}"
 
     def _of_object(self, value: Any, kind: type) -> list[Any]:
-        if kind.__module__.partition(".")[0] in BY_NAME:
+        if str(kind.__module__).partition(".")[0] in BY_NAME:
             return []
         parts: list[Any] = []
         own = getattr(value, "__dict__", None)
@@ -259,7 +260,7 @@ def code_digest(code: types.CodeType) -> str:
 def _of_numpy(np: Any, value: Any, kind: type) -> list[Any] | None:
     if isinstance(value, np.ndarray):
         shape = [str(value.dtype), value.shape]
-        if kind.__module__.partition(".")[0] == "pandas":
+        if str(kind.__module__).partition(".")[0] == "pandas":
             return None
         return [*shape, value.tolist() if value.dtype.hasobject else value.tobytes()]
     if isinstance(value, np.generic):
@@ -307,7 +308,7 @@ def _of_pandas(pd: Any, value: Any, kind: type) -> list[Any] | None:
         return [list(value.names), str(value.dtype), value.tolist()]
     if isinstance(value, pd.api.extensions.ExtensionArray):
         return [str(value.dtype), value.tolist()]
-    if kind.__module__.startswith("pandas") and not isinstance(value, tuple):
+    if str(kind.__module__).startswith("pandas") and not isinstance(value, tuple):
         return [str(value)] if isinstance(value, (pd.Timestamp, pd.Timedelta, pd.Period)) else []
     return None
 
@@ -350,7 +351,7 @@ def _reduced(value: Any) -> list[Any]:
 def type_name(value: Any) -> str:
     """Its type; a remote value of Sublet's says only that it is one."""
     kind = type(value)
-    return "remote value" if kind.__module__.startswith("sublet.") else f"{kind.__module__}.{kind.__qualname__}"
+    return "remote value" if str(kind.__module__).startswith("sublet.") else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def names_of(space: dict[str, Any]) -> dict[str, list[str]]:

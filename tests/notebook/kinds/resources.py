@@ -110,6 +110,12 @@ RESOURCES: list[Kind] = [
         "an end of a pipe",
         close="x.close()",
     ),
+    refused(
+        "a widget",
+        "import ipywidgets\nx = ipywidgets.IntSlider(3)",
+        "a widget's connection to the front end",
+        "x.value == 3",
+    ),
     refused("a TLS context", "import ssl\nx = ssl.create_default_context()", "a TLS context"),
     refused(
         "a database connection",
