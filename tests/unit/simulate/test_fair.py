@@ -1,0 +1,63 @@
+"""Fairness over time on the real ledger: tenants that ask all the time have the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pytest
+
+from sublet.office.ledger import events as ev
+from sublet.office.policy_file import parse_policy
+from sublet.simulate.replay import Hardware, Replay, Rules
+from sublet.simulate.workload import Cell, Session
+from sublet.values import NS_PER_S, TenantId
+
+HOUR_NS = 3600 * NS_PER_S
+HOLD_NS = HOUR_NS // 2
+"""The maximum hold."""
+
+
+class Recorded(Replay):
+    """Notes who held how much when."""
+
+    def __init__(self, sessions: Sequence[Session], hardware: Hardware, rules: Rules) -> None:
+        self.held: list[tuple[TenantId, int, int, int]] = []
+        super().__init__(sessions, hardware, rules=rules)
+
+    def _heard(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Ending):
+            since_ns, millis = self._granted[event.lease]
+            self.held.append((self._by_lease[event.lease].tenant, millis, since_ns, self._now_ns))
+        super()._heard(event)
+
+
+def jain(shares: Sequence[float]) -> float:
+    return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tenants", "cell_min"),
+    [(2, 3, 840.0), (2, 3, 7.0)],
+    ids=["long cells", "short cells"],
+)
+def test_usage_is_even_in_every_window_of_eight_maximum_holds(gpus: int, tenants: int, cell_min: float) -> None:
+    """Each tenant is a group of its own and asks for more than its part all the time. Jain's index of what they had is
+    at least 0.95, wherever the window of four hours begins."""
+    cells = (Cell(0.0, cell_min, 1),) * round(840 / cell_min)
+    sessions = [
+        Session(f"s{number}-{each}", 0.0, cells, 840.0, tenant=f"t{number}", group=f"g{number}")
+        for number in range(tenants)
+        for each in range(gpus)
+    ]
+    text = "".join(f"[group.g{number}]\n" for number in range(tenants))
+    replay = Recorded(sessions, Hardware(gpus=gpus), Rules(declared=parse_policy(text).declared))
+    begin_ns = replay.result.start_ns
+    replay.run()
+    worst = 1.0
+    for low_ns in range(begin_ns, begin_ns + 10 * HOUR_NS, HOLD_NS // 3):
+        used: dict[TenantId, int] = defaultdict(int)
+        for tenant, millis, start_ns, stop_ns in replay.held:
+            used[tenant] += millis * max(0, min(stop_ns, low_ns + 8 * HOLD_NS) - max(start_ns, low_ns))
+        worst = min(worst, jain([used[TenantId(f"t-t{number}")] for number in range(tenants)]))
+    assert worst >= 0.95
