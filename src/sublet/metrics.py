@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from sublet.wire.http_views import TroubleView
+    from sublet.wire.http_views import EstimatesView, TroubleView
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -61,6 +61,8 @@ class Readings:
     """For how long the supervisor has answered nothing."""
     budgets: dict[str, int] = field(default_factory=dict)
     """Budgets, by how far they are used."""
+    estimates: EstimatesView | None = None
+    """How good the estimates were of the last requests that waited."""
     disk_short: bool = False
     """Whether new leases are refused because the disk is full."""
 
@@ -215,6 +217,15 @@ class OfficeMetrics:
             for label, amount in sorted(amounts.items()):
                 family.add_metric([label], amount)
             yield family
+        if now.estimates is not None:
+            errors = GaugeMetricFamily(
+                "sublet_estimate_error_quantile_seconds",
+                "Between the estimated and the actual wait, of the last requests that waited.",
+                labels=["quantile"],
+            )
+            errors.add_metric(["0.5"], now.estimates.median_error)
+            errors.add_metric(["0.9"], now.estimates.p90_error)
+            yield errors
         failures = CounterMetricFamily(
             "sublet_background_failures",
             "Failures of background loops: shortage (descriptors, memory, processes) or error.",

@@ -200,6 +200,7 @@ class Counting:
             supervisor_silent_s=self.supervisor_silent_s,
             disk_short=self.disk_short,
             budgets=budgets,
+            estimates=self.estimates(),
         )
 
 

@@ -82,7 +82,10 @@ def test_estimates_are_compared_with_what_came() -> None:
             found = (await b.ask("GET", "/v1/status")).json["estimates"]
             assert (found["requests"], found["early"]) == (1, 1.0)
             assert place["estimate"] - 25 <= found["median_error"] == found["p90_error"] <= place["estimate"] - 20
-            assert value(await page(b), "sublet_estimate_error_seconds_count") == 1
+            told = await page(b)
+            assert value(told, "sublet_estimate_error_seconds_count") == 1
+            for quantile, error in (("0.5", found["median_error"]), ("0.9", found["p90_error"])):
+                assert value(told, f'sublet_estimate_error_quantile_seconds{{quantile="{quantile}"}}') == error
 
     run(story)
 
