@@ -12,7 +12,7 @@ from sublet.client.http1 import BODY_BYTES_MAX, AnswerReader, ProtocolError, enc
 from sublet.client.steps import Call, Reply
 from sublet.client.transport import IDLE_MAX, headers_for, lost, tls_context
 from sublet.clock import Clock
-from sublet.wire import unix
+from sublet.wire import ports, unix
 
 _Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _PIECE: Final = 256 * 1024
@@ -77,9 +77,16 @@ class AioTransport:
         address = self.address
         if address.socket is not None:
             return await open_unix(os.fspath(address.socket), named=address.home is None)
-        return await asyncio.open_connection(
+        pipe = await asyncio.open_connection(
             address.host, address.port, ssl=self._tls, server_hostname=address.host if address.tls else None
         )
+        if not address.tls:
+            try:
+                ports.check_port(pipe[1].get_extra_info("socket"))
+            except BaseException:
+                pipe[1].transport.abort()
+                raise
+        return pipe
 
     async def _send(self, writer: asyncio.StreamWriter, call: Call) -> None:
         path = self.address.prefix + call.path

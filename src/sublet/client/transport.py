@@ -18,7 +18,7 @@ from sublet.client.http1 import BODY_BYTES_MAX, AnswerReader, ProtocolError, enc
 from sublet.client.steps import Call, Reply
 from sublet.clock import Clock
 from sublet.errors import Disconnected
-from sublet.wire import unix
+from sublet.wire import ports, unix
 from sublet.wire.version import AS_TENANT_HEADER, FOR_TENANT_HEADER
 
 if TYPE_CHECKING:
@@ -130,6 +130,8 @@ class Transport:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._tls is not None:
                     sock = self._tls.wrap_socket(sock, server_hostname=address.host)
+                else:
+                    ports.check_port(sock)
         except OSError as error:
             if sock is not None:
                 sock.close()

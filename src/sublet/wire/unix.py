@@ -89,7 +89,7 @@ def check_folder(folder: str, *, named: bool = False) -> int:
     if not stat.S_ISDIR(found.st_mode):
         raise _untrusted(folder, "is not a folder")
     if not named and found.st_uid not in (ROOT, os.getuid()):
-        raise _untrusted(folder, f"belongs to {_user(found.st_uid)}, not to you")
+        raise _untrusted(folder, f"belongs to {named_user(found.st_uid)}, not to you")
     if found.st_mode & _OTHERS_WRITE:
         raise _untrusted(folder, "can be written by other users")
     check_parents(folder, {found.st_uid})
@@ -122,8 +122,8 @@ def replaceable(folder: str, owners: set[int]) -> str:
             found = os.lstat(at)
         except (FileNotFoundError, NotADirectoryError):
             return ""
-        if found.st_uid not in trusted and not _stands_for_root(found.st_uid):
-            return f"lies in {at}, which belongs to {_user(found.st_uid)}"
+        if found.st_uid not in trusted and not stands_for_root(found.st_uid):
+            return f"lies in {at}, which belongs to {named_user(found.st_uid)}"
         if stat.S_ISLNK(found.st_mode):
             links += 1
             if links > LINKS_MAX:
@@ -142,7 +142,7 @@ def check_listener(sock: socket.socket, path: str, owner: int) -> None:
     """See that the process that listens belongs to the folder's owner, or to root."""
     uid = peer_of(sock).uid
     if uid not in (ROOT, owner):
-        raise _untrusted(path, f"is served by a process of {_user(uid)}, not of its folder's owner")
+        raise _untrusted(path, f"is served by a process of {named_user(uid)}, not of its folder's owner")
 
 
 def _untrusted(path: str, why: str) -> InvalidRequest:
@@ -152,7 +152,7 @@ def _untrusted(path: str, why: str) -> InvalidRequest:
     )
 
 
-def _user(uid: int) -> str:
+def named_user(uid: int) -> str:
     import pwd
 
     try:
@@ -180,7 +180,7 @@ def _is_private_group(path: str, found: os.stat_result) -> bool:
     return owner.pw_gid == group.gr_gid and members <= {owner.pw_name}
 
 
-def _stands_for_root(uid: int) -> bool:
+def stands_for_root(uid: int) -> bool:
     """In a user namespace without a root, root's folders belong to the overflow user."""
     try:
         with open("/proc/self/uid_map", "rb") as mapped, open("/proc/sys/kernel/overflowuid", "rb") as overflow:
