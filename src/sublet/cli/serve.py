@@ -102,6 +102,7 @@ async def _serve(
     from uvicorn import Config, Server
 
     from sublet.client.fabric import connect
+    from sublet.studio.connections import bounded_protocol
     from sublet.studio.records import Terms
     from sublet.studio.serve import ServedProgram
     from sublet.studio.serving import Limits
@@ -115,7 +116,7 @@ async def _serve(
         print(f"{path.name} is served: pid {os.getpid()}, {where}, session {called}. Ctrl-C ends it.", flush=True)
         config = Config(
             program,
-            http="h11",
+            http=bounded_protocol(listening),
             ws="none",
             lifespan="off",
             access_log=False,

@@ -213,6 +213,7 @@ def _serve(
 ) -> None:
     from uvicorn import Config, Server
 
+    from sublet.studio.connections import bounded_protocol
     from sublet.studio.hub_api import Hub
     from sublet.studio.hub_people import HubPeople
     from sublet.studio.service import Studio
@@ -242,7 +243,7 @@ def _serve(
         start_thread("studio_hub", partial(hub.run, stopped), again=True)
     config = Config(
         studio_app(made, hub),
-        http="h11",  # it bounds the head of a request
+        http=bounded_protocol(listening),
         ws="none",
         lifespan="off",
         access_log=False,
