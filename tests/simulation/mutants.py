@@ -22,6 +22,7 @@ from sublet.lease.node import Node
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
 from sublet.lease.value import LeaseEnd
+from sublet.office.core import Holds, Pending
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger import promises
@@ -32,7 +33,6 @@ from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.office.ledger.schedule import Schedule
 from sublet.office.ledger.state import State
 from sublet.office.ledger.step import Step
-from sublet.office.waiting import Holds, Waiting
 from sublet.testing.machine import Machine
 from sublet.testing.pretended import PretendedHardware
 from sublet.values import EndReason, Epoch, LeaseId, ResourceId
@@ -158,7 +158,7 @@ def _bring_back(state: State, lease: LeaseRecord, now: Now) -> None:
 
 
 def _a_notice_confirms_a_deadline(_original: Any) -> Any:
-    def held(self: Holds, report: Held) -> list[Waiting]:
+    def held(self: Holds, report: Held) -> list[Pending]:
         return self._take(report.lease, report.number, None)
 
     return held

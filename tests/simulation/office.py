@@ -1,8 +1,7 @@
-"""The office in the pretended world: the driver's rules around the real ledger, with the disk's delays made visible.
+"""The office in the pretended world: the real core, with the disk's delays made visible.
 
-As in ``office.driver``: decide a batch, make it durable, send the orders, wait for ``Held`` where an answer promises a
-deadline, then answer. A failed sync ends the office. What is different is that time passes during a sync, and that a
-crash may come at any moment of it.
+``office.core`` decides, orders and answers, as in ``office.driver``. A failed sync ends the office. Different is only
+that time passes during a sync, and that a crash may come at any moment of it.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from typing import TYPE_CHECKING, Final
 
 from sublet.errors import Disconnected, SubletError
 from sublet.lease.states import LIVE_STATES
+from sublet.office.core import HOLD_TIMEOUT_S, Batch, Core, Pending
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
-from sublet.office.ledger.answers import Answer, Granted, GrantedMany, Outcome
+from sublet.office.ledger.answers import Answer, Granted, GrantedMany
 from sublet.office.ledger.bound import BoundLeases
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.presence import Presence
 from sublet.office.ledger.records import LeaseRecord, Now, ProcessRecord
-from sublet.office.waiting import Holds, Waiting
 from sublet.values import Kind, LeaseId, TenantId
-from sublet.wire.orders import Held, Inventory, NotHeld, Order, Report
+from sublet.wire.orders import Inventory, Order, Report
 from tests.simulation.process import MachineClock, Process
 from tests.simulation.replies import Reply, reply_for
 
@@ -39,7 +38,6 @@ BEAT_NS: Final = 1 * _S
 """While anything has a deadline, the clock is looked at this often."""
 SLACK_NS: Final = 2 * BEAT_NS
 """How long the clock may have run on after the last instant in the journal."""
-HOLD_TIMEOUT_NS: Final = 5 * _S
 ASK_NODES_NS: Final = 3 * _S
 FEWER_CORES: Final = 0.25
 """How often a machine of its own has fewer cores than it had."""
@@ -56,6 +54,7 @@ class OfficeProcess(Process):
         """The way to the supervisor of its own machine, where it has one."""
         self.disk = disk
         self.ledger: Ledger | None = None
+        self._core: Core | None = None
         self.opened = False
         """Whether the opening is durable: until then no request is answered."""
         self.awake_since_true = 0
@@ -67,8 +66,7 @@ class OfficeProcess(Process):
     def _reset(self) -> None:
         self.presence = Presence()
         self.bound = BoundLeases()
-        self._pending: list[Waiting] = []
-        self._holds = Holds()
+        self._core = None
         self._listeners: dict[LeaseId, HolderProcess] = {}
         self._known_boots: dict[str, int] = {}
         self._syncing = False
@@ -84,6 +82,7 @@ class OfficeProcess(Process):
         before = self.disk.last_ns
         state = self.disk.recover()
         self.ledger = Ledger(self.world.scenario.policy, state)
+        self._core = Core(self.ledger, observe=lambda *decided: self.world.watch.decided(self, *decided))
         self.world.watch.recovered(self, state)
         opening = cmd.OpenOffice(
             incarnation=self.disk.incarnation,
@@ -162,12 +161,12 @@ class OfficeProcess(Process):
 
     def look(self, holder: HolderProcess, boot: int, token: int, tenant: TenantId, lease_id: LeaseId) -> None:
         """A holder in the line asks how it stands: a sign of life."""
-        if not self.opened or self._syncing or self.ledger is None:
+        if not self.opened or self._syncing or self.ledger is None or self._core is None:
             return  # a read must not see what is not durable; the holder will ask again
         now = Now(self.clock.now_ns(), self.clock.wall_ns())
         self.presence.seen(lease_id, now.ns)
         lease = self.ledger.state.leases.get(lease_id)
-        if lease is None or lease.tenant != tenant or self._holds.waiting(lease_id):
+        if lease is None or lease.tenant != tenant or self._core.waiting(lease_id):
             return
         if lease.status in LIVE_STATES and not self.ledger.is_held(lease_id):
             return  # a claim that was not confirmed in time may still be; he will ask again
@@ -205,15 +204,9 @@ class OfficeProcess(Process):
         """An agent's sink."""
         if not self.alive or not self.opened:
             return
-        if type(report) is not Held:
-            self.submit(cmd.AgentReport(report=report), None)
-            return
-        assert self.ledger is not None
-        is_waited_for = self.ledger.confirm(report)
-        for held in self._holds.held(report):
-            held.conclude()
-        if is_waited_for:
-            self.submit(cmd.AgentReport(report=report), None)
+        assert self._core is not None
+        if self._core.report(report):
+            self._plan_flush()
 
     def submit(self, command: cmd.Command, answer: Callable[[Reply], None] | None) -> None:
         """Into the next batch."""
@@ -221,13 +214,14 @@ class OfficeProcess(Process):
             if answer is not None:
                 answer(Reply(kind="unknown"))
             return
-        then = None if answer is None else lambda told, error: self._answered(waiting, answer, told, error)
-        waiting: Waiting = Waiting(command, None, _reply, then)
-        self._pending.append(waiting)
+        done = None if answer is None else lambda told, error: self._answered(pending, answer, told, error)
+        pending: Pending = Pending(command, done, _reply)
+        assert self._core is not None
+        self._core.take(pending)
         self._plan_flush()
 
     def _answered(
-        self, waiting: Waiting, answer: Callable[[Reply], None], told: tuple[Reply, int], error: SubletError | None
+        self, pending: Pending, answer: Callable[[Reply], None], told: tuple[Reply, int], error: SubletError | None
     ) -> None:
         if error is None:
             self.world.watch.promised(self, *told)
@@ -236,47 +230,33 @@ class OfficeProcess(Process):
             answer(told[0])
         elif isinstance(error, Disconnected):
             answer(Reply(kind="unknown", error=error))
-        elif waiting.unheld:  # it was decided, and its machine did not take it
-            answer(Reply(kind="error", lease=next(iter(waiting.unheld)), error=error, ended=True))
+        elif pending.unheld:  # it was decided, and its machine did not take it
+            answer(Reply(kind="error", lease=next(iter(pending.unheld)), error=error, ended=True))
         else:
             answer(reply_for(error, None, _NEVER))
 
     # ---- one turn ----
 
     def _plan_flush(self) -> None:
-        if self._pending and not self._syncing and not self._flush_planned:
+        if self._core is not None and self._core.has_pending and not self._syncing and not self._flush_planned:
             self._flush_planned = True
             self.after(0, self._flush)
 
     def _flush(self) -> None:
         self._flush_planned = False
-        if self._syncing or not self._pending:
+        if self._syncing or self._core is None or not self._core.has_pending:
             return
         now = Now(self.clock.now_ns(), self.clock.wall_ns())
-        pending, self._pending = self._pending, []
-        batch: list[tuple[Waiting, Outcome]] = []
-        events: list[ev.Event] = []
-        for waiting in pending:
-            outcome = self.handle(waiting.command, now)
-            if waiting.wanted and not isinstance(outcome.answer, SubletError):
-                waiting.decided(outcome.answer, now, more=True)  # time passes before the disk has it
-            self.world.watch.decided(self, waiting.command, outcome, now)
-            events.extend(outcome.events)
-            batch.append((waiting, outcome))
-        if not events:
+        batch = self._core.decide(now)
+        if not batch.events:
             self._carry_out(batch)
             self._arm()
             return
-        self.disk.append(now, events)
+        self.disk.append(now, batch.events)
         self._syncing = True
-        self.after(self.world.scenario.sync_ns(self.world), self._synced, batch, events, now)
+        self.after(self.world.scenario.sync_ns(self.world), self._synced, batch, now)
 
-    def handle(self, command: cmd.Command, now: Now) -> Outcome:
-        """The ledger's decision."""
-        assert self.ledger is not None
-        return self.ledger.handle(command, now)
-
-    def _synced(self, batch: list[tuple[Waiting, Outcome]], events: list[ev.Event], now: Now) -> None:
+    def _synced(self, batch: Batch, now: Now) -> None:
         if self.world.scenario.sync_fails(self.world):
             self.world.coverage.met_leases("sync failed", self.leases())
             self.crash()
@@ -290,28 +270,21 @@ class OfficeProcess(Process):
         if len(self.disk.batches) >= COMPACT_EVERY:
             self.disk.compact(self.ledger.state.snapshot())
         self._carry_out(batch)
-        self.presence.note(events, self.clock.now_ns())
-        for process in self.bound.note(events):
+        self.presence.note(batch.events, self.clock.now_ns())
+        for process in self.bound.note(batch.events):
             self.process_ended(process)
-        self._tell(events, now)
+        self._tell(batch.events, now)
         self._arm()
         self._plan_flush()
 
-    def _carry_out(self, batch: list[tuple[Waiting, Outcome]]) -> None:
-        for waiting, outcome in batch:
-            if outcome.holds and waiting.wanted:
-                until_ns = self.clock.now_ns() + HOLD_TIMEOUT_NS
-                self._holds.add(waiting, outcome.holds, until_ns)
-                self.at(until_ns, self._lose_patience)
-            for order in outcome.orders:
-                self._send(order)
-            if isinstance(waiting.command, cmd.AgentReport):
-                if isinstance(waiting.command.report, NotHeld):
-                    self._refused(waiting.command.report)
-            elif isinstance(outcome.answer, SubletError):
-                waiting.fail(outcome.answer)
-            elif not outcome.holds:
-                waiting.answer()
+    def _carry_out(self, batch: Batch) -> None:
+        assert self._core is not None
+        until_ns = self.clock.now_ns() + round(HOLD_TIMEOUT_S * _S)
+        self._core.carry_out(batch, until_ns, send=self._send, sent=self._tick_agent)
+        if self._core.next_expiry is not None:
+            self.at(until_ns, self._expire)
+
+    def _tick_agent(self) -> None:
         if self.agent is not None:
             self.agent.tick()
 
@@ -326,13 +299,9 @@ class OfficeProcess(Process):
         else:
             self.world.net.send(self, node, node.take, order, self.disk.incarnation, lease=order.lease)
 
-    def _refused(self, report: NotHeld) -> None:
-        for waiting in self._holds.not_held(report):
-            waiting.conclude()
-
-    def _lose_patience(self) -> None:
-        for waiting in self._holds.late(self.clock.now_ns(), HOLD_TIMEOUT_NS / _S):
-            waiting.conclude()
+    def _expire(self) -> None:
+        if self._core is not None:
+            self._core.expire(self.clock.now_ns())
 
     def _tell(self, events: list[ev.Event], now: Now) -> None:
         """The stream of news. It is a comfort: nothing may depend on its arriving."""

@@ -17,7 +17,6 @@ import resource
 import signal
 import socket
 import sys
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +37,7 @@ from sublet.lease.token import TokenClaims
 from sublet.node.agent.cards import Cards, has_cards
 from sublet.node.agent.doors import Door, Visitor
 from sublet.node.agent.inventory import LOCAL_NODE, card_of, machine_inventory, parse_host_gpus
-from sublet.node.agent.limits import block_bytes, disk_bytes, offer_again, usable_cores
+from sublet.node.agent.limits import block_bytes, disk_bytes, offer_again
 from sublet.node.agent.rehearsal import offered, rehearse_all, shows_pids
 from sublet.node.agent.supervised import SupervisedAgent
 from sublet.node.agent.suspend_probe import probe_cards
@@ -65,7 +64,6 @@ from sublet.office.ledger.state import State
 from sublet.office.policy_file import KEYS, Limits
 from sublet.office.ports import Agent
 from sublet.office.shared_socket import SharedSocket
-from sublet.office.vigil import ASLEEP, MOMENT_NS, Vigil
 from sublet.values import NS_PER_S, Kind, ResourceId, TenantId
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.orders import Inventory, Report
@@ -150,7 +148,6 @@ class Office:
                 clock=self.clock,
                 die=self._die,
                 since_snapshot=entries,
-                vigil=_vigil(),
                 is_short=beginning.room.is_short,
             )
             self._stack.callback(self.driver.stop)
@@ -399,14 +396,6 @@ class Office:
         if offer_again(offered, there):
             self._machine = _with_disk(self._machine, there)
         self._offer()
-
-
-def _vigil() -> Vigil:
-    """With one processor the awaited process could not run meanwhile."""
-    if usable_cores() == 1:
-        return ASLEEP
-    call_soon = asyncio.get_running_loop().call_soon
-    return Vigil(MOMENT_NS, now_ns=time.perf_counter_ns, call_soon=call_soon, give_way=os.sched_yield)
 
 
 def _used(resource: ResourceId, state: State) -> int:

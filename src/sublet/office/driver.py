@@ -1,8 +1,7 @@
-"""The driver: hands commands to the ledger and carries out its decisions in the order that keeps promises.
+"""Runs the office's core: commands in, one commit for each batch, then orders and answers.
 
 One asyncio loop decides everything. Commands that became ready together are handled together and share one commit;
-then the orders go out, then an answer that must not be seen before the agent holds it waits for ``Held``, and only
-then is any caller told of it.
+then the orders go out, and then the answers, those that promise something only once the agent holds it (``core``).
 
 The commit runs in the loop itself, on purpose. It is one blocking fsync of about 0.1 ms, and while it runs the kernel
 gathers the requests of other callers, which the next turn handles as one batch. A thread would have to hand batches
@@ -17,35 +16,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from sublet.clock import Clock
-from sublet.errors import JournalError, SubletError
-from sublet.office import last_words
-from sublet.office.ledger.answers import Answer, Outcome
-from sublet.office.ledger.commands import AgentReport, Command, NodeUp, OpenOffice, Release, Renew, Tick
+from sublet.errors import JournalError, JournalFailed, SubletError
+from sublet.office.core import HOLD_TIMEOUT_S, Batch, Core, Pending
+from sublet.office.ledger.answers import Answer
+from sublet.office.ledger.commands import Command, NodeUp, OpenOffice, Release
 from sublet.office.ledger.events import Event
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.presence import Presence
 from sublet.office.ledger.records import Now
-from sublet.office.lingering import LINGER_S, RENEWAL_SLACK_NS, RENEWALS_LINGER_S, Renewals
 from sublet.office.ports import Agent, Journal, Listener
-from sublet.office.vigil import ASLEEP, Vigil
-from sublet.office.waiting import Holds, Waiting, too_many
 from sublet.values import NS_PER_S, LeaseId, NodeId
-from sublet.wire.orders import Held, NotHeld, Order, Report
+from sublet.wire.orders import Order, Report
 
 _log = logging.getLogger("sublet.office")
 
-BATCH_MAX: Final = 1024
-"""Commands in one commit: bounds how long the first of them waits for the last."""
-ANSWERED_FIRST: Final = 16  # of more in one batch, the orders do not wait for the answers
-PENDING_MAX: Final = 50_000
-"""Commands waiting for their turn; beyond it a command is turned away, and said so."""
-HOLD_TIMEOUT_S: Final = 5.0
-"""How long an answer waits for the agent to hold what it promises."""
 LIVE_BEAT_S: Final = 1.0
 """While anything has a deadline, the clock is looked at this often: a timer of the loop stands still while the machine
 sleeps, CLOCK_BOOTTIME does not."""
@@ -66,7 +54,6 @@ COMPACT_SHORT: Final = 2_000
 is."""
 COMPACT_ON_STOP: Final = 1_000
 """The same when the office ends."""
-_UNASKED: Final = frozenset((AgentReport, Tick))
 
 T = TypeVar("T")
 
@@ -82,7 +69,6 @@ class Driver:
         clock: Clock,
         die: Callable[[str], None],
         since_snapshot: int = 0,
-        vigil: Vigil = ASLEEP,
         is_short: Callable[[], bool] = lambda: False,
     ) -> None:
         """``die`` ends the process; ``since_snapshot`` is how many events the journal keeps after its snapshot;
@@ -101,11 +87,8 @@ class Driver:
         self._agent_wake_ns: dict[NodeId, int] = {}
         self._listeners: list[Listener] = []
         self._observers: list[Callable[[int, int], None]] = []
-        self._pending: deque[Waiting] = deque()
-        self._holds = Holds()
+        self._core = Core(ledger)
         self._flush_at: asyncio.Handle | None = None
-        self._linger: asyncio.TimerHandle | None = None
-        self._renewals = Renewals()
         self._patience: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ns = 0
@@ -114,7 +97,6 @@ class Driver:
         self._last_commit_ns = 0
         self._tick_due_ns: int | None = None
         self._dead = False
-        self._vigil = vigil
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # ---- life ----
@@ -137,7 +119,7 @@ class Driver:
             with contextlib.suppress(JournalError):  # all of it is durable as it is; it would only be read faster
                 self._compact_beyond(0, self.now())
         self._dead = True
-        for handle in (self._timer, self._linger, self._flush_at, self._patience):
+        for handle in (self._timer, self._flush_at, self._patience):
             if handle is not None:
                 handle.cancel()
 
@@ -160,7 +142,7 @@ class Driver:
         render: Callable[[Answer, Now], T] | None = None,
         without: Callable[[T, Mapping[LeaseId, SubletError]], T] | None = None,
     ) -> asyncio.Future[T] | asyncio.Future[Any]:
-        """Hand in a command; the future has its answer, or the ledger's error, once it may be known.
+        """Queue a command; the future has its answer, or the ledger's error, once it may be known.
 
         ``render`` makes the answer's outer form at the moment of the decision: the record behind an answer is alive,
         and what it says a moment later (a newer deadline, say) has not been promised to *this* caller. ``without`` is
@@ -168,85 +150,50 @@ class Driver:
         """
         assert self._loop is not None, "the driver was not started"
         future: asyncio.Future[Any] = self._loop.create_future()
-        self._take(Waiting(command, future, render, without=without))
+
+        def done(value: Any, error: SubletError | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+                future.exception()  # read once, so that a caller who went away leaves no complaint behind
+
+        pending = Pending(command, done, render, cast("Any", without))
+        future.add_done_callback(lambda _: pending.abandon() if future.cancelled() else None)
+        self._take(pending)
         return future
-
-    def submit_then(
-        self,
-        command: Command,
-        render: Callable[[Answer, Now], T],
-        then: Callable[[T, SubletError | None], None],
-        without: Callable[[T, Mapping[LeaseId, SubletError]], T] | None = None,
-    ) -> None:
-        """The same for who wants no future: ``then`` is called with the answer or an error, within a turn, and must not
-        raise. It may be called before this returns."""
-        self._take(Waiting(command, None, render, then, without))
-
-    def _take(self, waiting: Waiting) -> None:
-        if len(self._pending) >= PENDING_MAX:
-            self.on_limit("pending_commands")
-            waiting.fail(too_many(PENDING_MAX))
-        elif type(waiting.command) is Renew and self._may_linger(waiting.command):
-            self._renewals.lingers()
-            self._pending.append(waiting)
-            self._flush_later(RENEWALS_LINGER_S)
-        else:
-            self._enqueue(waiting)
 
     def report(self, report: Report) -> None:
         """The sink of the agents."""
-        if type(report) is Held:  # hardly ever a decision, so it is taken at once
-            self._vigil.passes()
-            is_waited_for = self.ledger.confirm(report)
-            for held in self._holds.held(report):
-                held.conclude()
-            if is_waited_for:
-                self.post(AgentReport(report=report))
-            return
-        self._pending.append(Waiting(AgentReport(report=report)))
-        if type(report) is NotHeld or self.ledger.state.queued_count:
+        if self._core.report(report):
             self._flush_soon()
-        else:
-            self._flush_later(LINGER_S)
 
     def post(self, command: Command) -> None:
-        """Hand in a command whose answer no caller waits for."""
-        self._enqueue(Waiting(command))
+        """Queue a command whose answer no caller waits for."""
+        self._take(Pending(command))
 
     async def settled(self, lease: LeaseId) -> None:
         """Until nothing that was decided for this lease still waits for its agent: then what a read says was held."""
         assert self._loop is not None
-        while waiting := self._holds.waiting(lease):
-            await asyncio.wait([one.future(self._loop.create_future) for one in waiting])
+        while waiting := self._core.waiting(lease):
+            over = [asyncio.Event() for _ in waiting]
+            for pending, event in zip(waiting, over, strict=True):
+                pending.when_over(event.set)
+            for event in over:
+                await event.wait()
 
-    def _enqueue(self, waiting: Waiting) -> None:
-        self._pending.append(waiting)
-        self._flush_soon()
+    def _take(self, pending: Pending) -> None:
+        if self._core.take(pending):
+            self._flush_soon()
+        else:
+            self.on_limit("pending_commands")
 
     def _flush_soon(self) -> None:
         if self._flush_at is None and not self._dead:
             assert self._loop is not None
-            self._vigil.came()
             self._flush_at = self._loop.call_soon(self._flush)
-
-    def _flush_later(self, after_s: float) -> None:
-        if self._flush_at is None and self._linger is None and not self._dead:
-            assert self._loop is not None
-            self._linger = self._loop.call_later(after_s, self._flush_lingering)
-
-    def _flush_lingering(self) -> None:
-        self._vigil.came()
-        self._renewals.over(waited=True)
-        self._flush()
-
-    def _may_linger(self, command: Renew) -> bool:
-        """Whether so many renewals come that this one had better wait for the next, and it has the time."""
-        assert self._loop is not None
-        if not self._renewals.many(self._loop.time()):
-            return False
-        lease = self.ledger.state.leases.get(command.lease)
-        deadline_ns = None if lease is None else lease.deadline_ns
-        return deadline_ns is not None and deadline_ns - self.clock.now_ns() > RENEWAL_SLACK_NS
 
     # ---- one turn ----
 
@@ -254,43 +201,28 @@ class Driver:
         """Decide, make durable, order, answer: one batch."""
         assert self._loop is not None
         self._flush_at = None
-        self._renewals.over(waited=False)
-        if self._linger is not None:
-            self._linger.cancel()
-            self._linger = None
         if self._dead:
             return
         now = self.now()
-        if self._tick_due_ns is not None and self._tick_due_ns <= now.ns:
-            self._pending.appendleft(Waiting(Tick()))  # what time has changed comes before what people want
-        batch: list[tuple[Waiting, Outcome]] = []
-        events: list[Event] = []
         try:
-            while self._pending and len(batch) < BATCH_MAX:
-                waiting = self._pending.popleft()
-                outcome = self.ledger.handle(waiting.command, now)
-                if waiting.wanted and not isinstance(outcome.answer, SubletError):
-                    waiting.decided(outcome.answer, now, more=bool(self._pending))
-                events.extend(outcome.events)
-                batch.append((waiting, outcome))
+            batch = self._core.decide(now, tick=self._tick_due_ns is not None and self._tick_due_ns <= now.ns)
         except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office below
             # A ledger that raised may have stopped half-way through a change. The journal has not: the next office
             # folds the last good state from it.
             _log.exception("the ledger could not handle a command")
-            self._end(last_words.of_ledger(error))
+            self._end(f"the office stopped: the ledger failed on a command ({type(error).__name__}: {error})")
             return
-        if events and not self._commit(events, now):
+        if batch.events and not self._commit(batch.events, now):
             return
         try:
             self._carry_out(batch, now)
         except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
             self._agent_failed(error)
             return
-        if events:
-            self._tell(now, events)
+        if batch.events:
+            self._tell(now, batch.events)
         self._arm(now)
-        self._vigil.done(sum(type(waiting.command) not in _UNASKED for waiting, _ in batch))
-        if self._pending and self._linger is None:
+        if self._core.has_pending:
             self._flush_soon()
 
     def _commit(self, events: list[Event], now: Now) -> bool:
@@ -303,7 +235,7 @@ class Driver:
             is_short = self._since_snapshot > COMPACT_SHORT and self._is_short()
             self._compact_beyond(COMPACT_SHORT if is_short else COMPACT_EVERY, now)
         except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
-            self._end(last_words.of_journal(error))
+            self._journal_failed(error)
             return False
         self.commits += 1
         for observer in self._observers:
@@ -315,32 +247,11 @@ class Driver:
             self._since_snapshot = 0
             self._journal.compact(self.ledger.state.snapshot(), now)
 
-    def _carry_out(self, batch: list[tuple[Waiting, Outcome]], now: Now) -> None:
-        """Orders that a caller waits for, or very many, go out before anything else; the others after the answers."""
+    def _carry_out(self, batch: Batch, now: Now) -> None:
         assert self._loop is not None
-        holding, until_s = False, self._loop.time() + HOLD_TIMEOUT_S
-        for waiting, outcome in batch:
-            # The hold is noted before the order goes out: an agent in this process reports from inside ``send``.
-            if outcome.holds and waiting.wanted:
-                self._holds.add(waiting, outcome.holds, until_s)
-                holding = True
-            for order in outcome.orders:
-                self._send(order)
-        if holding or len(batch) > ANSWERED_FIRST:
-            self._tick_touched(now)
-        for waiting, outcome in batch:
-            waiting.make()  # as late as this, so that an agent that is waited for has its order by now
-            if isinstance(waiting.command, AgentReport):
-                if isinstance(waiting.command.report, NotHeld):
-                    self._refused(waiting.command.report)
-            elif isinstance(outcome.answer, SubletError):
-                waiting.fail(outcome.answer)
-            elif not outcome.holds:
-                waiting.answer()
-        if holding and self._patience is None:
-            self._patience = self._loop.call_at(until_s, self._lose_patience)
-        if self._touched:
-            self._loop.call_soon(self._tick_soon)
+        until_s = self._loop.time() + HOLD_TIMEOUT_S
+        self._core.carry_out(batch, until_s, send=self._send, sent=lambda: self._tick_touched(now))
+        self._await_agents()
 
     def _tell(self, now: Now, events: Sequence[Event]) -> None:
         self.presence.note(events, now.ns)
@@ -371,28 +282,18 @@ class Driver:
         touched, self._touched = self._touched, set()
         self._tick_agents(touched, now)
 
-    def _tick_soon(self) -> None:
-        if self._touched and not self._dead:
-            try:
-                self._tick_touched(now := self.now())
-            except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
-                self._agent_failed(error)
-                return
-            self._arm(now)
+    def _await_agents(self) -> None:
+        """One timer is enough for all answers that wait for agents."""
+        assert self._loop is not None
+        next_s = self._core.next_expiry
+        if self._patience is None and next_s is not None and not self._dead:
+            self._patience = self._loop.call_at(next_s, self._expire)
 
-    def _refused(self, report: NotHeld) -> None:
-        for waiting in self._holds.not_held(report):
-            waiting.conclude()
-
-    def _lose_patience(self) -> None:
-        """One timer is enough for all who wait for agents."""
+    def _expire(self) -> None:
         assert self._loop is not None
         self._patience = None
-        for waiting in self._holds.late(self._loop.time(), HOLD_TIMEOUT_S):
-            waiting.conclude()
-        next_s = self._holds.next_s()
-        if next_s is not None and not self._dead:
-            self._patience = self._loop.call_at(next_s, self._lose_patience)
+        self._core.expire(self._loop.time())
+        self._await_agents()
 
     # ---- time ----
 
@@ -444,15 +345,19 @@ class Driver:
             if now.ns - self._last_commit_ns >= NS_PER_S:
                 self._compact_beyond(COMPACT_QUIET, now)
         except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
-            self._end(last_words.of_journal(error))
+            self._journal_failed(error)
             return
         if self._flush_at is None:
             self._arm(now)
 
+    def _journal_failed(self, error: Exception) -> None:
+        what = error.message if isinstance(error, JournalFailed) else f"its journal could not be written ({error})"
+        self._end(f"the office stopped: {what}; nothing was answered on it\n  {JournalFailed.default_do}")
+
     def _agent_failed(self, error: Exception) -> None:
         """An office whose agent breaks would live on without timers and answers; the next one finds everything."""
         _log.exception("the agent failed")
-        self._end(last_words.of_agent(error))
+        self._end(f"the office stopped: its agent failed ({type(error).__name__}: {error})")
 
     def _end(self, message: str) -> None:
         self._dead = True  # first: a state that may be half-way through a change must not be written down

@@ -11,9 +11,7 @@ before the caller is known.
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Final
@@ -41,7 +39,7 @@ from sublet.office.access import UNKNOWN_ORIGIN, Caller
 from sublet.office.api.leases import error_view
 from sublet.office.api.openapi import openapi_document
 from sublet.office.api.processes import Peer
-from sublet.office.api.routes import ROUTES, Handler, Right, Route
+from sublet.office.api.routes import ROUTES, Right, Route
 from sublet.office.api.service import JSON, Asked, Call, Reply, Service
 from sublet.office.api.sse import Stream
 from sublet.office.api.studio_right import check_message, reader_or_actor
@@ -102,12 +100,8 @@ class App:
         service.document = functools.cache(lambda: _encode(openapi_document(service.identity.version)))
         self._routes: dict[str, dict[str, Route]] = {}
         self._decoders: dict[type, msgspec.json.Decoder[Any]] = {}
-        self._at_once: set[Handler] = set()
-        """Those of routes that wait for nothing, or for one command."""
         for route in ROUTES:
             self._routes.setdefault(route.path, {})[route.method] = route
-            if not inspect.iscoroutinefunction(route.handler):
-                self._at_once.add(route.handler)
             if route.request is not None:
                 self._decoders.setdefault(route.request, msgspec.json.Decoder(route.request))
 
@@ -136,53 +130,6 @@ class App:
             }
         )
         await send({"type": "http.response.body", "body": reply.body})
-
-    def begin(
-        self,
-        method: str,
-        path: bytes,
-        headers: Iterable[tuple[bytes, bytes]],
-        body: bytes,
-        send: Callable[[Reply], None],
-        peer: Peer | None = None,
-    ) -> bool:
-        """Take a whole request that is answered at once, or comes to one command, without a task of its own; False
-        leaves it to ``__call__``.
-
-        ``send`` is called once, perhaps before this returns. Most of what an office is asked goes this way: a task, an
-        event and four messages of ASGI would cost as much as the ledger's decision.
-        """
-        try:
-            route, object_id = self._find(method, path)
-        except (SubletError, _Refused):
-            return False
-        if route.handler not in self._at_once:
-            return False
-        service = self.service
-        service.requests += 1
-        try:
-            caller, query = self._check(route, b"", headers, peer)
-            message = self._body(route, body)
-            self._check_message(caller, route, object_id, message)
-            asked = route.handler(service, Call(caller, object_id, query, message, _never, peer))
-            if isinstance(asked, Reply):
-                send(asked)
-                return True
-            assert isinstance(asked, Asked)
-        except Exception as error:  # noqa: BLE001 - told to the caller as what it is
-            send(_failed(error, method, path))
-            return True
-
-        def then(answer: Any, error: SubletError | None) -> None:
-            # Called by the driver in the middle of its turn, so nothing may come out of here.
-            try:
-                reply = asked.finish(answer) if error is None else _failed(error, method, path)
-            except Exception as mistake:  # noqa: BLE001
-                reply = _failed(mistake, method, path)
-            send(reply)
-
-        service.driver.submit_then(asked.command, asked.render, then, asked.without)
-        return True
 
     async def _answer(self, scope: Scope, receive: Receive) -> Reply:
         headers = scope["headers"]
@@ -314,11 +261,6 @@ class App:
             for lease_id in watched:
                 presence.disconnected(lease_id, service.driver.clock.now_ns())
             gone.cancel()
-
-
-async def _never() -> None:
-    """For those who do not ask whether the caller has gone."""
-    await asyncio.get_running_loop().create_future()
 
 
 async def _gone(receive: Receive) -> None:

@@ -22,7 +22,7 @@ from sublet.office.api.asking import (
 )
 from sublet.office.api.service import Asked, Call, Reply, Service, json_reply
 from sublet.office.api.views import offer_answer, place_answer, refusal_answer, renew_answer, rfc3339
-from sublet.office.driver import BATCH_MAX
+from sublet.office.core import BATCH_MAX
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.answers import Answer, Granted, GrantedMany, Offer, Place, Refusal
 from sublet.office.ledger.records import LeaseRecord, Now

@@ -3,10 +3,6 @@
 uvicorn's own ``Server`` is left out: it wakes ten times a second, takes the process's signals, and makes its unix
 socket writable for all users. What is used is its protocol: HTTP/1.1 on httptools, keep-alive, pipelining, flow
 control.
-
-There is a short way beside it. A request that is small, whole, and alone on its connection is offered to the
-application at once (``App.begin``) and answered in one write, without a task. Whatever is not plain in any respect goes
-the way of uvicorn, so this way knows nothing of pipelines, bodies in pieces, upgrades or HTTP/1.0.
 """
 
 from __future__ import annotations
@@ -19,19 +15,18 @@ import resource
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from sublet.background import accept_connections, end_process, start_task
 from sublet.errors import InvalidRequest, SubletError
 from sublet.office.api.app import App
 from sublet.office.api.processes import Peer, Processes
-from sublet.office.api.service import Reply
-from sublet.wire.http import WIRE_HEADER, WIRE_VERSION, ErrorBody, ErrorView
+from sublet.wire.http import ErrorBody, ErrorView
 from sublet.wire.peer_limits import PeerLimits, Refused
 from sublet.wire.sockets import peer_of
 
@@ -54,10 +49,7 @@ LOOKS: Final = 5
 for nothing: the client may have slept as well, and could not tell a closed connection from an office that has ended."""
 CLOSE_PATIENCE_S: Final = 2.0
 """How long requests in progress may take to end when the office closes."""
-CLOSE_LOOK_S: Final = 0.01
 NO_USER: Final = -1
-SHORT_MAX_BYTES: Final = 64 * 1024
-"""The body of a request that goes the short way."""
 
 
 class HttpServer:
@@ -93,10 +85,8 @@ class HttpServer:
         self._config = config
         self._state = ServerState()
         self._on_limit = on_limit
-        self._app = app
         self._limits: PeerLimits[_Protocol] = peer_limits(of_user)
         self._processes = processes
-        self._short: set[_Short] = set()
         self._die = die
         self._listening: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -104,7 +94,7 @@ class HttpServer:
     @property
     def busy(self) -> int:
         """Requests in progress, event streams included."""
-        return len(self._state.tasks) + len(self._short)
+        return len(self._state.tasks)
 
     def bound_users(self, of_user: int | None) -> None:
         """So many connections for each other user from now on (None: a quarter of all); those that are open stay."""
@@ -148,9 +138,6 @@ class HttpServer:
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(*late, return_exceptions=True)
-        until = asyncio.get_running_loop().time() + CLOSE_PATIENCE_S
-        while self._short and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110 - once, at the end
-            await asyncio.sleep(CLOSE_LOOK_S)
         for connection in list(self._state.connections):
             if isinstance(connection, _Protocol) and connection.transport is not None:
                 connection.transport.abort()
@@ -159,9 +146,6 @@ class HttpServer:
         return _Protocol(
             self._config,
             self._state,
-            {},
-            app=self._app,
-            short=self._short,
             on_limit=self._on_limit,
             processes=self._processes,
             limits=self._limits,
@@ -186,25 +170,6 @@ def _user_of(transport: asyncio.Transport) -> int:
     return peer_of(sock).uid
 
 
-class _Event:
-    """What uvicorn sets to wake a task, where there is none."""
-
-    def set(self) -> None:
-        pass
-
-
-class _Short:
-    """A request on the short way, as far as uvicorn looks at one."""
-
-    __slots__ = ("disconnected", "keep_alive", "message_event", "response_complete")
-
-    def __init__(self) -> None:
-        self.response_complete = False
-        self.keep_alive = True
-        self.disconnected = False
-        self.message_event = _Event()
-
-
 class _Protocol(HttpToolsProtocol):
     """uvicorn's protocol with a bounded head and a bounded number of connections."""
 
@@ -212,10 +177,7 @@ class _Protocol(HttpToolsProtocol):
         self,
         config: Config,
         server_state: ServerState,
-        app_state: dict[str, Any],
         *,
-        app: App,
-        short: set[_Short],
         on_limit: Callable[[str], None],
         processes: Processes | None,
         limits: PeerLimits[_Protocol],
@@ -225,14 +187,9 @@ class _Protocol(HttpToolsProtocol):
         self._limits = limits
         self._is_silent = True
         """Until the head of a first request has come."""
-        super().__init__(config, server_state, app_state)
+        super().__init__(config, server_state, {})
         self._processes = processes
-        self._peer: Peer | None = None
-        self._begin = app.begin
-        self._short = short
         self._on_limit = on_limit
-        self._held: bytes | None = None
-        """The body so far of a request that may go the short way; None: there is none."""
         self._in_head = True
         self._head_bytes = 0
         self._piece = 0
@@ -245,11 +202,10 @@ class _Protocol(HttpToolsProtocol):
         """Parts of its time that are left."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._out = _OneWrite(transport, self.loop)
-        super().connection_made(self._out)  # type: ignore[arg-type]
+        super().connection_made(transport)
         if self._processes is not None:
-            accepted_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-            self._peer = Peer(self._processes, transport.get_extra_info("socket"), accepted_ns, shared=self._shared)
+            sock, accepted_ns = transport.get_extra_info("socket"), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            self.app_state["peer"] = Peer(self._processes, sock, accepted_ns, shared=self._shared)
         admitted = self._limits.admit(self, _user_of(transport))
         if isinstance(admitted, Refused):
             self._on_limit(admitted.limit)
@@ -311,25 +267,10 @@ class _Protocol(HttpToolsProtocol):
             self._head_too_large()
         self._time_what_is_awaited()
 
-    def eof_received(self) -> None:
-        if isinstance(self.transport, _OneWrite):
-            self.transport.flush()  # the loop is about to close what it was handed
-        super().eof_received()
-
     def on_message_begin(self) -> None:
-        """uvicorn would also make a scope, which the short way does not need."""
-        self.url = b""
-        self.expect_100_continue = False
-        self.headers = []
+        super().on_message_begin()
         self._in_head = True
         self._awaited = "head"
-
-    def _make_scope(self) -> None:
-        url, expects, headers = self.url, self.expect_100_continue, self.headers
-        super().on_message_begin()
-        self.url, self.expect_100_continue = url, expects
-        self.scope["state"]["peer"] = self._peer
-        self.headers += headers  # in place: the scope has the list
 
     def on_headers_complete(self) -> None:
         came, self._head_bytes, self._in_head = self._head_bytes + self._piece, 0, False
@@ -339,82 +280,22 @@ class _Protocol(HttpToolsProtocol):
             self._limits.spoke(self)
         if came > HEAD_MAX_BYTES and self._head_size() > HEAD_MAX_BYTES:  # it is seldom worth adding up
             self._head_too_large()
-        elif self._is_plain():
-            self._held = b""
         else:
-            self._make_scope()
             super().on_headers_complete()
 
     def _head_size(self) -> int:
         return sum(len(name) + len(value) for name, value in self.headers) + len(self.url)
 
     def on_body(self, body: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        if self._held is None:
+        if not self.transport.is_closing():
             super().on_body(body)
-        elif len(self._held) + len(body) <= SHORT_MAX_BYTES:
-            self._held += body
-        else:
-            self._go_the_long_way(self._held + body)
 
     def on_message_complete(self) -> None:
         self._in_head = True
         self._head_bytes = 0
         self._awaited = ""
-        if self.transport.is_closing():
-            return
-        if self._held is not None:
-            if self._went_the_short_way(self._held):
-                return
-            self._go_the_long_way(self._held)
-        super().on_message_complete()
-
-    # ---- the short way ----
-
-    def _is_plain(self) -> bool:
-        """Whether it may go the short way: no other request is served on this connection, the client reads the
-        answers, and it stays open."""
-        return (
-            getattr(self.cycle, "response_complete", True)  # uvicorn begins with None
-            and b"?" not in self.url
-            and self.url.startswith(b"/")
-            and not (self.flow.write_paused or self.expect_100_continue or self.parser.should_upgrade())
-            and self.parser.get_http_version() == "1.1"
-            and self.parser.should_keep_alive()
-            and all(_is_short(name, value) for name, value in self.headers)
-        )
-
-    def _went_the_short_way(self, body: bytes) -> bool:
-        short = _Short()
-
-        def send(reply: Reply) -> None:
-            self._short.discard(short)
-            short.response_complete = True
-            if not short.disconnected and not self.transport.is_closing():
-                self._out.write_now(_whole(reply, close=not short.keep_alive))
-                if not short.keep_alive:
-                    self.transport.close()
-                self.on_response_complete()
-
-        before = self.cycle
-        self.cycle = short  # type: ignore[assignment]
-        self._short.add(short)
-        method = self.parser.get_method().decode("ascii")
-        if self._begin(method, self.url, self.headers, body, send, self._peer):
-            self._held = None
-            return True
-        self.cycle = before
-        self._short.discard(short)
-        return False
-
-    def _go_the_long_way(self, body: bytes) -> None:
-        """What would have been told to uvicorn by now is told."""
-        self._held = None
-        self._make_scope()
-        super().on_headers_complete()
-        if body:
-            super().on_body(body)
+        if not self.transport.is_closing():
+            super().on_message_complete()
 
     # ---- what is refused before it is a request ----
 
@@ -437,64 +318,3 @@ class _Protocol(HttpToolsProtocol):
         head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (status, len(body)) + body)
         self.transport.close()
-
-
-class _OneWrite:
-    """A transport that sends what is written within one turn of the loop in one piece.
-
-    The protocol writes the head of an answer and its body apart. As two packets they would cost two system calls, and
-    wake the client twice for one answer.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
-        self._parts: list[bytes] = []
-        self.is_closing = transport.is_closing
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        if not self._parts:
-            self._loop.call_soon(self.flush)
-        self._parts.append(data)
-
-    def write_now(self, data: bytes) -> None:
-        """For what is in one piece already."""
-        self.flush()
-        self._transport.write(data)
-
-    def close(self) -> None:
-        self.flush()
-        self._transport.close()
-
-    def flush(self) -> None:
-        if self._parts:
-            data = b"".join(self._parts)
-            self._parts.clear()
-            self._transport.write(data)
-
-
-def _is_short(name: bytes, value: bytes) -> bool:
-    """Whether what this header says of the body lets it go the short way."""
-    if name == b"content-length":
-        return int(value) <= SHORT_MAX_BYTES
-    return name != b"transfer-encoding"
-
-
-def _whole(reply: Reply, *, close: bool) -> bytes:
-    """An answer in one piece."""
-    head = _HEADS.get((reply.status, reply.content_type))
-    if head is None:
-        head = b"%scontent-type: %s\r\n%s: %d\r\ncontent-length: " % (
-            STATUS_LINE[reply.status],
-            reply.content_type,
-            WIRE_HEADER.encode(),
-            WIRE_VERSION,
-        )
-        _HEADS[reply.status, reply.content_type] = head
-    end = b"\r\nconnection: close\r\n\r\n" if close else b"\r\n\r\n"
-    return b"".join((head, b"%d" % len(reply.body), end, reply.body))
-
-
-_HEADS: Final[dict[tuple[int, bytes], bytes]] = {}

@@ -15,7 +15,7 @@ from biscuit_auth import KeyPair
 
 from sublet.office.access import AccessList
 from sublet.office.api.app import App
-from sublet.office.api.service import Identity, Reply, Service
+from sublet.office.api.service import Identity, Service
 from sublet.office.api.signing import Signer
 from sublet.office.driver import Driver
 from sublet.office.journal.audit import Record
@@ -111,19 +111,9 @@ class Bench:
         headers: Sequence[tuple[bytes, bytes]] = (),
         raw: Sequence[bytes] | None = None,
     ) -> Answer:
-        """One request, as the server would hand it over: whole, if the application takes it so. ``raw`` gives the
-        pieces of the body as they are, and they go the long way."""
-        if raw is not None:
-            return await exchange(self.app, method, path, list(raw), token=token, headers=headers)
-        whole = b"" if body is None else json.dumps(body).encode()
-        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        sent = list(headers)
-        if token is not None:
-            sent.append((b"authorization", b"Bearer " + token.encode()))
-        if "?" not in path and self.app.begin(method, path.encode(), sent, whole, reply.set_result):
-            answer = await reply
-            return Answer(answer.status, {"content-type": answer.content_type.decode()}, answer.body)
-        return await exchange(self.app, method, path, [whole], token=token, headers=headers)
+        """One request. ``raw`` gives the pieces of the body as they are."""
+        pieces = [b"" if body is None else json.dumps(body).encode()] if raw is None else list(raw)
+        return await exchange(self.app, method, path, pieces, token=token, headers=headers)
 
     async def acquire(self, caller: str | None = None, **fields: object) -> Any:
         """A lease, by default of one whole device; the answer's document."""
@@ -147,7 +137,7 @@ class Bench:
         return token
 
     async def pass_time(self, duration: float | str) -> None:
-        """The clock moves, and the driver looks at it as its timer would; reports do not linger."""
+        """The clock moves, and the driver looks at it as its timer would."""
         self.clock.advance(duration)
         self.driver._beat()
         await turns()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sublet.testing import FaultName
 from sublet.values import MIB
 from tests.unit.office.api.bench import Bench, HeldLoop, bench, exchange, run, turns
 
@@ -32,14 +33,16 @@ async def left(b: Bench, caller: str | None = None, wait: float = 0, **more: Any
 def test_the_answer_comes_with_the_last_end_and_one_that_is_ending_counts() -> None:
     async def story() -> None:
         async with bench() as b:
-            loop = HeldLoop()  # an end that is reported is decided on when time passes, and not before
+            loop = HeldLoop()
             found = await leases(b, 3, **LABELS, more="x")
             await leases(b, 1, job="mine")  # without the other label it is not meant
             assert await left(b) == 3
             waits = asyncio.ensure_future(left(b, wait=60))
+            b.agent.faults.turn_on(FaultName.LOST_REPORTS)
             await b.ask("POST", "/v1/releases", {"items": [{"lease": lease} for lease in found[:2]]})
             assert await left(b) == 3, "what is ending may still run"
-            await b.pass_time("1s")
+            b.agent.faults.turn_off(FaultName.LOST_REPORTS)
+            await b.pass_time("2s")
             assert (await left(b), waits.done()) == (1, False)
             late = await leases(b, 1, **LABELS)  # of the job as well, though it began while the answer is awaited
             await b.ask("POST", f"/v1/leases/{found[2]}/release", {})

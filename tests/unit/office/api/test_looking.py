@@ -10,7 +10,7 @@ import pytest
 from sublet.office.api import looking as serve_looking
 from sublet.office.api.leases import AT_ONCE
 from sublet.office.api.looking import COMMAND_MAX, PLACES_MAX
-from sublet.office.driver import BATCH_MAX
+from sublet.office.core import BATCH_MAX
 from sublet.values import GIB, Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.guests import Guests, GuestView, ListGuests, Profile
 from tests.unit.office.api.bench import Bench, bench, run, turns
@@ -291,7 +291,7 @@ def test_a_message_with_many_in_it_counts_for_them_and_others_come_in_between(pa
             many = {"items": [{"lease": lease["id"], "epoch": lease["epoch"]}] * 2 * BATCH_MAX}
             asked = [asyncio.ensure_future(b.ask("POST", path, many, token=ann)) for _ in range(20)]
             await turns(2)
-            submitted = len(b.driver._pending)
+            submitted = len(b.driver._core._queue)
             assert submitted < 3 * BATCH_MAX, "all of them are before everybody else's now"
             renewed = await b.ask("POST", f"/v1/leases/{mine['id']}/renew", {"epoch": mine["epoch"]}, token=bob)
             assert renewed.status == 200

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sublet.office.driver import HOLD_TIMEOUT_S
+from sublet.office.core import HOLD_TIMEOUT_S
 from sublet.office.ledger.commands import NodeUp
 from sublet.office.ledger.events import Ending
 from sublet.testing.memory import MemoryAgent

@@ -1,4 +1,4 @@
-"""The short way of a request: the same answers, in the same order, and whatever is not plain takes the long way."""
+"""The control API over a socket: the application's answers, in the order of the requests, until the office closes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sublet.office.api.server import SHORT_MAX_BYTES, HttpServer
+from sublet.office.api.server import HttpServer
 from sublet.testing import FaultName
 from sublet.values import MIB
 from sublet.wire.http import WIRE_HEADER, WIRE_VERSION
@@ -58,14 +58,12 @@ def post(path: str, body: object, *more: bytes, version: bytes = b"1.1") -> byte
     return head + b"".join(one + b"\r\n" for one in more) + b"\r\n" + data
 
 
-def test_a_plain_request_makes_no_task_and_is_answered_as_ever() -> None:
-    """Same status, same headers, same document; a task is made only for the other way."""
+def test_a_body_of_known_length_and_one_in_chunks_are_answered_alike() -> None:
+    """Same status, same headers, same document."""
 
     async def story() -> None:
-        async with served() as (_, server, line):
+        async with served() as (_, _, line):
             line.say(post("/v1/leases", LEASE))
-            await turns(3)
-            assert not server._state.tasks
             status, headers, granted = await line.answer()
             assert (status, granted["answer"]) == (201, "grant")
             again = b"POST /v1/leases HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
@@ -94,20 +92,20 @@ def test_a_plain_request_makes_no_task_and_is_answered_as_ever() -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_the_same_words(path: str, body: object) -> None:
-    """Bad requests on both ways: same status, same error."""
+    """Bad requests: status and error are those of the application."""
 
     async def story() -> None:
         async with served() as (b, _, line):
             line.say(post(path, body))
             status, _, document = await line.answer()
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            long = await b.ask("POST", path, raw=[data])
-            assert (status, document) == (long.status, long.json)
+            direct = await b.ask("POST", path, raw=[data])
+            assert (status, document) == (direct.status, direct.json)
 
     run(story)
 
 
-def test_who_may_not_may_not_here_either() -> None:
+def test_a_caller_without_the_right_is_refused() -> None:
     """Two Authorization headers, an unknown token, a wire version from elsewhere."""
 
     async def story() -> None:
@@ -120,8 +118,8 @@ def test_who_may_not_may_not_here_either() -> None:
                 line.say(post("/v1/leases", LEASE, *more))
                 status, _, document = await line.answer()
                 headers = [(name.lower(), value) for name, _, value in (one.partition(b": ") for one in more)]
-                long = await b.ask("POST", "/v1/leases", raw=[json.dumps(LEASE).encode()], headers=headers)
-                assert (status, document) == (long.status, long.json)
+                direct = await b.ask("POST", "/v1/leases", raw=[json.dumps(LEASE).encode()], headers=headers)
+                assert (status, document) == (direct.status, direct.json)
                 assert status >= 400
             assert not b.driver.ledger.state.live_count
 
@@ -129,7 +127,7 @@ def test_who_may_not_may_not_here_either() -> None:
 
 
 def test_answers_come_in_the_order_of_the_requests() -> None:
-    """Pipelined, plain and not: what was asked first is answered first, though the agent confirms it late."""
+    """Pipelined: what was asked first is answered first, though the agent confirms it late."""
 
     async def story() -> None:
         async with served() as (b, _, line):
@@ -146,7 +144,7 @@ def test_answers_come_in_the_order_of_the_requests() -> None:
 
 
 def test_a_body_in_pieces_and_a_large_one() -> None:
-    """Pieces are put together; what is over the bound of this way goes the other, and is read as well."""
+    """Pieces are put together, and a large body is read whole."""
 
     async def story() -> None:
         async with served() as (_, _, line):
@@ -155,7 +153,7 @@ def test_a_body_in_pieces_and_a_large_one() -> None:
                 line.say(whole[start : start + 7])
                 await turns(2)
             assert (await line.answer())[0] == 201
-            line.say(post("/v1/leases", {**LEASE, "request_id": "s", "holder": "x" * SHORT_MAX_BYTES}))
+            line.say(post("/v1/leases", {**LEASE, "request_id": "s", "holder": "x" * 65536}))
             status, _, document = await line.answer()
             assert (status, document["error"]["kind"]) == (400, "InvalidRequest")
 
