@@ -179,7 +179,7 @@ API Code nvmlDeviceGetMinorNumber(Device device, unsigned int *number)
 {
     ASK(device);
     *number = (unsigned int)card->node;
-    return SUCCESS;
+    return card->parent ? INVALID_ARGUMENT : SUCCESS;
 }
 
 static uint64_t used_of(const struct card *card)
@@ -311,6 +311,29 @@ API Code nvmlDeviceGetMigDeviceHandleByIndex(Device device, unsigned int index, 
             return SUCCESS;
         }
     return NOT_FOUND;
+}
+
+API Code nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Device instance, Device *device)
+{
+    ASK(instance);
+    if (!card->parent)
+        return INVALID_ARGUMENT;
+    *device = device_of(card->parent - 1);
+    return SUCCESS;
+}
+
+API Code nvmlDeviceGetGpuInstanceId(Device device, unsigned int *number)
+{
+    ASK(device);
+    *number = (unsigned int)(card - rig()->cards);
+    return card->parent ? SUCCESS : NOT_SUPPORTED;
+}
+
+API Code nvmlDeviceGetComputeInstanceId(Device device, unsigned int *number)
+{
+    ASK(device);
+    *number = 0;
+    return card->parent ? SUCCESS : NOT_SUPPORTED;
 }
 
 /* ---- settings ---- */

@@ -113,6 +113,13 @@ sys.exit(clean_card.main([sys.argv[1], "--scrub", *sys.argv[2:]]))
 """
 
 
+LOOK: Final = """
+import json, sys
+from sublet.node.agent.clean_card import look
+print(json.dumps(json.loads(look(sys.argv[1]).settings)))
+"""
+
+
 def cleaned(rig: Rig, card: str, *arguments: str) -> Any:
     """What the supervisor is told when a lease of the card is over, and what lingered has gone."""
     found = run_on(rig, CLEAN, card, *arguments)
@@ -255,6 +262,8 @@ def test_a_part_of_a_card_is_used_and_overwritten_alone(tmp_path: Path) -> None:
     first = rig.card(2)
     assert first.name.startswith("MIG-")
     assert run_on(rig, PART, first.name) == ["NVIDIA H100 80GB HBM3 MIG 3g.40gb", 90]
+    settings = run_on(rig, LOOK, first.name)
+    assert settings["power limit"] == rig.card(0).power_mw, "a part has no settings; its card has"
     found = cleaned(rig, first.name)
     assert (found["left"], found["failed"]) == ("", "")
     assert 38 * GIB < found["scrubbed_bytes"] < 40 * GIB

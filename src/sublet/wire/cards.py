@@ -84,15 +84,14 @@ def prefer_cards(leased: Sequence[str], known: str = KNOWN) -> str:
     return ",".join([*leased, *(uuid for uuid in others if uuid not in leased and "?" not in uuid)])
 
 
-def device_nodes(leased: Sequence[str], known: str = KNOWN, dev: str = "/dev") -> tuple[str, ...]:
-    """The device files that a program needs for these cards and no others. Empty where one of them cannot be found: a
-    part of a card has files of its own, which are not known here."""
+def device_nodes(leased: Sequence[Sequence[str]], dev: str = "/dev") -> tuple[str, ...]:
+    """The device files that a program needs for cards with these files of their own, and for no others. Empty where one
+    of them cannot be found."""
     always = [path for name in _SHARED if os.path.exists(path := os.path.join(dev, name))]
     if os.path.join(dev, _WSL) in always:
         return tuple(always)
-    minors = {listed.get("GPU UUID"): listed.get("Device Minor") for listed in _listed(known)}
-    own = [os.path.join(dev, f"nvidia{minors.get(uuid)}") for uuid in leased]
-    return (*always, *own) if always and all(map(os.path.exists, own)) else ()
+    own = tuple(os.path.join(dev, name) for names in leased for name in names)
+    return (*always, *own) if always and all(leased) and all(map(os.path.exists, own)) else ()
 
 
 def _listed(known: str) -> Iterator[dict[str, str]]:

@@ -97,6 +97,8 @@ class Device:
     Empty where it is no thing that another office could also have."""
     suspend: Suspend = Suspend.NONE
     """What was tried out here with guests on it."""
+    nodes: tuple[str, ...] = later(())
+    """The device files below /dev that a program needs for this card alone. Empty: none is known."""
     one_process: bool = later(False)
     """Its driver lets one process in at a time, so leases cannot share it."""
 

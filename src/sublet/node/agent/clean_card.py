@@ -194,6 +194,8 @@ def _handed_on(node: str) -> str:
 
 
 def _node(uuid: str, library: Library | None) -> str:
+    if uuid.startswith("MIG-"):  # the file is its card's, which others may have open for parts of their own
+        return ""
     lib, handle, close = _handle(uuid, library)
     try:
         minor = _value(lib, "nvmlDeviceGetMinorNumber", handle)
@@ -231,10 +233,14 @@ def _set_back(uuid: str, wanted: dict[str, int], library: Library | None) -> str
 
 
 def _handle(uuid: str, library: Library | None) -> tuple[Any, Any, Callable[[], None]]:
+    """Of the card itself, also where it is a part of one: that has neither settings nor a number."""
     nvml = Nvml.open(library)
     lib: Any = nvml._lib
     try:
-        return lib, nvml._call(lib.nvmlDeviceGetHandleByUUID, uuid), nvml.close
+        handle = nvml._call(lib.nvmlDeviceGetHandleByUUID, uuid)
+        if uuid.startswith("MIG-"):
+            handle = nvml._call(lib.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
+        return lib, handle, nvml.close
     except NvmlFailed:
         nvml.close()
         raise

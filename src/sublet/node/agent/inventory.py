@@ -131,6 +131,7 @@ def _device(card: Card) -> Device:
         model=card.model,
         partition=card.is_instance,
         machine_id=card.physical,
+        nodes=card.nodes,
     )
 
 

@@ -9,6 +9,7 @@ must not block calls from a thread of its own (``node.agent.health``).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from sublet.values import MIB
 _LIBRARY: Final = "libnvidia-ml.so.1"
 _LIBRARY_FOLDERS: Final = ("usr/lib", "usr/lib64", "lib", "lib64", "usr/local/nvidia/lib64", "usr/lib/wsl/lib")
 _DEVICES: Final = ("dev/nvidiactl", "dev/dxg")
+_CAPABILITIES: Final = "proc/driver/nvidia/capabilities/gpu{}/mig"
+_CAPABILITY: Final = re.compile(r"^DeviceFileMinor:\s*(\d+)", re.MULTILINE)
 
 UNINITIALIZED: Final = 1
 NOT_SUPPORTED: Final = 3
@@ -97,6 +100,8 @@ class Card:
     """Bytes that can be used: without what the driver keeps for itself, and what is in use on an idle card."""
     physical: str
     """The UUID of the card itself: its own, or that of the card it is an instance of."""
+    nodes: tuple[str, ...] = ()
+    """The device files below /dev that a program needs for it alone; empty where the driver does not tell."""
 
     @property
     def is_instance(self) -> bool:
@@ -167,6 +172,10 @@ class Library(Protocol):
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any: ...  # noqa: N802
     def nvmlDeviceGetUUID(self, handle: Any) -> str: ...  # noqa: N802
     def nvmlDeviceGetName(self, handle: Any) -> str: ...  # noqa: N802
+    def nvmlDeviceGetMinorNumber(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetGpuInstanceId(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetComputeInstanceId(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: Any) -> Any: ...  # noqa: N802
     def nvmlDeviceGetMemoryInfo(self, handle: Any, version: int | None = None) -> Any: ...  # noqa: N802
     def nvmlDeviceGetMigMode(self, handle: Any) -> Sequence[int]: ...  # noqa: N802
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any) -> int: ...  # noqa: N802
@@ -213,7 +222,7 @@ def survey(library: Library | None = None, root: str = "/") -> Survey:
         nothing = failed.code in NO_CARD_HERE and not has_node
         return Survey(troubles=() if nothing else (failed,))
     try:
-        return nvml.survey()
+        return nvml.survey(root)
     finally:
         nvml.close()
 
@@ -245,7 +254,7 @@ class Nvml:
             self._events = None
         self._tell(self._lib.nvmlShutdown, default=None)
 
-    def survey(self) -> Survey:
+    def survey(self, root: str = "/") -> Survey:
         """Every card and instance, and what kept others from being found."""
         cards: list[Card] = []
         split: list[str] = []
@@ -262,9 +271,9 @@ class Nvml:
                 uuid = self._call(self._lib.nvmlDeviceGetUUID, handle)
                 if self._is_split(handle):
                     split.append(uuid)
-                    cards += self._instances(handle, uuid)
+                    cards += self._instances(handle, uuid, root)
                 else:
-                    cards.append(self._card(handle, uuid, uuid))
+                    cards.append(self._card(handle, uuid, uuid, root))
             except NvmlFailed as failed:
                 failed.message = f"GPU {index}: {failed.message}"
                 troubles.append(failed)
@@ -327,15 +336,33 @@ class Nvml:
 
     # ---- one question each ----
 
-    def _card(self, handle: Any, uuid: str, physical: str) -> Card:
+    def _card(self, handle: Any, uuid: str, physical: str, root: str) -> Card:
         memory = self._memory(handle)
         if memory is None:
             raise NvmlFailed(NOT_SUPPORTED)
         usable = max(MIB, int(memory.total) - int(getattr(memory, "reserved", 0)) - _idle_share(memory))
         model = self._ask(self._lib.nvmlDeviceGetName, handle, default="GPU")
-        return Card(uuid=uuid, model=model, capacity=usable // MIB * MIB, physical=physical)
+        nodes = self._nodes(handle, root, is_instance=uuid != physical)
+        return Card(uuid=uuid, model=model, capacity=usable // MIB * MIB, physical=physical, nodes=nodes)
 
-    def _instances(self, handle: Any, physical: str) -> Iterator[Card]:
+    def _nodes(self, handle: Any, root: str, *, is_instance: bool) -> tuple[str, ...]:
+        """Its number is not its index. An instance needs its card's file, and one for each right to a part of it."""
+        lib = self._lib
+        card = handle
+        if is_instance:
+            card = self._tell(lib.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle, default=None)
+        minor = None if card is None else self._tell(lib.nvmlDeviceGetMinorNumber, card, default=None)
+        if minor is None:
+            return ()
+        if not is_instance:
+            return (f"nvidia{minor}",)
+        gpu = self._tell(lib.nvmlDeviceGetGpuInstanceId, handle, default=None)
+        compute = self._tell(lib.nvmlDeviceGetComputeInstanceId, handle, default=None)
+        rights = Path(root, _CAPABILITIES.format(minor), f"gi{gpu}")
+        numbers = [_capability(rights / "access"), _capability(rights / f"ci{compute}" / "access")]
+        return () if None in numbers else (f"nvidia{minor}", *(f"nvidia-caps/nvidia-cap{one}" for one in numbers))
+
+    def _instances(self, handle: Any, physical: str, root: str) -> Iterator[Card]:
         for index in range(self._ask(self._lib.nvmlDeviceGetMaxMigDeviceCount, handle, default=0)):
             try:
                 instance = self._call(self._lib.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
@@ -343,7 +370,7 @@ class Nvml:
                 if failed.code == NOT_FOUND:  # an index for which no instance was created
                     continue
                 raise
-            yield self._card(instance, self._call(self._lib.nvmlDeviceGetUUID, instance), physical)
+            yield self._card(instance, self._call(self._lib.nvmlDeviceGetUUID, instance), physical, root)
 
     def _is_split(self, handle: Any) -> bool:
         modes = self._ask(self._lib.nvmlDeviceGetMigMode, handle, default=())
@@ -419,6 +446,15 @@ class Nvml:
             return self._call(question, *arguments)
         except NvmlFailed:
             return default
+
+
+def _capability(path: Path) -> int | None:
+    """The number of the device file that gives this right."""
+    try:
+        found = _CAPABILITY.search(path.read_text())
+    except OSError:
+        return None
+    return None if found is None else int(found[1])
 
 
 def _idle_share(memory: Any) -> int:

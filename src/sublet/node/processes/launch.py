@@ -32,7 +32,7 @@ from sublet.node.sandbox import Plan, remove_tree
 from sublet.node.sandbox.carried import TASK, to_text
 from sublet.node.sandbox.walls import Room, Walls
 from sublet.node.storage.stores import Stores
-from sublet.values import GuestId, Kind, TenantId
+from sublet.values import GuestId, Kind, ResourceId, TenantId
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.cards import OWN_DEVICE, card_environment
 from sublet.wire.guests import GuestSpec, Profile, StdioKind
@@ -98,6 +98,8 @@ class Launch:
         self._state = state
         self._groups = groups
         self._walls: Walls | None = None
+        self.card_nodes: Mapping[ResourceId, tuple[str, ...]] = {}
+        """The device files that each card has for itself, as the office found them."""
         self.caps = LeaseCaps()
         """Of what a lease does not have, as the office said."""
         self.pinned: Callable[[], Iterable[tuple[int, ...]]] = tuple
@@ -119,6 +121,7 @@ class Launch:
         if self._walls is None:
             self._walls = Walls(runtime=self._runtime, state=self._state)
         self._walls.allow(self.caps.allow_missing)
+        self._walls.card_nodes = self.card_nodes
         return self._walls
 
     def make_room(

@@ -6,7 +6,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sublet.errors import Unsupported
@@ -14,7 +14,7 @@ from sublet.node.processes.tenancy import Tenancy
 from sublet.node.sandbox import Abilities, Blocks, Ids, Part, Plan, Policy, Refusal, Uids, Wish, clean_env, enter, plan
 from sublet.node.sandbox import Profile as IsolationProfile
 from sublet.node.sandbox.plan import SYSTEM_PATHS
-from sublet.values import Kind, TenantId
+from sublet.values import Kind, ResourceId, TenantId
 from sublet.wire.cards import device_nodes
 from sublet.wire.guests import GuestSpec
 from sublet.wire.orders import card_uuid
@@ -56,6 +56,8 @@ class Walls:
         self.policy = policy or Policy()
         self._hidden = (runtime, state, os.path.expanduser("~"))
         self._uids: Uids | None = None
+        self.card_nodes: Mapping[ResourceId, tuple[str, ...]] = {}
+        """The device files that each card has for itself, as the office found them."""
         if self.abilities.has(Part.UID):
             self._uids = Uids(os.path.join(state, "uids"), blocks=Blocks.of_machine())
 
@@ -121,6 +123,18 @@ class Walls:
             raise Unsupported(f"the interpreter {python} was not looked at", do="Start the guest again.")
         return seen
 
+    def nodes(self, tenancy: Tenancy) -> tuple[str, ...]:
+        """Device files of its cards. Raises ``Unsupported`` where they are not found: it would see no card at all."""
+        cards = [part.resource for part in tenancy.parts if card_uuid(part.resource)]
+        found = device_nodes([self.card_nodes.get(card, ()) for card in cards]) if cards else ()
+        if cards and not found:
+            raise Unsupported(
+                f"the device files of {card_uuid(cards[0])} cannot be found, so a guest of a tenant would see no GPU",
+                do="Look for /dev/nvidia* (`nvidia-modprobe -u -c0` makes them) and, for a part of a card (MIG), "
+                "/dev/nvidia-caps; then start the office again.",
+            )
+        return found
+
     @property
     def hidden(self) -> tuple[str, ...]:
         """Folders that no guest of a tenant may see."""
@@ -154,7 +168,7 @@ class _Behind:
                 writable=(*tenancy.writable, *lent),
                 written=(counts,) if counts else (),
                 hidden=self._walls.hidden,
-                devices=_nodes(tenancy),
+                devices=self._walls.nodes(tenancy),
                 counted=counted,
             ),
             policy_for(tenancy, self._walls.policy, lends=bool(lent)),
@@ -162,19 +176,6 @@ class _Behind:
         term = spec.env.get("TERM", "dumb")
         env = clean_env(self._tenant, home=home, term=term, extra=spec.env)
         return Room(env, spec.cwd or home, lambda parent: enter(steps, parent=parent), self._ids, steps.forks, steps)
-
-
-def _nodes(tenancy: Tenancy) -> tuple[str, ...]:
-    """Device files of its cards. Raises ``Unsupported`` where they are not found: it would see no card at all."""
-    cards = [uuid for part in tenancy.parts if (uuid := card_uuid(part.resource))]
-    found = device_nodes(cards) if cards else ()
-    if cards and not found:
-        raise Unsupported(
-            f"the device files of {cards[0]} cannot be found, so a guest of a tenant would see no GPU",
-            do="Look for /dev/nvidia* (`nvidia-modprobe -u -c0` makes them) and /proc/driver/nvidia/gpus; "
-            "parts of a card (MIG) are lent to tenant local only.",
-        )
-    return found
 
 
 def policy_for(tenancy: Tenancy, policy: Policy, *, lends: bool = False) -> Policy:

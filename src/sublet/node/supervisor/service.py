@@ -296,6 +296,7 @@ class Supervisor:
             self._office.cut(Unauthorized("another office of the same home took over"))
         self._office, self._may_quit = link, False
         self._reports += self._claims.configure(asked.inventory)
+        self._launch.card_nodes = {device.id: device.nodes for device in asked.inventory.devices if device.nodes}
         self._step()
         return Configured(
             pid=os.getpid(),

@@ -131,6 +131,25 @@ class FakeNvml:
         self._check("nvmlDeviceGetName", handle)
         return "NVIDIA Pretend" if handle.place is None else "NVIDIA Pretend MIG"
 
+    def nvmlDeviceGetMinorNumber(self, handle: _Handle) -> int:  # noqa: N802
+        self._check("nvmlDeviceGetMinorNumber", handle)
+        if handle.place is not None:
+            self._fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return 10 + handle.card.number
+
+    def nvmlDeviceGetGpuInstanceId(self, handle: _Handle) -> int:  # noqa: N802
+        self._check("nvmlDeviceGetGpuInstanceId", handle)
+        assert handle.place is not None
+        return 1 + handle.place
+
+    def nvmlDeviceGetComputeInstanceId(self, handle: _Handle) -> int:  # noqa: N802
+        self._check("nvmlDeviceGetComputeInstanceId", handle)
+        return 0
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: _Handle) -> _Handle:  # noqa: N802
+        self._check("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
+        return _Handle(handle.card)
+
     def nvmlDeviceGetMemoryInfo(self, handle: _Handle, version: int | None = None) -> Any:  # noqa: N802
         self._check("nvmlDeviceGetMemoryInfo_v2" if version else "nvmlDeviceGetMemoryInfo", handle)
         card = handle.card
