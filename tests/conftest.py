@@ -48,8 +48,7 @@ DEBIAN_PACKAGE: Final = {
 
 
 def _has_gpu() -> bool:
-    pretended = "SUBLET_PRETENDED_GPU" in os.environ  # whose libraries are in LD_LIBRARY_PATH: see tests/rig
-    return pretended or any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/dxg"))
+    return any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/dxg"))
 
 
 def _has_warp() -> bool:

@@ -134,9 +134,9 @@ class Rig:
     def trouble(self, call: str, **how: int) -> Trouble:
         """From now on this entry point goes wrong, as ``struct trouble`` says. ``clear`` of it ends that."""
         row = next(row for row in self.state.troubles if not row.call)
+        ctypes.memset(ctypes.addressof(row), 0, ctypes.sizeof(row))
         for name, value in how.items():
             setattr(row, name, value)
-        row.met = 0
         row.call = call.encode()
         found: Trouble = row
         return found

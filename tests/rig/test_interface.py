@@ -29,11 +29,11 @@ CODE_LIMIT_S: Final = 120.0
 pytestmark = pytest.mark.needs("gcc")
 
 
-def run_on(rig: Rig, code: str, *arguments: str, **variables: str) -> Any:
+def run_on(rig: Rig, code: str, *arguments: str, limit_s: float = CODE_LIMIT_S, **variables: str) -> Any:
     """What a program on this machine prints, as JSON."""
     argv = [sys.executable, "-c", code, *arguments]
     env = plain_env() | rig.env | {"PYTHONPATH": str(SOURCES.parent)} | variables
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=CODE_LIMIT_S)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=limit_s)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

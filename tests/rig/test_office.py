@@ -402,6 +402,7 @@ def test_doctor_tries_out_every_card(sublet: Shell, rig: Rig, tmp_path: Path) ->
     found = {one["subject"]: one for one in json.loads(done.out)}
     assert "driver 580.65.06 (CUDA 13.0)" in found["GPU versions"]["text"]
     assert "no MPS" in found["GPU surroundings"]["text"]
+    assert "nothing keeps it from opening others; one with memory there is warned" in found["GPU guests"]["text"]
     for index in range(4):
         card = found[f"card {index}"]
         assert card["state"] == "ok"

@@ -46,6 +46,7 @@ def gpu_checks() -> dict[str, Callable[[], Said]]:
     suspends = cache(lambda: asyncio.run(ability()))
     checks["GPU versions"] = lambda: _versions(found, max(one.cuda for one in tried.values()))
     checks["GPU surroundings"] = lambda: _surroundings(tried)
+    checks["GPU guests"] = lambda: _guests(tried)
     for index, card in enumerate(found.cards):
         checks[f"card {index}"] = partial(_card, card, tried[card.uuid], suspends)
     return checks
@@ -86,6 +87,23 @@ def _surroundings(tried: dict[str, Rehearsal]) -> Said:
             "With MPS guests are not suspended, and an error of one can end others: stop it if you can.",
         )
     return "ok", text
+
+
+def _guests(tried: dict[str, Rehearsal]) -> Said:
+    """What holds a guest to the cards of its lease, and what does not."""
+    is_watched = all(one.shows_pids for one in tried.values() if one.steps and not one.failed)
+    seen = (
+        "one with memory there is warned, and ended some seconds later"
+        if is_watched
+        else "and what it has there is not seen, since the driver does not list processes of this machine here"
+    )
+    text = (
+        "a guest of tenant local sees the cards of its lease first (CUDA_VISIBLE_DEVICES), and nothing keeps it from "
+        f"opening others; {seen}. Guests of other tenants find the device files of their own cards alone"
+    )
+    if is_watched:
+        return "ok", text
+    return "note", text, "Give users tenants of their own (`sublet tenant add`) where this matters."
 
 
 def _card(card: Card, tried: Rehearsal, suspends: Callable[[], Suspend]) -> Said:

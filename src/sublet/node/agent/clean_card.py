@@ -20,12 +20,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from sublet.devices.cuda_driver import CudaDriver, find_device
+from sublet.devices.cuda_driver import CudaDriver, DeviceTaken, find_device
 from sublet.devices.plain_cuda import open_plain_driver
-from sublet.errors import GpuError, SubletError
+from sublet.errors import GpuError, OutOfMemory, SubletError
 from sublet.node.agent.foreign import MPS_SERVER
 from sublet.node.agent.health import sees_all_processes, who_is
-from sublet.node.agent.nvml import Library, Nvml, NvmlFailed, Reading, UsedBy
+from sublet.node.agent.nvml import CARD_BROKEN, Library, Nvml, NvmlFailed, Reading, UsedBy
 from sublet.values import MIB, NS_PER_S, format_size
 from sublet.wire.cards import VISIBLE, CardFound
 from sublet.wire.codec import dumps
@@ -84,14 +84,18 @@ def clean(
             return CardFound(left=left)
         note = _set_back(uuid, json.loads(settings) if settings else {}, library)
     except NvmlFailed as failed:
-        return CardFound(failed=failed.message, is_hard=True)
+        if failed.code in CARD_BROKEN:
+            return CardFound(failed=failed.message, is_hard=True)
+        return CardFound(left=failed.message)  # a driver may be loaded anew, or answer late: it is asked again
     began_ns = now_ns()
     try:
         opened = driver()
     except SubletError as error:  # what is missing there is no fault of the card
-        return CardFound(failed=f"its memory could not be overwritten ({error.message})")
+        return CardFound(left=f"its memory could not be overwritten ({error.message})")
     try:
         count = scrub(uuid, opened, spare=DRAWN if draws else 0)
+    except (DeviceTaken, OutOfMemory) as error:  # by one that NVML does not list, such as a process that just ended
+        return CardFound(left=f"its memory could not be overwritten ({error.message})")
     except SubletError as error:
         return CardFound(failed=f"its memory could not be overwritten ({error.message})", is_hard=True)
     return CardFound(scrubbed_bytes=count, scrub_ns=now_ns() - began_ns, note=note)
