@@ -822,13 +822,17 @@ def test_the_page_shows_place_reason_and_bill_and_its_buttons_work(studio: Studi
         answer = browser.press("/start", name="thesis", vram=vram)
         assert answer.status == 400, vram
         assert said in answer.text, answer.text
+    for count, said in (("two", "no number of GPUs"), ("0", "cannot be asked for"), ("9999", "cannot be asked for")):
+        answer = browser.press("/start", name="thesis", vram="1GiB", count=count)
+        assert (answer.status, said in answer.text) == (400, True), answer.text
     with devices_held(studio):
-        assert browser.press("/start", name="thesis", vram="1GiB", ttl="10m").status == 303
+        assert browser.press("/start", name="thesis", vram="1GiB", ttl="10m", count="2").status == 303
         shown = as_text(until_shown(browser, "place 1"))
         assert "waiting, place 1" in shown
         assert re.search(r"queue place 1.*: \w+", shown)
     session = ana.done("GET", "/v1/sessions/thesis")["id"]
     shown = as_text(until_shown(browser, "time left"))
+    assert "2 × 1GiB of GPU memory" in shown
     assert f"SUBLET_SESSION={session}" in shown
     until("the page shows the bill", lambda: "bill so far 1 lease" in as_text(browser.look()))
     assert browser.press(f"/sessions/{session}/rest").status == 303
@@ -849,8 +853,10 @@ def test_a_lease_that_was_granted_in_this_moment_is_not_taken_for_busy(
     set_down, stop = FabricOffice.set_down, getattr(Sessions, what)
 
     def late(office: FabricOffice, held: Lease) -> None:
-        is_granted.set()
-        assert may_go_on.wait(PATIENCE_S)
+        with held.activity():  # else its holder may have said by now that nothing runs under it
+            until("the office takes it for busy", lambda: not office.fabric.lease(held.id).idle)
+            is_granted.set()
+            assert may_go_on.wait(PATIENCE_S)
         set_down(office, held)
 
     def tried(sessions: Sessions[Lease], text: str, *, even_if_busy: bool = False) -> object:
@@ -885,7 +891,7 @@ def test_what_runs_is_ended_only_when_that_is_said(studio: StudioStage, ana: Mem
             assert ana.ask("POST", f"/v1/sessions/{session}/end").status == 400
             browser = ana.browser()
             asks = browser.press(f"/sessions/{session}/end")
-            assert asks.status == 400
+            assert asks.status == 200, "it is a question, and no error"
             assert "Something runs in session busy" in asks.text
             assert 'name="now" value="1"' in asks.text
             assert ana.state(session) == "active"

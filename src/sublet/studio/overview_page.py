@@ -53,7 +53,10 @@ def overview_part(seen: Overview, form: str) -> str:
         *(tag("p", text, class_="error", role="alert") for text in _troubles(seen)),
         *section("In quarantine", [_fence(fence, form) for fence in seen.fences]),
         _timeline(seen),
-        *section("Devices", table(("Device", "State", "Free", "Leases"), map(_device, seen.status.devices))),
+        *section(
+            "Devices",
+            table(("Device", "State", "Free", "Leases"), (_device(one, seen.fences) for one in seen.status.devices)),
+        ),
         *section(
             "Queue", table(("Place", "Tenant", "Asks for", "Waits since", "Estimate", "Why"), map(_place, seen.queue))
         ),
@@ -160,9 +163,11 @@ def _fence(fence: FenceView, form: str) -> Html:
     )
 
 
-def _device(device: DeviceView) -> Sequence[str]:
+def _device(device: DeviceView, fences: Sequence[FenceView]) -> Sequence[str]:
     state = device.state if not device.detail else f"{device.state}: {device.detail}"
-    if device.state == "free" and device.free < device.capacity:
+    if any(fence.resource == device.id for fence in fences):
+        state = "in quarantine"
+    elif device.state == "free" and device.free < device.capacity:
         state = "partly lent" if device.free else "lent"
     return (
         _named(device),

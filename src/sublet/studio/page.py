@@ -110,16 +110,19 @@ def joined_page(person: Person, token: str) -> str:
     )
 
 
-def error_page(error: SubletError, again: str | None = None, form: str = "") -> str:
-    """What went wrong and what to do. ``again``: the path of a form that can be sent once more to insist."""
-    parts: list[str] = [error_part(error)]
-    if again is not None:  # what the command line would say of it is not for this page
-        do = "Wait until it is done, or end it now."
-        parts = [error_part(SubletError(error.message, do=do))]
-        button = tag("button", "End it now", class_="danger")
-        parts.append(form_of(again, form, button, now="1"))
-    parts.append(tag("p", tag("a", "Back to your sessions", href="/")))
-    return whole_page(tag("header", tag("h1", TITLE)), tag("main", *parts))
+def error_page(error: SubletError) -> str:
+    """What went wrong and what to do."""
+    back = tag("p", tag("a", "Back to your sessions", href="/"))
+    return whole_page(tag("header", tag("h1", TITLE)), tag("main", error_part(error), back))
+
+
+def insist_page(error: SubletError, path: str, form: str) -> str:
+    """What would be lost, with a form that is sent to this path once more to insist on it."""
+    said = tag("div", tag("strong", _sentence(error.message)), class_="error", role="alert")
+    button = tag("button", "Give the GPU back now" if path.endswith("/rest") else "End it now", class_="danger")
+    back = tag("p", tag("a", "No, back to your sessions", href="/"))
+    main = tag("main", said, form_of(path, form, button, now="1"), back)
+    return whole_page(tag("header", tag("h1", TITLE)), main)
 
 
 def trouble(error: SubletError) -> str:
@@ -236,7 +239,8 @@ def _card(view: Json, form: str, *, may_change: bool) -> Html:
     if view["lease"] and last is not None and last["devices"]:
         facts.append(("GPU", ", ".join(last["devices"])))
     if view["lease"] and view["remaining"] is not None and not view["position"]:
-        facts.append(("time left", f"{about(view['remaining'])}, unless a cell renews it"))
+        unless = "" if view["busy"] else ", unless a cell renews it"
+        facts.append(("time left", f"{about(view['remaining'])}{unless}"))
     if view["state"] == "resting" and last is not None and last["reason"]:
         why = f"{last['reason']}: {last['detail']}" if last["detail"] else last["reason"]
         facts.append(("last lease", f"{why}, {moment(last['until'])}"))
@@ -244,8 +248,14 @@ def _card(view: Json, form: str, *, may_change: bool) -> Html:
     facts.append(("bill so far", the_bill(view["bill"]) if view["bill"] else "nothing yet"))
     if view["suspended"]:
         next_step = "Its program is suspended: run the next cell of its notebook, which goes on with it."
+    elif view["busy"]:
+        next_step = "A cell runs, and the lease is renewed while it does."
     elif view["state"] == "active":
         next_step = "Run a cell: its notebook takes the lease over."
+    elif view["state"] == "waiting":
+        next_step = "Run its cell, or close this page: the place in the queue is kept."
+    elif view["saved_at"]:
+        next_step = "Run a cell, or resume: it goes on with what was saved."
     else:
         next_step = ""
     rows = [Html(tag("dt", name) + tag("dd", value)) for name, value in facts]
@@ -255,7 +265,8 @@ def _card(view: Json, form: str, *, may_change: bool) -> Html:
         buttons.append(form_of(f"{path}/resume", form, tag("button", "Resume")))
     if view["state"] in ("active", "waiting", "offered"):
         label = "Rest: give the GPU back" if view["state"] == "active" else "Leave the queue"
-        buttons.append(form_of(f"{path}/rest", form, tag("button", label)))
+        is_first = view["state"] == "active" and not view["busy"]
+        buttons.append(form_of(f"{path}/rest", form, tag("button", label, class_="" if is_first else "quiet")))
     buttons.append(form_of(f"{path}/end", form, tag("button", "End", class_="quiet")))
     return tag(
         "article",
@@ -285,6 +296,7 @@ def _start_form(form: str) -> Html:
             form,
             field("name", "Name", required="required", maxlength="63", placeholder="thesis"),
             field("vram", "GPU memory", required="required", maxlength="20", placeholder="8GiB"),
+            field("count", "GPUs (optional)", maxlength="4", placeholder="1", inputmode="numeric"),
             field("ttl", "Time to live (optional)", maxlength="20", placeholder="5m"),
             tag("button", "Start"),
             class_="start",

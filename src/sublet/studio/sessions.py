@@ -64,6 +64,10 @@ L = TypeVar("L")
 OnOffer: TypeAlias = "Callable[[Offered], bool] | None"
 
 
+class WouldBeLost(InvalidRequest):
+    """Something runs in the session, or is suspended, and whether it is to be ended was not said."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """A lease as the office tells it."""
@@ -326,12 +330,12 @@ class Sessions(Generic[L]):
         if even_if_busy:
             return
         if seen is not None and seen.is_busy:
-            raise InvalidRequest(
+            raise WouldBeLost(
                 f"something runs in session {session.name}, and would be lost",
                 do="Wait until it is done, or add --now to end it.",
             )
         if any(one.is_parked and one.is_held for one in self._live(session)):
-            raise InvalidRequest(
+            raise WouldBeLost(
                 f"a program of session {session.name} is suspended, and would be lost",
                 do="Run the next cell of its notebook, which resumes it, or add --now to end it.",
             )

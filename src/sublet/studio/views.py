@@ -14,7 +14,7 @@ from sublet.lease.value import rfc3339
 from sublet.studio.look import Snapshot, by_session
 from sublet.studio.records import LeaseRecord, Session
 from sublet.studio.states import SessionState
-from sublet.values import NS_PER_S, format_cost, format_duration
+from sublet.values import NS_PER_S, format_cost, format_duration, format_size
 from sublet.wire.http import ExplainAnswer, LeaseView
 
 Json: TypeAlias = dict[str, Any]
@@ -111,10 +111,22 @@ def place(view: Json) -> str:
 
 def the_bill(line: Json) -> str:
     """What a session has cost so far."""
-    cost = f", {format_cost(line['cost'], line['currency'])}" if line["cost"] else ""
-    held = f"{_duration(line['gpu_seconds'])} of GPU, {_duration(line['busy_seconds'])} busy"
-    leases = f"{line['leases']} lease{'' if line['leases'] == 1 else 's'}"
-    return f"{leases}, {held}, {_duration(line['waited_seconds'])} in the queue{cost}"
+    said = [
+        f"{line['leases']} lease{'' if line['leases'] == 1 else 's'}",
+        f"{_duration(line['gpu_seconds'])} of GPU",
+        f"{_duration(line['busy_seconds'])} busy",
+        f"{_duration(line['waited_seconds'])} in the queue",
+    ]
+    if line["launches"]:
+        failed = f" ({line['launch_errors']} failed)" if line["launch_errors"] else ""
+        said.append(f"{line['launches']} launches{failed}")
+    if line["saves"]:
+        said.append(f"{format_size(line['bytes_saved'])} saved")
+    if preempted := line["ended"].get("preempted", 0) + line["ended"].get("fair_share", 0):
+        said.append(f"given up to others {'once' if preempted == 1 else f'{preempted} times'}")
+    if line["cost"]:
+        said.append(format_cost(line["cost"], line["currency"]))
+    return ", ".join(said)
 
 
 def advice(view: Json) -> str:
@@ -130,7 +142,7 @@ def advice(view: Json) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return format_duration(round(seconds * NS_PER_S))
+    return format_duration(round(seconds) * NS_PER_S) if seconds >= 0.5 else "0s"
 
 
 def _moment(wall_ns: int) -> str:

@@ -58,6 +58,7 @@ from sublet.studio.overview import OfficeOverview
 from sublet.studio.people import HUB_LABEL, NotSignedIn, Person, Scope, Token
 from sublet.studio.records import Entry, Terms
 from sublet.studio.service import PersonSessions, Studio
+from sublet.studio.sessions import WouldBeLost
 from sublet.studio.turns import Turns
 from sublet.studio.views import Json
 from sublet.values import MIB, NS_PER_S, Exclusivity, Tier, parse_duration_ns, parse_size, valid_text
@@ -386,6 +387,10 @@ def _started_by_form(visit: _Visit, form: Mapping[str, str]) -> None:
         raise _nothing_here()
     given: Json = {"name": form.get("name", "").strip()}
     given["vram"] = parse_size(form.get("vram", "").strip(), "GPU memory")
+    if count := form.get("count", "").strip():
+        if not count.isascii() or not count.isdigit() or len(count) > 4:
+            raise InvalidRequest(f"{count[:20]!r} is no number of GPUs", do="Write it as 2, or leave it out for one.")
+        given["count"] = int(count)
     if ttl := form.get("ttl", "").strip():
         given["ttl"] = parse_duration_ns(ttl, "time to live") / NS_PER_S
     try:
@@ -679,9 +684,10 @@ class _Web:
                 asks = await (self._in_turn(visit.person, acting) if asks_office else run_in_threadpool(acting))
             except NotSignedIn as error:
                 return _html(page.sign_in_page(error), 401)
+            except WouldBeLost as error:
+                return _html(page.insist_page(error, request.url.path, form["form"]))
             except SubletError as error:
-                again = None if form.get("now") == "1" else _again(request)
-                return _html(page.error_page(error, again, form.get("form", "")), _status(error))
+                return _html(page.error_page(error), _status(error))
             return _seen(RedirectResponse(page.at(back), 303)) if asks is None else _html(asks)
 
         return answer
@@ -840,12 +846,6 @@ def _is_tls(request: Request) -> bool:
     """Whether the browser speaks TLS, perhaps to the hub's proxy; a wrong word on it only makes a cookie useless."""
     forwarded = request.headers.get("x-forwarded-proto", "").partition(",")[0] if page.at("") else ""
     return "https" in (request.url.scheme, forwarded.strip())
-
-
-def _again(request: Request) -> str | None:
-    """The path of a form that may be sent again with `now`."""
-    what = request.path_params.get("what")
-    return request.url.path if what in ("rest", "end") else None
 
 
 def _status(error: SubletError) -> int:

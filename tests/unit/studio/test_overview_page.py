@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from sublet.studio.overview import Overview
 from sublet.studio.overview_page import ask_page, audit_page, overview_page, overview_part
@@ -151,6 +153,14 @@ def test_what_needs_an_operator_comes_first() -> None:
     assert places[-1] < page.index("<h2>Devices")
     assert page.count("Clear it on your word") == 1, "what was found broken"
     assert page.count("Verify again") == 1
+
+
+def test_a_device_in_quarantine_is_not_called_lent() -> None:
+    seen = overview("text")
+    (device,), fence = seen.status.devices, seen.fences[0]
+    page = overview_part(replace(seen, fences=[structs.replace(fence, resource=device.id)]), "f")
+    assert "<td>in quarantine</td>" in page
+    assert "<td>in quarantine</td>" not in overview_part(seen, "f")
 
 
 def test_long_lists_are_cut_and_say_so() -> None:

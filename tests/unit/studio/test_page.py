@@ -10,6 +10,7 @@ from sublet.errors import InvalidRequest
 from sublet.studio.page import (
     Html,
     error_page,
+    insist_page,
     join_page,
     joined_page,
     sessions_page,
@@ -72,7 +73,8 @@ def test_no_text_of_leases_people_and_errors_becomes_markup() -> None:
     error = InvalidRequest(EVIL, do=EVIL)
     pages = (
         sessions_page(token(person), [view(leases=[lease]), view(leases=[lease], state="active", lease="l-1")], EVIL),
-        error_page(error, EVIL, EVIL),
+        error_page(error),
+        insist_page(error, EVIL, EVIL),
         sign_in_page(error),
         join_page(error),
         joined_page(person, EVIL),
