@@ -126,6 +126,17 @@ def test_a_figure_and_what_it_holds_of_the_notebooks(nb: Notebook) -> None:
     assert nb.names["ax"].xaxis.get_major_formatter()(2, 0) == "6"
 
 
+def test_a_colour_bar_follows_its_image_on_both_sides(nb: Notebook) -> None:
+    """The callback that joins them is not in matplotlib's own pickle."""
+    nb.here("fig, ax = plt.subplots(); im = ax.imshow([[1, 2], [3, 4]]); bar = fig.colorbar(im)")
+    assert nb.there("im.set_clim(0, 1); seen = float(bar.vmax)") is None
+    assert (nb.names["seen"], float(nb.names["bar"].vmax)) == (1.0, 1.0)
+    assert nb.here("im.set_clim(0, 5); im.set_cmap('hot')") is None
+    assert (float(nb.names["bar"].vmax), nb.names["bar"].cmap.name) == (5.0, "hot")
+    assert nb.there("seen = float(bar.vmax)") is None
+    assert nb.names["seen"] == 5.0
+
+
 def test_a_figure_that_cannot_be_pickled_stays_and_is_named(nb: Notebook) -> None:
     assert nb.there("import threading\nfig = plt.figure(); fig.lock = threading.Lock(); fig.lock.acquire()") is None
     assert nb.came.stays["fig"] == "a thread lock that is held"

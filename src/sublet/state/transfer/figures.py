@@ -19,7 +19,7 @@ import pickle
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 OWN: Final = frozenset({"matplotlib", "mpl_toolkits"})
@@ -216,6 +216,7 @@ class Assembly:
             for index, stream in self._streams.items():
                 self._loading = index
                 self._load(stream)
+                _follow(self._parts[index].values())
             self._loading = None
 
     def undo(self) -> None:
@@ -281,6 +282,20 @@ class Assembly:
     def _clear(self, old: Any) -> None:
         self._before.append((old, old.__dict__))
         old.__dict__ = {}
+
+
+def _follow(parts: Iterable[Any]) -> None:
+    """Images follow their limits and colours, and colour bars what they explain, by callbacks, which matplotlib's own
+    pickle leaves behind."""
+    for part in parts:
+        attributes: dict[str, Any] = getattr(part, "__dict__", {})
+        colorizer: Any = attributes.get("_colorizer")  # from matplotlib 3.10 on
+        if colorizer is not None and "_id_colorizer" in attributes:
+            colorizer._id_norm = colorizer.norm.callbacks.connect("changed", colorizer.changed)
+            part._id_colorizer = colorizer.callbacks.connect("changed", part.changed)
+        bar: Any = getattr(part, "colorbar", None) if attributes.keys() & {"_id_colorizer", "colorbar_cid"} else None
+        if bar is not None and getattr(bar, "mappable", None) is part:
+            part.colorbar_cid = part.callbacks.connect("changed", bar.update_normal)
 
 
 class assembling:  # noqa: N801 - a context manager
