@@ -289,12 +289,12 @@ def _follow(parts: Iterable[Any]) -> None:
     pickle leaves behind."""
     for part in parts:
         attributes: dict[str, Any] = getattr(part, "__dict__", {})
-        colorizer: Any = attributes.get("_colorizer")  # from matplotlib 3.10 on
+        colorizer = attributes.get("_colorizer")  # from matplotlib 3.10 on
         if colorizer is not None and "_id_colorizer" in attributes:
             colorizer._id_norm = colorizer.norm.callbacks.connect("changed", colorizer.changed)
             part._id_colorizer = colorizer.callbacks.connect("changed", part.changed)
         bar: Any = getattr(part, "colorbar", None) if attributes.keys() & {"_id_colorizer", "colorbar_cid"} else None
-        if bar is not None and getattr(bar, "mappable", None) is part:
+        if bar is not None and bar.mappable is part:
             part.colorbar_cid = part.callbacks.connect("changed", bar.update_normal)
 
 
