@@ -55,7 +55,7 @@ def test_the_books_know_who_is_on_a_card_and_that_it_is_lost(tmp_path: Path, mon
             assert record.foreign is not None
             assert str(os.getpid()) in record.foreign.detail
             assert office._cards is not None
-            (supervisor, *_) = tuple(await office._cards._processes(office._cards._uses()))
+            (supervisor, *_) = tuple(await office._cards._processes(office._cards._uses(), let_go=False))
             card.processes = {supervisor: GIB}  # ours, and under no lease: memory is counted, nobody is named
             await until(lambda: record.foreign is not None and str(os.getpid()) not in record.foreign.detail)
             assert "beyond what their leases have" in record.foreign.detail
