@@ -52,6 +52,7 @@ KERNEL = "in /proc or a file system of control groups, where nobody can put a li
 OF_ALL = "with O_NOFOLLOW in a sticky folder of root's, and owner, kind and number of names are looked at"
 ALLOWED = {
     "node.agent.limits": KERNEL,
+    "node.agent.nvml": KERNEL,
     "node.agent.starting": PRIVATE,
     "office.journal.backup": PRIVATE
     + "; elsewhere only where the owner named the place over its own socket, and nothing is",

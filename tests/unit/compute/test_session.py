@@ -194,7 +194,7 @@ def test_a_module_in_several_kinds_and_in_none_that_suits(pair: SessionPair) -> 
             (CUDA_KERNELS, None, Unsupported, "cuda runs on GPUs only"),
             (b"not a module", "warp", SubletError, "module_load"),
             (b"\x7fELF nonsense", None, SubletError, "module_load"),
-            (b"?", None, InvalidRequest, "what kind"),
+            (b"?", None, InvalidRequest, "kind of this module"),
             (b"x", "metal", InvalidRequest, "no kind 'metal'"),
             (7, "warp", InvalidRequest, "int is no module"),
             (WARP_KERNELS + b"\n#" + b"x" * 100_000, "warp", None, ""),
