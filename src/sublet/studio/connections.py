@@ -28,7 +28,7 @@ FILES_WANTED: Final = 8192
 USER_SHARE: Final = 4
 """Over a unix socket each user of the machine has a part of the connections, and so have root and the studio's own."""
 NO_USER: Final = -1
-"""Whoever comes over TCP."""
+"""The peer of all TCP connections."""
 _FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 2\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 

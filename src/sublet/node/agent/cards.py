@@ -58,7 +58,7 @@ class Cards:
     ) -> None:
         """``processes`` asks for every pid of ours, and hands on what each has of a card; ``leased`` asks for the bytes
         under leases here, teardown included; ``allowed``, whether others on a card keep no lease from it; ``lets_go``,
-        whether an operator may want to reset a card, which is open to nobody then between two looks. ``die`` ends the
+        whether an operator may want to reset a card, whose driver is then closed between two looks. ``die`` ends the
         process with a line."""
         self._processes = processes
         self._lets_go = lets_go

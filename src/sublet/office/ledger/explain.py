@@ -325,7 +325,7 @@ def _who_may_take_it(lease: LeaseRecord, state: State, now: Now, policy: Policy)
     if preemption.is_further_turn(lease, policy):
         turn_ns = since_ns + preemption.least_turn_ns(lease, policy)
         when = f"in {_in(turn_ns, now)} " if turn_ns > now.ns else ""
-        text = f"its holder has had the maximum before: {when}who has not had it goes first"
+        text = f"its holder has had the maximum before: {when}requests that have not have priority"
         yield Reason(ReasonKind.MAXIMUM, text, turn_ns)
     if maximum_ns <= now.ns:
         text = "it was held for the maximum: others who wait go first"

@@ -34,8 +34,8 @@ it, and none raises it.
 
 **Further turns.** A holder that is taken after the maximum and goes on has had its turn: what it holds from then on is
 taken, after a least run, for a request whose holder has not had the maximum yet. Otherwise holders that take turns
-would be within their maximum all the time, and whoever comes new would wait for one of them to come to its end. Who was
-taken so cannot take back by this rule, since it is on a further turn and who took it is not.
+would be within their maximum all the time, and a newcomer would wait for one of them to end. A holder that was
+preempted so cannot preempt back by this rule, since it is on a further turn and the newcomer is not.
 
 **Idle.** A holder counts as idle only after a rest that is as long as its guests' last move took (``Policy``). A new
 lease is not idle, so a device that two holders share is busy, or at rest, for at least as long as it changes hands. For

@@ -72,7 +72,7 @@ class _Guard(NamedTuple):
     """Of its tier."""
     lease: LeaseId
     lets_newcomers_past: bool
-    """It is on a further turn: whoever has not had one goes past it until it has waited for the maximum hold."""
+    """It is on a further turn: newcomers pass it until it has waited for the maximum hold."""
 
 
 class Schedule:
