@@ -28,8 +28,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
@@ -128,8 +127,11 @@ class WasmTasklet:
 
     def check(self) -> None:
         """Raise what is wrong with the module, as far as can be seen without running it."""
-        with _named(self):
+        try:
             _compiled(self)
+        except WasmError as error:
+            _say_module(error, self)
+            raise
 
 
 def run_tasklet(tasklet: WasmTasklet, data: bytes = b"", args: Sequence[str] = ()) -> TaskletResult:
@@ -138,25 +140,34 @@ def run_tasklet(tasklet: WasmTasklet, data: bytes = b"", args: Sequence[str] = (
     ``data`` is its input, ``args`` are the arguments of a WASI command. Each failure is an error of its own, and none
     is transient: the same tasklet fails again in the same way.
     """
-    if not isinstance(data, bytes | bytearray | memoryview):
+    if not isinstance(data, (bytes, bytearray, memoryview)):
         raise InvalidRequest(f"the input of a tasklet is bytes, not {shown(data)}", do="Encode it first.")
     if args and not tasklet.is_command:
         raise InvalidRequest("arguments are for WASI commands", do='Put them into the input, or use entry="_start".')
-    if not all(type(one) is str and "\0" not in one for one in args):
+    if args and not all(type(one) is str and "\0" not in one for one in args):
         raise InvalidRequest("an argument of a tasklet is not a text without NUL", do="Give a list of str.")
-    with _named(tasklet), _interruptible():
+    before = _listen_for_signals()
+    try:
         module = _compiled(tasklet)
         while True:
             run = _Run(tasklet, module, bytes(data), tuple(args))
             try:
-                result = run.finish()
+                output = run.finish()
             except _Interrupted:
                 continue  # by a signal that meant nothing to this call; the next run is the same run
-            except WasmError:
-                _FUEL.add(run.used)
+            except WasmError as error:
+                error.fuel = run.used
+                _FUEL.add(error.fuel)
                 raise
-            _FUEL.add(result.fuel)
-            return result
+            used = run.used
+            _FUEL.add(used)
+            return TaskletResult(output, used)
+    except WasmError as error:
+        _say_module(error, tasklet)
+        raise
+    finally:
+        if before is not None:
+            signal.set_wakeup_fd(before)
 
 
 class _FuelCount:
@@ -194,15 +205,9 @@ class _FuelCount:
 _FUEL: Final = _FuelCount()
 
 
-@contextmanager
-def _named(tasklet: WasmTasklet) -> Iterator[None]:
-    """Errors say which module it was."""
-    try:
-        yield
-    except WasmError as error:
-        error.module = tasklet.module_id
-        error.message = f"WASM module {error.module[:12]}: {error.message}"
-        raise
+def _say_module(error: WasmError, tasklet: WasmTasklet) -> None:
+    error.module = tasklet.module_id
+    error.message = f"WASM module {error.module[:12]}: {error.message}"
 
 
 # ------------------------------------------------------------------------------------------------------ the runtime
@@ -252,7 +257,8 @@ def _let_go() -> None:
 class _Module(NamedTuple):
     """A compiled module of its convention, and which of the optional functions it has."""
 
-    code: wasmtime.Module
+    ready: wasmtime.InstancePre
+    """With its imports resolved: an instance of it costs the least."""
     has_init: bool
     has_finalize: bool
 
@@ -291,7 +297,7 @@ def _compile(tasklet: WasmTasklet) -> _Module:
         ) from None
     _check_imports(tasklet, module)
     names = _check_exports(tasklet, module)
-    return _Module(module, "init" in names, "finalize" in names)
+    return _Module(_linker().instantiate_pre(module), "init" in names, "finalize" in names)
 
 
 def _check_imports(tasklet: WasmTasklet, module: wasmtime.Module) -> None:
@@ -385,36 +391,31 @@ class _Run:
         self._data = data
         self._memory_max = _bytes_of(tasklet.memory)
         self._output_max = _bytes_of(tasklet.output_max)
-        self._store = _wasmtime().Store(_engine())
-        self._store.set_fuel(tasklet.fuel)
-        self._store.set_epoch_deadline(1)
-        self._store.set_limits(
+        self._store = store = _wasmtime().Store(_engine())
+        store.set_fuel(tasklet.fuel)
+        store.set_epoch_deadline(1)
+        store.set_limits(
             memory_size=self._memory_max, table_elements=TABLE_ELEMENTS_MAX, instances=1, tables=8, memories=1
         )
-        self._instance: wasmtime.Instance | None = None
+        self._exports: Mapping[str, Any] = {}
         self._at = "its start function"
         self._system = _System(data, args, self._output_max) if tasklet.is_command else None
 
-    def finish(self) -> TaskletResult:
-        runtime = _wasmtime()
+    def finish(self) -> bytes:
         try:
-            output = self._command() if self._system is not None else self._core()
-        except runtime.Trap as trap:
+            return self._command() if self._system is not None else self._core()
+        except _wasmtime().Trap as trap:
             self._fail_by(trap)
-        except runtime.WasmtimeError as error:
+        except _wasmtime().WasmtimeError as error:
             self._fail_to_begin(error)
-        except WasmError as error:
-            error.fuel = self.used
-            raise
-        return TaskletResult(output, self.used)
 
     @property
     def used(self) -> int:
         return self._tasklet.fuel - int(self._store.get_fuel())
 
     def _core(self) -> bytes:
-        instance = self._instance = _wasmtime().Instance(self._store, self._module.code, [])
-        memory: Any = instance.exports(self._store)["memory"]
+        self._begin()
+        memory = self._exports["memory"]
         address = 0
         if self._module.has_init:
             address = self._called("init", len(self._data)) & 0xFFFF_FFFF
@@ -453,22 +454,21 @@ class _Run:
             )
         return bytes(memory.read(self._store, start, start + length)) if length else b""
 
+    def _begin(self) -> None:
+        self._exports = self._module.ready.instantiate(self._store).exports(self._store)
+
     def _called(self, name: str, *args: int) -> int:
         self._at = name
-        assert self._instance is not None
-        function: Any = self._instance.exports(self._store)[name]
-        return int(function(self._store, *map(_signed, args)))
+        return int(self._exports[name](self._store, *map(_signed, args)))
 
     def _command(self) -> bytes:
         system = self._system
         assert system is not None
-        linker = _linker()
         token = _systems.enter(system)
         try:
-            instance = self._instance = linker.instantiate(self._store, self._module.code)
+            self._begin()
             self._at = "_start"
-            start: Any = instance.exports(self._store)["_start"]
-            start(self._store)
+            self._exports["_start"](self._store)
         except _Exit:
             pass
         finally:
@@ -484,7 +484,7 @@ class _Run:
     def _fail_by(self, trap: Any) -> NoReturn:
         """What a trap means."""
         codes = _wasmtime().TrapCode
-        code, used = trap.trap_code, self.used
+        code = trap.trap_code
         said = "" if self._system is None else self._system.said
         where = next((frame.func_name for frame in trap.frames if frame.func_name), None) or self._at
         if code is codes.INTERRUPT:
@@ -506,7 +506,6 @@ class _Run:
             error = WasmTrap(
                 f"the tasklet failed in {where}: {_short(trap)}{said}", function=where, do="Fix the module."
             )
-        error.fuel = used
         raise error from None
 
     def _fail_to_begin(self, error: Exception) -> NoReturn:
@@ -521,10 +520,8 @@ class _Run:
         raise WasmInvalidModule(f"the module could not be begun: {text}", do="Fix the module.") from None
 
     def _is_memory_full(self) -> bool:
-        if self._instance is None:
-            return False
-        memory: Any = self._instance.exports(self._store)["memory"]
-        return int(memory.data_len(self._store)) + PAGE_BYTES > self._memory_max
+        memory = self._exports.get("memory")  # none while the start function runs
+        return memory is not None and int(memory.data_len(self._store)) + PAGE_BYTES > self._memory_max
 
 
 def _signed(value: int) -> int:
@@ -839,6 +836,7 @@ class _EpochMover:
     def __init__(self) -> None:
         self.reading, self.writing = socket.socketpair()
         self.writing.setblocking(False)
+        self.descriptor = self.writing.fileno()
         self.thread = start_thread("wasm_epochs", self._move, again=True)
 
     def _move(self) -> None:
@@ -855,15 +853,9 @@ def _mover() -> _EpochMover:
     return _EpochMover()
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """What runs in here is stopped by a signal that ends a call. Handlers run on the main thread alone; a run on
-    another thread is stopped by its fuel."""
+def _listen_for_signals() -> int | None:
+    """From here on, until the wake-up descriptor that it returns is set again, what runs is stopped by a signal that
+    ends a call. Handlers run on the main thread alone (None on another); a run there is stopped by its fuel."""
     if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.set_wakeup_fd(_mover().writing.fileno(), warn_on_full_buffer=False)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
+        return None
+    return signal.set_wakeup_fd(_mover().descriptor, warn_on_full_buffer=False)
