@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -126,6 +127,7 @@ def read_failure(failure: int, subject: str) -> SpawnFailed | None:
 
 def _become(plan: SpawnPlan, parent: int, go: int, failure: int) -> NoReturn:
     step = "start"
+    gc.disable()  # a collection would write to each page that is shared with the supervisor, and so copy it
     try:
         if os.read(go, 1) != _GO:
             os._exit(NOT_EXECUTABLE)
