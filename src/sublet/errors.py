@@ -356,6 +356,8 @@ class JournalError(SubletError):
     """A journal, the office's or that of sessions, cannot be used as it is; it was not changed."""
 
     scope = "office"
+    IN_USE: ClassVar[str] = "another office (pid "
+    """How the error begins by which an office says that another has its journal open; a client knows it in the log."""
 
 
 class JournalFailed(JournalError):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sublet.client.home import log_path, make_private_dir, runtime_dir, socket_path, start_lock_path
-from sublet.errors import Disconnected, OfficeElsewhere, Unsupported
+from sublet.errors import Disconnected, JournalError, OfficeElsewhere, SubletError, Unsupported
 from sublet.wire import unix
 
 if TYPE_CHECKING:
@@ -136,10 +136,14 @@ def _start(
     finally:
         os.close(handle)
     begun()
+    failed: SubletError | None = None
     with _watched(pid) as gone:
         while not answers(path):
-            if gone():
-                raise _failed(log, said_from, "the office could not be started")
+            if failed is None and gone():
+                failed = _failed(log, said_from, "the office could not be started")
+            # An office that an interrupted program has started may hold the journal and not answer yet.
+            if failed is not None and (JournalError.IN_USE not in failed.message or time.monotonic() >= until):
+                raise failed
             if time.monotonic() >= until:
                 raise _failed(log, said_from, f"the office was started (pid {pid}) but does not answer")
             time.sleep(_LOOK_EVERY_S)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sublet.client import aio_fabric, fabric
+from sublet.client import aio_fabric, fabric, office
 from sublet.client.address import Address
 from sublet.client.clocks import client_clock
 from sublet.client.fabric import HELLO_TRIES
-from sublet.client.office import _failed
+from sublet.client.office import _failed, ensure_office
 from sublet.client.steps import Reply
-from sublet.errors import Disconnected
+from sublet.errors import Disconnected, JournalError
+from sublet.office.journal.files import HomeLock
 from sublet.wire.http import Hello
 from sublet.wire.version import WIRE_VERSION
 from tests.unit.client.script import NOBODY, reply
@@ -29,6 +32,33 @@ def test_one_that_could_not_write_a_word_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "full").symlink_to("/proc/self")
     said = _failed(tmp_path / "full" / "limits", 1 << 20, "it did not start").message
     assert said == f"it did not start: no such file or directory in {tmp_path}/full"
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_an_office_that_an_interrupted_program_has_started_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answered: bool
+) -> None:
+    """It has the journal and does not answer yet, so the one that is started now ends with that."""
+    home, looks = tmp_path / "home", iter([False] * 5 + [answered] * 1_000_000)
+    home.mkdir(mode=0o700)
+    lock = HomeLock.take(home)
+
+    def spawn(home: Path, log: int, *_: object) -> int:
+        with pytest.raises(JournalError) as refused:
+            HomeLock.take(home)
+        os.write(log, f"sublet: {refused.value.message}\n".encode())
+        child = subprocess.Popen(["true"])
+        child.wait()
+        return child.pid
+
+    monkeypatch.setattr(office, "_spawn", spawn)
+    monkeypatch.setattr(office, "answers", lambda path: next(looks))
+    if answered:
+        ensure_office(home)
+    else:
+        with pytest.raises(Disconnected, match=r"another office \(pid \d+\) has the journal"):
+            ensure_office(home, patience_s=0.2)
+    lock.release()
 
 
 @pytest.mark.parametrize("side", [fabric, aio_fabric], ids=["blocking", "asyncio"])

@@ -80,7 +80,7 @@ class HomeLock:
             pid = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
             os.close(fd)
             raise JournalError(
-                f"another office (pid {pid or 'unknown'}) has the journal in {home} open",
+                f"{JournalError.IN_USE}{pid or 'unknown'}) has the journal in {home} open",
                 do="Use that office, or end it first with `sublet down`.",
             ) from None
         except OSError as error:
