@@ -22,7 +22,7 @@ from sublet.cli.declare import UsageError
 from sublet.cli.nb_job import target_of
 from sublet.errors import CheckpointDamaged, InvalidRequest, NotFound
 from sublet.notebook.batch.asked import Asked, cell_options, from_cell, read_options
-from sublet.notebook.batch.jobs import LOOKS, Job, JobSpec, all_jobs, find_job, make_job
+from sublet.notebook.batch.jobs import AT_ONCE, LOOKS, Job, JobSpec, Turn, all_jobs, find_job, make_job
 from sublet.notebook.batch.law import ENDED, TABLE, Happening, JobRecord, JobState, after
 from sublet.notebook.batch.page import first_line
 from sublet.notebook.batch.preparing import (
@@ -32,7 +32,6 @@ from sublet.notebook.batch.preparing import (
     unknown_parameters,
     with_parameters,
 )
-from sublet.notebook.batch.turns import AT_ONCE, Turn
 from sublet.notebook.options import parse_line
 from sublet.values import GIB, NS_PER_S, Tier
 

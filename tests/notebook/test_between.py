@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from sublet.notebook.between import Between
+from sublet.notebook.kernel_line import Between
 
 
 class Loop:

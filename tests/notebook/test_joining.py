@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.errors import NotFound
-from sublet.notebook.joining import Joined, join
-from sublet.notebook.shelf import WITHIN, Key, Part, Shelf
+from sublet.notebook.shelf import WITHIN, Joined, Key, Part, Shelf, join
 from sublet.state.checkpoints.gc import verify
 from sublet.state.checkpoints.store import FolderStore
 from tests.notebook.test_shelf import part

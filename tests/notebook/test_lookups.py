@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sublet.notebook.explain import explain
+from sublet.notebook.cells import explain
 from sublet.notebook.lookups import looked_up
 from sublet.notebook.news import unnamed
 from sublet.notebook.reading import read_cell

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.errors import CheckpointFailed
-from sublet.notebook.retention import SPARE, how_many, make_room
-from sublet.notebook.shelf import KEEP, WITHIN, Part, Shelf
+from sublet.notebook.shelf import KEEP, SPARE, WITHIN, Part, Shelf, how_many, make_room
 from sublet.state.checkpoints.gc import verify
 from sublet.state.checkpoints.store import FolderStore
 from sublet.values import MIB

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet.notebook import spaces, unchanged
-from sublet.notebook.unchanged import snapshot
+from sublet.notebook import groups, spaces
+from sublet.notebook.groups import snapshot
 from sublet.state.checkpoints import object_groups
 from sublet.state.transfer import codec
 from tests.notebook.crossing import Sides
@@ -64,7 +64,7 @@ items = st.one_of(st.sampled_from([*LOOKALIKES, Word("word 1"), "word 1"]), st.i
 @settings(max_examples=25, deadline=None)
 def test_a_change_is_never_missed(kind: type, is_known: bool, changes: list[tuple[Any, bool]]) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(unchanged, "_is_known", is_known)
+        patched.setattr(groups, "_is_known", is_known)
         patched.setattr(object_groups, "LONG", 20)
         container = filled(kind, 40)
         for item, remove in changes:
@@ -78,7 +78,7 @@ def test_a_change_is_never_missed(kind: type, is_known: bool, changes: list[tupl
 
 
 def test_the_tables_are_where_they_are_looked_for() -> None:
-    assert unchanged._is_known
+    assert groups._is_known
 
 
 def test_a_large_set_that_is_unchanged_is_not_even_pickled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,6 @@ from sublet.errors import (
 )
 from sublet.notebook.additions import Additions
 from sublet.notebook.ahead import Ahead
-from sublet.notebook.between import Between
 from sublet.notebook.bill import NotebookBill, bill_in_the_end
 from sublet.notebook.cell_terms import (
     Ran,
@@ -41,8 +40,7 @@ from sublet.notebook.cell_terms import (
     with_terms_of,
     with_what_is_free,
 )
-from sublet.notebook.explain import explain
-from sublet.notebook.front import SILENT, Front, StatusLine, failed_cell, say
+from sublet.notebook.front import SILENT, Front, Hints, StatusLine, failed_cell, say
 from sublet.notebook.going_on import (
     GAVE_WAY,
     give_up,
@@ -52,17 +50,15 @@ from sublet.notebook.going_on import (
     wait_until_gone,
     wait_until_taken,
 )
+from sublet.notebook.guest_side import be_plain
 from sublet.notebook.handles import Handles, Restored
-from sublet.notebook.hints import Hints
-from sublet.notebook.in_terminal import be_plain
 from sublet.notebook.in_use import TASK, THREAD, in_use
 from sublet.notebook.interrupts import Interrupts, interrupts_wait
-from sublet.notebook.kernel_line import LOOK_S, KernelLine, Message
+from sublet.notebook.kernel_line import LOOK_S, Between, KernelLine, Message
 from sublet.notebook.lending import Lender
 from sublet.notebook.lookups import looked_up
 from sublet.notebook.merging import can_change
 from sublet.notebook.news import RERUN, process_lost, session_ended, unnamed, what_ended
-from sublet.notebook.notices import Notices
 from sublet.notebook.on_demand import MESSAGE
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import Owner
@@ -71,10 +67,10 @@ from sublet.notebook.reading import Reading, read_cell
 from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.replaced import ReplacedAttributes
 from sublet.notebook.spaces import NOTEBOOK, Space
-from sublet.notebook.status import CellBill, Ended, Finished, Offered, Starting, Waiting
+from sublet.notebook.status import CellBill, Ended, Finished, Notices, Offered, Starting, Waiting
 from sublet.notebook.surroundings import Surroundings
 from sublet.notebook.traffic import Placing, Traffic, fates_text, number_of
-from sublet.values import GIB, NS_PER_S, EndReason, Exclusivity, Tier
+from sublet.values import GIB, NS_PER_S, EndReason, Exclusivity, Tier, format_size
 from sublet.wire.http_views import SESSION_LABEL
 
 if TYPE_CHECKING:
@@ -673,3 +669,46 @@ class Cells:
             kind = message["header"]["msg_type"]
             self._line.send("shell", kind, message["content"], buffers=tuple(message.get("buffers") or ()))
             self._between.spoken()
+
+
+# -------------------------------------------------------------------------------------------------------------- explain
+#
+# ``%gpu explain``: what a cell would send, its size, what stays, and why, before anything runs.
+
+
+def explain(space: Space, reading: Reading, *, is_there: bool) -> str:
+    """In lines, for people. Looks with a fresh eye: nothing of it counts as sent. ``is_there``: a guest that has what
+    was sent before."""
+    found = Space(space.names, NOTEBOOK).outgoing(reading.reads, maybe=reading.maybe)
+    agreed = space.unchanged([parcel.names for parcel in found.parcels]) if is_there else set()
+    lines = []
+    total = 0
+    for parcel in sorted(found.parcels, key=lambda one: -one.nbytes):
+        names, size = ", ".join(parcel.names), format_size(parcel.nbytes)
+        together = " (they share objects, or are small, and are sent together)" if len(parcel.names) > 1 else ""
+        if parcel.names in agreed:
+            lines.append(f"{names}: {size}, is there already; only changes are sent{together}")
+        else:
+            total += parcel.nbytes
+            lines.append(f"{names}: {size}{together}")
+    lines += [f"{name}: cannot be sent ({why})" for name, why in found.stays.items()]
+    lines += [f"{name}: {_handle(handle)}" for name, handle in found.handles.items()]
+    lines += [f"line {one.line}: {one.what} can reach any name, so all are sent" for one in reading.opaque]
+    lines += [f"{name}() can reach any name of the namespace it runs in" for name in found.opaque]
+    if found.looked_up and not reading.opaque:
+        lines.append(f"found in strings: {', '.join(sorted(found.looked_up))}")
+    if reading.binds:
+        lines.append(f"may come back: {', '.join(sorted(reading.binds))}")
+    if not found.parcels and not lines:
+        return "nothing is sent"
+    return "\n".join([f"{format_size(total)} would be sent" if total else "nothing is sent", *lines])
+
+
+def _handle(handle: RemoteValue) -> str:
+    about = handle.about
+    what = ", ".join(one for one in (about.what, format_size(about.nbytes) if about.nbytes else "") if one)
+    if handle.is_live:
+        return f"{what}; is on the device and stays there ({about.why})"
+    if handle.is_saved:
+        return f"{what}; is restored from what was saved"
+    return f"{what}; was lost with its lease, so the cell would not run"

@@ -17,13 +17,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from sublet.clock import Clock, SystemClock
 from sublet.errors import CheckpointFailed, NotFound, SubletError, Unpicklable
 from sublet.notebook.home import HomeRules
-from sublet.notebook.joining import join
-from sublet.notebook.retention import SPARE, make_room
 from sublet.state.checkpoints.object_groups import Group, encode_roots
 from sublet.state.checkpoints.packs import file_name
 from sublet.state.checkpoints.reader import Checkpoint
@@ -31,6 +29,7 @@ from sublet.state.checkpoints.records import Record
 from sublet.state.checkpoints.save_size import needed_bytes
 from sublet.state.checkpoints.store import CheckpointStore
 from sublet.state.checkpoints.writer import Base, Saver, Staged
+from sublet.values import MIB, format_size
 
 if TYPE_CHECKING:
     from sublet.wire.volumes import CopiedIn
@@ -371,3 +370,102 @@ def _by_names(checkpoint: Checkpoint) -> dict[tuple[str, ...], Record]:
 
 def _at(about: About, wall_ns: int) -> About:
     return About(**{**asdict(about), "wall_ns": wall_ns})
+
+
+# -------------------------------------------------------------------------------------------------------------- joining
+#
+# Merges two states of one name, ours and a copy that another kernel saved: which one is kept.
+#
+# Names are saved in records, one for all that share something, and a record is kept or taken as a whole. What is here
+# is never lost to what comes: a record goes only if all of its names are to be had anew.
+
+
+Names = tuple[str, ...]
+"""Of one record."""
+
+
+class Joined(NamedTuple):
+    """What becomes of them."""
+
+    kept: tuple[Names, ...]
+    """Records that are here and stay."""
+    taken: tuple[Names, ...]
+    """Records that come."""
+    left: tuple[str, ...]
+    """Names that could have come, but for what they share a record with."""
+
+
+def join(here: Iterable[Names], there: Iterable[Names], may_go: Callable[[str], bool]) -> Joined:
+    """``may_go``: whether what is here under a name may give way to what comes."""
+    here, there = tuple(here), tuple(there)
+    firm = {name for names in here if not all(map(may_go, names)) for name in names}
+    taken = tuple(names for names in there if firm.isdisjoint(names))
+    new = {name for names in taken for name in names}
+    kept = tuple(names for names in here if new.isdisjoint(names) or not firm.isdisjoint(names))
+    has = new | {name for names in kept for name in names}
+    return Joined(kept, taken, tuple(sorted({name for names in (*there, *here) for name in names} - has)))
+
+
+# ------------------------------------------------------------------------------------------------------------ retention
+#
+# How many checkpoints of a notebook to keep: fewer where a new one needs their room.
+#
+# The last good one is never let go of before the new one is whole: a write may be torn at any byte. So what is saved
+# last and what is to be saved must fit beside each other. Where they do not, nothing is let go of in vain, nothing is
+# written, and it is said how large a volume would do.
+
+
+SPARE: Final = 64 << 10
+"""Room that a save leaves: to go back to the checkpoint before it (``Shelf.settle``) takes a manifest."""
+
+
+class Kept(Protocol):
+    """Where checkpoints are, as far as their room goes."""
+
+    @property
+    def room(self) -> int: ...
+    @property
+    def size(self) -> int:
+        """Of all of it; 0 where it was not said."""
+
+    def numbers(self) -> Sequence[int]: ...
+    def freed_by(self, keep: int) -> int: ...
+    def let_go(self, keep: int) -> None: ...
+
+
+def how_many(needed: int, room: int, freed: Callable[[int], int], *, most: int, least: int) -> int:
+    """As many as may be kept, so that there is room for so much; 0 if there is none even where the fewest are kept."""
+    for keep in range(most, least - 1, -1):
+        if needed <= room + freed(keep):
+            return keep
+    return 0
+
+
+def make_room(kept: Kept, needed: int, *, most: int, good: int) -> int:
+    """See that there is room for so much; how many checkpoints went for it. ``good``: the number of the last good one,
+    which stays, as does what is newer. Raises ``CheckpointFailed``; nothing was let go of then."""
+    if needed + SPARE <= kept.room:
+        return 0
+    numbers = kept.numbers()
+    least = max(1, sum(number >= good for number in numbers))
+    keep = how_many(needed + SPARE, kept.room, kept.freed_by, most=max(most, least), least=least)
+    if not keep:
+        raise _too_small(kept, needed, least)
+    kept.let_go(keep)
+    return max(0, len(numbers) - keep)
+
+
+def _too_small(kept: Kept, needed: int, least: int) -> CheckpointFailed:
+    room = kept.room + kept.freed_by(least)
+    beside = "" if not kept.numbers() else " beside what was saved last, which stays until the new one is whole"
+    said = f"the checkpoint needs up to {format_size(needed)}{beside}, and there is room for {format_size(room)}"
+    if not kept.size:
+        return CheckpointFailed(said, do="Make room on that disk, then save again; what was saved last is whole.")
+    twice = needed if beside else 2 * needed  # the next one must fit beside this one
+    more = kept.size - room + twice + SPARE + twice // 16  # a larger file system is more about itself
+    size = -(-more // (16 * MIB)) * 16 * MIB
+    return CheckpointFailed(
+        f"{said}: the volume has {format_size(kept.size)}, and it takes {format_size(size)}",
+        do=f"Bring it to the notebook (%gpu fetch NAME), then save in a larger one: %gpu name X {format_size(size)}. "
+        "What was saved last is whole.",
+    )

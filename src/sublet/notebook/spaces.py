@@ -21,9 +21,17 @@ from dataclasses import replace
 from typing import Any, Final, ParamSpec, TypeVar
 
 from sublet.errors import Unpicklable
-from sublet.notebook.blame import blamed, blamed_beside
 from sublet.notebook.counting import TOO_MANY, has_too_many
-from sublet.notebook.groups import digest, has_room, is_told_by_digest, without_handles
+from sublet.notebook.groups import (
+    Snapshot,
+    blamed,
+    blamed_beside,
+    digest,
+    has_room,
+    is_told_by_digest,
+    snapshot,
+    without_handles,
+)
 from sublet.notebook.home import HomeRules
 from sublet.notebook.identity import Identities
 from sublet.notebook.in_use import NOTHING as NOTHING_USED
@@ -31,14 +39,12 @@ from sublet.notebook.in_use import InUse
 from sublet.notebook.lending import Lender
 from sublet.notebook.lodging import Freed, Key, Lodged, Lodger, Word
 from sublet.notebook.memories import is_array, is_memory
-from sublet.notebook.merging import can_change
+from sublet.notebook.merging import can_change, taken_over
 from sublet.notebook.namespace import HIDDEN, Shared, results, visible, visible_among
 from sublet.notebook.parcels import BESIDE, LOST, Came, Outgoing, Parcel, Taken, without_scaffolding
 from sublet.notebook.reading import names_of
 from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.sources import sources_of
-from sublet.notebook.taking import taken_over
-from sublet.notebook.unchanged import Snapshot, snapshot
 from sublet.state.checkpoints.object_groups import LARGE_BYTES, Group, Order, StandsFor, encode_roots, is_long
 from sublet.state.transfer.changes import ChangeFinder
 from sublet.state.transfer.codec import ATOMS, can_travel, encode

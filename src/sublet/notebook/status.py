@@ -6,6 +6,8 @@ Values and how they look; nothing here displays anything.
 from __future__ import annotations
 
 import html
+import logging
+from collections import deque
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -296,3 +298,29 @@ def _seconds(seconds: float) -> str:
     if seconds < MS_S:
         return f"{seconds * 1000:.0f}ms"
     return f"{seconds:.2g}s" if seconds < WHOLE_S else format_duration(round(seconds) * NS_PER_S)
+
+
+# -------------------------------------------------------------------------------------------------------------- notices
+#
+# Silences the client's log of notices for leases of cells, whose status line already shows them.
+
+
+LEASES_MAX: Final = 64
+"""Leases whose notices may still come."""
+
+
+class Notices(logging.Filter):
+    """Lets everything pass but the notices of these leases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._leases: deque[str] = deque(maxlen=LEASES_MAX)
+        logging.getLogger("sublet.client").addFilter(self)
+
+    def told_for(self, lease: str) -> None:
+        """Leave out the notices of this lease here: they are told elsewhere."""
+        self._leases.append(lease)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_notice = record.msg.startswith("lease %s will be taken") if isinstance(record.msg, str) else False
+        return not (is_notice and isinstance(record.args, tuple) and str(record.args[0]) in self._leases)

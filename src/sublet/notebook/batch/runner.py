@@ -12,37 +12,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from sublet.background import start_task
 from sublet.client.fabric import Fabric, connect
-from sublet.errors import LeaseEnded, RemoteError, SubletError
+from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, QuotaExceeded, RemoteError, SubletError
 from sublet.notebook.batch.asked import cell_options
-from sublet.notebook.batch.failures import (
-    FAILED,
-    LEASE_ENDED,
-    OURS_TO_BLAME,
-    REFUSED,
-    Failed,
-    exit_of,
-    lost_with,
-    missing,
-    traceback_of,
-)
-from sublet.notebook.batch.jobs import Job, put
+from sublet.notebook.batch.jobs import Job, Turn, put
 from sublet.notebook.batch.kernels import JobKernel, OrdinaryKernel, WholeKernel
 from sublet.notebook.batch.law import Happening, JobRecord, JobState, after
-from sublet.notebook.batch.leftovers import give_back_all
 from sublet.notebook.batch.page import JobBill, page_of, written
 from sublet.notebook.batch.preparing import code_cells, read_notebook
 from sublet.notebook.batch.progress import Progress
-from sublet.notebook.batch.turns import Turn
+from sublet.values import EndReason
 
 AGAIN_MAX: Final = 20
 """How often one cell is run again. A lease that is lost more often under the same cell is lost because of the cell."""
@@ -453,3 +442,79 @@ class Runner:
         with contextlib.suppress(SubletError, OSError):
             if self._notebook is not None:
                 self._put_notebook(with_page=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ leftovers
+#
+# Releases leases of a kernel that could not release them itself.
+
+
+def give_back_all(fabric: Fabric, label: str) -> None:
+    """Release every lease of this job of ours, and leave every line it stands in."""
+    for lease in fabric.leases(own=True):
+        if lease.labels.get("job") == label:
+            body = {"request_id": f"nb-{os.urandom(8).hex()}"}
+            with contextlib.suppress(SubletError):  # it ended meanwhile
+                fabric.request("POST", f"/v1/leases/{lease.id}/release", body, shape=dict)
+
+
+# ------------------------------------------------------------------------------------------------------------- failures
+#
+# Why a cell, and with it a job, failed: who is to blame, and whether it may be retried.
+
+
+FAILED: Final = 1
+USAGE: Final = 2
+REFUSED: Final = 75
+LEASE_ENDED: Final = 76
+OURS_TO_BLAME: Final = frozenset(
+    map(str, (EndReason.OUT_OF_MEMORY, EndReason.GUEST_FAILED, EndReason.QUOTA, EndReason.BUDGET, EndReason.REFUSED))
+)
+"""Ends that would come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why a cell did not finish."""
+
+    message: str
+    do: str
+    exit_code: int
+    is_lost: bool = False
+    """Its lease was; it may be run again."""
+    needs_kernel: bool = False
+    lacks: str = ""
+    """A variable that was there before the run was broken off, and could not be saved."""
+    traceback: str = ""
+
+
+def lost_with(error: SubletError) -> Failed:
+    """The kernel itself went with its lease."""
+    end = error.end if isinstance(error, LeaseEnded) else None
+    may_again = end is None or str(end.reason) not in OURS_TO_BLAME
+    return Failed(error.message, error.do, LEASE_ENDED, is_lost=may_again, needs_kernel=True)
+
+
+def exit_of(error: SubletError) -> int:
+    match error:
+        case CapacityExceeded() | QuotaExceeded():
+            return REFUSED
+        case LeaseEnded():
+            return LEASE_ENDED
+        case InvalidRequest():
+            return USAGE
+        case _:
+            return FAILED
+
+
+def missing(message: str, unsaved: Sequence[str]) -> str:
+    """The variable that a cell failed for want of, if it is one of these (``name: why``)."""
+    found = re.search(r"^NameError: name '(\w+)' is not defined", message)
+    names = {one.partition(":")[0] for one in unsaved}
+    return found[1] if found is not None and found[1] in names else ""
+
+
+def traceback_of(cell: Any) -> str:
+    """As the notebook has it."""
+    errors = [output for output in cell.outputs if output.output_type == "error"]
+    return "\n".join(errors[-1].traceback) if errors else ""
