@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from sublet.errors import InvalidRequest, NotFound, OutOfMemory, SubletError
-from sublet.testing.device_kernels import KERNELS
+from sublet.testing.device_conformance import KERNELS
 from sublet.values import Epoch, LeaseId
 from sublet.wire.device import (
     Alloc,

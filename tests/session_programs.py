@@ -17,7 +17,7 @@ from sublet.compute.arguments import u32
 from sublet.compute.buffers import Buffer
 from sublet.compute.session import GpuSession
 from sublet.errors import InvalidRequest, NotFound, SubletError
-from sublet.testing.device_kernels import KERNELS
+from sublet.testing.device_conformance import KERNELS
 
 SIZE_MAX: Final = 4 * 64
 LARGE: Final = 200_000

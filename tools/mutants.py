@@ -70,7 +70,7 @@ DRIVERS: Final = (
         "node/processes/guests.py",
         "node/processes/group.py",
     ),
-    *("node/supervisor/obeying.py", "node/processes/ends.py", "node/processes/notes.py", "node/loop.py"),
+    *("node/supervisor/office_link.py", "node/processes/ends.py", "node/processes/notes.py", "node/loop.py"),
     *(
         "node/agent/supervised.py",
         "node/agent/doors.py",

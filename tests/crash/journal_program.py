@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from sublet.errors import JournalError
-from sublet.office.journal import opening as journal_opening
+from sublet.office.journal import journal as journal_opening
 from sublet.office.journal.backup import restore
 from sublet.office.journal.journal import Journal
 from sublet.office.ledger import commands as cmd

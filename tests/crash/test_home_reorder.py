@@ -22,7 +22,7 @@ from typing import Any, Final
 import pytest
 
 from sublet.errors import JournalError
-from sublet.office.journal import opening as journal_opening
+from sublet.office.journal import journal as journal_opening
 from sublet.office.journal.backup import restore
 from sublet.office.journal.journal import Journal
 from sublet.office.ledger.events import Queued

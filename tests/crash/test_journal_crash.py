@@ -26,7 +26,7 @@ from typing import Final
 import pytest
 
 from sublet.errors import JournalError
-from sublet.office.journal import opening as journal_opening
+from sublet.office.journal import journal as journal_opening
 from sublet.office.journal.backup import restore
 from sublet.office.journal.history import History
 from sublet.office.journal.journal import Journal

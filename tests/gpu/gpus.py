@@ -31,4 +31,4 @@ FILL: Final = b"""
 extern "C" __global__ void first_word(unsigned long long* p) { *p = 7; }
 """
 SOURCES: Final = {"fault": FAULT, "fill": FILL}
-"""CUDA C++ of these tests beside ``sublet.testing.device_kernels``; the ordinary tests compile it for sm_90."""
+"""CUDA C++ of these tests beside ``sublet.testing.device_conformance``; the ordinary tests compile it for sm_90."""

@@ -17,8 +17,7 @@ import pytest
 from sublet.devices.account import Account
 from sublet.devices.interface import Device
 from sublet.guest.session import Session
-from sublet.testing.device_conformance import DeviceConformance
-from sublet.testing.device_kernels import CUDA_KERNELS, WARP_KERNELS
+from sublet.testing.device_conformance import CUDA_KERNELS, WARP_KERNELS, DeviceConformance
 from sublet.values import Epoch, LeaseId
 from sublet.wire.device import ModuleKind
 from sublet.wire.scalars import ArgKind

@@ -14,7 +14,7 @@ import pytest
 
 from sublet.compute.arguments import f32, u32, u64
 from sublet.errors import GpuError, InvalidRequest, OutOfMemory
-from sublet.testing.device_kernels import CUDA_KERNELS
+from sublet.testing.device_conformance import CUDA_KERNELS
 from sublet.values import GIB, MIB
 from sublet.wire.device import ModuleKind
 from tests.gpu.far_end import FarEnd

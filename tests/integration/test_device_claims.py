@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from sublet.node.agent.inventory import machine_inventory, parse_host_gpus
-from sublet.node.supervisor.claims import Claims
-from sublet.node.supervisor.locks import PREFIX, DeviceLocks
+from sublet.node.supervisor.locks import PREFIX, Claims, DeviceLocks
 from sublet.values import GIB
 from sublet.wire.orders import Foreign, Inventory
 

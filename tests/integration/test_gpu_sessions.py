@@ -18,10 +18,10 @@ import sublet
 from sublet.client.guests import start_spec
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
-from sublet.compute.device_guests import device_guest
+from sublet.compute.session_line import device_guest
 from sublet.errors import GpuSessionEnded, OutOfMemory
 from sublet.node.processes.cgroups import Groups
-from sublet.testing.device_kernels import KERNELS, WARP_KERNELS
+from sublet.testing.device_conformance import KERNELS, WARP_KERNELS
 from sublet.values import MIB, EndReason
 from sublet.wire.guests import GuestSpec
 from tests.session_programs import run_session_program

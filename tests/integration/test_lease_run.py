@@ -27,10 +27,10 @@ import sublet
 from sublet.client.guests import start_spec
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
-from sublet.compute import signs_of_life
-from sublet.compute.device_guests import device_guest
+from sublet.compute import workers
 from sublet.compute.kernel_guest import KernelGuest
 from sublet.compute.posting import AHEAD
+from sublet.compute.session_line import device_guest
 from sublet.compute.workers import Options
 from sublet.errors import CallTimeout, RemoteError, Unpicklable, WorkerLost
 from sublet.wire.guests import GuestSpec
@@ -821,7 +821,7 @@ def test_a_worker_that_was_stopped_does_not_keep_the_lease(
 ) -> None:
     """It neither answers nor uses a processor. Once it goes on its call counts again."""
     for name, seconds in (("LOOK_EVERY_S", 0.1), ("ASK_AFTER_S", 0.2), ("STILL_S", 0.6)):
-        monkeypatch.setattr(signs_of_life, name, seconds)
+        monkeypatch.setattr(workers, name, seconds)
     with fabric.cpu(1, ttl="20s") as lease:
         pid = lease.run(os.getpid)
         gate = tmp_path / "gate"

@@ -29,7 +29,7 @@ from sublet.node.processes.limits import Limits
 from sublet.node.processes.procs import Identity, Procs, Stat
 from sublet.node.processes.stuck import is_frozen
 from sublet.node.processes.tree import Tree, Trees, marks_of
-from sublet.node.supervisor.sweep import Sweep
+from sublet.node.supervisor.predecessor import Sweep
 from sublet.values import GuestId, LeaseId
 
 PATIENCE_S: Final = 30.0

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from sublet.cli import main
 from sublet.cli.declare import UsageError
-from sublet.cli.nb_job import target_of
+from sublet.cli.nb import target_of
 from sublet.errors import CheckpointDamaged, InvalidRequest, NotFound
 from sublet.notebook.batch.asked import Asked, cell_options, from_cell, read_options
 from sublet.notebook.batch.jobs import AT_ONCE, LOOKS, Job, JobSpec, Turn, all_jobs, find_job, make_job

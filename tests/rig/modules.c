@@ -127,7 +127,7 @@ void module_forget(struct module *module)
     free(module);
 }
 
-/* ---- the kernels with which devices are tested (sublet.testing.device_kernels, tests/gpu/gpus.py) ---- */
+/* ---- the kernels with which devices are tested (sublet.testing.device_conformance, tests/gpu/gpus.py) ---- */
 
 #define TAKE(type, name, index)                                                                                        \
     type name;                                                                                                         \

@@ -112,7 +112,7 @@ def test_an_unknown_answer_to_an_optional_question_makes_no_card_faulty(rig: Rig
 
 HOLDER: Final = """
 import ctypes, json, types
-from sublet.compute.holder_cuda import check_holder
+from sublet.compute.posting import check_holder
 from sublet.errors import InvalidRequest
 from sublet.values import Kind
 lease = types.SimpleNamespace(devices=[types.SimpleNamespace(kind=Kind.GPU, host=False)])

@@ -112,7 +112,7 @@ print("\\n" + json.dumps(shell.user_ns["y"]), flush=True)
 COMPUTES: Final = """
 import array, json
 import sublet
-from sublet.testing.device_kernels import CUDA_KERNELS
+from sublet.testing.device_conformance import CUDA_KERNELS
 with sublet.connect() as fabric, fabric.gpu(min_vram="60GiB") as lease, sublet.GpuSession(lease) as gpu:
     x, y = gpu.mem_alloc(400), gpu.mem_alloc(400)
     gpu.mem_write(x, 0, array.array("f", range(100)).tobytes())

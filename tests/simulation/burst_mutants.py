@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from sublet.jobs import core, index
+from sublet.jobs import core, volume_store
 from sublet.jobs.core import Batch, Coordinator, Failed
 from sublet.jobs.leases import Holdings
 from sublet.jobs.states import Cause, Verdict, When, verdict_of
@@ -98,9 +98,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "B3": Mutant(
         "a late result overwrites",
         "at-least-once queues",
-        ((Coordinator, "results", _late_taken), (index, "is_first", _overwritten)),
+        ((Coordinator, "results", _late_taken), (volume_store, "is_first", _overwritten)),
     ),
-    "B4": Mutant("resume trusts an index whose data is missing", "ours", ((index, "whole_segments", _index_trusted),)),
+    "B4": Mutant(
+        "resume trusts an index whose data is missing", "ours", ((volume_store, "whole_segments", _index_trusted),)
+    ),
     "B5": Mutant("a lease that is granted late is kept", "lithops#1217", ((Holdings, "granted", _kept_after_close),)),
     "B6": Mutant("a lease is forgotten at the end", "ray#616", ((Holdings, "close", _not_in_the_list),)),
 }

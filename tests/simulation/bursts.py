@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sublet.errors import CheckpointDamaged, LeaseRevoked, NotFound, WorkerLost
-from sublet.jobs import index as index_file
+from sublet.jobs import volume_store as index_file
 from sublet.jobs.chunks import Needs
 from sublet.jobs.core import Batch, Coordinator, Failed, Works
 from sublet.jobs.identity import ChunkId

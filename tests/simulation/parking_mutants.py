@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from sublet.lease.node import Node
 from sublet.office.ledger import commands as cmd
-from sublet.office.ledger import resuming
+from sublet.office.ledger import holders
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.office.ledger.state import State
@@ -106,7 +106,7 @@ PARKING: Final[dict[str, Mutant]] = {
     "G1": Mutant(
         "what is parked goes on for whoever names it, by whatever epoch",
         "Kleppmann on Redlock",
-        ((resuming, "check_epoch", _any_epoch_goes_on),),
+        ((holders, "check_epoch", _any_epoch_goes_on),),
     ),
     "G2": Mutant(
         "a device is free when its guest begins to be parked",

@@ -59,7 +59,7 @@ def _dispatch(words: Sequence[str]) -> int:
 
         print(f"sublet {__version__}")
         return 0
-    from sublet.cli import short, table
+    from sublet.cli import declare, table
 
     if words[:1] == ["--as-tenant"]:
         from sublet.wire.version import AS_TENANT_VARIABLE
@@ -71,8 +71,8 @@ def _dispatch(words: Sequence[str]) -> int:
         path, rest = found
         command = table.load(path)
         try:
-            raw = short.parse(command, command.spelt_out(rest))
-        except short.NotUnderstood:
+            raw = declare.parse(command, command.spelt_out(rest))
+        except declare.NotUnderstood:
             pass
         else:
             return command.run(raw)

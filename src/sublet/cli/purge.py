@@ -301,7 +301,7 @@ def _end_what_is_left(runtime: Path) -> None:
     from sublet.node.processes.cgroups import Groups
     from sublet.node.processes.notes import Notes
     from sublet.node.processes.procs import Identity, Procs
-    from sublet.node.supervisor.sweep import Sweep
+    from sublet.node.supervisor.predecessor import Sweep
 
     groups = Groups.probe(office)
     try:

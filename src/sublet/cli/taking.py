@@ -75,9 +75,9 @@ class Taken:
             self._keeping = start_thread("keep", self._keep)
 
     def _keep(self) -> None:
-        from sublet.client.keeping import keep
+        from sublet.client.fabric import keep_acquired
 
-        self._kept = keep(self._answer, sent_ns=self._sent_ns, busy_since_ns=self._since_ns, renew=self._renew)
+        self._kept = keep_acquired(self._answer, sent_ns=self._sent_ns, busy_since_ns=self._since_ns, renew=self._renew)
 
     def try_to_give_back(self) -> None:
         """Release it, once. What cannot be given back now ends by its time to live."""
@@ -98,9 +98,9 @@ class Taken:
     def _let_go(self) -> float:
         if self._kept is None:
             return (boottime_ns() - self._since_ns) / 1e9
-        from sublet.client.keeping import let_go
+        from sublet.client.fabric import stop_keeping
 
-        return let_go(self._kept)
+        return stop_keeping(self._kept)
 
     def _released(self, busy_s: float) -> dict[str, Any] | None:
         request_id = f"cli-{os.urandom(12).hex()}"

@@ -17,6 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
+import msgspec
 from msgspec import structs
 
 from sublet.background import start_thread
@@ -45,7 +46,7 @@ from sublet.clock import Clock
 from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, SubletError, Unsupported
 from sublet.lease.policy import RenewalPolicy
 from sublet.values import NS_PER_S, LeaseId, RenewMode, RequestId, parse_duration_ns, valid_text
-from sublet.wire.http import BillLine, LeaseView, StatusView
+from sublet.wire.http import BillLine, GrantAnswer, LeaseView, StatusView
 from sublet.wire.version import WIRE_VERSION
 
 if TYPE_CHECKING:
@@ -605,3 +606,33 @@ class Courier:
             except Exception:  # noqa: BLE001 - it is the user's, and the next one has done nothing wrong
                 _log.exception("a callback of a lease failed: %r", callback)
             del callback, what
+
+
+# -------------------------------------------------------------------------------------------------------------- keeping
+#
+# Hands a lease that was acquired without a fabric (by `sublet run`) to a keeper, once its command runs for longer
+# than a moment.
+
+
+def keep_acquired(answer: bytes, *, sent_ns: int, busy_since_ns: int, renew: str) -> Lease:
+    """The lease of this answer, renewed from now on. Something has run under it since ``busy_since_ns``, and does so
+    until ``stop_keeping``. What there is to say of it the supervisor says on the command's stderr, so nothing is
+    logged."""
+    logging.getLogger("sublet.client").addHandler(logging.NullHandler())
+    grant = Grant(view=msgspec.json.decode(answer, type=GrantAnswer).lease, sent_ns=sent_ns)
+    fabric = Fabric(find_address(None, None, None, os.environ), client_clock())
+    lease = fabric._open(grant, RenewalPolicy(mode=RenewMode(renew)))
+    with fabric._lock:
+        fabric._book.begin(lease._held, object(), since_ns=busy_since_ns)
+    fabric._keeper.wake()
+    return lease
+
+
+def stop_keeping(lease: Lease) -> float:
+    """Renew it no more. How many seconds it was busy that the office has not heard of: the release says so."""
+    fabric, held = lease._fabric, lease._held
+    with fabric._lock:
+        busy_ns = 0 if held.over else held.holder.busy_time.unsaid_ns(fabric._clock.now_ns())
+    lease._leave()  # and not ``leave``, which would let it outlive us: it is about to be released
+    fabric.close(0.1)
+    return busy_ns / NS_PER_S

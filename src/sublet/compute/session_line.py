@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
+from sublet.client.guests import Guest, environment, start_spec
 from sublet.errors import Disconnected, GpuSessionEnded, NotFound, SubletError
 from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.values import EndReason
@@ -15,11 +19,10 @@ from sublet.wire.codec import dumps, loads
 from sublet.wire.conversation import Conversation
 from sublet.wire.device import DeviceCall, DeviceReply
 from sublet.wire.frames import close_all
-from sublet.wire.guests import GuestView, Service
+from sublet.wire.guests import GuestSpec, GuestView, Service, StdioKind
 from sublet.wire.happenings import Happening, Over, Refused, Replied
 
 if TYPE_CHECKING:
-    from sublet.client.guests import Guest
     from sublet.client.lease import Lease
 
 WAIT_S: Final = 1.0
@@ -103,7 +106,6 @@ def open_device_line(lease: Lease) -> tuple[DeviceLine, Guest]:
     """A connection to the guest that has the lease's devices, which is started if there is none. Who ended under our
     hands is started anew, once."""
     from sublet.client.line import open_line  # with all of the client, of which a session over a line needs nothing
-    from sublet.compute.device_guests import device_guest
 
     guest = device_guest(lease)
     try:
@@ -178,3 +180,40 @@ def _reason_of(view: GuestView) -> EndReason | None:
         found = EndReason(view.reason)
         return found if found is not EndReason.GUEST_FAILED else None
     return None
+
+
+# -------------------------------------------------------------------------------------------------------- device guests
+#
+# The guest in which a lease's devices are used: one per lease, started at the first use.
+
+
+ENTRY: Final = "sublet.guest.device_service:main"
+IMPORTS: Final = ("cloudpickle?", "numpy?", "torch?", "warp?")
+"""What its warm interpreter has loaded, where it is there: the same as a worker's, so that one does for both."""
+
+LOCAL: Final = "local"
+
+_lock = threading.Lock()
+_guests: WeakKeyDictionary[Lease, Guest] = WeakKeyDictionary()
+
+
+def device_guest(lease: Lease, *, instead_of: Guest | None = None) -> Guest:
+    """The one of this lease; another one if it has ended, or is the one that the caller knows to have ended."""
+    with _lock:
+        guest = _guests.get(lease)
+        if guest is None or guest is instead_of or guest.exit_code is not None:
+            guest = _guests[lease] = start_spec(lease, _spec(lease), busy=False)
+        return guest
+
+
+def _spec(lease: Lease) -> GuestSpec:
+    return GuestSpec(
+        entry=ENTRY,
+        # Named, so that it is shown to a guest behind walls; for others it is the one that warm interpreters are of.
+        python=sys.executable if lease._held.view.tenant != LOCAL else "",
+        imports=IMPORTS,
+        env=environment(lease, None),
+        stdio=StdioKind.NULL,
+        serves=True,
+        name="GpuSession",
+    )

@@ -1,8 +1,8 @@
 """Sets PyTorch's memory limit to the lease's share of a GPU before the first allocation.
 
 This is for programs that mean well; one that does not may set it back, and is ended when the driver shows that it has
-too much (``node.supervisor.vram_watch``). Warp has no such bound to be set: of it, and of whatever else allocates, only
-that watch knows. Nothing is imported here, and CUDA is not begun: the bound is left with PyTorch for when it is.
+too much (``node.processes.memory_watch``). Warp has no such bound to be set: of it, and of whatever else allocates,
+only that watch knows. Nothing is imported here, and CUDA is not begun: the bound is left with PyTorch for when it is.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Be such a kernel: the words of ipykernel, and behind ``--`` the options of ``%%gpu`` for all cells."""
     from ipykernel.kernelapp import IPKernelApp
 
-    from sublet.compute.own_kernel import kernel_class
+    from sublet.compute.behind import kernel_class
 
     said = list(sys.argv[1:] if words is None else words)
     at = said.index("--") if "--" in said else len(said)

@@ -17,12 +17,11 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from sublet.testing.bench import MemoryBench
     from sublet.testing.clock import HeldClock
     from sublet.testing.conformance import AgentBench, AgentConformance
     from sublet.testing.device_conformance import DeviceConformance
     from sublet.testing.machine import Effect, FaultName, Faults, Machine
-    from sublet.testing.memory import MemoryAgent
+    from sublet.testing.memory import MemoryAgent, MemoryBench
     from sublet.testing.parking_conformance import ParkingConformance
     from sublet.testing.pretended import Timings
     from sublet.testing.rehearsal import preempt
@@ -51,7 +50,7 @@ _LAZY: Final[dict[str, str]] = {
     **dict.fromkeys(("Effect", "FaultName", "Faults", "Machine"), "sublet.testing.machine"),
     "MemoryAgent": "sublet.testing.memory",
     "Timings": "sublet.testing.pretended",
-    "MemoryBench": "sublet.testing.bench",
+    "MemoryBench": "sublet.testing.memory",
     "HeldClock": "sublet.testing.clock",
     **dict.fromkeys(("AgentBench", "AgentConformance"), "sublet.testing.conformance"),
     "DeviceConformance": "sublet.testing.device_conformance",

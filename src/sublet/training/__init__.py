@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from sublet.training.batch import Completed, Duplicate, Launch, Recovered, TrainingBatch, TrainingStepOutcome
     from sublet.training.law import Act
     from sublet.training.leaving import Preempted
-    from sublet.training.records import TrainingRecords, lease_has_ended, training_records
-    from sublet.training.steps import run_training_step
+    from sublet.training.steps import TrainingRecords, lease_has_ended, run_training_step, training_records
     from sublet.training.telling import Account
     from sublet.training.trainer import PreemptibleTrainer
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import pytest
 
-from sublet.cli import full, short
+from sublet.cli import declare, full
 from sublet.cli.declare import Arg, Command, Opt, Shape, UsageError
 from sublet.cli.parsing import duration, size
 from sublet.cli.table import COMMANDS, GROUPS, SECTIONS, find, load
@@ -55,7 +55,7 @@ def test_a_command_knows_its_parameters_from_the_signature_alone() -> None:
 def test_what_was_typed_becomes_values_and_what_was_not_keeps_its_default() -> None:
     command, calls = recording()
     words = ["x", "--amount", "2GiB", "--tag", "a", "--tag", "b", "-l"]
-    assert command.run(short.parse(command, words)) == 7
+    assert command.run(declare.parse(command, words)) == 7
     assert calls == [{"thing": "x", "amount": 2 << 30, "ttl": 7.0, "tier": None, "tag": ["a", "b"], "loud": True}]
 
 
@@ -64,7 +64,7 @@ def test_nothing_happens_when_one_value_makes_no_sense(words: list[str]) -> None
     """All of a command line is checked before the function is called, and the message names the option."""
     command, calls = recording()
     with pytest.raises(UsageError) as caught:
-        command.run(short.parse(command, words))
+        command.run(declare.parse(command, words))
     assert caught.value.message.startswith(words[1])
     assert caught.value.do
     assert calls == []
@@ -74,8 +74,8 @@ def test_nothing_happens_when_one_value_makes_no_sense(words: list[str]) -> None
 def test_the_short_way_leaves_to_the_full_one_what_it_cannot_take(words: list[str]) -> None:
     """Missing and surplus words, abbreviations, missing values, and every question for help."""
     command, _ = recording()
-    with pytest.raises(short.NotUnderstood):
-        short.parse(command, words)
+    with pytest.raises(declare.NotUnderstood):
+        declare.parse(command, words)
 
 
 def test_a_parameter_without_a_spec_is_a_mistake_of_ours() -> None:
@@ -97,7 +97,7 @@ def test_both_ways_in_know_the_same_options(path: str) -> None:
     for word in path.split():
         found = found.commands[word]  # type: ignore[attr-defined]
     typer_options = {flag for param in found.params if param.param_type_name == "option" for flag in param.opts}
-    assert short.option_names(command) == declared
+    assert declare.option_names(command) == declared
     assert typer_options - {"--help", "-h"} == declared
     typer_arguments = [param.name for param in found.params if param.param_type_name == "argument"]
     assert typer_arguments == [param.name for param in command.params if isinstance(param.spec, Arg)]
@@ -145,7 +145,7 @@ TRAIN = load("train")
 def test_train_takes_its_options_in_any_order_and_leaves_the_scripts_to_the_script(
     line: str, ours: dict[str, object], theirs: str
 ) -> None:
-    raw = short.parse(TRAIN, line.split())
+    raw = declare.parse(TRAIN, line.split())
     assert {name: value for name, value in raw.items() if value} == {**ours, "command": theirs.split()}
 
 
@@ -161,11 +161,11 @@ def test_train_takes_its_options_in_any_order_and_leaves_the_scripts_to_the_scri
 )
 def test_no_misspelt_option_of_train_goes_to_the_script(line: str, says: str) -> None:
     with pytest.raises(UsageError) as caught:
-        short.parse(TRAIN, line.split())
+        declare.parse(TRAIN, line.split())
     assert says in caught.value.do
 
 
 @pytest.mark.parametrize("line", ["train.py --help", "-h", "train.py --gpu", "--gpu --spot train.py", ""])
 def test_help_and_incomplete_lines_of_train_are_explained_by_the_full_way(line: str) -> None:
-    with pytest.raises(short.NotUnderstood):
-        short.parse(TRAIN, line.split())
+    with pytest.raises(declare.NotUnderstood):
+        declare.parse(TRAIN, line.split())

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sublet.cli import hosting, short
+from sublet.cli import declare, hosting
+from sublet.cli.attend import Outlet
 from sublet.cli.messages import OUTPUT_HEAD_BYTES, STREAM_STDOUT, greeting, message, output_head, read
-from sublet.cli.outlet import Outlet
 from sublet.cli.table import load
 from sublet.errors import Disconnected, InvalidRequest
 from sublet.values import EndReason, GuestId
@@ -125,18 +125,18 @@ def test_what_is_too_large_or_no_message_is_refused() -> None:
     ],
 )
 def test_the_command_begins_at_the_first_word_that_is_not_ours(words: list[str], command: list[str]) -> None:
-    assert short.parse(load("run"), words)["command"] == command
+    assert declare.parse(load("run"), words)["command"] == command
 
 
 def test_a_target_may_come_before_the_command() -> None:
-    raw = short.parse(load("exec"), ["--name", "n", "l-1", "--", "ls", "-l"])
+    raw = declare.parse(load("exec"), ["--name", "n", "l-1", "--", "ls", "-l"])
     assert (raw["lease"], raw["name"], raw["command"]) == ("l-1", "n", ["ls", "-l"])
 
 
 @pytest.mark.parametrize("words", [[], ["--"], ["--bogus", "true"], ["--gpu"], ["--no-wait=1", "true"], ["-h"]])
 def test_what_is_not_complete_and_correct_is_left_to_the_full_way(words: list[str]) -> None:
-    with pytest.raises(short.NotUnderstood):
-        short.parse(load("run"), words)
+    with pytest.raises(declare.NotUnderstood):
+        declare.parse(load("run"), words)
 
 
 # ---- writing without waiting ----

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sublet.client.model import LeasedDevice
-from sublet.compute import holder_cuda
-from sublet.compute.holder_cuda import check_holder
+from sublet.compute import posting
+from sublet.compute.posting import check_holder
 from sublet.errors import InvalidRequest
 from sublet.guest.cargo import encode
 from sublet.values import Kind
@@ -44,19 +44,19 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("driver", [None, Driver(), Driver(True, begun=False), Driver(False, False)])
 def test_who_has_no_context_is_left_alone(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> None:
     """``torch.cuda.is_available()`` begins CUDA and makes none."""
-    monkeypatch.setattr(holder_cuda, "loaded_driver", lambda: driver)
+    monkeypatch.setattr(posting, "loaded_driver", lambda: driver)
     check_holder(lease())
 
 
 @pytest.mark.usefixtures("no_torch")
 @pytest.mark.parametrize(("driver", "said"), [(Driver(False, True), "on a card"), (Driver(True, True), "on 2 cards")])
 def test_a_context_is_named(monkeypatch: pytest.MonkeyPatch, driver: Driver, said: str) -> None:
-    monkeypatch.setattr(holder_cuda, "loaded_driver", lambda: driver)
+    monkeypatch.setattr(posting, "loaded_driver", lambda: driver)
     with pytest.raises(InvalidRequest, match=said):
         check_holder(lease())
     check_holder(lease(host=True))
     check_holder(lease(Kind.CPU))
-    monkeypatch.setenv(holder_cuda.ALLOWED_BY, "allow")
+    monkeypatch.setenv(posting.ALLOWED_BY, "allow")
     check_holder(lease())
 
 

@@ -28,7 +28,7 @@ from sublet.errors import (
     SubletError,
     Unsupported,
 )
-from sublet.testing.device_kernels import CUDA_KERNELS, KERNELS, WARP_KERNELS
+from sublet.testing.device_conformance import CUDA_KERNELS, KERNELS, WARP_KERNELS
 from sublet.values import MIB, EndReason, Epoch
 from sublet.wire.device import ModuleKind
 from sublet.wire.page import PageState

@@ -23,7 +23,7 @@ from sublet.devices.objects import check_cubin, check_ptx
 from sublet.devices.plain_cuda import PlainCuda
 from sublet.errors import GpuError, InvalidRequest, NotFound, OutOfMemory, Unsupported
 from sublet.testing import DeviceConformance
-from sublet.testing.device_kernels import CUDA_KERNELS, KERNELS, WARP_KERNELS
+from sublet.testing.device_conformance import CUDA_KERNELS, KERNELS, WARP_KERNELS
 from sublet.values import MIB
 from sublet.wire.device import ModuleKind
 from sublet.wire.refusals import refusal_of

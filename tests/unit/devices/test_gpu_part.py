@@ -20,7 +20,7 @@ import tests.gpu
 from benchmarks.gpu.kernels import SOURCES as BENCHMARKED
 from sublet.devices import nvrtc
 from sublet.devices.objects import check_cubin
-from sublet.testing.device_kernels import CUDA_KERNELS
+from sublet.testing.device_conformance import CUDA_KERNELS
 from sublet.values import MIB
 from tests.gpu.far_end import FarEnd
 from tests.gpu.gpus import SOURCES

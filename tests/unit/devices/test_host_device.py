@@ -21,7 +21,7 @@ from sublet.devices.memory import ALIGNMENT
 from sublet.devices.warp_modules import make_private
 from sublet.errors import GpuError, InvalidRequest, OutOfMemory, Unsupported
 from sublet.testing import DeviceConformance
-from sublet.testing.device_kernels import CUDA_KERNELS
+from sublet.testing.device_conformance import CUDA_KERNELS
 from sublet.values import MIB
 from sublet.wire.device import ModuleKind
 from sublet.wire.scalars import ArgKind

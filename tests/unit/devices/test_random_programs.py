@@ -11,7 +11,7 @@ import pytest
 from sublet.devices.account import Account
 from sublet.devices.host import HostDevice
 from sublet.devices.memory import MemoryTable, Piece
-from sublet.testing.device_kernels import KERNELS
+from sublet.testing.device_conformance import KERNELS
 from tests.device_programs import CAP_BYTES, run_program
 from tests.unit.guest.session_stage import Stage
 

@@ -11,8 +11,8 @@ from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest, N
 from sublet.jobs import JobOutputStore, MemoryOutputStore, VolumeOutputStore
 from sublet.jobs.core import SavedChunk
 from sublet.jobs.identity import ChunkId
-from sublet.jobs.index import check_result, dump_index, parse_index
 from sublet.jobs.running import load_state, save_state
+from sublet.jobs.volume_store import check_result, dump_index, parse_index
 from sublet.state.checkpoints.store import FolderStore
 
 RESULTS = [(ChunkId(bytes([n]) * (16 + n)), bytes([n]) * (100 * n)) for n in range(5)]

@@ -16,11 +16,10 @@ from sublet.node.fair_slots import AWAITED
 from sublet.node.loop import Loop
 from sublet.node.processes.aside import Aside, HeldMemory
 from sublet.node.processes.cgroups import Groups
-from sublet.node.processes.cores import choose
 from sublet.node.processes.ends import child_setup
 from sublet.node.processes.group import Group
 from sublet.node.processes.lease_limits import limits_for
-from sublet.node.processes.limits import pin
+from sublet.node.processes.limits import choose, pin
 from sublet.node.processes.logs import GuestLog
 from sublet.node.processes.spawn import Child, SpawnPlan, spawn
 from sublet.node.processes.stdio import Stdio

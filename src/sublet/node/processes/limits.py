@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,3 +74,25 @@ def pin(cpus: tuple[int, ...], pid: int = 0) -> None:
     if cpus:
         with contextlib.suppress(OSError):  # cores that this process may not use
             os.sched_setaffinity(pid, cpus)
+
+
+# ---------------------------------------------------------------------------------------------------------------- cores
+#
+# Chooses the cores of a lease where CPU time cannot be capped. Pure.
+
+
+def choose(count: int, allowed: Iterable[int], taken: Iterable[Iterable[int]]) -> tuple[int, ...]:
+    """``count`` of the allowed cores: those that the fewest other leases are kept on, the lowest numbers first.
+
+    ``taken`` are the cores of the other leases, one by one. With as many as there are, or more, it is all of them; with
+    none asked for, or none allowed, nothing is to be kept anywhere.
+    """
+    found = sorted(set(allowed))
+    if count <= 0:
+        return ()
+    use = dict.fromkeys(found, 0)
+    for cores in taken:
+        for core in cores:
+            if core in use:
+                use[core] += 1
+    return tuple(sorted(sorted(found, key=lambda core: (use[core], core))[:count]))

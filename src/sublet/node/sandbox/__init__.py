@@ -18,8 +18,7 @@ cleaning.py     removing what a guest left, which may be hostile
 from sublet.node.sandbox.abilities import Abilities, Finding, Part
 from sublet.node.sandbox.cleaning import Left, remove_tree
 from sublet.node.sandbox.enter import EnterFailed, enter
-from sublet.node.sandbox.environment import clean_env
-from sublet.node.sandbox.plan import Ids, Plan, Policy, Profile, Refusal, Wish, plan
+from sublet.node.sandbox.plan import Ids, Plan, Policy, Profile, Refusal, Wish, clean_env, plan
 from sublet.node.sandbox.uids import Blocks, Uids
 
 __all__ = [

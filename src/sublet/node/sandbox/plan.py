@@ -7,7 +7,7 @@ may allow that one is missing (``allow_missing``), and then ``Plan.missing`` say
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -316,3 +316,37 @@ def _is_below(path: str, above: str) -> bool:
 
 def _depth(path: str) -> int:
     return path.rstrip("/").count("/")
+
+
+# ---------------------------------------------------------------------------------------------------------- environment
+#
+# Builds the environment of a tenant's guest, without anything of the office's.
+
+
+SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+
+
+def clean_env(
+    tenant: str,
+    *,
+    home: str,
+    tmpdir: str = "/tmp",
+    term: str = "dumb",
+    path_first: str = "",
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """A new environment. Nothing is taken over from this process; ``extra`` is what the holder asked for.
+
+    What the holder asks for may be anything, ``LD_PRELOAD`` too: it is read by the guest alone, which has no rights
+    that its holder lacks. The six names below are not for asking.
+    """
+    found = dict(extra or {})
+    found.update(
+        PATH=f"{path_first}:{SYSTEM_PATH}" if path_first else SYSTEM_PATH,
+        HOME=home,
+        LANG="C.UTF-8",
+        TERM=term,
+        TMPDIR=tmpdir,
+        USER=tenant,
+    )
+    return found

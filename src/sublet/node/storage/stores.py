@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+import fcntl
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,8 +25,6 @@ from sublet.node.errands import Errands
 from sublet.node.fair_slots import AWAITED
 from sublet.node.loop import Loop
 from sublet.node.processes.tenancy import Tenancy, lease_of_folder
-from sublet.node.storage import segment
-from sublet.node.storage.counting import Count
 from sublet.node.storage.stores_work import (
     KEPT,
     NOTE,
@@ -38,7 +38,7 @@ from sublet.node.storage.stores_work import (
     read_note,
     why_no_image,
 )
-from sublet.values import Epoch, Kind, LeaseId, ResourceId, TenantId, valid_name
+from sublet.values import MIB, Epoch, Kind, LeaseId, ResourceId, TenantId, format_size, valid_name
 from sublet.wire.codec import dumps, loads
 from sublet.wire.orders import Part, StoredVolume, VolumeRef
 
@@ -238,11 +238,11 @@ class Stores:
     def _hold_segment(self, store: Store) -> None:
         """A file in memory that can be neither longer nor shorter, and goes with this process."""
         try:
-            store.segment = segment.make(sum(part.amount for part in store.note.parts))
+            store.segment = make_segment(sum(part.amount for part in store.note.parts))
         except OSError as error:
             store.made = Made(refused=f"a segment of memory could not be made: {error.strerror}")
         else:
-            store.made = Made(paths=(segment.path_of(store.segment),))
+            store.made = Made(paths=(segment_path(store.segment),))
         self._is_made(store)
 
     def _is_made(self, store: Store) -> None:
@@ -343,13 +343,13 @@ class Stores:
 
     def _let_go_of_segment(self, store: Store) -> None:
         """Not while another process has it. To free a large one takes long, so an errand does that."""
-        if segment.is_used(store.segment):
+        if is_segment_used(store.segment):
             self._was_put_away(store, "the segment of the lease is in use still")
-        elif segment.weight(store.segment) > segment.IN_PASSING_MAX:
+        elif segment_bytes(store.segment) > IN_PASSING_MAX:
             store.is_asked = True
-            path = segment.path_of(store.segment)
+            path = segment_path(store.segment)
             self._errands.run(
-                lambda: segment.empty(path), lambda said: self._was_put_away(store, said), tenant=store.note.tenant
+                lambda: empty(path), lambda said: self._was_put_away(store, said), tenant=store.note.tenant
             )
         else:
             self._was_put_away(store, "")
@@ -452,3 +452,130 @@ def _read(folder: str, name: str = NOTE) -> StoreNote | None:
         if isinstance(error, OSError) and error.errno in _SHORTAGES:
             raise
         return None
+
+
+# ------------------------------------------------------------------------------------------------------------- counting
+#
+# Measures folders whose size is not enforced, a little at a time, repeatedly.
+#
+# What is counted may change meanwhile, and its writer may be hostile: no link is followed, and of very many names only
+# the first are counted. So this reveals mistakes; it enforces nothing, and does not claim to.
+
+
+NAMES_MAX: Final = 200_000
+"""So many names are counted in one folder of a lease."""
+_SECTOR: Final = 512
+
+
+def count(folder: str) -> Iterator[int]:
+    """The bytes on disk of one name after the other, below the folder. Of a file with several names, each counts."""
+    waiting = [folder]
+    for _ in range(NAMES_MAX):
+        if not waiting:
+            return
+        try:
+            entries = os.scandir(waiting.pop())
+        except OSError:  # it is gone, or may not be read, or is too deep down
+            yield 0
+            continue
+        with entries:
+            for entry in entries:
+                try:
+                    used = entry.stat(follow_symlinks=False).st_blocks * _SECTOR
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                except OSError:
+                    used = 0
+                yield used
+
+
+class Count:
+    """Of one folder, and what there is to say of it."""
+
+    def __init__(self, folder: str, size: int) -> None:
+        self.used = 0
+        """At the end of the last round."""
+        self._folder = folder
+        self._size = size
+        self._round = count(folder)
+        self._so_far = 0
+        self._names = 0
+        self._is_over = False
+
+    def step(self, names: int) -> str:
+        """Go on by so many names. A line for the guests if a round has shown that it is too full, as news."""
+        for _ in range(names):
+            used = next(self._round, None)
+            if used is None or self._names >= NAMES_MAX:
+                return self._end_round()
+            self._so_far += used
+            self._names += 1
+        return ""
+
+    def _end_round(self) -> str:
+        self.used, self._so_far, self._names, self._round = self._so_far, 0, 0, count(self._folder)
+        was_over, self._is_over = self._is_over, self.used > self._size
+        if was_over or not self._is_over:
+            return ""
+        return (
+            f"{self._folder} holds {format_size(self.used)}, and {format_size(self._size)} are leased; "
+            f"nothing stops it on this machine, so make room"
+        )
+
+
+# -------------------------------------------------------------------------------------------------------------- segment
+#
+# A shared memory segment: a file without a name, sealed at its size, freed with its last descriptor.
+#
+# To make or to remove one takes no mount and no process. Whether another process still has it open or mapped, the
+# kernel tells: it grants a write lease on a file only while no other has it open.
+
+
+IN_PASSING_MAX: Final = 64 * MIB
+"""Bytes that are freed while the whole loop waits: some milliseconds."""
+_SEALS: Final = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+_BLOCK: Final = 512
+
+
+def make_segment(size: int) -> int:
+    """A descriptor of a new one."""
+    made = os.memfd_create("sublet-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(made, size)
+        fcntl.fcntl(made, fcntl.F_ADD_SEALS, _SEALS)
+        return os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_CLOEXEC)  # one that the kernel counts as a user
+    finally:
+        os.close(made)
+
+
+def segment_path(fd: int) -> str:
+    """Where others of our user open it."""
+    return f"/proc/{os.getpid()}/fd/{fd}"
+
+
+def segment_bytes(fd: int) -> int:
+    """Bytes of memory that it has taken."""
+    return os.fstat(fd).st_blocks * _BLOCK
+
+
+def is_segment_used(fd: int) -> bool:
+    """Whether another process has it open or mapped."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such leases here: then its users are known by their processes alone
+        return False
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
+
+
+def empty(path: str) -> str:
+    """Give back what it has taken. The work of an errand, which says nothing in the end."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        with mmap.mmap(fd, os.fstat(fd).st_size) as mapped:
+            mapped.madvise(mmap.MADV_REMOVE)
+    finally:
+        os.close(fd)
+    return ""

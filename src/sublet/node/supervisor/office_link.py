@@ -6,17 +6,18 @@ goes on with what runs.
 
 from __future__ import annotations
 
+import json
 import socket
+from collections import deque
 from collections.abc import Callable
-from typing import Protocol, assert_never
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol, assert_never
 
 from sublet.errors import InvalidRequest, SubletError
 from sublet.node.connections import Connection, mistake
 from sublet.node.loop import Loop, confess
-from sublet.node.supervisor.newer_orders import read_orders
-from sublet.node.supervisor.obeying import Obeying
-from sublet.values import NodeId
-from sublet.wire.codec import dumps, loads
+from sublet.values import EndReason, Epoch, LeaseId, NodeId
+from sublet.wire.codec import MARK, dumps, from_wire, loads
 from sublet.wire.frames import close_all
 from sublet.wire.guests import (
     Admit,
@@ -39,6 +40,7 @@ from sublet.wire.guests import (
 )
 from sublet.wire.happenings import Called, Event, Happening, Hello, Over
 from sublet.wire.link import Link
+from sublet.wire.orders import End, Grant, NotHeld, Order
 
 
 class Served(Protocol):
@@ -155,3 +157,141 @@ class OfficeLink:
             case _:
                 assert_never(asked)
         return Done()
+
+
+# --------------------------------------------------------------------------------------------------------- newer orders
+#
+# Handles orders of an office that is newer than this supervisor, after an upgrade.
+#
+# A batch is read whole, and strictly. Where that fails for one order, to hang up would not help: the office would
+# connect again and send the same, and meanwhile no other lease would be looked after. So then each order is read by
+# itself.
+#
+# A grant that cannot be read is refused by its name, and its holder learns at once what is wrong. What concerns a lease
+# that lives is left unanswered, as if it had not come: the lease goes on to its deadline, and the office knows that it
+# was not heard. Nothing becomes free by that, since only what was verified does.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """An order that this version cannot read."""
+
+    why: InvalidRequest
+    refusal: NotHeld | None
+    """What is said to it, if it can be refused."""
+
+
+def read_orders(body: bytes, node: NodeId) -> tuple[Orders, tuple[Unread, ...]]:
+    """What ``node`` can obey of a batch, and what not. Raises ``InvalidRequest`` for what is no batch at all."""
+    try:
+        return loads(Orders, body), ()
+    except InvalidRequest as error:
+        try:
+            batch: dict[str, Any] = json.loads(body)
+            each = list(batch["orders"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise error from None
+    orders: list[Order] = []
+    unread: list[Unread] = []
+    for one in each:
+        try:
+            orders.append(from_wire(Order, one))
+        except InvalidRequest as why:
+            unread.append(Unread(why=why, refusal=_refusal(one, why, node)))
+    return replace(from_wire(Orders, {**batch, "orders": []}), orders=tuple(orders)), tuple(unread)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What every grant has had from the beginning."""
+
+    lease: LeaseId
+    epoch: Epoch
+    number: int
+
+
+def _refusal(order: Any, why: InvalidRequest, node: NodeId) -> NotHeld | None:
+    if not isinstance(order, dict) or order.get(MARK) != Grant.__name__:
+        return None
+    try:
+        asked = from_wire(
+            _Asked, {MARK: _Asked.__name__} | {name: order.get(name) for name in ("lease", "epoch", "number")}
+        )
+    except InvalidRequest:
+        return None
+    return NotHeld(
+        node=node,
+        lease=asked.lease,
+        epoch=asked.epoch,
+        number=asked.number,
+        detail=f"the supervisor of this machine is of an older version, from before an upgrade ({why.message}); "
+        "`sublet down --drain` and a new start bring one that understands",
+        reason=EndReason.GUEST_FAILED,
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- obeying
+#
+# Carries out the office's orders in the order of arrival; of many ends, a few in each turn.
+#
+# To tell many guests to leave takes as long as to see that they have left, and to report it. Where all are told first,
+# the first that has left waits until the last was told. So guests that have left come before those still to be told,
+# for a while at least: grace runs from when a guest is told, so no guest's grace is shorter for it.
+#
+# Only ends can wait. As soon as any other order is behind them (a grant or an extension, for which a holder waits), all
+# up to it are obeyed at once; and so it is when the office asks anything, which may be about what it has ordered
+# before.
+
+
+AT_ONCE_MAX: Final = 16
+"""Ends in one turn."""
+WAITS_MAX: Final = 6
+"""Turns in a row in which those who have left come first."""
+
+
+class Obeying:
+    """What came on one connection and is not done yet."""
+
+    def __init__(self, loop: Loop, obey: Callable[[Orders], None], are_leaving: Callable[[], bool]) -> None:
+        """``are_leaving``: whether there are guests that have left and are still to be handled."""
+        self._loop = loop
+        self._obey = obey
+        self._are_leaving = are_leaving
+        self._waiting: deque[tuple[Order, int]] = deque()
+        self._waits = 0
+        self._will_go_on = False
+
+    def take(self, orders: Orders) -> None:
+        """These came."""
+        self._waiting.extend((order, orders.incarnation) for order in orders.orders)
+        if any(not isinstance(order, End) for order in orders.orders):
+            self.all()
+        elif not self._will_go_on:
+            self._go_on()
+
+    def all(self) -> None:
+        """None waits any longer."""
+        while self._waiting:
+            self._some(len(self._waiting))
+
+    def _go_on(self) -> None:
+        self._will_go_on = False
+        try:
+            if self._waits < WAITS_MAX and self._are_leaving():
+                self._waits += 1
+            else:
+                self._waits = 0
+                self._some(AT_ONCE_MAX)
+        finally:
+            if self._waiting:
+                self._will_go_on = True
+                self._loop.soon(self._go_on)
+
+    def _some(self, most: int) -> None:
+        """The next, up to where another incarnation of the office speaks."""
+        if not self._waiting:
+            return
+        incarnation, orders = self._waiting[0][1], list[Order]()
+        while self._waiting and len(orders) < most and self._waiting[0][1] == incarnation:
+            orders.append(self._waiting.popleft()[0])
+        self._obey(Orders(orders=tuple(orders), incarnation=incarnation))

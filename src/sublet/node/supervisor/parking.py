@@ -13,25 +13,27 @@ that is over, or see two.
 
 from __future__ import annotations
 
+import select
+import signal
+import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sublet.errors import SubletError
 from sublet.lease.hardware import Need
 from sublet.lease.parking import copy_ns
 from sublet.lease.states import GuestEvent, GuestState
 from sublet.node.loop import Loop, confess
 from sublet.node.processes.guest import Guest
 from sublet.node.processes.notes import Notes, note_of
-from sublet.node.processes.procs import PAGE_BYTES
-from sublet.node.processes.standstill import Standstill
+from sublet.node.processes.procs import PAGE_BYTES, Identity, Stat
 from sublet.node.processes.tenancy import Tenancy
-from sublet.node.processes.tree import Trees
-from sublet.node.supervisor.caches import Caches
+from sublet.node.processes.tree import Trees, stands_still
 from sublet.node.supervisor.suspending import Suspending
-from sublet.values import MIB, NS_PER_S, LeaseId, format_size
+from sublet.values import MIB, NS_PER_S, GuestId, LeaseId, format_size
 from sublet.wire.cards import UNSEEN, CardUse
-from sublet.wire.guests import GuestNews
+from sublet.wire.guests import GuestNews, Service, Visit
 from sublet.wire.jupyter import KERNEL_ENTRY
 from sublet.wire.orders import card_uuid
 
@@ -327,3 +329,133 @@ def _programs(guests: Sequence[Guest], pids_of: Callable[[list[Guest]], list[int
 
 def _serves_calls(guest: Guest) -> bool:
     return guest.spec.serves and guest.spec.entry in SERVES_CALLS
+
+
+# ----------------------------------------------------------------------------------------------------------- standstill
+#
+# Stops whole guests for a while, and continues them.
+#
+# A guest with a control group of the second version is frozen: it does not notice, nothing of it can fork on, and it
+# can still be killed. Where there is none, and for what has left its group, each process is stopped; that is done again
+# until a scan finds all of them stopped, since a process that runs may fork meanwhile and a stopped one cannot. A
+# process that was stopped before, by another process, is not resumed.
+
+
+class Standstill:
+    """Of all guests of one supervisor."""
+
+    def __init__(self, trees: Trees) -> None:
+        self._trees = trees
+        self._frozen: set[GuestId] = set()
+        self._stopped: dict[GuestId, dict[Identity, None]] = {}
+
+    def is_still(self, guests: Iterable[Guest]) -> bool:
+        """Bring them to a stand, and see whether they do. To be called again until they do."""
+        guests = list(guests)
+        for guest in guests:
+            self._freeze(guest)
+        look = self._trees.look([guest.tree for guest in guests])
+        still = True
+        for guest in guests:
+            group, frozen = guest.tree.group, guest.id in self._frozen
+            inside = set(group.pids()) if group is not None and frozen else set()
+            still &= not frozen or (group is not None and group.is_frozen())
+            for stat in look.of(guest.tree):
+                if stat.pid not in inside:
+                    still &= self._stop(guest.id, stat)
+        return still
+
+    def go(self, guest: Guest) -> None:
+        """On as before; harmless where it does not stand still."""
+        if guest.id in self._frozen and guest.tree.group is not None:
+            guest.tree.group.thaw()
+        for identity in self._stopped.get(guest.id, ()):
+            self._trees.procs.send(identity, signal.SIGCONT)
+        self.forget(guest.id)
+
+    def forget(self, guest: GuestId) -> None:
+        """It is gone."""
+        self._frozen.discard(guest)
+        self._stopped.pop(guest, None)
+
+    def _freeze(self, guest: Guest) -> None:
+        group = guest.tree.group
+        if guest.id not in self._frozen and group is not None and group.can_freeze and group.freeze():
+            self._frozen.add(guest.id)
+
+    def _stop(self, guest: GuestId, stat: Stat) -> bool:
+        """Whether it stands still; if it does not, it is told to. Who sleeps in the kernel stands when he wakes, but
+        only if the signal waits for him."""
+        stopped = self._stopped.setdefault(guest, {})
+        if stat.is_stopped or (stands_still(stat) and stat.identity in stopped):
+            return True
+        stopped[stat.identity] = None
+        self._trees.procs.send(stat.identity, signal.SIGSTOP)
+        return False
+
+
+# --------------------------------------------------------------------------------------------------------------- caches
+#
+# Asks guests that are to leave their cards to free what their frameworks cache.
+#
+# A guest that serves is sent a connection for that purpose and hangs it up when it is done. It is waited for a short
+# while, and no answer is no obstacle: what is not given back is copied along.
+
+
+WAIT_S: Final = 2.0
+"""How long they may take, all together; a part of the notice if that is short."""
+HANG_UP: Final = select.EPOLLRDHUP
+
+
+class Caches:
+    """Of one supervisor."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def free(self, guests: Iterable[Guest], within_s: float, then: Callable[[], None]) -> None:
+        """Ask them; ``then`` is called once all have answered or the time is over, and not before this returns."""
+        waiting: dict[int, socket.socket] = {}
+        is_over = False
+
+        def over() -> None:
+            nonlocal is_over
+            if not is_over:
+                is_over = True
+                for fd in tuple(waiting):
+                    drop(fd)
+                then()
+
+        def drop(fd: int) -> None:
+            self._loop.forget(fd)
+            waiting.pop(fd).close()
+
+        def answered(fd: int) -> None:
+            drop(fd)
+            if not waiting:
+                timer.cancel()
+                over()
+
+        for guest in guests:
+            ours = _ask(guest)
+            if ours is not None:
+                fd = ours.fileno()
+                waiting[fd] = ours
+                self._loop.watch(fd, HANG_UP, lambda _, fd=fd: answered(fd))  # type: ignore[misc]
+        timer = self._loop.after(min(WAIT_S, within_s) if waiting else 0.0, over)
+
+
+def _ask(guest: Guest) -> socket.socket | None:
+    """Our end of the connection it is to hang up; None where it takes none."""
+    if guest.visits is None or not guest.main_runs:
+        return None
+    ours, theirs = socket.socketpair()
+    visit = Visit(service=Service.CACHES, tenant=guest.tenant, lease=guest.lease, epoch=guest.epoch, operations=())
+    try:
+        guest.visits.hand(visit, theirs)
+    except SubletError:
+        ours.close()
+        return None
+    finally:
+        theirs.close()
+    return ours

@@ -25,15 +25,14 @@ from sublet.node.processes.guests import Guests
 from sublet.node.processes.kept import GUESTS_MAX
 from sublet.node.processes.launch import Launch
 from sublet.node.processes.lease_limits import office_limits
-from sublet.node.processes.memory_watch import MemoryWatch
+from sublet.node.processes.memory_watch import MemoryWatch, VramWatch
 from sublet.node.processes.notes import Notes
 from sublet.node.processes.procs import Procs
 from sublet.node.processes.tenancy import Tenancy
 from sublet.node.processes.tree import Look, Trees
 from sublet.node.processes.zygotes import Zygotes
-from sublet.node.supervisor.claims import AGAIN_NS, Claims
 from sublet.node.supervisor.holder_link import HolderLink
-from sublet.node.supervisor.locks import DeviceLocks
+from sublet.node.supervisor.locks import AGAIN_NS, Claims, DeviceLocks
 from sublet.node.supervisor.office_link import OfficeLink
 from sublet.node.supervisor.parking import Parker
 from sublet.node.supervisor.predecessor import Predecessor
@@ -41,7 +40,6 @@ from sublet.node.supervisor.premises import Premises
 from sublet.node.supervisor.shielded import Shielded
 from sublet.node.supervisor.suspending import Suspending
 from sublet.node.supervisor.volume_desk import VolumeDesk
-from sublet.node.supervisor.vram_watch import VramWatch
 from sublet.node.unread import Unread
 from sublet.values import NS_PER_S, EndReason, LeaseId, TenantId
 from sublet.wire.caps import LeaseCaps

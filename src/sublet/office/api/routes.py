@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sublet.office.api import bills, budgets, leases, looking, office, reservations, volumes
+from sublet.office.api import bills, leases, looking, office, reservations, volumes
 from sublet.office.api import policy as limits
 from sublet.office.api.service import Asked, Call, Reply, Service
 from sublet.wire import http as wire
@@ -451,7 +451,7 @@ def _table() -> tuple[Route, ...]:
             "GET",
             "/v1/budgets",
             Right.TENANT,
-            budgets.budgets,
+            bills.budgets,
             "What may be spent, and what is: a tenant sees its own, an operator all",
             answers={200: list[wire.BudgetView]},
         ),
@@ -459,7 +459,7 @@ def _table() -> tuple[Route, ...]:
             "POST",
             "/v1/budgets",
             Right.OPERATOR,
-            budgets.set_budget,
+            bills.set_budget,
             "Make a budget, or change its amount",
             request=wire.BudgetRequest,
             answers={200: wire.BudgetView},
@@ -468,7 +468,7 @@ def _table() -> tuple[Route, ...]:
             "POST",
             "/v1/budgets/credit",
             Right.OPERATOR,
-            budgets.credit,
+            bills.credit,
             "Add to the present window of a budget",
             request=wire.BudgetRequest,
             answers={200: wire.BudgetView},
@@ -477,7 +477,7 @@ def _table() -> tuple[Route, ...]:
             "POST",
             "/v1/budgets/remove",
             Right.OPERATOR,
-            budgets.remove,
+            bills.remove,
             "Forget a budget",
             request=wire.BudgetRequest,
             answers={200: wire.BudgetView},

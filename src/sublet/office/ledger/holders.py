@@ -17,7 +17,7 @@ from sublet.errors import (
     Unauthorized,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.office.ledger import admission, bound, budgets, estimate, replacing, resuming, volumes
+from sublet.office.ledger import admission, bound, budgets, estimate, replacing, volumes
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer, Done, Granted, GrantedMany, Offer, Place, Refusal, RefusalCode
@@ -32,7 +32,7 @@ from sublet.office.ledger.schedule import Schedule
 from sublet.office.ledger.step import Step, notify_order
 from sublet.office.ledger.volume_rooms import why_not_yet
 from sublet.values import NS_PER_S, EndReason, Kind, LeaseId, NodeId, RequestId, Tier, format_duration
-from sublet.wire.orders import Part
+from sublet.wire.orders import Parking, Part
 
 REQUEST_ID_MAX: Final = 120
 """Of a request for many leases: each but the first is known by this, a slash and its number."""
@@ -116,7 +116,7 @@ def _acquire_new(step: Step, schedule: Schedule, command: cmd.Acquire, mark: str
         must_be_live(step, old)
         command = replacing.check(state, old, command)
     if command.resume is not None:
-        command = resuming.wanting(step, command)
+        command = wanting(step, command)
         admission.check_request(command, policy)
     elif command.name is not None or command.retain_ns is not None or admission.leaves_size_out(command):
         command = volumes.wanting(step, command)
@@ -319,7 +319,7 @@ def _record(step: Step, command: cmd.Acquire, mark: str) -> LeaseRecord:
         name=command.name,
         labels=command.labels,
         holder=command.holder,
-        resume=resuming.parking_of(command),
+        resume=parking_of(command),
         replaces=command.replaces,
         retain_ns=command.retain_ns,
         process=command.process,
@@ -564,3 +564,43 @@ def _refuse_now(step: Step, lease: LeaseRecord, own_limit: str | None, rooms: Ro
 def _whole_seconds(ns: int) -> str:
     """Not less."""
     return format_duration(-(-ns // NS_PER_S) * NS_PER_S)
+
+
+# ------------------------------------------------------------------------------------------------------------- resuming
+#
+# Requests that resume parked guests: whose they are, whether they are still there, and what they need.
+
+
+def wanting(step: Step, command: cmd.Acquire) -> cmd.Acquire:
+    """The request to go on, spelt out; raises if there is nothing to go on with."""
+    assert command.resume is not None
+    if command.wants:
+        raise InvalidRequest("what is parked says itself what it needs", do="Leave the amounts out.")
+    lease = find(step, command.tenant, command.resume)
+    if lease.parks is None:
+        raise InvalidRequest(
+            f"{lease.id} is no parking lease", do="Name the one that `lease.end.parked` of the lease before says."
+        )
+    must_be_live(step, lease)
+    check_epoch(lease, command)
+    if lease.parks.resumed_by is not None:
+        raise InvalidRequest(
+            f"{lease.id} is being resumed already, as {lease.parks.resumed_by}", do="Claim or release that one."
+        )
+    return msgspec.structs.replace(command, wants=lease.parks.wants, selector={}, resume_epoch=lease.epoch)
+
+
+def check_epoch(lease: LeaseRecord, command: cmd.Acquire) -> None:
+    """If another program attached to the parking lease since, only that one may go on with it."""
+    if command.resume_epoch is not None and command.resume_epoch != lease.epoch:
+        raise StaleEpoch(
+            f"epoch {command.resume_epoch} of {lease.id} is old; {lease.epoch} is live",
+            do="Another program took over what is parked there.",
+        )
+
+
+def parking_of(command: cmd.Acquire) -> Parking | None:
+    """What the request, spelt out, goes on with."""
+    if command.resume is None or command.resume_epoch is None:
+        return None
+    return Parking(lease=LeaseId(command.resume), epoch=command.resume_epoch)

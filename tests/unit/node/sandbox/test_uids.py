@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.errors import SubletError, Unsupported
-from sublet.node.sandbox.environment import SYSTEM_PATH, clean_env
-from sublet.node.sandbox.plan import Ids
+from sublet.node.sandbox.plan import SYSTEM_PATH, Ids, clean_env
 from sublet.node.sandbox.uids import BLOCK, FIRST, Blocks, Uids, allot
 
 

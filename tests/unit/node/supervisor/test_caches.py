@@ -12,8 +12,8 @@ import pytest
 from sublet.clock import SystemClock
 from sublet.node.loop import Loop
 from sublet.node.processes.visits import Visits
-from sublet.node.supervisor import caches
-from sublet.node.supervisor.caches import Caches
+from sublet.node.supervisor import parking
+from sublet.node.supervisor.parking import Caches
 from sublet.values import Epoch, LeaseId, TenantId
 from tests.left_open import left_of, open_now
 
@@ -48,7 +48,7 @@ def turn_until(loop: Loop, done: list[bool]) -> None:
 
 @pytest.mark.parametrize("how", ["answer", "silence", "death", "no guest that serves", "nobody"])
 def test_then_comes_once_whatever_they_do(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caches, "WAIT_S", 0.1 if how == "silence" else PATIENCE_S)
+    monkeypatch.setattr(parking, "WAIT_S", 0.1 if how == "silence" else PATIENCE_S)
     loop = Loop(SystemClock())
     guests: list[Any] = [] if how == "nobody" else [Asked(loop, serves=how != "no guest that serves") for _ in range(2)]
     before = open_now()

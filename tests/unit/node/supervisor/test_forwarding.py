@@ -15,7 +15,7 @@ from sublet.errors import SubletError
 from sublet.node.loop import Loop
 from sublet.node.processes import forwarding
 from sublet.node.processes.forwarding import Forwarding, FrameStarts, why_refused
-from sublet.node.storage import segment
+from sublet.node.storage import stores
 from sublet.testing.clock import HeldClock
 from sublet.wire.conversation import Conversation
 from sublet.wire.frames import FrameKind, close_all, encode
@@ -110,7 +110,7 @@ def in_a_file_system() -> int:
 
 
 def lent_memory() -> int:
-    return segment.make(4096)
+    return stores.make_segment(4096)
 
 
 def end_of_a_pipe() -> int:

@@ -14,7 +14,7 @@ from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.procs import NS_PER_TICK, Identity, Procs, Stat
 from sublet.node.processes.stuck import is_frozen, why_alive
 from sublet.node.processes.tree import Look, Tree, Trees, marks_of
-from sublet.node.supervisor.sweep import Sweep
+from sublet.node.supervisor.predecessor import Sweep
 from sublet.values import GuestId, LeaseId
 
 ME = 10

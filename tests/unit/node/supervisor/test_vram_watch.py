@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sublet.node.supervisor.vram_watch import CONTEXT_BYTES, Owner, VramWatch
+from sublet.node.processes.memory_watch import CONTEXT_BYTES, Owner, VramWatch
 from sublet.values import GIB, GuestId, Kind, LeaseId, ResourceId
 from sublet.wire.cards import CardUse
 from sublet.wire.orders import Part

@@ -174,7 +174,7 @@ def test_what_is_to_stay_cold_is_left_out_unless_somebody_must_have_it() -> None
 
 
 def test_what_our_own_programs_import_is_imported_beforehand_for_tenants_too() -> None:
-    from sublet.compute.device_guests import IMPORTS as SESSIONS
+    from sublet.compute.session_line import IMPORTS as SESSIONS
     from sublet.compute.worker_guest import IMPORTS as WORKERS
     from sublet.training.running import IMPORTS as TRAINING
 

@@ -17,7 +17,7 @@ import pytest
 from sublet.errors import JournalError, JournalFailed
 from sublet.office.journal import audit
 from sublet.office.journal import journal as journal_module
-from sublet.office.journal import opening as journal_opening
+from sublet.office.journal import journal as journal_opening
 from sublet.office.journal import schema as journal_schema
 from sublet.office.journal.journal import BEAT_EVERY_NS, Journal
 from sublet.office.ledger import events as ev

@@ -14,9 +14,17 @@ import pytest
 from sublet.state.checkpoints.object_groups import encode_roots
 from sublet.state.checkpoints.store import FolderStore
 from sublet.state.checkpoints.writer import Saver
-from sublet.state.transfer.changes import CHUNK_BYTES, ChangeFinder, chunk_hash
+from sublet.state.transfer.changes import (
+    CHUNK_BYTES,
+    FINGERPRINT_BYTES,
+    UNKNOWN,
+    ChangeFinder,
+    Fingerprint,
+    chunk_hash,
+    seeded_fingerprint,
+    this_process,
+)
 from sublet.state.transfer.encoded import Buffer, BufferKind
-from sublet.state.transfer.fingerprint import FINGERPRINT_BYTES, UNKNOWN, Fingerprint, seeded_fingerprint, this_process
 from sublet.state.transfer.memory import Copies, address_of, fresh_memory
 from sublet.state.transfer.pages import Pages, process_pages
 

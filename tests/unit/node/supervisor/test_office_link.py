@@ -12,8 +12,7 @@ import pytest
 from sublet.clock import SystemClock
 from sublet.errors import InvalidRequest, SubletError
 from sublet.node.loop import Loop
-from sublet.node.supervisor.newer_orders import read_orders
-from sublet.node.supervisor.office_link import OfficeLink
+from sublet.node.supervisor.office_link import OfficeLink, read_orders
 from sublet.values import EndReason, Epoch, LeaseId, NodeId, TenantId
 from sublet.wire.codec import dumps, loads, to_wire
 from sublet.wire.guests import Configure, Configured, Orders, Reports

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sublet.compute.signs_of_life import STILL_S, SignsOfLife
+from sublet.compute.workers import STILL_S, SignsOfLife
 
 
 class Lease:
@@ -33,7 +33,7 @@ class World:
         self.marks = 0
         self.cpu_ns: int | None = 5_000_000_000
         self.asked = 0
-        monkeypatch.setattr("sublet.compute.signs_of_life.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("sublet.compute.workers.time.monotonic", lambda: self.now_s)
         self.life = SignsOfLife(lambda: self.marks, self._cpu)
         self.lease: Any = Lease()
 

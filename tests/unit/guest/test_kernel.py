@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sublet.guest.forked import end_with_the_cell, status_of
+from sublet.guest.kernel import end_with_the_cell, status_of
 
 
 @pytest.mark.parametrize(

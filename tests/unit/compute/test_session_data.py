@@ -6,8 +6,7 @@ import types
 
 import pytest
 
-from sublet.compute.session_data import sources_of
-from sublet.compute.warp_source import source_of_kernels
+from sublet.compute.session_data import source_of_kernels, sources_of
 from sublet.errors import InvalidRequest
 from sublet.wire.device import ModuleKind
 from tests.unit.compute.session_pair import SessionPair
