@@ -57,7 +57,7 @@ DRIVERS: Final = (
     *("client/driver.py", "client/aio_driver.py", "client/core.py", "client/book.py"),
     *("client/guests.py", "client/aio_guests.py", "client/guest_watch.py", "client/errands.py", "client/line.py"),
     *("office/driver.py", "office/journal/[!h]*.py"),
-    *("office/api/[!av]*.py", "office/api/app.py", "office/api/volumes.py"),
+    *("office/api/[!av]*.py", "office/api/app.py"),
     *(
         "node/supervisor/holder_link.py",
         "node/supervisor/office_link.py",
@@ -74,7 +74,7 @@ DRIVERS: Final = (
     *(
         "node/agent/supervised.py",
         "node/agent/doors.py",
-        "node/agent/cards.py",
+        "node/agent/health.py",
         "node/agent/starting.py",
         "node/agent/tokens.py",
     ),

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from sublet.engines import local
-from sublet.node.agent.cards import Cards
+from sublet.node.agent.health import Cards
 from sublet.node.agent.inventory import machine_inventory
 from sublet.node.agent.nvml import Nvml, survey
 from sublet.node.agent.rehearsal import Rehearsal

@@ -162,7 +162,7 @@ def ask_at(path: Path, *calls: Any) -> list[Any]:
 
 
 STRANGE = """
-from sublet.guest.volume import GuestLine
+from sublet.guest.checkpoints import GuestLine
 from sublet.wire.volumes import *
 from sublet.values import Epoch, LeaseId
 import socket

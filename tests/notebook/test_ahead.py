@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sublet.notebook import ahead
+from sublet.notebook import import_hook
 from sublet.notebook.in_use import in_use
 from sublet.notebook.merging import can_change
 from sublet.state.transfer.reducers import loaded
@@ -30,7 +30,7 @@ from tests.notebook.crossing import Sides
     ],
 )
 def test_what_the_statements_of_a_cell_import(cell: str, found: set[str]) -> None:
-    assert ahead.imported_by(cell) == found
+    assert import_hook.imported_by(cell) == found
 
 
 def test_a_slow_module_is_imported_meanwhile_and_is_not_seen_half(
@@ -39,11 +39,11 @@ def test_a_slow_module_is_imported_meanwhile_and_is_not_seen_half(
     (tmp_path / "slow_one.py").write_text("import slow_gate\nslow_gate.begun.set()\nslow_gate.go.wait(30)\nvalue = 1\n")
     (tmp_path / "slow_gate.py").write_text("import threading\nbegun, go = threading.Event(), threading.Event()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(ahead, "SLOW", ("slow_one",))
+    monkeypatch.setattr(import_hook, "SLOW", ("slow_one",))
     import slow_gate  # type: ignore[import-not-found]
 
     try:
-        one = ahead.Ahead()
+        one = import_hook.Ahead()
         one.look("slow_one = 1", gives=True)
         one.begin()
         one.look("import slow_one", gives=False)
@@ -65,9 +65,9 @@ def test_a_slow_module_is_imported_meanwhile_and_is_not_seen_half(
 
 
 def test_what_cannot_be_imported_is_nobodys_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "SLOW", ("no_such_module",))
+    monkeypatch.setattr(import_hook, "SLOW", ("no_such_module",))
     before = threads_now("sublet-import")
-    one = ahead.Ahead()
+    one = import_hook.Ahead()
     one.look("import no_such_module", gives=True)
     one.begin()
     one.settle()

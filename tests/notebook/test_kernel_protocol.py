@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from sublet.notebook import kernelspec
+from sublet.notebook import kernel_mode
 from tests.notebook.corpus.run import office_on
 
 ROOT: Final = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).parents[2]
 
 @pytest.fixture
 def env(tmp_path: Path) -> Iterator[dict[str, str]]:
-    kernelspec.install("sublet", ["--vram", "64MiB", "--ttl", "1m"], prefix=str(tmp_path))
+    kernel_mode.install("sublet", ["--vram", "64MiB", "--ttl", "1m"], prefix=str(tmp_path))
     with office_on(tmp_path / "home", "1x1GiB") as office:
         yield {
             **os.environ,

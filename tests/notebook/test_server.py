@@ -17,7 +17,7 @@ import pytest
 import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
-from sublet.notebook import kernelspec
+from sublet.notebook import kernel_mode
 from tests.notebook.served import PATIENCE_S, Kernel, Message, Server, serving
 from tests.traces import until
 
@@ -40,7 +40,7 @@ def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
 @pytest.fixture(scope="module")
 def server(fabric: sublet.Fabric, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("folder")
-    kernelspec.install("sublet", ["--vram", "64MiB", "--ttl", "1m"], prefix=str(folder))
+    kernel_mode.install("sublet", ["--vram", "64MiB", "--ttl", "1m"], prefix=str(folder))
     env = {"SUBLET_HOME": str(fabric.address.home), "JUPYTER_PATH": str(folder / "share" / "jupyter")}
     with serving(folder, env) as made:
         yield made

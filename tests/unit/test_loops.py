@@ -26,8 +26,7 @@ from sublet.errors import CheckpointFailed
 from sublet.guest import serving
 from sublet.guest.checkpoints import Checkpoints
 from sublet.node.agent.supervised import SupervisedAgent
-from sublet.office.api.holder_watch import HolderWatch
-from sublet.office.api.processes import Fate
+from sublet.office.api.processes import Fate, HolderWatch
 from sublet.office.ledger.records import ProcessRecord
 from sublet.replicated import MemoryReplica
 from sublet.state.checkpoints.durable import _Queue
@@ -450,7 +449,7 @@ def test_processes_of_holders_are_looked_at_after_a_failure(
     monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     """One that cannot be looked at is no reason not to look at another, and is looked at again."""
-    monkeypatch.setattr("sublet.office.api.holder_watch.LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr("sublet.office.api.processes.LOOK_EVERY_S", 0.001)
     looked: list[ProcessRecord] = []
 
     def look(process: ProcessRecord) -> Fate:

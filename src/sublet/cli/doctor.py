@@ -69,7 +69,7 @@ def doctor(
     if report is not None and os.path.lexists(report):
         raise InvalidRequest(f"{report} is there already", do="Name a file that is not there yet.")
     if gpu:
-        from sublet.cli.doctor_gpu import gpu_checks
+        from sublet.cli.doctor_devices import gpu_checks
 
         checks = {"platform": _check_platform, "Python": _check_python, **gpu_checks()}
     else:

@@ -43,21 +43,21 @@ def install(
     leased until a cell runs. Options that are left out are taken from `sublet config`. The kernelspec is installed in
     this Python's environment unless --user or --prefix is given; an earlier one of Sublet's is replaced.
     """
-    from sublet.notebook import kernelspec
+    from sublet.notebook import kernel_mode
 
     asked = (("--vram", vram), ("--gpus", gpus), ("--ttl", ttl), ("--tier", tier), ("--wait", waiting))
     words = [word for flag, value in asked if value is not None for word in (flag, value)] + ["--shared"] * shared
     called = name or DEFAULT
-    folder = kernelspec.install(called, words, user=user, prefix=prefix)
-    print(f"The kernel is there: “{kernelspec.kernel_json(words)['display_name']}”, in {folder}.")
+    folder = kernel_mode.install(called, words, user=user, prefix=prefix)
+    print(f"The kernel is there: “{kernel_mode.kernel_json(words)['display_name']}”, in {folder}.")
     print("  Choose it in Jupyter's menu of kernels; reload the page if it is open.")
     return DONE
 
 
 def uninstall(*, name: Name = None, user: User = False, prefix: Prefix = None) -> int:
     """Remove such a kernel from Jupyter."""
-    from sublet.notebook import kernelspec
+    from sublet.notebook import kernel_mode
 
-    folder = kernelspec.uninstall(name or DEFAULT, user=user, prefix=prefix)
+    folder = kernel_mode.uninstall(name or DEFAULT, user=user, prefix=prefix)
     print(f"The kernel is gone from {folder.parent}.")
     return DONE

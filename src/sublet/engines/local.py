@@ -34,8 +34,8 @@ from sublet.engines.shared_folder import listen_for_all, prepare
 from sublet.errors import InvalidRequest, NotFound, Unauthorized, Unsupported
 from sublet.lease.states import SliceState
 from sublet.lease.token import TokenClaims
-from sublet.node.agent.cards import Cards, has_cards
 from sublet.node.agent.doors import Door, Visitor
+from sublet.node.agent.health import Cards, has_cards
 from sublet.node.agent.inventory import LOCAL_NODE, card_of, machine_inventory, parse_host_gpus
 from sublet.node.agent.limits import block_bytes, disk_bytes, offer_again
 from sublet.node.agent.rehearsal import offered, rehearse_all, shows_pids
@@ -44,9 +44,8 @@ from sublet.node.agent.suspend_probe import probe_cards
 from sublet.node.agent.tokens import verify
 from sublet.office.access import AccessList, Caller, Origin
 from sublet.office.api.app import App
-from sublet.office.api.holder_watch import HolderWatch
 from sublet.office.api.policy import to_apply
-from sublet.office.api.processes import Processes
+from sublet.office.api.processes import HolderWatch, Processes
 from sublet.office.api.reservations import look_ahead
 from sublet.office.api.server import HttpServer
 from sublet.office.api.service import Identity, Service

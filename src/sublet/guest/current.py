@@ -26,7 +26,7 @@ from sublet.wire.cards import OWN_DEVICE
 from sublet.wire.page import PageReader, PageState, PageView
 
 if TYPE_CHECKING:
-    from sublet.guest.volume import GuestVolume
+    from sublet.guest.checkpoints import GuestVolume
 
 PAGE_VARIABLE = "SUBLET_PAGE"
 F = TypeVar("F", bound=Callable[[], object])
@@ -112,7 +112,7 @@ class Current:
             state = Durable.restore(sublet.current().volume)
 
         Raises ``NotFound`` where there is none."""
-        from sublet.guest.volume import volume_of
+        from sublet.guest.checkpoints import volume_of
 
         return volume_of(self._pair)
 

@@ -26,7 +26,6 @@ from sublet.errors import (
     WorkerLost,
 )
 from sublet.notebook.additions import Additions
-from sublet.notebook.ahead import Ahead
 from sublet.notebook.bill import NotebookBill, bill_in_the_end
 from sublet.notebook.cell_terms import (
     Ran,
@@ -52,6 +51,7 @@ from sublet.notebook.going_on import (
 )
 from sublet.notebook.guest_side import be_plain
 from sublet.notebook.handles import Handles, Restored
+from sublet.notebook.import_hook import Ahead
 from sublet.notebook.in_use import TASK, THREAD, in_use
 from sublet.notebook.interrupts import Interrupts, interrupts_wait
 from sublet.notebook.kernel_line import LOOK_S, Between, KernelLine, Message

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, assert_never
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, assert_never
 
 from blake3 import blake3
 
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from sublet.state.replicated.group import ReplicaGroup
     from sublet.state.replicated.policy import ReplicaPolicy
     from sublet.state.replicated.replica import Replica
-    from sublet.training.seams import OpenSession, Session, StepLease
 
 STATE_MAX: Final = (1 << 32) - 1
 """Bytes; a kernel is told the length as u32."""
@@ -415,3 +415,47 @@ def lease_has_ended(fabric: Fabric) -> Callable[[str, Epoch], bool]:
         return view.end is not None or (view.epoch is not None and view.epoch > epoch)
 
     return ended
+
+
+# ---------------------------------------------------------------------------------------------------------------- seams
+#
+# The interfaces of lease and device session that a step needs. Tests of programs implement them.
+
+
+class StepLease(Protocol):
+    """A lease, as `sublet.Lease` is one."""
+
+    @property
+    def id(self) -> Any: ...
+    @property
+    def epoch(self) -> Epoch: ...
+    @property
+    def ttl(self) -> float: ...
+    def check(self, needs: float | str = 0.0) -> None:
+        """Raise `LeaseEnded` if it is over, or if work that takes so long must not begin on it."""
+
+    def activity(self, what: str = "") -> contextlib.AbstractContextManager[None]:
+        """Something runs under it, so it is renewed."""
+
+
+class Session(Protocol):
+    """A session on one device of the lease, as `sublet.GpuSession` is one.
+
+    It is used from one thread, as a context manager: left in peace, it has freed everything, or raises; left by an
+    error, it does nothing more, frees what it can, and lets the error pass.
+    """
+
+    def mem_alloc(self, size: int, /) -> Any: ...
+    def mem_write(self, buffer: Any, offset: int, data: bytes, /) -> None: ...
+    def mem_read(self, buffer: Any, offset: int, length: int, /) -> bytes: ...
+    def mem_free(self, buffer: Any, /) -> None: ...
+    def module_load(self, source: Mapping[Any, bytes], /) -> Any: ...
+    def module_unload(self, module: Any, /) -> None: ...
+    def launch(self, module: Any, kernel: str, grid: Any, block: Any, args: Sequence[Any], /) -> None: ...
+    def sync(self) -> None: ...
+
+
+class OpenSession(Protocol):
+    """Opens a session on a lease; ``sublet.GpuSession`` itself is one."""
+
+    def __call__(self, lease: Any, /) -> contextlib.AbstractContextManager[Session]: ...

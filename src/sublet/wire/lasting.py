@@ -5,7 +5,7 @@ program, and the rule between them is simple: it is either *lent*, then the one 
 it is *free*, and then the one who made it does. That it can neither shrink nor grow the kernel sees to, and that its
 memory is there is looked at before it is mapped: so reading it cannot kill the reader.
 
-Memory that a job lends its workers (``compute.lent``) is of the same kind, but that only its maker writes to it, and
+Memory that a job lends its workers (``compute.kept``) is of the same kind, but that only its maker writes to it, and
 only while no worker has it. It is mapped privately (``map_lent``).
 """
 

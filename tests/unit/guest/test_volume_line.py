@@ -8,7 +8,7 @@ import socket
 import threading
 from pathlib import Path
 
-from sublet.guest.volume import GuestLine
+from sublet.guest.checkpoints import GuestLine
 from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.volumes import MESSAGE_MAX, OpenVolume, VolumeCall, VolumeOpened

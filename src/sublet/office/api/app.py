@@ -39,10 +39,9 @@ from sublet.office.access import UNKNOWN_ORIGIN, Caller
 from sublet.office.api.leases import error_view
 from sublet.office.api.openapi import openapi_document
 from sublet.office.api.processes import Peer
-from sublet.office.api.routes import ROUTES, Right, Route
+from sublet.office.api.routes import ROUTES, Right, Route, check_message, reader_or_actor
 from sublet.office.api.service import JSON, Asked, Call, Reply, Service
 from sublet.office.api.sse import Stream
-from sublet.office.api.studio_right import check_message, reader_or_actor
 from sublet.office.ledger.rate_limits import TooMany
 from sublet.values import TenantId
 from sublet.wire.http import WIRE_HEADER, WIRE_VERSION, ErrorBody

@@ -7,7 +7,15 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias, TypeVar
 
-from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, LeaseEnded, LeaseNotActive, SubletError
+from sublet.errors import (
+    CapacityExceeded,
+    Disconnected,
+    InvalidRequest,
+    LeaseEnded,
+    LeaseNotActive,
+    NotFound,
+    SubletError,
+)
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.lease.value import LeaseEnd
 from sublet.office.api.asking import (
@@ -21,11 +29,11 @@ from sublet.office.api.asking import (
     text,
 )
 from sublet.office.api.service import Asked, Call, Reply, Service, json_reply
-from sublet.office.api.views import offer_answer, place_answer, refusal_answer, renew_answer, rfc3339
+from sublet.office.api.views import offer_answer, place_answer, refusal_answer, renew_answer, rfc3339, volume_view
 from sublet.office.core import BATCH_MAX
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.answers import Answer, Granted, GrantedMany, Offer, Place, Refusal
-from sublet.office.ledger.records import LeaseRecord, Now
+from sublet.office.ledger.records import LeaseRecord, Now, VolumeRecord, volume_key
 from sublet.values import Epoch, LeaseId, RequestId, TenantId, parse_duration_ns, valid_labels
 from sublet.wire.http import (
     AcquireRequest,
@@ -55,6 +63,7 @@ from sublet.wire.http import (
     RenewRequest,
     TokenView,
     UnbindRequest,
+    VolumeView,
 )
 
 WAIT_MAX_S: Final = 60.0
@@ -504,3 +513,66 @@ def _token(service: Service, wanted: bool, lease_id: str, epoch: Epoch | None) -
     if lease is None or lease.epoch != epoch or lease.status not in LIVE_STATES:
         return None
     return service.capability(lease)[0]
+
+
+# -------------------------------------------------------------------------------------------------------------- volumes
+#
+# The control API's volumes: lists and removes them. A lease of blocks makes and uses one.
+
+
+async def list_volumes(service: Service, call: Call) -> Reply:
+    """By name. A tenant sees its own, an operator all, its own, or those of one tenant."""
+    wanted = call.caller.tenant if flag(call.query, "own") else call.query.get("tenant")
+    found = [
+        volume
+        for volume in service.driver.ledger.state.volumes.values()
+        if (call.caller.operator or volume.tenant == call.caller.tenant) and (wanted is None or volume.tenant == wanted)
+    ]
+    found.sort(key=lambda volume: (volume.tenant != call.caller.tenant, volume.key))
+    now = service.driver.now()
+    return json_reply([volume_view(volume, service.driver.ledger.state, now) for volume in found])
+
+
+async def show_volume(service: Service, call: Call) -> Reply:
+    """One of them."""
+    return json_reply(volume_view(_volume_of(service, call), service.driver.ledger.state, service.driver.now()))
+
+
+def remove_volume(service: Service, call: Call) -> Asked:
+    """Give it up. The answer shows it as it is now: being removed, or gone."""
+    owner = _owner(call)
+    command = cmd.RemoveVolume(
+        tenant=call.caller.tenant, operator=call.caller.operator, peer=call.caller.peer, name=call.id, owner=owner
+    )
+    before = service.driver.ledger.state.volumes.get(volume_key(owner, call.id))
+
+    def render(answer: Answer, now: Now) -> VolumeView:
+        state = service.driver.ledger.state
+        volume = state.volumes.get(volume_key(owner, call.id))
+        if volume is not None:
+            return volume_view(volume, state, now)
+        assert before is not None, "what is not there cannot be removed"
+        view = volume_view(before, state, now)
+        view.state, view.keep_until, view.remaining = "removed", None, None
+        return view
+
+    return Asked(command, render, json_reply)
+
+
+def _owner(call: Call) -> TenantId:
+    """Whose it is. Only an operator may name another; for any other caller that is a tenant without volumes."""
+    named = call.query.get("tenant", call.caller.tenant)
+    if named != call.caller.tenant and not call.caller.operator:
+        raise _unknown_volume(call)
+    return TenantId(named)
+
+
+def _volume_of(service: Service, call: Call) -> VolumeRecord:
+    volume = service.driver.ledger.state.volumes.get(volume_key(_owner(call), call.id))
+    if volume is None:
+        raise _unknown_volume(call)
+    return volume
+
+
+def _unknown_volume(call: Call) -> NotFound:
+    return NotFound(f"there is no volume {call.id[:64]}", do="`sublet volume ls` shows yours.")

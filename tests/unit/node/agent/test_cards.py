@@ -14,7 +14,7 @@ import pytest
 from sublet import background
 from sublet.background import SHORTAGES
 from sublet.errors import Disconnected
-from sublet.node.agent.cards import Cards, has_cards
+from sublet.node.agent.health import Cards, has_cards
 from sublet.node.agent.inventory import machine_inventory, parse_host_gpus
 from sublet.node.agent.nvml import Nvml, Reading, survey
 from sublet.values import GIB, NS_PER_S, NodeId, ResourceId

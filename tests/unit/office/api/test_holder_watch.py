@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sublet.office.api import holder_watch
-from sublet.office.api.holder_watch import HolderWatch
-from sublet.office.api.processes import Processes
+from sublet.office.api import processes
+from sublet.office.api.processes import HolderWatch, Processes
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.commands import Command, HolderGone, HolderUnseen
 from sublet.office.ledger.records import EndRecord, LeaseRecord, Now, ProcessRecord
@@ -179,7 +178,7 @@ def test_a_lease_that_is_bound_to_a_process_that_has_ended_meanwhile(programs: P
 
 def test_without_pidfds_processes_are_looked_at(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of open files is reached: their end is found a moment later, and the next gets a pidfd again."""
-    monkeypatch.setattr(holder_watch, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(processes, "LOOK_EVERY_S", 0.02)
     exhausted = True
 
     def pidfd_open(pid: int) -> int:
@@ -212,7 +211,7 @@ def test_without_pidfds_processes_are_looked_at(programs: Programs, monkeypatch:
 
 def test_without_watches_processes_are_looked_at(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel lets a user watch so many files and no more."""
-    monkeypatch.setattr(holder_watch, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(processes, "LOOK_EVERY_S", 0.02)
 
     async def main() -> None:
         program, one = programs.start()
@@ -239,7 +238,7 @@ def test_programs_that_take_one_lease_after_the_other_are_watched_on(
     programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bounded number of them: a program that takes and gives back leases costs no pidfd for each."""
-    monkeypatch.setattr(holder_watch, "IDLE_MAX", 1)
+    monkeypatch.setattr(processes, "IDLE_MAX", 1)
 
     async def main() -> None:
         found = [programs.start()[1] for _ in range(3)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sublet.lease.hardware import Clean, NotYet, Unclean
-from sublet.node.supervisor.card_cleaning import CardCleaning
+from sublet.node.supervisor.premises import CardCleaning
 from sublet.values import Epoch, LeaseId
 from sublet.wire.cards import CardFound
 from sublet.wire.codec import dumps
