@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from sublet.state.replicated.idempotency import ReplicatedIdempotencyStore
     from sublet.state.replicated.idempotency_record import Completed, Conflict, New, Pending, Reservation
     from sublet.state.replicated.memory import MemoryReplica
-    from sublet.state.replicated.policy import FailureDomain, Placement, ReplicaPolicy
-    from sublet.state.replicated.replica import Replica, ReplicaHealth
+    from sublet.state.replicated.policy import Placement, ReplicaPolicy
+    from sublet.state.replicated.replica import FailureDomain, Replica, ReplicaHealth
     from sublet.state.replicated.s3 import S3Replica
     from sublet.state.replicated.signing import SigningKey
 
@@ -63,8 +63,8 @@ _LAZY: Final[dict[str, str]] = {
     "ReplicatedIdempotencyStore": "idempotency",
     **dict.fromkeys(("Completed", "Conflict", "New", "Pending", "Reservation"), "idempotency_record"),
     "MemoryReplica": "memory",
-    **dict.fromkeys(("FailureDomain", "Placement", "ReplicaPolicy"), "policy"),
-    **dict.fromkeys(("Replica", "ReplicaHealth"), "replica"),
+    **dict.fromkeys(("Placement", "ReplicaPolicy"), "policy"),
+    **dict.fromkeys(("FailureDomain", "Replica", "ReplicaHealth"), "replica"),
     "S3Replica": "s3",
     "SigningKey": "signing",
 }

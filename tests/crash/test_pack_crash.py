@@ -22,8 +22,7 @@ from typing import Final
 
 import pytest
 
-from sublet.state.checkpoints.gc import collect, verify
-from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.store import FolderStore, collect, verify
 from sublet.state.checkpoints.writer import PACKS_MAX
 from tests.crash import pack_program as program
 from tests.crash.journal_program import Diary

@@ -19,8 +19,7 @@ from typing import Any, Final
 import pytest
 
 from sublet.errors import SubletError
-from sublet.state.checkpoints.gc import verify
-from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.store import FolderStore, verify
 from tests.crash import pack_program as program
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]

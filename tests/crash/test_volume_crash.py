@@ -26,8 +26,7 @@ import pytest
 
 from sublet.node.storage.stores_work import KEPT, NOTE, REMOVING, make_blocks, put_away
 from sublet.node.storage.volume_folder import collect
-from sublet.state.checkpoints.gc import verify
-from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.store import FolderStore, verify
 from sublet.values import Epoch
 from sublet.wire.volumes import Collect
 from tests.crash import volume_program as program

@@ -14,8 +14,7 @@ import pytest
 
 from sublet.errors import SubletError
 from sublet.node.storage.volume_folder import Place
-from sublet.state.checkpoints.gc import verify
-from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.store import FolderStore, verify
 from sublet.values import Epoch
 from sublet.wire.volumes import Publish
 from tests.crash import volume_program as program

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from sublet.node import sandbox as isolation
 from sublet.node.prctl import set_child_subreaper, set_pdeathsig
+from sublet.node.sandbox.probe import probe_abilities
 from tests.integration.isolation_stage import TENANT, become
 
 PATIENCE_S = 30.0
@@ -44,7 +45,7 @@ class Stage:
         os.mkdir(self.own, 0o700)
         if kind == "root":
             os.chown(self.own, TENANT, TENANT)
-        self.abilities = isolation.Abilities.probe()
+        self.abilities = probe_abilities()
 
     def plan(self, **wanted: Any) -> isolation.Plan:
         ids = isolation.Ids(TENANT, TENANT)

@@ -188,7 +188,7 @@ def main(kind: str) -> None:
     os.chdir(base)  # where every user may be: the checkout, from where this is started, often lies below a private home
     become(kind)
     uid = TENANT if kind == "root" else os.geteuid()
-    abilities = isolation.Abilities.probe()
+    abilities = probe.probe_abilities()
     world = make_world(base)
     try:
         fill_world(world, uid, set_uid)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sublet.state.checkpoints.durable import Durable
-from sublet.state.checkpoints.gc import verify
+from sublet.state.checkpoints.store import verify
 from sublet.values import MIB, EndReason, Kind, LeaseId, ResourceId
 from sublet.wire.orders import Device, End, EndedHere, Extend, Inventory, NotHeld, Parking, TornDown
 from sublet.wire.page import PageReader, PageState

@@ -15,10 +15,8 @@ import pytest
 
 from sublet.errors import LeaseExpired, SubletError, Unauthorized
 from sublet.node.storage.stores_work import why_no_image
-from sublet.state.checkpoints.copying import copy_checkpoint
 from sublet.state.checkpoints.durable import Durable
-from sublet.state.checkpoints.gc import verify
-from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.store import FolderStore, copy_checkpoint, verify
 from sublet.state.checkpoints.writer import Capture, Saver, Staged, Who
 from sublet.values import MIB, EndReason, Epoch, Kind, LeaseId, TenantId
 from sublet.wire.codec import dumps, loads

@@ -10,8 +10,7 @@ import pytest
 from sublet.errors import CheckpointFailed
 from sublet.notebook import holding
 from sublet.notebook.shelf import About, Part, Shelf, key_of
-from sublet.state.checkpoints.gc import verify
-from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.store import FolderStore, verify
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from sublet.node.sandbox import Ids
 from sublet.node.sandbox.cleaning import remove_tree
 from sublet.node.storage import stores_work, volume_folder
 from sublet.node.storage.publishing_work import publish
-from sublet.node.storage.stores import count
+from sublet.node.storage.store import count
 from sublet.node.storage.stores_work import StoreNote, make_blocks, put_away
 from sublet.node.storage.volume_folder import Place, collect, has_files, lay_out, sweep_staging
 from sublet.values import MIB, Epoch, Exclusivity, Kind, LeaseId, ResourceId, TenantId

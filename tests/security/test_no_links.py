@@ -20,8 +20,8 @@ import pytest
 from sublet.node import by_descriptor
 from sublet.node.prctl import set_no_new_privs
 from sublet.node.sandbox import root, syscalls
-from sublet.node.sandbox.abilities import Abilities
 from sublet.node.sandbox.plan import Bind, Ids, Plan, Profile, Wish, plan
+from sublet.node.sandbox.probe import probe_abilities
 
 OPENAT2: Final = 437
 ALLOW: Final = 0x7FFF0000
@@ -41,7 +41,7 @@ def way(tmp_path: Path) -> Path:
 @functools.cache
 def walls() -> Plan:
     wish = Wish(folder="/", tenant="ana", ids=Ids(1_900_000_001, 1_900_000_001))
-    found = plan(Profile.TENANT, Abilities.probe(), wish)
+    found = plan(Profile.TENANT, probe_abilities(), wish)
     assert isinstance(found, Plan)
     return found
 

@@ -177,9 +177,10 @@ def _stored(text: str, is_less: bool) -> tuple[str, str] | tuple[str, str, str]:
 
 
 def _wall_checks() -> dict[str, Check]:
-    from sublet.node.sandbox import Abilities, Part
+    from sublet.node.sandbox import Part
+    from sublet.node.sandbox.probe import probe_abilities
 
-    found = Abilities.probe()
+    found = probe_abilities()
     lines = dict(zip(Part, found.lines(), strict=True))
     return {f"tenants: {part.value}": partial(_wall, found.has(part), lines[part].partition("): ")[2]) for part in Part}
 

@@ -65,7 +65,7 @@ def _usage_error(error: typer.TyperException, words: Sequence[str]) -> UsageErro
         hint = option_hint(typed.partition("=")[0], flags) or option_hint(option, flags)
         if hint:
             return UsageError(f"`{found[0]}` has no option {typed.partition('=')[0]}", do=f"{hint} {see}")
-    if said.startswith("No such command") and (hint := command_hint(words)):
+    if said.startswith("No such command") and (hint := command_hint(words, COMMANDS, GROUPS)):
         return UsageError(f"no such command '{' '.join(words[: 2 if words[0] in GROUPS else 1])}'", do=hint)
     return UsageError(said[:1].lower() + said[1:], do=see)
 

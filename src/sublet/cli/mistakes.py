@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
-
-from sublet.cli.table import COMMANDS, GROUPS
 
 _STATUS: Final = "`sublet status` shows the devices and what is free."
 _QUEUE: Final = "`sublet lease ls` shows leases and the queue, `sublet ps` the commands that run under leases."
@@ -62,18 +60,18 @@ FIRST_WORD_BONUS: Final = 0.15
 """A first word is more likely meant than the second word of a group: `rum` is `run`, not `volume rm`."""
 
 
-def command_hint(words: Sequence[str]) -> str:
+def command_hint(words: Sequence[str], commands: Collection[str], groups: Collection[str]) -> str:
     """What to use in place of a command that does not exist; empty if nothing is known."""
     if not words:
         return ""
-    if words[0] in GROUPS:
+    if words[0] in groups:
         wanted = words[1] if len(words) > 1 else ""
-        if wanted == "list" and f"{words[0]} ls" in COMMANDS:
+        if wanted == "list" and f"{words[0]} ls" in commands:
             return f"Write `sublet {words[0]} ls`."
         return ELSEWHERE.get(wanted, "") if words[0] == "lease" else ""
     if words[0] in ELSEWHERE:
         return ELSEWHERE[words[0]]
-    names = [(path.split()[-1], path) for path in COMMANDS] + [(group, group) for group in GROUPS]
+    names = [(path.split()[-1], path) for path in commands] + [(group, group) for group in groups]
     likeness = {
         path: difflib.SequenceMatcher(None, words[0], name).ratio() + FIRST_WORD_BONUS * (name == path)
         for name, path in names

@@ -32,10 +32,10 @@ from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_reques
 from sublet.client.fabric import EXIT_PATIENCE_S, HELLO_TRIES, close_at_exit, closed_error, give_back_all, start_office
 from sublet.client.guest_watch import Watch
 from sublet.client.handle import LeaseFacts
+from sublet.client.held import Owed
 from sublet.client.home import was_ended
 from sublet.client.many import own_leases
 from sublet.client.model import Offer
-from sublet.client.owed import Owed
 from sublet.client.paths import valid_path
 from sublet.client.progress import QueueLine
 from sublet.client.queries import ENDS_WAIT_S, bill_path, check_versions, ends_asked, listing_path

@@ -16,10 +16,9 @@ import msgspec
 
 from sublet.client.answers import end_of
 from sublet.client.core import Grant
-from sublet.client.held import Held, Word
+from sublet.client.held import Held, Owed, Word
 from sublet.client.model import Notice
 from sublet.client.outcomes import fenced_end
-from sublet.client.owed import Owed
 from sublet.client.sse import ServerEvent
 from sublet.clock import Clock
 from sublet.lease.holder import Holder

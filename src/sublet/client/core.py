@@ -28,8 +28,8 @@ from sublet.client.answers import (
     kind_of,
     unavailable,
 )
+from sublet.client.held import Owed
 from sublet.client.model import Offer, Place
-from sublet.client.owed import Owed
 from sublet.client.steps import Call, Pause, Program, Reply, Revive, ask
 from sublet.clock import Clock
 from sublet.errors import (

@@ -12,9 +12,8 @@ from sublet.background import is_shortage
 from sublet.client.answers import end_of, error_of
 from sublet.client.book import Book
 from sublet.client.core import Core
-from sublet.client.held import Word
+from sublet.client.held import Owed, Word
 from sublet.client.outcomes import item_of, outcome_of
-from sublet.client.owed import Owed
 from sublet.client.steps import Program, Revive
 from sublet.errors import Disconnected, NotFound, SubletError
 from sublet.lease.renewal import Batch

@@ -29,13 +29,12 @@ from sublet.client.clocks import client_clock
 from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
 from sublet.client.driver import run_program
 from sublet.client.handle import LeaseFacts
-from sublet.client.held import Held
+from sublet.client.held import Held, Owed
 from sublet.client.home import was_ended
 from sublet.client.keeper import Keeper
 from sublet.client.lease import Lease
 from sublet.client.many import Leases, own_leases
 from sublet.client.model import Offer
-from sublet.client.owed import Owed
 from sublet.client.paths import valid_path
 from sublet.client.progress import QueueLine
 from sublet.client.queries import ENDS_WAIT_S, bill_path, check_versions, ends_asked, listing_path

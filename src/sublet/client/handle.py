@@ -15,9 +15,8 @@ from typing import Any, assert_never
 from sublet.client.answers import end_of
 from sublet.client.book import Book
 from sublet.client.core import REQUEST_TIMEOUT_S, Core
-from sublet.client.held import Held
+from sublet.client.held import Held, Owed
 from sublet.client.model import LeaseChange, LeasedDevice, Notice
-from sublet.client.owed import Owed
 from sublet.client.steps import Program
 from sublet.clock import Clock
 from sublet.errors import Disconnected, InvalidRequest, LeaseNotActive, LeaseRevoked, SubletError

@@ -37,7 +37,7 @@ def readable(fabric: Fabric, name: str) -> Iterator[str]:
 
 def copy_volume(fabric: Fabric, source: Volume | str, name: str, size: Size | None, retain: Duration | None) -> Volume:
     """Behind ``Fabric.copy_volume``."""
-    from sublet.state.checkpoints.copying import copy_checkpoint
+    from sublet.state.checkpoints.store import copy_checkpoint
     from sublet.state.checkpoints.volume import VolumeStore
 
     old = fabric.volume(source if isinstance(source, str) else source.name)

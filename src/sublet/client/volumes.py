@@ -11,7 +11,7 @@ import msgspec
 from sublet.client.asking import ask_block
 from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks
 from sublet.client.handle import LeaseFacts
-from sublet.client.owed import Owed
+from sublet.client.held import Owed
 from sublet.client.queries import listing_path
 from sublet.client.steps import Program
 from sublet.errors import InvalidRequest, NotFound, Unauthorized

@@ -17,7 +17,7 @@ from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
-from sublet.state.transfer.reducers import MAINS
+from sublet.state.transfer.names import MAINS
 
 MAIN: Final = "__main__"
 PANDAS: Final = ("DataFrame", "Series", "Index")

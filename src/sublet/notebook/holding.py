@@ -262,9 +262,9 @@ def checkpoint() -> News | Literal[False]:
     is, and half of a cell is not for a later one to find. It may finish within the time that the notice leaves, and so
     it is asked again. False: at a notice, something stays that is not saved.
     """
-    import sublet
+    from sublet.compute.behind import current
 
-    here = sublet.current()
+    here = current()
     is_cells_own = here.is_saving_by_hand  # at the very end a notice is answered on the main thread as well
     with _turn:
         if not _state.is_running:
@@ -431,14 +431,14 @@ def _names() -> dict[str, Any]:
 
 
 def _own_volume() -> Any:
-    import sublet
+    from sublet.compute.behind import current
 
-    return store_of(sublet.current().volume)
+    return store_of(current().volume)
 
 
 def _listen() -> None:
     """``sublet.current().checkpoint()`` and the notice come here."""
-    import sublet
+    from sublet.compute.behind import current
 
     with contextlib.suppress(SubletError, AttributeError):
-        sublet.current().on_checkpoint(checkpoint)
+        current().on_checkpoint(checkpoint)

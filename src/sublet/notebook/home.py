@@ -21,7 +21,8 @@ from sublet.durable import rebuild
 from sublet.notebook.lookups import words_of_annotations, words_of_code
 from sublet.notebook.reading import names_of
 from sublet.state.checkpoints.object_groups import StandsFor
-from sublet.state.transfer.reducers import MAINS, GpuRule, Refused, Rules, contents_of, loaded
+from sublet.state.transfer.names import MAINS
+from sublet.state.transfer.reducers import GpuRule, Refused, Rules, contents_of, loaded
 
 CONNECTIONS: Final = (multiprocessing.connection._ConnectionBase, weakref.WeakSet)
 """What pickle can encode without use: a file descriptor of another process, and weak references to what has no

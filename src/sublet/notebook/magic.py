@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
-import sublet
+from sublet.client.fabric import connect
 from sublet.errors import InvalidRequest
 from sublet.notebook.cells import Cells
 from sublet.notebook.commands import completions, run_command
@@ -30,7 +30,7 @@ class GpuMagics(Magics):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
-        self.cells = Cells(shell, sublet.connect)
+        self.cells = Cells(shell, connect)
         self.defaults = ""
         """Options of the kernelspec or the job, as one line: they go before those of ``sublet config``."""
         self._debug_here = shell.find_line_magic("debug")

@@ -50,7 +50,7 @@ from sublet.state.transfer.changes import ChangeFinder
 from sublet.state.transfer.codec import ATOMS, can_travel, encode
 from sublet.state.transfer.encoded import Buffer, BufferKind, Encoded
 from sublet.state.transfer.figures import is_part_kind
-from sublet.state.transfer.reducers import found_by_name
+from sublet.state.transfer.names import found_by_name
 
 __all__ = ["BESIDE", "GUEST", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
 

@@ -11,7 +11,7 @@ import types
 from operator import is_
 from typing import Any, Final, NamedTuple
 
-from sublet.state.transfer.reducers import MAINS
+from sublet.state.transfer.names import MAINS
 
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, types.BuiltinFunctionType)
 

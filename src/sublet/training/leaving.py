@@ -64,9 +64,9 @@ class Watchman:
         """``lease``: what ``sublet.current()`` gives, or a lease that this program holds; by default the former, where
         the program runs under one."""
         if lease is None and os.environ.get(PAGE):
-            import sublet
+            from sublet.compute.behind import current
 
-            lease = sublet.current()
+            lease = current()
         self._lease = lease
         self._came = False
         self._before: Any = None

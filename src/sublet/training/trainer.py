@@ -426,10 +426,10 @@ PAGE: Final = "SUBLET_PAGE"
 def place_here() -> Any:
     """A place as `sublet.Durable` takes one. Raises ``InvalidRequest`` where there is none."""
     if os.environ.get(PAGE):
-        import sublet
+        from sublet.compute.behind import current
 
         try:
-            return sublet.current().volume
+            return current().volume
         except NotFound:
             pass
     raise InvalidRequest(

@@ -11,10 +11,9 @@ import pytest
 from sublet.client import errands
 from sublet.client.book import Book
 from sublet.client.core import Core, Grant
-from sublet.client.held import Held
+from sublet.client.held import Held, Owed
 from sublet.client.model import LeaseChange
 from sublet.client.outcomes import outcome_of
-from sublet.client.owed import Owed
 from sublet.client.sse import ServerEvent
 from sublet.client.steps import Program, Reply, Revive
 from sublet.errors import (

@@ -19,8 +19,8 @@ import pytest
 
 from sublet.client.aio_lease import Lease as AioLease
 from sublet.client.handle import DroppedLease
+from sublet.client.held import Owed
 from sublet.client.lease import Lease
-from sublet.client.owed import Owed
 from sublet.client.steps import Program
 from sublet.errors import Disconnected, InvalidRequest, LeaseExpired, LeaseNotActive, LeaseRevoked
 from sublet.lease.policy import RenewalPolicy

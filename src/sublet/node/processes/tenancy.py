@@ -20,7 +20,7 @@ from sublet.wire.volumes import VOLUME_VARIABLE
 
 if TYPE_CHECKING:
     from sublet.node.sandbox import Ids
-    from sublet.node.storage.stores import Store
+    from sublet.node.storage.store import Store
 
 COUNT_MAX = (1 << 62) - 1
 """What a guest may claim to have done."""

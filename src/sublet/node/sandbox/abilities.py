@@ -75,13 +75,6 @@ class Abilities:
     landlock_abi: int = 0
     """0: none. Each number adds something that can be ruled."""
 
-    @staticmethod
-    def probe() -> Abilities:
-        """Try every part in a short-lived child. To be called where one thread runs, since it forks."""
-        from sublet.node.sandbox.probe import probe
-
-        return probe()
-
     def has(self, part: Part) -> bool:
         """Whether it was tried and held."""
         finding = self.findings.get(part)

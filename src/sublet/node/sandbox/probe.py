@@ -23,8 +23,9 @@ _SOME_UID: Final = 1_900_000_000
 _REFUSED: Final = "what it should have refused was possible"
 
 
-def probe() -> Abilities:
-    """Try everything. Forks, so it is to be called where one thread runs; takes some tens of milliseconds."""
+def probe_abilities() -> Abilities:
+    """Try every part in a short-lived child. Forks, so it is to be called where one thread runs; takes some tens of
+    milliseconds."""
     is_root = os.geteuid() == 0
     findings = {Part.UID: _tried(_uid) if is_root else Finding(False, "this is not root")}
     findings[Part.USER_NS] = _tried(_user_ns)

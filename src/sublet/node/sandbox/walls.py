@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from sublet.errors import Unsupported
 from sublet.node.processes.tenancy import Tenancy
-from sublet.node.sandbox import Abilities, Blocks, Ids, Part, Plan, Policy, Refusal, Uids, Wish, clean_env, enter, plan
+from sublet.node.sandbox import Blocks, Ids, Part, Plan, Policy, Refusal, Uids, Wish, clean_env, enter, plan
 from sublet.node.sandbox import Profile as IsolationProfile
 from sublet.node.sandbox.plan import SYSTEM_PATHS
 from sublet.values import Kind, ResourceId, TenantId
@@ -52,7 +52,9 @@ class Walls:
         self._seen: dict[str, tuple[str, ...]] = {}
         own = os.path.dirname(os.path.dirname(sys.executable))
         self._own = (own, os.path.realpath(own))
-        self.abilities = Abilities.probe()
+        from sublet.node.sandbox.probe import probe_abilities
+
+        self.abilities = probe_abilities()
         self.policy = policy or Policy()
         self._hidden = (runtime, state, os.path.expanduser("~"))
         self._uids: Uids | None = None

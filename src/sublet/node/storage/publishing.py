@@ -37,7 +37,8 @@ from sublet.node.processes.tenancy import Borrowed, Tenancy
 from sublet.node.storage.copying_work import copy_in
 from sublet.node.storage.handed_files import list_volume, open_files, publish_and_forget, take_handed
 from sublet.node.storage.publishing_work import publish, said_of
-from sublet.node.storage.stores import State, Store, Stores
+from sublet.node.storage.store import State, Store
+from sublet.node.storage.stores import Stores
 from sublet.node.storage.stores_work import among_errands
 from sublet.node.storage.volume_folder import Place, collect, lay_out, staging_of
 from sublet.values import NS_PER_S, Epoch, Kind, LeaseId, TenantId

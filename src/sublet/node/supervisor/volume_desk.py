@@ -21,7 +21,7 @@ from sublet.node.processes.tenancy import Borrowed, Tenancy
 from sublet.node.processes.tree import Trees
 from sublet.node.storage.publish_door import PublishDoor
 from sublet.node.storage.publishing import AnyCall, AnyReply, Asker, Handed, Lent, Publishing
-from sublet.node.storage.stores import Store
+from sublet.node.storage.store import Store
 from sublet.values import EndReason, Epoch, LeaseId
 from sublet.wire.guests import Front, Profile
 from sublet.wire.sockets import Peer

@@ -26,7 +26,8 @@ from sublet.state.checkpoints.records import leaf_starts
 from sublet.state.transfer.codec import Encoding
 from sublet.state.transfer.encoded import Encoded
 from sublet.state.transfer.memory import address_of
-from sublet.state.transfer.reducers import OWNERS, GpuRule, Rules, found_by_name
+from sublet.state.transfer.names import found_by_name
+from sublet.state.transfer.reducers import OWNERS, GpuRule, Rules
 
 LARGE_BYTES: Final = 256 * 1024
 """A name with more than this is encoded by itself."""

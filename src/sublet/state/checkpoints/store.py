@@ -17,22 +17,21 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
-from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, StaleEpoch, VersionConflict
-from sublet.state.checkpoints.atomic_files import move_into_place, name_once, read_whole, sync_folder
-from sublet.state.checkpoints.format import MANIFEST_MAX, Manifest, damaged
-from sublet.state.checkpoints.packs import Packs
+from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, StaleEpoch, SubletError, VersionConflict
+from sublet.state.checkpoints.atomic_files import move_into_place, name_once, read_whole, sync_folder, write_synced
+from sublet.state.checkpoints.format import MANIFEST_MAX, Manifest, PackRef, damaged
+from sublet.state.checkpoints.packs import PackFile, Packs, PackSource, file_name
 from sublet.state.checkpoints.reader import Checkpoint, Stored
-from sublet.state.checkpoints.writer import NOBODY, Base, Staged, Who
+from sublet.state.checkpoints.writer import NOBODY, Base, SaveReport, Staged, Who
+from sublet.state.transfer.encoded import Head
 from sublet.values import format_size, shown
-from sublet.wire.volumes import CopiedIn
-
-if TYPE_CHECKING:
-    from sublet.state.checkpoints.copying import Copied
+from sublet.wire.volumes import COPIED, CopiedIn
 
 NAME: Final = re.compile(r"(\d{16})\.manifest")
 
@@ -259,8 +258,6 @@ class FolderStore:
 
     def collect(self, keep: int) -> None:
         if len(self.numbers()) > keep:
-            from sublet.state.checkpoints.gc import collect
-
             collect(self, keep=keep)
 
     def freed_by(self, keep: int) -> int:
@@ -269,18 +266,15 @@ class FolderStore:
             return sum(entry.stat(follow_symlinks=False).st_size for entry in entries if entry.name not in needed)
 
     def let_go(self, keep: int) -> None:
-        from sublet.state.checkpoints.gc import collect
 
         collect(self, keep=keep)
 
     def look(self, source: str, *, passing: str = "") -> CopiedIn:
-        from sublet.state.checkpoints.copying import look_in_folder
 
         return look_in_folder(FolderStore(source, create=False), passing)
 
     def copied(self, source: str, *, passing: str = "") -> AbstractContextManager[Copied | None]:
         """``source`` is a folder's path."""
-        from sublet.state.checkpoints.copying import copied_from_folder
 
         return copied_from_folder(self, FolderStore(source, create=False), passing)
 
@@ -315,3 +309,332 @@ def _conflict(number: int) -> VersionConflict:
         f"checkpoint {number} is not the next one: another one was saved meanwhile",
         do="Open the newest checkpoint, make the change again, and save.",
     )
+
+
+# ------------------------------------------------------------------------------------------------------------------- gc
+#
+# Verifies a folder of checkpoints, and finds what is no longer needed.
+#
+# Neither loads an object. Collection goes in two steps, each durable before the next: first manifests lose their names,
+# then packs that no remaining manifest names. A crash between leaves packs that the next collection takes; never a
+# manifest that misses a pack. Where one manifest cannot be read, what it needs is unknown, so no pack is removed.
+
+
+MANIFEST_NAME: Final = re.compile(r"\d{16}\.manifest", re.ASCII)
+PACK_NAME: Final = re.compile(r"[0-9a-f]{40}\.pack")
+KEEP: Final = 3
+"""Checkpoints that a collection leaves, the newest ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What was found in a folder."""
+
+    problems: Sequence[str]
+    """One sentence for each thing that is not whole; empty if everything is."""
+    checkpoints: Sequence[int]
+    packs: int
+    read_bytes: int
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify(folder: str | os.PathLike[str]) -> Verdict:
+    """Read everything and compare it with its checksums and with everything else. Loads nothing, changes nothing. What
+    lies there and belongs to no checkpoint (a file with another name, a link, a pipe) is named as well."""
+    store = FolderStore(folder, create=False)
+    problems = [*_foreign(store.checkpoints, MANIFEST_NAME), *_foreign(store.packs, PACK_NAME)]
+    seen: dict[PackRef, int] = {}
+    numbers = store.numbers()
+    for number in numbers:
+        problems += [f"checkpoint {number}: {problem}" for problem in _problems(store, number, seen)]
+    return Verdict(problems=problems, checkpoints=numbers, packs=len(seen), read_bytes=sum(seen.values()))
+
+
+def _foreign(folder: Path, name: re.Pattern[str]) -> Iterator[str]:
+    """What is there and should not be. Names with a ``~`` are what is being written, or what a crash left."""
+    try:
+        found = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        yield f"{folder.name} cannot be read: {error.strerror}"
+        return
+    for entry in found:
+        if not entry.name.startswith("~") and not name.fullmatch(entry.name):
+            yield f"{folder.name}/{entry.name} is nothing that belongs there"
+        elif not entry.is_file(follow_symlinks=False):
+            yield f"{folder.name}/{entry.name} is no plain file"
+
+
+def _problems(store: FolderStore, number: int, seen: dict[PackRef, int]) -> Iterator[str]:
+    try:
+        manifest = store.manifest(number)
+    except SubletError as error:
+        yield error.message
+        return
+    for ref in manifest.packs:
+        if ref in seen:
+            continue
+        seen[ref] = ref.size
+        yield from _problems_of_pack(store.packs / file_name(ref.name), ref)
+    try:
+        stored = Stored(manifest, store.packs)
+    except SubletError as error:
+        yield error.message
+        return
+    try:
+        for record in {id(one): one for one in stored.records.values()}.values():
+            head = Head.parse(stored.blob(record.blobs[0]))
+            if [shape.length for shape in head.buffers] != [blob.length for blob in record.blobs[1:]]:
+                yield f"{', '.join(record.names)}: the head speaks of other buffers than there are"
+            for blob in record.blobs:
+                for digest, _, length in blob.chunks():
+                    stored.place(digest, length)
+    except SubletError as error:
+        yield error.message
+    finally:
+        stored.close()
+
+
+def _problems_of_pack(path: Path, ref: PackRef) -> Iterator[str]:
+    try:
+        pack = PackFile(path, ref)
+    except SubletError as error:
+        yield f"{path.name}: {error.message}"
+        return
+    try:
+        for n, entry in enumerate(pack.entries):
+            try:
+                pack.content(entry)
+            except SubletError as error:
+                yield f"{path.name}, chunk {n}: {error.message}"
+    finally:
+        pack.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What a collection removed."""
+
+    checkpoints: Sequence[int]
+    packs: int
+    freed_bytes: int
+
+
+def collect(store: FolderStore, *, keep: int = KEEP) -> Collected:
+    """Remove all but the newest checkpoints, and what only they needed, and what crashes left behind.
+
+    Raises ``CheckpointDamaged`` before anything is removed when a checkpoint that is to stay cannot be read.
+    """
+    if keep < 1:
+        raise InvalidRequest("a collection leaves at least the newest checkpoint", do="Give keep=1 or more.")
+    try:
+        with store.locked():
+            return _collect(store, keep)
+    except OSError as error:
+        raise CheckpointFailed(
+            f"old checkpoints in {store.folder} could not be removed: {error.strerror or error}",
+            do="Fix the disk; the newest checkpoint is whole, and the next collection removes what is left.",
+        ) from error
+
+
+def _collect(store: FolderStore, keep: int) -> Collected:
+    numbers = store.numbers()
+    old, staying = numbers[:-keep], numbers[-keep:]
+    manifests = [store.manifest(number) for number in staying]
+    needed = {file_name(ref.name) for manifest in manifests for ref in manifest.packs}
+    for number in old:
+        store.manifest_path(number).unlink(missing_ok=True)
+    if old:
+        sync_folder(store.checkpoints)
+    packs, freed = 0, 0
+    for name in sorted(os.listdir(store.packs)):
+        if name in needed:
+            continue
+        path = store.packs / name
+        freed += path.stat().st_size
+        path.unlink()
+        packs += 1
+    if packs:
+        sync_folder(store.packs)
+    _sweep(store.staging)
+    return Collected(checkpoints=old, packs=packs, freed_bytes=freed)
+
+
+def _sweep(staging: Path) -> None:
+    """Remove what was being written by processes that are gone: the living hold a lock on theirs."""
+    for name in os.listdir(staging):
+        folder = staging / name
+        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(fd)
+
+
+# -------------------------------------------------------------------------------------------------------------- copying
+#
+# Copies a checkpoint from another store, also while its holder saves there.
+#
+# It comes into a staging folder, which is never taken for a checkpoint. What is made of it (all of it, or what a
+# notebook takes of it) is then published here as anything that is saved here is: under this place's own lease, with the
+# next number. The other place is only read.
+
+
+LOOKS_MAX: Final = 20
+"""Each try fails only if a save and a collection came between two lines here."""
+AROUND: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """All of one checkpoint, in a staging folder."""
+
+    manifest: Manifest
+    folder: Path
+    handed: PackSource | None = None
+    """Who opens its packs, where this process may not enter the folder they are in."""
+
+    @property
+    def source(self) -> Packs:
+        """Where its packs are read."""
+        return self.folder if self.handed is None else self.handed
+
+    def open(self) -> Checkpoint:
+        """For reading: each byte is compared with its checksum, as everywhere."""
+        return Checkpoint(Stored(self.manifest, self.source))
+
+    def check(self) -> None:
+        """Compare everything that it needs with its checksums. Raises ``CheckpointDamaged``."""
+        stored = Stored(self.manifest, self.source)
+        try:
+            chunks = {chunk[0]: chunk for one in stored.each_record() for blob in one.blobs for chunk in blob.chunks()}
+            for digest, _, length in chunks.values():
+                pack, entry = stored.place(digest, length)
+                pack.content(entry)
+        finally:
+            stored.close()
+
+    def packs(self) -> dict[bytes, Path]:
+        return {ref.name: self.folder / file_name(ref.name) for ref in self.manifest.packs}
+
+
+def copy_checkpoint(store: CheckpointStore, source: str) -> CopiedIn:
+    """Make the newest checkpoint of ``source`` the newest of this store; its number is the one it has here, 0 where
+    there is none. ``source``: what the store understands, a folder or a ticket for a volume. Raises
+    ``CapacityExceeded`` or ``CheckpointFailed`` for what has no room, before anything is written, and
+    ``CheckpointDamaged`` rather than spread damage."""
+    with store.copied(source) as copied:
+        if copied is None:
+            return CopiedIn(number=0)
+        copied.check()
+        who, newest = store.who, store.newest()
+        manifest = replace(copied.manifest, number=newest + 1, parent=newest, lease=who.lease, epoch=who.epoch)
+        path = copied.folder / "manifest"
+        write_synced(path, manifest.dump())
+        there = store.manifest(newest).packs if newest else ()
+        packs = [path for name, path in copied.packs().items() if name not in {ref.name for ref in there}]
+        size = sum(ref.size for ref in manifest.packs)
+        report = SaveReport(
+            number=manifest.number,
+            roots=manifest.roots,
+            state_bytes=manifest.state_bytes,
+            written_bytes=size,
+            read_bytes=0,
+        )
+        base = store.base()
+        store.publish(
+            Staged(
+                folder=copied.folder,
+                manifest=manifest,
+                manifest_path=path,
+                packs=packs,
+                report=report,
+                base=base,
+                records=(),
+            )
+        )
+        return CopiedIn(number=manifest.number, wall_ns=manifest.wall_ns, size=size, note=manifest.note)
+
+
+# ---- a folder without a lease
+
+
+def look_in_folder(source: FolderStore, passing: str = "") -> CopiedIn:
+    """What would be copied; number 0: nothing."""
+    for _ in range(LOOKS_MAX):
+        try:
+            manifest = _picked(source, passing)
+        except NotFound:  # collected just now: so there is a newer one
+            continue
+        if manifest is None:
+            return CopiedIn(number=0)
+        size = sum(ref.size for ref in manifest.packs)
+        return CopiedIn(number=manifest.number, wall_ns=manifest.wall_ns, size=size, note=manifest.note)
+    raise damaged("a folder has no checkpoint that stays for long enough to be read")
+
+
+@contextmanager
+def copied_from_folder(store: FolderStore, source: FolderStore, passing: str = "") -> Iterator[Copied | None]:
+    """Its packs are opened together, as every reader does, and copied then: what is open cannot be collected."""
+    found = _opened(source, passing)
+    if found is None:
+        yield None
+        return
+    manifest, files = found
+    try:
+        needed = sum(ref.size for ref in manifest.packs) + AROUND
+        with store.staging_folder(needed) as folder:
+            try:
+                for name, fd in files.items():
+                    with open(fd, "rb", closefd=False) as old, open(folder / name, "xb") as new:
+                        shutil.copyfileobj(old, new, 4 << 20)
+                        os.fchmod(new.fileno(), 0o444)
+            except OSError as error:
+                raise CheckpointFailed(
+                    f"{format_size(needed)} could not be copied to {store.folder}: {error.strerror or error}",
+                    do="Make room there; what is saved there is whole.",
+                ) from error
+            yield Copied(manifest, folder)
+    finally:
+        for fd in files.values():
+            os.close(fd)
+
+
+def _picked(source: FolderStore, passing: str) -> Manifest | None:
+    """The newest that is not to be passed over, or the newest."""
+    newest = None
+    for number in reversed(source.numbers()):
+        manifest = source.manifest(number)
+        newest = newest or manifest
+        if not passing or not manifest.note.startswith(passing):
+            return manifest
+    return newest
+
+
+def _opened(source: FolderStore, passing: str) -> tuple[Manifest, dict[str, int]] | None:
+    for _ in range(LOOKS_MAX):
+        files: dict[str, int] = {}
+        try:
+            manifest = _picked(source, passing)
+            if manifest is None:
+                return None
+            for ref in manifest.packs:
+                name = file_name(ref.name)
+                files[name] = os.open(source.packs / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except (NotFound, FileNotFoundError):  # collected just now: so there is a newer one
+            for fd in files.values():
+                os.close(fd)
+            continue
+        return manifest, files
+    raise damaged("a checkpoint names packs that are not there")
+
+
+def manifest_in(folder: Path) -> Manifest:
+    """Of what the supervisor has put there."""
+    return Manifest.parse(read_whole(folder / COPIED, MANIFEST_MAX))

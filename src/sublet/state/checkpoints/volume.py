@@ -26,10 +26,9 @@ from typing import Final, Protocol, TypeVar, cast, runtime_checkable
 
 from sublet.errors import CheckpointDamaged, CheckpointFailed, Disconnected, NotFound
 from sublet.state.checkpoints.atomic_files import read_whole
-from sublet.state.checkpoints.copying import Copied, manifest_in
 from sublet.state.checkpoints.format import MANIFEST_MAX, Manifest
 from sublet.state.checkpoints.packs import Packs
-from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.store import Copied, FolderStore, manifest_in
 from sublet.state.checkpoints.writer import Staged, Who
 from sublet.values import Epoch, LeaseId
 from sublet.wire.refusals import Refusal, error_of

@@ -13,9 +13,8 @@ from sublet.state.replicated.ballot import Stamp
 from sublet.state.replicated.cell import Answer, Request
 from sublet.state.replicated.checkpoint_record import Effect
 from sublet.state.replicated.folder import FolderReplica
-from sublet.state.replicated.policy import FailureDomain
 from sublet.state.replicated.quorum import ReplicaSet
-from sublet.state.replicated.replica import Replica, ReplicaFaulty
+from sublet.state.replicated.replica import FailureDomain, Replica, ReplicaFaulty
 from sublet.values import Epoch, shown
 
 

@@ -30,9 +30,8 @@ from sublet.state.replicated.cell import Answer, Cell, Install, Installed, Prepa
 from sublet.state.replicated.files import Files, refuse_network
 from sublet.state.replicated.folder_format import Header, entries
 from sublet.state.replicated.folder_log import LOG, FolderLog
-from sublet.state.replicated.policy import FailureDomain
 from sublet.state.replicated.quorum import ReplicaSet
-from sublet.state.replicated.replica import ReplicaFull, ReplicaSilent, folder_of, seal, unseal
+from sublet.state.replicated.replica import FailureDomain, ReplicaFull, ReplicaSilent, folder_of, seal, unseal
 
 LOG_BYTES: Final = 1 << 20
 """What a log takes on the disk from the first moment on."""

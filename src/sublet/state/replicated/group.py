@@ -25,10 +25,10 @@ from sublet.state.replicated.arguments import asked_replicas
 from sublet.state.replicated.ballot import NONCE_BYTES, OFFICE_MAX
 from sublet.state.replicated.cell import Install, Installed
 from sublet.state.replicated.membership import Listing, Run, Spread, change
-from sublet.state.replicated.policy import FailureDomain, ReplicaPolicy
+from sublet.state.replicated.policy import ReplicaPolicy
 from sublet.state.replicated.quorum import ReplicaSet, Seats
 from sublet.state.replicated.register import Operation, Result, Tenure, View
-from sublet.state.replicated.replica import Replica, ReplicaFaulty, ReplicaHealth, ReplicaSilent
+from sublet.state.replicated.replica import FailureDomain, Replica, ReplicaFaulty, ReplicaHealth, ReplicaSilent
 from sublet.state.replicated.worker import Errand, Told, Worker
 from sublet.values import Epoch, parse_duration_ns
 

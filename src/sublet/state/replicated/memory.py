@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from sublet.state.replicated.ballot import Stamp
 from sublet.state.replicated.cell import EMPTY, Accept, Answer, Cell, Install, Installed, Request, answer
-from sublet.state.replicated.policy import FailureDomain
 from sublet.state.replicated.quorum import ReplicaSet
-from sublet.state.replicated.replica import ReplicaFaulty, ReplicaFull, ReplicaSilent
+from sublet.state.replicated.replica import FailureDomain, ReplicaFaulty, ReplicaFull, ReplicaSilent
 
 
 class MemoryReplica:

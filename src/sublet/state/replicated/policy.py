@@ -4,46 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
 
 from blake3 import blake3
 
 from sublet.errors import InvalidRequest
 from sublet.state.replicated.quorum import Seats, check_quorums
+from sublet.state.replicated.replica import LEVELS, FailureDomain, Replica
 from sublet.values import shown
-
-if TYPE_CHECKING:
-    from sublet.state.replicated.replica import Replica
-
-LEVELS: Final = ("region", "cell", "host", "disk")
-"""From the widest to the narrowest. Replicas that share a domain share a fate."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class FailureDomain:
-    """Where a replica is: a region, a cell of it, a host in that, a disk of that, as far as is known."""
-
-    region: str = "local"
-    cell: str = ""
-    host: str = ""
-    disk: str = ""
-
-    def __str__(self) -> str:
-        return "/".join(part for part in self.path if part)
-
-    @property
-    def path(self) -> tuple[str, str, str, str]:
-        """The parts, from the widest."""
-        return self.region, self.cell, self.host, self.disk
-
-    def covers(self, other: FailureDomain) -> bool:
-        """Whether the other lies within this one; a part that is not said covers any."""
-        return all(not mine or mine == theirs for mine, theirs in zip(self.path, other.path, strict=True))
-
-    def shares(self, other: FailureDomain, level: str) -> bool:
-        """Whether both are in the same domain of this level. What is not said is taken to be the same."""
-        depth = LEVELS.index(level) + 1
-        return self.path[:depth] == other.path[:depth]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from blake3 import blake3
 from sublet.errors import CheckpointFailed
 from sublet.state.replicated.ballot import Garbled, Stamp
 from sublet.state.replicated.cell import Answer, Request
-from sublet.state.replicated.policy import FailureDomain
 from sublet.state.replicated.quorum import ReplicaSet
 
 PACK_MAGIC: Final = b"SUBLETP1"
@@ -58,6 +57,37 @@ class ReplicaFaulty(ReplicaSilent):
     transient = False
     health = ReplicaHealth.FAULTY
     default_do = "Make a new replica elsewhere and give it this one's seat with `replace`."
+
+
+LEVELS: Final = ("region", "cell", "host", "disk")
+"""From the widest to the narrowest. Replicas that share a domain share a fate."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FailureDomain:
+    """Where a replica is: a region, a cell of it, a host in that, a disk of that, as far as is known."""
+
+    region: str = "local"
+    cell: str = ""
+    host: str = ""
+    disk: str = ""
+
+    def __str__(self) -> str:
+        return "/".join(part for part in self.path if part)
+
+    @property
+    def path(self) -> tuple[str, str, str, str]:
+        """The parts, from the widest."""
+        return self.region, self.cell, self.host, self.disk
+
+    def covers(self, other: FailureDomain) -> bool:
+        """Whether the other lies within this one; a part that is not said covers any."""
+        return all(not mine or mine == theirs for mine, theirs in zip(self.path, other.path, strict=True))
+
+    def shares(self, other: FailureDomain, level: str) -> bool:
+        """Whether both are in the same domain of this level. What is not said is taken to be the same."""
+        depth = LEVELS.index(level) + 1
+        return self.path[:depth] == other.path[:depth]
 
 
 class Replica(Protocol):

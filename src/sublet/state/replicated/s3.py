@@ -38,9 +38,8 @@ from sublet.state.replicated.cell import (
     Request,
     answer,
 )
-from sublet.state.replicated.policy import FailureDomain
 from sublet.state.replicated.quorum import ReplicaSet
-from sublet.state.replicated.replica import ReplicaFaulty, ReplicaSilent, folder_of, seal, unseal
+from sublet.state.replicated.replica import FailureDomain, ReplicaFaulty, ReplicaSilent, folder_of, seal, unseal
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -149,7 +149,7 @@ class _Pickler(pickle.Pickler):
         return part, (type(value), number), state
 
     def _by_name(self, value: Any) -> Any:
-        from sublet.state.transfer.reducers import found_by_name
+        from sublet.state.transfer.names import found_by_name
 
         return NotImplemented if found_by_name(value) else self._beside(value)
 

@@ -16,7 +16,7 @@ from sublet.errors import InvalidRequest
 from sublet.state.transfer.encoded import NO_BUFFER, Head
 from sublet.state.transfer.figures import Assembly, assembling
 from sublet.state.transfer.memory import copy_bytes, fresh_memory
-from sublet.state.transfer.reducers import MAINS
+from sublet.state.transfer.names import MAINS
 
 
 def decode(

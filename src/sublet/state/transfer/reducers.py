@@ -8,7 +8,6 @@ none is imported. What each rule makes is put together again by ``rebuild``.
 from __future__ import annotations
 
 import array
-import contextlib
 import copyreg
 import enum
 import functools
@@ -29,12 +28,11 @@ from sublet.durable import rebuild
 from sublet.state.transfer import figures
 from sublet.state.transfer.device_state import devices_are_away
 from sublet.state.transfer.memory import address_of, lend, memory_at
+from sublet.state.transfer.names import MAINS, found_by_name
 
 GpuRule = Literal["copy", "refuse"]
 Rule = Callable[[Any], Any]
 
-MAINS: Final = frozenset(("__main__", "__mp_main__"))
-"""Modules that another process does not have under that name: what they define travels by value."""
 BY_CLOUDPICKLE: Final[tuple[type, ...]] = (
     *(types.ModuleType, types.CodeType, types.MethodType),
     *(classmethod, staticmethod, property, weakref.WeakSet),
@@ -748,23 +746,6 @@ def owner_of(memory: Any) -> Any:
             return memory
 
 
-def found_by_name(value: Any) -> bool:
-    """Whether another process finds this very function or class under its module and name."""
-    name = getattr(value, "__module__", None)
-    if name is None or name in MAINS or _registered_by_value(name):
-        return False
-    found: Any = sys.modules.get(name)
-    if found is None and name.partition(".")[0] in sys.modules:  # its library imports this part when it is asked for
-        with contextlib.suppress(Exception):
-            found = importlib.import_module(name)
-    try:
-        for part in value.__qualname__.split("."):
-            found = getattr(found, part)
-    except AttributeError:
-        return False
-    return found is value
-
-
 def _of_modules(kind: type) -> Mapping[int, tuple[str, str]]:
     """Objects of this class, by id, that the class' own library has under a name, in the module of the class or in a
     package around it."""
@@ -799,9 +780,3 @@ def _is_installed(library: str) -> bool:
     paths = sysconfig.get_paths()
     folders = tuple(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     return file is None or file.startswith(folders) or "site-packages" in file or "dist-packages" in file
-
-
-def _registered_by_value(module: str) -> bool:
-    """The program has asked cloudpickle to send this module's functions by value."""
-    cloudpickle = sys.modules.get("cloudpickle")
-    return cloudpickle is not None and module in cloudpickle.list_registry_pickle_by_value()

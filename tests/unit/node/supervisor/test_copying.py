@@ -16,10 +16,8 @@ from sublet.errors import CapacityExceeded, CheckpointDamaged, InvalidRequest, N
 from sublet.node.storage import copying_work
 from sublet.node.storage.copying_work import copy_in
 from sublet.node.storage.volume_folder import collect, has_files, sweep_staging
-from sublet.state.checkpoints.copying import Copied, copy_checkpoint
 from sublet.state.checkpoints.format import Manifest
-from sublet.state.checkpoints.gc import verify
-from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.store import Copied, FolderStore, copy_checkpoint, verify
 from sublet.state.checkpoints.writer import Who
 from sublet.values import MIB
 from sublet.wire.volumes import COPIED, Collect, CopiedIn, CopyIn

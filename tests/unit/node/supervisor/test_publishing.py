@@ -11,7 +11,7 @@ import pytest
 from sublet.errors import LeaseNotActive, StaleEpoch, SubletError, Unauthorized
 from sublet.node.processes.tenancy import Tenancy
 from sublet.node.storage.publishing import TICKETS_MAX, WAITING_MAX, AnyReply, Asker, Handed, Lent, Publishing
-from sublet.node.storage.stores import State, Store
+from sublet.node.storage.store import State, Store
 from sublet.node.storage.stores_work import Made, StoreNote
 from sublet.values import MIB, EndReason, Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.codec import dumps

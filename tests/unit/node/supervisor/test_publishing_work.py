@@ -26,8 +26,7 @@ from sublet.errors import (
 from sublet.node.storage import volume_folder
 from sublet.node.storage.publishing_work import publish, said_of
 from sublet.node.storage.volume_folder import Place, collect, has_files, lay_out, sweep_staging
-from sublet.state.checkpoints.gc import verify
-from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.store import FolderStore, verify
 from sublet.state.checkpoints.writer import Saver, Staged, Who
 from sublet.values import MIB, Epoch, LeaseId
 from sublet.wire.codec import loads

@@ -22,7 +22,7 @@ from sublet.node.processes.procs import PAGE_BYTES, Procs, Stat
 from sublet.node.processes.tree import Trees
 from sublet.node.processes.words import out_of_memory
 from sublet.node.storage.mounts import Mount, loops_in, mounts_in, who_else_has
-from sublet.node.storage.stores import NAMES_MAX, Count, count
+from sublet.node.storage.store import NAMES_MAX, Count, count
 from sublet.values import MIB
 from tests.left_open import nothing_left_open
 

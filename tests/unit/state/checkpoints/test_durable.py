@@ -28,8 +28,7 @@ from sublet.errors import (
 )
 from sublet.state.checkpoints import reader
 from sublet.state.checkpoints.durable import Durable, store_of
-from sublet.state.checkpoints.gc import verify
-from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.store import FolderStore, verify
 from sublet.state.checkpoints.writer import Staged
 from sublet.state.transfer import memory
 from sublet.values import Epoch, LeaseId

@@ -27,9 +27,8 @@ from sublet.state.checkpoints.format import (
     parse_index,
     parse_trailer,
 )
-from sublet.state.checkpoints.gc import verify
 from sublet.state.checkpoints.records import Blob, Record, dump_leaf, parse_leaf
-from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.store import FolderStore, verify
 from sublet.state.checkpoints.writer import Saver, Who
 from sublet.values import Epoch, LeaseId
 

@@ -15,8 +15,7 @@ import pytest
 from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest, NotFound, StaleEpoch, VersionConflict
 from sublet.state.checkpoints import atomic_files, packs
 from sublet.state.checkpoints.atomic_files import PIECE, read_whole
-from sublet.state.checkpoints.gc import collect, verify
-from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.store import FolderStore, collect, verify
 from sublet.state.checkpoints.writer import PACKS_MAX, Saver, SaveReport, Who
 from sublet.state.transfer.changes import CHUNK_BYTES
 from sublet.values import Epoch, LeaseId

@@ -24,12 +24,10 @@ from sublet.errors import (
 from sublet.node.storage.copying_work import copy_in
 from sublet.node.storage.publishing_work import publish, said_of
 from sublet.node.storage.volume_folder import Place, collect, lay_out
-from sublet.state.checkpoints.copying import copy_checkpoint
 from sublet.state.checkpoints.durable import Durable, store_of
-from sublet.state.checkpoints.gc import verify
 from sublet.state.checkpoints.object_groups import encode_roots
 from sublet.state.checkpoints.save_size import needed_bytes
-from sublet.state.checkpoints.store import FolderStore
+from sublet.state.checkpoints.store import FolderStore, copy_checkpoint, verify
 from sublet.state.checkpoints.volume import VolumeStore
 from sublet.state.checkpoints.writer import PACKS_MAX, Base, Capture, Saver, Staged
 from sublet.values import MIB, Epoch, LeaseId

@@ -440,7 +440,7 @@ def test_no_library_is_loaded_that_the_program_has_not() -> None:
 
     code = (
         "import sys; from sublet.state.transfer.codec import encode;"
-        "import sublet.state.checkpoints.durable, sublet.state.checkpoints.gc;"
+        "import sublet.state.checkpoints.durable, sublet.state.checkpoints.store;"
         "encode([1, {'a': (2, 3)}]); print(*(n for n in ('numpy', 'torch', 'pandas', 'pyarrow', 'cloudpickle',"
         "'asyncio', 'zstandard') if n in sys.modules))"
     )
