@@ -25,6 +25,7 @@ from sublet.office.journal.journal import Journal
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.answers import Granted
 from sublet.office.ledger.events import Event
+from sublet.office.ledger.fold import apply
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LOCAL_TENANT, LeaseRecord, Now, Want
@@ -79,7 +80,7 @@ class SmallOffice:
         self.ledger = Ledger(Policy(), state)
         last_ns = found.last_ns or NS_PER_S
         for entry in found.entries:
-            self.ledger.state.apply(entry.event, Now(entry.ns, entry.wall_ns))
+            apply(self.ledger.state, entry.event, Now(entry.ns, entry.wall_ns))
         self.ns = last_ns + NS_PER_S
         self.opening = cmd.OpenOffice(
             incarnation=found.incarnation, clock_domain=DOMAIN, last_ns=found.last_ns, restored=found.restored

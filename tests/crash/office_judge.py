@@ -13,6 +13,8 @@ from sublet.office.journal.history import History
 from sublet.office.journal.journal import entry_of, verify_file
 from sublet.office.journal.reader import Reader
 from sublet.office.ledger.bills import reconcile
+from sublet.office.ledger.checks import check_books
+from sublet.office.ledger.fold import apply
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.office.ledger.state import State
@@ -34,7 +36,7 @@ def folded(path: Path) -> tuple[State, int]:
         for row in reader.tail():
             entry = entry_of(row)
             if entry is not None:
-                state.apply(entry.event, Now(entry.ns, entry.wall_ns))
+                apply(state, entry.event, Now(entry.ns, entry.wall_ns))
         return state, tip.seq
     finally:
         reader.close()
@@ -54,7 +56,7 @@ def judge_disk(office: OfficeProcess, told: Told) -> None:
             shutil.copyfile(source, copy / source.name)
     path = copy / JOURNAL_NAME
     state, _ = folded(path)
-    state.check()
+    check_books(state)
     verdict = verify_file(path, office.anchors)
     assert verdict.ok, verdict.problem
     reader = Reader(path)
@@ -141,7 +143,7 @@ def judge_office(office: OfficeProcess) -> None:
             break
         assert time.monotonic() < until, "the office does not come to rest"
         time.sleep(0.005)
-    before.check()
+    check_books(before)
     assert tenants == set(before.tenants)
     assert shown.keys() == set(before.leases)
     for lease in before.leases.values():

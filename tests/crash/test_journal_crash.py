@@ -32,6 +32,7 @@ from sublet.office.journal.history import History
 from sublet.office.journal.journal import Journal
 from sublet.office.ledger.bills import Usage, fold, reconcile
 from sublet.office.ledger.budgets import stands
+from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LOCAL_TENANT, Now
@@ -227,7 +228,7 @@ def look(answered: list[Epoch], place: Path) -> None:
     office.acquire("last")
     (fresh,) = epochs_in(notes)
     assert all(fresh > epoch for epoch in answered), f"{fresh} is not above {max(answered)}"
-    office.ledger.state.check()
+    check_books(office.ledger.state)
     past = History().read(office.journal.records())
     usages = past.usages(office.ns)
     account = reconcile(usages, past.devices(office.ns))

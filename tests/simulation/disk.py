@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from sublet.office.ledger.events import Event
+from sublet.office.ledger.fold import apply
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import Now
 from sublet.office.ledger.state import State
@@ -133,7 +134,7 @@ def fold(policy: Policy, base: bytes | None, batches: list[bytes]) -> State:
         assert batch is not None, "a synced batch cannot be read"
         now = Now(*batch.now)
         for event in batch.events:
-            state.apply(event, now)
+            apply(state, event, now)
     return state
 
 

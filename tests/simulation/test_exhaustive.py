@@ -15,7 +15,9 @@ import pytest
 from sublet.errors import SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.office.ledger import commands as cmd
+from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.events import Event
+from sublet.office.ledger.fold import apply
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import Now, Want
@@ -168,13 +170,13 @@ class SmallWorld:
         state = State.fresh(POLICY)
         for now, events in self.journal:
             for event in events:
-                state.apply(event, now)
+                apply(state, event, now)
         return state
 
     # ---- what must hold ----
 
     def check(self) -> None:
-        self.ledger.state.check()
+        check_books(self.ledger.state)
         accepted = [pair for pair in self.given if self.touches(*pair)]
         assert len(accepted) <= 1, f"both {accepted} may touch the device"
         assert not self.machine.overlaps, self.machine.overlaps[0]
@@ -244,7 +246,7 @@ def _search(root: tuple[str, ...], depth: int) -> int:
             for move in tuple(_replay(path).moves()):
                 after = _replay((*path, move))
                 try:
-                    after.check()
+                    check_books(after)
                 except AssertionError as error:
                     raise AssertionError(f"{error}, after: {', '.join((*path, move))}") from error
                 mark = hash(after.key())

@@ -7,6 +7,8 @@ from sublet.lease.states import LeaseStatus
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Outcome
+from sublet.office.ledger.checks import check_books
+from sublet.office.ledger.fold import apply
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import Now, Want
@@ -99,8 +101,8 @@ def test_leases_are_forgotten_after_a_restart_in_whatever_order_they_came_clean(
     assert any(isinstance(event, ev.Forgotten) for event in forgotten.events)
     restarted = State.restore(snapshot)
     for event in forgotten.events:
-        restarted.apply(event, Now(office.ns, office.ns))
-    restarted.check()
+        apply(restarted, event, Now(office.ns, office.ns))
+    check_books(restarted)
     assert Ledger(POLICY, restarted).next_wake_ns() is None or restarted.leases
 
 
@@ -166,7 +168,7 @@ def test_a_lost_node_that_returns_still_owes_the_teardown_of_what_has_ended() ->
     office.tell(cmd.NodeGone(node=NODE))
     assert office.ledger.state.leases[LeaseId("held")].status is LeaseStatus.ENDED
     office.tell(cmd.NodeUp(inventory=INVENTORY))
-    office.ledger.state.check()
+    check_books(office.ledger.state)
     waits = office.acquire("next", tenant=BOB)
     assert not any(isinstance(event, ev.Granted) for event in waits.events), "nobody has looked yet"
     office.torn_down("held", GPU)

@@ -19,6 +19,7 @@ from sublet.lease.states import LeaseStatus
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger import preemption
+from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.fold import FOLD
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy
@@ -242,7 +243,7 @@ def test_every_small_graph_with_floors_comes_to_rest(devices: int, floors: tuple
         for index, (tenant, tier) in enumerate(requests):
             office.ask(TENANTS[tenant], tier, 2 if index == 3 else 1)
         office.settle()
-        office.ledger.state.check()
+        check_books(office.ledger.state)
         preempted += office.preemptions
         by_floor += office.by_floor
     assert preempted > 100
@@ -263,7 +264,7 @@ def test_every_small_graph_with_a_reservation_comes_to_rest(
         for index, (tenant, tier) in enumerate(requests):
             office.ask(TENANTS[tenant], tier, 2 if index == 3 and devices > 1 else 1)
         office.settle()
-        office.ledger.state.check()
+        check_books(office.ledger.state)
         preempted += office.preemptions
         lent += office.lent
     assert preempted > 100
@@ -285,7 +286,7 @@ def test_every_small_preemption_graph_comes_to_rest(devices: int, idle: bool) ->
             if idle and index == 0:
                 _put_to_rest(office, lease)
         office.settle()
-        office.ledger.state.check()
+        check_books(office.ledger.state)
         preempted += office.preemptions
     assert preempted > 100, "hardly anything was preempted: the graphs are not what they seem"
 

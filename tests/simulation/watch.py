@@ -14,6 +14,7 @@ from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted, Outcome
+from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, RenewMode, ResourceId, Suspend, Tier
 from sublet.wire.orders import Held, Order, Parkable, Report, Resumed, TornDown
@@ -107,7 +108,7 @@ class Watch:
             return
         if outcome.events:
             try:
-                state.check()
+                check_books(state)
             except AssertionError as error:
                 self.fail("books", str(error))
         answered = isinstance(outcome.answer, Granted)
@@ -261,7 +262,7 @@ class Watch:
     def recovered(self, office: OfficeProcess, state: State) -> None:
         """The journal was folded: it must come to what lived, and to what was told."""
         try:
-            state.check()
+            check_books(state)
         except AssertionError as error:
             self.fail("books", str(error))
         if self._at_crash is not None and self._at_crash != state.snapshot():

@@ -55,6 +55,7 @@ from sublet.office.journal.journal import Journal
 from sublet.office.ledger.bills import Rates, parse_rates
 from sublet.office.ledger.budgets import check_prices, prices_record
 from sublet.office.ledger.commands import NodeUp, OpenOffice, SetPrices
+from sublet.office.ledger.fold import apply
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import Now
@@ -319,7 +320,7 @@ class Office:
             state = State.restore(found.snapshot)
         entries = 0
         for entry in found.entries:
-            state.apply(entry.event, Now(entry.ns, entry.wall_ns))
+            apply(state, entry.event, Now(entry.ns, entry.wall_ns))
             entries += 1
         opening = OpenOffice(
             incarnation=found.incarnation,

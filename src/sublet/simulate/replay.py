@@ -26,6 +26,7 @@ from sublet.lease.states import LIVE_STATES
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted, Outcome, Refusal
+from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import DeclaredRecord, NoticeRecord, Now, Want
@@ -406,7 +407,7 @@ class Replay:
         outcome = self._ledger.handle(command, self._now())
         self.result.commands += 1
         if self._check_every and outcome.events and self.result.commands % self._check_every == 0:
-            self._ledger.state.check()
+            check_books(self._ledger.state)
         for order in outcome.orders:
             if isinstance(order, End):
                 torn = tuple(part.resource for part in order.parts)

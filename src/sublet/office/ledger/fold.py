@@ -25,6 +25,7 @@ from sublet.office.ledger import events as ev
 from sublet.office.ledger.burst_credit import left
 from sublet.office.ledger.fairness import DEFAULT_GROUP
 from sublet.office.ledger.fold_spending import (
+    account,
     budget_credited,
     budget_reached,
     budget_removed,
@@ -52,6 +53,13 @@ if TYPE_CHECKING:
     from sublet.office.ledger.state import State
 
 
+def apply(state: State, event: ev.Event, now: Now) -> None:
+    """Take one fact into the books."""
+    FOLD[type(event)](state, event, now)
+    if state.books.budgets:
+        account(state, event, now)
+
+
 def _office_opened(state: State, event: ev.OfficeOpened, now: Now) -> None:
     if event.incarnation > state.books.incarnation:
         state.books.incarnation, state.books.next_n = event.incarnation, 1
@@ -63,8 +71,8 @@ def _rebased(state: State, event: ev.Rebased, now: Now) -> None:
     shift = event.shift_ns
     for meter in state.books.usage.values():
         meter.shift(shift)
-    for account in (*state.books.accounts.values(), *state.books.group_accounts.values()):
-        account.shift(shift)
+    for used in (*state.books.accounts.values(), *state.books.group_accounts.values()):
+        used.shift(shift)
     state.books.periods_from_ns += shift
     for cooling in state.books.cool_until_ns.values():
         for tenant in cooling:

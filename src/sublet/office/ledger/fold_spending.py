@@ -39,17 +39,6 @@ def account(state: State, event: ev.Event, now: Now) -> None:
         note(state, event, now)
 
 
-def index_budgets(state: State) -> None:
-    """Which budgets an account has, and what is held on it."""
-    books = state.books
-    state.budgets_of, state.held_on = {}, {}
-    for budget in books.budgets.values():
-        state.budgets_of.setdefault(account_of(budget.tenant, budget.group), []).append(budget)
-    for name, held in books.held.items():
-        for whose in accounts_of(held):
-            state.held_on.setdefault(whose, {})[name] = held
-
-
 # ---- prices and budgets ----
 
 
@@ -65,7 +54,7 @@ def budget_set(state: State, event: ev.BudgetSet, now: Now) -> None:
     books.budgets[budget.id] = budget
     books.spent.setdefault(budget.id, SpentRecord())
     state.budgets_changed.add(budget.id)
-    index_budgets(state)
+    state.index_budgets()
 
 
 def budget_credited(state: State, event: ev.BudgetCredited, now: Now) -> None:
@@ -76,7 +65,7 @@ def budget_credited(state: State, event: ev.BudgetCredited, now: Now) -> None:
         del credited[next(iter(credited))]
     state.books.budgets[event.budget] = msgspec.structs.replace(known, credits=added, credited=credited)
     state.budgets_changed.add(event.budget)
-    index_budgets(state)
+    state.index_budgets()
 
 
 def budget_reached(state: State, event: ev.BudgetReached, now: Now) -> None:
@@ -105,7 +94,7 @@ def _forget(state: State, which: Callable[[BudgetRecord], bool]) -> None:
         state.budgets_changed.add(budget.id)
     if not books.budgets:
         books.held = {}
-    index_budgets(state)
+    state.index_budgets()
 
 
 def shift_held(state: State, shift_ns: int) -> None:
@@ -113,7 +102,7 @@ def shift_held(state: State, shift_ns: int) -> None:
     for name, held in state.books.held.items():
         state.books.held[name] = msgspec.structs.replace(held, start_ns=held.start_ns + shift_ns)
     state.budgets_changed.update(state.books.budgets)
-    index_budgets(state)
+    state.index_budgets()
 
 
 # ---- what is held ----

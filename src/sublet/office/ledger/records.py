@@ -1,6 +1,6 @@
 """The ledger's records: requests, leases, slices, resources, nodes, tenants.
 
-These are plain records. They change in one place only, ``state.State.apply``, and they are what a snapshot stores.
+These are plain records. They change in one place only, ``fold.apply``, and they are what a snapshot stores.
 Where most fields of most records have their usual value, these are not written down; so a default is part of the
 format and may never change.
 """

@@ -1,6 +1,6 @@
 """The ledger's state: the fold of its events, and nothing else.
 
-``apply`` is the only way anything changes. What the journal holds is therefore enough to rebuild everything, and a
+``fold.apply`` is the only way anything changes. What the journal holds is therefore enough to rebuild everything, and a
 test can compare the state that lived with the state that was folded. Decisions are made elsewhere (``ledger``); here
 every event is taken as a fact, and a fact the tables do not know is a bug that raises before anything is changed.
 
@@ -23,11 +23,7 @@ from sublet.lease.states import (
     SliceState,
     next_slice,
 )
-from sublet.office.ledger import events as ev
-from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.fairness import DEFAULT_GROUP, HALF_LIFE_NS, SHARED_KINDS, Account, Decay, amounts_of
-from sublet.office.ledger.fold import FOLD
-from sublet.office.ledger.fold_spending import account, index_budgets
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import (
     HOLDING_STATES,
@@ -54,7 +50,7 @@ from sublet.office.ledger.records import (
     volume_key,
 )
 from sublet.office.ledger.rooms import Room
-from sublet.office.ledger.spending import rates_of
+from sublet.office.ledger.spending import account_of, accounts_of, rates_of
 from sublet.office.ledger.usage import UsageMeter
 from sublet.values import (
     MILLIS_PER_DEVICE,
@@ -322,7 +318,7 @@ class State:
         for node in self.nodes.values():
             self.index_node(node)
         self.index_reserved()
-        index_budgets(self)
+        self.index_budgets()
         self.budgets_changed.update(self.books.budgets)
         for lease in self.leases.values():
             self.requests[lease.tenant, lease.request_id] = lease.id
@@ -470,17 +466,16 @@ class State:
             heapq.heappop(self.volume_timers)
         return None
 
-    def check(self) -> None:
-        """Every invariant that can be seen in the books and between books and indexes; raises AssertionError."""
-        check_books(self)
-
     # ---- changing: for the fold alone ----
 
-    def apply(self, event: ev.Event, now: Now) -> None:
-        """Take one fact into the books."""
-        FOLD[type(event)](self, event, now)
-        if self.books.budgets:
-            account(self, event, now)
+    def index_budgets(self) -> None:
+        """Which budgets an account has, and what is held on it."""
+        self.budgets_of, self.held_on = {}, {}
+        for budget in self.books.budgets.values():
+            self.budgets_of.setdefault(account_of(budget.tenant, budget.group), []).append(budget)
+        for name, held in self.books.held.items():
+            for whose in accounts_of(held):
+                self.held_on.setdefault(whose, {})[name] = held
 
     def tear_down(self, lease: LeaseRecord, now: Now) -> None:
         """The holder's time is over: its slices go to teardown, quota and meter stop."""

@@ -14,6 +14,7 @@ from sublet.lease.states import LeaseStatus, SliceState
 from sublet.office.ledger import admission, burst_credit, parking, replacing, volumes
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.commands import OFFICE
+from sublet.office.ledger.fold import apply
 from sublet.office.ledger.groups import gpu_millis
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import EndRecord, LeaseRecord, NoticeRecord, Now
@@ -48,7 +49,7 @@ class Step:
         """Take a fact into the state and into the journal."""
         if type(event) in ev.AUDITED:
             event = replace(event, by=self.by)
-        self.state.apply(event, self.now)
+        apply(self.state, event, self.now)
         self.events.append(event)
 
     def as_office(self) -> None:

@@ -14,6 +14,8 @@ from sublet.lease.states import LeaseStatus
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer, Granted, Offer, Outcome, Place, Refusal
+from sublet.office.ledger.checks import check_books
+from sublet.office.ledger.fold import apply
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LOCAL_TENANT, LeaseRecord, Now, ProcessRecord, Quota, Want
@@ -163,7 +165,7 @@ class Bench:
         """Handle one command and check the books."""
         outcome = self.ledger.handle(command, self.now)
         if self.checked:
-            self.state.check()
+            check_books(self.state)
         self.history.append((self.now, outcome.events))
         self.unsent += outcome.orders
         self.sent += outcome.orders
@@ -181,7 +183,7 @@ class Bench:
             for report in answers_to(self.unsent.pop(0), self._node_of, kept=self.keeps, empty=self.is_empty):
                 outcome = self.ledger.handle(cmd.AgentReport(report=report), self.now)
                 if self.checked:
-                    self.state.check()
+                    check_books(self.state)
                 self.history.append((self.now, outcome.events))
                 self.unsent += outcome.orders
                 self.sent += outcome.orders
@@ -284,8 +286,8 @@ def folded(history: Iterable[tuple[Now, tuple[ev.Event, ...]]], policy: Policy) 
     state = State.fresh(policy)
     for now, events in history:
         for event in events:
-            state.apply(event, now)
-    state.check()
+            apply(state, event, now)
+    check_books(state)
     return state
 
 

@@ -21,6 +21,7 @@ from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted, Outcome, Refusal
 from sublet.office.ledger.bills import Rates, Usage, fold
 from sublet.office.ledger.budgets import prices_record, stands
+from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import (
@@ -663,7 +664,7 @@ class Chaos:
         """The office dies and comes back: with its journal, on the same clock or another, or out of a backup."""
         bench, rng = self.bench, self.rng
         state = State.restore(bench.state.snapshot())
-        state.check()
+        check_books(state)
         bench.ledger = Ledger(self.policy, state)
         if rng.random() < 0.5:
             bench.unsent.clear()

@@ -12,6 +12,7 @@ from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.bills import GRAINS_PER_MICRO, Rates, fold
 from sublet.office.ledger.budgets import money, prices_record, stands
+from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.fold_spending import CREDITS_REMEMBERED
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.records import BudgetRecord, GroupRecord, HeldRecord, LeaseRecord, Now, SpentRecord
@@ -567,7 +568,7 @@ def test_an_office_of_before_opens_and_counts_from_the_budget_on() -> None:
     bench.wait(500)
     lease.granted_wall_ns = lease.group = None
     state = State.restore(bench.state.snapshot())
-    state.check()
+    check_books(state)
     assert b"budgets" not in bench.state.snapshot() or not state.books.budgets
     bench.ledger = Ledger(bench.policy, state)
     budget(bench, 1)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from sublet.lease.states import LeaseStatus, SliceState, VolumeState
+from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.records import NoticeRecord
 from sublet.office.ledger.state import State
 from sublet.values import GIB, EndReason, Epoch, Kind, LeaseId, ResourceId, TenantId, Tier
@@ -37,7 +38,7 @@ def full() -> State:
         *(LeaseStatus.ACTIVE, LeaseStatus.NOTICED, LeaseStatus.QUEUED, LeaseStatus.ENDING, LeaseStatus.ENDED)
     }
     assert state.promises
-    state.check()
+    check_books(state)
     return state
 
 
@@ -122,7 +123,7 @@ def test_what_is_wrong_is_seen(what: str) -> None:
     state = full()
     WRONG[what](state)
     with pytest.raises(AssertionError):
-        state.check()
+        check_books(state)
 
 
 def test_an_exclusive_slice_has_no_neighbours() -> None:
@@ -136,7 +137,7 @@ def test_an_exclusive_slice_has_no_neighbours() -> None:
     resource.used += 1
     state.rooms[resource.id].put(piece)
     with pytest.raises(AssertionError, match="an exclusive slice has neighbours"):
-        state.check()
+        check_books(state)
 
 
 @pytest.mark.parametrize(
@@ -157,4 +158,4 @@ def test_a_slice_that_no_lease_and_no_volume_has_is_seen(said: str, what: dict[s
     state.rooms[CPU].put(piece)
     state.rooms[CPU].free -= piece.part.amount
     with pytest.raises(AssertionError, match=said):
-        state.check()
+        check_books(state)

@@ -9,6 +9,7 @@ from sublet.lease.states import LeaseStatus, SliceState
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted
+from sublet.office.ledger.fold import apply
 from sublet.office.ledger.records import LOCAL_TENANT, Quota, Want
 from sublet.office.ledger.schedule import WALK_MAX
 from sublet.values import GIB, EndReason, Kind, NodeId, RequestId, ResourceId, Tier
@@ -278,7 +279,7 @@ def test_ended_leases_are_forgotten_in_whatever_order_a_restart_lists_them() -> 
         bench.report(TornDown(node=N1, lease=lease.id, epoch=lease.epoch, resources=parts))
     state = type(bench.state).restore(bench.state.snapshot())
     for gone in (quick.id, slow.id):
-        state.apply(ev.Forgotten(leases=(gone,)), bench.now)
+        apply(state, ev.Forgotten(leases=(gone,)), bench.now)
     assert not state.ended
 
 

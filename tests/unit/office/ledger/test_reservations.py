@@ -11,6 +11,7 @@ from sublet.lease.states import LeaseStatus
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted
+from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.explain import ReasonKind
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy
@@ -373,7 +374,7 @@ def test_the_wall_clock_is_set_during_a_reservation(by_s: float) -> None:
 
     def tell(command: cmd.Command) -> None:
         ledger.handle(command, Now(bench.now_ns, bench.now.wall_ns + seconds(by_s)))
-        ledger.state.check()
+        check_books(ledger.state)
 
     tell(cmd.Tick())
     wake_ns = ledger.next_wake_ns()
@@ -389,7 +390,7 @@ def test_books_of_before_have_no_reservations() -> None:
     old = json.loads(bench.state.snapshot())
     for name in ("reservations", "reserved"):
         del old[name]
-    State.restore(json.dumps(old).encode()).check()
+    check_books(State.restore(json.dumps(old).encode()))
 
 
 # ---- bad input

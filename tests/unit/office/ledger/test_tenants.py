@@ -7,6 +7,7 @@ import pytest
 from sublet.errors import InvalidRequest, NotFound, SubletError, Unauthorized
 from sublet.lease.states import LeaseStatus
 from sublet.office.ledger import commands as cmd
+from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.state import State
 from sublet.values import GIB, EndReason, Kind, TenantId
 from tests.unit.office.ledger.bench import ANN, BEN, LOCAL, Bench, device, disk, gpu, inventory
@@ -71,7 +72,7 @@ def test_a_tenant_is_removed_when_nothing_of_it_is_left_and_comes_back_behind_it
         raise_refusal(bench.ask(disk(), tenant=ANN))
     with pytest.raises(NotFound):
         raise_refusal(bench.do(remove).answer)
-    bench.state.check()
+    check_books(bench.state)
     folded = State.restore(bench.state.snapshot())
     assert folded.books.removed == {ANN: 1}
     bench.do(cmd.AddTenant(by=LOCAL, tenant=ANN, token_hash="new"))
