@@ -28,7 +28,7 @@ from sublet.office.ledger.state import State
 from sublet.values import NS_PER_S, BudgetLevel, BudgetWindow, EndReason, GroupId, Kind, TenantId, shown
 
 if TYPE_CHECKING:
-    from sublet.office.ledger.step import Step
+    from sublet.office.ledger.transaction import Transaction
 
 AMOUNT_MAX: Final = 10**15
 """A thousand million units of money, in millionths."""
@@ -40,7 +40,7 @@ _DO_PRICES: Final = "Write a price per hour of gpu, cpu, memory and block into r
 # ---- what operators ask ----
 
 
-def set_prices(step: Step, command: cmd.SetPrices) -> Answer:
+def set_prices(step: Transaction, command: cmd.SetPrices) -> Answer:
     """The prices of this start. They are in the journal, so that a fold of it counts as the office did."""
     check_prices(step.state, rates_of(command.prices), command.missing)
     if step.state.rates != rates_of(command.prices):
@@ -70,7 +70,7 @@ def check_complete(rates: Rates, missing: tuple[str, ...]) -> None:
         raise InvalidRequest("all prices are zero, so a budget would never be used", do=_DO_PRICES)
 
 
-def set_budget(step: Step, command: cmd.SetBudget) -> Answer:
+def set_budget(step: Transaction, command: cmd.SetBudget) -> Answer:
     """Make one, which counts from this moment on; or change the amount of one."""
     state, rates = step.state, step.state.rates
     _check_account(state, command.tenant, command.group)
@@ -113,7 +113,7 @@ def check_windows(budgets: Sequence[BudgetRecord]) -> None:
             )
 
 
-def credit_budget(step: Step, command: cmd.CreditBudget) -> Answer:
+def credit_budget(step: Transaction, command: cmd.CreditBudget) -> Answer:
     """For the present window alone; the next one begins with its amount."""
     budget = _known(step.state, command)
     check_amount(command.amount, least=1)
@@ -127,7 +127,7 @@ def credit_budget(step: Step, command: cmd.CreditBudget) -> Answer:
     return Done()
 
 
-def remove_budget(step: Step, command: cmd.RemoveBudget) -> Answer:
+def remove_budget(step: Transaction, command: cmd.RemoveBudget) -> Answer:
     step.emit(ev.BudgetRemoved(budget=_known(step.state, command).id))
     return Done()
 
@@ -230,7 +230,7 @@ def stands(state: State, budget: BudgetRecord, now: Now) -> Standing:
     return standing(budget, state.books.spent[budget.id], held.values(), state.rates, now)
 
 
-def settle(step: Step, budget: BudgetRecord) -> Standing:
+def settle(step: Transaction, budget: BudgetRecord) -> Standing:
     """Take note of what is used, and do what follows: once it is used up, and once it no longer is."""
     state = step.state
     found = stands(state, budget, step.now)
@@ -254,7 +254,7 @@ def settle(step: Step, budget: BudgetRecord) -> Standing:
     return found
 
 
-def lift(step: Step) -> None:
+def lift(step: Transaction) -> None:
     """A budget is gone: who had notice for it is spared."""
     books = step.state.books
     for lease in step.state.leases.values():
@@ -277,7 +277,7 @@ def _of(state: State, budget: BudgetRecord) -> list[LeaseRecord]:
     return found
 
 
-def _end(step: Step, lease: LeaseRecord, budget: BudgetRecord) -> None:
+def _end(step: Transaction, lease: LeaseRecord, budget: BudgetRecord) -> None:
     """What does not go on: at once where nothing runs yet, else with the notice of its tier."""
     if not _costs(step.state, lease):
         return

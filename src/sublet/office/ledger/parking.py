@@ -18,6 +18,7 @@ of exclusivity ``device``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -27,7 +28,7 @@ from sublet.lease.policy import lead_ns
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.office.ledger import admission
 from sublet.office.ledger import events as ev
-from sublet.office.ledger.placement import fit_on_node
+from sublet.office.ledger.placement import RoomsByNode, fit_on_node
 from sublet.office.ledger.records import LeaseRecord, NoticeRecord, Parks, Want
 from sublet.values import (
     EndReason,
@@ -43,9 +44,8 @@ from sublet.values import (
 from sublet.wire.orders import Held, Parkable, Parking, Resumed
 
 if TYPE_CHECKING:
-    from sublet.office.ledger.schedule import Schedule
     from sublet.office.ledger.state import State
-    from sublet.office.ledger.step import Step
+    from sublet.office.ledger.transaction import Transaction
 
 _KINDS: Final = frozenset({Kind.GPU, Kind.CPU})
 """What a lease may have whose guests are parked: memory and disk of its own end with it."""
@@ -56,7 +56,7 @@ _WAITS: Final = frozenset({LeaseStatus.QUEUED, LeaseStatus.GRANTED})
 # ---- 1: notice ----
 
 
-def parkable(step: Step, schedule: Schedule, report: Parkable) -> None:
+def parkable(step: Transaction, rooms_for: Callable[[State, LeaseRecord], RoomsByNode], report: Parkable) -> None:
     """An agent says what the guests of a lease that has notice, or runs out, would need. It says so again, so nothing
     is lost by answering no now."""
     lease = step.state.leases.get(report.lease)
@@ -79,7 +79,7 @@ def parkable(step: Step, schedule: Schedule, report: Parkable) -> None:
         return
     parking = _record(step, lease, report, ability)
     over = admission.over_quota(parking.wants, step.state.quota_of(lease.tenant), step.state.held_by(lease.tenant))
-    here = schedule.rooms_for(step.state, parking).get(lease.node, ()) if lease.node is not None else ()
+    here = rooms_for(step.state, parking).get(lease.node, ()) if lease.node is not None else ()
     parts = None if over else fit_on_node(parking.wants, lease.tenant, here, mix=True)
     if parts is None:
         needed = format_size(report.amount)
@@ -110,14 +110,14 @@ def waited_for(state: State, report: Held) -> LeaseRecord | None:
     return lease if under.status is LeaseStatus.ACTIVE else None
 
 
-def held(step: Step, report: Held) -> None:
+def held(step: Transaction, report: Held) -> None:
     """The agent holds a parking lease: from now on nothing is lost by taking its guests off their devices."""
     lease = waited_for(step.state, report)
     if lease is not None:
         _give_way(step, lease)
 
 
-def holder_is_back(step: Step, lease: LeaseRecord) -> None:
+def holder_is_back(step: Transaction, lease: LeaseRecord) -> None:
     """Something runs again under a lease that was to end for want of work. It stays where no request wants it, and
     where what runs would be lost; what can be parked waits for a device like any other request."""
     notice = lease.notice
@@ -127,19 +127,19 @@ def holder_is_back(step: Step, lease: LeaseRecord) -> None:
         _stays(step, lease, notice)
 
 
-def give_way_early(step: Step, lease: LeaseRecord) -> None:
+def give_way_early(step: Transaction, lease: LeaseRecord) -> None:
     """Its holder has become idle while it has notice: if its guests can be parked, the beneficiary waits no longer."""
     if lease.status is LeaseStatus.NOTICED and lease.notice is not None and lease.notice.beneficiary is not None:
         _give_way(step, lease, is_idle=True)
 
 
-def bound_ns(step: Step, lease: LeaseRecord) -> int:
+def bound_ns(step: Transaction, lease: LeaseRecord) -> int:
     """How long an idle holder's lease may still last where its guests cannot be parked: at least the grace, and one and
     a half times what their last save took."""
     return lead_ns(step.policy.grace_ns(lease.ttl_ns), step.state.saves.get(lease.id, 0))
 
 
-def _give_way(step: Step, lease: LeaseRecord, *, is_idle: bool = False, is_safe: bool = False) -> None:
+def _give_way(step: Transaction, lease: LeaseRecord, *, is_idle: bool = False, is_safe: bool = False) -> None:
     """Take a lease whose parking lease is held by its agent, if it is one that ends as soon as that is so."""
     notice, under = lease.notice, _under(step.state, lease)
     if notice is None or under is None or under.status is not LeaseStatus.ACTIVE or not step.is_held(under.id):
@@ -149,7 +149,9 @@ def _give_way(step: Step, lease: LeaseRecord, *, is_idle: bool = False, is_safe:
         take(step, lease, notice)
 
 
-def _without_parking(step: Step, lease: LeaseRecord, *, nothing_there: bool = False, is_safe: bool = False) -> None:
+def _without_parking(
+    step: Transaction, lease: LeaseRecord, *, nothing_there: bool = False, is_safe: bool = False
+) -> None:
     """The guests of an idle lease will not be parked. Without guests, or with nothing left to save, it ends now; else
     they have until the bound to save. If something runs again meanwhile, that would be lost, and the lease stays."""
     notice = lease.notice
@@ -163,7 +165,7 @@ def _without_parking(step: Step, lease: LeaseRecord, *, nothing_there: bool = Fa
         take(step, lease, notice)
 
 
-def _stays(step: Step, lease: LeaseRecord, notice: NoticeRecord) -> None:
+def _stays(step: Transaction, lease: LeaseRecord, notice: NoticeRecord) -> None:
     """It is not taken; the request that was to have it waits for another."""
     waiting = None if notice.beneficiary is None else step.state.leases.get(notice.beneficiary)
     if waiting is not None and waiting.promise:
@@ -186,7 +188,7 @@ def _ability(state: State, lease: LeaseRecord) -> Suspend:
     return next(one for one in Suspend if one in able)  # the least of them
 
 
-def _record(step: Step, lease: LeaseRecord, report: Parkable, ability: Suspend) -> LeaseRecord:
+def _record(step: Transaction, lease: LeaseRecord, report: Parkable, ability: Suspend) -> LeaseRecord:
     arrival = step.state.books.next_arrival
     id_ = LeaseId(f"{lease.id}-p{arrival}")
     return LeaseRecord(
@@ -219,7 +221,7 @@ def _wants_of(lease: LeaseRecord) -> tuple[Want, ...]:
     return tuple(found)
 
 
-def _deny(step: Step, lease: LeaseRecord, why: str) -> None:
+def _deny(step: Transaction, lease: LeaseRecord, why: str) -> None:
     if lease.unsaved != why:
         step.emit(ev.ParkingDenied(lease=lease.id, why=why))
 
@@ -233,7 +235,7 @@ def _under(state: State, lease: LeaseRecord) -> LeaseRecord | None:
 # ---- 2: the end ----
 
 
-def take(step: Step, lease: LeaseRecord, notice: NoticeRecord) -> None:
+def take(step: Transaction, lease: LeaseRecord, notice: NoticeRecord) -> None:
     """The notice is due: off its devices, with its guests parked if that can be."""
     under = _under(step.state, lease)
     # That it is ACTIVE is redundant: a parking lease is granted at once or refused, and one that ends is not found. It
@@ -260,7 +262,7 @@ def suspend_ns(state: State, lease: LeaseRecord | None, parking: LeaseId, least_
     return least_ns + copy_ns(sum(part.amount for part in under.parts) if under is not None else 0)
 
 
-def after_end(step: Step, lease: LeaseRecord) -> None:
+def after_end(step: Transaction, lease: LeaseRecord) -> None:
     """What follows from the end of a lease for its parking lease, or of that for who wanted to go on with it."""
     if lease.end is not None and lease.end.way is not Way.SUSPEND:
         not_needed(step, lease, "its lease ended otherwise")
@@ -270,7 +272,7 @@ def after_end(step: Step, lease: LeaseRecord) -> None:
         step.end(waiting, EndReason.REFUSED, f"the parking lease {lease.id} is over ({lease.end.reason})")
 
 
-def not_needed(step: Step, lease: LeaseRecord, why: str) -> None:
+def not_needed(step: Transaction, lease: LeaseRecord, why: str) -> None:
     """No guest of this lease will be parked: what was set aside for that is given back."""
     under = _under(step.state, lease)
     if under is not None and under.parks is not None and not under.parks.holds:
@@ -280,7 +282,7 @@ def not_needed(step: Step, lease: LeaseRecord, why: str) -> None:
 # ---- 3: parked ----
 
 
-def torn_down(step: Step, lease: LeaseRecord, *, parked: bool) -> None:
+def torn_down(step: Transaction, lease: LeaseRecord, *, parked: bool) -> None:
     """The agent has looked. Whether its guests live on is known by now."""
     if lease.status is not LeaseStatus.ENDING or lease.end is None or lease.end.way is not Way.SUSPEND:
         return
@@ -295,7 +297,7 @@ def torn_down(step: Step, lease: LeaseRecord, *, parked: bool) -> None:
     not_needed(step, lease, why)
 
 
-def keep(step: Step, lease: LeaseRecord) -> bool:
+def keep(step: Transaction, lease: LeaseRecord) -> bool:
     """Whether this is a parking lease that a queued request wants to go on with: it is kept for as long as that waits.
     ``presence`` watches whether the request's holder is still there."""
     waiting = _resumed_by(step.state, lease)
@@ -313,7 +315,7 @@ def _resumed_by(state: State, lease: LeaseRecord) -> LeaseRecord | None:
 # ---- 4: resume (see ``resuming`` for the request) ----
 
 
-def resumed(step: Step, report: Resumed) -> None:
+def resumed(step: Transaction, report: Resumed) -> None:
     """The agent has handed over: the parking lease has done its work."""
     lease = step.state.leases.get(report.lease)
     if lease is not None and lease.resume is not None and lease.resume.lease == report.under.lease:

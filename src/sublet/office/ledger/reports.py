@@ -36,7 +36,7 @@ def agent_report(step: Step, schedule: Schedule, command: cmd.AgentReport) -> An
         case orders.Foreign() as report:
             _foreign(step, report)
         case orders.Parkable() as report:
-            parking.parkable(step, schedule, report)
+            parking.parkable(step, schedule.rooms_for, report)
         case orders.Resumed() as report:
             parking.resumed(step, report)
         case orders.VolumeRemoved() as report:

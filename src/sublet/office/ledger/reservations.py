@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from sublet.office.ledger import commands as cmd
     from sublet.office.ledger.policy import Policy
     from sublet.office.ledger.state import State
-    from sublet.office.ledger.step import Step
+    from sublet.office.ledger.transaction import Transaction
 
 RESERVATIONS_MAX: Final = 100
 SPANS_MAX: Final = 1000
@@ -104,7 +104,7 @@ def _next_step(state: State, reservation: ReservationRecord, wall_ns: int, polic
     return reserved.span.end_ns if reserved.lends else _lends_from(reserved.span, policy)
 
 
-def settle(step: Step) -> None:
+def settle(step: Transaction) -> None:
     """Take the steps whose time has come, and see that the chosen devices become, and stay, free of other groups."""
     wall_ns, policy = step.now.wall_ns, step.policy
     books = step.state.books
@@ -156,7 +156,7 @@ def _span_after(spans: Sequence[Span], wall_ns: int) -> Span | None:
 # ---- which devices, and who leaves them ----
 
 
-def _place(step: Step, reservation: ReservationRecord, reserved: ReservedRecord) -> None:
+def _place(step: Transaction, reservation: ReservationRecord, reserved: ReservedRecord) -> None:
     state = step.state
     chosen = tuple(sorted(_choose(step, reservation, reserved)))
     if chosen == reserved.resources and reservation.id in state.books.reserved:
@@ -165,7 +165,7 @@ def _place(step: Step, reservation: ReservationRecord, reserved: ReservedRecord)
     _spare(step, reservation, chosen)
 
 
-def _choose(step: Step, reservation: ReservationRecord, reserved: ReservedRecord) -> Iterator[ResourceId]:
+def _choose(step: Transaction, reservation: ReservationRecord, reserved: ReservedRecord) -> Iterator[ResourceId]:
     """As many devices as are reserved, or as there are. Those that are kept already stay; of the others, the cheapest
     in turn, those last that other reservations need: once a lease has to go, its other devices cost nothing more."""
     state, present = step.state, reserved.resources
@@ -215,7 +215,7 @@ def _is_open(state: State, room: Room, reservation: ReservationRecord) -> bool:
     return state.reserved_by.get(room.resource, reservation.id) == reservation.id
 
 
-def _cost(step: Step, reservation: ReservationRecord, room: Room, leaving: set[str]) -> tuple[int, int, int]:
+def _cost(step: Transaction, reservation: ReservationRecord, room: Room, leaving: set[str]) -> tuple[int, int, int]:
     """What other groups would lose on a device; least is one on which the group is already."""
     state, now_ns = step.state, step.now.ns
     worst = 20 if room.blocked else 0
@@ -244,7 +244,7 @@ def _strangers(state: State, reservation: ReservationRecord, resource: ResourceI
             yield lease
 
 
-def _drop_promises(step: Step, reservation: ReservationRecord, reserved: ReservedRecord) -> None:
+def _drop_promises(step: Transaction, reservation: ReservationRecord, reserved: ReservedRecord) -> None:
     """Requests of other groups to which parts of its devices were promised wait again, but for what is lent."""
     for promised in [step.state.leases[lease] for lease in step.state.promises]:
         is_there = any(part.resource in reserved.resources for part in promised.promise)
@@ -253,7 +253,7 @@ def _drop_promises(step: Step, reservation: ReservationRecord, reserved: Reserve
             step.drop_promise(promised)
 
 
-def _clear(step: Step, reservation: ReservationRecord, reserved: ReservedRecord) -> None:
+def _clear(step: Transaction, reservation: ReservationRecord, reserved: ReservedRecord) -> None:
     """Give notice to who is on its devices and may not be. A grant that is not claimed yet gets it once it is."""
     state, policy = step.state, step.policy
     until_start_ns = reserved.span.start_ns - step.now.wall_ns
@@ -272,7 +272,7 @@ def _clear(step: Step, reservation: ReservationRecord, reserved: ReservedRecord)
                 )
 
 
-def _spare(step: Step, reservation: ReservationRecord, resources: Iterable[ResourceId]) -> None:
+def _spare(step: Transaction, reservation: ReservationRecord, resources: Iterable[ResourceId]) -> None:
     """Who had notice for it on a device that is no longer among these stays."""
     kept = set(resources)
     for lease in list(step.state.leases.values()):
@@ -294,7 +294,7 @@ def _utc(wall_ns: int) -> str:
 # ---- what operators ask ----
 
 
-def set_reservation(step: Step, command: cmd.SetReservation) -> Answer:
+def set_reservation(step: Transaction, command: cmd.SetReservation) -> Answer:
     """Make one, or give one its instants of the time to come."""
     state, new = step.state, command.reservation
     known = state.books.reservations.get(new.id)
@@ -313,7 +313,7 @@ def set_reservation(step: Step, command: cmd.SetReservation) -> Answer:
     return Done()
 
 
-def remove(step: Step, command: cmd.RemoveReservation) -> Answer:
+def remove(step: Transaction, command: cmd.RemoveReservation) -> Answer:
     """Forget it; who had notice because of it stays."""
     known = step.state.books.reservations.get(command.reservation)
     if known is None:
@@ -322,7 +322,7 @@ def remove(step: Step, command: cmd.RemoveReservation) -> Answer:
     return Done()
 
 
-def forget(step: Step, known: ReservationRecord) -> None:
+def forget(step: Transaction, known: ReservationRecord) -> None:
     _spare(step, known, ())
     step.emit(ev.ReservationRemoved(reservation=known.id))
 

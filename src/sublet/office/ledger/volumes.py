@@ -48,7 +48,7 @@ from sublet.wire import orders
 
 if TYPE_CHECKING:
     from sublet.office.ledger.state import State
-    from sublet.office.ledger.step import Step
+    from sublet.office.ledger.transaction import Transaction
 
 AT_ONCE: Final = 500
 """Volumes whose time has come that are handled in one tick."""
@@ -57,7 +57,7 @@ AT_ONCE: Final = 500
 # ---- 1: the request and the grant ----
 
 
-def wanting(step: Step, command: cmd.Acquire) -> cmd.Acquire:
+def wanting(step: Transaction, command: cmd.Acquire) -> cmd.Acquire:
     """The request spelt out: of a volume that exists the size need not be said, and no other may be."""
     block = next((want for want in command.wants if want.kind is Kind.BLOCK), None)
     if command.retain_ns is not None and (block is None or command.name is None):
@@ -89,7 +89,7 @@ def wanting(step: Step, command: cmd.Acquire) -> cmd.Acquire:
     return msgspec.structs.replace(command, wants=wants)
 
 
-def _check_count(step: Step, tenant: TenantId) -> None:
+def _check_count(step: Transaction, tenant: TenantId) -> None:
     """Whether this tenant may have one more under a new name. The owner may."""
     most = step.policy.volumes_tenant_max
     if tenant == LOCAL_TENANT or len(step.state.volumes) < most:
@@ -138,7 +138,7 @@ def holder_of(state: State, volume: VolumeRecord) -> LeaseRecord | None:
     return lease if lease.status in LIVE_STATES or lease.status is LeaseStatus.GRANTED else None
 
 
-def after_grant(step: Step, lease: LeaseRecord) -> None:
+def after_grant(step: Transaction, lease: LeaseRecord) -> None:
     """The volume is its own from here on."""
     part = next((part for part in lease.parts if part.kind is Kind.BLOCK), None)
     if part is None or lease.name is None or lease.node is None or lease.epoch is None:
@@ -161,7 +161,7 @@ def after_grant(step: Step, lease: LeaseRecord) -> None:
     )
 
 
-def migrate(step: Step) -> None:
+def migrate(step: Transaction) -> None:
     """Books of a time before volumes: leases that have one get it on record. What they left on disk before is found
     when their agent names it."""
     for lease in list(step.state.leases.values()):
@@ -182,7 +182,7 @@ def ref_of(state: State, parts: tuple[orders.Part, ...], epoch: str) -> orders.V
     return None
 
 
-def verified(step: Step, resource: ResourceRecord, piece: SliceRecord, *, kept: bool) -> None:
+def verified(step: Transaction, resource: ResourceRecord, piece: SliceRecord, *, kept: bool) -> None:
     """The agent looked: no process is on the slice of this volume, and it is kept or not."""
     volume = step.state.volumes[volume_key(piece.tenant, piece.volume)]
     if not is_open(piece) or volume.state is VolumeState.REMOVING:  # then another question is open by now
@@ -205,7 +205,7 @@ def verified(step: Step, resource: ResourceRecord, piece: SliceRecord, *, kept: 
         step.emit(ev.VolumeRemoved(**_fields(volume), size=volume.size, detail="nothing was in it"))
 
 
-def vouched(step: Step, piece: SliceRecord) -> bool:
+def vouched(step: Transaction, piece: SliceRecord) -> bool:
     """An operator's word for what is being removed: then it is. Whether that was so."""
     if not piece.volume or not is_removed(step.state, piece):
         return False
@@ -234,7 +234,7 @@ def _had_something(state: State, volume: VolumeRecord) -> bool:
 # ---- 3: removal ----
 
 
-def expire(step: Step) -> None:
+def expire(step: Transaction) -> None:
     """Whose time is over goes."""
     for _ in range(AT_ONCE):
         due_ns = step.state.next_volume_ns()
@@ -244,7 +244,7 @@ def expire(step: Step) -> None:
         _remove(step, volume, f"it was kept for {format_duration(volume.retain_ns)}")
 
 
-def remove(step: Step, command: cmd.RemoveVolume) -> Answer:
+def remove(step: Transaction, command: cmd.RemoveVolume) -> Answer:
     """Give it up now. What was lost is only forgotten; what is being removed already stays so."""
     name = command.name
     volume = step.state.volumes.get(volume_key(command.owner or command.tenant, name))
@@ -267,7 +267,7 @@ def remove(step: Step, command: cmd.RemoveVolume) -> Answer:
     return Done()
 
 
-def removed(step: Step, report: orders.VolumeRemoved) -> None:
+def removed(step: Transaction, report: orders.VolumeRemoved) -> None:
     """The agent looked: it is off the disk."""
     volume = step.state.volumes.get(volume_key(report.volume.tenant, report.volume.name))
     if volume is None or volume.state is not VolumeState.REMOVING or volume.epoch > report.epoch:
@@ -277,7 +277,7 @@ def removed(step: Step, report: orders.VolumeRemoved) -> None:
         step.emit(ev.VolumeRemoved(**_fields(volume), size=volume.size, detail=volume.detail))
 
 
-def _remove(step: Step, volume: VolumeRecord, detail: str) -> None:
+def _remove(step: Transaction, volume: VolumeRecord, detail: str) -> None:
     step.emit(ev.VolumeRemoving(**_fields(volume), detail=detail))
     step.orders.append(remove_order(step.state, volume))
 
@@ -308,7 +308,7 @@ def _fields(volume: VolumeRecord) -> _Which:
 # ---- what an agent has ----
 
 
-def listed(step: Step, report: orders.Volumes) -> None:
+def listed(step: Transaction, report: orders.Volumes) -> None:
     """What an agent keeps, against what the books say it keeps. A node that is lost is asked when it is back."""
     node = step.state.nodes.get(report.node)
     if node is None or node.lost:
@@ -323,7 +323,7 @@ def listed(step: Step, report: orders.Volumes) -> None:
             _miss(step, volume)
 
 
-def _found(step: Step, report: orders.Volumes, stored: orders.StoredVolume) -> None:
+def _found(step: Transaction, report: orders.Volumes, stored: orders.StoredVolume) -> None:
     state, ref = step.state, stored.volume
     resource = state.resources.get(stored.resource)
     if resource is None or resource.node != report.node or resource.device.kind is not Kind.BLOCK:
@@ -362,7 +362,7 @@ def _is_plausible(stored: orders.StoredVolume) -> bool:
     return 0 < stored.size <= BYTES_MAX
 
 
-def _miss(step: Step, volume: VolumeRecord) -> None:
+def _miss(step: Transaction, volume: VolumeRecord) -> None:
     """The agent did not name it. It may have been too early or too late for that, so it is asked."""
     piece = step.state.resources[volume.resource].slices[str(volume.epoch)]
     if piece.state is not SliceState.RETAINED:
