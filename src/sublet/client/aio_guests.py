@@ -28,7 +28,7 @@ from sublet.wire.happenings import Closed, Data, Over
 from sublet.wire.http import TokenView
 
 if TYPE_CHECKING:
-    from sublet.client.aio_lease import Lease
+    from sublet.client.handle import LoopLease
 
 LOOK_AGAIN_S: Final = 5.0
 """A wait stands still while the machine sleeps."""
@@ -150,7 +150,7 @@ class Guest:
 
 
 async def start_guest(
-    lease: Lease,
+    lease: LoopLease,
     argv: Sequence[str | os.PathLike[str]],
     *,
     env: Mapping[str, str] | None,
@@ -160,7 +160,7 @@ async def start_guest(
     cols: int,
     name: str,
     grace: float | str | None,
-    volume: Lease | None = None,
+    volume: LoopLease | None = None,
 ) -> Guest:
     """Run a command under the lease, and count it as being in use until the command has ended. If the task is cancelled
     meanwhile, the command is stopped as soon as it runs."""
@@ -203,7 +203,7 @@ async def start_guest(
 
 
 @contextlib.asynccontextmanager
-async def _with_its_end(lease: Lease) -> AsyncIterator[None]:
+async def _with_its_end(lease: LoopLease) -> AsyncIterator[None]:
     """What refuses to start a guest knows that the lease is over, and not why: raise the lease's own end."""
     try:
         yield
@@ -218,7 +218,7 @@ async def _with_its_end(lease: Lease) -> AsyncIterator[None]:
         raise ended_error(lease.id, end) from refused
 
 
-async def _lent(volume: Lease) -> str:
+async def _lent(volume: LoopLease) -> str:
     fabric = volume._fabric
     token = (await fabric._run(fabric._core.query(f"/v1/leases/{volume.id}/token", TokenView))).token
     return await asyncio.to_thread(lend, fabric.address, token)

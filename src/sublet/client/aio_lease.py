@@ -9,11 +9,11 @@ import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, overload
 
 from sublet.client import errands
 from sublet.client.book import Book
-from sublet.client.handle import DroppedLease, LeaseFacts
+from sublet.client.handle import DroppedLease, LoopFabric, LoopLease
 from sublet.client.held import Held
 from sublet.client.many import LeaseSequence, could_not_release
 from sublet.client.model import LeaseChange, Notice
@@ -22,7 +22,6 @@ from sublet.lease.value import LeaseEnd
 from sublet.values import LeaseId
 
 if TYPE_CHECKING:
-    from sublet.client.aio_fabric import Fabric
     from sublet.client.aio_guests import Guest
     from sublet.client.aio_volume import LoopLine
     from sublet.client.guests import StdioText
@@ -32,15 +31,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Lease(LeaseFacts):
+class Lease(LoopLease):
     """A time-bounded grant, for asyncio. ``activity``, ``check`` and the facts are as in `sublet.Lease`: they wait for
     nothing, so they are not awaited."""
 
-    def __init__(self, fabric: Fabric, book: Book, held: Held) -> None:
+    def __init__(self, fabric: LoopFabric, book: Book, held: Held) -> None:
         self._fabric = fabric
         super().__init__(book, held, fabric._clock, contextlib.nullcontext())
-        self._ground: Any = None
-        """What runs Python functions under it, from the first call on."""
+        self._ground = None
         self._loop = asyncio.get_running_loop()
         self._volume_line: Callable[[], LoopLine | None] = lambda: None
 
@@ -234,10 +232,14 @@ class Lease(LeaseFacts):
         self._fabric._keeper.wake()
 
 
+class _Fabric(LoopFabric, Protocol):
+    async def release(self, leases: Iterable[Lease], /) -> None: ...
+
+
 class Leases(LeaseSequence[Lease]):
     """The leases that one request was granted, in the order of their grant; see `sublet.Leases`."""
 
-    def __init__(self, fabric: Fabric, leases: Iterable[Lease]) -> None:
+    def __init__(self, fabric: _Fabric, leases: Iterable[Lease]) -> None:
         super().__init__(leases)
         self._fabric = fabric
         self._pid = os.getpid()

@@ -18,13 +18,13 @@ from sublet.wire.http import TokenView
 from sublet.wire.volumes import VolumeCall, VolumeReply
 
 if TYPE_CHECKING:
-    from sublet.client.aio_lease import Lease
+    from sublet.client.handle import LoopLease
 
 
 class LoopLine(HolderLine):
     """The line of a lease that belongs to a loop, for any thread but that loop's."""
 
-    def __init__(self, lease: Lease, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, lease: LoopLease, loop: asyncio.AbstractEventLoop) -> None:
         fabric, name = lease._fabric, lease.id
 
         def token() -> str:
@@ -52,7 +52,7 @@ class LoopLine(HolderLine):
                 )
 
 
-def in_use(lease: Lease, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+def in_use(lease: LoopLease, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
     """It is in use from now on, until what this returns is called; each in the loop as soon as it comes to it."""
     running = contextlib.ExitStack()
     loop.call_soon_threadsafe(lambda: running.enter_context(lease.activity()))

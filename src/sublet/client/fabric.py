@@ -6,12 +6,11 @@ import atexit
 import contextlib
 import logging
 import os
-import queue
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import msgspec
 from msgspec import structs
 
-from sublet.background import start_thread
 from sublet.client import volumes
 from sublet.client.address import Address, find_address
 from sublet.client.asking import Asked, Asking, Duration, RenewText, Size, ask_many, holder_name, holder_pid, policy_of
@@ -28,7 +26,7 @@ from sublet.client.book import Book, is_held
 from sublet.client.clocks import client_clock
 from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
 from sublet.client.driver import run_program
-from sublet.client.handle import LeaseFacts
+from sublet.client.handle import Courier, LeaseFacts
 from sublet.client.held import Held, Owed
 from sublet.client.home import was_ended
 from sublet.client.keeper import Keeper
@@ -42,10 +40,10 @@ from sublet.client.steps import Call, Program, Reply
 from sublet.client.transport import Transport
 from sublet.client.volumes import Attachable, Volume
 from sublet.clock import Clock
-from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, SubletError, Unsupported
+from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError, Unsupported
 from sublet.lease.policy import RenewalPolicy
-from sublet.values import NS_PER_S, LeaseId, RenewMode, RequestId, parse_duration_ns, valid_text
-from sublet.wire.http import BillLine, GrantAnswer, LeaseView, StatusView
+from sublet.values import NS_PER_S, LeaseId, RenewMode, RequestId, parse_duration_ns, valid_name, valid_text
+from sublet.wire.http import BillLine, GrantAnswer, LeaseView, StatusView, TokenView
 from sublet.wire.version import WIRE_VERSION
 
 if TYPE_CHECKING:
@@ -267,9 +265,8 @@ class Fabric(Asking[Lease, Leases]):
         """Make a volume of this name with what was last saved in another of yours: its newest checkpoint. Its
         holder goes on with it meanwhile. As large as that one, unless a ``size`` is said.
         """
-        from sublet.client.volume_copies import copy_volume
 
-        return copy_volume(self, source, name, size, retain)
+        return copied_volume(self, source, name, size, retain)
 
     def bill(
         self,
@@ -578,35 +575,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_go_on, after_in_child=_in_child)
 
 
-# ------------------------------------------- Calls the user's callbacks on a thread of its own, in order, one at a time
-
-_log = logging.getLogger("sublet.client")
-
-
-class Courier:
-    """Its thread starts with the first delivery. A callback that raises is logged; the next is called all the same."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Callable[[Any], object], object]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def deliver(self, callback: Callable[[Any], object], what: object) -> None:
-        """Call ``callback(what)`` soon. Call this under the fabric's lock."""
-        self._queue.put((callback, what))
-        if self._thread is None:
-            with contextlib.suppress(RuntimeError):  # no room for a thread now: the next delivery tries again
-                self._thread = start_thread("callbacks", self._run, again=True)
-
-    def _run(self) -> None:
-        while True:
-            callback, what = self._queue.get()
-            try:
-                callback(what)
-            except Exception:  # noqa: BLE001 - it is the user's, and the next one has done nothing wrong
-                _log.exception("a callback of a lease failed: %r", callback)
-            del callback, what
-
-
 # -------------------------------------------------------------------------------------------------------------- keeping
 #
 # Hands a lease that was acquired without a fabric (by `sublet run`) to a keeper, once its command runs for longer
@@ -635,3 +603,67 @@ def stop_keeping(lease: Lease) -> float:
     lease._leave()  # and not ``leave``, which would let it outlive us: it is about to be released
     fabric.close(0.1)
     return busy_ns / NS_PER_S
+
+
+# -------------------------------------------------------------------------------------------------------- volume copies
+#
+# Copies published checkpoints from one volume to another, also while the source's holder saves.
+
+
+COPY_TTL: Final = "2m"
+"""TTL of the lease on a free source volume while it is read; renewed meanwhile."""
+EMPTY_GONE_S: Final = 5.0
+"""How long is waited for a volume to go in which nothing was written."""
+
+
+@contextlib.contextmanager
+def readable_volume(fabric: Fabric, name: str) -> Iterator[str]:
+    """A ticket with which its checkpoints may be copied. A free one is leased meanwhile.
+    ``NotFound`` if the tenant has no volume of this name."""
+    from sublet.client.volume_line import lend
+
+    found = fabric.volume(name)
+    if found.lease is not None:
+        yield lend(fabric.address, _lease_token(fabric, found.lease), reads=True)
+        return
+    with fabric.block(name=name, ttl=COPY_TTL, wait=COPY_TTL, renew="always") as lease:
+        yield lend(fabric.address, _lease_token(fabric, lease.id), reads=True)
+
+
+def copied_volume(
+    fabric: Fabric, source: Volume | str, name: str, size: Size | None, retain: Duration | None
+) -> Volume:
+    """Behind ``Fabric.copy_volume``."""
+    from sublet.state.checkpoints.store import copy_checkpoint
+    from sublet.state.checkpoints.volume import VolumeStore
+
+    old = fabric.volume(source if isinstance(source, str) else source.name)
+    with contextlib.suppress(NotFound):
+        fabric.volume(valid_name(name, "name"))
+        raise InvalidRequest(
+            f"there is a volume called {name} already", do=f"Choose another name, or `sublet volume rm {name}` first."
+        )
+    lease = fabric.block(old.size if size is None else size, name=name, retain=retain, ttl=COPY_TTL, renew="always")
+    try:
+        with lease, readable_volume(fabric, old.name) as ticket:
+            if not copy_checkpoint(VolumeStore(lease.volume_line()), ticket).number:
+                raise NotFound(
+                    f"volume {old.name} has no checkpoint",
+                    do="Save one there first; files of other kinds are not copied.",
+                )
+    except SubletError:  # nothing was written, so nothing of it is kept; another try shall not find it
+        _wait_gone(fabric, name)
+        raise
+    return fabric.volume(name)
+
+
+def _wait_gone(fabric: Fabric, name: str) -> None:
+    until_s = time.monotonic() + EMPTY_GONE_S
+    with contextlib.suppress(SubletError):
+        while time.monotonic() < until_s:
+            fabric.volume(name)
+            time.sleep(0.05)
+
+
+def _lease_token(fabric: Fabric, lease: LeaseId) -> str:
+    return fabric._run(fabric._core.query(f"/v1/leases/{lease}/token", TokenView)).token

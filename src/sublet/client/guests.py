@@ -51,8 +51,7 @@ from sublet.wire.zygote import WARM_WITHIN_S, Warm
 
 if TYPE_CHECKING:
     from sublet.client.guest_watch import Watch
-    from sublet.client.handle import LeaseFacts
-    from sublet.client.lease import Lease
+    from sublet.client.handle import LeaseFacts, LeaseHandle
     from sublet.client.volume_line import HasVolume
     from sublet.lease.value import LeaseEnd
 
@@ -286,7 +285,7 @@ class Guest:
 
 
 def start_guest(
-    lease: Lease,
+    lease: LeaseHandle,
     argv: Sequence[str | os.PathLike[str]],
     *,
     env: Mapping[str, str] | None,
@@ -305,7 +304,7 @@ def start_guest(
     return start_spec(lease, spec, volume=volume)
 
 
-def start_spec(lease: Lease, spec: GuestSpec, *, busy: bool = True, volume: HasVolume | None = None) -> Guest:
+def start_spec(lease: LeaseHandle, spec: GuestSpec, *, busy: bool = True, volume: HasVolume | None = None) -> Guest:
     """Run this under the lease. ``busy``: the lease counts as being in use until the guest's program has ended.
     ``volume``: a lease of blocks that it may save to. Where the lease ends meanwhile, its end is raised."""
     from sublet.client.volume_line import in_use_of, lease_token, ticket_for
@@ -320,7 +319,7 @@ def start_spec(lease: Lease, spec: GuestSpec, *, busy: bool = True, volume: HasV
         raise ended_error(lease.id, end) from refused
 
 
-def end_known_to_office(lease: Lease) -> LeaseEnd | None:
+def end_known_to_office(lease: LeaseHandle) -> LeaseEnd | None:
     """How the lease has ended; the supervisor may know that it has before we do: an operator ends both at once."""
     with contextlib.suppress(SubletError):
         if (end := lease._fabric.lease(lease.id).end) is not None:

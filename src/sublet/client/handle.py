@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import logging
 import os
+import queue
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, assert_never
 
+from sublet.background import start_thread
 from sublet.client.answers import end_of
 from sublet.client.book import Book
 from sublet.client.core import REQUEST_TIMEOUT_S, Core
@@ -19,12 +23,26 @@ from sublet.client.held import Held, Owed
 from sublet.client.model import LeaseChange, LeasedDevice, Notice
 from sublet.client.steps import Program
 from sublet.clock import Clock
-from sublet.errors import Disconnected, InvalidRequest, LeaseNotActive, LeaseRevoked, SubletError
+from sublet.errors import (
+    Disconnected,
+    InvalidRequest,
+    LeaseNotActive,
+    LeaseRevoked,
+    SubletError,
+)
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import Attempt, Done, LeaseEnd, Outcome, Refused, Unknown, ended_error
 from sublet.values import NS_PER_S, Epoch, LeaseId, RenewMode, parse_duration_ns, shown
 from sublet.wire.http import LeaseView
+
+if TYPE_CHECKING:
+    from sublet.client.address import Address
+    from sublet.client.aio_keeper import AioKeeper
+    from sublet.client.guest_watch import Watch
+    from sublet.client.keeper import Keeper
+
+T = TypeVar("T")
 
 
 class DroppedLease(ResourceWarning):
@@ -313,3 +331,110 @@ class LeaseFacts:
 
     def _wake(self) -> None:
         raise NotImplementedError
+
+
+# ------------------------------------------------------------------------------------------------- for what blocks
+
+
+class FabricLink(Protocol):
+    """What a blocking lease, and what runs under it, needs of the fabric that opened it."""
+
+    @property
+    def address(self) -> Address: ...
+    @property
+    def _core(self) -> Core: ...
+    @property
+    def _clock(self) -> Clock: ...
+    @property
+    def _lock(self) -> contextlib.AbstractContextManager[object]: ...
+    @property
+    def _book(self) -> Book: ...
+    @property
+    def _keeper(self) -> Keeper: ...
+    @property
+    def _courier(self) -> Courier: ...
+    @property
+    def _watch(self) -> Watch: ...
+    def _run(self, program: Program[T], /) -> T: ...
+    def _give_up(self, owed: Owed, /) -> None: ...
+    def lease(self, lease: LeaseId | str, /) -> LeaseView: ...
+
+
+class LeaseHandle(LeaseFacts):
+    """A blocking lease, as what runs under it knows it. ``client.lease.Lease`` is it."""
+
+    _fabric: FabricLink
+    _workers: Any
+    """What runs Python functions under it (``compute.workers``), from the first call on."""
+
+    def on_end(self, callback: Callable[[LeaseEnd], object]) -> Callable[[LeaseEnd], object]:
+        raise NotImplementedError
+
+    def _close_what_runs(self) -> None:
+        raise NotImplementedError
+
+
+# --------------------------------------------------------------------------------------------------------- for asyncio
+
+
+class LoopFabric(Protocol):
+    """What a lease of an asyncio program, and what runs under it, needs of the fabric that opened it."""
+
+    @property
+    def address(self) -> Address: ...
+    @property
+    def _core(self) -> Core: ...
+    @property
+    def _clock(self) -> Clock: ...
+    @property
+    def _book(self) -> Book: ...
+    @property
+    def _keeper(self) -> AioKeeper: ...
+    @property
+    def _watch(self) -> Watch: ...
+    async def _run(self, program: Program[T], /) -> T: ...
+    def _give_up(self, owed: Owed, /) -> None: ...
+    def _unbind(self, lease: LeaseId, epoch: Epoch, /) -> None: ...
+    async def lease(self, lease: LeaseId | str, /) -> LeaseView: ...
+
+
+class LoopLease(LeaseFacts):
+    """A lease of an asyncio program, as what runs under it knows it. ``client.aio_lease.Lease`` is it."""
+
+    _fabric: LoopFabric
+    _ground: Any
+    """What runs Python functions under it, from the first call on."""
+
+    def on_end(self, callback: Callable[[LeaseEnd], object]) -> Callable[[LeaseEnd], object]:
+        raise NotImplementedError
+
+
+# ---------------------------------------------------------------------------------------------------------- callbacks
+
+_log = logging.getLogger("sublet.client")
+
+
+class Courier:
+    """Calls the user's callbacks on a thread of its own, in order, one at a time.
+
+    Its thread starts with the first delivery. A callback that raises is logged; the next is called all the same."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Callable[[Any], object], object]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def deliver(self, callback: Callable[[Any], object], what: object) -> None:
+        """Call ``callback(what)`` soon. Call this under the fabric's lock."""
+        self._queue.put((callback, what))
+        if self._thread is None:
+            with contextlib.suppress(RuntimeError):  # no room for a thread now: the next delivery tries again
+                self._thread = start_thread("callbacks", self._run, again=True)
+
+    def _run(self) -> None:
+        while True:
+            callback, what = self._queue.get()
+            try:
+                callback(what)
+            except Exception:  # noqa: BLE001 - it is the user's, and the next one has done nothing wrong
+                _log.exception("a callback of a lease failed: %r", callback)
+            del callback, what

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from sublet.client import errands
 from sublet.client.book import Book
-from sublet.client.handle import DroppedLease, LeaseFacts
+from sublet.client.handle import DroppedLease, FabricLink, LeaseHandle
 from sublet.client.held import Held
 from sublet.client.model import LeaseChange, Notice
 from sublet.errors import SubletError
@@ -24,7 +24,6 @@ from sublet.values import LeaseId
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from sublet.client.fabric import Fabric
     from sublet.client.guests import Guest, StdioText
     from sublet.client.volume_line import HasVolume, HolderLine
     from sublet.compute.options import Calls
@@ -33,7 +32,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Lease(LeaseFacts):
+class Lease(LeaseHandle):
     """A time-bounded grant. It has a holder (this program), and ends at its deadline unless it is renewed.
 
     Use it as a context manager, so that it is given back at the end of the block::
@@ -43,11 +42,10 @@ class Lease(LeaseFacts):
                 ...
     """
 
-    def __init__(self, fabric: Fabric, book: Book, held: Held) -> None:
+    def __init__(self, fabric: FabricLink, book: Book, held: Held) -> None:
         self._fabric = fabric
         super().__init__(book, held, fabric._clock, fabric._lock)
-        self._workers: Any = None
-        """What runs Python functions under it (``compute.workers``), from the first call on."""
+        self._workers = None
         self._volume_line: Callable[[], HolderLine | None] = lambda: None
         """The line holds the lease, and not the other way round, so that a dropped lease is noticed."""
 

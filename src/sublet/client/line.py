@@ -13,10 +13,10 @@ from sublet.wire.guests import Connect, Connected, HolderReply, Service
 from sublet.wire.http import TokenView
 
 if TYPE_CHECKING:
-    from sublet.client.lease import Lease
+    from sublet.client.handle import LeaseHandle
 
 
-def open_line(lease: Lease, guest: GuestId, service: Service) -> Conversation:
+def open_line(lease: LeaseHandle, guest: GuestId, service: Service) -> Conversation:
     """Connect to a guest of the lease. Only the guest receives what is sent on it; it outlives the office.
 
     Raises ``NotFound`` if the guest has ended, ``LeaseEnded`` if the lease has.

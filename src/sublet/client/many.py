@@ -6,15 +6,13 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Self, TypeVar, overload
+from typing import Generic, Protocol, Self, TypeVar, overload
 
-from sublet.client.handle import LeaseFacts
+from sublet.client.handle import FabricLink, LeaseFacts
+from sublet.client.held import Held
 from sublet.client.lease import Lease
 from sublet.errors import InvalidRequest, SubletError
 from sublet.values import shown
-
-if TYPE_CHECKING:
-    from sublet.client.fabric import Fabric
 
 L = TypeVar("L", bound=LeaseFacts)
 
@@ -42,6 +40,10 @@ class LeaseSequence(Sequence[L], Generic[L]):
         return self._leases[index]
 
 
+class _Fabric(FabricLink, Protocol):
+    def _release(self, mine: Sequence[Lease], held: Sequence[Held], /) -> None: ...
+
+
 class Leases(LeaseSequence[Lease]):
     """The leases that one request was granted, in the order of their grant. Each is a lease like any other.
 
@@ -51,7 +53,7 @@ class Leases(LeaseSequence[Lease]):
             results = [lease.submit(work, n) for n, lease in enumerate(leases)]
     """
 
-    def __init__(self, fabric: Fabric, leases: Iterable[Lease]) -> None:
+    def __init__(self, fabric: _Fabric, leases: Iterable[Lease]) -> None:
         super().__init__(leases)
         self._fabric = fabric
         self._pid = os.getpid()

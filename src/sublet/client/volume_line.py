@@ -35,7 +35,7 @@ from sublet.wire.volumes import (
 
 if TYPE_CHECKING:
     from sublet.client.address import Address
-    from sublet.client.lease import Lease
+    from sublet.client.handle import LeaseHandle
     from sublet.wire.conversation import Conversation
 
 ANSWER_S: Final = 900.0
@@ -138,7 +138,7 @@ class HasVolume(Protocol):
     def volume_line(self) -> HolderLine: ...
 
 
-def in_use_of(lease: Lease | None, volume: HasVolume | None) -> Callable[[], Callable[[], None]] | None:
+def in_use_of(lease: LeaseHandle | None, volume: HasVolume | None) -> Callable[[], Callable[[], None]] | None:
     """Both are in use as long as a guest runs under the one that may save to the other; None: neither."""
     found = [getattr(one, "_in_use", None) for one in (lease, volume)]
     uses = [use for use in found if use is not None]
@@ -155,7 +155,7 @@ def in_use_of(lease: Lease | None, volume: HasVolume | None) -> Callable[[], Cal
     return begin if uses else None
 
 
-def lease_token(lease: Lease) -> str:
+def lease_token(lease: LeaseHandle) -> str:
     """What opens connections for it."""
     fabric = lease._fabric
     return fabric._run(fabric._core.query(f"/v1/leases/{lease.id}/token", TokenView)).token

@@ -18,9 +18,8 @@ from sublet.compute.posting import map_calls, submit_call
 from sublet.compute.workers import Options
 
 if TYPE_CHECKING:
-    from sublet.client.aio_fabric import Fabric
-    from sublet.client.aio_lease import Lease
     from sublet.client.guest_watch import Watch
+    from sublet.client.handle import LoopFabric, LoopLease
     from sublet.client.lease import Lease as BlockingLease
 
 __all__ = ["Calls", "Options", "RemoteAsyncIterator", "new_ground"]
@@ -35,7 +34,7 @@ _END: Final = object()
 class Calls:
     """Calls of Python functions under a lease of an asyncio program, with these options."""
 
-    def __init__(self, lease: Lease, options: Options) -> None:
+    def __init__(self, lease: LoopLease, options: Options) -> None:
         self._lease = lease
         self._options = options
 
@@ -80,7 +79,7 @@ class Calls:
 class RemoteAsyncIterator(AsyncIterator[Any]):
     """A generator that runs in a worker, iterated by an asyncio program."""
 
-    def __init__(self, lease: Lease, found: RemoteIterator) -> None:
+    def __init__(self, lease: LoopLease, found: RemoteIterator) -> None:
         self._lease = lease
         self._found = found
 
@@ -104,7 +103,7 @@ def _some(found: Iterator[Any]) -> list[Any]:
 
 
 class _Fabric:
-    def __init__(self, fabric: Fabric, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, fabric: LoopFabric, loop: asyncio.AbstractEventLoop) -> None:
         self._fabric = fabric
         self._loop = loop
         self.address = fabric.address
@@ -121,7 +120,7 @@ class _Fabric:
 class _Ground:
     """Quacks like a blocking lease for threads that are not the loop's."""
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: LoopLease) -> None:
         self._lease = lease
         self._loop = asyncio.get_running_loop()
         self._fabric = _Fabric(lease._fabric, self._loop)
@@ -183,10 +182,10 @@ class _Ground:
         return answer.result(LOOP_WITHIN_S)
 
 
-def _ground(lease: Lease) -> BlockingLease:
+def _ground(lease: LoopLease) -> BlockingLease:
     return cast("BlockingLease", lease._ground)
 
 
-def new_ground(lease: Lease) -> Any:
+def new_ground(lease: LoopLease) -> Any:
     """Made once for each lease, in its loop."""
     return _Ground(lease)

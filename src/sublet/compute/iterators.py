@@ -15,7 +15,7 @@ from sublet.errors import CallTimeout, LeaseEnded, SubletError
 from sublet.wire.work import Asked, Message, pack
 
 if TYPE_CHECKING:
-    from sublet.client.lease import Lease
+    from sublet.client.handle import LeaseHandle
     from sublet.compute.workers import Options, Worker
 
 ITEMS_MAX: Final = 64
@@ -30,7 +30,7 @@ class RemoteIterator(Iterator[Any]):
     raises is raised here, after the items before it.
     """
 
-    def __init__(self, lease: Lease, worker: Worker, begun: GeneratorBegun, options: Options) -> None:
+    def __init__(self, lease: LeaseHandle, worker: Worker, begun: GeneratorBegun, options: Options) -> None:
         self._lease = lease
         self._worker = worker
         self._number = begun.number

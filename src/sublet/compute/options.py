@@ -14,7 +14,7 @@ from sublet.compute.workers import Options
 from sublet.values import parse_duration_ns, valid_text
 
 if TYPE_CHECKING:
-    from sublet.client.lease import Lease
+    from sublet.client.handle import LeaseHandle
     from sublet.client.volume_line import HasVolume
 
 __all__ = ["Calls", "Options", "options_of"]
@@ -26,7 +26,7 @@ R = TypeVar("R")
 class Calls:
     """Calls of Python functions under a lease, with these options. From ``lease.options(...)``."""
 
-    def __init__(self, lease: Lease, options: Options) -> None:
+    def __init__(self, lease: LeaseHandle, options: Options) -> None:
         self._lease = lease
         self._options = options
 

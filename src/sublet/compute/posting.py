@@ -33,8 +33,7 @@ from sublet.guest.desk import is_worker
 from sublet.values import NS_PER_S, Kind, format_duration, shown
 
 if TYPE_CHECKING:
-    from sublet.client.handle import LeaseFacts
-    from sublet.client.lease import Lease
+    from sublet.client.handle import LeaseFacts, LeaseHandle
 
 TRIES: Final = 4
 """Workers that one call is sent to: each but the last died before it began, or knew the function as another."""
@@ -56,7 +55,9 @@ class Again:
 AGAIN: Final = Again()
 
 
-def run_call(lease: Lease, options: Options, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+def run_call(
+    lease: LeaseHandle, options: Options, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+) -> Any:
     """Call it and wait."""
     job = Job(checked_callable(function), args, kwargs)
     for _ in range(TRIES):
@@ -73,7 +74,7 @@ def run_call(lease: Lease, options: Options, function: Callable[..., Any], args:
 
 
 def submit_call(
-    lease: Lease, options: Options, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+    lease: LeaseHandle, options: Options, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
 ) -> CallFuture:
     """Call it and do not wait."""
     job = Job(checked_callable(function), args, kwargs)
@@ -81,7 +82,7 @@ def submit_call(
     return _submit(lease, worker, job, options)
 
 
-def submit_many(lease: Lease, options: Options, function: Callable[..., Any], items: Sequence[Any]) -> CallFuture:
+def submit_many(lease: LeaseHandle, options: Options, function: Callable[..., Any], items: Sequence[Any]) -> CallFuture:
     """Call it with each of these, in one message; the future brings a ``Many``."""
     job = Job(checked_callable(function), _Singles(items), {}, is_many=True)
     return _submit(lease, _ready(lease, options), job, options)
@@ -102,13 +103,13 @@ class _Singles:
         return zip, (self._items,)
 
 
-def prepare_worker(lease: Lease, options: Options) -> None:
+def prepare_worker(lease: LeaseHandle, options: Options) -> None:
     """Start the worker of these options, if there is none, and wait until it can be given calls."""
     _ready(lease, options)
 
 
 def map_calls(
-    lease: Lease, options: Options, function: Callable[..., Any], iterables: tuple[Iterable[Any], ...]
+    lease: LeaseHandle, options: Options, function: Callable[..., Any], iterables: tuple[Iterable[Any], ...]
 ) -> Iterator[Any]:
     """Call it for each, in order; results come in order as they are asked for, a little ahead."""
     checked_callable(function)
@@ -125,7 +126,7 @@ def _check_iterable(one: object) -> None:
         raise InvalidRequest(f"{shown(one)} cannot be mapped over", do="Give lists, arrays or other iterables.")
 
 
-def _ready(lease: Lease, options: Options) -> Worker:
+def _ready(lease: LeaseHandle, options: Options) -> Worker:
     """Who does the call. Nothing of it was begun if this raises, nor by a worker that was tried before."""
     try:
         check_call(lease, options)
@@ -144,7 +145,7 @@ def check_is_holder() -> None:
         )
 
 
-def check_call(lease: Lease, options: Options) -> None:
+def check_call(lease: LeaseHandle, options: Options) -> None:
     """Whether a call may begin now. Raises why not."""
     check_is_holder()
     lease._own()
@@ -152,7 +153,7 @@ def check_call(lease: Lease, options: Options) -> None:
     check_holder(lease)
 
 
-def outcome(lease: Lease, worker: Worker, pending: Pending, job: Job) -> Any:
+def outcome(lease: LeaseHandle, worker: Worker, pending: Pending, job: Job) -> Any:
     """What came of a call that is done; AGAIN where it can be sent again. Raises what it raised."""
     if pending.came is None:
         error = worker.why_lost(lease)
@@ -184,13 +185,13 @@ def outcome(lease: Lease, worker: Worker, pending: Pending, job: Job) -> Any:
     return found
 
 
-def _with_results(lease: Lease, pending: Pending, error: BaseException | None) -> Many:
+def _with_results(lease: LeaseHandle, pending: Pending, error: BaseException | None) -> Many:
     """The results of a call of many, and what ended it early."""
     made = read_many(pending.parts, of_tenant=not sees_our_folders(lease))
     return Many(made.results, made.error or error, 0)
 
 
-def _made_before(lease: Lease, pending: Pending, job: Job, error: SubletError) -> Many | None:
+def _made_before(lease: LeaseHandle, pending: Pending, job: Job, error: SubletError) -> Many | None:
     """The results of a call of many that were made before its worker was lost, and why there are no more; None where
     the call was not begun. Only the item that was executing was begun, and its error says so."""
     lost = pending.lost
@@ -210,7 +211,7 @@ def _not_begun(error: LeaseEnded) -> LeaseEnded:
     return own
 
 
-def _run_once(lease: Lease, worker: Worker, job: Job, options: Options) -> Any:
+def _run_once(lease: LeaseHandle, worker: Worker, job: Job, options: Options) -> Any:
     pending = Pending(options.timeout_ns)
     worker.send(pending, job)
     try:
@@ -236,9 +237,9 @@ def timed_out(job: Job, options: Options) -> CallTimeout:
 class _Watched:
     """A call that a future stands for."""
 
-    def __init__(self, lease: Lease, worker: Worker, job: Job, options: Options, future: CallFuture) -> None:
+    def __init__(self, lease: LeaseHandle, worker: Worker, job: Job, options: Options, future: CallFuture) -> None:
         self.pending = Pending(options.timeout_ns, self._is_done)
-        self._lease: Lease | None = lease
+        self._lease: LeaseHandle | None = lease
         self._worker = worker
         self._job = job
         self._options = options
@@ -333,7 +334,7 @@ class _Watched:
     def is_running(self) -> bool:
         return self._worker.exchange.is_executing(self.pending)
 
-    def _again(self, lease: Lease) -> None:
+    def _again(self, lease: LeaseHandle) -> None:
         self._tries -= 1
         if not self._tries:
             raise SubletError("the call did not come to begin: its workers ended before", do="See `sublet logs`.")
@@ -342,7 +343,7 @@ class _Watched:
         self.pending = Pending(self._options.timeout_ns, self._is_done)
         self._worker.housekeeper.add(self)
 
-    def count(self, lease: Lease) -> None:
+    def count(self, lease: LeaseHandle) -> None:
         """The lease is in use from now on."""
         self._stop.close()  # with the worker it was sent to before, if there was one
         self._stop.enter_context(self._worker.life.use(lease))
@@ -355,7 +356,7 @@ class _Watched:
         self._stop.close()
 
 
-def _submit(lease: Lease, worker: Worker, job: Job, options: Options) -> CallFuture:
+def _submit(lease: LeaseHandle, worker: Worker, job: Job, options: Options) -> CallFuture:
     future = CallFuture()
     watched = _Watched(lease, worker, job, options, future)
     watched.count(lease)
@@ -383,14 +384,14 @@ class _Batch:
         self.lane, self.worker, self.future = -1, None, None
 
 
-def lanes_of(lease: Lease, options: Options) -> list[Options]:
+def lanes_of(lease: LeaseHandle, options: Options) -> list[Options]:
     """One worker for each GPU of the lease; the first has no device in particular, since it finds that one first."""
     gpus = sum(device.kind is Kind.GPU for device in lease.devices)
     return [options, *(options._replace(device=number) for number in range(1, gpus))]
 
 
 def _mapped(
-    lease: Lease, options: Options, function: Callable[..., Any], items: Iterator[tuple[Any, ...]]
+    lease: LeaseHandle, options: Options, function: Callable[..., Any], items: Iterator[tuple[Any, ...]]
 ) -> Iterator[Any]:
     """Batches grow while calls are small, so that their number does not decide how long a map takes. Each goes to the
     worker with the fewest, and the results are put in order. One worker executes what it has in order: what one had not

@@ -21,7 +21,7 @@ from sublet.wire.zygote import LEASE_ENDED
 
 if TYPE_CHECKING:
     from sublet.client.guests import Guest
-    from sublet.client.lease import Lease
+    from sublet.client.handle import LeaseHandle
     from sublet.compute.workers import Options
 
 ENTRY: Final = "sublet.guest.worker:main"
@@ -58,7 +58,7 @@ CELL: Final = Words(
 )
 
 
-def start_worker(lease: Lease, options: Options) -> Guest:
+def start_worker(lease: LeaseHandle, options: Options) -> Guest:
     """Start one. It is not counted as use of the lease; its calls are."""
     check_python(options.python)
     spec = GuestSpec(
@@ -75,7 +75,7 @@ def start_worker(lease: Lease, options: Options) -> Guest:
     return start_spec(lease, spec, busy=False, volume=options.volume)
 
 
-def parked_worker(lease: Lease) -> Guest | None:
+def parked_worker(lease: LeaseHandle) -> Guest | None:
     """The worker that another program left parked, where this lease goes on with it; once. With it come the state of
     its modules and what its functions kept; None where there is none, and then one is started."""
     from sublet.client.guests import Guest, list_guests
@@ -142,7 +142,7 @@ def _has_module(python: str, module: str) -> bool:
     return asked.returncode != 1
 
 
-def why_lost(lease: Lease, guest: Guest, when: str = "", words: Words = CALL) -> SubletError:
+def why_lost(lease: LeaseHandle, guest: Guest, when: str = "", words: Words = CALL) -> SubletError:
     """Why a worker's connection broke: with the lease, or with the process."""
     try:
         return _why_lost(lease, guest, when or f"in the middle of the {words.work}", words)
@@ -150,7 +150,7 @@ def why_lost(lease: Lease, guest: Guest, when: str = "", words: Words = CALL) ->
         guest.close()  # what it was asked on
 
 
-def _why_lost(lease: Lease, guest: Guest, when: str, words: Words) -> SubletError:
+def _why_lost(lease: LeaseHandle, guest: Guest, when: str, words: Words) -> SubletError:
     view = _last_view(lease, guest)
     end = lease.end
     reason = None if view is None else _reason_of(view)
@@ -192,7 +192,7 @@ def _how(exit_code: int) -> str:
     return f" by signal {number}"
 
 
-def _last_view(lease: Lease, guest: Guest) -> GuestView | None:
+def _last_view(lease: LeaseHandle, guest: Guest) -> GuestView | None:
     """What the supervisor says of it once it has seen its end; None where it cannot be asked."""
     began_s = time.monotonic()
     pause_s = PAUSE_S

@@ -35,7 +35,7 @@ from sublet.wire.work import Asked, Flag, Message, pack, pack_numbers
 
 if TYPE_CHECKING:
     from sublet.client.guests import Guest
-    from sublet.client.lease import Lease
+    from sublet.client.handle import LeaseHandle
     from sublet.client.volume_line import HasVolume
 
 
@@ -112,7 +112,7 @@ class Worker:
         with self.exchange.sending:
             return self._functions.distrust(function)
 
-    def why_lost(self, lease: Lease) -> SubletError:
+    def why_lost(self, lease: LeaseHandle) -> SubletError:
         """Why there is no answer. Found out once, by the first caller that asks."""
         with self._why_lock:
             if self._why is None:
@@ -197,7 +197,7 @@ class Workers:
         if self._found:
             self.close()
 
-    def find(self, lease: Lease, options: Options) -> Worker:
+    def find(self, lease: LeaseHandle, options: Options) -> Worker:
         """The worker for this; started if there is none, or if it died."""
         place = options.place
         worker = self._found.get(place)
@@ -212,7 +212,7 @@ class Workers:
                     worker = self._found[place] = _started(lease, options)
             return worker
 
-    def now_under(self, lease: Lease) -> None:
+    def now_under(self, lease: LeaseHandle) -> None:
         """They were parked, and go on under this lease; so do the calls that were not answered yet."""
         with self._lock:
             found = list(self._found.values())
@@ -239,7 +239,7 @@ def own_paths() -> list[str]:
     return [path for path in paths if not is_library(path)]
 
 
-def workers_of(lease: Lease) -> Workers:
+def workers_of(lease: LeaseHandle) -> Workers:
     """Those of this lease; made at the first use."""
     found: Workers | None = lease._workers
     if found is not None:
@@ -261,7 +261,7 @@ def _hang_up(workers: Workers | None, end: LeaseEnd) -> None:
         workers.close()
 
 
-def _started(lease: Lease, options: Options) -> Worker:
+def _started(lease: LeaseHandle, options: Options) -> Worker:
     guest = parked_worker(lease) if options.place == Options() else None
     guest = guest or start_worker(lease, options)
     try:
@@ -301,7 +301,7 @@ _log = logging.getLogger("sublet.client")
 class _Use:
     """One thing under way in the worker."""
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: LeaseHandle) -> None:
         self.lease = lease
         self.is_over = False
         self._counted = contextlib.ExitStack()
@@ -333,7 +333,7 @@ class SignsOfLife:
         self._seen_s = self._looked_s = self._asked_s = time.monotonic()
 
     @contextlib.contextmanager
-    def use(self, lease: Lease) -> Iterator[None]:
+    def use(self, lease: LeaseHandle) -> Iterator[None]:
         """Something is under way there: it counts as use of the lease while the worker lives."""
         use = _Use(lease)
         if not self._is_still:
@@ -348,7 +348,7 @@ class SignsOfLife:
             self._uses.discard(use)
             use.pause()
 
-    def now_under(self, lease: Lease) -> None:
+    def now_under(self, lease: LeaseHandle) -> None:
         """The worker was parked, and goes on under this lease with what was under way."""
         self._is_still = False
         self._seen_s = time.monotonic()

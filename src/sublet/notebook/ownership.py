@@ -241,9 +241,9 @@ class Owner:
         if volume.folder or fabric is None:
             yield volume.other
             return
-        from sublet.client.volume_copies import readable
+        from sublet.client.fabric import readable_volume
 
-        with readable(fabric, volume.other) as ticket:
+        with readable_volume(fabric, volume.other) as ticket:
             yield ticket
 
     def _of_name(self, fabric: Fabric, name: str) -> Volume | None:

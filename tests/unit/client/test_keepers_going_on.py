@@ -20,7 +20,7 @@ from sublet.client import book, errands
 from sublet.client.aio_keeper import AioKeeper
 from sublet.client.book import Book
 from sublet.client.core import Core, Grant
-from sublet.client.fabric import Courier
+from sublet.client.handle import Courier
 from sublet.client.keeper import Keeper
 from sublet.client.steps import Call, Reply
 from sublet.clock import SystemClock
