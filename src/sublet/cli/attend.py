@@ -57,10 +57,6 @@ class Attendance:
         self.lost: SubletError | None = None
         """Why the connection broke before the guest was gone."""
         self.is_over = False
-        self.on_exited: Callable[[], None] = lambda: None
-        """Called once, when its main process has ended and what it left behind takes its time."""
-        self.on_lasting: Callable[[], None] = lambda: None
-        """Called once, when its main process has run for longer than a moment."""
         self.is_onlooker = False
         """It only looks: a signal ends the looking, not the guest."""
         self.last_words = b""
@@ -100,8 +96,15 @@ class Attendance:
             self._filters = (TerminalFilter(), TerminalFilter())
         self._saw(attached["view"])
 
-    def run(self) -> None:
-        """Until the guest is gone and everything it said is written, or the connection is lost."""
+    def run(
+        self, *, on_lasting: Callable[[], None] = lambda: None, on_exited: Callable[[], None] = lambda: None
+    ) -> None:
+        """Until the guest is gone and everything it said is written, or the connection is lost.
+
+        ``on_lasting`` is called once, when its main process has run for longer than a moment; ``on_exited`` once, when
+        that has ended and what it left behind takes its time.
+        """
+        self._on_lasting, self._on_exited = on_lasting, on_exited
         with contextlib.ExitStack() as stack:
             self._signals, wake = stack.enter_context(caught(*_FORWARDED, signal.SIGWINCH))
             if self._terminal:
@@ -176,13 +179,13 @@ class Attendance:
         now_s = time.monotonic()
         if self._lasts_at_s is not None and now_s >= self._lasts_at_s:
             self._lasts_at_s = None
-            self.on_lasting()
+            self._on_lasting()
         if self._drop_at_s is not None and now_s >= self._drop_at_s:
             self._drop_at_s = None
             self._end()
         if self._exited_s is not None and (self.is_over or now_s >= self._exited_s + LEFT_BEHIND_S):
             self._exited_s = None
-            self.on_exited()
+            self._on_exited()
 
     @property
     def _line_end(self) -> str:

@@ -164,9 +164,7 @@ def run(
             say_error(failed, as_json=False)
             return failed.exit_code
         with conversation:
-            attendance.on_lasting = lease.keep
-            attendance.on_exited = lease.try_to_give_back
-            attendance.run()
+            attendance.run(on_lasting=lease.keep, on_exited=lease.try_to_give_back)
             return _status(lease, attendance)
 
 

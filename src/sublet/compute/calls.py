@@ -87,8 +87,11 @@ class Lost:
 class Exchange:
     """The holder's end of one connection for work. Safe to use from several threads."""
 
-    def __init__(self, line: Line, end_worker: Callable[[], object]) -> None:
-        """``end_worker`` ends the process, because it does not answer."""
+    def __init__(
+        self, line: Line, end_worker: Callable[[], object], on_silence: Callable[[], object] = lambda: None
+    ) -> None:
+        """``end_worker`` ends the process, because it does not answer. ``on_silence`` is called now and then by who
+        listens, while nothing is heard."""
         self.line = line
         self.board, self._board_fd = Board.create()
         self.results, self._results_fd = ResultBuffer.create()
@@ -104,8 +107,7 @@ class Exchange:
         self._heard: deque[Happening] = deque()
         self._doomed: dict[int, Pending] = {}
         self._housekeeper: Callable[[], object] | None = None
-        self.on_silence: Callable[[], object] = lambda: None
-        """Called now and then by who listens, while nothing is heard."""
+        self._on_silence = on_silence
         _exchanges.add(self)
 
     # ---- asking
@@ -325,7 +327,7 @@ class Exchange:
             if not self._heard and (over := self.line.over) is not None:
                 self._break(over)  # an interrupt took the news of it
             if not self._heard and left_s:
-                self.on_silence()
+                self._on_silence()
 
     def _take(self, happening: Happening) -> None:
         match happening:

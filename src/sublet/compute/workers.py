@@ -74,11 +74,10 @@ class Worker:
         """``guest`` is None where it is no guest: in tests."""
         self.lease_id = lease
         self.guest = guest
-        self.exchange = Exchange(line, end)
+        self.exchange = Exchange(line, end, self._look)
         self.housekeeper = Housekeeper(self.exchange)
         self.life = SignsOfLife(lambda: self.exchange.board.marks, self._cpu_ns, self._who)
         """For calls under way: they are use of the lease."""
-        self.exchange.on_silence = self.life.look
         self.dropped: deque[int] = deque()
         """Generators without a reference here; to be closed with the next message. Finalisers add to it."""
         self._kept = Kept()
@@ -92,6 +91,9 @@ class Worker:
             self.exchange.close()
             raise
         self._functions = Functions(self.peer, self._kept)
+
+    def _look(self) -> None:
+        self.life.look()
 
     @property
     def is_lost(self) -> bool:

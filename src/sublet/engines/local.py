@@ -284,8 +284,7 @@ class Office:
         return agent
 
     def _open_door(self, path: Path, listening: socket.socket, agent: SupervisedAgent, *, shared: bool) -> None:
-        door = Door(listening, _Rights(self.service, shared=shared), agent, die=self._die)
-        door.on_limit = self.service.limit
+        door = Door(listening, _Rights(self.service, shared=shared), agent, die=self._die, on_limit=self.service.limit)
         door.open()
         self._stack.callback(path.unlink, missing_ok=True)
         self._stack.callback(door.close)

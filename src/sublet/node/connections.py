@@ -32,12 +32,13 @@ class Connection:
         link: Link,
         heard: Callable[[Happening], None],
         unread: Unread | None = None,
+        on_room: Callable[[], None] = lambda: None,
     ) -> None:
-        """``unread``: the account of what it leaves unread, with that of others."""
+        """``unread``: the account of what it leaves unread, with that of others. ``on_room`` is called when everything
+        went out, if before that a stream had too little room."""
         sock.setblocking(False)
         self.link = link
-        self.on_room: Callable[[], None] = lambda: None
-        """Called when everything went out, if before that a stream had too little room."""
+        self._on_room = on_room
         self._unread = Unread() if unread is None else unread
         self._is_short = False
         self._loop = loop.guarded(self._failed)
@@ -136,7 +137,7 @@ class Connection:
                 self._loop.change(self.sock.fileno(), wanted)
             if is_out and self._is_short and self._is_open:
                 self._is_short = False
-                self.on_room()
+                self._on_room()
             self._unread.relieve()
 
     def _send(self) -> bool:

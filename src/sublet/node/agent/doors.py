@@ -78,8 +78,10 @@ class Door:
         supervisor: _Supervisor,
         *,
         die: Callable[[str], object] = end_process,
+        on_limit: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``die`` ends the process with a line: without this door holders pay for devices that they cannot use."""
+        """``die`` ends the process with a line: without this door holders pay for devices that they cannot use.
+        ``on_limit`` is told the name of a limit that was hit."""
         listening.setblocking(False)
         self._listening = listening
         self._rights = rights
@@ -94,7 +96,7 @@ class Door:
             owners=frozenset((0, os.geteuid())),
         )
         self._accepting: asyncio.Task[None] | None = None
-        self.on_limit: Callable[[str], None] = lambda _: None
+        self._on_limit = on_limit
 
     def open(self) -> None:
         """From now on."""
@@ -146,12 +148,12 @@ class Door:
         """Count this connection among those that are being handed over, or refuse it."""
         admitted = self._limits.admit(sock, peer_of(sock).uid)
         if isinstance(admitted, Refused):
-            self.on_limit("greetings" if admitted.limit == "connections" else "greetings_of_user")
+            self._on_limit("greetings" if admitted.limit == "connections" else "greetings_of_user")
             raise CapacityExceeded(
                 f"too many connections are just being made: {admitted.message}", do="Try again in a moment."
             )
         if admitted.closed is not None:
-            self.on_limit("silent_greetings")
+            self._on_limit("silent_greetings")
             with contextlib.suppress(OSError):  # it has hung up by itself
                 admitted.closed.shutdown(socket.SHUT_RDWR)
 

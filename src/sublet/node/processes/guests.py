@@ -57,12 +57,23 @@ class _Starting:
 class Guests:
     """Guests by id, and everything that is done to them."""
 
-    def __init__(self, *, loop: Loop, clock: Clock, trees: Trees, notes: Notes, launch: Launch, logs: str) -> None:
+    def __init__(
+        self,
+        *,
+        loop: Loop,
+        clock: Clock,
+        trees: Trees,
+        notes: Notes,
+        launch: Launch,
+        logs: str,
+        on_gone: Callable[[LeaseId], None],
+        on_look: Callable[[Look], None],
+    ) -> None:
+        """``on_gone`` is told when the last process of a guest of this lease is gone, ``on_look`` what each look has
+        shown."""
         self.by_id: dict[GuestId, Guest] = {}
-        self.on_gone: Callable[[LeaseId], None] = lambda _: None
-        """Told when the last process of a guest of this lease is gone."""
-        self.on_look: Callable[[Look], None] = lambda _: None
-        """Told what each look has shown."""
+        self._on_gone = on_gone
+        self._on_look = on_look
         self.priority = Priority()
         self.strangers = 0
         """Processes below the supervisor whose guest is unknown; while there are any, nothing is verified."""
@@ -327,7 +338,7 @@ class Guests:
     def _see_all(self, guests: Iterable[Guest], closely: Iterable[Tree]) -> None:
         look = self._trees.look(closely)
         try:
-            self.on_look(look)
+            self._on_look(look)
         except Exception as error:  # noqa: BLE001 - what is measured besides must not hide who is gone
             confess(error)
         self.strangers = len(look.strangers)
@@ -391,7 +402,7 @@ class Guests:
             lambda: self._launch.aside.leave(guest.tree.group, guest.count, partial(self._notes.drop, guest.id)),
             lambda: self._hear_out(guest),
             lambda: self._keep(guest),
-            lambda: self.on_gone(guest.lease),
+            lambda: self._on_gone(guest.lease),
         ):
             self._safely(guest, step)
 

@@ -88,7 +88,14 @@ class Launch:
         groups: Groups,
         trees: Trees,
         zygotes: Zygotes,
+        errands: Errands,
+        aside: Aside,
+        stores: Stores,
+        pinned: Callable[[], Iterable[tuple[int, ...]]],
+        door: Callable[[], str],
     ) -> None:
+        """``pinned``: on which cores leases are kept now, one by one. ``door``: where guests ask for publication;
+        opened with the first that may."""
         self._loop = loop.guarded(lambda _: None)
         self._office = office
         self._runtime = runtime
@@ -101,16 +108,14 @@ class Launch:
         """The device files that each card has for itself, as the office found them."""
         self.caps = LeaseCaps()
         """Of what a lease does not have, as the office said."""
-        self.pinned: Callable[[], Iterable[tuple[int, ...]]] = tuple
-        """On which cores leases are kept now, one by one."""
+        self._pinned = pinned
         self.helper_lives: Callable[[int, bool], None] = trees.helper_lives
         """Told of each process that is the supervisor's own, when it was made and when it has ended."""
-        self.door: Callable[[], str] = lambda: ""
-        """Where guests ask for publication; opened with the first that may."""
-        self.errands = Errands(loop, self.helper_lives)
-        self.aside = Aside(loop, self.errands)
-        self.held = HeldMemory(loop, self.aside)
-        self.stores = Stores(loop=loop, errands=self.errands, state=state, runtime=runtime)
+        self._door = door
+        self.errands = errands
+        self.aside = aside
+        self.held = HeldMemory(loop, aside)
+        self.stores = stores
         self.zygotes = zygotes
         self.zygotes.tell(self.helper_lives)
 
@@ -237,7 +242,7 @@ class Launch:
         if behind is not None and os.path.dirname(tenancy.segment) not in tenancy.writable:
             marks.pop("SUBLET_MEMORY", None)  # a descriptor of ours, which it cannot see from where it lives
         lent = volume.tenancy.blocks[:1] if volume is not None else ()
-        door = self.door() if lent or tenancy.blocks else ""
+        door = self._door() if lent or tenancy.blocks else ""
         if door:
             marks[PUBLISH_VARIABLE] = door
             marks[VOLUME_VARIABLE] = (*lent, *tenancy.blocks)[0]
@@ -296,7 +301,7 @@ class Launch:
             self.aside.leave(prepared.group)  # a child that came from a warm interpreter may be in it
 
     def _cores(self, count: int) -> tuple[int, ...]:
-        return choose(count, os.sched_getaffinity(0), self.pinned())
+        return choose(count, os.sched_getaffinity(0), self._pinned())
 
     def fork(self, prepared: Prepared, forked: Callable[[Child | OSError], None]) -> None:
         """Make the process; it waits for ``go``. From a warm interpreter it comes a moment later."""

@@ -151,10 +151,12 @@ class Publishing:
         errands: Errands,
         stores: Stores,
         tenancies: Mapping[LeaseId, Tenancy],
+        fence: Fence,
         on_saved: Callable[[LeaseId, int], None],
     ) -> None:
-        """``on_saved`` is called with each lease for which something was saved, and how long that took."""
-        self.fence: Fence = _nothing_is_live
+        """``fence`` raises unless a lease lives under an epoch. ``on_saved`` is called with each lease for which
+        something was saved, and how long that took."""
+        self._fence = fence
         self.saved: dict[LeaseId, Saved] = {}
         """What was published for each lease: the volume's own, and that of the guest which saved."""
         self._loop = loop.guarded(lambda _: None)
@@ -165,13 +167,12 @@ class Publishing:
         self._waiting: dict[str, deque[_Job]] = {}
         self._running: dict[str, _Running] = {}
         self._tickets: dict[LeaseId, dict[str, Lent]] = {}
-        stores.on_leave = self._left
 
     # ---- lending ----
 
     def lend(self, lent: Lent) -> str:
         """A ticket that stands for this right."""
-        self.fence(lent.lease, lent.epoch)
+        self._fence(lent.lease, lent.epoch)
         self._block_of(lent.lease)
         ticket = os.urandom(16).hex()
         mine = self._tickets.setdefault(lent.lease, {})
@@ -186,13 +187,13 @@ class Publishing:
         lent = next((mine[ticket] for mine in self._tickets.values() if ticket in mine), None)
         if lent is None or lent.tenant != tenant or (lent.reads and not reads):
             raise Unauthorized("this volume was not lent", do="Give the lease of blocks itself as volume=.")
-        (self._still_read if reads else self.fence)(lent.lease, lent.epoch)
+        (self._still_read if reads else self._fence)(lent.lease, lent.epoch)
         return Borrowed(self._block_of(lent.lease), lent.epoch)
 
     def _still_read(self, lease: LeaseId, epoch: Epoch) -> None:
         """The asker that copies holds another lease, so the advice of the fence would not apply to it."""
         try:
-            self.fence(lease, epoch)
+            self._fence(lease, epoch)
         except (LeaseEnded, StaleEpoch) as error:
             error.message = f"the volume changed hands while it was copied: {error.message}"
             error.do = "Nothing of it was changed. Copy it again."
@@ -259,7 +260,7 @@ class Publishing:
         lease, epoch = pair
         if lease not in asker.leases:
             raise Unauthorized(f"nothing may be saved here under lease {lease}", do="Start it with volume=.")
-        self.fence(lease, epoch)
+        self._fence(lease, epoch)
         mine = asker.leases[lease]
         if mine is not None and mine != epoch:
             raise StaleEpoch(f"the volume was lent under epoch {mine}, and not under {epoch}")
@@ -439,7 +440,7 @@ class Publishing:
 
     # ---- the end ----
 
-    def _left(self, store: Store) -> None:
+    def left(self, store: Store) -> None:
         """Its lease is over. What waits is refused, what is under way has a moment to come to its end."""
         self._tickets.pop(store.note.lease, None)
         for running in self._running.values():
@@ -454,7 +455,3 @@ def _store(tenancy: Tenancy) -> Store:
     if found is None or not found.made.paths:
         raise LeaseNotActive(f"the volume of lease {tenancy.lease} is gone")
     return found
-
-
-def _nothing_is_live(lease: LeaseId, epoch: Epoch) -> None:
-    raise LeaseNotActive("no office has said yet what this machine has")

@@ -61,13 +61,22 @@ Then = Callable[[SubletError | None], None]
 class Stores:
     """All of one supervisor."""
 
-    def __init__(self, *, loop: Loop, errands: Errands, state: str, runtime: str) -> None:
-        self.on_gone: Callable[[LeaseId], None] = lambda _: None
-        """Told when a store of this lease was put away."""
-        self.on_leave: Callable[[Store], None] = lambda _: None
-        """Told when one is about to be."""
-        self.on_stuck: Callable[[Store], None] = lambda _: None
-        """Told when it could not be, because a process still uses it."""
+    def __init__(
+        self,
+        *,
+        loop: Loop,
+        errands: Errands,
+        state: str,
+        runtime: str,
+        on_gone: Callable[[LeaseId], None],
+        on_leave: Callable[[Store], None],
+        on_stuck: Callable[[Store], None],
+    ) -> None:
+        """``on_leave`` is told when a store is about to be put away, ``on_stuck`` when it could not be, because a
+        process still uses it, and ``on_gone`` when one of this lease was."""
+        self._on_gone = on_gone
+        self._on_leave = on_leave
+        self._on_stuck = on_stuck
         self._loop = loop.guarded(lambda _: None)
         self._errands = errands
         self.blocks: Final = os.path.join(state, "blocks")
@@ -217,7 +226,7 @@ class Stores:
             if store.state not in (State.LEAVING, State.GONE):
                 store.state = State.LEAVING
                 store.note = replace(store.note, epoch=tenancy.epoch)
-                self.on_leave(store)
+                self._on_leave(store)
                 self._put_away(store)
 
     def rested(self, store: Store) -> None:
@@ -316,12 +325,12 @@ class Stores:
                 store.segment = -1
             store.state = State.GONE
             self._all.remove(store)
-            self._loop.soon(lambda: self.on_gone(store.note.lease))  # not while the caller is still at work
+            self._loop.soon(lambda: self._on_gone(store.note.lease))  # not while the caller is still at work
             return
         store.why = said or f"{store.folder} could not be removed: {self._errands.why_failed}"
         store.again_ns = self._loop.now_ns() + AGAIN_NS[min(store.tries, len(AGAIN_NS) - 1)]
         store.tries += 1
-        self.on_stuck(store)
+        self._on_stuck(store)
 
     # ---- volumes ----
 

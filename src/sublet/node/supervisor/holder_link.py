@@ -104,8 +104,7 @@ class HolderLink:
         self._attached: dict[str, _Attached] = {}
         self._awaiting: list[Guest] = []
         link = Link.adopted(hello)
-        self._connection = Connection(loop, sock, link, self._heard, unread)
-        self._connection.on_room = self._has_room
+        self._connection = Connection(loop, sock, link, self._heard, unread, self._has_room)
         self._link = link
         link.welcome()
         self._connection.push()

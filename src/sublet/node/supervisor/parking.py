@@ -70,9 +70,11 @@ class _Leaving:
 class Parker:
     """Parks and resumes, for all leases of one supervisor."""
 
-    def __init__(self, loop: Loop, trees: Trees, notes: Notes, suspending: Suspending) -> None:
-        self.on_lost: Callable[[Guest, str], None] = lambda guest, why: None
-        """Told of a guest that could not be put back on its cards, and why: it is of no use any more."""
+    def __init__(
+        self, loop: Loop, trees: Trees, notes: Notes, suspending: Suspending, on_lost: Callable[[Guest, str], None]
+    ) -> None:
+        """``on_lost`` is told of a guest that could not be put back on its cards, and why: it is of no use any more."""
+        self._on_lost = on_lost
         self.uses: tuple[CardUse, ...] = ()
         """What each process has of a card, as the driver last said."""
         self._suspending = suspending
@@ -134,7 +136,7 @@ class Parker:
                 self._give_up(leaving, str(said["failed"]))
                 if said.get("stuck"):  # its calls of the driver wait for ever, so it can save nothing of its card
                     for guest in guests:
-                        self.on_lost(guest, str(said["failed"]))
+                        self._on_lost(guest, str(said["failed"]))
                 return
             leaving.tenancy.suspended = tuple(said["done"])
             kept = self._on_cards(leaving.tenancy) & set(self._pids(guests)) - set(leaving.tenancy.suspended)
@@ -197,7 +199,7 @@ class Parker:
             if guest.state is not GuestState.RESUMING:
                 continue
             if "failed" in said:
-                self.on_lost(guest, str(said["failed"]))
+                self._on_lost(guest, str(said["failed"]))
                 continue
             guest.now(GuestEvent.RESUMED)
             guest.stdio.say(f"it goes on, under lease {tenancy.lease}")

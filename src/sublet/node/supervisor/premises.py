@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -54,22 +54,24 @@ class Premises:
         office: str,
         now_ns: Callable[[], int],
         cut: Callable[[LeaseId], None],
+        on_moved: Callable[[LeaseId], None],
+        still_left: Callable[[LeaseId], str],
+        name_of: Callable[[LeaseId], str],
+        saved_of: Callable[[LeaseId], Saved | None],
     ) -> None:
-        """``cut`` ends every connection of a lease."""
+        """``cut`` ends every connection of a lease. ``on_moved`` is told when the guests of a lease were taken off its
+        devices alive, or when that failed. ``still_left`` says what a predecessor's guests of a lease still have here,
+        empty if nothing; ``name_of`` what its holder calls a lease; ``saved_of`` what was published for it."""
         self.tenancies: dict[LeaseId, Tenancy] = {}
         """The newest of each lease."""
-        self.still_left: Callable[[LeaseId], str] = lambda _: ""
-        """What a predecessor's guests of this lease still have here, in words; empty if nothing."""
-        self.name_of: Callable[[LeaseId], str] = lambda _: ""
-        """What the holder of a lease calls it."""
+        self._still_left = still_left
+        self._name_of = name_of
         self._stores = stores
         self._aside = aside
         self._held = held
         self._parker = parker
-        self.saved: Mapping[LeaseId, Saved] = {}
-        """What was published for which lease."""
-        self.on_moved: Callable[[LeaseId], None] = lambda _: None
-        """Told when the guests of a lease were taken off its devices alive, or when that failed."""
+        self._saved_of = saved_of
+        self._on_moved = on_moved
         self._guests = guests
         self._office = office
         self._now_ns = now_ns
@@ -98,7 +100,7 @@ class Premises:
                 parts=parts,
                 deadline_ns=deadline_ns,
                 office=self._office,
-                name=self.name_of(lease),
+                name=self._name_of(lease),
             )
             if tenancy is not None:
                 self._older.append(tenancy)
@@ -193,14 +195,14 @@ class Premises:
 
         def moved() -> None:
             tenancy.over = reason
-            self.on_moved(lease)
+            self._on_moved(lease)
             if other.expiring:  # since it came, its parking lease has nearly run out
                 self.warn(other.lease, other.epoch, other.deadline_ns)
 
         def failed(why: str) -> None:
             detail = f"its device was taken, and it could not be parked: {why}"
             self.tell(lease, epoch, reason, until_ns, detail, self._now_ns())
-            self.on_moved(lease)
+            self._on_moved(lease)
 
         return self._parker.park(tenancy, other, room, until_ns, moved=moved, failed=failed)
 
@@ -247,11 +249,11 @@ class Premises:
             for guest in tenancy.guests.values():
                 if not guest.is_gone:
                     return True
-        return bool(self.still_left(lease))
+        return bool(self._still_left(lease))
 
     def why(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> str:
         found = list(self._guests_of(lease, epoch))
-        return self._guests.why_alive(found) if found else self.still_left(lease)
+        return self._guests.why_alive(found) if found else self._still_left(lease)
 
     def look(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> Verdict:
         if self._guests.strangers:
@@ -271,7 +273,7 @@ class Premises:
         if store:  # what the lease had elsewhere need not wait for it
             return NotYet(what=store, again_ns=now_ns + LOOK_AGAIN_NS)
         self._kills.pop((lease, resource), None)
-        metered, saved = self._metered.get(lease), self.saved.get(lease)
+        metered, saved = self._metered.get(lease), self._saved_of(lease)
         card = card_uuid(resource)
         if not card:  # its memory was memory of its guests, and went back to the kernel with them
             return Clean(metered=metered, saved=saved)

@@ -16,8 +16,10 @@ from typing import Final
 from sublet.background import troubles
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseNotActive, QuotaExceeded, SubletError, Unauthorized
 from sublet.lease.node import Node
+from sublet.node.errands import Errands
 from sublet.node.loop import Accepting, Timer, confess
 from sublet.node.prctl import set_child_subreaper
+from sublet.node.processes.aside import Aside
 from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.files import FILES_WANTED, allowance
 from sublet.node.processes.guest import Guest
@@ -31,6 +33,8 @@ from sublet.node.processes.procs import Procs
 from sublet.node.processes.tenancy import Tenancy
 from sublet.node.processes.tree import Look, Trees
 from sublet.node.processes.zygotes import Zygotes
+from sublet.node.storage.store import Store
+from sublet.node.storage.stores import Stores
 from sublet.node.supervisor.holder_link import HolderLink
 from sublet.node.supervisor.locks import AGAIN_NS, Claims, DeviceLocks
 from sublet.node.supervisor.office_link import OfficeLink
@@ -41,7 +45,7 @@ from sublet.node.supervisor.shielded import Shielded
 from sublet.node.supervisor.suspending import Suspending
 from sublet.node.supervisor.volume_desk import VolumeDesk
 from sublet.node.unread import Unread
-from sublet.values import NS_PER_S, EndReason, LeaseId, TenantId
+from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, TenantId
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.cards import CardUse
 from sublet.wire.guests import (
@@ -61,7 +65,7 @@ from sublet.wire.guests import (
 )
 from sublet.wire.guests import Guests as GuestList
 from sublet.wire.happenings import Hello
-from sublet.wire.orders import End, Report
+from sublet.wire.orders import End, Report, Saved
 from sublet.wire.settings import SupervisorSettings
 from sublet.wire.sockets import peer_of
 
@@ -104,6 +108,7 @@ class Supervisor:
         self._notes = Notes(os.path.join(settings.runtime, "notes"))
         self._procs = Procs()
         self._trees = Trees(self._procs, os.getpid())
+        errands = Errands(self.loop, self._trees.helper_lives)
         self._launch = Launch(
             loop=self.loop,
             office=settings.office,
@@ -112,6 +117,19 @@ class Supervisor:
             groups=self._groups,
             trees=self._trees,
             zygotes=zygotes,
+            errands=errands,
+            aside=Aside(self.loop, errands),
+            stores=Stores(
+                loop=self.loop,
+                errands=errands,
+                state=settings.state,
+                runtime=settings.runtime,
+                on_gone=self._guest_gone,
+                on_leave=self._store_leaves,
+                on_stuck=self._store_stuck,
+            ),
+            pinned=lambda: [one.pinned for one in self.premises.everything],
+            door=self._open_door,
         )
         self.guests = Guests(
             loop=self.loop,
@@ -120,8 +138,9 @@ class Supervisor:
             notes=self._notes,
             launch=self._launch,
             logs=os.path.join(settings.state, "guests"),
+            on_gone=self._guest_gone,
+            on_look=self._looked,
         )
-        self.guests.on_gone = self._guest_gone
         self._allowed = allowance(files, guests_max=GUESTS_MAX, holders_max=HOLDERS_MAX)
         self.guests.room.guests_max, self.guests.room.why = self._allowed.guests, self._allowed.why
         self._claims = Claims(DeviceLocks(settings.state))
@@ -145,8 +164,7 @@ class Supervisor:
             later=self._launch.aside.later,
         )
         self._suspending = Suspending(self.loop, self._launch.helper_lives)
-        self._parker = Parker(self.loop, self._trees, self._notes, self._suspending)
-        self._parker.on_lost = self._lost
+        self._parker = Parker(self.loop, self._trees, self._notes, self._suspending, self._lost)
         self._vram_watch = VramWatch()
         self.premises = Premises(
             guests=self.guests,
@@ -158,11 +176,11 @@ class Supervisor:
             office=settings.office,
             now_ns=self.loop.now_ns,
             cut=self._cut,
+            on_moved=self._guest_gone,
+            still_left=self._predecessor.still_left,
+            name_of=lambda lease: "" if self.node is None else self.node.names.get(lease, ""),
+            saved_of=self._saved_of,
         )
-        self.premises.on_moved = self._guest_gone
-        self.premises.still_left = self._predecessor.still_left
-        self._launch.pinned = lambda: [one.pinned for one in self.premises.everything]
-        self._launch.stores.on_gone = self._guest_gone
         self._launch.stores.begin()
         self._desk = VolumeDesk(
             loop=self.loop,
@@ -171,11 +189,27 @@ class Supervisor:
             trees=self._trees,
             tenancies=self.premises.tenancies,
             runtime=settings.runtime,
+            fence=self._check_live,
             on_saved=self._saved,
         )
-        self.premises.saved = self._desk.publishing.saved
-        memory = MemoryWatch(self.guests, self._procs, lambda: self.premises.everything)
-        self.guests.on_look = memory.look
+        self._memory = MemoryWatch(self.guests, self._procs, lambda: self.premises.everything)
+
+    # ---- what parts tell parts that are made after them ----
+
+    def _store_leaves(self, store: Store) -> None:
+        self._desk.publishing.left(store)
+
+    def _store_stuck(self, store: Store) -> None:
+        self._desk.stuck(store)
+
+    def _open_door(self) -> str:
+        return self._desk.open_door()
+
+    def _looked(self, look: Look) -> None:
+        self._memory.look(look)
+
+    def _saved_of(self, lease: LeaseId) -> Saved | None:
+        return self._desk.publishing.saved.get(lease)
 
     # ---- life ----
 
@@ -284,9 +318,7 @@ class Supervisor:
             for card, since_ns in self._predecessor.cards_since().items():
                 self.premises.cards.was_lent(card, since_ns)
             self.premises.left = [*left, *self._launch.stores.leftovers()]
-            self.node = node = Node(asked.inventory, Shielded(self.premises, self._mistaken), report=self._report)
-            self.premises.name_of = lambda lease: node.names.get(lease, "")
-            self._desk.publishing.fence = lambda lease, epoch: node.check(lease, epoch, self.loop.now_ns())
+            self.node = Node(asked.inventory, Shielded(self.premises, self._mistaken), report=self._report)
         else:
             self.node.inventory_changed(asked.inventory)
         self.node.say_again(self.loop.now_ns())
@@ -308,6 +340,12 @@ class Supervisor:
             ),
             is_new=is_new,
         )
+
+    def _check_live(self, lease: LeaseId, epoch: Epoch) -> None:
+        """Raises unless the lease lives under this epoch."""
+        if self.node is None:
+            raise LeaseNotActive("no office has said yet what this machine has")
+        self.node.check(lease, epoch, self.loop.now_ns())
 
     def _cap(self, caps: LeaseCaps) -> None:
         """Leases that begin from now on have these caps, and all guests together have theirs at once."""

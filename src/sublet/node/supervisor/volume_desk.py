@@ -20,7 +20,7 @@ from sublet.node.processes.launch import Launch
 from sublet.node.processes.tenancy import Borrowed, Tenancy
 from sublet.node.processes.tree import Trees
 from sublet.node.storage.publish_door import PublishDoor
-from sublet.node.storage.publishing import AnyCall, AnyReply, Asker, Handed, Lent, Publishing
+from sublet.node.storage.publishing import AnyCall, AnyReply, Asker, Fence, Handed, Lent, Publishing
 from sublet.node.storage.store import Store
 from sublet.values import EndReason, Epoch, LeaseId
 from sublet.wire.guests import Front, Profile
@@ -44,9 +44,11 @@ class VolumeDesk:
         trees: Trees,
         tenancies: Mapping[LeaseId, Tenancy],
         runtime: str,
+        fence: Fence,
         on_saved: Callable[[LeaseId, int], None],
     ) -> None:
-        """``on_saved`` is told how long a save took, for the notice before the deadline of a lease."""
+        """``fence`` raises unless a lease lives under an epoch. ``on_saved`` is told how long a save took, for the
+        notice before the deadline of a lease."""
         self._launch = launch
         self._guests = guests
         self._trees = trees
@@ -54,11 +56,13 @@ class VolumeDesk:
         self._loop = loop.guarded(lambda _: None)
         self._errands = Errands(loop, launch.helper_lives, longest_s=PUBLICATION_S)
         self.publishing: Final = Publishing(
-            loop=loop, errands=self._errands, stores=launch.stores, tenancies=tenancies, on_saved=on_saved
+            loop=loop, errands=self._errands, stores=launch.stores, tenancies=tenancies, fence=fence, on_saved=on_saved
         )
         self._door = PublishDoor(loop, runtime, self.publishing, who=self._guest_of, asker=self._of_guest)
-        launch.door = self._door.open
-        launch.stores.on_stuck = self._stuck
+
+    def open_door(self) -> str:
+        """Where guests ask for publication; opened with the first that may."""
+        return self._door.open()
 
     def close(self) -> None:
         """The supervisor ends."""
@@ -106,8 +110,8 @@ class VolumeDesk:
             under=guest.lease,
         )
 
-    def _stuck(self, store: Store) -> None:
-        """It could not be put away. Guests of its own lease are gone by now; who borrowed it may be in the way."""
+    def stuck(self, store: Store) -> None:
+        """A store could not be put away. Guests of its own lease are gone by now; who borrowed it may be in the way."""
         tenancy = self._tenancies.get(store.note.lease)
         reason = tenancy.over if tenancy is not None and tenancy.over is not None else EndReason.RELEASED
         users = [guest for guest in self._guests.of(None) if store.note.lease in guest.volumes]

@@ -77,7 +77,8 @@ class Bench:
         listening.bind(str(path))
         listening.listen()
         self.ended: list[str] = []
-        self.door = Door(listening, Rights(), self.supervisor, die=self.ended.append)
+        self.limits: list[str] = []
+        self.door = Door(listening, Rights(), self.supervisor, die=self.ended.append, on_limit=self.limits.append)
 
     async def says(self, *pieces: bytes) -> SubletError | None:
         """Connect and say this; the error one is turned away with, None if one is let in (and has been cut since)."""
@@ -220,11 +221,9 @@ def test_too_many_who_say_nothing_do_not_keep_others_out_for_ever(
     monkeypatch.setattr(doors, "GREETING_S", 0.3)
 
     async def story(b: Bench) -> None:
-        limits: list[str] = []
-        b.door.on_limit = limits.append
         silent = [asyncio.ensure_future(b.says()) for _ in range(5)]
         await asyncio.gather(*silent)
-        assert limits
+        assert b.limits
         monkeypatch.setattr(doors, "GREETING_S", 60.0)
         assert await b.says(hello(Greeting(capability="good"))) is None
 

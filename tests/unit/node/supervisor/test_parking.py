@@ -53,7 +53,7 @@ class Stage:
         trees: Any = SimpleNamespace(look=lambda _: SimpleNamespace(of=lambda _: stats))
         loop: Any = SimpleNamespace(now_ns=lambda: 0)
         self.suspending = Suspending(*done)
-        self.parker = Parker(loop, trees, SimpleNamespace(), self.suspending)  # type: ignore[arg-type]
+        self.parker = Parker(loop, trees, SimpleNamespace(), self.suspending, lambda guest, why: None)  # type: ignore[arg-type]
         self.stopped: list[object] = []
         self.failed: list[str] = []
         parker: Any = self.parker

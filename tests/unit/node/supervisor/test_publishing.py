@@ -47,7 +47,6 @@ class Work:
     timers: list[Callable[[], None]] = field(default_factory=list)
     rests: int = 0
     lock: str = "/nowhere/lock"
-    on_leave: Callable[[Store], None] = lambda _: None
 
     def guarded(self, _: object) -> Work:
         return self
@@ -90,9 +89,9 @@ class Bench:
             errands=work,
             stores=work,
             tenancies={A: self.tenancy},
+            fence=self.check,
             on_saved=lambda lease, took: self.saved.append((lease, took)),
         )
-        self.publishing.fence = self.check
         self.told: list[AnyReply | Handed] = []
 
     def check(self, lease: LeaseId, epoch: Epoch) -> None:
@@ -197,7 +196,7 @@ def test_when_its_lease_is_over_what_waits_is_refused_and_what_is_under_way_has_
     bench.ask(PUBLISH)
     key = bench.work.begun[0]
     bench.store.state = State.LEAVING
-    bench.work.on_leave(bench.store)
+    bench.publishing.left(bench.store)
     assert bench.kinds == ["LeaseNotActive"]
     assert bench.work.stopped == []
     for call in bench.work.timers:
@@ -256,7 +255,7 @@ def test_a_ticket_is_good_for_its_tenant_and_its_epoch(bench: Bench) -> None:
     tickets = [bench.publishing.lend(lent) for _ in range(TICKETS_MAX)]
     with pytest.raises(SubletError):
         bench.publishing.borrowed(ticket, ANNA)
-    bench.work.on_leave(bench.store)
+    bench.publishing.left(bench.store)
     with pytest.raises(Unauthorized):
         bench.publishing.borrowed(tickets[-1], ANNA)
 
@@ -304,7 +303,7 @@ def test_while_one_is_copied_neither_is_put_away(two: Two) -> None:
 def test_when_the_volume_that_is_read_is_to_be_put_away_the_copy_has_a_moment(two: Two) -> None:
     two.copy(two.ticket())
     two.there.state = State.LEAVING
-    two.work.on_leave(two.there)
+    two.publishing.left(two.there)
     (timer,) = two.work.timers
     assert not two.work.stopped
     timer()
