@@ -171,7 +171,7 @@ def test_bad_input(fabric: sublet.Fabric) -> None:
     """Before anything is sent where that can be, else by the office; each says what to do."""
     with pytest.raises(InvalidRequest, match="min_vram"):
         fabric.gpu()
-    with pytest.raises(InvalidRequest, match="says itself what it needs"):
+    with pytest.raises(InvalidRequest, match="takes its resources from the parked lease"):
         fabric.gpu(resume="l-x@1.1", min_vram="1GiB")
     with pytest.raises(NotFound):
         fabric.gpu(resume="l-nobody")

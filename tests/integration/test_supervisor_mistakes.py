@@ -147,7 +147,7 @@ def test_a_holder_hears_of_a_start_that_went_wrong_here(tmp_path: Path) -> None:
     faults = FOR_IT + 'setattr(Guest, "now", lambda self, event: 1 // 0)'
     with supervisor_at(tmp_path, faults=faults) as stage:
         stage.office_line.order(core(B, E6))
-        with pytest.raises(SubletError, match="made a mistake"):
+        with pytest.raises(SubletError, match="internal error in the supervisor"):
             stage.holder(B, E6).start("sleep", "1000")
         until("its end", lambda: not stage.marked(B))
 

@@ -64,7 +64,7 @@ class Terms(TypedDict, total=False):
     """What every kind of lease may be asked with, whatever it is a lease of."""
 
     ttl: Duration | None
-    """How long it lives if it is not renewed; the default of its kind where it is not said."""
+    """How long it lives if it is not renewed; by default that of its kind."""
     tier: TierText | None
     spot: bool
     """Short for ``tier="spot"``: cheaper in the queue's eyes, and taken back at short notice."""
@@ -142,7 +142,7 @@ def _other_model(or_model: bool | str, model: str | None) -> str | None:
 
 
 def ask_resume(terms: Terms, *, resume: str) -> Asked:
-    """``fabric.gpu(resume=...)``: what is parked says itself what it needs."""
+    """``fabric.gpu(resume=...)``: it takes its resources from the parked lease."""
     asked = _asked(None, terms)
     return replace(asked, request=msgspec.structs.replace(asked.request, resume=resume))
 
@@ -151,7 +151,7 @@ def parked_at(resume: LeaseFacts | str, *, alone: bool) -> str:
     """What to name in the request: a lease that was parked says it itself."""
     if not alone:
         raise InvalidRequest(
-            "what is parked says itself what it needs", do="Leave min_vram and the like out beside resume=."
+            "resume= takes its resources from the parked lease", do="Leave min_vram and the other amounts out."
         )
     if isinstance(resume, str):
         return resume

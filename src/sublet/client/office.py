@@ -37,8 +37,8 @@ _SAID_BYTES: Final = 2000
 _ROOM_BYTES: Final = 256 * 1024
 """A new journal and a log that says why there is none need less."""
 
-# The shell is there for one thing: it forks the office and ends, so that the office belongs to nobody who may be
-# killed with all his children. It says the office's pid, the only thing about it that is not in the log.
+# The shell is there for one thing: it forks the office and ends, so that the office belongs to no process that may be
+# killed with all its children. It says the office's pid, the only thing about it that is not in the log.
 _DETACH: Final = '"$@" </dev/null >&2 & echo $!'
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 TRIES: Final = 4
 """Workers that one call is sent to: each but the last died before it began, or knew the function as another."""
 RUN_MAX: Final = 128
-"""Calls that may be under way at once on one connection; with more threads than that, the others stand in line."""
+"""Calls that may be under way at once on one connection; with more threads than that, the others wait."""
 BATCH_FOR_NS: Final = 5_000_000
 """Small calls of a map are sent together, as many as take about so long."""
 BATCH_MAX: Final = 2048

@@ -1,9 +1,9 @@
 """Starts an office in stages: supervisor and journal first, before the rest is imported.
 
-The supervisor takes as long to come up as the office, so both do it at once; and whoever started the office may have
-wished for a warm interpreter (``Warm``), which takes longer than anything else and is begun by the supervisor as its
-first act. Whose supervisor it is the journal knows, which also says whether we may run at all: if not, the supervisor
-has done nothing yet, and ends.
+The supervisor takes as long to come up as the office, so both do it at once; and the program that started the office
+may have wished for a warm interpreter (``Warm``), which takes longer than anything else and is begun by the supervisor
+as its first act. Whose supervisor it is the journal knows, which also says whether we may run at all: if not, the
+supervisor has done nothing yet, and ends.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _serve(visit: Visit, sock: socket.socket, services: Mapping[Service, ServeOn
         conversation.link.end(error)
     except Exception:  # noqa: BLE001 - one connection must not be able to end what the others are served
         _log.exception("a connection for %s was given up", visit.service.value)
-        conversation.link.end(SubletError("the guest made a mistake; its log has the details"))
+        conversation.link.end(SubletError("internal error in the guest; see its log"))
     finally:
         with contextlib.suppress(OSError):
             conversation.hang_up()

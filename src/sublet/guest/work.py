@@ -216,7 +216,7 @@ class _Connection:
         except BaseException as error:  # noqa: BLE001 - the holder waits for an answer
             if self._desk.is_ending or isinstance(error, LeaseInterrupt):
                 return self._ended()
-            return fault(SubletError(f"the worker made a mistake: {type(error).__name__}: {error}"))
+            return fault(SubletError(f"internal error in the worker: {type(error).__name__}: {error}"))
 
     def _open(self, fds: tuple[int, ...]) -> None:
         if self._board is None and fds:

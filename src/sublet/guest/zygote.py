@@ -7,7 +7,7 @@ which has declared itself the one orphans come to. The answer names the guest on
 only after the answer does the supervisor let the guest go on, so the guest finds the right parent.
 
 While no request comes, one copy is made in advance (``standby``), and the next guest is that one. When none came for
-longer, it is *settled*: what may be imported later (``LATER``) is, the rubbish of all imports is collected, and it
+longer, it is *settled*: what may be imported later (``LATER``) is, the garbage of all imports is collected, and it
 proves itself once more. So the first guest, which may be waiting, does not wait for that.
 
 Arguments: the descriptor of its socket, then the modules to import. Started with ``wire.zygote.python_argv``.
@@ -85,7 +85,7 @@ class Zygote:
         self._take_in(later)
 
     def _take_in(self, modules: Sequence[str]) -> bool:
-        gc.disable()  # imports make much and hardly any rubbish: to look for it again and again takes a fifth
+        gc.disable()  # imports make many objects and hardly any garbage: looking for it again and again takes a fifth
         fault = _import_all(modules)
         if not self._later:
             gc.collect()

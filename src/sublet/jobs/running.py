@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 AHEAD: Final = 2
 """Batches that a worker has at once: the next is there when one is done."""
 LONG_NS: Final = 50_000_000
-"""Chunks that take as long are given out one by one, and so is the first: what stood in line behind one on its worker
-would wait while other leases have nothing to do. And when a lease has nothing to do, what stands in line behind a chunk
+"""Chunks that take as long are given out one by one, and so is the first: what waited behind one on its worker
+would wait while other leases have nothing to do. And when a lease has nothing to do, what waits behind a chunk
 that takes as long is taken back for it."""
 SEEN_NS: Final = 5_000_000
 """After that a worker that was told to begin no further chunk has seen it."""
@@ -528,7 +528,7 @@ class Running:
             future.add_done_callback(functools.partial(self._batch_done, slot, batch))
 
     def _with_idle_neighbours(self) -> list[_Slot]:
-        """Leases on which chunks stand in line while another one of their size has nothing to do."""
+        """Leases on which chunks wait while another one of their size has nothing to do."""
         if self.core.stopped is not None:
             return []
         idle = {
@@ -588,7 +588,7 @@ class Running:
         if not slot.under_way:
             slot.withheld_ns = None
         for waiting, _ in slot.under_way.values():
-            waiting.since_ns = now_ns  # it stood in line until now
+            waiting.since_ns = now_ns  # it waited behind another until now
         if future.cancelled():
             self.core.lost(batch, Failed(Cause.WORKER_LOST), begun=False, now_ns=now_ns)
             return

@@ -82,7 +82,7 @@ TABLE: Final[Mapping[tuple[Phase, Exit], Change]] = {
 
 
 class Ranks:
-    """The states of so many of them."""
+    """The states of this many of them."""
 
     def __init__(self, count: int) -> None:
         self.states = [RankState.RUNNING] * count

@@ -161,4 +161,4 @@ class Connection:
 
 def mistake() -> SubletError:
     """What is said of an error that was not foreseen."""
-    return SubletError("the supervisor made a mistake; its log has the details")
+    return SubletError("internal error in the supervisor; see its log")

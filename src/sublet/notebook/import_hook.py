@@ -179,8 +179,8 @@ def imported_by(python: str) -> frozenset[str]:
 
 
 def _import(names: list[str]) -> None:
-    """Imports make much and hardly any rubbish: to look for it again and again would take a fifth of the time. So
-    collection is off meanwhile, and afterwards all of it counts as old."""
+    """Imports make many objects and hardly any garbage: to look for it again and again would take a fifth of the time.
+    So collection is off meanwhile, and afterwards all of it counts as old."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

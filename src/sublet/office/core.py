@@ -279,4 +279,4 @@ def not_held(lease: LeaseId) -> LeaseNotActive:
 
 def too_many(most: int) -> Disconnected:
     """What is answered when too many are waiting for their turn."""
-    return Disconnected(f"the office has {most} requests before this one", do="Try again in a moment, less often.")
+    return Disconnected(f"office overloaded: {most} requests are queued", do="Try again in a moment, less often.")

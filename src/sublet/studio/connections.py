@@ -1,7 +1,7 @@
 """The HTTP connections of a studio: those that ask nothing have little time, and make room for others.
 
 uvicorn keeps a connection without a request for ever. So any user of the machine could open as many as this process may
-have descriptors, and no one else was answered.
+have descriptors, and no other caller was answered.
 """
 
 from __future__ import annotations

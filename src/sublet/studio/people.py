@@ -37,7 +37,7 @@ INVITE_PREFIX: Final = "sublet_invite_"
 FIRST_LABEL: Final = "main"
 """The label of a token for which none is said."""
 HUB_LABEL: Final = "hub"
-"""The label under which browsers are signed in that a JupyterHub knows; no one has this token."""
+"""The label under which browsers are signed in that a JupyterHub knows; no person has this token."""
 SERVER_LABEL: Final = "hub-server"
 """The labels of the tokens of single-user servers begin so. They sign no browser in."""
 COOKIE_S: Final = 12 * 3600

@@ -1,9 +1,9 @@
 """The acts of a training step, what a restarted program may find, and what it then does. Pure tables.
 
 A step does its durable acts in one order: the checkpoint is opened (which fences every older lease), the step is
-reserved, it is computed, the new state is saved *with the step's name on it*, the reservation is completed. Whoever
-dies anywhere leaves one of three things behind: no new state, a state that carries the step, or both records. So the
-next program never has to guess: it reads the checkpoint, and ``DECISION`` says the rest.
+reserved, it is computed, the new state is saved *with the step's name on it*, the reservation is completed. A
+program that dies anywhere leaves one of three things behind: no new state, a state that carries the step, or both
+records. So the next program never has to guess: it reads the checkpoint, and ``DECISION`` says the rest.
 """
 
 from __future__ import annotations

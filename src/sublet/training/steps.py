@@ -187,7 +187,7 @@ class _Step:
                     do="Load the checkpoint and go on from the step after it.",
                 )
             case Verdict.UNEXPECTED:
-                future = " which no one has written yet" if (self.expected or 0) > version else ""
+                future = " which is not written yet" if (self.expected or 0) > version else ""
                 return VersionConflict(
                     f"the checkpoint of {job} has version {version}, not {self.expected}{future}",
                     do="Load it, and go on from the step after the one that it carries.",

@@ -216,8 +216,8 @@ class PreemptibleTrainer:
             self._finish()
 
     def _next_but_for(self, batches: Iterator[Any]) -> Any:
-        """The next batch, unless it is time to leave. Behind the last one nobody leaves, and it is saved only in need:
-        a program that goes on there would find its loop empty, and what the loop's body names undefined."""
+        """The next batch, unless it is time to leave. Behind the last one no program leaves, and it is saved only in
+        need: a program that goes on there would find its loop empty, and what the loop's body names undefined."""
         due = self._due()
         if due is None:
             return next(batches, _NOTHING)

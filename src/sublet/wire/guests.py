@@ -334,7 +334,7 @@ class Configured:
     lines: tuple[str, ...] = ()
     """For ``sublet doctor``: which protection is active, and why not."""
     is_new: bool = True
-    """Whether its tables are empty, so that it has to be told of every live lease."""
+    """Whether its tables are empty, so that it needs every live lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,7 +152,7 @@ class AcquireRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     """Chosen by the client; sending the same request again has one effect."""
     wants: list[WantBody]
     ttl: float | None = None
-    """Seconds; the default of the kind where it is not said."""
+    """Seconds (default: that of the kind)."""
     tier: str | None = None
     spot: bool = False
     wait: float | None = None

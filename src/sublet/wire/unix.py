@@ -106,8 +106,9 @@ def replaceable(folder: str, owners: set[int]) -> str:
     """Why another user than the ``owners``, this user and root could put another folder into its place; empty if none
     could. Folders on the way that do not exist yet are passed over.
 
-    It goes down from the root, and where a link stands along it: what is above has been looked at before, so nobody
-    else can exchange it between one look and the next. Who made a link can lead it elsewhere later, and counts as well.
+    It goes down from the root, and where a link stands along it: what is above has been looked at before, so no
+    other user can exchange it between one look and the next. Who made a link can lead it elsewhere later, and counts as
+    well.
     """
     trusted = owners | {ROOT, os.getuid()}
     path, links = "/", 0

@@ -202,7 +202,7 @@ def pack(
 
 
 def unpack(body: bytes) -> Said:
-    """A message. Raises ``InvalidRequest`` where the other side made a mistake."""
+    """A message. Raises ``InvalidRequest`` where the other side broke the protocol."""
     if len(body) < _HEAD.size:
         raise _wrong(f"has {len(body)} bytes")
     kind, flags, count, subject, amount = _HEAD.unpack_from(body)

@@ -36,8 +36,8 @@ LEASE_ENDED: Final = 76
 OPTIONAL: Final = "?"
 """At the end of a module's name: it is imported where it is there."""
 LATER: Final = "-"
-"""Among the modules: what comes behind it is imported when guests can be made already, and for a while nobody asks for
-one."""
+"""Among the modules: what comes behind it is imported when guests can be made already, and for a while none is
+requested."""
 
 ROOM: Final = "SUBLET_ROOM"
 """A variable of a zygote that holds nothing but room, for the marks of the guest it becomes: /proc shows the

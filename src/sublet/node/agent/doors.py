@@ -36,7 +36,7 @@ GREETING_NOW_MAX: Final = 256
 GREETING_OF_USER_MAX: Final = 64
 """The same of one user of the machine, other than the owner and root."""
 GREETING_RESERVED: Final = 64
-"""So many of them are for the owner and root alone."""
+"""This many of them are for the owner and root alone."""
 LOCAL_TENANT: Final = TenantId("local")
 SEEN: Final = (Operation.LOGS, Operation.RUN)
 """What a tenant may do with guests of its own without a lease's token: read, signal, stop. Not start."""

@@ -296,7 +296,7 @@ class Guests:
             guest.is_broken = True
             self.kill([guest], EndReason.GUEST_FAILED)
             try:
-                guest.stdio.say("the supervisor made a mistake with this command, and ends it; its log says which")
+                guest.stdio.say("internal error in the supervisor; this command is ended (see the supervisor's log)")
             except Exception as error:  # noqa: BLE001 - perhaps it is this that is broken
                 confess(error)
 

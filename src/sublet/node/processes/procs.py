@@ -18,7 +18,7 @@ NS_PER_TICK: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _STAT_MAX: Final = 1024
 _FIELDS: Final = 22
-"""So many of them are wanted, counted from the state on."""
+"""Number of fields that are wanted, counted from the state on."""
 _ENVIRON_PIECE: Final = 1 << 16
 _GONE: Final = frozenset(b"ZXx")
 _STOPPED: Final = frozenset(b"Tt")

@@ -183,7 +183,7 @@ class _Zygote:
     """The supervisor's end of one."""
 
     def __init__(self, loop: Loop, key: ZygoteKey, house: Zygotes, enter: Callable[[ZygoteKey], None]) -> None:
-        self._loop = loop.guarded(lambda _: self._die("the supervisor made a mistake with it; its log says which"))
+        self._loop = loop.guarded(lambda _: self._die("internal error in the supervisor; see its log"))
         self._key = key
         self._house = house
         self._link = Link.accepting()

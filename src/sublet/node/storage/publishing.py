@@ -279,7 +279,7 @@ class Publishing:
     def _queue(self, job: _Job) -> None:
         waiting = self._waiting.setdefault(job.store.folder, deque())
         if len(waiting) >= WAITING_MAX:
-            raise CapacityExceeded(f"{WAITING_MAX} questions about this volume wait already", do="Try again later.")
+            raise CapacityExceeded(f"the volume's request queue is full ({WAITING_MAX})", do="Try again later.")
         waiting.append(job)
         self._next(job.store.folder)
 

@@ -332,7 +332,7 @@ def _failed(error: Exception, method: str, path: bytes) -> Reply:
         return _error_reply(error, _status_of(error))
     _log.error("a request could not be answered: %s %s", method, path.decode("ascii", "replace"), exc_info=error)
     mistake = SubletError(
-        "the office made a mistake while it answered",
+        "internal error in the office; see its log",
         do="Look at the resource before you repeat the request; the office's log has the details.",
     )
     return _error_reply(mistake, 500)

@@ -575,7 +575,7 @@ def wanting(step: Step, command: cmd.Acquire) -> cmd.Acquire:
     """The request to go on, spelt out; raises if there is nothing to go on with."""
     assert command.resume is not None
     if command.wants:
-        raise InvalidRequest("what is parked says itself what it needs", do="Leave the amounts out.")
+        raise InvalidRequest("resume= takes its resources from the parked lease", do="Leave the amounts out.")
     lease = find(step, command.tenant, command.resume)
     if lease.parks is None:
         raise InvalidRequest(

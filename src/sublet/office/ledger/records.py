@@ -57,7 +57,7 @@ class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes (of VRAM, memory, block) or cores. 0 of block, in a request with a name: what its volume has."""
     count: int = 1
     exclusivity: Exclusivity | None = None
-    """GPU only; ``session`` if not said."""
+    """GPU only (default: ``session``)."""
     model: str | None = None
     least: int | None = None
     """The smallest amount the holder would take instead (``or_smaller``)."""

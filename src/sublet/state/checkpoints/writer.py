@@ -201,8 +201,8 @@ class Saver:
         spare: int | None = None,
     ) -> Staged:
         """Put into ``staging`` what ``base`` lacks, and the manifest. ``carry``: records of the base that stay as they
-        are, under names that the capture has not: somebody else's, or what nobody has loaded. ``spare``: bytes that may
-        be spent on moving chunks of older packs together; None: any. What has no room stays where it is."""
+        are, under names that the capture has not: those of another program, or what was never loaded. ``spare``: bytes
+        that may be spent on moving chunks of older packs together; None: any. What has no room stays where it is."""
         past_cache = sys.maxsize if capture.is_copy else SMALL_SAVE if base.number else 0
         with PackWriter(staging, past_cache=past_cache) as writer:
             run = _Run(writer, base, self._finder, self.chunk_bytes, beside=capture.is_copy)

@@ -427,7 +427,7 @@ class ReplicatedCheckpoint:
         return history
 
     def _conflict(self, name: str, expected: int, found: int) -> VersionConflict:
-        future = " which no one has written yet" if expected > found else ""
+        future = " which is not written yet" if expected > found else ""
         return VersionConflict(
             f"{self._what(name)} has version {found}, not {expected}{future}",
             do="Load it, and save what follows from what is there.",

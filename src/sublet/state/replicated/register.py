@@ -286,8 +286,9 @@ class _Writer(Operation):
         elif by.epoch > tenure.epoch:
             self._not_done(Why.FENCED, by)
         else:
-            # An epoch below ours in a higher reign, or ours with more attempts: we may go above it. Whoever has a write
-            # to look for does not rest first, or so many others may write meanwhile that it is forgotten whose it was.
+            # An epoch below ours in a higher reign, or ours with more attempts: we may go above it. A writer with a
+            # write to look for does not rest first, or so many others may write meanwhile that it is forgotten whose it
+            # was.
             tenure.after(by)
             if self._exposed and not self._hurried:
                 self._hurried = True

@@ -7,7 +7,7 @@ was moved to another name, or changed, or put together from two, does not fit, a
 read.
 
 The key is symmetric. Who loads checkpoints is who saves them, the same tenant on this or another machine, so there is
-nobody who should be able to verify and not to sign; and it needs nothing that is not here for the hashes anyway.
+no party that should be able to verify and not to sign; and it needs nothing that is not here for the hashes anyway.
 """
 
 from __future__ import annotations

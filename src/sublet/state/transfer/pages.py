@@ -5,10 +5,10 @@ Kernels from 6.7 on can write-protect pages so that the first write to one takes
 (PAGEMAP_SCAN). Nothing can be written between the telling and the protecting, so a write is found either now or at
 the next look.
 
-What is said is about *addresses*: since the last look, these pages and no others were written to. That is safe whoever
-owns the memory. New memory mapped at an old address has no registration, which the kernel checks in the same call; a
-page that is not there (never touched, dropped with MADV_DONTNEED, swapped out) counts as written. Whoever does not get
-a clear answer gets None, which means: look at the bytes.
+What is said is about *addresses*: since the last look, these pages and no others were written to. That is safe
+whatever owns the memory. New memory mapped at an old address has no registration, which the kernel checks in the same
+call; a page that is not there (never touched, dropped with MADV_DONTNEED, swapped out) counts as written. A caller that
+does not get a clear answer gets None, which means: look at the bytes.
 
 Never asked about: shared, file-backed and device memory, which others write to without this process's page tables;
 and any memory at all once something in the process pins pages (a GPU driver, RDMA, io_uring), since a device writes

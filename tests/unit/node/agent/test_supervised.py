@@ -177,7 +177,8 @@ def played(play: Callable[[SupervisedAgent, Supervisors, asyncio.Event], Awaitab
 
 
 @pytest.mark.parametrize(
-    "error", [None, Disconnected("it left too much unread"), SubletError("the supervisor made a mistake")]
+    "error",
+    [None, Disconnected("it left too much unread"), SubletError("internal error in the supervisor")],
 )
 def test_it_is_joined_again_whatever_it_hung_up_for(error: SubletError | None) -> None:
     """Without a supervisor nothing would ever be granted again."""

@@ -138,7 +138,7 @@ def test_the_expected_version_decides(stage: Stage) -> None:
     with pytest.raises(VersionConflict, match="has version 2, not 1") as past:
         writer.save_bytes("job", b"x", expected=1)
     assert past.value.reason == "not_saved"
-    with pytest.raises(VersionConflict, match="no one has written yet"):
+    with pytest.raises(VersionConflict, match="is not written yet"):
         writer.save_bytes("job", b"x", expected=7)
     with pytest.raises(VersionConflict):
         writer.save_bytes("new job", b"x", expected=1)
