@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_a_command_runs_and_says_what_it_says(home: Path, tmp_path: Path) -> Non
         assert await said(guest.output()) == f"{os.path.realpath(tmp_path)}\n".encode()  # noqa: ASYNC240 - a name
         assert await said(guest.output(), "stderr") == b"x\n"
         assert (await guest.view()).pid == guest.pid
-        assert guest.id in {one.id for one in await lease._fabric.guests(lease, ended=True)}
+        assert guest.id in {one.id for one in await cast("aio.Fabric", lease._fabric).guests(lease, ended=True)}
         await guest.close()
 
     run(home, story)
@@ -117,7 +118,7 @@ def test_who_is_cancelled_leaves_nothing_running(home: Path) -> None:
                 guest = task.result()
                 await guest.stop(0)
                 await guest.close()
-        while [one for one in await lease._fabric.guests(lease) if one.state != "gone"]:  # noqa: ASYNC110 - elsewhere
+        while [one for one in await cast("aio.Fabric", lease._fabric).guests(lease) if one.state != "gone"]:  # noqa: ASYNC110 - elsewhere
             await asyncio.sleep(0.02)
 
     run(home, story)

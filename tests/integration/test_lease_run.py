@@ -31,7 +31,7 @@ from sublet.compute import workers
 from sublet.compute.kernel_guest import KernelGuest
 from sublet.compute.posting import AHEAD
 from sublet.compute.session_line import device_guest
-from sublet.compute.workers import Options
+from sublet.compute.worker_guest import Options
 from sublet.errors import CallTimeout, RemoteError, Unpicklable, WorkerLost
 from sublet.wire.guests import GuestSpec
 from sublet.wire.shared import write_shared

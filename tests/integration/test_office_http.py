@@ -27,6 +27,7 @@ from sublet.errors import InvalidRequest, Unsupported
 from sublet.node.agent.tokens import verify
 from sublet.office.api.server import HEAD_MAX_BYTES
 from sublet.office.api.signing import Signer
+from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.commands import SetBudget
 from sublet.office.ledger.records import GroupRecord
 from sublet.office.ledger.state import Books
@@ -575,13 +576,13 @@ def test_a_device_keeps_what_its_leases_hold(tmp_path: Path, monkeypatch: pytest
         assert f'sublet_capacity{{kind="gpu"}} {3 * GIB / 1e9}e+09' in page
         views = {view.id: view for view in (device_view(one, None) for one in state.resources.values())}
         assert (views["local/gpu1"].state, views["local/gpu1"].free) == ("lost", 0)
-        state.check()
+        check_books(state)
         await second.close()
         third = local.Office(home, host_gpus="2x4GiB")
         await third.start()
         resource = third.driver.ledger.state.resources[ResourceId("local/gpu1")]
         assert (resource.state.value, resource.detail) == ("free", "")
-        third.driver.ledger.state.check()
+        check_books(third.driver.ledger.state)
         await third.close()
 
     asyncio.run(story())
@@ -625,7 +626,7 @@ def test_what_is_offered_of_the_disk_shrinks_as_it_fills_and_leases_keep_theirs(
                     break
                 await asyncio.sleep(0.01)
             assert block.device.capacity == capacity
-            state.check()
+            check_books(state)
 
         async def acquire(name: str, amount: int) -> Any:
             return await office.driver.submit(

@@ -39,6 +39,7 @@ from sublet.office.journal.history import History
 from sublet.office.journal.journal import verify_file
 from sublet.office.journal.reader import Reader
 from sublet.office.ledger.bills import reconcile
+from sublet.office.ledger.checks import check_books
 from tests.crash.office_judge import folded
 from tests.integration.test_cli import Shell
 from tests.integration.test_ordinary_users import User, user
@@ -369,7 +370,7 @@ class Stage:
         for file in self.home.glob(JOURNAL_NAME + "*"):
             shutil.copyfile(file, path.parent / file.name)
         state, _ = folded(path)
-        state.check()
+        check_books(state)
         anchors = Anchors(Path(self.env["XDG_STATE_HOME"]) / "sublet-anchors", self.home)
         verdict = verify_file(path, anchors)
         assert verdict.ok, verdict.problem

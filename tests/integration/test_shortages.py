@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sublet
-from sublet.client.guests import connect_data
+from sublet.client.line import connect_data
 from sublet.client.office import ensure_office
 from tests.integration.test_client import end_office, run
 

@@ -18,8 +18,8 @@ import pytest
 
 import sublet
 import sublet.aio
-from sublet.client.guests import connect_data
 from sublet.client.home import runtime_dir, runtime_text
+from sublet.client.line import connect_data
 from sublet.errors import InvalidRequest, SubletError
 from sublet.wire.unix import replaceable, short_path
 from tests.security.other_users import COMMANDS

@@ -17,8 +17,8 @@ from typing import Final
 
 import sublet
 from sublet.client.address import find_address
-from sublet.client.guests import connect_data
 from sublet.client.home import runtime_dir
+from sublet.client.line import connect_data
 from sublet.errors import SubletError
 from sublet.values import Epoch, GuestId, LeaseId
 from sublet.wire.codec import dumps

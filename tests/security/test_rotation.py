@@ -13,7 +13,8 @@ import pytest
 
 import sublet
 from sublet.client.address import Address, find_address
-from sublet.client.guests import connect_data, list_guests
+from sublet.client.guests import list_guests
+from sublet.client.line import connect_data
 from sublet.errors import InvalidRequest, NotFound, SubletError, Unauthorized
 from sublet.values import MIB
 from tests.security.conftest import Place

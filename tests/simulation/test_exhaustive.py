@@ -246,7 +246,7 @@ def _search(root: tuple[str, ...], depth: int) -> int:
             for move in tuple(_replay(path).moves()):
                 after = _replay((*path, move))
                 try:
-                    check_books(after)
+                    after.check()
                 except AssertionError as error:
                     raise AssertionError(f"{error}, after: {', '.join((*path, move))}") from error
                 mark = hash(after.key())

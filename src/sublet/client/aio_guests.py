@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final, Self
 from sublet.background import start_task
 from sublet.client import guests
 from sublet.client.answers import end_of
-from sublet.client.guests import Output, StdioText, attach, connect_data, piece_of
+from sublet.client.guests import Output, StdioText, attach, piece_of
+from sublet.client.line import connect_data
 from sublet.client.volume_line import lend
 from sublet.errors import Disconnected, LeaseEnded, NotFound, SubletError
 from sublet.lease.value import ended_error

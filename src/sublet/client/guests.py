@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 from sublet.client.address import Address
 from sublet.client.answers import end_of
 from sublet.client.command_words import StdioText, checked_env, command_spec
-from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError, Unsupported
+from sublet.client.line import connect_data
+from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError
 from sublet.lease.states import GuestState
 from sublet.lease.value import ended_error
 from sublet.values import EndReason, GuestId, LeaseId, parse_duration_ns
@@ -32,7 +33,6 @@ from sublet.wire.guests import (
     Attach,
     Attached,
     EndGuest,
-    Greeting,
     GuestNews,
     Guests,
     GuestSpec,
@@ -62,7 +62,6 @@ __all__ = [
     "attach",
     "begin",
     "command_spec",
-    "connect_data",
     "end_known_to_office",
     "environment",
     "list_guests",
@@ -379,20 +378,6 @@ def warm(address: Address, wish: Warm) -> None:
     """Have a warm interpreter made, if there is none of the kind. It is begun, and not waited for."""
     with connect_data(address, "") as conversation:
         _ask(conversation, wish)
-
-
-def connect_data(address: Address, capability: str) -> Conversation:
-    """A connection to the supervisor: with a lease's token; or, to look and stop, as whom the address says we are."""
-    if address.socket is None:
-        raise Unsupported(
-            f"commands run on the machine of their office, and {address.url} is elsewhere",
-            do="Start them from a program on that machine.",
-        )
-    greeting = Greeting(
-        capability=capability, access="" if capability else address.token or "", as_tenant=address.as_tenant
-    )
-    path = os.fspath(address.socket.with_name("data.sock"))
-    return Conversation.connect(path, dumps(greeting), named=address.home is None)
 
 
 def _start(conversation: Conversation, spec: GuestSpec, volume: str = "") -> Started:

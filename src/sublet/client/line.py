@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-from sublet.client.guests import connect_data
-from sublet.errors import Disconnected
+from sublet.client.address import Address
+from sublet.errors import Disconnected, Unsupported
 from sublet.values import GuestId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.conversation import Conversation
-from sublet.wire.guests import Connect, Connected, HolderReply, Service
+from sublet.wire.guests import (
+    Connect,
+    Connected,
+    Greeting,
+    HolderReply,
+    Service,
+)
 from sublet.wire.http import TokenView
 
 if TYPE_CHECKING:
@@ -33,3 +40,17 @@ def open_line(lease: LeaseHandle, guest: GuestId, service: Service) -> Conversat
         conversation.close()
         raise
     return conversation
+
+
+def connect_data(address: Address, capability: str) -> Conversation:
+    """A connection to the supervisor: with a lease's token; or, to look and stop, as whom the address says we are."""
+    if address.socket is None:
+        raise Unsupported(
+            f"commands run on the machine of their office, and {address.url} is elsewhere",
+            do="Start them from a program on that machine.",
+        )
+    greeting = Greeting(
+        capability=capability, access="" if capability else address.token or "", as_tenant=address.as_tenant
+    )
+    path = os.fspath(address.socket.with_name("data.sock"))
+    return Conversation.connect(path, dumps(greeting), named=address.home is None)

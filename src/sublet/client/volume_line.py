@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sublet.client.guests import connect_data
+from sublet.client.line import connect_data
 from sublet.errors import Disconnected, InvalidRequest
 from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads

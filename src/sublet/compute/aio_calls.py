@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast, overload
 from sublet.compute.futures import CallFuture
 from sublet.compute.iterators import RemoteIterator
 from sublet.compute.posting import map_calls, submit_call
-from sublet.compute.workers import Options
+from sublet.compute.worker_guest import Options
 
 if TYPE_CHECKING:
     from sublet.client.guest_watch import Watch

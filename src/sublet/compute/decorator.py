@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, S
 from sublet.background import start_thread
 from sublet.client.asking import Duration, ExclusivityText, Size, TierText
 from sublet.compute.options import Calls, options_of
-from sublet.compute.workers import Options
+from sublet.compute.worker_guest import Options
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, NotFound, StaleEpoch
 from sublet.guest.desk import is_worker
 from sublet.values import NS_PER_S, parse_duration_ns, shown
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
+    from sublet.client.handle import LeaseHandle
     from sublet.client.lease import Lease
 
 P = ParamSpec("P")
@@ -316,7 +317,7 @@ class _Pool:
             with self._lock:
                 self._users[key] -= 1
 
-    def drop(self, lease: Lease) -> None:
+    def drop(self, lease: LeaseHandle) -> None:
         """It is of no use any more, unless its worker is parked: then the next call goes on with that."""
         until_s = time.monotonic() + HEARD_S
         while lease.end is None and time.monotonic() < until_s:
@@ -389,7 +390,7 @@ def _default_fabric() -> Fabric:
     return fabric
 
 
-def _give_back(lease: Lease) -> None:
+def _give_back(lease: LeaseHandle) -> None:
     with contextlib.suppress(Exception):
         lease.release()
 

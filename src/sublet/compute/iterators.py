@@ -16,7 +16,8 @@ from sublet.wire.work import Asked, Message, pack
 
 if TYPE_CHECKING:
     from sublet.client.handle import LeaseHandle
-    from sublet.compute.workers import Options, Worker
+    from sublet.compute.worker_guest import Options
+    from sublet.compute.workers import Worker
 
 ITEMS_MAX: Final = 64
 """Asked for at a time; fewer come when they take long or are large."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from sublet.client.command_words import absolute, checked_env
 from sublet.client.paths import valid_path
 from sublet.compute.posting import map_calls, run_call, submit_call
-from sublet.compute.workers import Options
+from sublet.compute.worker_guest import Options
 from sublet.values import parse_duration_ns, valid_text
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ from sublet.compute.futures import CallFuture
 from sublet.compute.iterators import RemoteIterator
 from sublet.compute.outcomes import Cancelled, GeneratorBegun, Many, Unlike, read, read_many
 from sublet.compute.shown import sees_our_folders
-from sublet.compute.workers import Job, Options, Worker, workers_of
+from sublet.compute.worker_guest import Options
+from sublet.compute.workers import Job, Worker, workers_of
 from sublet.errors import CallTimeout, InvalidRequest, LeaseEnded, SubletError
 from sublet.guest.desk import is_worker
 from sublet.values import NS_PER_S, Kind, format_duration, shown

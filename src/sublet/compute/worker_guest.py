@@ -22,7 +22,7 @@ from sublet.wire.zygote import LEASE_ENDED
 if TYPE_CHECKING:
     from sublet.client.guests import Guest
     from sublet.client.handle import LeaseHandle
-    from sublet.compute.workers import Options
+    from sublet.client.volume_line import HasVolume
 
 ENTRY: Final = "sublet.guest.worker:main"
 IMPORTS: Final = ("sublet.guest.worker", "sublet.jobs.inside?", "asyncio", "cloudpickle?", "numpy?", "torch?", "warp?")
@@ -235,3 +235,21 @@ def _tail(guest: Guest, view: GuestView) -> str:
             said += piece.data if piece.stream in ("stderr", "sublet") else b""
     text = said[-TAIL_BYTES:].decode("utf-8", "replace").strip()
     return f". It said last:\n{text}\n" if text else ""
+
+
+class Options(NamedTuple):
+    """Which worker, and how a call of it is made."""
+
+    python: str = ""
+    env: tuple[tuple[str, str], ...] | None = None
+    cwd: str = ""
+    name: str = ""
+    timeout_ns: int | None = None
+    volume: HasVolume | None = None
+    device: int = -1
+    """The device of the lease that is the worker's own, by number; -1: none in particular."""
+
+    @property
+    def place(self) -> Options:
+        """What decides which worker it is."""
+        return self._replace(timeout_ns=None, name="")

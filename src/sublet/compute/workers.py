@@ -24,7 +24,7 @@ from sublet.compute.functions import Functions, Peer, is_library
 from sublet.compute.housekeeper import Housekeeper
 from sublet.compute.kept import Kept
 from sublet.compute.outcomes import read
-from sublet.compute.worker_guest import end_worker, parked_worker, start_worker, why_lost
+from sublet.compute.worker_guest import Options, end_worker, parked_worker, start_worker, why_lost
 from sublet.errors import Disconnected, SubletError
 from sublet.guest.cargo import encode, lifted, stow
 from sublet.lease.value import LeaseEnd
@@ -36,25 +36,6 @@ from sublet.wire.work import Asked, Flag, Message, pack, pack_numbers
 if TYPE_CHECKING:
     from sublet.client.guests import Guest
     from sublet.client.handle import LeaseHandle
-    from sublet.client.volume_line import HasVolume
-
-
-class Options(NamedTuple):
-    """Which worker, and how a call of it is made."""
-
-    python: str = ""
-    env: tuple[tuple[str, str], ...] | None = None
-    cwd: str = ""
-    name: str = ""
-    timeout_ns: int | None = None
-    volume: HasVolume | None = None
-    device: int = -1
-    """The device of the lease that is the worker's own, by number; -1: none in particular."""
-
-    @property
-    def place(self) -> Options:
-        """What decides which worker it is."""
-        return self._replace(timeout_ns=None, name="")
 
 
 class Job(NamedTuple):

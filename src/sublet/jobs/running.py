@@ -20,7 +20,7 @@ from sublet.background import start_thread
 from sublet.clock import Clock, SystemClock
 from sublet.compute.outcomes import Many
 from sublet.compute.posting import prepare_worker, submit_many
-from sublet.compute.workers import Options
+from sublet.compute.worker_guest import Options
 from sublet.errors import InvalidRequest, SubletError
 from sublet.jobs.chunks import Needs
 from sublet.jobs.core import Batch, ChunkFailed, Coordinator, Failed, JobEvent, SavedChunk, Works

@@ -13,7 +13,7 @@ from sublet.client.fabric import Fabric, connect
 from sublet.clock import SystemClock
 from sublet.compute.options import options_of
 from sublet.compute.posting import check_is_holder
-from sublet.compute.workers import Options
+from sublet.compute.worker_guest import Options
 from sublet.errors import Disconnected, InvalidRequest, JobFailed
 from sublet.jobs.chunks import Needs, needs_stated
 from sublet.jobs.core import ChunkFailed, Coordinator, JobEvent, SavedChunk

@@ -45,7 +45,7 @@ __all__ = [
 _LAZY: Final[dict[str, str]] = {
     **dict.fromkeys(("Completed", "Duplicate", "Launch", "Recovered", "TrainingBatch", "TrainingStepOutcome"), "batch"),
     "Act": "law",
-    **dict.fromkeys(("TrainingRecords", "lease_has_ended", "training_records"), "records"),
+    **dict.fromkeys(("TrainingRecords", "lease_has_ended", "training_records"), "steps"),
     "run_training_step": "steps",
     "Preempted": "leaving",
     "PreemptibleTrainer": "trainer",

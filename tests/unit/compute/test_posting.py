@@ -17,7 +17,8 @@ from sublet.compute.calls import Lost, Pending
 from sublet.compute.futures import CallFuture
 from sublet.compute.outcomes import Many
 from sublet.compute.posting import AGAIN, outcome
-from sublet.compute.workers import Job, Options
+from sublet.compute.worker_guest import Options
+from sublet.compute.workers import Job
 from sublet.errors import LeaseRevoked, SubletError, WorkerLost
 from sublet.guest.answers import Answer
 from sublet.guest.cargo import encode

@@ -1,0 +1,65 @@
+"""How the source is cut: no circle of imports, and no small module that belongs into its only importer."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tools import house
+
+ROOT: Final = Path(__file__).parents[2]
+
+STAY: Final[dict[str, str]] = {
+    "aio": "a public path; it hands on what `sublet.aio` names",
+    "cli.demo.notebook_step": "a step of the demo, as the others have a module each",
+    "cli.terminal_filter": "loads regular expressions, which frequent commands do without",
+    "client.aio_volume": "loads what saves, which only asyncio programs with a lease of blocks need",
+    "devices.host": "one kind of device behind the interface that CUDA implements as well",
+    "guest.proof": "the checks of a zygote, apart from what forks",
+    "guest.undebugged": "imported for its effect, by name, in warm interpreters",
+    "jobs.joblib_backend": "needs joblib, which is optional",
+    "lease.expiring": "one pure rule of a node, with tables of its own",
+    "node.supervisor.shielded": "the barrier between the law and hardware that fails, tested over a hardware that does",
+    "notebook.batch.detached": "a program (`python -m`) of jobs that run across an upgrade",
+    "notebook.queued": "all that is known of ipykernel's queues, which are its private matter",
+    "notebook.warming": "loaded alone, before anything else of the notebook",
+    "office.api.openapi": "makes a document of the route table; no request needs it",
+    "office.ledger.presence": "pure, while its importer drives",
+    "simulate.past": "reads an office's journal; the rest of the planner reads none",
+    "state.replicated.memory": "a public replica, for tests of programs",
+    "testing.rehearsal": "public: takes a lease away on purpose",
+    "training.script": "a program that guests begin, by its name",
+}
+"""Modules under 150 lines with one importer that stay modules, and why."""
+
+ONLY_IN_ANNOTATIONS: Final = {("sublet.errors", "sublet.lease.value", "sublet.values")}
+"""``LeaseEnded.end`` is a ``LeaseEnd``, which has an ``Epoch``, which raises ``InvalidRequest``. None of it loads in a
+circle."""
+
+
+@cache
+def modules() -> dict[str, house.Module]:
+    return house.package(ROOT)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [(("load",), set()), (("load", "late"), set()), (("load", "late", "type"), ONLY_IN_ANNOTATIONS)],
+    ids=["on load", "within functions too", "in annotations too"],
+)
+def test_no_modules_import_each_other(kinds: tuple[str, ...], expected: set[tuple[str, ...]]) -> None:
+    found = {tuple(circle) for circle in house.circles(modules(), frozenset(kinds))}
+    assert found == expected, "move what both need above both, or describe what the lower one needs by a protocol"
+
+
+def test_a_small_module_with_one_importer_has_a_reason_to_be_one() -> None:
+    found = {name.removeprefix("sublet.") for name, _, _ in house.small(modules())}
+    assert found == STAY.keys(), "join it to its importer, or say in STAY why it stays apart; drop what is no longer so"
+
+
+def test_few_stay() -> None:
+    assert len(STAY) <= 20
+    assert all(STAY.values())
