@@ -102,10 +102,6 @@ def main(words: Sequence[str] | None = None) -> None:
     app.start()
 
 
-if __name__ == "__main__":
-    main()
-
-
 # ----------------------------------------------------------------------------------------------------------- kernelspec
 #
 # Installs a kernelspec for a kernel whose cells run on a device (``kernel_mode``).
@@ -209,3 +205,7 @@ def _is_ours(folder: Path) -> bool:
         return MODULE in json.loads((folder / "kernel.json").read_text())["argv"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+if __name__ == "__main__":
+    main()
