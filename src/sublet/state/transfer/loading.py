@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sublet.durable import rebuild
@@ -16,7 +16,7 @@ from sublet.errors import InvalidRequest
 from sublet.state.transfer.encoded import NO_BUFFER, Head
 from sublet.state.transfer.figures import Assembly, assembling
 from sublet.state.transfer.memory import copy_bytes, fresh_memory
-from sublet.state.transfer.names import MAINS
+from sublet.state.transfer.names import MAINS, MOVED
 
 
 def decode(
@@ -47,16 +47,23 @@ def decode(
             copy_bytes(own, view)
             view = own
         memory.append(view if writable else view.toreadonly())
-    windows = (
-        memory[one.buffer][one.offset : one.offset + one.length] if one.buffer != NO_BUFFER else memoryview(b"")
-        for one in parsed.windows
-    )
+
+    def windows() -> Iterator[memoryview]:
+        for one in parsed.windows:
+            place = slice(one.offset, one.offset + one.length)
+            yield memory[one.buffer][place] if one.buffer != NO_BUFFER else memoryview(b"")
+
     with assembling(assembly_here() if assembly is None else assembly) as figures:
         if not parsed.splices and met is None:
-            value = pickle.loads(parsed.stream, buffers=windows)  # noqa: S301 - in a guest, or the holder's own process
+            try:
+                value = pickle.loads(parsed.stream, buffers=windows())  # noqa: S301 - in a guest, or the holder's process
+            except ModuleNotFoundError as error:
+                if error.name not in {module for module, _ in MOVED}:
+                    raise
+                value = _ByOldNames(io.BytesIO(parsed.stream), buffers=windows()).load()
         else:
             source = _Spliced(parsed, memory) if parsed.splices else io.BytesIO(parsed.stream)
-            unpickler = _Unpickler(source, buffers=windows)
+            unpickler = _Unpickler(source, buffers=windows())
             try:
                 value = unpickler.load()
             finally:
@@ -82,7 +89,14 @@ def assembly_here(find: Callable[[int], Any] | None = None) -> Assembly:
     return Assembly(lambda stream: _Unpickler(io.BytesIO(stream)).load(), find)
 
 
-class _Unpickler(pickle.Unpickler):
+class _ByOldNames(pickle.Unpickler):
+    """Finds classes whose module has moved since they were saved."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return super().find_class(MOVED.get((module, name), module), name)
+
+
+class _Unpickler(_ByOldNames):
     """Takes nothing of ``__main__`` by its name: what stands there under that name here may be something else."""
 
     def find_class(self, module: str, name: str) -> Any:

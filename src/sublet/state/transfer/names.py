@@ -1,4 +1,4 @@
-"""Whether another process finds a function or class under its module and name."""
+"""Names under which functions and classes are pickled: which another process finds, and where those that moved are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,23 @@ from typing import Any, Final
 
 MAINS: Final = frozenset(("__main__", "__mp_main__"))
 """Modules that another process does not have under that name: what they define travels by value."""
+
+MOVED: Final[dict[tuple[str, str], str]] = {
+    **{
+        (f"sublet.replicated.{module}", name): f"sublet.state.replicated.{module}"
+        for module, names in (
+            ("checkpoint", ("Checkpoint",)),
+            ("checkpoint_record", ("Effect", "Save")),
+            ("group", ("ReplicaRole", "ReplicaView")),
+            ("idempotency_record", ("Completed", "Conflict", "New", "Pending")),
+            ("policy", ("Placement", "ReplicaPolicy")),
+            ("replica", ("ReplicaHealth",)),
+        )
+        for name in names
+    },
+    ("sublet.replicated.policy", "FailureDomain"): "sublet.state.replicated.replica",
+}
+"""Public classes of which values were saved: the module and name that they were saved under → their module now."""
 
 
 def found_by_name(value: Any) -> bool:
