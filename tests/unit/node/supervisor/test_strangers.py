@@ -28,10 +28,10 @@ class Trees:
 def test_nothing_is_verified_while_a_stranger_runs() -> None:
     """It may hold the memory of the device that would be given to the next."""
     trees = Trees()
-    guests: Any = SimpleNamespace(_trees=trees, on_look=lambda look: None, strangers=0)
+    guests: Any = SimpleNamespace(_trees=trees, _on_look=lambda look: None, strangers=0)
     stores = SimpleNamespace(left=lambda resource, lease, epoch: "")
     premises: Any = SimpleNamespace(
-        _guests=guests, _of=lambda lease, epoch: (), _stores=stores, _kills={}, _metered={}, saved={}
+        _guests=guests, _of=lambda lease, epoch: (), _stores=stores, _kills={}, _metered={}, _saved_of={}.get
     )
 
     def look() -> object:
