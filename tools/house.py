@@ -233,13 +233,13 @@ def figures(root: Path) -> dict[str, dict[str, float]]:
             "function_lines_mean": round(sum(lengths) / max(1, len(lengths)), 1),
             "functions_of_one_statement_percent": round(100 * single / max(1, len(functions)), 1),
         }
-    modules = package(root)
+    whole = package(root)
     found["src"] |= {
-        "small_modules_with_one_importer": len(small(modules)),
-        "helpers_with_one_caller": len(helpers(modules)),
-        "circles_on_load": len(circles(modules, frozenset({"load"}))),
-        "circles_with_late_imports": len(circles(modules, frozenset({"load", "late"}))),
-        "circles_of_all_kinds": len(circles(modules, frozenset({"load", "late", "type"}))),
+        "small_modules_with_one_importer": len(small(whole)),
+        "helpers_with_one_caller": len(helpers(whole)),
+        "circles_on_load": len(circles(whole, frozenset({"load"}))),
+        "circles_with_late_imports": len(circles(whole, frozenset({"load", "late"}))),
+        "circles_of_all_kinds": len(circles(whole, frozenset({"load", "late", "type"}))),
     }
     return found
 
