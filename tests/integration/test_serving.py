@@ -104,9 +104,10 @@ def live(office: OfficeStage) -> list[Any]:
 
 
 def ends(office: OfficeStage) -> list[str]:
-    """Of all leases of sessions, oldest first."""
+    """Of all leases of devices, oldest first."""
     leases = office.office.ask("GET", "/v1/leases?all=1").doc[::-1]
-    return [lease["end"]["reason"] for lease in leases if lease["end"] is not None and lease["labels"]]
+    gpus = [lease for lease in leases if [want["kind"] for want in lease["wants"]] == ["gpu"]]
+    return [lease["end"]["reason"] for lease in gpus if lease["end"] is not None]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
@@ -114,7 +115,7 @@ def test_a_program_has_a_lease_while_requests_come_and_goes_on_with_what_it_save
     number: signal.Signals, office: OfficeStage
 ) -> None:
     """The example. Without requests its lease ends, and the next request takes another; so it is after the server was
-    ended, and after it was killed, when what was saved last is restored."""
+    ended, and after it was killed, when what was saved last is restored: perhaps by the program after that."""
     with server(
         office, EXAMPLES / "serve_counter.py", "--idle", "6s", "--wait", "60s", "--name", f"counter-{number:d}"
     ) as counter:
@@ -142,9 +143,10 @@ def test_a_program_has_a_lease_while_requests_come_and_goes_on_with_what_it_save
         until("the lease went with its holder", lambda: not live(office))
         assert ends(office)[-1] == "holder_gone"
         counter.start()
-        assert count(b"six") == 7 - 1, "what was not saved is lost, and what was saved is there"
+        number_of_words = count(b"six")  # with "five" if the program could save without its server, in the grace
         status, words = counter.ask("/words")
-        assert (status, sorted(words.split())) == (200, sorted(b"one 1 two 2 three 1 four 1 six 1".split()))
+        there = b"one 1 two 2 three 1 four 1 six 1" + (b" five 1" if number_of_words == 7 else b"")
+        assert (number_of_words in (6, 7), status, sorted(words.split())) == (True, 200, sorted(there.split()))
         assert counter.ask("/count")[0] == 405
 
 
@@ -299,7 +301,7 @@ def test_a_program_of_another_tenant_runs_as_that_tenants_guest(office: OfficeSt
     with server(office, file, "--wait", "60s", env=env) as told:
         uid, seen, kept, secret = json.loads(told.ask("/", b"a")[1])
         assert (uid != 0, seen, kept, secret) == (True, False, "a", None)
-        assert [lease["tenant"] for lease in live(office)] == ["physics"]
+        assert {lease["tenant"] for lease in live(office)} == {"physics"}
         assert told.kill(signal.SIGTERM) == 0
         told.start()
         assert json.loads(told.ask("/", b"b")[1])[2] == "ab"

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.exits import DONE
-from sublet.cli.parsing import count, duration, name, vram
+from sublet.cli.parsing import count, duration, name, size, vram
 from sublet.cli.studio import BACKLOG, GRACE_S, listening_on
 from sublet.errors import InvalidRequest, Unsupported
 from sublet.invocation import installing
 from sublet.studio.config import parse_address
-from sublet.values import Exclusivity, Tier, valid_name
+from sublet.values import MIB, Exclusivity, Tier, valid_name
 
 ADDRESS = ("127.0.0.1", 8330)
 
@@ -41,6 +41,9 @@ def serve(
     at: Annotated[
         str | None, Opt("--socket", metavar="PATH", help="Unix socket to listen on, in place of an address.")
     ] = None,
+    volume: Annotated[
+        int, Opt("--volume", metavar="SIZE", parse=size, help="Size of the volume that it saves in (default: 256MiB).")
+    ] = 256 * MIB,
     idle: Annotated[
         float | None,
         Opt(
@@ -83,7 +86,7 @@ def serve(
     if at is not None and listen != ADDRESS:
         raise UsageError("--listen and --socket contradict each other", do="Give one of them.")
     with listening_on(listen, at, mode=0o600) as (listening, where), contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(path, called, gpu, idle, tier, concurrent, patience, answer, listening, where))
+        asyncio.run(_serve(path, called, gpu, volume, idle, tier, concurrent, patience, answer, listening, where))
     return DONE
 
 
@@ -91,6 +94,7 @@ async def _serve(
     path: Path,
     called: str,
     gpu: int,
+    volume: int,
     idle: float | None,
     tier: str,
     concurrent: int,
@@ -112,7 +116,7 @@ async def _serve(
     )  # it saves, and is not suspended
     limits = Limits(concurrent=concurrent, patience_s=patience, answer_s=answer)
     with await asyncio.to_thread(connect) as fabric:
-        program = ServedProgram(path, fabric, called, terms, limits)
+        program = ServedProgram(path, fabric, called, terms, limits, volume_bytes=volume)
         print(f"{path.name} is served: pid {os.getpid()}, {where}, session {called}. Ctrl-C ends it.", flush=True)
         config = Config(
             program,

@@ -1,8 +1,8 @@
 """Runs a served program: a guest whose entry is `main`, with frames on its input and output.
 
 The program is one Python file. It has ``handle(request)``, which returns what is answered, or ``app``, an ASGI
-application. ``save()`` may return bytes, which are given to ``restore(state)`` under the next lease. What the program
-prints goes to its log: its standard output is its standard error here.
+application. ``save()`` may return bytes, which are saved in the session's volume and given to ``restore(state)`` under
+the next lease. What the program prints goes to its log: its standard output is its standard error here.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from sublet.errors import NotFound
+from sublet.guest.current import current
+from sublet.state.checkpoints.durable import Durable, Place
 from sublet.wire.served import (
     HEAD_MAX,
     MESSAGE_MAX,
     PIECE_MAX,
-    STATE_MAX,
     TO_PROGRAM,
     WINDOW,
     Frame,
@@ -33,10 +35,13 @@ from sublet.wire.served import (
     FrameReader,
     encode,
     split_head,
-    with_head,
 )
 
 READ: Final = 1 << 18
+STATE_MAX: Final = 64 << 20
+"""What ``save`` may return."""
+SCHEMA: Final = "sublet-served/1"
+"""Of what is saved: bytes."""
 _Headers = Iterable[tuple[str, str]]
 
 
@@ -86,8 +91,11 @@ class _Open:
 class Program:
     """The loaded program, and its end of the line."""
 
-    def __init__(self, out: int) -> None:
-        self._out = out
+    def __init__(self, out: int, place: Callable[[], Place]) -> None:
+        """``place``: where it saves."""
+        self._out, self._place = out, place
+        self._kept: Durable[bytes] | None = None
+        """What it saved last, and with what the next save goes on."""
         self._writing = threading.Lock()
         self._open: dict[int, _Open] = {}
         self._lock = threading.Lock()
@@ -102,7 +110,7 @@ class Program:
 
     def load(self, body: bytes) -> None:
         """Import the program and restore what it saved; begin to serve it."""
-        head, (source, state) = split_head(body)
+        head, (source,) = split_head(body)
         module = self._module
         sys.path.insert(0, os.getcwd())
         module.__file__ = head["name"]
@@ -113,11 +121,14 @@ class Program:
             threading.Thread(target=self._loop.run_forever, daemon=True).start()
         elif not callable(getattr(module, "handle", None)):
             raise Unfit("it has neither a function `handle` nor an ASGI application `app`")
-        if head["has_state"]:
+        place = self._place()
+        with contextlib.suppress(NotFound):  # it never saved anything
+            self._kept = Durable.restore(place, schema=SCHEMA)
+        if self._kept is not None:
             restore = getattr(module, "restore", None)
             if restore is None:
                 raise Unfit("it saved something under an earlier lease, and has no function `restore` any more")
-            restore(state)
+            restore(self._kept.value)
         for _ in range(head["threads"]):
             threading.Thread(target=self._work, daemon=True).start()
         self._is_loaded = True
@@ -236,24 +247,29 @@ class Program:
                 return
             self._is_leaving = True
             self._idle.wait_for(lambda: not self._open)
+        error = ""
         try:
-            state = self._saved()
-        except BaseException as error:  # noqa: BLE001 - told to who serves it
+            self._save()
+        except BaseException as failed:  # noqa: BLE001 - told to who serves it
             traceback.print_exc()
-            self.say(FrameKind.LEAVING, 0, with_head({"has_state": False, "error": _text(error)}, b""))
-        else:
-            self.say(FrameKind.LEAVING, 0, with_head({"has_state": state is not None, "error": ""}, state or b""))
+            error = _text(failed)
+        self.say(FrameKind.LEAVING, 0, json.dumps({"message": error}).encode())
 
-    def _saved(self) -> bytes | None:
+    def _save(self) -> None:
+        """What ``save`` returns is durable when this returns."""
         save: Callable[[], object] | None = getattr(self._module, "save", None)
         if save is None or not self._is_loaded:  # what is not restored yet would take the place of what is kept
-            return None
+            return
         state = save()
         if not isinstance(state, bytes):
             raise Unfit(f"`save` returned {type(state).__name__}: what is saved is bytes")
         if len(state) > STATE_MAX:
             raise Unfit(f"`save` returned {len(state)} bytes, and {STATE_MAX} is the most")
-        return state
+        if self._kept is None:
+            self._kept = Durable(state, self._place(), schema=SCHEMA)
+        else:
+            self._kept.value = state
+        self._kept.checkpoint()
 
     def say(self, kind: FrameKind, request: int = 0, body: bytes = b"") -> None:
         """A frame to who serves it. Where nothing reads any more there is nothing left to do here."""
@@ -289,12 +305,17 @@ def _message(kind: str, error: BaseException) -> bytes:
 
 
 def main() -> None:
-    """Serve until the input ends."""
+    """Serve until the input ends, and save in the volume that the guest was started with."""
+    serve(lambda: current().volume)
+
+
+def serve(place: Callable[[], Place]) -> None:
+    """Serve until the input ends. ``place``: where it saves."""
     came, out = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # what is printed goes to the log, and never between the frames
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    program, reader = Program(out), FrameReader(TO_PROGRAM)
+    program, reader = Program(out, place), FrameReader(TO_PROGRAM)
     is_loaded = False
     signal.signal(signal.SIGTERM, lambda number, frame: threading.Thread(target=program.leave, daemon=True).start())
     while data := os.read(came, READ):
@@ -310,7 +331,3 @@ def main() -> None:
                 with contextlib.suppress(OSError):
                     program.say(FrameKind.FAILED, 0, _message("load", error))
     os._exit(0)  # threads of the program do not keep it
-
-
-if __name__ == "__main__":
-    main()

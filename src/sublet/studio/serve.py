@@ -1,8 +1,8 @@
 """Serves a program under leases: the ASGI application before it, and the driver of ``serving.Served``.
 
 The program is a guest of a session (``sublet session show NAME``), which this process holds. It needs no network:
-requests and answers cross as frames over its input and output, and its state as bytes, which are kept beside the
-session and never unpickled. What is decided is decided on the event loop; what may wait is done on threads.
+requests and answers cross as frames over its input and output, which are never unpickled. It saves in the session's
+volume itself. What is decided is decided on the event loop; what may wait is done on threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import math
 import os
 import queue
-import secrets
 import signal
 import sys
 import threading
@@ -26,11 +25,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from sublet.background import start_task, start_thread
 from sublet.client.fabric import Fabric
 from sublet.client.guests import Guest, environment, start_spec
-from sublet.client.home import make_private_dir
 from sublet.client.lease import Lease
 from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError
-from sublet.state.checkpoints.atomic_files import move_into_place, read_whole, sync_folder, write_synced
-from sublet.studio.office import FabricOffice, open_sessions, sessions_folder
+from sublet.state.checkpoints.atomic_files import read_whole
+from sublet.studio.office import FabricOffice, open_sessions
 from sublet.studio.people import OWNER_TENANT
 from sublet.studio.records import Session, Terms
 from sublet.studio.serving import (
@@ -54,24 +52,25 @@ from sublet.studio.sessions import Sessions
 from sublet.studio.views import session_views
 from sublet.values import NS_PER_S
 from sublet.wire.guests import GuestSpec, StdioKind
+from sublet.wire.http_views import SESSION_LABEL
 from sublet.wire.served import (
     BODY_MAX,
     FROM_PROGRAM,
     MESSAGE_MAX,
-    STATE_MAX,
     WINDOW,
     BrokenFrames,
     Frame,
     FrameKind,
     FrameReader,
     encode,
-    split_head,
     with_head,
 )
 
 SOURCE_MAX: Final = 4 << 20
 PRINTED_MAX: Final = 64 << 20
 """A program that prints more than this while it has one lease is ended."""
+VOLUME_WAIT_S: Final = 30.0
+"""So long the volume is waited for: a lease of it that has ended is put away first."""
 SAVE_S: Final = 10.0
 """So long the program may take to save when the server is stopped."""
 LEAVE_S: Final = 2.0
@@ -128,8 +127,11 @@ class _Run:
 class ServedProgram:
     """An ASGI application that passes requests on to a program under leases. Made on the loop that it runs on."""
 
-    def __init__(self, path: Path, fabric: Fabric, name: str, terms: Terms, limits: Limits) -> None:
-        self._path, self._fabric, self._limits = path, fabric, limits
+    def __init__(
+        self, path: Path, fabric: Fabric, name: str, terms: Terms, limits: Limits, *, volume_bytes: int
+    ) -> None:
+        """``volume_bytes``: the size of its volume, where that is made."""
+        self._path, self._fabric, self._limits, self._volume_bytes = path, fabric, limits, volume_bytes
         self._sessions: Sessions[Lease] = open_sessions(FabricOffice(fabric), name="a served program")
         self.session = _session(self._sessions, name, terms)
         self._served = Served(limits)
@@ -329,17 +331,17 @@ class ServedProgram:
         """Start the program, read what it says until it is gone, and give its lease back."""
         lease = self._lease
         assert lease is not None
-        said = ""
+        said, block = "", contextlib.ExitStack()
         try:
             self._loaded = _stamp(self._path)
             source = read_whole(self._path, SOURCE_MAX)
             if len(source) > SOURCE_MAX:
                 raise InvalidRequest(f"{self._path} has more than {SOURCE_MAX} bytes")
-            guest = start_spec(lease, self._spec(lease), busy=False)  # requests are its use, and not that it runs
-            run = _Run(guest)
-            state = self._state()
-            head = {"name": self._path.name, "threads": self._limits.concurrent, "has_state": state is not None}
-            run.frames.put(encode(FrameKind.LOAD, 0, with_head(head, source, state or b"")))
+            volume = block.enter_context(self._volume())
+            # requests are its use, and not that it runs
+            run = _Run(guest := start_spec(lease, self._spec(lease), busy=False, volume=volume))
+            head = {"name": self._path.name, "threads": self._limits.concurrent}
+            run.frames.put(encode(FrameKind.LOAD, 0, with_head(head, source)))
             _ = start_thread("served_frames", lambda: _write(run))
             self._loop.call_soon_threadsafe(self._set_run, run)
             try:
@@ -357,8 +359,19 @@ class ServedProgram:
             _log(f"The program is ended: {said}")
             self._post(lambda: self._load_failed(said))
         with contextlib.suppress(SubletError):
+            block.close()
+        with contextlib.suppress(SubletError):
             self._sessions.rest(self.session.id, even_if_busy=True)
         self._post(lambda: self._lost(said))
+
+    def _volume(self) -> Lease:
+        """A lease of the session's volume, which is made with the first."""
+        name, labels = self.session.volume, {SESSION_LABEL: self.session.id}
+        size: int | None = self._volume_bytes
+        with contextlib.suppress(NotFound):
+            self._fabric.volume(name)
+            size = None
+        return self._fabric.block(size, name=name, wait=VOLUME_WAIT_S, renew="always", labels=labels)
 
     def _spec(self, lease: Lease) -> GuestSpec:
         """It runs in this program's interpreter; that of another tenant in a folder and as a user of its own."""
@@ -413,7 +426,9 @@ class ServedProgram:
                             raise BrokenFrames(f"it said {frame.kind.name} twice")
                         said.add(frame.kind)
                     if frame.kind is FrameKind.LEAVING:
-                        self._keep(run, frame)
+                        if error := message_in(frame.body):
+                            _log(f"The program could not save, and what it saved before is kept: {error}")
+                        run.has_left.set()
                     self._post(functools.partial(self._came, frame))
             except BrokenFrames as error:
                 self._post(functools.partial(self._broke, str(error)))
@@ -462,30 +477,6 @@ class ServedProgram:
             case _:
                 pass
         return []
-
-    # ---- what is kept between two leases
-
-    def _keep(self, run: _Run, frame: Frame) -> None:
-        """What the program saved, on disk before anything follows from it. Where it failed, what was kept stays."""
-        state, error = saved_in(frame.body)
-        if error:
-            _log(f"The program could not save, and what it saved before is kept: {error}")
-        elif state is not None:
-            path = self._state_path()
-            temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}~")
-            write_synced(temporary, state)
-            move_into_place(temporary, path)
-            sync_folder(path.parent)
-        run.has_left.set()
-
-    def _state(self) -> bytes | None:
-        try:
-            return read_whole(self._state_path(), STATE_MAX)
-        except FileNotFoundError:
-            return None
-
-    def _state_path(self) -> Path:
-        return make_private_dir(sessions_folder() / "served") / f"{self.session.id}.state"
 
 
 def _session(sessions: Sessions[Lease], name: str, terms: Terms) -> Session:
@@ -540,14 +531,6 @@ def _request_head(scope: Scope) -> dict[str, Any]:
         "query": scope["query_string"].decode("latin-1"),
         "headers": [one for one in headers if one[0].lower() not in _HOP_BY_HOP],
     }
-
-
-def saved_in(body: bytes) -> tuple[bytes | None, str]:
-    """What a program that leaves has saved, or why it could not. Raises ``BrokenFrames``."""
-    head, parts = split_head(body)
-    if len(parts) != 1:
-        raise BrokenFrames("what was saved is one part")
-    return (parts[0] if head.get("has_state") is True else None), _printable(str(head.get("error") or ""))
 
 
 def answer_head(body: bytes) -> _Head:

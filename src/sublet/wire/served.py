@@ -17,9 +17,7 @@ HEADER: Final = struct.Struct("!BII")
 """Kind, number of the request, bytes that follow."""
 BODY_MAX: Final = 16 << 20
 """Of a request."""
-STATE_MAX: Final = 64 << 20
-"""What a program may keep from one lease to the next."""
-FRAME_MAX: Final = STATE_MAX + (1 << 20)
+FRAME_MAX: Final = BODY_MAX + (1 << 20)
 PIECE_MAX: Final = 64 << 10
 WINDOW: Final = 1 << 20
 """Credit of an answer at its beginning."""
@@ -31,7 +29,7 @@ class FrameKind(enum.IntEnum):
     """What a frame is."""
 
     LOAD = 1
-    """The program: its name and source, and what it saved last."""
+    """The program: its name and source."""
     REQUEST = 2
     CANCEL = 3
     """Nothing reads the answer any more."""
@@ -48,7 +46,7 @@ class FrameKind(enum.IntEnum):
     REFUSED = 22
     """This request was not begun, since the lease is about to end."""
     LEAVING = 23
-    """Nothing more is begun under this lease; what was saved comes along."""
+    """Nothing more is begun under this lease, and what there was to save is saved; or the message says why not."""
 
 
 TO_PROGRAM: Final = frozenset((FrameKind.LOAD, FrameKind.REQUEST, FrameKind.CANCEL, FrameKind.CREDIT))

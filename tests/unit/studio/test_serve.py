@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from sublet.studio.serve import answer_head, message_in, saved_in
+from sublet.studio.serve import answer_head, message_in
 from sublet.studio.serving import TransitionError
-from sublet.wire.served import MESSAGE_MAX, BrokenFrames, with_head
+from sublet.wire.served import MESSAGE_MAX
 
 
 def test_the_head_of_an_answer() -> None:
@@ -50,12 +50,3 @@ def test_a_message_has_no_control_characters_and_an_end() -> None:
     body = json.dumps({"message": "\x1b[2J\nno" + "x" * 100_000}).encode()
     assert message_in(body).startswith(" [2J no")
     assert len(message_in(body)) == MESSAGE_MAX
-
-
-def test_what_was_saved() -> None:
-    assert saved_in(with_head({"has_state": True}, b"kept")) == (b"kept", "")
-    assert saved_in(with_head({"has_state": False, "error": ""}, b"")) == (None, "")
-    assert saved_in(with_head({"has_state": False, "error": "\x1bno"}, b"")) == (None, " no")
-    for body in (b"", with_head({"has_state": True}), with_head({"has_state": True}, b"a", b"b")):
-        with pytest.raises(BrokenFrames):
-            saved_in(body)
