@@ -44,7 +44,7 @@ from sublet.wire.http_views import SESSION_LABEL
 from sublet.wire.orders import Inventory
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-OF_DOCS = ("studio-member", "studio-course", "studio-office", "studio-phone")
+OF_DOCS = ("studio-member", "studio-offer", "studio-course", "studio-office", "studio-phone")
 STUDENTS = ["ana", "ben", "cem", "dora", "eli", "fay", "gus", "hana", "ivo"]
 STUDENTS += ["jun", "kofi", "lea", "mia", "noor", "omar", "pia", "quinn", "rosa"]
 LAB = ["sven", "tara"]
@@ -117,8 +117,9 @@ class Day:
         do = self._do
         await do("POST", "/v1/groups", {"id": "ml1", "weight": 3, "floor": 1})
         await do("POST", "/v1/groups", {"id": "vision", "weight": 1, "ceiling": 2})
-        for name in STUDENTS:
-            await do("POST", "/v1/tenants", {"id": name, "group": "ml1"})
+        for number, name in enumerate(STUDENTS):
+            user = {"uid": 2001 + number, "needs_token": False}
+            await do("POST", "/v1/tenants", {"id": name, "group": "ml1", **user})
         for name in LAB:
             await do("POST", "/v1/tenants", {"id": name, "group": "vision"})
 
@@ -190,7 +191,7 @@ class Day:
         when = f"{begins:%Y-%m-%d %H:%M}-{ends:%H:%M}"
         self.ask("POST", "/v1/reservations", {"id": "lab-3", "group": "ml1", "gpus": 1, "when": when, "zone": "UTC"})
         for name in ("ana", "ben"):
-            self.start(name, "thesis", 40)
+            self.start(name, "thesis", 40, exclusivity="shared")
             self.busy(name, "thesis")
         for name, vram in (("cem", 40), ("dora", 40), ("tara", 80), ("eli", 24)):
             self.start(name, "lab-3" if name != "tara" else "sweep", vram)
@@ -208,8 +209,14 @@ class Day:
         with urllib.request.urlopen(urllib.request.Request(self._address + path, raw, head, method=method)) as answer:
             return json.load(answer)
 
-    def start(self, name: str, session: str, gib: int, *, later: bool = False) -> None:
-        self.at_studio(name, "POST", "/v1/sessions", {"name": session, "vram": gib * GIB, "ttl": 1500, "later": later})
+    def start(self, name: str, session: str, gib: int, **more: object) -> None:
+        self.at_studio(name, "POST", "/v1/sessions", {"name": session, "vram": gib * GIB, "ttl": 1500, **more})
+
+    def offer(self, name: str) -> None:
+        """The person asks for a whole GPU, or less: the rest of the one that the person has a part of is free."""
+        body = {"name": "sweep", "vram": 80 * GIB, "ttl": 1500, "or_smaller": True, "exclusivity": "shared"}
+        state = self.at_studio(name, "POST", "/v1/sessions", body)["state"]
+        assert state == "offered", state
 
     def find(self, name: str, session: str) -> str:
         found: str = self.at_studio(name, "GET", f"/v1/sessions/{session}")["id"]
@@ -290,9 +297,18 @@ def pictures(day: Day, studio: subprocess.Popen[str], address: str, folder: Path
         member.get_by_text("active, busy").wait_for()
         keep(member, "studio-member")
         keep(visit("ana", **phone, **dark), "studio-phone")
+        connect = visit("ana")
+        connect.get_by_text("Connect a notebook").click()
+        keep(connect, "connect")
         keep(visit("tea", "/course/ml1"), "studio-course")
         office = visit("olga", "/office")
         keep(office, "studio-office")
+        day.offer("ana")
+        offered = visit("ana")
+        card = offered.locator("article").filter(has_text="Accept the offer")
+        card.wait_for()
+        card.screenshot(path=folder / "studio-offer.png")
+        print("studio-offer.png")
         if not everything:
             return
         keep(visit(), "sign-in")
@@ -301,6 +317,8 @@ def pictures(day: Day, studio: subprocess.Popen[str], address: str, folder: Path
         wrong.keyboard.press("Enter")
         wrong.get_by_role("alert").wait_for()
         keep(wrong, "sign-in-refused")
+        keep(offered, "offered")
+        keep(visit("ana", **phone, **dark), "offered-phone-dark")
         keep(visit("cem"), "waiting")
         keep(visit("cem", **phone), "waiting-phone")
         keep(visit("pia"), "empty")

@@ -90,6 +90,20 @@ def start(person: Member, name: str, state: str = "active", **more: object) -> A
 
 
 @contextlib.contextmanager
+def offered_less(studio: StudioStage, ana: Member) -> Iterator[Any]:
+    """All that is free is half of the device in whose other half something of the tenant's runs; the session asks for a
+    whole one."""
+    first = start(ana, "first", exclusivity="shared")["lease"]
+    with (
+        sublet.connect(home=studio.home, for_tenant="physics") as program,
+        program.attach(first) as held,
+        held.activity(),
+        devices_held(studio, 1),
+    ):
+        yield start(ana, "second", "offered", vram=2 * GIB, or_smaller=True, exclusivity="shared")
+
+
+@contextlib.contextmanager
 def devices_held(studio: StudioStage, count: int = 2, *, start: bool = True) -> Iterator[None]:
     """The owner's program has this many of the two devices, and something runs under its lease. ``start``: it starts an
     office that is gone."""
@@ -146,6 +160,53 @@ def test_leaving_the_queue_is_not_waiting_any_more(studio: StudioStage, ana: Mem
         assert refused.status == 409
         assert refused.doc["error"]["kind"] == "CapacityExceeded"
         assert ana.done("GET", f"/v1/sessions/{view['id']}")["reason"]
+
+
+def test_less_is_offered_with_its_expiry_and_accepted_in_one_step(studio: StudioStage, ana: Member) -> None:
+    """The API, the command and the page say the same of it; the command may accept what the page was offered."""
+    with offered_less(studio, ana) as view:
+        offer, path = view["offer"], f"/v1/sessions/{view['id']}"
+        assert (offer["text"], offer["accepted"]) == ("1GiB instead of 2GiB", False)
+        assert (offer["offered"], offer["asked"]) == (GIB, 2 * GIB)
+        assert view["busy"] is False
+        assert "nothing is offered" in ana.ask("POST", "/v1/sessions/first/accept").doc["error"]["message"]
+        browser = ana.browser()
+        shown = as_text(until_shown(browser, "Accept the offer"))
+        assert f"offered 1GiB instead of 2GiB offer open until {offer['until'][11:19]} UTC" in shown
+        taken = ana.done("POST", f"{path}/accept")
+        assert taken["state"] == "active"
+        assert taken["offer"] is None
+        lease = studio.office.office.ask("GET", f"/v1/leases/{taken['lease']}").doc["lease"]
+        assert [part["amount"] for part in lease["parts"]] == [GIB]
+        assert ana.ask("POST", f"{path}/accept").status == 400
+
+
+@pytest.mark.parametrize("button", ["decline", "rest"])
+def test_an_offer_is_declined_in_one_step_and_the_session_waits_or_leaves(
+    button: str, studio: StudioStage, ana: Member
+) -> None:
+    with offered_less(studio, ana) as view:
+        browser = ana.browser()
+        assert browser.press(f"/sessions/{view['id']}/{button}").status == 303
+        now = ana.done("GET", f"/v1/sessions/{view['id']}")
+        if button == "decline":
+            assert (now["state"], now["position"], now["offer"]) == ("waiting", 1, None)
+        else:
+            assert (now["state"], now["offer"]) == ("resting", None)
+            assert studio.office.office.ask("GET", "/v1/queue").doc == []
+
+
+def test_a_resume_may_be_offered_less_than_the_session_asks_for(studio: StudioStage, ana: Member) -> None:
+    """More than any device has: what there is is offered at once. The form of the page says that less will do."""
+    ident = start(ana, "huge", "resting", vram=4 * GIB, later=True)["id"]
+    assert ana.ask("POST", f"/v1/sessions/{ident}/resume").status == 409
+    browser = ana.browser()
+    assert browser.press(f"/sessions/{ident}/resume", less="1").status == 303
+    assert ana.done("GET", f"/v1/sessions/{ident}")["offer"]["text"] == "2GiB instead of 4GiB"
+    assert browser.press(f"/sessions/{ident}/accept").status == 303
+    until("it is granted", lambda: ana.state(ident) == "active")
+    bad = ana.ask("POST", "/v1/sessions", {"name": "x", "vram": GIB, "or_model": True})
+    assert (bad.status, "asks for a model" in bad.doc["error"]["message"]) == (400, True)
 
 
 def test_what_is_anothers_does_not_exist(studio: StudioStage, ana: Member, bob: Member) -> None:
@@ -690,6 +751,49 @@ def test_the_operator_adds_lists_and_removes_people(
     assert again.ask("GET", "/v1/sessions").status == 401
     until("its lease is over", lambda: session["lease"] not in active_leases(studio, "physics"))
     assert "there is no person ivy" in person("rm", "ivy", status=1)[1]
+
+
+def test_a_person_makes_tokens_on_the_page_and_takes_them_back(studio: StudioStage, ana: Member, bob: Member) -> None:
+    """Each is shown once, with what a shell sets beside it; one that is revoked opens nothing from then on."""
+    browser = ana.browser()
+    session = start(ana, "own", "resting", later=True)["id"]
+    made = browser.press("/tokens", label="laptop", valid="2d")
+    found = re.search(rf"{TOKEN_PREFIX}[\w-]{{43}}", made.text)
+    assert found is not None
+    assert f"export SUBLET_STUDIO={studio.address}" in as_text(made)
+    laptop = Member(studio, found[0])
+    assert [one["id"] for one in laptop.done("GET", "/v1/sessions")] == [session]
+    assert found[0] not in browser.look().text
+    assert re.search(r"laptop everything \d{4}-", as_text(browser.look()))
+    for fields, status, said in (
+        ({"label": "laptop"}, 400, "There is a token laptop already"),
+        ({"label": "hub-server-x"}, 400, "There is a token hub-server-x already"),
+        ({"label": "Not a label"}, 400, "label"),
+        ({"label": "x", "valid": "for ever"}, 400, "for ever"),
+        ({"label": "x", "session": "s-0123456789ab"}, 404, "There is no session"),
+    ):
+        answer = browser.press("/tokens", **fields)
+        assert (answer.status, said in answer.text) == (status, True), answer.text
+    one = re.search(rf"{TOKEN_PREFIX}[\w-]{{43}}", browser.press("/tokens", label="one", session=session).text)
+    assert one is not None
+    narrow = Member(studio, one[0])
+    assert narrow.state(session) == "resting"
+    assert narrow.browser().press("/tokens", label="wider").status == 404
+    assert bob.browser().press("/tokens/revoke", label="laptop").status == 303
+    assert laptop.ask("GET", "/v1/sessions").status == 200, "that was bob's to revoke, and he has none"
+    for label in ("laptop", "one", "one"):
+        assert browser.press("/tokens/revoke", label=label).status == 303
+    assert laptop.ask("GET", "/v1/sessions").status == 401
+    assert narrow.ask("GET", "/v1/sessions").status == 401
+
+
+def test_the_operator_sees_who_is_connected(studio: StudioStage, ana: Member, operator: Member) -> None:
+    ana.done("GET", "/v1/sessions")
+    with open_page(studio, ana.browser()):
+        until_shown(operator.browser(), "1 open page", "/office")
+        shown = as_text(operator.browser().look("/office"))
+        assert re.search(r"ana physics - member 1 open page", shown), shown
+    until("the page is closed", lambda: "with token main" in as_text(operator.browser().look("/office")), PATIENCE_S)
 
 
 def test_the_operator_enrols_a_course_from_a_list(
@@ -1339,9 +1443,15 @@ def test_a_teacher_sees_the_course_and_nothing_else(
 
 # ---- every route for every role
 
-OPEN: Final = {"GET /livez", "GET /readyz", "GET /sign-in", "POST /sign-in", "GET /join", "POST /join"} | {
-    f"GET /{name}" for name in ("studio.css", "studio.js", "join.js")
-}
+OPEN: Final = {
+    "GET /livez",
+    "GET /readyz",
+    "GET /sign-in",
+    "POST /sign-in",
+    "GET /join",
+    "POST /join",
+    "GET /openapi.json",
+} | {f"GET /{name}" for name in ("studio.css", "studio.js", "join.js")}
 HERS: Final = {"one", "ana"}
 """Who may change ana's session."""
 BY_TOKEN: Final[dict[str, set[str]]] = {
@@ -1354,6 +1464,8 @@ BY_TOKEN: Final[dict[str, set[str]]] = {
     "GET /v1/sessions/{id}": {"looks", "reads", *HERS},
     "GET /v1/sessions/{id}/explain": {"looks", "reads", *HERS},
     "POST /v1/sessions/{id}/resume": HERS,
+    "POST /v1/sessions/{id}/accept": HERS,
+    "POST /v1/sessions/{id}/decline": HERS,
     "POST /v1/sessions/{id}/rest": HERS,
     "POST /v1/sessions/{id}/end": HERS,
 }
@@ -1361,6 +1473,8 @@ BY_COOKIE: Final[dict[str, set[str]]] = {
     "GET /": {"bob", "other", "one", "looks", "ana", "tea", "olga"},
     "GET /live": {"bob", "other", "one", "looks", "ana", "tea", "olga"},
     "POST /start": {"bob", "ana", "tea", "olga"},
+    "POST /tokens": {"bob", "ana", "tea", "olga"},
+    "POST /tokens/revoke": {"bob", "ana", "tea", "olga"},
     "GET /office": {"olga"},
     "GET /office/audit": {"olga"},
     "GET /office/live": {"olga"},

@@ -16,8 +16,8 @@ import pytest
 
 from sublet.errors import CapacityExceeded, IdempotencyConflict, InvalidRequest, LeaseEnded, SubletError
 from sublet.lease.value import LeaseEnd
-from sublet.studio.records import Ended, Entry, Offered, ProcessIdentity, Session, Terms, event_of, fold_all
-from sublet.studio.sessions import Asking, Seen, Sessions
+from sublet.studio.records import CellRecord, Ended, Entry, Offered, ProcessIdentity, Session, Terms, event_of, fold_all
+from sublet.studio.sessions import CLAIM_S, Asking, Seen, Sessions
 from sublet.studio.states import SESSION_TABLE, SessionEnd, SessionEvent, SessionState
 from sublet.values import GIB, EndReason
 from sublet.wire.http_views import SESSION_LABEL
@@ -38,10 +38,12 @@ ACTS = (
     "arrive",
     "move",
     "kill",
-    *["park", "go on"] * 3,
+    *["park", "go on"] * 4,
 )
 BLIND = 0.3
 """The chance that a living process is taken for dead, as one of another container is."""
+OPEN_S = CLAIM_S + 1e-6
+"""How long an offer is valid: too short for a process to wait for the answer, and a thousand steps of the clock."""
 SEEDS = range(200)
 MET: Counter[SessionEvent] = Counter()
 
@@ -150,10 +152,14 @@ class World:
                         for parked in self.parked_of(pid):
                             self.over(parked, "released")  # its holder goes on with it, or gives it up
                         content = {"content": self.chance.choice("ab"), "smaller": self.chance.random() < 0.2}
-                        held = sessions.acquire(name, content, lambda _offer: self.chance.random() < 0.5)
+                        program = self.chance.choice((None, lambda _offer: self.chance.random() < 0.5))
+                        held = sessions.acquire(name, content, program)
                         self.holds(pid, held)
                         if self.chance.random() < 0.2:
                             sessions.set_down(held.seen.session, held)
+                        elif self.chance.random() < 0.3:
+                            ran = CellRecord(cell=1, lease=held.seen.id, at_ns=1, held_s=1, busy_s=1, vram_byte_s=1)
+                            sessions.ran(held.seen.session, ran)
                     case "rest":
                         sessions.rest(name, even_if_busy=True)
                     case "end":
@@ -178,6 +184,25 @@ class World:
         finally:
             self.acting.discard(pid)
         self.check()
+
+    def answer(self, session: str) -> None:
+        """The person answers an offer, through another process than the one that asks."""
+        others = sorted(self.alive - self.acting)
+        if self.depth or not others or self.chance.random() < 0.3:
+            return
+        pid = self.chance.choice(others)
+        does = self.chance.choice((self.sessions[pid].accept, self.sessions[pid].accept, self.sessions[pid].decline))
+        self.depth += 1
+        self.acting.add(pid)
+        try:
+            with contextlib.suppress(SubletError):
+                does(session)
+        except Crash:
+            self.crashes += 1
+            self.kill(pid)
+        finally:
+            self.acting.discard(pid)
+            self.depth -= 1
 
     def kill(self, pid: int) -> None:
         self.alive.discard(pid)
@@ -306,6 +331,8 @@ class _Store:
         is_done = self._world.store.append(entry)
         if is_done:
             self._world.point(self._pid)  # durable, and its writer may never hear of it
+            if isinstance(entry.record, Offered):
+                self._world.answer(entry.session)
         return is_done
 
 
@@ -339,7 +366,7 @@ class _Office:
                 raise CapacityExceeded("not granted within the time it could wait")
             raise LeaseEnded("it has ended", end=LeaseEnd(reason=EndReason.RELEASED, at=""))
         if known is None:
-            if asking.more["smaller"] and not asking.offered(Offered(offered=1, asked=2, valid_s=30.0)):
+            if asking.more["smaller"] and not asking.offered(Offered(offered=1, asked=2, valid_s=OPEN_S)):
                 raise CapacityExceeded("declined")
             if not world.room():
                 raise CapacityExceeded("nothing is free")
@@ -418,9 +445,9 @@ def test_a_session_never_has_two_leases_and_is_the_fold_of_its_records() -> None
     assert set(MET) == set(SessionEvent), f"never met: {set(SessionEvent) - set(MET)}"
 
 
-@pytest.mark.parametrize("seed", [7, 23])
+@pytest.mark.parametrize("seed", [44, 59])
 def test_a_crash_at_every_step_leaves_a_session_that_goes_on(seed: int) -> None:
-    """The same day again and again, and its process dies one step later each time."""
+    """The same day, with an offer that is accepted, again and again; its process dies one step later each time."""
     steps = run(seed).points
     assert steps > 50
     for step in range(1, steps + 1):
@@ -515,6 +542,71 @@ def test_a_lease_of_another_tenant_with_the_label_of_a_session_is_left_alone() -
     assert sessions.end("ana").is_over
     sessions.settle()
     assert foreign.is_live
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_an_offer_is_answered_once_and_by_any_program_of_the_person(is_taken: bool) -> None:
+    """The answer of one process is what the other, which asks, goes by. What ran out is not accepted any more."""
+    world = World(1)
+    world.depth = 1
+    asks, other = world.sessions[1], world.sessions[2]
+    session = asks.start("ana", Terms(vram=GIB))
+    said: list[object] = []
+
+    class Offering(_Office):
+        def acquire(self, asking: Asking) -> Lease:
+            with pytest.raises(InvalidRequest, match="nothing is offered"):
+                other.accept("ana")
+            if not asking.offered(Offered(offered=1, asked=2, valid_s=3600.0)):
+                raise CapacityExceeded("declined")
+            return world.grant(asking.request_id, "", 1, session.id)
+
+    def answer(offer: Offered) -> bool:
+        found = other.find("ana")
+        assert (found.state, found.offer) == (SessionState.OFFERED, offer)
+        said.append((other.accept if is_taken else other.decline)("ana").state)
+        if is_taken:
+            assert other.accept("ana").is_accepted, "accepting twice is accepting"
+            with pytest.raises(InvalidRequest, match="was accepted"):
+                other.decline("ana")
+        else:
+            with pytest.raises(InvalidRequest, match="nothing is offered"):
+                other.decline("ana")
+        return asks._is_accepted(session.id, offer, 3600.0)  # answers at once, as there is an answer
+
+    asks._office = Offering(world, 1)
+    if is_taken:
+        assert asks.acquire("ana", {}, answer).seen.session == session.id
+        assert asks.find("ana").state is SessionState.ACTIVE
+    else:
+        with pytest.raises(CapacityExceeded, match="declined"):
+            asks.acquire("ana", {}, answer)
+        assert asks.find("ana").state is SessionState.RESTING
+    assert said == [SessionState.OFFERED if is_taken else SessionState.WAITING]
+
+
+def test_an_offer_that_ran_out_is_not_accepted_any_more() -> None:
+    world = World(1)
+    world.depth = 1
+    asks, other = world.sessions[1], world.sessions[2]
+    asks.start("ana", Terms(vram=GIB))
+
+    class Offering(_Office):
+        def acquire(self, asking: Asking) -> Lease:
+            if not asking.offered(Offered(offered=1, asked=2, valid_s=OPEN_S)):
+                raise CapacityExceeded("it ran out")
+            raise AssertionError("that was not accepted")
+
+    def late(offer: Offered) -> bool:
+        world.now_ns = offer.until_ns
+        with pytest.raises(InvalidRequest, match="has run out"):
+            other.accept("ana")
+        return asks._is_accepted(offer=offer, ident=other.find("ana").id, open_s=0.0)
+
+    asks._office = Offering(world, 1)
+    with pytest.raises(CapacityExceeded, match="it ran out"):
+        asks.acquire("ana", {}, late)
+    assert asks.find("ana").state is SessionState.RESTING
 
 
 def test_every_arrow_of_the_table_is_reached() -> None:

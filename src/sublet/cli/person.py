@@ -17,6 +17,7 @@ from sublet.invocation import typeable
 
 if TYPE_CHECKING:
     from sublet.studio.people import People, Person, Token
+    from sublet.studio.roster import Roster
 
 URL: Final = "http://127.0.0.1:8320"
 
@@ -25,6 +26,13 @@ def _base(text: str) -> str:
     if not text.startswith(("http://", "https://")) or not text.isascii() or not text.isprintable() or " " in text:
         raise InvalidRequest(f"{text[:60]!r} is not the address of a studio", do="Write it as https://gpu.example.org.")
     return text.rstrip("/")
+
+
+def _user(text: str) -> int:
+    uid = int(text) if text.isascii() and text.isdigit() else _user_number(text)
+    if uid is None:
+        raise InvalidRequest(f"there is no user {text[:40]} on this machine", do="Give its number: `id -u NAME`.")
+    return uid
 
 
 _Name = Annotated[str, Arg("NAME", parse=name, help="Name of the person.")]
@@ -44,6 +52,10 @@ def add(
     tenant: Annotated[
         str, Opt("--tenant", metavar="TENANT", parse=name, help="Tenant whose quota, share and bill are used.")
     ],
+    uid: Annotated[
+        int | None,
+        Opt("--uid", metavar="USER", parse=_user, help="User of this machine whom the tenant is bound to (see below)."),
+    ] = None,
     valid: Annotated[
         float | None,
         Opt("--valid", metavar="DURATION", parse=duration, help="How long the token is good (default: until revoked)."),
@@ -53,10 +65,14 @@ def add(
     """Add a person to the studio and print the person's token, this once.
 
     The token alone goes to stdout. The studio stores only its hash. The tenant is one of `sublet tenant ls`; several
-    people may share one, except for the owner's (`local`).
+    people may share one, except for the owner's (`local`). With --uid (a number or a login name) that user of the
+    machine alone may be the tenant, and needs no token for the office.
     """
-    Office.reach().get(f"/v1/tenants/{Office.quote(tenant)}")
+    office = Office.reach()
+    office.get(f"/v1/tenants/{Office.quote(tenant)}")
     people = _people()
+    if uid is not None:
+        _bind_to_user(office, tenant, uid)
     made = people.add(person, tenant)
     secret = people.new_token(person, valid_s=valid)
     return _say_secret(people, made, f"Person {person} is added. The token", "token", secret, as_json=as_json)
@@ -69,6 +85,10 @@ def enrol(
         str | None,
         Opt("--tenant", metavar="TENANT", parse=name, help="Tenant of all of them (default: the column `tenant`)."),
     ] = None,
+    group: Annotated[
+        str | None,
+        Opt("--group", metavar="GROUP", parse=name, help="Make tenants of the list that are not there, in this group."),
+    ] = None,
     skip_known: Annotated[
         bool, Opt("--skip-known", help="Pass over people of the list who are there already, with the same tenant.")
     ] = False,
@@ -78,8 +98,10 @@ def enrol(
 ) -> int:
     """Add the people of a list, and print an invite link for each as CSV, this once.
 
-    The list has a column `name`, and a column `tenant` unless --tenant is given; other columns are left alone. Every
-    wrong line is named, and then nothing is added.
+    The list has a column `name`, and a column `tenant` unless --tenant is given. A column `uid` binds the tenant to
+    that user of this machine (number or login name), who then needs no token for the office; a tenant that is made
+    without one gets a token, in a column of its own. Other columns are left alone. Every wrong line is named, and then
+    nothing is added.
     """
     from sublet.studio.people import INVITE_S
     from sublet.studio.roster import BYTES_MAX, RosterRefused, read_roster
@@ -90,22 +112,44 @@ def enrol(
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror}", do="Give the path of a CSV file.") from None
     people = _people()
-    tenants = [str(one["id"]) for one in Office.reach().get("/v1/tenants")]
+    office = Office.reach()
+    tenants: dict[str, int | None] = {str(one["id"]): one.get("uid") for one in office.get("/v1/tenants")}
+    if group is not None and group not in [one["id"] for one in office.get("/v1/groups")]:
+        raise NotFound(f"there is no group {group}", do="`sublet group ls` lists them, `sublet group add` makes one.")
     known = {one.name: one.tenant for one in people.all()}
     try:
-        roster = read_roster(data, tenant=tenant, tenants=tenants, known=known, skip_known=skip_known)
+        roster = read_roster(
+            data,
+            tenant=tenant,
+            tenants=tenants,
+            known=known,
+            skip_known=skip_known,
+            make=group is not None,
+            users={one: uid for one, uid in tenants.items() if uid is not None},
+            number_of=_user_number,
+        )
     except RosterRefused as error:
         sys.stderr.writelines(f"{visible(line)}\n" for line in error.lines)
         raise
+    tokens = _bind(office, roster, group)
     added = people.invite_all(roster.new, INVITE_S if valid is None else valid)
-    rows = [{"name": one.name, "tenant": one.tenant, "invite": f"{url}/join#{invite}"} for one, invite in added]
+    rows = [
+        {"name": one.name, "tenant": one.tenant, "invite": f"{url}/join#{invite}"}
+        | ({"token": tokens.get(one.tenant, "")} if tokens else {})
+        for one, invite in added
+    ]
     if as_json:
         document(rows)
     else:
-        writer = csv.DictWriter(sys.stdout, ["name", "tenant", "invite"], lineterminator="\n")
+        columns = ["name", "tenant", "invite", *(["token"] if tokens else [])]
+        writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     said = [f"{plural(len(added), 'person', 'people')} added"]
+    if roster.tenants:
+        said.append(f"{plural(len(roster.tenants), 'tenant')} made")
+    if bound := [*roster.bound, *(one for one in roster.tenants if one[1] is not None)]:
+        said.append(f"{plural(len(bound), 'tenant')} bound to a user of this machine")
     if roster.known:
         said.append(f"{plural(len(roster.known), 'person', 'people')} of the list there already")
     if roster.left_alone:
@@ -266,6 +310,33 @@ def rm(
 
 
 # ---- within
+
+
+def _bind(office: Office, roster: Roster, group: str | None) -> dict[str, str]:
+    """Make and bind the tenants of a list; the tokens of those that are bound to no user."""
+    tokens: dict[str, str] = {}
+    for tenant, uid in roster.tenants:
+        user = {} if uid is None else {"uid": uid, "needs_token": False}
+        made = office.post("/v1/tenants", {"id": tenant, "group": group, **user})
+        if uid is None:
+            tokens[tenant] = made["token"]
+    for tenant, uid in roster.bound:
+        _bind_to_user(office, tenant, uid)
+    return tokens
+
+
+def _bind_to_user(office: Office, tenant: str, uid: int) -> None:
+    office.patch(f"/v1/tenants/{Office.quote(tenant)}", {"uid": uid, "needs_token": False})
+
+
+def _user_number(login: str) -> int | None:
+    """Of the user with this login name; None where there is none."""
+    import pwd
+
+    try:
+        return pwd.getpwnam(login).pw_uid
+    except (KeyError, ValueError):
+        return None
 
 
 def _people() -> People:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from sublet.cli.declare import Arg, Opt
+from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.exits import DONE
-from sublet.cli.parsing import FOREVER, AsJson, count, duration, name, vram, wait
+from sublet.cli.parsing import FOREVER, AsJson, OrModel, count, duration, name, other_model, size, vram, wait
 from sublet.cli.show import Json, document, paint, seconds, table, visible
 from sublet.invocation import typeable, typed
 from sublet.values import Exclusivity, Tier, format_size
@@ -15,11 +18,17 @@ if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
     from sublet.studio import Session, Sessions
+    from sublet.studio.records import Offered
 
+NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 SessionArg = Annotated[str, Arg("SESSION", help="Name or id of the session, from `sublet session ls`.")]
 _Wait = Annotated[
     float,
     Opt("--wait", metavar="DURATION", parse=wait, help="Longest wait in the queue, 0 to try once (default: forever)."),
+]
+_SmallerOk = Annotated[bool, Opt("--smaller-ok", help="Accept less if no more is free.")]
+_AtLeast = Annotated[
+    int | None, Opt("--at-least", metavar="SIZE", parse=size, help="With --smaller-ok: least GPU memory to accept.")
 ]
 _Now = Annotated[bool, Opt("--now", help="Also while something runs in it; that is ended.")]
 
@@ -42,6 +51,9 @@ def start(
         Opt("--exclusivity", choices=[e.value for e in Exclusivity], help="How the GPU is shared (default: session)."),
     ] = None,
     model: Annotated[str | None, Opt("--model", metavar="MODEL", help="GPU model to require.")] = None,
+    smaller_ok: _SmallerOk = False,
+    at_least: _AtLeast = None,
+    or_model: OrModel = None,
     waiting: _Wait = FOREVER,
     later: Annotated[bool, Opt("--later", help="Ask for no lease now: the first cell does.")] = False,
     as_json: AsJson = False,
@@ -56,14 +68,32 @@ def start(
     from sublet.studio import Terms
 
     fabric, sessions = _reach()
-    terms = Terms(vram=gpu, count=gpus, ttl_s=ttl, tier=tier, exclusivity=exclusivity, model=model)
+    terms = Terms(
+        vram=gpu,
+        count=gpus,
+        ttl_s=ttl,
+        tier=tier,
+        exclusivity=exclusivity,
+        model=model,
+        **_less(smaller_ok=smaller_ok, at_least=at_least, or_model=or_model),
+    )
+    if or_model is not None and model is None:
+        raise UsageError("--or-model needs --model as well", do="Say which is wanted: --model A100 --or-model any.")
     made = sessions.start(session, terms)
     if not later:
         _hold(sessions, made, waiting)
     return _say(fabric, sessions, made.id, f"Use it in a notebook: export SUBLET_SESSION={made.name}", as_json=as_json)
 
 
-def resume(*, session: SessionArg, waiting: _Wait = FOREVER, as_json: AsJson = False) -> int:
+def resume(
+    *,
+    session: SessionArg,
+    smaller_ok: _SmallerOk = False,
+    at_least: _AtLeast = None,
+    or_model: OrModel = None,
+    waiting: _Wait = FOREVER,
+    as_json: AsJson = False,
+) -> int:
     """Acquire a lease for a session that rests.
 
     The lease lives on without this command, for its time to live; the next `%%gpu` cell takes it over.
@@ -72,8 +102,25 @@ def resume(*, session: SessionArg, waiting: _Wait = FOREVER, as_json: AsJson = F
     """
     fabric, sessions = _reach()
     found = sessions.find(session)
-    _hold(sessions, found, waiting)
+    _hold(sessions, found, waiting, _less(smaller_ok=smaller_ok, at_least=at_least, or_model=or_model))
     return _say(fabric, sessions, found.id, "The next %%gpu cell of its notebook runs at once.", as_json=as_json)
+
+
+def accept(*, session: SessionArg, as_json: AsJson = False) -> int:
+    """Accept what is offered to a session: a smaller amount, or another model.
+
+    `sublet session show` says what it is and until when it is open. The program that asks for the lease then takes it.
+    """
+    fabric, sessions = _reach()
+    found = sessions.accept(session)
+    return _say(fabric, sessions, found.id, "The offer is accepted, and is handed over.", as_json=as_json)
+
+
+def decline(*, session: SessionArg, as_json: AsJson = False) -> int:
+    """Decline what is offered to a session, which then waits for what it asked for."""
+    fabric, sessions = _reach()
+    found = sessions.decline(session)
+    return _say(fabric, sessions, found.id, "It waits for what it asked for.", as_json=as_json)
 
 
 def rest(*, session: SessionArg, now: _Now = False, as_json: AsJson = False) -> int:
@@ -118,7 +165,7 @@ def ls(
 
 def show(*, session: SessionArg, as_json: AsJson = False) -> int:
     """Show one session in full, with its leases."""
-    from sublet.studio.views import place, session_views, state, the_bill
+    from sublet.studio.views import CELL_HEADS, cell_row, offer_facts, place, session_views, state, the_bill
 
     fabric, sessions = _reach()
     view = session_views(fabric, [_settled(sessions, session)])[0]
@@ -130,6 +177,7 @@ def show(*, session: SessionArg, as_json: AsJson = False) -> int:
         ("id", view["id"]),
         ("state", state(view)),
         *([("queue", place(view))] if view["position"] else []),
+        *(offer_facts(view["offer"]) if view["offer"] else []),
         ("asks for", _what(view)),
         ("tenant", view["tenant"] or "-"),
         ("started at", view["started_at"]),
@@ -147,6 +195,9 @@ def show(*, session: SessionArg, as_json: AsJson = False) -> int:
         ]
         print()
         print(table(["LEASE", "WHERE", "FROM", "UNTIL", "END"], rows))
+    if view["cells"]:
+        print()
+        print(table([head.upper() for head in CELL_HEADS], [list(cell_row(cell)) for cell in view["cells"]]))
     return DONE
 
 
@@ -193,9 +244,24 @@ def _settled(sessions: Sessions[Lease], session: str) -> Session:
     return sessions.find(found.id)
 
 
-def _hold(sessions: Sessions[Lease], session: Session, waiting: float) -> None:
+def _less(*, smaller_ok: bool, at_least: int | None, or_model: str | None) -> dict[str, Any]:
+    """What may be offered in the place of what is asked for, as the options say it."""
+    if at_least is not None and not smaller_ok:
+        raise UsageError("--at-least needs --smaller-ok", do="Give both, or neither.")
+    less: dict[str, Any] = {"or_smaller": at_least or True} if smaller_ok else {}
+    return less if or_model is None else less | {"or_model": other_model(or_model)}
+
+
+def _hold(sessions: Sessions[Lease], session: Session, waiting: float, less: Mapping[str, Any] = NONE) -> None:
     """Acquire its lease, and leave it to the notebook that takes it over."""
-    sessions.set_down(session.id, sessions.acquire(session.id, {"wait": waiting}))
+
+    def offered(offer: Offered) -> bool:
+        from sublet.studio.office import offer_of
+
+        print(f"offered {offer_of(offer)}, and accepted", file=sys.stderr)
+        return True
+
+    sessions.set_down(session.id, sessions.acquire(session.id, {"wait": waiting, **less}, offered))
 
 
 def _say(fabric: Fabric, sessions: Sessions[Lease], ident: str, hint: str, *, as_json: bool) -> int:

@@ -44,6 +44,8 @@ COMMANDS: Final[dict[str, str]] = {
     "session show": "session:show",
     "session rest": "session:rest",
     "session resume": "session:resume",
+    "session accept": "session:accept",
+    "session decline": "session:decline",
     "session end": "session:end",
     "session explain": "session:explain",
     "studio": "studio:studio",

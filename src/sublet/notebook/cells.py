@@ -201,7 +201,7 @@ class Cells:
         cost, currency = price * ran.bill.held_s, self.bills.currency
         bill = replace(ran.bill, waited_s=waited_s if waited_s >= 0.1 else 0.0, cost=cost, currency=currency)
         device = lease.devices[0]
-        self.bills.add(number_of(self.shell), lease.id, bill)
+        self._add_bill(lease.id, bill, failed=ran.reply["status"] == "error" or ran.failed is not None)
         status.show(Finished(device=device.id, host=device.host, bill=bill, moved=ran.said))
         if self.reports:
             print(fates_text(self.traffic.report()))  # noqa: T201
@@ -229,8 +229,26 @@ class Cells:
         self._billed_s = time.monotonic() if end is None else 0.0
         amount = sum(one.amount for one in lease.devices)
         bill = bill_in_the_end(since_s, began_s, self._stood_s, amount, end)
-        self.bills.add(number_of(self.shell), lease.id, bill)
+        self._add_bill(lease.id, bill, failed=True)
         return bill
+
+    def _add_bill(self, lease: str, bill: CellBill, *, failed: bool) -> None:
+        """To the notebook's, and to its session's."""
+        number = number_of(self.shell)
+        self.bills.add(number, lease, bill)
+        if self._session is not None:
+            self._session.ran(
+                cell=number,
+                lease=lease,
+                at_ns=time.time_ns(),
+                held_s=bill.held_s,
+                busy_s=bill.busy_s,
+                vram_byte_s=bill.vram_byte_s,
+                launches=bill.launches,
+                bytes_saved=bill.bytes_saved,
+                waited_s=bill.waited_s,
+                failed=failed,
+            )
 
     @property
     def bill(self) -> CellBill:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from sublet.client.fabric import Fabric
 from sublet.studio.office import is_of_session
-from sublet.wire.http import BillLine, LeaseView, PlaceAnswer, TenantView
+from sublet.wire.http import BillLine, EstimatesView, LeaseView, PlaceAnswer, StatusView, TenantView
 from sublet.wire.http_views import SESSION_LABEL
 
 PLACES_S: Final = 0.5
@@ -35,8 +35,17 @@ class Snapshot:
     """By lease, of those that wait, as far as they were asked for."""
     bills: Mapping[str, BillLine]
     """By session."""
-    disabled: frozenset[str] = frozenset()
-    """Tenants who may do nothing now."""
+    tenants: Mapping[str, TenantView] = field(default_factory=dict)
+    """By name, at most ``TENANTS_S`` old, and so are the next two."""
+    shared: str = ""
+    """The folder of the office's sockets for every user of the machine; empty if there are none."""
+    estimates: EstimatesView | None = None
+    """How well the office's estimates agreed with what came."""
+
+    def is_disabled(self, tenant: str) -> bool:
+        """Whether it may do nothing now."""
+        known = self.tenants.get(tenant)
+        return known is not None and known.disabled
 
 
 def by_session(leases: Sequence[LeaseView]) -> dict[str, list[LeaseView]]:
@@ -56,7 +65,8 @@ class OfficeLook:
         self._fabric = fabric
         self._lock = threading.Lock()
         self._last: Snapshot | None = None
-        self._places, self._bills, self._tenants = _Seldom(PLACES_S), _Seldom(BILLS_S), _Seldom(TENANTS_S)
+        self._places, self._bills, self._rarely = Seldom(PLACES_S), Seldom(BILLS_S), Seldom(TENANTS_S)
+        self._rare: tuple[Mapping[str, TenantView], StatusView | None] = ({}, None)
 
     def since(self, moment_s: float) -> Snapshot:
         """The office as it was at this moment of the monotonic clock, or later. Many who ask at once cost it as much as
@@ -73,12 +83,21 @@ class OfficeLook:
         if any(one.granted_at is None for many in leases.values() for one in many):
             places = self._places.again(self._read_places, places)
         bills = self._bills.again(self._read_bills, {} if last is None else last.bills)
-        disabled = self._tenants.again(self._read_disabled, frozenset() if last is None else last.disabled)
-        return Snapshot(began_s=began_s, leases=leases, places=places, bills=bills, disabled=disabled)
+        self._rare = self._rarely.again(self._read_rare, self._rare)
+        tenants, status = self._rare
+        return Snapshot(
+            began_s=began_s,
+            leases=leases,
+            places=places,
+            bills=bills,
+            tenants=tenants,
+            shared="" if status is None else status.shared,
+            estimates=None if status is None else status.estimates,
+        )
 
-    def _read_disabled(self) -> frozenset[str]:
+    def _read_rare(self) -> tuple[Mapping[str, TenantView], StatusView | None]:
         tenants = self._fabric.request("GET", "/v1/tenants", shape=list[TenantView])
-        return frozenset(one.id for one in tenants if one.disabled)
+        return {one.id: one for one in tenants}, self._fabric.status()
 
     def _read_places(self) -> Mapping[str, PlaceAnswer]:
         line = self._fabric.request("GET", f"/v1/queue?limit={PLACES_MAX}", shape=list[PlaceAnswer])
@@ -88,7 +107,7 @@ class OfficeLook:
         return {line.key: line for line in self._fabric.bill(by="session")}
 
 
-class _Seldom:
+class Seldom:
     """An answer that is kept for a while."""
 
     def __init__(self, every_s: float) -> None:

@@ -8,16 +8,19 @@ import secrets
 import socket
 import sys
 import time
+from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
+from sublet.background import start_thread
 from sublet.client.fabric import Fabric
 from sublet.client.home import home_dir
 from sublet.client.lease import Lease
 from sublet.client.model import Offer
-from sublet.errors import LeaseEnded, NotFound
+from sublet.errors import LeaseEnded, NotFound, SubletError
 from sublet.lease.states import LeaseStatus
-from sublet.studio.records import Offered, ProcessIdentity, Terms
+from sublet.studio.records import CellRecord, Offered, ProcessIdentity, Terms
 from sublet.studio.remote import STUDIO_VARIABLE, TOKEN_VARIABLE, RemoteStore
 from sublet.studio.sessions import Asking, Seen, Sessions, new_id
 from sublet.studio.store import DATABASE, SqliteStore, Store
@@ -52,9 +55,6 @@ class FabricOffice:
     def acquire(self, asking: Asking) -> Lease:
         terms = asking.terms
 
-        def offered(offer: Offer) -> bool:
-            return asking.offered(Offered(offered=offer.offered, asked=offer.asked, valid_s=offer.valid))
-
         asked: dict[str, Any] = {
             "min_vram": terms.vram,
             "count": terms.count,
@@ -62,8 +62,10 @@ class FabricOffice:
             "tier": terms.tier,
             "exclusivity": terms.exclusivity,
             "model": terms.model,
+            "or_smaller": terms.or_smaller,
+            "or_model": terms.or_model,
             "bound": self._bound,
-            "on_offer": offered,
+            "on_offer": lambda offer: asking.offered(_offer_record(offer)),
             "request_id": asking.request_id,
             **{name: value for name, value in asking.more.items() if value is not None},
         }
@@ -113,12 +115,44 @@ def seen_as(view: LeaseView) -> Seen:
         epoch=None if view.epoch is None else (view.epoch.incarnation, view.epoch.n),
         is_held=view.status in _HELD,
         is_busy=view.status in _HELD and not view.idle,
+        is_queued=view.status == LeaseStatus.QUEUED,
         is_parked=view.parks is not None,
         bound_to=view.bound_to,
         devices=tuple(part.resource for part in view.parts),
         reason="" if end is None else end.reason,
         detail="" if end is None else end.detail,
         saved_at=None if end is None else end.saved_at,
+    )
+
+
+def offer_of(record: Offered) -> Offer:
+    """What is on record, in the words of the client."""
+    price, asked_price = (None if one is None else Decimal(one) for one in (record.price, record.asked_price))
+    return Offer(
+        kind=Kind.GPU,
+        asked=record.asked,
+        offered=record.offered,
+        valid=record.valid_s,
+        model=record.model,
+        asked_model=record.asked_model,
+        estimate=record.estimate_s,
+        price=price,
+        asked_price=asked_price,
+        currency=record.currency,
+    )
+
+
+def _offer_record(offer: Offer) -> Offered:
+    return Offered(
+        offered=offer.offered,
+        asked=offer.asked,
+        valid_s=offer.valid,
+        model=offer.model,
+        asked_model=offer.asked_model,
+        estimate_s=offer.estimate,
+        price=None if offer.price is None else str(offer.price),
+        asked_price=None if offer.asked_price is None else str(offer.asked_price),
+        currency=offer.currency,
     )
 
 
@@ -190,10 +224,16 @@ class NotebookSession:
 
     def gpu(self, **asked: Any) -> Lease:
         """As ``Fabric.gpu``: the lease that the session has, if it will do, else one that is asked for."""
+        terms = self.session.terms
+        if not asked.get("or_smaller") and asked.get("min_vram", terms.vram) == terms.vram:
+            asked["or_smaller"] = terms.or_smaller
+        if not asked.get("or_model") and asked.get("model") in (None, terms.model):
+            asked["or_model"] = terms.or_model
         if asked.get("replaces") is not None:
             return self._replaced(asked)
-        lease = self._sessions.acquire(self.session.id, asked)
-        least, count = asked.get("min_vram", self.session.terms.vram), asked.get("count", self.session.terms.count)
+        on_offer: Callable[[Offer], bool] = asked.pop("on_offer", None) or (lambda offer: True)
+        lease = self._sessions.acquire(self.session.id, asked, lambda offer: on_offer(offer_of(offer)))
+        least, count = asked.get("min_vram", terms.vram), asked.get("count", terms.count)
         if len(lease.devices) == count and all(one.amount >= least for one in lease.devices):
             return lease
         if asked.get("or_smaller"):
@@ -203,6 +243,16 @@ class NotebookSession:
         except BaseException:
             lease.release()
             raise
+
+    def ran(self, **cell: Any) -> None:
+        """Record what a cell consumed (``CellRecord``), beside the notebook: no cell is held up for it."""
+        made = CellRecord(**cell)
+
+        def record() -> None:
+            with contextlib.suppress(SubletError):  # the bill by leases has it all the same
+                self._sessions.ran(self.session.id, made)
+
+        start_thread("session_cell", record)
 
     def moved(self, lease: Lease) -> None:
         """The kernel goes on under this lease."""

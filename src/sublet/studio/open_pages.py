@@ -11,6 +11,7 @@ import contextlib
 import select
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -88,6 +89,11 @@ class OpenPages:
         finally:
             with self._lock:
                 del self._pages[id(page)]
+
+    def of_people(self) -> Counter[str]:
+        """How many pages are open, by the id of their person."""
+        with self._lock:
+            return Counter(page.token.person.id for page in self._pages.values())
 
     def follow(self) -> None:
         """Look at the office until no page is open."""

@@ -11,6 +11,9 @@ from urllib.parse import quote, urlencode
 
 from sublet.client.fabric import Fabric
 from sublet.errors import NotFound
+from sublet.lease.value import rfc3339
+from sublet.studio.look import Seldom
+from sublet.values import NS_PER_S
 from sublet.wire.http import (
     AuditEntry,
     ClearFenceRequest,
@@ -19,6 +22,7 @@ from sublet.wire.http import (
     GroupView,
     LeaseView,
     NodeView,
+    NoisyView,
     PlaceAnswer,
     ReservationView,
     StatusView,
@@ -29,6 +33,9 @@ SHOWN_S: Final = 1.0
 """What the open pages of operators show is at most this old."""
 AUDIT_SHOWN: Final = 100
 QUEUE_SHOWN: Final = 256
+NOISY_H: Final = 24
+"""Hours within which a tenant that disturbed others is named."""
+NOISY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,8 @@ class Overview:
     groups: list[GroupView]
     reservations: list[ReservationView]
     fences: list[FenceView]
+    noisy: NoisyView
+    """Of the last ``NOISY_H`` hours, at most ``NOISY_S`` old."""
 
 
 class OfficeOverview:
@@ -59,6 +68,7 @@ class OfficeOverview:
         self._fabric, self._as_operator, self._news_s = fabric, as_operator, news_s
         self._lock = threading.Lock()
         self._shown: tuple[float, Overview] | None = None
+        self._noisily = Seldom(NOISY_S)
 
     def shown(self) -> Overview:
         """At most ``SHOWN_S`` old, and with the last news in it: many open pages cost the office as much as one."""
@@ -100,7 +110,12 @@ class OfficeOverview:
             groups=ask("GET", "/v1/groups", shape=list[GroupView]),
             reservations=ask("GET", "/v1/reservations", shape=list[ReservationView]),
             fences=self._fences(),
+            noisy=self._noisily.again(self._read_noisy, NoisyView(rules={}, neighbours=[])),
         )
+
+    def _read_noisy(self) -> NoisyView:
+        since = rfc3339(time.time_ns() - NOISY_H * 3600 * NS_PER_S)
+        return self._fabric.request("GET", f"/v1/bill/neighbours?{urlencode({'since': since})}", shape=NoisyView)
 
     def _fences(self) -> list[FenceView]:
         return self._fabric.request("GET", "/v1/fences", shape=list[FenceView])

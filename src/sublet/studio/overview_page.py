@@ -8,9 +8,10 @@ from datetime import datetime
 from typing import Final
 
 from sublet.lease.states import LeaseStatus
-from sublet.studio.overview import Overview
+from sublet.studio.overview import NOISY_H, Overview
 from sublet.studio.page import Html, form_of, header, live_page, moment, tag, whole_page
 from sublet.studio.people import Person
+from sublet.studio.presence import Presence
 from sublet.studio.views import about
 from sublet.values import NS_PER_S, Kind, format_duration, format_size
 from sublet.wire.http import (
@@ -19,6 +20,7 @@ from sublet.wire.http import (
     FenceView,
     GroupView,
     LeaseView,
+    NoisyView,
     PlaceAnswer,
     ReservationView,
     TenantView,
@@ -30,6 +32,7 @@ STEP_S: Final = 15.0
 """The timeline goes on in such steps, so that a page does not change each second."""
 TENANTS_SHOWN: Final = 50
 LEASES_SHOWN: Final = 100
+PEOPLE_SHOWN: Final = 50
 _LEFT, _WIDTH, _ROW, _BAR = 160, 800, 26, 18
 """The timeline's sizes: names, hour, row, bar."""
 _OWN_TOKEN: Final = (
@@ -40,12 +43,13 @@ _OWN_TOKEN: Final = (
 _HELD: Final = (LeaseStatus.ACTIVE, LeaseStatus.NOTICED, LeaseStatus.GRANTED)
 
 
-def overview_page(person: Person, seen: Overview, form: str) -> str:
+def overview_page(person: Person, seen: Overview, people: Sequence[Presence], form: str) -> str:
     """The operator's page. ``form`` is the token of its forms."""
-    return live_page(person, form, overview_part(seen, form), live="/office/live", links=(("Your sessions", "/"),))
+    part = overview_part(seen, people, form)
+    return live_page(person, form, part, live="/office/live", links=(("Your sessions", "/"),))
 
 
-def overview_part(seen: Overview, form: str) -> str:
+def overview_part(seen: Overview, people: Sequence[Presence], form: str) -> str:
     """What of the page changes by itself."""
     parts = [
         tag("h2", "Office"),
@@ -66,6 +70,8 @@ def overview_part(seen: Overview, form: str) -> str:
             table(("Group", "Weight", "Share", "GPUs", "Floor", "Ceiling", "Waiting"), map(_group, seen.groups)),
         ),
         *section("Tenants", table(("Tenant", "Group", "Weight", "Share", "Leases", "Waiting"), _tenants(seen.tenants))),
+        *_noisy(seen.noisy),
+        *section("People", table(("Person", "Tenant", "User", "Role", "Connected"), _people(people, seen))),
         *section(
             "Reservations",
             table(("Reservation", "Group", "GPUs", "When", "State", "Next"), map(reservation_row, seen.reservations)),
@@ -212,6 +218,38 @@ def _tenants(tenants: Sequence[TenantView]) -> Iterable[Sequence[str]]:
         yield name, one.group, str(one.weight), f"{one.share:.1%}", str(one.leases), str(one.queued)
     if len(ordered) > TENANTS_SHOWN:
         yield f"and {len(ordered) - TENANTS_SHOWN} more", "", "", "", "", ""
+
+
+def _noisy(noisy: NoisyView) -> Sequence[Html]:
+    """Tenants that disturbed others, each with the rule by which it is named."""
+    rows = ((one.tenant, one.group, one.says) for one in noisy.neighbours)
+    met = {one.rule for one in noisy.neighbours}
+    rules = [
+        tag("p", f"{name}: a tenant that {rule}.", class_="dim") for name, rule in noisy.rules.items() if name in met
+    ]
+    found = table(("Tenant", "Group", f"What it did in {NOISY_H} h"), rows)
+    return section("Noisy neighbours", [*found, *rules])
+
+
+def _people(people: Sequence[Presence], seen: Overview) -> Iterable[Sequence[str]]:
+    """Those who are connected come first."""
+    users = {tenant.id: tenant for tenant in seen.tenants}
+    for one in people[:PEOPLE_SHOWN]:
+        person, tenant = one.person, users.get(one.person.tenant)
+        role = f"teacher of {', '.join(person.teaches)}" if person.teaches else "member"
+        role = "operator" if person.is_operator else role
+        user = "-" if tenant is None or tenant.uid is None else str(tenant.uid)
+        yield person.name, person.tenant, user, role, _connected(one, seen.at_s)
+    if len(people) > PEOPLE_SHOWN:
+        yield f"and {len(people) - PEOPLE_SHOWN} more", "", "", "", ""
+
+
+def _connected(one: Presence, now_s: float) -> str:
+    if one.pages:
+        return many(one.pages, "open page")
+    if one.asked_s is None:
+        return "not since the studio was started"
+    return f"{about(max(0.0, now_s - one.asked_s))} ago, with token {one.label}"
 
 
 def reservation_row(one: ReservationView) -> Sequence[str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Final
 
 from sublet.errors import SubletError
 from sublet.invocation import typeable
+from sublet.lease.value import rfc3339
 from sublet.studio.people import Person, Token
-from sublet.studio.views import Json, about, place, state, the_bill
+from sublet.studio.views import CELL_HEADS, Json, about, cell_row, offer_facts, place, state, the_bill
 from sublet.values import format_size
 
 TITLE: Final = "Sublet studio"
@@ -47,14 +49,31 @@ def tag(element: str, *children: str, **attributes: str) -> Html:
     return Html(f"<{element}{said}>{inner}</{element}>")
 
 
-def sessions_page(token: Token, views: Sequence[Json], form: str) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectView:
+    """How a person's programs come to the office and to the studio."""
+
+    office_url: str
+    """Empty where other users of the machine cannot reach the office."""
+    studio_url: str
+    uid: int | None
+    """The user of the machine who alone may be the person's tenant."""
+    needs_token: bool
+    """Whether that user, or any other, shows the tenant's access token."""
+    is_owner: bool
+    """The person is the owner of the office, who needs none of it."""
+    tokens: Sequence[Token]
+
+
+def sessions_page(token: Token, views: Sequence[Json], form: str, connect: ConnectView) -> str:
     """The page of the person who shows this token, as far as that opens it. ``form`` is the token of its forms."""
     person, part = token.person, sessions_part(token, views, form)
     if token.scope.session is not None:
         return live_page(person, form, part, live="/live")
     courses = [(f"Course {group}", f"/course/{group}") for group in person.teaches]
     links = [*((("Office", "/office"),) if person.is_operator else ()), *courses]
-    return live_page(person, form, part, _start_form(form), live="/live", links=links)
+    more = (_start_form(form), _connect_part(connect, form))
+    return live_page(person, form, part, *more, live="/live", links=links)
 
 
 def sessions_part(token: Token, views: Sequence[Json], form: str) -> str:
@@ -71,7 +90,7 @@ def sessions_part(token: Token, views: Sequence[Json], form: str) -> str:
         rows = [_ended_row(view) for view in ended]
         heads = tag("tr", *(tag("th", head, scope="col") for head in ("Session", "Started", "Volume", "Bill")))
         body = tag("table", tag("thead", heads), tag("tbody", *rows))
-        parts.append(tag("details", tag("summary", f"Ended ({len(ended)})"), tag("div", body, class_="wide")))
+        parts.append(_details("ended", f"Ended ({len(ended)})", body))
     return "".join(parts)
 
 
@@ -94,8 +113,8 @@ def join_page(error: SubletError | None = None) -> str:
     return _asking("/join", "invite", "Your invite", "Join", hint, error, script="/join.js")
 
 
-def joined_page(person: Person, token: str) -> str:
-    """Shows a new person the token, this once."""
+def joined_page(person: Person, token: str, connect: ConnectView | None = None) -> str:
+    """Shows a new person the token, this once. ``connect``: how to connect, where the office says it."""
     return whole_page(
         tag("header", tag("h1", TITLE)),
         tag(
@@ -104,10 +123,22 @@ def joined_page(person: Person, token: str) -> str:
             tag("p", "This is your token, shown this once. Keep it where you keep passwords:"),
             tag("p", tag("code", token), class_="token"),
             tag("p", "A notebook or a shell takes part with it:", class_="dim"),
-            tag("p", tag("code", f"export SUBLET_STUDIO_TOKEN={token}"), class_="token"),
+            *_exports(connect, token),
             tag("p", tag("a", "Go to your sessions", href="/")),
         ),
     )
+
+
+def token_page(person: Person, form: str, label: str, token: str, connect: ConnectView) -> str:
+    """Shows a new token of a person, this once."""
+    main = tag(
+        "main",
+        tag("h2", f"Your new token, {label}"),
+        tag("p", "It is shown this once. In the shell that starts your notebook:"),
+        *_exports(connect, token),
+        tag("p", tag("a", "Back to your sessions", href="/")),
+    )
+    return whole_page(header(person, form), main)
 
 
 def error_page(error: SubletError) -> str:
@@ -229,16 +260,19 @@ def _sentence(text: str) -> str:
 def _card(view: Json, form: str, *, may_change: bool) -> Html:
     title = tag("h3", view["name"], " ", tag("span", state(view), class_=f"state {view['state']}"))
     facts = [("asks for", _what(view))]
-    if view["position"]:
+    offer = view["offer"]
+    if offer:
+        facts += offer_facts(offer)
+    elif view["position"]:
         facts.append(("queue", place(view)))
     elif view["state"] == "waiting":
         facts.append(("queue", "asked for; the office has not answered yet"))
     elif view["reason"]:
         facts.append(("last asked", view["reason"]))
     last = view["leases"][-1] if view["leases"] else None
-    if view["lease"] and last is not None and last["devices"]:
+    if view["state"] == "active" and last is not None and last["devices"]:
         facts.append(("GPU", ", ".join(last["devices"])))
-    if view["lease"] and view["remaining"] is not None and not view["position"]:
+    if view["state"] == "active" and view["remaining"] is not None:
         unless = "" if view["busy"] else ", unless a cell renews it"
         facts.append(("time left", f"{about(view['remaining'])}{unless}"))
     if view["state"] == "resting" and last is not None and last["reason"]:
@@ -248,6 +282,8 @@ def _card(view: Json, form: str, *, may_change: bool) -> Html:
     facts.append(("bill so far", the_bill(view["bill"]) if view["bill"] else "nothing yet"))
     if view["suspended"]:
         next_step = "Its program is suspended: run the next cell of its notebook, which goes on with it."
+    elif offer:
+        next_step = "" if offer["accepted"] else "Without an answer the session waits for what it asked for."
     elif view["busy"]:
         next_step = "A cell runs, and the lease is renewed while it does."
     elif view["state"] == "active":
@@ -261,21 +297,39 @@ def _card(view: Json, form: str, *, may_change: bool) -> Html:
     rows = [Html(tag("dt", name) + tag("dd", value)) for name, value in facts]
     path = f"/sessions/{view['id']}"
     buttons = []
+    if offer and not offer["accepted"]:
+        buttons.append(form_of(f"{path}/accept", form, tag("button", "Accept the offer")))
+        buttons.append(form_of(f"{path}/decline", form, tag("button", "Decline: keep waiting", class_="quiet")))
     if view["state"] == "resting" and not view["suspended"]:
         buttons.append(form_of(f"{path}/resume", form, tag("button", "Resume")))
+        if not view["terms"]["or_smaller"]:
+            or_less = tag("button", "Resume: less will do", class_="quiet")
+            buttons.append(form_of(f"{path}/resume", form, or_less, less="1"))
     if view["state"] in ("active", "waiting", "offered"):
         label = "Rest: give the GPU back" if view["state"] == "active" else "Leave the queue"
         is_first = view["state"] == "active" and not view["busy"]
         buttons.append(form_of(f"{path}/rest", form, tag("button", label, class_="" if is_first else "quiet")))
     buttons.append(form_of(f"{path}/end", form, tag("button", "End", class_="quiet")))
+    cells: Sequence[Html] = ()
+    if view["cells"]:
+        heads = tag("tr", *(tag("th", text, scope="col") for text in CELL_HEADS))
+        body = (tag("tr", *(tag("td", text) for text in cell_row(cell))) for cell in reversed(view["cells"]))
+        shown = tag("table", tag("thead", heads), tag("tbody", *body))
+        cells = (_details(f"cells-{view['id']}", f"Last cells ({len(view['cells'])})", shown),)
     return tag(
         "article",
         title,
         tag("dl", *rows),
+        *cells,
         *((tag("p", next_step, class_="dim"),) if next_step else ()),
         tag("p", "In a notebook: ", tag("code", f"SUBLET_SESSION={view['id']}"), class_="dim"),
         *((tag("div", *buttons, class_="buttons"),) if may_change else ()),
     )
+
+
+def _details(ident: str, summary: str, body: Html) -> Html:
+    """Folded away; the script keeps it open when the page changes."""
+    return tag("details", tag("summary", summary), tag("div", body, class_="wide"), id=ident)
 
 
 def _ended_row(view: Json) -> Html:
@@ -288,6 +342,7 @@ def _start_form(form: str) -> Html:
     def field(name: str, label: str, **more: str) -> Html:
         return tag("label", label, tag("input", name=name, autocomplete="off", **more))
 
+    less = tag("input", type="checkbox", name="less", value="1")
     return tag(
         "section",
         tag("h2", "New session"),
@@ -298,14 +353,74 @@ def _start_form(form: str) -> Html:
             field("vram", "GPU memory", required="required", maxlength="20", placeholder="8GiB"),
             field("count", "GPUs (optional)", maxlength="4", placeholder="1", inputmode="numeric"),
             field("ttl", "Time to live (optional)", maxlength="20", placeholder="5m"),
+            field("model", "Model (optional)", maxlength="100", placeholder="A100"),
+            tag("label", less, "Less will do: offer me a smaller GPU, or another model", class_="check"),
             tag("button", "Start"),
             class_="start",
         ),
     )
 
 
+def _connect_part(connect: ConnectView, form: str) -> Html:
+    """How programs of the person connect, and with which tokens."""
+    rows = [
+        (
+            one.label,
+            "everything" if one.scope.session is None else one.scope.session,
+            "read only" if one.scope.read_only else "",
+            moment(rfc3339(one.expires_ns)) if one.expires_ns is not None else "until revoked",
+            form_of("/tokens/revoke", form, tag("button", "Revoke", class_="quiet"), label=one.label),
+        )
+        for one in connect.tokens
+    ]
+    heads = tag("tr", *(tag("th", text, scope="col") for text in ("Token", "Opens", "", "Good until", "")))
+    body = tag("tbody", *(tag("tr", *(tag("td", cell) for cell in row)) for row in rows))
+    label = tag("input", name="label", required="required", maxlength="63", placeholder="laptop", autocomplete="off")
+    session = tag("input", name="session", maxlength="20", placeholder="s-…", autocomplete="off")
+    valid = tag("input", name="valid", maxlength="20", placeholder="90d", autocomplete="off")
+    return tag(
+        "details",
+        tag("summary", "Connect a notebook or a shell; tokens"),
+        *_exports(connect, "…"),
+        tag("p", _who_connects(connect), class_="dim"),
+        *((tag("div", tag("table", tag("thead", heads), body), class_="wide"),) if rows else ()),
+        form_of(
+            "/tokens",
+            form,
+            tag("label", "New token, called", label),
+            tag("label", "Only for session (optional)", session),
+            tag("label", "Good for (optional)", valid),
+            tag("button", "Make a token", class_="quiet"),
+            class_="start",
+        ),
+    )
+
+
+def _exports(connect: ConnectView | None, token: str) -> list[Html]:
+    """What a shell sets before it starts a notebook."""
+    lines = [f"export SUBLET_STUDIO_TOKEN={token}"]
+    if connect is not None:
+        lines.insert(0, f"export SUBLET_STUDIO={connect.studio_url}")
+        if connect.office_url:
+            lines.insert(0, f"export SUBLET_URL={connect.office_url}")
+        if connect.office_url and connect.needs_token and not connect.is_owner:
+            lines.append("export SUBLET_TOKEN=…")
+    return [tag("pre", tag("code", "\n".join(lines)), class_="token")]
+
+
+def _who_connects(connect: ConnectView) -> str:
+    if connect.is_owner:
+        return "You own the office: SUBLET_SESSION alone is enough in your own shell."
+    if not connect.office_url:
+        return "This office has no socket for other users of the machine; its operator opens one (sublet up --shared)."
+    if connect.uid is None:
+        return "From any user of the machine, with your tenant's access token (SUBLET_TOKEN), which the operator has."
+    needs = "with your tenant's access token (SUBLET_TOKEN)" if connect.needs_token else "without any other token"
+    return f"As user {connect.uid} of the machine, {needs}."
+
+
 def _what(view: Json) -> str:
     terms = view["terms"]
     size = f"{format_size(terms['vram'])} of GPU memory"
     many = f"{terms['count']} × {size}" if terms["count"] > 1 else size
-    return f"{many}, tier {terms['tier']}"
+    return f"{many}{', or less' if terms['or_smaller'] else ''}, tier {terms['tier']}"

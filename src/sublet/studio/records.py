@@ -16,6 +16,8 @@ from sublet.studio.states import SessionEnd, SessionEvent, SessionState, Transit
 
 LEASES_KEPT: Final = 100
 """Ended leases that a session shows. The records of older ones stay, and so does the bill."""
+CELLS_KEPT: Final = 20
+"""Cells that a session shows. The records of earlier ones stay."""
 
 
 class _Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -32,6 +34,10 @@ class Terms(_Value, frozen=True, kw_only=True):
     tier: str = "interactive"
     exclusivity: str | None = None
     model: str | None = None
+    or_smaller: bool | int = False
+    """Whether less may be offered where no more is free: any amount, or at least these bytes on each device."""
+    or_model: bool | str = False
+    """Whether another model may be offered where none of ``model`` is free: any, or those named."""
 
 
 class ProcessIdentity(_Value, frozen=True, kw_only=True):
@@ -60,6 +66,26 @@ class LeaseRecord(_Value, frozen=True, kw_only=True):
     """When the last checkpoint was published under it."""
 
 
+class CellRecord(_Value, frozen=True, kw_only=True):
+    """What one cell consumed, as its notebook measured it."""
+
+    cell: int
+    """Its number in the notebook."""
+    lease: str
+    at_ns: int
+    """When it ended; wall time."""
+    held_s: float
+    """The lease was the notebook's, from the cell before (or its grant) to the end of this one."""
+    busy_s: float
+    vram_byte_s: float
+    launches: int | None = None
+    """None where they were not counted."""
+    bytes_saved: int = 0
+    waited_s: float = 0.0
+    failed: bool = False
+    """It raised, or its lease ended under it."""
+
+
 # ---- records ----
 
 
@@ -77,11 +103,26 @@ class Asked(_Value, frozen=True, kw_only=True, tag="asked"):
 
 
 class Offered(_Value, frozen=True, kw_only=True, tag="offered"):
-    """The office offers less."""
+    """The office offers less, or another model."""
 
     offered: int
     asked: int
     valid_s: float | None
+    model: str | None = None
+    """Of the device that is offered, where it is another than was asked for."""
+    asked_model: str | None = None
+    estimate_s: float | None = None
+    """Until what was asked for may be granted."""
+    price: str | None = None
+    """Of what is offered, for an hour, as a decimal number; known where the model is another."""
+    asked_price: str | None = None
+    currency: str | None = None
+    until_ns: int = 0
+    """Until when it may be accepted; wall time."""
+
+
+class Accepted(_Value, frozen=True, kw_only=True, tag="accepted"):
+    """The person accepted the offer."""
 
 
 class Declined(_Value, frozen=True, kw_only=True, tag="declined"):
@@ -128,6 +169,12 @@ class Lost(_Value, frozen=True, kw_only=True, tag="lost"):
     saved_at: str | None = None
 
 
+class Ran(_Value, frozen=True, kw_only=True, tag="ran"):
+    """A cell has run."""
+
+    cell: CellRecord
+
+
 class Ended(_Value, frozen=True, kw_only=True, tag="ended"):
     """The session is over."""
 
@@ -135,16 +182,20 @@ class Ended(_Value, frozen=True, kw_only=True, tag="ended"):
     detail: str = ""
 
 
-Record: TypeAlias = Started | Asked | Offered | Declined | Granted | Refused | Abandoned | Moved | Lost | Ended
+Record: TypeAlias = (
+    Started | Asked | Offered | Accepted | Declined | Granted | Refused | Abandoned | Moved | Ran | Lost | Ended
+)
 
 _EVENTS: Final[dict[type[Record], SessionEvent]] = {
     Asked: SessionEvent.ASK,
     Offered: SessionEvent.OFFER,
+    Accepted: SessionEvent.ACCEPT,
     Declined: SessionEvent.DECLINE,
     Granted: SessionEvent.GRANT,
     Refused: SessionEvent.REFUSE,
     Abandoned: SessionEvent.ABANDON,
     Moved: SessionEvent.MOVE,
+    Ran: SessionEvent.RUN,
     Lost: SessionEvent.LOSE,
     Ended: SessionEvent.END,
 }
@@ -178,10 +229,14 @@ class Session(_Value, frozen=True, kw_only=True):
     by: ProcessIdentity | None = None
     """Who asks, while a lease is asked for."""
     offer: Offered | None = None
+    is_accepted: bool = False
+    """Whether the person accepted the offer."""
     lease: LeaseRecord | None = None
     """The lease that it has, or had last."""
     earlier: tuple[LeaseRecord, ...] = ()
     """Leases before that, oldest first."""
+    cells: tuple[CellRecord, ...] = ()
+    """The last cells that ran in it, oldest first."""
     refused: str = ""
     """Why the last request came to nothing; empty where it did not."""
     saved_at: str | None = None
@@ -233,12 +288,19 @@ def fold(session: Session | None, entry: Entry) -> Session:
     if session is None:
         raise TransitionError(f"session {entry.session} was never started")
     state = next_session(session.state, _EVENTS[type(record)], f"session {session.name}")
-    base = structs.replace(session, state=state, changed_ns=at_ns, by=None, offer=None, records=session.records + 1)
+    if isinstance(record, Ran):
+        cells = (*session.cells, record.cell)[-CELLS_KEPT:]
+        return structs.replace(session, cells=cells, changed_ns=at_ns, records=session.records + 1)
+    base = structs.replace(
+        session, state=state, changed_ns=at_ns, by=None, offer=None, is_accepted=False, records=session.records + 1
+    )
     match record:
         case Asked():
             return structs.replace(base, by=record.by, refused="", asks=session.asks + 1)
         case Offered():
             return structs.replace(base, by=session.by, offer=record)
+        case Accepted():
+            return structs.replace(base, by=session.by, offer=session.offer, is_accepted=True)
         case Declined():
             return structs.replace(base, by=session.by)
         case Refused():

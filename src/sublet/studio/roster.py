@@ -1,7 +1,8 @@
 """Reads a list of people from a CSV file, and reports every fault by line. Pure.
 
 The first line names the columns. ``name`` is needed and becomes the person's name; ``tenant`` is the tenant of the
-line, where the list is not for one tenant. Other columns are left alone.
+line, where the list is not for one tenant; ``uid`` is the user of this machine, by number or login name, whom that
+tenant is bound to. Other columns are left alone.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import csv
 import io
 import re
 import unicodedata
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from sublet.errors import InvalidRequest
@@ -20,6 +22,8 @@ from sublet.values import shown, valid_name
 
 BYTES_MAX: Final = 4 << 20
 NAME_MAX: Final = 63
+UID_MAX: Final = (1 << 32) - 2
+NO_USERS: Final[Mapping[str, int]] = MappingProxyType({})
 _SEPARATORS: Final = re.compile(r"[-._]")
 _NO_NAME: Final = re.compile(r"[^a-z0-9._-]+")
 
@@ -34,6 +38,10 @@ class Roster:
     """Names of people who are there already."""
     left_alone: tuple[str, ...]
     """Columns that say nothing to a studio."""
+    tenants: tuple[tuple[str, int | None], ...] = ()
+    """Tenants that are to be made, each with the user that it is bound to, if any."""
+    bound: tuple[tuple[str, int], ...] = ()
+    """Tenants that are there and are to be bound to these users."""
 
 
 class RosterRefused(InvalidRequest):
@@ -47,11 +55,20 @@ class RosterRefused(InvalidRequest):
 
 
 def read_roster(
-    data: bytes, *, tenant: str | None, tenants: Collection[str], known: Mapping[str, str], skip_known: bool = False
+    data: bytes,
+    *,
+    tenant: str | None,
+    tenants: Collection[str],
+    known: Mapping[str, str],
+    skip_known: bool = False,
+    make: bool = False,
+    users: Mapping[str, int] = NO_USERS,
+    number_of: Callable[[str], int | None] = lambda _: None,
 ) -> Roster:
     """The people of a list. ``tenant``: of all of them; None where the list has a column for it. ``tenants``: those
-    that there are. ``known``: name → tenant of the people who are there; with ``skip_known`` they may be in the list.
-    Raises ``InvalidRequest``, and ``RosterRefused`` where lines are wrong."""
+    that there are; with ``make`` others are to be made. ``users``: the user that a tenant is bound to already.
+    ``number_of``: the number of a user by login name. ``known``: name → tenant of the people who are there; with
+    ``skip_known`` they may be in the list. Raises ``InvalidRequest``, and ``RosterRefused`` where lines are wrong."""
     head, rows = _rows(data)
     columns = [column.strip().lower() for column in head]
     wanted = ["name"] if tenant is not None else ["name", "tenant"]
@@ -63,7 +80,13 @@ def read_roster(
         )
     if tenant is not None and "tenant" in columns:
         raise InvalidRequest("the list has a column tenant, and --tenant is given", do="Take one of them away.")
-    lines = _Lines(tenants, known)
+    if columns.count("uid") > 1 or (tenant is not None and "uid" in columns):
+        raise InvalidRequest(
+            "one tenant is bound to one user of the machine at most, and a list for one tenant to none",
+            do="Let the list have a column tenant, and one column uid.",
+        )
+    lines = _Lines(tenants, known, make=make)
+    bindings = _Bindings(users, number_of)
     wrong: list[str] = []
     new: list[tuple[str, str]] = []
     there: list[str] = []
@@ -74,7 +97,7 @@ def read_roster(
             continue
         values = {column: value.strip() for column, value in zip(columns, row, strict=True)}
         name, whose = values["name"], values["tenant"] if tenant is None else tenant
-        if why := lines.wrong(number, name, whose):
+        if why := lines.wrong(number, name, whose) or bindings.wrong(number, whose, values.get("uid", "")):
             wrong.append(f"line {number}: {why}")
         elif name not in known:
             new.append((name, whose))
@@ -90,15 +113,18 @@ def read_roster(
         raise InvalidRequest(
             f"the list has {len(new)} new people, and a studio has at most {PEOPLE_MAX}", do="Remove some first."
         )
-    left_alone = tuple(column for column in columns if column not in ("name", "tenant"))
-    return Roster(tuple(new), tuple(there), left_alone)
+    left_alone = tuple(column for column in columns if column not in ("name", "tenant", "uid"))
+    missing = dict.fromkeys(whose for _, whose in new if whose not in tenants)
+    bound = [(whose, uid) for whose, uid in bindings.found.items() if whose not in missing and whose not in users]
+    made = tuple((whose, bindings.found.get(whose)) for whose in missing)
+    return Roster(tuple(new), tuple(there), left_alone, made, tuple(bound))
 
 
 class _Lines:
     """The lines that were met, and what is wrong with one that comes after them."""
 
-    def __init__(self, tenants: Collection[str], known: Mapping[str, str]) -> None:
-        self._tenants = tenants
+    def __init__(self, tenants: Collection[str], known: Mapping[str, str], *, make: bool) -> None:
+        self._tenants, self._make = tenants, make
         self._known = {_sound(name): name for name in known}
         self._met: dict[str, tuple[int, str]] = {}
 
@@ -108,8 +134,13 @@ class _Lines:
         known = self._known.get(_sound(name), name)
         if why := _wrong_name(name):
             return why
+        if not tenant:
+            return "no tenant is named"
         if tenant not in self._tenants:
-            return f"there is no tenant {shown(tenant)}" if tenant else "no tenant is named"
+            if not self._make:
+                return f"there is no tenant {shown(tenant)}"
+            if why := _wrong_name(tenant, "tenant name"):
+                return why
         if tenant == OWNER_TENANT:
             return f"tenant {tenant} is the owner's, and its person is not added by a list"
         if line != number:
@@ -117,6 +148,35 @@ class _Lines:
                 f"{name} is in line {line} already" if before == name else _mistaken(name, f"{before} of line {line}")
             )
         return _mistaken(name, f"{known}, who is there already") if known != name else ""
+
+
+@dataclass
+class _Bindings:
+    """Which user of the machine each tenant is bound to, by the lines that were met."""
+
+    users: Mapping[str, int]
+    """As it is now."""
+    number_of: Callable[[str], int | None]
+    found: dict[str, int] = field(default_factory=dict)
+    _lines: dict[int, tuple[int, str]] = field(default_factory=dict)
+
+    def wrong(self, line: int, tenant: str, text: str) -> str:
+        """One sentence; empty if nothing is wrong."""
+        if not text:
+            return ""
+        uid = int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else self.number_of(text)
+        if uid is None or not 0 <= uid <= UID_MAX:
+            return f"there is no user {shown(text)} on this machine"
+        if uid == 0:
+            return "root has the rights of the office's owner, and is no tenant's user"
+        now = self.found.setdefault(tenant, self.users.get(tenant, uid))
+        if now != uid:
+            return f"tenant {tenant} is bound to user {now} already"
+        before, other = self._lines.setdefault(uid, (line, tenant))
+        if other != tenant:
+            return f"user {uid} is that of tenant {other} in line {before}"
+        taken = next((name for name, number in self.users.items() if number == uid and name != tenant), None)
+        return f"user {uid} is that of tenant {taken} already" if taken is not None else ""
 
 
 def _rows(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -148,9 +208,9 @@ def _rows(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
     return found[0][1], found[1:]
 
 
-def _wrong_name(name: str) -> str:
+def _wrong_name(name: str, what: str = "person's name") -> str:
     try:
-        valid_name(name, "person's name")
+        valid_name(name, what)
     except InvalidRequest as error:
         better = _name_like(name)
         return f"{error.message}; {better} would be" if better else error.message

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -31,13 +31,14 @@ from sublet.studio.look import OfficeLook, Snapshot
 from sublet.studio.office import FabricOffice, open_sessions, seen_as, sessions_folder
 from sublet.studio.open_pages import OpenPages
 from sublet.studio.overview import OfficeOverview
-from sublet.studio.page import ENDED_SHOWN
+from sublet.studio.page import ENDED_SHOWN, ConnectView
 from sublet.studio.people import OWNER_TENANT, People, Person
 from sublet.studio.plan import Plan, last_plan
+from sublet.studio.presence import Presence, Presences
 from sublet.studio.records import Entry, Record, Session, Started, Terms
 from sublet.studio.remote import PAGE
 from sublet.studio.right import OfficeRight
-from sublet.studio.sessions import Sessions, no_session
+from sublet.studio.sessions import NOTHING, Sessions, no_session
 from sublet.studio.states import SessionState
 from sublet.studio.store import SqliteStore
 from sublet.studio.turns import OfficeWatch
@@ -56,8 +57,12 @@ RETRY_S: Final = 1.0
 """Before a request is repeated that the office did not answer."""
 SHOWN_S: Final = 1.0
 """What the open pages of a person show is at most this old."""
+CONNECT_S: Final = 60.0
+"""How to connect is at most this old."""
 LOOKED_S: Final = 1.0
 """So are its answers to those that watch it."""
+SHARED_SOCKET: Final = "office.sock"
+"""In the folder of the sockets for every user of the machine."""
 OWNERS_MAX: Final = 20_000
 """Sessions whose owner is remembered."""
 PROBE_S: Final = 2.0
@@ -129,7 +134,7 @@ class PersonSessions:
         with self._showing:
             seen = self._look.since(max(self._changed_s, time.monotonic() - SHOWN_S))
             written = self._store.mark()
-            if self._tenant in seen.disabled:
+            if seen.is_disabled(self._tenant):
                 self.check_allowed()
             if (seen.began_s, written) != self._shown[0]:
                 listed = self._sessions.all()
@@ -144,8 +149,8 @@ class PersonSessions:
         listed = self._sessions.recent(ENDED_SHOWN)
         leases = [_lease_mark(one, seen.places.get(one.id)) for many in self._of(listed, seen) for one in many]
         bills = [None if (line := seen.bills.get(one.id)) is None else structs.astuple(line) for one in listed]
-        is_disabled = self._tenant in seen.disabled
-        return self._store.mark(), self._changed_s, tuple(leases), tuple(map(str, bills)), is_disabled
+        is_disabled = seen.is_disabled(self._tenant)
+        return self._store.mark(), self._changed_s, tuple(leases), tuple(map(str, bills)), is_disabled, _accuracy(seen)
 
     def check_allowed(self) -> None:
         """Raise what the office says where the tenant may do nothing now."""
@@ -182,12 +187,36 @@ class PersonSessions:
         self._changed()
         return self._view(made.id) if later else self._ask(made, wait_s)
 
-    def resume(self, text: str, *, wait_s: float = _FOREVER) -> Json:
-        """Ask for a lease; what has one or waits for one goes on as it is."""
+    def resume(
+        self, text: str, *, wait_s: float = _FOREVER, or_smaller: bool | int = False, or_model: bool | str = False
+    ) -> Json:
+        """Ask for a lease; what has one or waits for one goes on as it is. ``or_smaller`` and ``or_model``: whether
+        less or another model may be offered, beside what the session allows."""
         found = self._sessions.find(text)
         self._sessions.settle()
         session = self._sessions.find(found.id)
-        return self._view(session.id) if session.state is SessionState.ACTIVE else self._ask(session, wait_s)
+        if session.state is SessionState.ACTIVE:
+            return self._view(session.id)
+        more = {name: value for name, value in (("or_smaller", or_smaller), ("or_model", or_model)) if value}
+        if session.terms.model is None:
+            more.pop("or_model", None)
+        return self._ask(session, wait_s, more)
+
+    def accept(self, text: str) -> Json:
+        """Accept the offer that is open. Raises where none is, and what became of it."""
+        found = self._sessions.accept(text)
+        if (request := self._request_of(found.id)) is not None:
+            self._until_answered(found.id, request)
+            if request.error is not None:
+                raise request.error
+        return self._view(found.id)
+
+    def decline(self, text: str) -> Json:
+        """Decline the offer that is open, and wait for what was asked for."""
+        found = self._sessions.decline(text)
+        if (request := self._request_of(found.id)) is not None:
+            self._until_answered(found.id, request)
+        return self._view(found.id)
 
     def rest(self, text: str, *, now: bool = False) -> Json:
         """Give the lease back, or leave the queue."""
@@ -263,22 +292,30 @@ class PersonSessions:
 
     # ---- asking
 
-    def _ask(self, session: Session, wait_s: float) -> Json:
+    def _ask(self, session: Session, wait_s: float, more: Mapping[str, Any] = NOTHING) -> Json:
         if session.is_over:
             raise InvalidRequest(f"session {session.name} has ended", do="Start another.")
-        request = self._begin(session, wait_s)
-        request.is_over.wait(ANSWER_S)
-        until_s = time.monotonic() + PLACE_S
-        while not request.is_over.is_set() and time.monotonic() < until_s:
-            if self._sessions.lease_of(self._sessions.find(session.id)) is not None:
-                break  # it has a place in the queue
-            request.is_over.wait(LOOK_S)
+        request = self._begin(session, wait_s, more)
+        self._until_answered(session.id, request)
         if request.error is not None:
             raise request.error
         self._sessions.settle()
         return self._view(session.id)
 
-    def _begin(self, session: Session, wait_s: float) -> _Request:
+    def _until_answered(self, ident: str, request: _Request) -> None:
+        """Wait until what was asked for is there, refused, offered or queued; not for long where the office is slow."""
+        request.is_over.wait(ANSWER_S)
+        until_s = time.monotonic() + PLACE_S
+        while not request.is_over.is_set() and time.monotonic() < until_s:
+            session = self._sessions.find(ident)
+            if session.offer is not None and not session.is_accepted:
+                return
+            seen = self._sessions.lease_of(session)
+            if seen is not None and seen.is_queued:
+                return
+            request.is_over.wait(LOOK_S)
+
+    def _begin(self, session: Session, wait_s: float, more: Mapping[str, Any] = NOTHING) -> _Request:
         """The thread that asks for a lease of this session; the one that does already, if there is one."""
         with self._lock:
             known = self._requests.get(session.id)
@@ -287,18 +324,18 @@ class PersonSessions:
             self._admission.enter()
             made = self._requests[session.id] = _Request()
             try:
-                start_thread("studio_request", lambda: self._hold(session.id, made, wait_s))
+                start_thread("studio_request", lambda: self._hold(session.id, made, {**more, "wait": wait_s}))
             except BaseException:
                 self._over(session.id)
                 raise
             return made
 
-    def _hold(self, ident: str, request: _Request, wait_s: float) -> None:
+    def _hold(self, ident: str, request: _Request, more: Mapping[str, Any]) -> None:
         """Acquire the lease, and leave it to the notebook that takes it over."""
         try:
             while not request.is_withdrawn.is_set():
                 try:
-                    self._sessions.set_down(ident, self._sessions.acquire(ident, {"wait": wait_s}))
+                    self._sessions.set_down(ident, self._sessions.acquire(ident, more))
                 except Disconnected:  # the office is restarted; the next request has the id of this one
                     request.is_withdrawn.wait(RETRY_S)
                 else:
@@ -324,6 +361,11 @@ class PersonSessions:
         if request is not None:
             request.is_withdrawn.set()
         return request
+
+
+def _accuracy(seen: Snapshot) -> str:
+    """As a page shows it."""
+    return "" if seen.estimates is None else about(seen.estimates.p90_error)
 
 
 def _lease_mark(lease: LeaseView, place: PlaceAnswer | None) -> Hashable:
@@ -380,6 +422,7 @@ class Studio:
         self._looking = threading.Lock()
         self._looked: tuple[float, Condition] | None = None
         self._owners: dict[str, str] = {}
+        self.presences = Presences(time.time)
         self._for_pages = OfficeLook(right.fabric(start=start))
         self.pages = OpenPages(self._for_pages, self.people, right.news, lambda: self.settings.update_s)
 
@@ -410,6 +453,23 @@ class Studio:
     def office(self) -> OfficeOverview:
         """The whole office, for operators."""
         return OfficeOverview(self._right.fabric(start=self._start), self._right.as_operator, lambda: self.pages.news_s)
+
+    def connected(self) -> list[Presence]:
+        """All people, those who are connected first."""
+        return self.presences.of(self.people.all(), self.pages.of_people())
+
+    def connect_view(self, person: Person, studio_url: str) -> ConnectView:
+        """How the person's programs come to the office and here."""
+        seen = self._for_pages.since(time.monotonic() - CONNECT_S)
+        tenant = seen.tenants.get(person.tenant)
+        return ConnectView(
+            office_url=f"unix://{seen.shared}/{SHARED_SOCKET}" if seen.shared else "",
+            studio_url=studio_url,
+            uid=None if tenant is None else tenant.uid,
+            needs_token=tenant is None or tenant.needs_token,
+            is_owner=person.tenant == OWNER_TENANT,
+            tokens=self.people.tokens(person),
+        )
 
     def office_metrics(self) -> bytes:
         """The office's numbers for Prometheus."""

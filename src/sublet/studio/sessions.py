@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
@@ -28,7 +29,9 @@ from sublet.errors import (
 )
 from sublet.studio.records import (
     Abandoned,
+    Accepted,
     Asked,
+    CellRecord,
     Declined,
     Ended,
     Entry,
@@ -38,6 +41,7 @@ from sublet.studio.records import (
     Moved,
     Offered,
     ProcessIdentity,
+    Ran,
     Record,
     Refused,
     Session,
@@ -50,13 +54,17 @@ from sublet.studio.records import (
 )
 from sublet.studio.states import SESSION_TABLE, SessionEnd, SessionState
 from sublet.studio.store import Store
-from sublet.values import shown, valid_name
+from sublet.values import NS_PER_S, shown, valid_name
 from sublet.wire.http_views import SESSION_LABEL
 
 ATTEMPT: Final = "attempt"
 """The label by which the office is asked whether it remembers a request."""
 TRIES: Final = 50
 """Of an append, or of a request, that another process was quicker with."""
+CLAIM_S: Final = 1.0
+"""Before the end of an offer it is not accepted any more: the office has to hear of it in time."""
+LOOK_S: Final = 0.25
+"""Between two looks for the answer to an offer, which any process may record."""
 NOTHING: Final[Mapping[str, Any]] = {}
 _IDENT: Final = re.compile(r"s-[0-9a-f]{12}")
 _ASKING: Final = (SessionState.WAITING, SessionState.OFFERED)
@@ -80,6 +88,7 @@ class Seen:
     is_held: bool = False
     """It was granted and claimed, and has not ended."""
     is_busy: bool = False
+    is_queued: bool = False
     is_parked: bool = False
     """It has no GPU: it is the memory of a suspended program, which goes on under another lease of the session."""
     bound_to: int | None = None
@@ -100,7 +109,7 @@ class Asking:
     more: Mapping[str, Any]
     """Further arguments of ``Fabric.gpu``, which go before the terms."""
     offered: Callable[[Offered], bool]
-    """Told of a smaller amount; whether it is taken."""
+    """Told of a smaller amount, or another model; whether it is accepted."""
 
 
 class Office(Protocol[L]):
@@ -153,6 +162,7 @@ class Sessions(Generic[L]):
         self._store, self._office, self._me = store, office, me
         self._is_alive, self._wall_ns, self._new_id = is_alive, wall_ns, new_id
         self._lock = threading.RLock()
+        self._recorded = threading.Condition(self._lock)
         self._seq = 0
         self._found: dict[str, Session] = {}
 
@@ -254,8 +264,9 @@ class Sessions(Generic[L]):
     def acquire(self, text: str, more: Mapping[str, Any] = NOTHING, on_offer: OnOffer = None) -> L:
         """The session's lease: the one that it has, taken over, or one that is asked for. It waits as the office does.
 
-        ``more`` is for ``Fabric.gpu``, and ``on_offer`` may decline a smaller amount. Refused while another living
-        process asks for a lease of the session, holds it, or keeps a suspended program of it.
+        ``more`` is for ``Fabric.gpu``. ``on_offer`` accepts an offer or declines it; without it ``accept`` and
+        ``decline`` do, from any process, and an offer without an answer runs out. Refused while another living process
+        asks for a lease of the session, holds it, or keeps a suspended program of it.
         """
         for _ in range(TRIES):
             session = self.find(text)
@@ -276,6 +287,40 @@ class Sessions(Generic[L]):
                 return held
         raise Disconnected(f"session {text} is changed by others again and again", do="Try again.")
 
+    def accept(self, text: str) -> Session:
+        """Accept the offer that is open; the process that asks takes it. Raises where none is open any more."""
+        session = self._offer_open(text)
+        self._append(session.id, lambda: None if self._offer_open(session.id).is_accepted else Accepted())
+        return self._found[session.id]
+
+    def decline(self, text: str) -> Session:
+        """Decline the offer that is open: the session waits for what it asked for."""
+        session = self._offer_open(text)
+
+        def declined() -> Record:
+            if self._offer_open(session.id).is_accepted:
+                raise InvalidRequest(
+                    f"the offer to session {session.name} was accepted",
+                    do=f"Give it back: `sublet session rest {session.name}`.",
+                )
+            return Declined()
+
+        self._append(session.id, declined)
+        return self._found[session.id]
+
+    def _offer_open(self, text: str) -> Session:
+        session = self.find(text)
+        if session.state is not SessionState.OFFERED or session.offer is None:
+            raise InvalidRequest(
+                f"nothing is offered to session {session.name}",
+                do=f"See how it stands: `sublet session show {session.name}`.",
+            )
+        if session.offer.until_ns and self._wall_ns() >= session.offer.until_ns and not session.is_accepted:
+            raise InvalidRequest(
+                f"the offer to session {session.name} has run out", do="It waits for what it asked for, or ask again."
+            )
+        return session
+
     def moved(self, text: str, held: L) -> None:
         """Its holder goes on under this lease: a larger one in its place, or one that what was parked resumed under.
         Another one that was acquired for the session meanwhile is given back."""
@@ -285,6 +330,11 @@ class Sessions(Generic[L]):
         for one in self._live(self.find(ident)):
             if one.id != now and not one.is_parked:
                 self._office.release(one.id)
+
+    def ran(self, text: str, cell: CellRecord) -> None:
+        """A cell of the session has run; what it consumed is on record."""
+        ident = self.find(text).id
+        self._append(ident, lambda: None if self._found[ident].is_over else Ran(cell=cell))
 
     def set_down(self, text: str, held: L) -> None:
         """Leave the lease to the program that takes it over: from here on no process holds it."""
@@ -308,6 +358,7 @@ class Sessions(Generic[L]):
         if seen is not None:
             self._check_idle(session, seen, even_if_busy)
             self._office.release(seen.id)
+        self._append(session.id, lambda: self._declined(session.id))
         session = self._settled(session)
         asker = session.by
         if asker is not None and asker.host != self._me.host and self.lease_of(session) is None:
@@ -492,11 +543,31 @@ class Sessions(Generic[L]):
         return found.state in _ASKING and found.by == self._me
 
     def _offered(self, ident: str, offer: Offered, on_offer: OnOffer) -> bool:
-        self._append(ident, lambda: offer if self._is_mine(ident) else None)
-        is_taken = on_offer is None or on_offer(offer)
-        if not is_taken:
-            self._append(ident, lambda: Declined() if self._is_mine(ident) else None)
-        return is_taken
+        """Record the offer and the answer to it; whether it is accepted."""
+        open_s = max(0.0, (offer.valid_s or 0.0) - CLAIM_S)
+        made = structs.replace(offer, until_ns=self._wall_ns() + round(open_s * NS_PER_S))
+        self._append(ident, lambda: made if self._is_mine(ident) else None)
+        is_accepted = self._is_accepted(ident, made, open_s) if on_offer is None else on_offer(made)
+        if not is_accepted:
+            self._append(ident, lambda: self._declined(ident) if self._is_mine(ident) else None)
+        return is_accepted
+
+    def _is_accepted(self, ident: str, offer: Offered, open_s: float) -> bool:
+        """Wait until the person has answered, or the offer has run out."""
+        until_s = time.monotonic() + open_s
+        with self._recorded:
+            while True:
+                self._catch_up()
+                if not self._is_mine(ident) or self._found[ident].offer != offer:
+                    return False
+                if self._found[ident].is_accepted:
+                    return True
+                if (left_s := until_s - time.monotonic()) <= 0:
+                    return False
+                self._recorded.wait(min(LOOK_S, left_s))
+
+    def _declined(self, ident: str) -> Record | None:
+        return Declined() if self._found[ident].state is SessionState.OFFERED else None
 
     def _record_held(self, ident: str, held: L, record: Callable[[LeaseRecord, str], Record]) -> L:
         """The lease is the session's once that is on disk; where it cannot be, it is given back."""
@@ -544,6 +615,7 @@ class Sessions(Generic[L]):
         if not self._store.append(entry):
             return False
         self._found[entry.session], self._seq = folded, entry.seq
+        self._recorded.notify_all()
         return True
 
     def _append_if(self, session: Session, record: Record) -> bool:

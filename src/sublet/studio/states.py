@@ -18,7 +18,7 @@ class SessionState(enum.StrEnum):
     WAITING = "waiting"
     """A lease was asked for, and the office has not granted it yet."""
     OFFERED = "offered"
-    """The office has set a smaller amount aside; it is taken or declined before it runs out."""
+    """The office has set a smaller amount or another model aside; it is accepted or declined before it runs out."""
     ACTIVE = "active"
     """It has a lease."""
     RESTING = "resting"
@@ -33,7 +33,9 @@ class SessionEvent(enum.StrEnum):
     ASK = "ask"
     """Its holder is about to ask the office for a lease."""
     OFFER = "offer"
-    """The office offers less than was asked for."""
+    """The office offers less than was asked for, or another model."""
+    ACCEPT = "accept"
+    """Its person accepted the offer; the process that asks takes it."""
     DECLINE = "decline"
     """The offer was declined or ran out: back into the queue."""
     GRANT = "grant"
@@ -44,6 +46,8 @@ class SessionEvent(enum.StrEnum):
     """The process that asked is gone, or got no answer. The next request has the same id, so it has one effect."""
     MOVE = "move"
     """Its holder goes on under another lease or epoch: attached, replaced, resumed, or found in the office."""
+    RUN = "run"
+    """A cell has run under a lease of it, and what it consumed is known."""
     LOSE = "lose"
     """Its lease has ended, for the reason that is recorded."""
     END = "end"
@@ -54,20 +58,25 @@ _S, _E = SessionState, SessionEvent
 SESSION_TABLE: Final[Mapping[tuple[SessionState, SessionEvent], SessionState]] = {
     (_S.RESTING, _E.ASK): _S.WAITING,
     (_S.RESTING, _E.MOVE): _S.ACTIVE,
+    (_S.RESTING, _E.RUN): _S.RESTING,
     (_S.RESTING, _E.END): _S.ENDED,
     (_S.WAITING, _E.ASK): _S.WAITING,
     (_S.WAITING, _E.OFFER): _S.OFFERED,
     (_S.WAITING, _E.GRANT): _S.ACTIVE,
     (_S.WAITING, _E.REFUSE): _S.RESTING,
     (_S.WAITING, _E.ABANDON): _S.RESTING,
+    (_S.WAITING, _E.RUN): _S.WAITING,
     (_S.WAITING, _E.END): _S.ENDED,
     (_S.OFFERED, _E.ASK): _S.WAITING,
+    (_S.OFFERED, _E.ACCEPT): _S.OFFERED,
     (_S.OFFERED, _E.GRANT): _S.ACTIVE,
     (_S.OFFERED, _E.DECLINE): _S.WAITING,
     (_S.OFFERED, _E.REFUSE): _S.RESTING,
     (_S.OFFERED, _E.ABANDON): _S.RESTING,
+    (_S.OFFERED, _E.RUN): _S.OFFERED,
     (_S.OFFERED, _E.END): _S.ENDED,
     (_S.ACTIVE, _E.MOVE): _S.ACTIVE,
+    (_S.ACTIVE, _E.RUN): _S.ACTIVE,
     (_S.ACTIVE, _E.LOSE): _S.RESTING,
     (_S.ACTIVE, _E.END): _S.ENDED,
 }

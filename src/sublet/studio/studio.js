@@ -11,10 +11,9 @@
     const focus = document.activeElement;
     const form = focus instanceof Element && part.contains(focus) ? focus.closest("form") : null;
     const action = form === null ? null : form.getAttribute("action");
-    const open = part.querySelector("details") !== null && part.querySelector("details").open;
+    const open = new Set([...part.querySelectorAll("details[open]")].map((one) => one.id));
     part.innerHTML = message.data;
-    const details = part.querySelector("details");
-    if (details !== null) { details.open = open; }
+    for (const details of part.querySelectorAll("details")) { details.open = open.has(details.id); }
     if (action !== null) {
       const same = [...part.querySelectorAll("form")].find((one) => one.getAttribute("action") === action);
       if (same !== undefined) { same.querySelector("button").focus(); }

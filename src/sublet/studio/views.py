@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from msgspec import structs, to_builtins
 
@@ -12,9 +12,10 @@ from sublet.client.fabric import Fabric
 from sublet.errors import SubletError
 from sublet.lease.value import rfc3339
 from sublet.studio.look import Snapshot, by_session
-from sublet.studio.records import LeaseRecord, Session
+from sublet.studio.office import offer_of, seen_as
+from sublet.studio.records import CellRecord, LeaseRecord, Session
 from sublet.studio.states import SessionState
-from sublet.values import NS_PER_S, format_cost, format_duration, format_size
+from sublet.values import GIB, NS_PER_S, format_cost, format_duration, format_size
 from sublet.wire.http import ExplainAnswer, LeaseView
 
 Json: TypeAlias = dict[str, Any]
@@ -27,7 +28,8 @@ def session_views(fabric: Fabric, listed: Sequence[Session], seen: Snapshot | No
         return []
     if seen is None:
         leases, bills = by_session(fabric.leases()), {line.key: line for line in fabric.bill(by="session")}
-        seen = Snapshot(began_s=0.0, leases=leases, places={}, bills=bills)
+        estimates = fabric.status().estimates if any(_waits(one) for many in leases.values() for one in many) else None
+        seen = Snapshot(began_s=0.0, leases=leases, places={}, bills=bills, estimates=estimates)
     return [_view(fabric, one, seen) for one in listed]
 
 
@@ -54,21 +56,40 @@ def _view(fabric: Fabric, session: Session, seen: Snapshot) -> Json:
         "saved_at": session.saved_at,
         "lease": None if lease is None else lease.id,
         "remaining": None if lease is None else lease.remaining,
-        "busy": lease is not None and lease.granted_at is not None and not lease.idle,
+        "busy": lease is not None and seen_as(lease).is_busy,
         "suspended": session.state is SessionState.RESTING and any(one.parks is not None for one in leases),
         "position": None,
         "estimate": None,
+        "estimate_error": None,
         "reason": session.refused,
+        "offer": _offer_view(session),
         "leases": [_lease_view(one) for one in session.leases],
+        "cells": [_cell_view(one) for one in session.cells],
         "bill": None if bill is None else to_builtins(bill),
     }
-    if lease is not None and lease.granted_at is None:
+    if lease is not None and _waits(lease):
+        if seen.estimates is not None:
+            view["estimate_error"] = seen.estimates.p90_error
         if (place := seen.places.get(lease.id)) is not None:
             return view | {"position": place.position, "estimate": place.estimate, "reason": place.reason}
         with contextlib.suppress(SubletError):  # it was granted, or withdrawn, in this moment
             why = fabric.request("GET", f"/v1/leases/{lease.id}/explain", shape=ExplainAnswer)
             view |= {"position": why.position, "estimate": why.estimate, "reason": why.summary}
     return view
+
+
+def _waits(lease: LeaseView) -> bool:
+    return lease.granted_at is None
+
+
+def _offer_view(session: Session) -> Json | None:
+    offer = session.offer
+    if offer is None:
+        return None
+    said = structs.asdict(offer)
+    del said["valid_s"], said["until_ns"]
+    said["estimate"] = said.pop("estimate_s")
+    return said | {"until": _moment(offer.until_ns), "accepted": session.is_accepted, "text": str(offer_of(offer))}
 
 
 def _lease_view(lease: LeaseRecord) -> Json:
@@ -82,6 +103,38 @@ def _lease_view(lease: LeaseRecord) -> Json:
         "detail": lease.detail,
         "saved_at": lease.saved_at,
     }
+
+
+def _cell_view(cell: CellRecord) -> Json:
+    return {
+        "cell": cell.cell,
+        "lease": cell.lease,
+        "at": _moment(cell.at_ns),
+        "held_seconds": cell.held_s,
+        "busy_seconds": cell.busy_s,
+        "vram_byte_seconds": cell.vram_byte_s,
+        "launches": cell.launches,
+        "bytes_saved": cell.bytes_saved,
+        "waited_seconds": cell.waited_s,
+        "failed": cell.failed,
+    }
+
+
+CELL_HEADS: Final = ("Cell", "Ended", "Held", "Busy", "GPU memory", "Launches", "Saved", "In the queue")
+
+
+def cell_row(cell: Json) -> tuple[str, ...]:
+    """One cell in a table with ``CELL_HEADS``."""
+    return (
+        f"[{cell['cell']}]{' failed' if cell['failed'] else ''}",
+        f"{cell['at'][:10]} {cell['at'][11:19]} UTC",
+        _duration(cell["held_seconds"]),
+        format_duration(round(cell["busy_seconds"] * NS_PER_S)),
+        f"{cell['vram_byte_seconds'] / GIB:.1f} GiB·s",
+        "-" if cell["launches"] is None else str(cell["launches"]),
+        format_size(cell["bytes_saved"]) if cell["bytes_saved"] else "-",
+        _duration(cell["waited_seconds"]),
+    )
 
 
 def about(seconds: float) -> str:
@@ -106,7 +159,19 @@ def state(view: Json) -> str:
 def place(view: Json) -> str:
     """The place in the queue with its estimate and reason."""
     estimate = "" if view["estimate"] is None else f", in {about(view['estimate'])}"
+    if estimate and view["estimate_error"] is not None:
+        estimate += f" (nine tenths of such estimates were right to {about(view['estimate_error'])})"
     return f"place {view['position']}{estimate}: {view['reason']}"
+
+
+def offer_facts(offer: Json) -> list[tuple[str, str]]:
+    """What is offered, at which price, and until when it may be accepted."""
+    facts = [("offered", offer["text"])]
+    if offer["price"] is not None:
+        price, asked_price = (format_cost(float(offer[name]), offer["currency"]) for name in ("price", "asked_price"))
+        facts.append(("price", f"{price} an hour instead of {asked_price}"))
+    open_until = "accepted; it is handed over" if offer["accepted"] else f"until {offer['until'][11:19]} UTC"
+    return [*facts, ("offer open", open_until)]
 
 
 def the_bill(line: Json) -> str:
@@ -133,6 +198,9 @@ def advice(view: Json) -> str:
     """What can be done with a session that has no lease; empty where nothing can. Commands stand in backticks."""
     if view["end"]:
         return ""
+    if view["offer"] and not view["offer"]["accepted"]:
+        name = view["name"]
+        return f"accept the offer, `sublet session accept {name}`, or decline it: `sublet session decline {name}`"
     if view["suspended"]:
         return (
             "run the next cell of its notebook, which goes on with the suspended program; or give that up: "

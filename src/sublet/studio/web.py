@@ -21,7 +21,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import parse_qs, urlencode
 
 import msgspec
@@ -34,6 +34,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Send
 
+from sublet import __version__
 from sublet.errors import (
     CapacityExceeded,
     Disconnected,
@@ -49,19 +50,20 @@ from sublet.errors import (
 from sublet.logs import fields
 from sublet.metrics import CONTENT_TYPE
 from sublet.studio import course_page, overview_page, page
+from sublet.studio.api import API, Ask, Handler, StartBody, openapi_document
 from sublet.studio.course_page import Course
 from sublet.studio.hub_api import CALLBACK, Handshake
 from sublet.studio.hub_people import HubPeople, ServerBody
 from sublet.studio.metrics import PERSON, Counted, StudioMetrics
 from sublet.studio.open_pages import WHOLE_OFFICE
 from sublet.studio.overview import OfficeOverview
+from sublet.studio.page import ConnectView
 from sublet.studio.people import HUB_LABEL, NotSignedIn, Person, Scope, Token
-from sublet.studio.records import Entry, Terms
 from sublet.studio.service import PersonSessions, Studio
 from sublet.studio.sessions import WouldBeLost
 from sublet.studio.turns import Turns
 from sublet.studio.views import Json
-from sublet.values import MIB, NS_PER_S, Exclusivity, Tier, parse_duration_ns, parse_size, valid_text
+from sublet.values import NS_PER_S, parse_duration_ns, parse_size
 from sublet.wire.http import ErrorBody, ErrorView
 
 BODY_MAX_BYTES: Final = 16 * 1024
@@ -79,7 +81,8 @@ HANDSHAKE_S: Final = 600
 _PAGES: Final = re.compile(r"/|/office(/audit)?|/course/[a-z0-9._-]{1,63}")
 """Where a browser may go on to when it is signed in."""
 _SECRET: Final = re.compile(r"[A-Za-z0-9_-]{43}")
-MODEL_MAX: Final = 100
+TOKEN_VALID: Final = "90d"
+"""A token that a person makes on the page is good for so long where nothing else is said."""
 AUDIT_OF_MAX: Final = 100
 STATUS_OF: Final[Mapping[type[SubletError], int]] = {
     InvalidRequest: 400,
@@ -108,50 +111,6 @@ OF_A_SESSION: Final = frozenset((("GET", "/v1/sessions"), ("GET", "/v1/records")
 """What names no session and is open to a token of one: it is answered as if there were no other."""
 
 _T = TypeVar("_T")
-_Wait = Annotated[float, msgspec.Meta(ge=0, le=30 * 86_400)]
-
-
-class StartBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A new session."""
-
-    name: str
-    vram: Annotated[int, msgspec.Meta(ge=MIB, le=1 << 50)]
-    """Bytes on each device."""
-    count: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
-    ttl: Annotated[float, msgspec.Meta(ge=2, le=7 * 86_400)] | None = None
-    """Seconds."""
-    tier: Tier = Tier.INTERACTIVE
-    exclusivity: Exclusivity | None = None
-    model: str | None = None
-    wait: _Wait | None = None
-    """Seconds in the queue; null: until it is granted."""
-    later: bool = False
-    """Ask for no lease now."""
-
-    def terms(self) -> Terms:
-        model = None if self.model is None else valid_text(self.model, "model", most=MODEL_MAX)
-        exclusivity = None if self.exclusivity is None else self.exclusivity.value
-        return Terms(
-            vram=self.vram,
-            count=self.count,
-            ttl_s=self.ttl,
-            tier=self.tier.value,
-            exclusivity=exclusivity,
-            model=model,
-        )
-
-
-class ResumeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Another lease."""
-
-    wait: _Wait | None = None
-
-
-class StopBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Rest, or end."""
-
-    now: bool = False
-    """Also while something runs in it."""
 
 
 class TooLarge(InvalidRequest):
@@ -170,15 +129,8 @@ def studio_app(studio: Studio, hub: HubPeople | None = None) -> Starlette:
         Route("/readyz", web.ready, methods=["GET"]),
         Route("/metrics", web.numbers, methods=["GET"]),
         Route("/metrics/office", web.office_numbers, methods=["GET"]),
-        Route("/v1/records", web.api(_records, asks_office=False), methods=["GET"]),
-        Route("/v1/records", web.api(_add_record, asks_office=False), methods=["POST"]),
-        Route("/v1/sessions", web.api(_list), methods=["GET"]),
-        Route("/v1/sessions", web.api(_start), methods=["POST"]),
-        Route("/v1/sessions/{id}", web.api(lambda mine, ask: mine.one(ask.id)), methods=["GET"]),
-        Route("/v1/sessions/{id}/explain", web.api(lambda mine, ask: mine.explain(ask.id)), methods=["GET"]),
-        Route("/v1/sessions/{id}/resume", web.api(_resume), methods=["POST"]),
-        Route("/v1/sessions/{id}/rest", web.api(_rest), methods=["POST"]),
-        Route("/v1/sessions/{id}/end", web.api(_end), methods=["POST"]),
+        *(Route(one.path, web.api(one.handler, asks_office=one.asks_office), methods=[one.method]) for one in API),
+        Route("/openapi.json", _document, methods=["GET"]),
         Route("/", web.page(_sessions), methods=["GET"]),
         Route("/sign-in", web.ask_token, methods=["GET"]),
         Route("/sign-in", web.sign_in, methods=["POST"]),
@@ -187,6 +139,8 @@ def studio_app(studio: Studio, hub: HubPeople | None = None) -> Starlette:
         Route(
             "/sign-out", web.form(_sign_out, "/" if hub is None else "/sign-in", asks_office=False), methods=["POST"]
         ),
+        Route("/tokens", web.form(_new_token), methods=["POST"]),
+        Route("/tokens/revoke", web.form(_revoke_token), methods=["POST"]),
         Route("/start", web.form(_started_by_form), methods=["POST"]),
         Route("/office", web.page(_office), methods=["GET"]),
         Route("/office/audit", web.page(_audit), methods=["GET"]),
@@ -237,62 +191,6 @@ class _BelowPrefix:
             page.PREFIX.reset(before)
 
 
-class _Ask:
-    """What a program asks of the API."""
-
-    def __init__(self, ident: str, query: Mapping[str, str], body: bytes, only: str | None) -> None:
-        """``only``: the one session that the token opens, if it does not open all."""
-        self.id, self.query, self.only, self._body = ident, query, only, body
-
-    def read(self, shape: type[_T]) -> _T:
-        try:
-            return msgspec.json.decode(self._body or b"{}", type=shape)
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(f"the message does not fit: {error}", do="See the docs for its form.") from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidRequest(f"the message is not JSON: {error}", do="Send one JSON object in UTF-8.") from None
-
-
-Handler = Callable[[PersonSessions, _Ask], object]
-
-
-def _list(mine: PersonSessions, ask: _Ask) -> list[Json]:
-    found = mine.all(ended=ask.query.get("all") in ("1", "true"))
-    return [view for view in found if ask.only in (None, view["id"])]
-
-
-def _start(mine: PersonSessions, ask: _Ask) -> Json:
-    body = ask.read(StartBody)
-    return mine.start(body.name, body.terms(), wait_s=_seconds(body.wait), later=body.later)
-
-
-def _resume(mine: PersonSessions, ask: _Ask) -> Json:
-    return mine.resume(ask.id, wait_s=_seconds(ask.read(ResumeBody).wait))
-
-
-def _rest(mine: PersonSessions, ask: _Ask) -> Json:
-    return mine.rest(ask.id, now=ask.read(StopBody).now)
-
-
-def _end(mine: PersonSessions, ask: _Ask) -> Json:
-    return mine.end(ask.id, now=ask.read(StopBody).now)
-
-
-def _records(mine: PersonSessions, ask: _Ask) -> list[Entry]:
-    after = ask.query.get("after", "0")
-    if not after.isascii() or not after.isdigit() or len(after) > 15:
-        raise InvalidRequest("after is not the number of a record", do="Give the number of the last that is known.")
-    return mine.records(int(after), ask.only)
-
-
-def _add_record(mine: PersonSessions, ask: _Ask) -> bool:
-    return mine.add_record(ask.read(Entry), ask.only)
-
-
-def _seconds(wait: float | None) -> float:
-    return float("inf") if wait is None else wait
-
-
 # ---- the page
 
 
@@ -330,6 +228,11 @@ class _Visit:
             raise _nothing_here()
 
     @property
+    def connect(self) -> ConnectView:
+        """How programs of the person connect."""
+        return self.studio.connect_view(self.person, _address(self.request))
+
+    @property
     def course(self) -> Course:
         """A group, for its teachers and for operators. For others there is nothing here."""
         group = self.request.path_params["group"]
@@ -347,7 +250,7 @@ class _Visit:
 
 def _sessions(visit: _Visit) -> str:
     visit.mine.check_allowed()
-    return page.sessions_page(visit.token, visit.sessions, visit.form)
+    return page.sessions_page(visit.token, visit.sessions, visit.form, visit.connect)
 
 
 def _sessions_part(visit: _Visit) -> str:
@@ -355,11 +258,13 @@ def _sessions_part(visit: _Visit) -> str:
 
 
 def _office(visit: _Visit) -> str:
-    return overview_page.overview_page(visit.person, visit.office.shown(), visit.form)
+    seen = visit.office.shown()
+    return overview_page.overview_page(visit.person, seen, visit.studio.connected(), visit.form)
 
 
 def _office_part(visit: _Visit) -> str:
-    return overview_page.overview_part(visit.office.shown(), visit.form)
+    seen = visit.office.shown()
+    return overview_page.overview_part(seen, visit.studio.connected(), visit.form)
 
 
 def _course(visit: _Visit) -> str:
@@ -393,6 +298,10 @@ def _started_by_form(visit: _Visit, form: Mapping[str, str]) -> None:
         given["count"] = int(count)
     if ttl := form.get("ttl", "").strip():
         given["ttl"] = parse_duration_ns(ttl, "time to live") / NS_PER_S
+    if model := form.get("model", "").strip():
+        given["model"] = model
+    if form.get("less") == "1":
+        given |= {"or_smaller": True, "or_model": "model" in given}
     try:
         body = msgspec.convert(given, StartBody)
     except msgspec.ValidationError as error:
@@ -405,13 +314,46 @@ def _changed_by_form(visit: _Visit, form: Mapping[str, str]) -> None:
     _check_scope(visit.token.scope, visit.request, visit.mine)
     match visit.request.path_params["what"]:
         case "resume":
-            visit.mine.resume(ident)
+            visit.mine.resume(ident, or_smaller=form.get("less") == "1", or_model=form.get("less") == "1")
+        case "accept":
+            visit.mine.accept(ident)
+        case "decline":
+            visit.mine.decline(ident)
         case "rest":
             visit.mine.rest(ident, now=now)
         case "end":
             visit.mine.end(ident, now=now)
         case _:
             raise _nothing_here()
+
+
+def _new_token(visit: _Visit, form: Mapping[str, str]) -> str:
+    _check_may_give_tokens(visit)
+    people, person = visit.studio.people, visit.person
+    label, session = form.get("label", "").strip(), form.get("session", "").strip() or None
+    if label.startswith(HUB_LABEL) or any(one.label == label for one in people.tokens(person)):
+        raise InvalidRequest(f"there is a token {label[:40]} already", do="Revoke it first, or use another name.")
+    if session is not None:
+        visit.mine.check_is(session, session)
+    valid_s = parse_duration_ns(form.get("valid", "").strip() or TOKEN_VALID, "how long it is good") / NS_PER_S
+    token = people.new_token(person.name, label, valid_s=valid_s, scope=Scope(session=session))
+    return page.token_page(person, visit.form, label, token, visit.connect)
+
+
+def _revoke_token(visit: _Visit, form: Mapping[str, str]) -> None:
+    _check_may_give_tokens(visit)
+    with contextlib.suppress(NotFound):  # it is gone already
+        visit.studio.people.revoke(visit.person.name, form.get("label", ""))
+
+
+def _check_may_give_tokens(visit: _Visit) -> None:
+    """Raise unless the browser showed a token that opens everything; one that a hub has signed in has none."""
+    if visit.token.scope.session is not None:
+        raise _nothing_here()
+    if visit.token.label == HUB_LABEL:
+        raise Unauthorized(
+            "the hub says who you are, and gives its servers their tokens", do="Start your server in the hub."
+        )
 
 
 def _audited(visit: _Visit, form: Mapping[str, str]) -> str:
@@ -528,12 +470,12 @@ class _Web:
                 body = await _body(request) if request.method == "POST" else b""
                 token = await run_in_threadpool(self._by_token, request)
                 is_known = True
-                _is_asked_by(request, token.person)
+                self._is_asked_by(request, token)
 
                 def answered() -> object:
                     mine = self._studio.of(token.person)
                     _check_scope(token.scope, request, mine)
-                    ask = _Ask(request.path_params.get("id", ""), request.query_params, body, token.scope.session)
+                    ask = Ask(request.path_params.get("id", ""), request.query_params, body, token.scope.session)
                     return handler(mine, ask)
 
                 work = self._in_turn(token.person, answered) if asks_office else run_in_threadpool(answered)
@@ -572,8 +514,12 @@ class _Web:
             self._hub.check(cookie, token)
         elif token.label == HUB_LABEL:
             raise NotSignedIn("this studio is no service of a hub any more", do="Sign in with your token.")
-        _is_asked_by(request, token.person)
+        self._is_asked_by(request, token)
         return _Visit(self._studio, token, cookie, request)
+
+    def _is_asked_by(self, request: Request, token: Token) -> None:
+        setattr(request.state, PERSON, token.person)
+        self._studio.presences.asked(token)
 
     # ---- with a JupyterHub
 
@@ -629,7 +575,7 @@ class _Web:
                 if self._hub is None:
                     raise _nothing_here()
                 self._hub.check_hub(_bearer(request))
-                ask = _Ask("", {}, await _body(request), None)
+                ask = Ask("", {}, await _body(request), None)
                 return _json(await run_in_threadpool(handler, self._hub, ask.read(ServerBody)), 200)
             except SubletError as error:
                 return _json(_error_body(error), _status(error))
@@ -668,7 +614,10 @@ class _Web:
             self.metrics.sign_ins.inc("refused")
             return _html(page.join_page(error), _status(error))
         self.metrics.sign_ins.inc("accepted")
-        return _with_cookie(_html(page.joined_page(person, token)), request, cookie, valid_s)
+        connect = None
+        with contextlib.suppress(SubletError):  # the office does not answer: the page says the rest later
+            connect = await self._in_turn(person, lambda: self._studio.connect_view(person, _address(request)))
+        return _with_cookie(_html(page.joined_page(person, token, connect)), request, cookie, valid_s)
 
     def form(self, act: FormHandler, back: str = "/", *, asks_office: bool = True) -> Callable[[Request], Any]:
         """A route that takes a form of the page, and shows the page again."""
@@ -756,8 +705,8 @@ async def _one_event(part: str) -> AsyncIterator[str]:
     yield _event(part)
 
 
-def _is_asked_by(request: Request, person: Person) -> None:
-    setattr(request.state, PERSON, person)
+async def _document(request: Request) -> Response:
+    return _json(openapi_document(__version__), 200)
 
 
 async def _alive(request: Request) -> Response:
@@ -840,6 +789,12 @@ def _with_cookie(answer: Response, request: Request, cookie: str, valid_s: int) 
         secure=_is_tls(request),
     )
     return answer
+
+
+def _address(request: Request) -> str:
+    """Of the studio, as this browser knows it."""
+    host = request.headers.get("host", "")
+    return f"{'https' if _is_tls(request) else 'http'}://{host}{page.at('')}"
 
 
 def _is_tls(request: Request) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from sublet.errors import Disconnected
@@ -18,6 +19,7 @@ from sublet.studio import open_pages
 from sublet.studio.look import OfficeLook, Snapshot
 from sublet.studio.open_pages import WHOLE_OFFICE, OpenPages, Shown
 from sublet.studio.people import People, Token
+from sublet.wire.http import StatusView
 from tests.traces import until
 
 PATIENCE_S: Final = 60.0
@@ -196,6 +198,12 @@ class Fabric:
         self.asked.append("leases")
         return []
 
+    def status(self) -> StatusView:
+        self.asked.append("status")
+        said = {"pid": 1, "version": "", "wire": 1, "home": "", "incarnation": 1, "started_at": "", "uptime": 1.0}
+        said |= {"embedded": False, "nodes": [], "devices": [], "live": 0, "queued": 0, "quarantined": 0}
+        return msgspec.convert(said | {"audit_head": "", "shared": "/run/sublet"}, StatusView)
+
     def bill(self, *, by: str) -> list[Any]:
         self.asked.append("bill")
         return []
@@ -212,4 +220,5 @@ def test_what_is_new_enough_is_not_read_again() -> None:
     assert look.since(first.began_s) is first
     assert look.since(first.began_s + 1e-9) is not first
     assert fabric.asked.count("leases") == 2
-    assert fabric.asked.count("bill") == 1, "a bill is read more seldom"
+    assert fabric.asked.count("bill") == fabric.asked.count("status") == 1, "they are read more seldom"
+    assert first.shared == "/run/sublet"

@@ -13,12 +13,14 @@ from msgspec import structs
 from sublet.studio.overview import Overview
 from sublet.studio.overview_page import ask_page, audit_page, overview_page, overview_part
 from sublet.studio.people import Person
+from sublet.studio.presence import Presence
 from sublet.values import GIB
 from sublet.wire.http import (
     AuditEntry,
     FenceView,
     GroupView,
     LeaseView,
+    NoisyView,
     PlaceAnswer,
     ReservationView,
     StatusView,
@@ -29,6 +31,7 @@ from tests.unit.studio.markup import Elements
 EVIL: Final = "<img src=x onerror=alert(1)>\"'&"
 PERSON: Final = Person(id="p-1", name="ana", tenant="physics", is_operator=True)
 NOW_S: Final = 1_764_000_000.0
+PEOPLE: Final = [Presence(person=PERSON, pages=0, asked_s=None, label="")]
 
 
 def moment(before_s: float) -> str:
@@ -90,6 +93,7 @@ def overview(text: str = "text", leases: list[Any] | None = None, **status: Any)
         "id": text, "group": text, "gpus": 1, "model": None, "when": text, "zone": text,
         "times": [{"begins_at": text, "ends_at": text}], "state": text, "devices": [text], "ready": 0,
     }  # fmt: skip
+    noisy = {"tenant": text, "group": text, "rule": "use", "says": text, "figures": {}}
     fence = {"resource": text, "lease": text, "epoch": [1, 1], "amount": GIB, "detail": text, "hard": True}
     place = {"answer": "place", "lease": lease(text), "position": 1, "reason": text, "estimate": 60.0}
     return Overview(
@@ -101,14 +105,17 @@ def overview(text: str = "text", leases: list[Any] | None = None, **status: Any)
         groups=msgspec.convert([group], list[GroupView]),
         reservations=msgspec.convert([kept], list[ReservationView]),
         fences=msgspec.convert([fence, {**fence, "hard": False}], list[FenceView]),
+        noisy=msgspec.convert({"rules": {"use": text, "churn": "x"}, "neighbours": [noisy]}, NoisyView),
     )
 
 
 def test_no_text_of_the_office_becomes_markup() -> None:
     entry = {"seq": 1, "at": EVIL, "kind": EVIL, "by": EVIL, "event": {"lease": {"id": EVIL}, "name": EVIL, "node": 3}}
     entries = msgspec.convert([entry], list[AuditEntry])
+    evil = Person(id="p-2", name=EVIL, tenant=EVIL, teaches=(EVIL,))
+    people = [Presence(person=evil, pages=0, asked_s=NOW_S, label=EVIL)]
     pages = (
-        overview_page(PERSON, overview(EVIL, disk_short=EVIL, supervisor_silent=5.0), "f"),
+        overview_page(PERSON, overview(EVIL, disk_short=EVIL, supervisor_silent=5.0), people, "f"),
         audit_page(PERSON, EVIL, entries, "f"),
         ask_page(PERSON, "f", EVIL, EVIL, "/office/drain", node=EVIL),
     )
@@ -134,7 +141,7 @@ def test_no_text_of_the_office_becomes_markup() -> None:
 )
 def test_the_last_hour_is_drawn_to_scale(made: Any, drawn: list[tuple[str, int, int]]) -> None:
     """800 wide from 160 on; a lease of a quarter of the device is lower."""
-    page = overview_part(overview(leases=[made]), "f")
+    page = overview_part(overview(leases=[made]), PEOPLE, "f")
     found = [
         (kind, round(float(width)), round(float(x)))
         for x, width, kind in re.findall(
@@ -145,7 +152,7 @@ def test_the_last_hour_is_drawn_to_scale(made: Any, drawn: list[tuple[str, int, 
 
 
 def test_what_needs_an_operator_comes_first() -> None:
-    page = overview_part(overview("text", disk_short="no room on /srv", supervisor_silent=5.0), "f")
+    page = overview_part(overview("text", disk_short="no room on /srv", supervisor_silent=5.0), PEOPLE, "f")
     places = [
         page.index(text) for text in ("The supervisor has not answered for 5s", "no room on /srv", "In quarantine")
     ]
@@ -158,13 +165,41 @@ def test_what_needs_an_operator_comes_first() -> None:
 def test_a_device_in_quarantine_is_not_called_lent() -> None:
     seen = overview("text")
     (device,), fence = seen.status.devices, seen.fences[0]
-    page = overview_part(replace(seen, fences=[structs.replace(fence, resource=device.id)]), "f")
+    page = overview_part(replace(seen, fences=[structs.replace(fence, resource=device.id)]), PEOPLE, "f")
     assert "<td>in quarantine</td>" in page
-    assert "<td>in quarantine</td>" not in overview_part(seen, "f")
+    assert "<td>in quarantine</td>" not in overview_part(seen, PEOPLE, "f")
 
 
 def test_long_lists_are_cut_and_say_so() -> None:
-    page = overview_part(overview(leases=[lease(f"l-{number}") for number in range(130)]), "f")
+    page = overview_part(overview(leases=[lease(f"l-{number}") for number in range(130)]), PEOPLE, "f")
     assert "and 30 more" in page
     assert "l-99 (" in page
     assert "l-100 (" not in page
+
+
+def test_tenants_that_disturb_others_are_named_with_the_rule() -> None:
+    page = overview_part(overview("text"), PEOPLE, "f")
+    assert "Noisy neighbours" in page
+    assert "use: a tenant that text." in page
+    assert "churn: a tenant" not in page, "that rule named none"
+    quiet = replace(overview("text"), noisy=NoisyView(rules={"use": "x"}, neighbours=[]))
+    assert "Noisy neighbours" not in overview_part(quiet, PEOPLE, "f")
+
+
+def test_people_are_shown_with_user_role_and_whether_they_are_connected() -> None:
+    tenant = structs.replace(overview("text").tenants[0], id="physics", uid=2001)
+    seen = replace(overview("text"), tenants=[tenant])
+    bob = Person(id="p-2", name="bob", tenant="biology", teaches=("ml1",))
+    people = [
+        Presence(person=PERSON, pages=2, asked_s=NOW_S, label="main"),
+        Presence(person=bob, pages=0, asked_s=NOW_S - 300, label="laptop"),
+        Presence(person=replace(bob, name="cem", teaches=()), pages=0, asked_s=None, label=""),
+    ]
+    page = overview_part(seen, people, "f")
+    rows = [re.findall(r"<td>([^<]*)", row) for row in page.partition("<h2>People")[2].split("<tr>")[2:5]]
+    assert [row[:5] for row in rows] == [
+        ["ana", "physics", "2001", "operator", "2 open pages"],
+        ["bob", "biology", "-", "teacher of ml1", "about 5m ago, with token laptop"],
+        ["cem", "biology", "-", "member", "not since the studio was started"],
+    ]
+    assert "and 10 more" in overview_part(seen, people * 20, "f")

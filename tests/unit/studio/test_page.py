@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 
 from sublet.errors import InvalidRequest
 from sublet.studio.page import (
+    ConnectView,
     Html,
     error_page,
     insist_page,
@@ -17,6 +19,7 @@ from sublet.studio.page import (
     sessions_part,
     sign_in_page,
     tag,
+    token_page,
     trouble,
 )
 from sublet.studio.people import Person, Scope, Token
@@ -31,6 +34,32 @@ def token(person: Person = PERSON, scope: Scope | None = None) -> Token:
     return Token(person=person, label="main", expires_ns=None, scope=scope or Scope())
 
 
+def connect(**more: Any) -> ConnectView:
+    usual: dict[str, Any] = {
+        "office_url": "unix:///run/sublet/office.sock",
+        "studio_url": "https://gpu.example.org",
+        "uid": 2001,
+        "needs_token": False,
+        "is_owner": False,
+        "tokens": [token()],
+    }
+    return ConnectView(**usual | more)
+
+
+CELL: Final[dict[str, Any]] = {
+    "cell": 3,
+    "lease": "l-1",
+    "at": "2026-11-23T10:00:29Z",
+    "held_seconds": 61.0,
+    "busy_seconds": 1.5,
+    "vram_byte_seconds": 2.0 * GIB,
+    "launches": None,
+    "bytes_saved": 0,
+    "waited_seconds": 0.0,
+    "failed": False,
+}
+
+
 def view(**more: Any) -> dict[str, Any]:
     lease = {"id": "l-1", "devices": ["gpu-0"], "until": None, "reason": "", "detail": ""}
     return {
@@ -39,7 +68,7 @@ def view(**more: Any) -> dict[str, Any]:
         "state": "resting",
         "end": None,
         "tenant": "physics",
-        "terms": {"vram": GIB, "count": 1, "tier": "interactive"},
+        "terms": {"vram": GIB, "count": 1, "tier": "interactive", "or_smaller": False},
         "started_at": "2026-11-23T10:00:00Z",
         "volume": "s-1",
         "saved_at": None,
@@ -49,10 +78,18 @@ def view(**more: Any) -> dict[str, Any]:
         "suspended": False,
         "position": None,
         "estimate": None,
+        "estimate_error": None,
         "reason": "",
+        "offer": None,
         "leases": [lease],
+        "cells": [],
         "bill": None,
     } | more
+
+
+def offer(**more: Any) -> dict[str, Any]:
+    said = {"text": "16GiB on Tesla T4 now, instead of A100", "until": "2026-11-23T10:00:29Z", "accepted": False}
+    return said | {"price": "0.5", "asked_price": "2.0", "currency": "EUR"} | more
 
 
 @pytest.mark.parametrize("place", ["name", "state", "reason", "saved_at", "volume", "started_at", "id", "end"])
@@ -60,7 +97,7 @@ def view(**more: Any) -> dict[str, Any]:
 def test_no_text_of_a_session_becomes_markup(place: str, state: str) -> None:
     said = {"state": state, "lease": "l-1", "remaining": 90.0, "position": 2 if state == "waiting" else None}
     said["end"] = "ended" if state == "ended" else None
-    page = sessions_page(token(), [view(**{**said, place: EVIL})], "f")
+    page = sessions_page(token(), [view(**{**said, place: EVIL})], "f", connect())
     found = Elements(page)
     assert found.names.count("script") == 1, "the page's own"
     assert "img" not in found.names
@@ -71,8 +108,15 @@ def test_no_text_of_leases_people_and_errors_becomes_markup() -> None:
     lease = {"id": EVIL, "devices": [EVIL], "until": EVIL, "reason": EVIL, "detail": EVIL}
     person = Person(id=EVIL, name=EVIL, tenant=EVIL)
     error = InvalidRequest(EVIL, do=EVIL)
+    active = view(leases=[lease], state="active", lease="l-1")
+    evil = connect(
+        office_url=EVIL, studio_url=EVIL, tokens=[replace(token(person), label=EVIL, scope=Scope(session=EVIL))]
+    )
+    offered = view(state="offered", offer=offer(text=EVIL, until=EVIL, currency=EVIL))
     pages = (
-        sessions_page(token(person), [view(leases=[lease]), view(leases=[lease], state="active", lease="l-1")], EVIL),
+        sessions_page(token(person), [offered], EVIL, evil),
+        sessions_page(token(person), [view(leases=[lease]), active], EVIL, connect()),
+        token_page(person, EVIL, EVIL, EVIL, evil),
         error_page(error),
         insist_page(error, EVIL, EVIL),
         sign_in_page(error),
@@ -104,11 +148,37 @@ def test_an_element_escapes_text_and_keeps_elements() -> None:
         ({"state": "resting", "suspended": True}, ["run the next cell", "suspended"], ["Resume"]),
         ({"state": "waiting", "position": 3, "estimate": 90.0, "reason": "two before it"}, ["place 3, in about"], []),
         (
+            {"state": "waiting", "position": 3, "estimate": 90.0, "estimate_error": 60.0, "reason": "two before it"},
+            ["place 3, in about 2m (nine tenths of such estimates were right to about 1m): two before it"],
+            [],
+        ),
+        (
             {"state": "waiting", "position": 3, "reason": "two before it"},
             ["place 3: two before it", "Leave"],
             ["Resume"],
         ),
         ({"state": "waiting"}, ["has not answered yet"], ["Resume"]),
+        (
+            {"state": "offered", "offer": offer()},
+            [
+                "16GiB on Tesla T4 now",
+                "0.5000 EUR an hour instead of 2.0000 EUR",
+                "until 10:00:29 UTC",
+                "Accept the offer",
+                "/accept",
+                "/decline",
+                "Leave the queue",
+            ],
+            ["Resume", "Rest:"],
+        ),
+        ({"state": "offered", "offer": offer(accepted=True)}, ["accepted; it is handed over"], ["/accept", "/decline"]),
+        ({"state": "resting"}, ["Resume: less will do"], ["Last cells"]),
+        ({"cells": [CELL, {**CELL, "failed": True}]}, ["Last cells (2)", "[3]", "[3] failed", "2.0 GiB·s", "1.5s"], []),
+        (
+            {"terms": {"vram": GIB, "count": 1, "tier": "interactive", "or_smaller": True}},
+            ["Resume", "or less"],
+            ["less will do"],
+        ),
         ({"state": "active", "lease": "l-1", "remaining": 200.0}, ["about 3m", "gpu-0", "Rest:"], ["Resume"]),
         ({"state": "active", "lease": "l-1", "remaining": 5.0, "busy": True}, ["active, busy", "less than"], []),
         ({"state": "ended", "end": "ended"}, ["Ended (1)", "No sessions."], ["Resume", "Rest:"]),
@@ -126,10 +196,38 @@ def test_each_state_says_what_can_be_done(state: dict[str, Any], shown: list[str
 def test_a_token_of_one_session_is_shown_no_way_to_another(read_only: bool) -> None:
     """No form starts a session, no link leads elsewhere, and what may not be changed has no buttons."""
     shows = token(Person(id="p-1", name="ana", tenant="physics", is_operator=True, teaches=("ml1",)))
-    assert 'action="/start"' in sessions_page(shows, [view()], "f")
+    assert 'action="/start"' in sessions_page(shows, [view()], "f", connect())
     one = token(shows.person, Scope(session="s-1", read_only=read_only))
-    page = sessions_page(one, [view()], "f")
+    page = sessions_page(one, [view()], "f", connect())
     assert "token of session s-1 alone" in page
-    for other in ('action="/start"', "/office", "/course/"):
+    for other in ('action="/start"', "/office", "/course/", "/tokens", "office.sock"):
         assert other not in page
     assert ('action="/sessions/s-1/end"' in page) is not read_only
+
+
+@pytest.mark.parametrize(
+    ("how", "says", "exports"),
+    [
+        ({}, "As user 2001 of the machine, without any other token.", {"SUBLET_URL", "SUBLET_STUDIO"}),
+        (
+            {"needs_token": True},
+            "As user 2001 of the machine, with your tenant",
+            {"SUBLET_URL", "SUBLET_STUDIO", "SUBLET_TOKEN"},
+        ),
+        (
+            {"uid": None, "needs_token": True},
+            "From any user of the machine, with your tenant",
+            {"SUBLET_URL", "SUBLET_STUDIO", "SUBLET_TOKEN"},
+        ),
+        ({"office_url": ""}, "no socket for other users", {"SUBLET_STUDIO"}),
+        ({"is_owner": True, "needs_token": True, "uid": None}, "You own the office", {"SUBLET_URL", "SUBLET_STUDIO"}),
+    ],
+)
+def test_the_page_says_how_a_program_connects(how: dict[str, Any], says: str, exports: set[str]) -> None:
+    page = sessions_page(token(), [], "f", connect(**how))
+    assert says in page.replace("&#x27;", "'")
+    found = {line.partition("=")[0] for line in page.split("export ")[1:]}
+    assert page.count("<pre") == 1
+    assert found == {"SUBLET_STUDIO_TOKEN", *exports}
+    assert 'action="/tokens/revoke"' in page
+    assert "export SUBLET_STUDIO_TOKEN=secret" in token_page(PERSON, "f", "laptop", "secret", connect(**how))

@@ -112,6 +112,43 @@ def test_more_people_than_a_studio_has_are_refused_in_little_time() -> None:
         read(text)
 
 
+LOGINS: Final = {"ana": 2001, "bob": 2002}
+
+
+def test_a_list_binds_tenants_to_users_and_makes_those_that_are_missing() -> None:
+    """Users are named by number or login name; a tenant that is made without one is bound to none."""
+    text = "name,tenant,uid\nana,a1,ana\nbob,b1,2002\ncem,c1,\ndora,physics,3001\ngus,biology,4001\n"
+    found = read(text, make=True, users={"biology": 4001}, number_of=LOGINS.get)
+    assert found.tenants == (("a1", 2001), ("b1", 2002), ("c1", None))
+    assert found.bound == (("physics", 3001),), "biology is bound so already"
+    assert found.left_alone == ()
+    assert [name for name, _ in found.new] == ["ana", "bob", "cem", "dora", "gus"]
+
+
+def test_a_user_that_is_none_or_anothers_is_named_by_line() -> None:
+    lines = {
+        "ana,a1,ana": "",
+        "bob,b1,nologin": "there is no user 'nologin' on this machine",
+        "cem,c1,4294967295": "there is no user '4294967295' on this machine",
+        "dora,d1,-1": "there is no user '-1' on this machine",
+        "eli,e1,0": "root has the rights of the office's owner, and is no tenant's user",
+        "fay,a1,2002": "tenant a1 is bound to user 2001 already",
+        "gus,g1,2001": "user 2001 is that of tenant a1 in line 2",
+        "hal,physics,5002": "tenant physics is bound to user 5001 already",
+        "ivy,i1,5001": "user 5001 is that of tenant physics already",
+        "jun,No Name,": "'No Name' is not a valid tenant name; no-name would be",
+        "kim,,2003": "no tenant is named",
+    }
+    with pytest.raises(RosterRefused) as error:
+        read("name,tenant,uid\n" + "\n".join(lines), make=True, users={"physics": 5001}, number_of=LOGINS.get, known={})
+    assert list(error.value.lines) == [f"line {number}: {why}" for number, why in enumerate(lines.values(), 2) if why]
+
+
+def test_one_tenant_for_all_is_bound_to_no_user() -> None:
+    with pytest.raises(InvalidRequest, match="one tenant is bound to one user"):
+        read("name,uid\nana,2001\n", tenant="physics")
+
+
 @given(st.text(max_size=40))
 def test_a_name_that_is_proposed_is_one(text: str) -> None:
     quoted = text.replace('"', '""')

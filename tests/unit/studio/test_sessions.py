@@ -14,8 +14,11 @@ from sublet.errors import JournalError
 from sublet.studio import is_of_session
 from sublet.studio.drawing import PAGES, page_with_drawing
 from sublet.studio.records import (
+    CELLS_KEPT,
     Abandoned,
+    Accepted,
     Asked,
+    CellRecord,
     Declined,
     Ended,
     Entry,
@@ -25,6 +28,7 @@ from sublet.studio.records import (
     Moved,
     Offered,
     ProcessIdentity,
+    Ran,
     Record,
     Refused,
     Session,
@@ -51,10 +55,16 @@ def lease(number: int) -> LeaseRecord:
     return LeaseRecord(id=f"l-{number}", epoch=(1, number), at_ns=number, devices=("node/gpu0",), holder=ME)
 
 
+def cell(number: int) -> CellRecord:
+    return CellRecord(cell=number, lease="l-1", at_ns=number, held_s=2.0, busy_s=1.0, vram_byte_s=float(GIB))
+
+
 RECORDS = some.one_of(
     some.just(Asked(by=ME)),
     some.just(Offered(offered=GIB, asked=2 * GIB, valid_s=30.0)),
+    some.just(Accepted()),
     some.just(Declined()),
+    some.builds(Ran, cell=some.integers(1, 99).map(cell)),
     some.builds(Granted, lease=some.integers(1, 4).map(lease), tenant=some.just("local")),
     some.builds(Refused, reason=some.just("capacity"), detail=some.text(max_size=9), is_known=some.booleans()),
     some.just(Abandoned()),
@@ -91,6 +101,10 @@ def test_a_record_is_folded_as_the_table_says_or_changes_nothing(records: list[R
         assert folded.state is then
         assert folded.attempt >= session.attempt
         assert (folded.by is not None) == (folded.state in (SessionState.WAITING, SessionState.OFFERED))
+        assert (folded.offer is not None) == (folded.state is SessionState.OFFERED)
+        if not isinstance(record, Ran):
+            assert folded.is_accepted == isinstance(record, Accepted)
+        assert len(folded.cells) <= CELLS_KEPT
         assert len({one.id for one in folded.leases}) <= len(folded.leases)
         session, stored = folded, [*stored, next_entry]
     again: dict[str, Session] = {}

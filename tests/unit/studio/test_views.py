@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec import to_builtins
 
-from sublet.studio.views import the_bill
+from sublet.client.model import Offer
+from sublet.studio.office import offer_of
+from sublet.studio.records import Offered
+from sublet.studio.views import offer_facts, the_bill
+from sublet.values import GIB, Kind
 from sublet.wire.http import BillLine
 
 LINE = BillLine(
@@ -43,3 +47,31 @@ def test_the_bill_of_a_session_says_what_it_consumed_and_how_often_it_gave_up(
 ) -> None:
     line = {**to_builtins(LINE), **more}
     assert the_bill(line) == f"1 lease, 1m of GPU, 30s busy, 2s in the queue{text}"
+
+
+def test_an_offer_has_the_same_words_in_every_place() -> None:
+    """Those of the client; and it says the price, and until when it is open."""
+    record = Offered(
+        offered=16 * GIB,
+        asked=16 * GIB,
+        valid_s=30.0,
+        model="Tesla T4",
+        asked_model="A100",
+        estimate_s=240.0,
+        price="0.5",
+        asked_price="2",
+        currency="EUR",
+    )
+    offer = offer_of(record)
+    assert str(offer) == "16GiB on Tesla T4 now, instead of A100 (that in about 4m), at 25 % of the price"
+    said = {"text": str(offer), "price": "0.5", "asked_price": "2", "currency": "EUR"}
+    until = {"until": "2026-11-23T10:00:29Z", "accepted": False}
+    assert offer_facts(said | until) == [
+        ("offered", str(offer)),
+        ("price", "0.5000 EUR an hour instead of 2.0000 EUR"),
+        ("offer open", "until 10:00:29 UTC"),
+    ]
+    smaller = Offered(offered=GIB, asked=2 * GIB, valid_s=30.0)
+    assert offer_of(smaller) == Offer(kind=Kind.GPU, asked=2 * GIB, offered=GIB, valid=30.0)
+    facts = offer_facts({"text": str(offer_of(smaller)), "price": None, **until, "accepted": True})
+    assert facts == [("offered", "1GiB instead of 2GiB"), ("offer open", "accepted; it is handed over")]

@@ -575,6 +575,7 @@ def _table() -> tuple[Route, ...]:
             "Which tenants disturb others, by rules that are told with them",
             answers={200: wire.NoisyView},
             query={"since": "RFC 3339", "until": "RFC 3339"},
+            studios=ForStudios.READS,
         ),
         route(
             "GET",

@@ -1,0 +1,48 @@
+"""Who is connected to the studio: open pages, and the programs and browsers that asked last. In memory alone."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sublet.studio.people import Person, Token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presence:
+    """One person, as the operators' page shows it."""
+
+    person: Person
+    pages: int
+    """Open in browsers now."""
+    asked_s: float | None
+    """Wall time of the last request; None: none since the studio was started."""
+    label: str
+    """Of the token that it showed, or that its browser was signed in with."""
+
+
+class Presences:
+    """Safe to use from several threads."""
+
+    def __init__(self, wall_s: Callable[[], float]) -> None:
+        self._wall_s = wall_s
+        self._lock = threading.Lock()
+        self._last: dict[str, tuple[float, str]] = {}
+
+    def asked(self, token: Token) -> None:
+        """A request came with this token."""
+        with self._lock:
+            self._last[token.person.id] = (self._wall_s(), token.label)
+
+    def of(self, people: Sequence[Person], pages: Counter[str]) -> list[Presence]:
+        """These people: those with open pages first, then by their last request. Others are forgotten."""
+        with self._lock:
+            known = {one.id for one in people}
+            self._last = {ident: last for ident, last in self._last.items() if ident in known}
+            found = []
+            for one in people:
+                asked_s, label = self._last.get(one.id, (None, ""))
+                found.append(Presence(person=one, pages=pages[one.id], asked_s=asked_s, label=label))
+        return sorted(found, key=lambda one: (not one.pages, -(one.asked_s or 0.0), one.person.name))
