@@ -124,14 +124,14 @@ class Database:
                 db.execute("ROLLBACK")
 
     def _make(self) -> None:
-        """An empty database, which gets its name when it is whole; where two are made, one stays."""
+        """An empty database, which gets its name when it is whole; where two are made, one stays. It gets a log when
+        all of it is in the file: moving a log there may fail at closing, and closing says nothing."""
         temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}~")
         try:
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             with contextlib.closing(_connected(temporary)) as db:
+                db.executescript(f"BEGIN; {self._schema}; PRAGMA user_version = {self._version}; COMMIT")
                 db.execute("PRAGMA journal_mode = WAL")
-                db.executescript(self._schema)
-                db.execute(f"PRAGMA user_version = {self._version}")
             sync_file(temporary)
             with contextlib.suppress(FileExistsError):
                 name_once(temporary, self.path)
