@@ -117,7 +117,7 @@ def test_a_person_signs_in_waits_gets_the_gpu_and_ends(studio: StudioStage, visi
         page.get_by_role("button", name="Rest: give the GPU back").click()
         page.get_by_text("released").wait_for()
         picture(page, "studio-resting")
-        page.get_by_role("button", name="Resume").click()
+        page.get_by_role("button", name="Resume", exact=True).click()
         page.get_by_text("time left").wait_for()
         lease = ana.done("GET", "/v1/sessions/thesis")["lease"]
         with sublet.connect(home=studio.home, for_tenant="physics") as program, program.attach(lease).activity():
@@ -127,7 +127,7 @@ def test_a_person_signs_in_waits_gets_the_gpu_and_ends(studio: StudioStage, visi
             picture(page, "studio-asks")
             page.get_by_role("button", name="End it now").click()
             page.get_by_text("Ended (1)").wait_for()
-        assert page.locator("details").get_attribute("open") is None
+        assert page.locator("details#ended").get_attribute("open") is None
         page.get_by_text("Ended (1)").click()
         picture(page, "studio-ended")
         studio.people.new_token("ana")

@@ -222,7 +222,7 @@ def test_what_is_anothers_does_not_exist(studio: StudioStage, ana: Member, bob: 
         if "{id}" not in path:
             continue
         for method in sorted(route.methods - {"HEAD"}):  # type: ignore[attr-defined]
-            for what in ("rest", "resume", "end") if "{what}" in path else ("",):
+            for what in ("rest", "resume", "accept", "decline", "end") if "{what}" in path else ("",):
                 met += 1
                 answers = []
                 for ident in (hers["id"], never, "secret"):
@@ -234,7 +234,7 @@ def test_what_is_anothers_does_not_exist(studio: StudioStage, ana: Member, bob: 
                     answers.append((answer.status, answer.text.replace(ident, "ID")))
                 assert answers[0] == answers[1] == answers[2], path
                 assert answers[0][0] == 404
-    assert met == 8
+    assert met == 12
     assert bob.done("GET", "/v1/sessions?all=1") == []
     assert hers["id"] not in browser.look().text
     assert ana.done("GET", "/v1/sessions?all=1") == before
