@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 IDLE_MAX: Final = 8
 """Connections kept open between calls; more threads than that open one for each call."""
 _PIECE: Final = 256 * 1024
+_FIRST: Final = 8 * 1024
+"""Of the beginning of an answer: a call may wait for it for long, and what it is to be read into is there meanwhile."""
 
 
 def headers_for(address: Address, wire: int) -> dict[str, str]:
@@ -235,9 +237,10 @@ def _is_want_read(error: BaseException) -> bool:
 
 
 def _receive(sock: socket.socket, reader: AnswerReader, until: float) -> Iterator[bytes]:
-    total = 0
+    total, most = 0, _FIRST
     while not reader.complete:
-        reader.feed(_read(sock, until))
+        reader.feed(_read(sock, until, most))
+        most = _PIECE
         piece = reader.take()
         total += len(piece)
         if total > BODY_BYTES_MAX:
@@ -245,9 +248,9 @@ def _receive(sock: socket.socket, reader: AnswerReader, until: float) -> Iterato
         yield piece
 
 
-def _read(sock: socket.socket, until: float) -> bytes:
+def _read(sock: socket.socket, until: float, most: int) -> bytes:
     sock.settimeout(_left(until))
-    return sock.recv(_PIECE)
+    return sock.recv(most)
 
 
 def _left(until: float) -> float:
