@@ -16,6 +16,7 @@ from sublet.cli.parsing import (
     AsJson,
     Model,
     OrModel,
+    PayPriority,
     count,
     duration,
     label,
@@ -69,6 +70,7 @@ def acquire(
     spot: Annotated[
         bool, Opt("--spot", help="Short for --tier spot: lowest priority, preempted at short notice.")
     ] = False,
+    pay_priority: PayPriority = False,
     exclusivity: Annotated[
         str | None,
         Opt("--exclusivity", choices=[e.value for e in Exclusivity], help="How the GPU is shared (default: session)."),
@@ -108,6 +110,7 @@ def acquire(
         ttl=ttl,
         tier=tier,
         spot=spot,
+        pay_priority=pay_priority,
         wait=None if waiting == FOREVER else waiting,
         name=name,
         labels=labels(label_pairs),

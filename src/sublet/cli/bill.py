@@ -39,6 +39,7 @@ _COLUMNS = (
     "period",
     "waited_seconds",
     "ended",
+    "priority_cost",
 )
 
 
@@ -123,6 +124,8 @@ def for_people(by: str, lines: list[Json]) -> str:
     right += ["FUEL"] * has_fuel
     has_wait = any(line.get("waited_seconds") for line in lines)
     right += ["WAITED"] * has_wait
+    has_priority = any(line.get("priority_cost") for line in lines)
+    right += ["OF IT PRIORITY"] * has_priority
     has_period = any(line.get("period") for line in lines)
     heads = [*["PERIOD"] * has_period, first, "TENANT", *right, "END"]
     rows = [
@@ -135,6 +138,7 @@ def for_people(by: str, lines: list[Json]) -> str:
             f"{line['cost']:.4f}",
             *[f"{line.get('fuel', 0):,}"] * has_fuel,
             *[seconds(line.get("waited_seconds", 0.0))] * has_wait,
+            *[f"{line.get('priority_cost', 0.0):.4f}"] * has_priority,
             _end(line),
         ]
         for line in lines
@@ -149,6 +153,7 @@ def for_people(by: str, lines: list[Json]) -> str:
         f"{sum(line['cost'] for line in lines):.4f}",
         *[f"{sum(line.get('fuel', 0) for line in lines):,}"] * has_fuel,
         *[seconds(sum(line.get("waited_seconds", 0.0) for line in lines))] * has_wait,
+        *[f"{sum(line.get('priority_cost', 0.0) for line in lines):.4f}"] * has_priority,
         "",
     ]
     return table(heads, [*rows, total], right=right)

@@ -53,7 +53,7 @@ def show(*, lease: LeaseArg, as_json: AsJson = False) -> int:
         ("asked for", _asked(view)),
         ("holds", " + ".join(f"{_amount(part)} of {where(part)}" for part in view["parts"]) or "nothing"),
         ("tenant", view["tenant"]),
-        ("tier", view["tier"]),
+        ("tier", view["tier"] + (", pays for priority" if view.get("pays_priority") else "")),
         ("epoch", show_epoch(view["epoch"])),
         ("time to live", seconds(view["ttl"])),
         ("asked at", view["asked_at"]),
@@ -156,6 +156,7 @@ def revoke(
 
 _GOES_FIRST = {
     "tier": "of a higher tier",
+    "priority": "with priority, which they pay for or have waited for",
     "group": "of groups with a smaller share per weight",
     "tenant": "of tenants of the same group with a smaller share per weight",
     "held": "of the same tenant, for holders that have held for less time",

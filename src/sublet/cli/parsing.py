@@ -140,6 +140,15 @@ OrModel = Annotated[
 ]
 
 
+PayPriority = Annotated[
+    bool,
+    Opt(
+        "--pay-priority",
+        help="Go before requests of the tier that do not pay, for the rate `priority` in rates.toml (default: off).",
+    ),
+]
+
+
 def other_model(text: str | None) -> str | None:
     """As it goes to the office."""
     return "*" if text == "any" else text

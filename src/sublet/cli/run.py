@@ -23,7 +23,20 @@ from sublet.cli.hosting import (
     wants_terminal,
     with_what_was_lost,
 )
-from sublet.cli.parsing import FOREVER, Model, OrModel, count, duration, label, labels, other_model, size, vram, wait
+from sublet.cli.parsing import (
+    FOREVER,
+    Model,
+    OrModel,
+    PayPriority,
+    count,
+    duration,
+    label,
+    labels,
+    other_model,
+    size,
+    vram,
+    wait,
+)
 from sublet.cli.parsing import name as valid
 from sublet.cli.show import visible
 from sublet.cli.taking import Taken, take
@@ -80,6 +93,7 @@ def run(
     spot: Annotated[
         bool, Opt("--spot", help="Short for --tier spot: lowest priority, preempted at short notice.")
     ] = False,
+    pay_priority: PayPriority = False,
     waiting: Annotated[
         float | None,
         Opt("--wait", metavar="DURATION", parse=wait, help="Longest wait in the queue (default: no limit)."),
@@ -146,6 +160,7 @@ def run(
         ),
         "ttl": mine.get("ttl") if ttl is None else ttl,
         "tier": _tier(tier, spot=spot) or mine.get("tier"),
+        "pay_priority": pay_priority,
         "wait": _patience(mine.get("wait") if waiting is None and not no_wait else waiting, no_wait=no_wait),
         "renew": renew or RenewMode.WHILE_BUSY.value,
         "name": None if name is None else valid(name),

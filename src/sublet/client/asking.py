@@ -68,6 +68,8 @@ class Terms(TypedDict, total=False):
     tier: TierText | None
     spot: bool
     """Short for ``tier="spot"``: cheaper in the queue's eyes, and taken back at short notice."""
+    pay_priority: bool
+    """Go before the requests of the tier that do not pay. It costs the office's rate for priority, where it has one."""
     wait: Duration | None
     """How long to wait in the queue: 0 tries once, None (the default) waits without bound."""
     expect: Duration | None
@@ -267,8 +269,8 @@ class Asking(Generic[L, M]):
         that much. With ``or_model`` another model may be given where none of ``model`` is free: any (True) or those
         named, ``"T4|L4"``. Such an offer says what it is, when what was asked may be had and at what price, and
         ``on_offer`` may still decline it. Models of which each is as good need no offer: ``model="H200|A100"``.
-        Further: ``ttl= tier= spot= wait= name= labels= selector= renew= renew_every= max_hold= on_place= bound=``,
-        each described at `Terms`.
+        Further: ``ttl= tier= spot= pay_priority= wait= name= labels= selector= renew= renew_every= max_hold= on_place=
+        bound=``, each described at `Terms`.
 
         ``resume`` goes on with what was taken off its device and is parked: a lease that ended so, or its
         ``end.parked``. Leave the amounts out then: the parked lease has them.
@@ -389,9 +391,12 @@ def _asked(want: WantBody | None, terms: Terms) -> Asked:
         raise InvalidRequest(
             f"bound={shown(bound)} is neither True nor False", do="Write bound=False, or leave it out."
         )
-    spot = terms.get("spot", False)
-    if spot not in (True, False):
-        raise InvalidRequest(f"spot={shown(spot)} is neither True nor False", do="Write spot=True, or leave it out.")
+    spot, pay_priority = terms.get("spot", False), terms.get("pay_priority", False)
+    for switch, value in (("spot", spot), ("pay_priority", pay_priority)):
+        if value not in (True, False):
+            raise InvalidRequest(
+                f"{switch}={shown(value)} is neither True nor False", do=f"Write {switch}=True, or leave it out."
+            )
     if spot and tier not in (None, Tier.SPOT):
         raise InvalidRequest(
             f'tier="{tier}" and spot=True contradict each other',
@@ -411,6 +416,7 @@ def _asked(want: WantBody | None, terms: Terms) -> Asked:
         ttl=None if ttl_ns is None else ttl_ns / NS_PER_S,
         tier=None if tier is None else tier.value,
         spot=spot,
+        pay_priority=pay_priority,
         wait=_wait(terms.get("wait")),
         expect=None if terms.get("expect") is None else parse_duration_ns(terms["expect"] or 0, "expect") / NS_PER_S,
         selector=valid_labels(terms.get("selector") or {}),

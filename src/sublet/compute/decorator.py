@@ -41,9 +41,12 @@ R = TypeVar("R")
 T = TypeVar("T")
 LEFT_S: Final = 1.0
 """An idle lease with less than this left is not used again."""
-FIXED: Final = ("min_vram", "count", "exclusivity", "model", "or_smaller", "or_model", "tier", "spot", "selector")
+FIXED: Final = (
+    *("min_vram", "count", "exclusivity", "model", "or_smaller", "or_model"),
+    *("tier", "spot", "pay_priority", "selector"),
+)
 """Terms that must be the same for two functions to share a lease."""
-RESUMED: Final = ("ttl", "expect", "wait", "name", "labels", "tier", "spot")
+RESUMED: Final = ("ttl", "expect", "wait", "name", "labels", "tier", "spot", "pay_priority")
 """Terms of a request to go on with what is parked, which knows itself what it needs."""
 HEARD_S: Final = 1.0
 """So long it may take until a holder hears how a lease has ended."""
@@ -65,6 +68,7 @@ def gpu(
     or_model: bool | str = False,
     tier: TierText | None = None,
     spot: bool = False,
+    pay_priority: bool = False,
     wait: Duration | None = None,
     name: str | None = None,
     labels: dict[str, str] | None = None,

@@ -377,6 +377,7 @@ class Cells:
                     count=options.gpus,
                     exclusivity=Exclusivity.SHARED if options.shared else None,
                     tier=options.tier or Tier.INTERACTIVE,
+                    pay_priority=options.pay_priority,
                     wait=wait,
                     or_smaller=options.smaller_ok,
                     model=options.model,

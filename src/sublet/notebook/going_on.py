@@ -61,6 +61,7 @@ def go_on(
         new = fabric.gpu(
             resume=lease,
             tier=options.tier or Tier.INTERACTIVE,
+            pay_priority=options.pay_priority,
             wait=None if options.wait_ns is None else options.wait_ns / NS_PER_S,
             on_place=waiting,
             labels=dict(labels),

@@ -296,6 +296,8 @@ def _gives(
 ) -> tuple[str, ...]:
     if options.gives is None:
         raise InvalidRequest("--map needs --out", do="Name what is to come back: --out loss,model.")
+    if options.pay_priority:
+        raise InvalidRequest("--map and --pay-priority contradict each other", do="Leave --pay-priority out.")
     can_be = {*reading.binds, *reading.reads, *(options.takes or ()), *(key for item in items for key in item)}
     for name in options.gives:
         if name not in can_be and not reading.opaque:

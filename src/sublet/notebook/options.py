@@ -36,6 +36,7 @@ class CellOptions:
     over: str = ""
     """A list of dicts: the cell is run once for each, on leases of its own."""
     tier: Tier | None = None
+    pay_priority: bool = False
     wait_ns: int | None = None
     """None: as long as it takes; 0: not at all."""
     smaller_ok: bool = False
@@ -127,6 +128,7 @@ OPTIONS: Final = (
     _Option("--map", "NAME", lambda v: {"over": _one_name(v)}, "list of dicts: run the cell for each; needs --out"),
     _Option("--tier", "TIER", _tier, "interactive, batch or spot (default: interactive)"),
     _Option("--spot", "", lambda _: {"tier": Tier.SPOT}, "short for --tier spot"),
+    _Option("--pay-priority", "", lambda _: {"pay_priority": True}, "go before requests that do not pay, for a rate"),
     _Option(
         "--wait", "DURATION", lambda v: {"wait_ns": parse_duration_ns(v, "--wait")}, "longest wait (default: no limit)"
     ),

@@ -155,6 +155,8 @@ class AcquireRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     """Seconds (default: that of the kind)."""
     tier: str | None = None
     spot: bool = False
+    pay_priority: bool = False
+    """Go before the requests of its tier that do not pay, for the rate ``priority`` of the office's prices."""
     wait: float | None = None
     """Seconds in the queue at most; 0 tries once; null waits without bound."""
     expect: float | None = None
@@ -445,6 +447,7 @@ class LeaseView(Message, kw_only=True):
     """It is a parking lease."""
     resume: str | None = None
     """It goes on with what was parked there."""
+    pays_priority: bool = False
 
 
 class GrantAnswer(Message, kw_only=True, tag="grant", tag_field="answer"):
@@ -461,7 +464,7 @@ class PlaceAnswer(Message, kw_only=True, tag="place", tag_field="answer"):
 
 class AheadView(Message, kw_only=True):
     because: str
-    """What decides: tier, group, tenant, held or arrival."""
+    """What decides: tier, priority, group, tenant, held or arrival."""
     requests: int
     leases: list[str]
     """The first of them, as far as the caller may know them."""

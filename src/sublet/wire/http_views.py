@@ -266,13 +266,15 @@ class BillLine(Message, kw_only=True):
     """Written by checkpoints that were published."""
     saves: int = 0
     fuel: int = 0
+    """That WASM tasklets used."""
     period: str = ""
     """The day or month in UTC, where it was asked for."""
     waited_seconds: float = 0.0
     """In the queue, before what was granted in this window."""
     ended: dict[str, int] = {}
     """Leases that ended in this window, by reason."""
-    """That WASM tasklets used."""
+    priority_cost: float = 0.0
+    """The part of the cost that was paid for priority."""
 
 
 class NeighbourView(Message, kw_only=True):

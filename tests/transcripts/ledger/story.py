@@ -19,7 +19,8 @@ from sublet.lease.states import LeaseStatus
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Done, Granted, Offer, Place, Refusal
-from sublet.office.ledger.budgets import money
+from sublet.office.ledger.bills import Rates
+from sublet.office.ledger.budgets import money, prices_record
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.records import (
     LOCAL_TENANT,
@@ -155,6 +156,8 @@ class Teller:
                 return (
                     f"{event.lease} has notice: {notice.reason} at {self.moment(notice.take_at_ns)} ({notice.detail})"
                 )
+            case ev.PriorityGained():
+                return f"{event.lease} has priority by now"
             case ev.Spared():
                 return f"{event.lease} may stay"
             case ev.BudgetReached():
@@ -328,6 +331,7 @@ class Teller:
             retain_ns=_time(words["retain"]) if "retain" in words else None,
             replaces=LeaseId(words["replaces"]) if "replaces" in words else None,
             process=_process(words),
+            pays_priority="pays" in flags,
         )
 
     # ---- operators
@@ -347,6 +351,11 @@ class Teller:
     def do_quota(self, plain: list[str], words: Words) -> Iterator[str]:
         quota = Quota(**{name: int(limit) for name, limit in words.items()})
         yield self.answer(self.bench.do(cmd.SetTenant(tenant=TenantId(plain[0]), quota=quota)).answer)
+
+    def do_rates(self, plain: list[str], words: Words) -> Iterator[str]:
+        """In millionths of a credit for an hour; what is not named costs what it costs without a file."""
+        rates = Rates(**{name: int(float(price) * 1_000_000) for name, price in words.items()})  # type: ignore[arg-type]
+        yield self.answer(self.bench.do(cmd.SetPrices(prices=prices_record(rates))).answer)
 
     def do_budget(self, plain: list[str], words: Words) -> Iterator[str]:
         """Of a tenant, in credits: for each day, or (``credit``) more for this one."""

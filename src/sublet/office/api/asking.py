@@ -75,6 +75,7 @@ def acquire_command(
         replaces_epoch=None if replaces is None else replaces[1],
         retain_ns=None if request.retain is None else parse_duration_ns(request.retain, "retain", zero_ok=True),
         process=process,
+        pays_priority=request.pay_priority,
     )
 
 

@@ -161,6 +161,7 @@ def lease_view(lease: LeaseRecord, now: Now, resources: Mapping[ResourceId, Reso
         peer=lease.peer,
         parks=None if lease.parks is None else _parks_view(lease.parks),
         resume=None if lease.resume is None else lease.resume.hint,
+        pays_priority=lease.pays_priority,
     )
 
 

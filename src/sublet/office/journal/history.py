@@ -56,6 +56,7 @@ class _Lease:
         "is_volume",
         "labels",
         "metered",
+        "pays_priority",
         "saved",
         "start_ns",
         "tenant",
@@ -65,12 +66,20 @@ class _Lease:
     )
 
     def __init__(
-        self, tenant: TenantId, group: GroupId, labels: Mapping[str, str], start_ns: int, *, is_volume: bool = False
+        self,
+        tenant: TenantId,
+        group: GroupId,
+        labels: Mapping[str, str],
+        start_ns: int,
+        *,
+        is_volume: bool = False,
+        pays_priority: bool = False,
     ) -> None:
         self.tenant = tenant
         self.group = group
         self.labels = labels
         self.is_volume = is_volume
+        self.pays_priority = pays_priority
         self.saved: Saved | None = None
         self.done: tuple[Holding, ...] = ()
         self.charges: tuple[Charge, ...] | None = None
@@ -135,9 +144,11 @@ class History:
             case ev.TenantSet():
                 self._groups[event.tenant.id] = event.tenant.group or DEFAULT_GROUP
             case ev.Queued():
-                tenant = event.lease.tenant
-                self._leases[event.lease.id] = _Lease(tenant, self._group(tenant), event.lease.labels, ns)
-                self._open.add(event.lease.id)
+                asked, tenant = event.lease, event.lease.tenant
+                self._leases[asked.id] = _Lease(
+                    tenant, self._group(tenant), asked.labels, ns, pays_priority=asked.pays_priority
+                )
+                self._open.add(asked.id)
             case ev.Granted():
                 self._start(event.lease, event.parts, ns, wall_ns)
             case ev.Ungranted():
@@ -187,6 +198,7 @@ class History:
                 kind=part.kind,
                 units=part.millis if part.kind is Kind.GPU else part.amount,
                 model=self._models.get(part.resource, ""),
+                has_priority=lease.pays_priority and part.kind is Kind.GPU,
             )
             for part in parts
         )
@@ -280,6 +292,7 @@ def _wire_line(line: Line, currency: str) -> BillLine:
         ended=line.ended,
         uncounted=line.uncounted,
         cost=float(line.cost),
+        priority_cost=float(line.priority_cost),
         currency=currency,
         end=line.end,
         live=line.live,

@@ -74,6 +74,8 @@ def fingerprint(command: Acquire, *more: object) -> str:
         content = (*content, "expect", command.expect_ns)
     if command.retain_ns is not None:
         content = (*content, "retain", command.retain_ns)
+    if command.pays_priority:
+        content = (*content, "pays_priority")
     return hashlib.blake2b(msgspec.json.encode((*content, *more)), digest_size=16).hexdigest()
 
 
@@ -431,13 +433,27 @@ def _cheapest_first(lease: LeaseRecord, state: State) -> list[Want] | None:
     return [want if want.kind is not Kind.GPU else msgspec.structs.replace(want, model=names) for want in lease.wants]
 
 
-def price_of(state: State, want: Want, model: str) -> int:
+def check_pays_priority(lease: LeaseRecord, state: State) -> None:
+    """See that what the request would pay for is for sale; raises InvalidRequest."""
+    if state.rates.priority is None:
+        raise InvalidRequest(
+            "priority is not for sale in this office",
+            do="Ask without it, or ask the operator for a rate: `priority` in rates.toml.",
+        )
+    if Kind.GPU not in kinds_of(lease):
+        raise InvalidRequest("priority is paid for by the GPU, and this request has none", do="Ask without it.")
+
+
+def price_of(state: State, want: Want, model: str, *, pays_priority: bool) -> int:
     """Millionths of a unit of money, for an hour of what is wanted on devices of this model."""
     sizes = [each.device.capacity for each in state.resources.values() if each.device.model == model]
     millis = MILLIS_PER_DEVICE
     if want.exclusivity is Exclusivity.SHARED and sizes:
         millis = min(millis, -(-want.amount * millis // max(sizes)))
-    return state.rates.of(Kind.GPU, model) * want.count * millis // MILLIS_PER_DEVICE
+    price = state.rates.of(Kind.GPU, model)
+    if pays_priority:
+        price += state.rates.priority or 0
+    return price * want.count * millis // MILLIS_PER_DEVICE
 
 
 def _smaller_on(lease: LeaseRecord, here: Sequence[Room], *, mix: bool) -> tuple[Want, ...] | None:

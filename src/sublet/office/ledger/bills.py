@@ -37,6 +37,8 @@ class Charge:
     units: int
     """Thousandths of a device, cores, or bytes."""
     model: str = ""
+    has_priority: bool = False
+    """A GPU whose holder pays for priority."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,9 @@ class Rates:
     block: int = 100
     """One GiB."""
 
+    priority: int | None = None
+    """What a device costs more where its holder pays for priority. None: priority is not for sale."""
+
     missing: tuple[str, ...] = field(default=(), compare=False)
     """Prices that a file of rates does not give, so that the ones above hold. A budget needs all of them."""
 
@@ -128,6 +133,11 @@ class Rates:
         money; ``GRAINS_PER_MICRO`` of them are one millionth."""
         return self.of(kind, model) * _PER_UNIT[kind]
 
+    @property
+    def priority_grains(self) -> int:
+        """What a thousandth of a device costs more, for a nanosecond, where its holder pays for priority."""
+        return (self.priority or 0) * _PER_UNIT[Kind.GPU]
+
 
 def parse_rates(text: str) -> Rates:
     """From TOML, prices per hour::
@@ -137,6 +147,7 @@ def parse_rates(text: str) -> Rates:
     cpu = 0.02          # a core
     memory = 0.002      # a GiB
     block = 0.0001      # a GiB
+    priority = 0.50     # a device whose holder pays for priority, beside its price (default: not for sale)
 
     [models]
     "NVIDIA H200" = 3.25
@@ -151,13 +162,18 @@ def parse_rates(text: str) -> Rates:
         raise InvalidRequest("the rates need [models] as a table", do=_RATES_DO)
     if not isinstance(currency, str) or len(currency) > 16 or not currency.strip() or not currency.isprintable():
         raise InvalidRequest("the currency of the rates cannot be shown", do='Give a short word, such as "EUR".')
+    priority = None if "priority" not in table else _micros(table.pop("priority"), "priority")
+    if priority == 0:
+        raise InvalidRequest(
+            "the rate of 'priority' is 0", do="Give a price per hour above 0, or leave it out: then none is for sale."
+        )
     unknown = table.keys() - set(_PRICES)
     if unknown:
         raise InvalidRequest(f"the rates have an unknown entry {min(unknown)!r}", do=_RATES_DO)
     prices = {name: _micros(price, name) for name, price in table.items()}
     missing = tuple(name for name in _PRICES if name not in prices)
     models = {name: _micros(price, name) for name, price in models.items()}
-    return Rates(currency=currency, models=models, missing=missing, **prices)
+    return Rates(currency=currency, models=models, priority=priority, missing=missing, **prices)
 
 
 _PRICES: Final = ("gpu", "cpu", "memory", "block")
@@ -207,6 +223,8 @@ class Line:
     told yet: the four numbers before this one leave that out."""
     grains: int = 0
     """The price, exact; ``cost`` is for showing."""
+    priority_grains: int = 0
+    """The part of it that was paid for priority."""
     period: str = ""
     ended: dict[str, int] = field(default_factory=dict)
     """Leases whose end lies in the window, by reason."""
@@ -218,6 +236,18 @@ class Line:
     def cost(self) -> Decimal:
         """Rounded to a millionth, half to even; computed in integers, so no amount is too large for it."""
         return _scaled(micros_of(self.grains), 6)
+
+    @property
+    def priority_cost(self) -> Decimal:
+        """The part of the cost that was paid for priority, rounded in the same way."""
+        return _scaled(micros_of(self.priority_grains), 6)
+
+    def charge(self, charge: Charge, part_ns: int, rates: Rates) -> None:
+        """Add what was held of one resource for so long, and its price."""
+        self.add(charge.kind, charge.units * part_ns)
+        extra = charge.units * part_ns * rates.priority_grains if charge.has_priority else 0
+        self.grains += charge.units * part_ns * rates.grains(charge.kind, charge.model) + extra
+        self.priority_grains += extra
 
     def add(self, kind: Kind, unit_ns: int) -> None:
         match kind:
@@ -381,8 +411,7 @@ def _row(usage: Usage, rates: Rates, since_ns: int | None, until_ns: int | None)
             row.busy_ns += _share(busy_ns, before_ns + high_ns, held_ns) - _share(busy_ns, before_ns + low_ns, held_ns)
             _count(row, usage, before_ns + low_ns, before_ns + high_ns, held_ns)
             for charge in holding.charges:
-                row.add(charge.kind, charge.units * part_ns)
-                row.grains += _grains(charge, part_ns, rates)
+                row.charge(charge, part_ns, rates)
         before_ns += holding.held_ns
     if inside:
         first, last = usage.holdings[0], usage.holdings[-1]
@@ -391,10 +420,6 @@ def _row(usage: Usage, rates: Rates, since_ns: int | None, until_ns: int | None)
         if usage.end is not None and not usage.is_volume and _within(last.wall_ns + last.held_ns, since_ns, until_ns):
             row.ended[usage.end] = 1
     return row if inside else None
-
-
-def _grains(charge: Charge, part_ns: int, rates: Rates) -> int:
-    return charge.units * part_ns * rates.grains(charge.kind, charge.model)
 
 
 def _by_device(
@@ -408,8 +433,7 @@ def _by_device(
         if high_ns > low_ns or (not holding.held_ns and _within(holding.wall_ns, since_ns, until_ns)):
             for charge in holding.charges:
                 line = found.setdefault(charge.resource, Line(key=charge.resource))
-                line.add(charge.kind, charge.units * (high_ns - low_ns))
-                line.grains += _grains(charge, high_ns - low_ns, rates)
+                line.charge(charge, high_ns - low_ns, rates)
                 if charge.kind is Kind.GPU:
                     gpus[charge.resource] = None
             for resource in dict.fromkeys(charge.resource for charge in holding.charges):
@@ -467,6 +491,7 @@ def _sum(line: Line, row: Line) -> None:
     line.held_ns += row.held_ns
     line.busy_ns += row.busy_ns
     line.grains += row.grains
+    line.priority_grains += row.priority_grains
     line.uncounted += row.uncounted
     line.waited_ns += row.waited_ns
     for name in (*_COUNTED, "bytes_saved", "saves"):
@@ -519,7 +544,7 @@ _COLUMNS: Final = (
     *("key", "tenant", "leases", "held_seconds", "busy_seconds", "gpu_seconds", "core_seconds"),
     *("memory_byte_seconds", "block_byte_seconds", "vram_byte_seconds", "launches", "launch_errors", "bytes_moved"),
     *("uncounted", "cost", "currency", "end", "live", "way", "bytes_saved", "saves", "fuel"),
-    *("period", "waited_seconds", "ended"),
+    *("period", "waited_seconds", "ended", "priority_cost"),
 )
 
 
@@ -556,6 +581,7 @@ def to_csv(bill: Bill) -> str:
                 line.period,
                 f"{_scaled(line.waited_ns, 9):f}",
                 " ".join(f"{reason}:{count}" for reason, count in sorted(line.ended.items())),
+                f"{line.priority_cost:f}",
             )
         )
     return out.getvalue()

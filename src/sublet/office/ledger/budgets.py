@@ -218,6 +218,8 @@ def _costs(state: State, lease: LeaseRecord) -> bool:
     if held is not None:
         return cost(held.units, rates) > 0
     kinds = {want.kind for want in lease.wants}
+    if lease.pays_priority and rates.priority:
+        return True
     return any(rates.of(kind) for kind in kinds) or (Kind.GPU in kinds and any(rates.models.values()))
 
 
@@ -342,6 +344,7 @@ def prices_record(rates: Rates) -> PricesRecord:
         cpu=rates.cpu,
         memory=rates.memory,
         block=rates.block,
+        priority=rates.priority,
     )
 
 

@@ -126,9 +126,12 @@ def _check_tenants(state: State, holding: list[LeaseRecord]) -> None:
         assert groups.get(group, type(held)()) == held, f"{group} holds {groups.get(group)}, the index says {held}"
     for group, account in state.books.group_accounts.items():
         assert account.level == levels.get(group, [0, 0, 0]), f"the account of {group} is out of step"
-    for groups_in_line in state.queue.values():
+    for lane, groups_in_line in state.queue.items():
         for group, tenants in groups_in_line.items():
             assert tenants and all(state.group_of(tenant) == group for tenant in tenants), f"{group}: misfiled"
+            for *_, name in (entry for line in tenants.values() for entry in line):
+                waiting = state.leases[name]
+                assert lane == (waiting.tier, waiting.has_priority), f"{name} waits in another lane"
 
 
 def _check_reserved(state: State) -> None:

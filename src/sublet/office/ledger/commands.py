@@ -113,6 +113,8 @@ class Acquire(_Tenants, frozen=True, kw_only=True):
     """The epoch of that one which is meant; an older one is refused. None: whichever it has."""
     retain_ns: int | None = None
     """How long its volume is kept after the lease. None: as before, or as the policy has it."""
+    pays_priority: bool = False
+    """It pays the rate for priority."""
     process: ProcessRecord | None = None
     """The process whose end is the end of the lease; None: no process."""
 

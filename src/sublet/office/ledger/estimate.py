@@ -20,7 +20,7 @@ from sublet.office.ledger.promises import matches
 from sublet.office.ledger.records import LeaseRecord, Now, Want
 from sublet.office.ledger.replacing import millis_beside
 from sublet.office.ledger.rooms import Room
-from sublet.office.ledger.state import State
+from sublet.office.ledger.state import LANES, State, lane_of
 from sublet.office.ledger.volume_rooms import why_not_yet
 from sublet.values import Exclusivity, Kind, TenantId
 
@@ -44,14 +44,9 @@ def estimate_ns(lease: LeaseRecord, state: State, now: Now, policy: Policy, plac
 
 
 def estimate_if_queued(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> int | None:
-    """For a request that is not in the line: as if it were the last of its tier."""
-    ahead = sum(
-        len(line)
-        for tier, groups in state.queue.items()
-        if tier.rank >= lease.tier.rank
-        for lines in groups.values()
-        for line in lines.values()
-    )
+    """For a request that is not in the line: as if it were the last of its lane."""
+    lanes = LANES[: LANES.index(lane_of(lease)) + 1]
+    ahead = sum(len(line) for lane in lanes for lines in state.queue[lane].values() for line in lines.values())
     return _estimate(lease, ahead, state, now, policy)
 
 

@@ -240,6 +240,12 @@ class Queued(_Audited, frozen=True, kw_only=True, tag="queued"):
     lease: LeaseRecord
 
 
+class PriorityGained(_Fact, frozen=True, kw_only=True, tag="priority_gained"):
+    """A request that does not pay for priority has waited for long enough: it stands among those that do."""
+
+    lease: LeaseId
+
+
 class Granted(_Audited, frozen=True, kw_only=True, tag="granted"):
     """Hardware is set aside under a new epoch."""
 
@@ -530,6 +536,7 @@ Event = (
     | BudgetRemoved
     | BurstDrawn
     | Queued
+    | PriorityGained
     | Granted
     | Ungranted
     | Claimed

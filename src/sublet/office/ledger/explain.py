@@ -15,6 +15,7 @@ import msgspec
 
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.office.ledger import admission, preemption, promises
+from sublet.office.ledger.budgets import money
 from sublet.office.ledger.estimate import estimate_ns, leaves_at
 from sublet.office.ledger.groups import Floors, is_within_floor
 from sublet.office.ledger.order import InOrder, kinds_of, position
@@ -31,6 +32,8 @@ class Because(enum.StrEnum):
     """Why a request goes before another: the first difference that decides."""
 
     TIER = "tier"
+    PRIORITY = "priority"
+    """It pays for priority, or has waited for so long that it has it without."""
     GROUP = "group"
     """Its group has had a smaller share per weight."""
     TENANT = "tenant"
@@ -130,6 +133,8 @@ def _ahead(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> Iterat
 def _because(other: LeaseRecord, lease: LeaseRecord, state: State) -> Because:
     if other.tier is not lease.tier:
         return Because.TIER
+    if other.has_priority is not lease.has_priority:
+        return Because.PRIORITY
     if state.group_of(other.tenant) != state.group_of(lease.tenant):
         return Because.GROUP
     if other.tenant != lease.tenant:
@@ -264,6 +269,14 @@ def _advice(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, poli
         if there < here:
             left = f"only {there} of the {here} requests" if there else "no request"
             yield f"ask in tier {best}: {left} would go first"
+    price = state.rates.priority
+    if price is not None and not lease.has_priority and Kind.GPU in kinds_of(lease):
+        here = position(state, lease, now.ns, policy) - 1
+        there = position(state, msgspec.structs.replace(lease, has_priority=True), now.ns, policy) - 1
+        if there < here:
+            left = f"only {there} of the {here} requests" if there else "no request"
+            cost = f"{money(price, state.rates.currency)} an hour for a GPU, beside its price"
+            yield f"pay for priority ({cost}): {left} would go first"
 
 
 def _tier_max(lease: LeaseRecord, state: State) -> Tier:

@@ -307,6 +307,14 @@ def _queued(state: State, event: ev.Queued, now: Now) -> None:
     state.arm(lease)
 
 
+def _priority_gained(state: State, event: ev.PriorityGained, now: Now) -> None:
+    lease = state.leases[event.lease]
+    state.dequeue(lease)
+    lease.has_priority = True
+    state.enqueue(lease)
+    state.arm(lease)
+
+
 def _granted(state: State, event: ev.Granted, now: Now) -> None:
     lease = state.leases[event.lease]
     lease.status = next_lease(lease.status, LeaseEvent.GRANT, lease.id)
@@ -564,6 +572,7 @@ def _shift_lease(lease: LeaseRecord, shift_ns: int) -> None:
 _INSTANTS: Final = (
     "asked_at_ns",
     "wait_until_ns",
+    "priority_at_ns",
     "granted_at_ns",
     "claim_by_ns",
     "claimed_at_ns",
@@ -601,6 +610,7 @@ FOLD: Final[dict[type, Callable[[State, Any, Now], None]]] = {
     ev.BudgetRemoved: budget_removed,
     ev.BurstDrawn: _burst_drawn,
     ev.Queued: _queued,
+    ev.PriorityGained: _priority_gained,
     ev.Granted: _granted,
     ev.Ungranted: _ungranted,
     ev.Claimed: _claimed,

@@ -192,7 +192,11 @@ def _of_lease(state: State, lease: LeaseRecord, now: Now | None) -> HeldRecord:
         group=lease.group or state.group_of(lease.tenant),
         start_ns=start_ns,
         wall_ns=lease.asked_wall_ns + start_ns - lease.asked_at_ns if wall_ns is None else wall_ns,
-        units=units_of(lease.parts, {r.resource: state.resources[r.resource].device.model for r in lease.parts}),
+        units=units_of(
+            lease.parts,
+            {part.resource: state.resources[part.resource].device.model for part in lease.parts},
+            pays_priority=lease.pays_priority,
+        ),
     )
 
 

@@ -31,7 +31,7 @@ from sublet.office.ledger.records import LeaseRecord, TenantRecord, Want
 from sublet.office.ledger.schedule import Schedule
 from sublet.office.ledger.step import Step, notify_order
 from sublet.office.ledger.volume_rooms import why_not_yet
-from sublet.values import NS_PER_S, EndReason, Kind, LeaseId, NodeId, RequestId, Tier, format_duration
+from sublet.values import NS_PER_S, EndReason, Kind, LeaseId, NodeId, RequestId, format_duration
 from sublet.wire.orders import Parking, Part
 
 REQUEST_ID_MAX: Final = 120
@@ -282,6 +282,8 @@ def _lapsed(lease: LeaseRecord) -> LeaseEnded:
 def _not_allowed(step: Step, lease: LeaseRecord, tenant: TenantRecord) -> Refusal | None:
     """What stands against the request, whatever is free."""
     state, policy = step.state, step.policy
+    if lease.pays_priority:
+        admission.check_pays_priority(lease, state)
     if lease.tier.rank > tenant.tier_max.rank:
         return Refusal(
             code=RefusalCode.QUOTA,
@@ -301,6 +303,7 @@ def _not_allowed(step: Step, lease: LeaseRecord, tenant: TenantRecord) -> Refusa
 
 def _record(step: Step, command: cmd.Acquire, mark: str) -> LeaseRecord:
     wait_ns, before = command.wait_ns, _before(step, command)
+    has_priority_later = step.state.rates.priority is not None and not command.pays_priority
     return LeaseRecord(
         id=command.lease,
         tenant=command.tenant,
@@ -325,6 +328,9 @@ def _record(step: Step, command: cmd.Acquire, mark: str) -> LeaseRecord:
         process=command.process,
         peer=command.peer,
         attained_ns=0 if before is None else _attained_ns(before, step.now.ns),
+        pays_priority=command.pays_priority,
+        has_priority=command.pays_priority,
+        priority_at_ns=step.now.ns + step.policy.priority_after_ns if has_priority_later else None,
         goes_on=before.id if before is not None and before.end is not None else None,
     )
 
@@ -481,7 +487,10 @@ def _offer_of(step: Step, lease: LeaseRecord) -> Offer:
         devices = [each.device for each in state.resources.values() if each.device.kind is Kind.GPU]
         asked_models = [device.model for device in devices if is_called(want.model or "", device.model)]
         if is_other and asked_models:
-            prices = admission.price_of(state, want, model), admission.price_of(state, want, asked_models[0])
+            prices = (
+                admission.price_of(state, want, model, pays_priority=lease.pays_priority),
+                admission.price_of(state, want, asked_models[0], pays_priority=lease.pays_priority),
+            )
         return Offer(
             lease=lease,
             asked=want.amount,
@@ -516,8 +525,7 @@ def _queue_is_full(step: Step, lease: LeaseRecord) -> Refusal | None:
     )
     for limit, waiting, whose in limits:
         if limit is not None and waiting >= limit:
-            mine = [state.line(tier, tenant) for tier in Tier]
-            first = next((state.leases[line[0][-1]] for line in mine if line), None)
+            first = next((state.leases[line[0][-1]] for line in state.lines_of(tenant)), None)
             in_ns = None if first is None else estimate.estimate_ns(first, state, step.now, policy)
             when = "when one of them has been granted" if in_ns is None else f"in about {format_duration(in_ns)}"
             return Refusal(

@@ -1,5 +1,8 @@
-"""The order of the queue: tier, then the group and in it the tenant with the smallest share, then the least time held
-without a break, then arrival.
+"""The order of the queue: tier, then priority, then the group and in it the tenant with the smallest share, then the
+least time held without a break, then arrival.
+
+Priority is what holders pay for where an operator gives it a rate. A request that does not pay has it too after half an
+hour in line (``priority_after_ns``), so those that pay go before it for that long and no longer: then shares decide.
 
 A share is decayed use per weight (``fairness``). What is ahead of a request, for its holder's place and for the grant,
 is computed here and nowhere else.
@@ -14,19 +17,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 
 from sublet.lease.states import LeaseStatus
 from sublet.office.ledger.fairness import Account, share
 from sublet.office.ledger.groups import is_within_floor
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord
-from sublet.office.ledger.state import State, Waiting, waiting
-from sublet.values import GroupId, Kind, LeaseId, TenantId, Tier
+from sublet.office.ledger.state import Lane, State, Waiting, lane_of, waiting
+from sublet.values import GroupId, Kind, LeaseId, TenantId
 
 WAITING_LOOKED_AT = 64
 """Waiting requests of each tenant and tier that are looked at to see whether one of them wants what a lease has."""
-TIERS = sorted(Tier, key=lambda tier: tier.rank, reverse=True)
 
 
 class Shares:
@@ -60,13 +62,13 @@ class InOrder:
         self._shares = Shares(state, now_ns, policy)
 
     def __iter__(self) -> Iterator[LeaseRecord]:
-        for tier in TIERS:
-            if self._state.queue[tier]:
-                yield from self._tier(tier)
+        for lane, groups in self._state.queue.items():
+            if groups:
+                yield from self._lane(lane)
 
-    def _tier(self, tier: Tier) -> Iterator[LeaseRecord]:
+    def _lane(self, lane: Lane) -> Iterator[LeaseRecord]:
         shares = self._shares
-        walks = {group: self._group(lines) for group, lines in self._state.queue[tier].items()}
+        walks = {group: self._group(lines) for group, lines in self._state.queue[lane].items()}
         heads = [shares.of_group(group) for group in walks]
         heapq.heapify(heads)
         while heads:
@@ -121,16 +123,12 @@ def others_wait_for(state: State, lease: LeaseRecord) -> bool:
 def position(state: State, lease: LeaseRecord, now_ns: int, policy: Policy) -> int:
     """1-based position of the lease in the queue."""
     shares = Shares(state, now_ns, policy)
-    ahead = sum(
-        len(line)
-        for tier in TIERS
-        if tier.rank > lease.tier.rank
-        for lines in state.queue[tier].values()
-        for line in lines.values()
-    )
+    own_lane = lane_of(lease)
+    before = takewhile(lambda lane: lane != own_lane, state.queue)
+    ahead = sum(len(line) for lane in before for lines in state.queue[lane].values() for line in lines.values())
     own_group = state.group_of(lease.tenant)
     own_share, own_key = shares.of_group(own_group), shares.of_tenant(lease.tenant)
-    for group, lines in state.queue[lease.tier].items():
+    for group, lines in state.queue[own_lane].items():
         if group == own_group:
             for tenant, line in lines.items():
                 if tenant == lease.tenant:

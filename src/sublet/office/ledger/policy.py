@@ -48,6 +48,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     then; the choice of the devices is earlier by the notice."""
     reserved_keep_ns: int = 10 * _MIN_NS
     """For so long after its start, reserved devices are kept free for the group; then unused ones are lent as spot."""
+    priority_after_ns: int = 30 * _MIN_NS
+    """Where priority is for sale, a request that does not pay has it too after this long in line."""
     gang_patience_ns: int = 5 * _MIN_NS
     """After this long in line, no request of the same or a lower tier is let past to what the head could use."""
     held_counts_as_ns: int = _MIN_NS

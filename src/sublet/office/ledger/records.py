@@ -150,6 +150,8 @@ class PricesRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A GiB."""
     block: int
     """A GiB."""
+    priority: int | None = None
+    """What a device costs more whose holder pays for priority; None: it is not for sale."""
 
 
 class BudgetRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -194,7 +196,8 @@ class HeldRecord(msgspec.Struct, frozen=True, kw_only=True):
     wall_ns: int
     """Where on the wall clock it began."""
     units: dict[str, int]
-    """By kind, and for a GPU with its model as in ``gpu/NVIDIA H200``: thousandths of a device, cores or bytes."""
+    """By kind, and for a GPU with its model as in ``gpu/NVIDIA H200``: thousandths of a device, cores or bytes. Under
+    ``priority`` the thousandths of devices for which priority is paid, once more."""
 
 
 class SpentRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -402,6 +405,12 @@ class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """On the burst credit of its tenant: thousandths of a device."""
     attained_ns: int = 0
     """For how long its holder had held, without a break, what this request goes on with."""
+    pays_priority: bool = False
+    """Its holder pays the rate for priority."""
+    has_priority: bool = False
+    """In the queue it goes before others of its tier: its holder pays for that, or it has waited for long enough."""
+    priority_at_ns: int | None = None
+    """When it has waited for long enough. None: it pays, or priority was not for sale when it was asked for."""
     goes_on: LeaseId | None = None
     """The lease that was taken from its holder and with whose work this request goes on."""
     moving_ns: int = 0

@@ -61,7 +61,7 @@ _FOR_RESERVATIONS = frozenset(
     }
 )
 """After these a reservation may need another device, or there may be a lease that has to leave one."""
-_FOR_MOMENTS = frozenset({ev.Claimed, ev.Noticed, ev.Queued, ev.Rebased, ev.Spared})
+_FOR_MOMENTS = frozenset({ev.Claimed, ev.Noticed, ev.PriorityGained, ev.Queued, ev.Rebased, ev.Spared})
 """After these all who wait are to be looked at, at once or later."""
 
 
@@ -179,6 +179,8 @@ class Schedule:
         now_ns = step.now.ns
         step.as_office()
         match lease.status:
+            case LeaseStatus.QUEUED if lease.wait_until_ns is None or lease.wait_until_ns > now_ns:
+                step.emit(ev.PriorityGained(lease=lease.id))
             case LeaseStatus.QUEUED:
                 step.end(lease, EndReason.REFUSED, "it was not granted within the time it could wait")
             case LeaseStatus.GRANTED if lease.offered:

@@ -22,6 +22,8 @@ from sublet.wire.orders import Part
 
 THRESHOLDS: Final = ((100, BudgetLevel.USED_UP), (80, BudgetLevel.WARNED))
 """Percent of the budget from which on it has this level, the highest first."""
+PRIORITY: Final = "priority"
+"""Under which the devices stand for which priority is paid; no kind is called so."""
 WINDOWS_KEPT: Final = 40
 """Windows of which the past is remembered: a wall clock that is set back finds them as they were."""
 
@@ -68,13 +70,15 @@ def bounds(budget: BudgetRecord, wall_ns: int) -> tuple[str, int, int | None]:
     return name, max(budget.since_wall_ns, low_ns or 0), high_ns
 
 
-def units_of(parts: Iterable[Part], model_of: Mapping[str, str]) -> dict[str, int]:
+def units_of(parts: Iterable[Part], model_of: Mapping[str, str], *, pays_priority: bool = False) -> dict[str, int]:
     """What is held, by what it is priced by."""
     found: dict[str, int] = {}
     for part in parts:
         model = model_of.get(part.resource, "") if part.kind is Kind.GPU else ""
         what = f"{part.kind}/{model}" if model else str(part.kind)
         found[what] = found.get(what, 0) + (part.millis if part.kind is Kind.GPU else part.amount)
+        if pays_priority and part.kind is Kind.GPU:
+            found[PRIORITY] = found.get(PRIORITY, 0) + part.millis
     return found
 
 
@@ -89,6 +93,7 @@ def rates_of(prices: PricesRecord | None) -> Rates:
         cpu=prices.cpu,
         memory=prices.memory,
         block=prices.block,
+        priority=prices.priority,
     )
 
 
@@ -97,7 +102,7 @@ def cost(units: Mapping[str, int], rates: Rates) -> int:
     total = 0
     for what, amount in units.items():
         kind, _, model = what.partition("/")
-        total += amount * rates.grains(Kind(kind), model)
+        total += amount * (rates.priority_grains if kind == PRIORITY else rates.grains(Kind(kind), model))
     return total
 
 

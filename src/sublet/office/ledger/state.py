@@ -80,6 +80,13 @@ STALE_TIMERS_MAX = 1024
 """Timers of leases that are over; with more of them the heap is made anew."""
 
 
+Lane = tuple[Tier, bool]
+"""Of the queue: a tier, and in it whether the requests go before the others of the tier (``has_priority``)."""
+LANES: Final[tuple[Lane, ...]] = tuple(
+    (tier, first) for tier in sorted(Tier, key=lambda tier: tier.rank, reverse=True) for first in (True, False)
+)
+"""In the order of the queue."""
+
 Waiting = tuple[int, int, LeaseId]
 """Step of what its holder has had without a break, arrival, and the lease."""
 
@@ -183,7 +190,7 @@ class State:
         self.held_by_group: dict[GroupId, Held] = {}
         self._capacity: list[int] | None = None
         self.requests: dict[tuple[TenantId, RequestId], LeaseId] = {}
-        self.queue: dict[Tier, dict[GroupId, dict[TenantId, list[Waiting]]]] = {tier: {} for tier in Tier}
+        self.queue: dict[Lane, dict[GroupId, dict[TenantId, list[Waiting]]]] = {lane: {} for lane in LANES}
         """Waiting leases, per tier, group and tenant in the order in which they go."""
         self.queued_count = 0
         self.live_count = 0
@@ -218,15 +225,18 @@ class State:
 
     def waiting_of(self, tenant: TenantId) -> int:
         """How many requests of a tenant wait."""
-        return sum(len(self.line(tier, tenant)) for tier in Tier)
+        return sum(len(line) for line in self.lines_of(tenant))
 
     def waiting_of_group(self, group: GroupId) -> int:
         """How many requests of its tenants wait."""
         return sum(len(line) for groups in self.queue.values() for line in groups.get(group, {}).values())
 
-    def line(self, tier: Tier, tenant: TenantId) -> Sequence[Waiting]:
-        """The waiting requests of a tenant in one tier."""
-        return self.queue[tier].get(self.group_of(tenant), {}).get(tenant, ())
+    def lines_of(self, tenant: TenantId) -> Iterator[Sequence[Waiting]]:
+        """The waiting requests of a tenant by lane, those that go first before the others."""
+        group = self.group_of(tenant)
+        for groups in self.queue.values():
+            if line := groups.get(group, {}).get(tenant):
+                yield line
 
     def group_of(self, tenant: TenantId) -> GroupId:
         known = self.tenants.get(tenant)
@@ -403,7 +413,9 @@ class State:
         """When time alone will change this lease."""
         match lease.status:
             case LeaseStatus.QUEUED:
-                return lease.wait_until_ns
+                if lease.priority_at_ns is None or lease.has_priority:
+                    return lease.wait_until_ns
+                return min(lease.priority_at_ns, lease.wait_until_ns or lease.priority_at_ns)
             case LeaseStatus.GRANTED:
                 return lease.claim_by_ns
             case LeaseStatus.ACTIVE:
@@ -558,12 +570,12 @@ class State:
                 groups.setdefault(into, {})[tenant] = line
 
     def enqueue(self, lease: LeaseRecord) -> None:
-        group = self.queue[lease.tier].setdefault(self.group_of(lease.tenant), {})
+        group = self.queue[lane_of(lease)].setdefault(self.group_of(lease.tenant), {})
         insort(group.setdefault(lease.tenant, []), waiting(lease))
         self.queued_count += 1
 
     def dequeue(self, lease: LeaseRecord) -> None:
-        groups, name = self.queue[lease.tier], self.group_of(lease.tenant)
+        groups, name = self.queue[lane_of(lease)], self.group_of(lease.tenant)
         line = groups[name][lease.tenant]
         del line[bisect_left(line, waiting(lease))]
         if not line:
@@ -616,6 +628,11 @@ class State:
             if len(self.timers) > 2 * len(self.armed) + STALE_TIMERS_MAX:
                 self.timers = [(at, lease_id) for lease_id, at in self.armed.items()]
                 heapq.heapify(self.timers)
+
+
+def lane_of(lease: LeaseRecord) -> Lane:
+    """The part of the queue in which it waits."""
+    return lease.tier, lease.has_priority
 
 
 def waiting(lease: LeaseRecord) -> Waiting:

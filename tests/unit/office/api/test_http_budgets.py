@@ -173,3 +173,36 @@ def test_another_model_is_offered_with_time_and_prices_as_text() -> None:
             assert "or_model" not in answer.json["lease"]["wants"][0], "a client of the version before reads it"
 
     run(story)
+
+
+def test_priority_is_paid_for_where_the_office_sells_it() -> None:
+    """Refused without a rate; with one it goes first, and a request that waits behind it learns of no other tenant."""
+
+    async def story() -> None:
+        async with bench(local_rule=True) as b:
+            tokens = {who: (await b.ask("POST", "/v1/tenants", {"id": who})).json["token"] for who in ("ann", "ben")}
+
+            async def asks(who: str, **more: Any) -> Any:
+                wanted = {"request_id": f"{who}{more}", "wants": GPU, "ttl": 600, **more}
+                return await b.ask("POST", "/v1/leases", wanted, token=tokens[who])
+
+            refused = await asks("ann", pay_priority=True)
+            assert refused.status == 400, refused.body
+            assert "not for sale" in refused.error["message"]
+            assert (await asks("ann", pay_priority="yes")).status == 400
+            await b.driver.submit(SetPrices(prices=prices_record(Rates(priority=250_000))))
+            devices = [one for one in (await b.ask("GET", "/v1/status")).json["devices"] if one["kind"] == "gpu"]
+            for number, _ in enumerate(devices):
+                held = await asks("ann", name=f"h{number}")
+                assert held.json["answer"] == "grant", held.body
+                assert not held.json["lease"]["pays_priority"]
+            plain = (await asks("ben")).json
+            paid = (await asks("ann", pay_priority=True)).json
+            assert (plain["position"], paid["position"], paid["lease"]["pays_priority"]) == (1, 1, True)
+            line = (await b.ask("GET", "/v1/queue")).json
+            assert [place["lease"]["id"] for place in line] == [paid["lease"]["id"], plain["lease"]["id"]]
+            said = (await b.ask("GET", f"/v1/leases/{plain['lease']['id']}/explain", token=tokens["ben"])).json
+            assert said["ahead"] == [{"because": "priority", "requests": 1, "leases": [], "tenants": []}]
+            assert "ann" not in str(said)
+
+    run(story)

@@ -205,6 +205,7 @@ class Bench:
         name: str | None = None,
         retain_s: float | None = None,
         process: ProcessRecord | None = None,
+        pays_priority: bool = False,
         **selector: str,
     ) -> Answer | SubletError:
         """Acquire. The answer as it stood when it was given."""
@@ -224,6 +225,7 @@ class Bench:
                 retain_ns=None if retain_s is None else seconds(retain_s),
                 selector=selector,
                 process=process,
+                pays_priority=pays_priority,
             )
         )
         return outcome.answer

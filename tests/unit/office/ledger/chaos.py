@@ -104,6 +104,7 @@ class Chaos:
             reserved_clear_ns=seconds(5),
             reserved_keep_ns=seconds(15),
             gang_patience_ns=seconds(rng.choice((30, 100_000))),
+            priority_after_ns=seconds(25),
             usage_window_ns=seconds(120),
             ended_keep_ns=seconds(300),
             share_across_tenants=rng.random() < 0.2,
@@ -112,6 +113,11 @@ class Chaos:
         self.bench = Bench(*self.nodes, policy=self.policy)
         self.bench.obedient = False
         self.watch = Watch(self.policy)
+        self.paying = random.Random(f"paying/{seed}")
+        """Drawn apart as well; priority is for sale in a tenth of the lives."""
+        self.priority = 700_000 if seed % 10 == 0 else None
+        if self.priority is not None:
+            self.bench.do(cmd.SetPrices(prices=prices_record(Rates(priority=self.priority))))
         self.air: list[Report] = []
         """Reports on their way."""
         self.asked: list[cmd.Acquire] = []
@@ -233,6 +239,7 @@ class Chaos:
             wait_ns=None if wait_s is None else seconds(wait_s),
             selector={"zone": "z0"} if rng.random() < 0.1 else {},
             process=self._process(),
+            pays_priority=self.priority is not None and self.paying.random() < 0.2,
         )
         self.asked.append(command)
         self.do(command)
@@ -533,7 +540,8 @@ class Chaos:
                 )
             )
         elif deed < 0.6:
-            prices = prices_record(Rates(gpu=rng.choice((0, 500_000, 2_000_000)), cpu=rng.choice((0, 20_000))))
+            gpu, cpu = rng.choice((0, 500_000, 2_000_000)), rng.choice((0, 20_000))
+            prices = prices_record(Rates(gpu=gpu, cpu=cpu, priority=self.priority))
             self.do(cmd.SetPrices(prices=prices))
         else:
             amount = rng.choice((-1, 0, 500, 5_000, 50_000))

@@ -42,6 +42,8 @@ class Spot:
     since_ns: int
     until_ns: int | None = None
     """When the holder's time was over; the slice stays until it is torn down."""
+    pays: bool = False
+    """For priority."""
     payer: str = ""
     """The group that its tenant was in when it asked."""
     groups: list[tuple[int, str]] = field(default_factory=list)
@@ -70,6 +72,10 @@ class ModelLease:
     """It has notice: a budget is used up."""
     group: str = ""
     """That pays for it."""
+    pays: bool = False
+    """For priority."""
+    first: bool = False
+    """It pays, or has waited for long enough."""
 
 
 @dataclass
@@ -99,6 +105,8 @@ class Model:
 
     def acquire(self, lease: ModelLease, *, wait: bool) -> str:
         quota = self.quotas[lease.tenant]
+        if lease.pays and not any(want.kind is Kind.GPU for want in lease.wants):
+            return "error"
         if self._cannot_pay(lease):
             return "refused quota"
         if any(want.exclusivity is Exclusivity.PARTITION for want in lease.wants):
@@ -133,6 +141,8 @@ class Model:
     def acquire_many(self, leases: list[ModelLease], *, at_least: int, wait: bool) -> str:
         """One after the other, as long as each is granted; and all of it undone if those are too few."""
         first = leases[0]
+        if first.pays and not any(want.kind is Kind.GPU for want in first.wants):
+            return "error"
         if self._cannot_pay(first):
             return "refused quota"
         if any(want.exclusivity is Exclusivity.PARTITION for want in first.wants):
@@ -216,6 +226,8 @@ class Model:
                 self._end(lease)
             elif lease.status == "queued" and lease.wait_until_ns is not None and lease.wait_until_ns <= now_ns:
                 lease.status = "ended"
+            elif lease.status == "queued" and lease.asked_ns + self.policy.priority_after_ns <= now_ns:
+                lease.first = True
             elif lease.status == "granted" and lease.claim_by_ns <= now_ns:
                 self._lapse(lease)
             elif lease.status == "active" and lease.deadline_ns <= now_ns:
@@ -245,19 +257,20 @@ class Model:
         """Of a budget, in units of money: every slice that was ever taken, from the beginning again."""
         since_ns = self.budgets[whose][1]
         models = {str(device.id): device.model for node in self.nodes for device in node.devices}
-        held: dict[tuple[Kind, bool], int] = {}
+        held: dict[tuple[Kind, bool, bool], int] = {}
         for spot in self.history:
             until_ns = self.now_ns if spot.until_ns is None else spot.until_ns
             if until_ns > since_ns and whose in self._payers(spot.tenant, spot.payer):
-                what = spot.kind, models[spot.device] == "T4"
+                what = spot.kind, models[spot.device] == "T4", spot.pays
                 units = spot.millis if spot.kind is Kind.GPU else spot.amount
                 held[what] = held.get(what, 0) + units * (until_ns - max(since_ns, spot.since_ns))
         return sum((self._price(*what) * amount / (3600 * NS_PER_S) for what, amount in held.items()), Fraction(0))
 
-    def _price(self, kind: Kind, is_t4: bool) -> Fraction:
-        """For an hour: a device of this model 3.50, others 1; a core 0.02; a GiB of memory 0.002."""
+    def _price(self, kind: Kind, is_t4: bool, pays: bool) -> Fraction:
+        """For an hour: a device of this model 3.50, others 1, with priority 0.70 more; a core 0.02; a GiB of memory
+        0.002."""
         if kind is Kind.GPU:
-            return (Fraction("3.5") if is_t4 else Fraction(1)) / 1000
+            return (Fraction("3.5" if is_t4 else "1") + (Fraction("0.7") if pays else 0)) / 1000
         return Fraction("0.02") if kind is Kind.CPU else Fraction("0.002") / GIB
 
     def _payers(self, tenant: str, group: str) -> tuple[str, str]:
@@ -307,7 +320,8 @@ class Model:
                         self.kept += [(node.node, want.kind, lease.tier, lease.id) for want in lease.wants]
 
     def _line(self) -> list[ModelLease]:
-        """Tier, then the group with the smallest share, in it the tenant with the smallest share, then arrival."""
+        """Tier, then priority, then the group with the smallest share, in it the tenant with the smallest share, then
+        arrival."""
 
         waiting = [lease for lease in self.leases if lease.status == "queued"]
         groups = {tenant: self.group_of(tenant) for tenant in self.quotas}
@@ -317,6 +331,7 @@ class Model:
             waiting,
             key=lambda x: (
                 RANKS.index(x.tier),
+                not x.first,
                 by_group[groups[x.tenant]],
                 groups[x.tenant],
                 by_tenant[x.tenant],
@@ -357,7 +372,7 @@ class Model:
                 if spot.kind is not kind:
                     continue
                 level = spot.millis if kind is Kind.GPU else spot.amount
-                total += level * (_area(half, until or now) - _area(half, since))
+                total += level * (area(half, until or now) - area(half, since))
                 held += level if until is None else 0
             ahead = held * self.policy.held_counts_as_ns * 2 * (half + now % half)
             best = max(best, ((total >> now // half) + ahead) // (most * self.weights.get(whose, 1)) if most else 0)
@@ -429,7 +444,7 @@ class Model:
         lease.status, lease.grant = "granted", self.grants
         lease.group = lease.group or self.group_of(lease.tenant)
         for spot in spots:
-            spot.grant, spot.payer = self.grants, lease.group
+            spot.grant, spot.payer, spot.pays = self.grants, lease.group, lease.pays
         self.spots += spots
         self.history += spots
         return True
@@ -555,7 +570,7 @@ def _tight(device: Device, taken: list[Spot]) -> tuple[bool, int]:
     return not here, device.capacity - sum(spot.amount for spot in here)
 
 
-def _area(half: int, at: int) -> int:
+def area(half: int, at: int) -> int:
     """Twice the area beneath the weight of time up to ``at``, where that begins with 1 and doubles in each period."""
     period, into = divmod(at, half)
     return 3 * half * half * ((1 << period) - 1) + (into * (2 * half + into) << period)

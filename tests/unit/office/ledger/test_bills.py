@@ -104,7 +104,7 @@ def whole_usage(n: int) -> Usage:
         lease=LeaseId(f"l{n}"),
         tenant=TenantId("ada"),
         labels={"course": "x"},
-        holdings=(holding(0, n * HOUR, gpu(n * 100), *others),),
+        holdings=(holding(0, n * HOUR, replace(gpu(n * 100), has_priority=True), *others),),
         busy_ns=n * HOUR // 2,
         counts=counts,
         end="released",
@@ -123,7 +123,8 @@ AMOUNTS: Final = tuple(one.name for one in dataclasses.fields(Line) if one.type 
 def test_every_amount_of_a_line_is_part_of_the_sum(by: str) -> None:
     """Derived from the fields of a line, so that a new amount is not forgotten in a sum."""
     usages = [whole_usage(1), whole_usage(2)]
-    rows, bill = fold(usages).lines, fold(usages, by=by)
+    rates = Rates(priority=7)
+    rows, bill = fold(usages, rates=rates).lines, fold(usages, by=by, rates=rates)
     (line,) = bill.lines
     for name in AMOUNTS:
         one, two = (getattr(row, name) for row in rows)
@@ -342,6 +343,7 @@ def test_rates_are_read_from_toml() -> None:
     assert (rates.currency, rates.gpu, rates.cpu, rates.memory) == ("EUR", 1_500_000, 0, Rates().memory)
     assert rates.models == {"NVIDIA H200": 3_250_001}
     assert parse_rates("") == Rates()
+    assert (rates.priority, parse_rates("priority = 0.5").priority) == (None, 500_000)
 
 
 @pytest.mark.parametrize(
@@ -350,6 +352,7 @@ def test_rates_are_read_from_toml() -> None:
         *("gpu = ", "gpu = -1", "gpu = nan", "gpu = inf", "gpu = true", 'gpu = "1"', "gpu = 0.0000001", "gpu = 1e30"),
         *("gpus = 1", "models = 3", "currency = 3", 'currency = ""', 'currency = "a\\tb"', 'currency = " "'),
         '[models]\nx = "a"',
+        *("priority = 0", "priority = -1", 'priority = "high"', "[priority]"),
     ],
 )
 def test_rates_that_are_none_are_refused(text: str) -> None:

@@ -85,7 +85,10 @@ WRONG: dict[str, Callable[[State], object]] = {
     "a request that is known no more": lambda state: state.requests.clear(),
     "a promise that nobody filed": lambda state: state.promises.clear(),
     "a promise to nobody": lambda state: state.promises.setdefault(LeaseId("cores")),
-    "a queue without him": lambda state: state.queue[Tier.INTERACTIVE].clear(),
+    "a queue without him": lambda state: state.queue[Tier.INTERACTIVE, False].clear(),
+    "a queue that lets one pass": lambda state: state.queue[Tier.INTERACTIVE, True].update(
+        {group: state.queue[Tier.INTERACTIVE, False].pop(group) for group in [*state.queue[Tier.INTERACTIVE, False]]}
+    ),
     "a queue that counts wrongly": lambda state: setattr(state, "queued_count", 2),
     "a node without him": lambda state: next(iter(state.on_node.values())).pop(LeaseId("cores"), None),
     "more that live than there are": lambda state: setattr(state, "live_count", 9),

@@ -132,7 +132,7 @@ def test_a_tenant_that_changes_its_group_takes_with_it_what_it_holds_and_not_wha
     accounts = bench.state.books.group_accounts
     assert (accounts[COURSE].level[0], accounts[LAB].level[0]) == (0, 1000)
     assert accounts[COURSE].used[0] > 0 == accounts[LAB].used[0]
-    assert list(bench.state.queue[Tier.INTERACTIVE]) == [LAB]
+    assert list(bench.state.queue[Tier.INTERACTIVE, False]) == [LAB]
 
 
 def test_cores_count_as_well_as_devices() -> None:

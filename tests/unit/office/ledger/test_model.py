@@ -47,6 +47,7 @@ POLICY = Policy(
     max_hold_ns=NEVER,
     usage_window_ns=seconds(600),
     half_life_ns=seconds(157),
+    priority_after_ns=seconds(45),
 )
 TENANTS = (LOCAL, ANN, BEN)
 GROUPS = (DEFAULT_GROUP, GroupId("course"), GroupId("lab"))
@@ -75,7 +76,7 @@ class Pair:
         self.bench.obedient = False
         for group in GROUPS[1:]:
             self.bench.do(cmd.SetGroup(group=GroupRecord(id=group)))
-        self.bench.do(cmd.SetPrices(prices=prices_record(Rates(models={"T4": 3_500_000}))))
+        self.bench.do(cmd.SetPrices(prices=prices_record(Rates(models={"T4": 3_500_000}, priority=700_000))))
         self.model = Model(POLICY, self.nodes, {tenant: Quota() for tenant in TENANTS}, now_ns=self.bench.now_ns)
         self.asked: dict[str, cmd.Acquire] = {}
         self.told: list[str] = []
@@ -106,6 +107,7 @@ class Pair:
             tier=rng.choice((Tier.INTERACTIVE, Tier.BATCH)),
             wait_ns=None if wait_s is None else seconds(wait_s),
             selector={"zone": rng.choice("ab")} if rng.random() < 0.2 else {},
+            pays_priority=rng.random() < 0.3,
         )
         lease = ModelLease(
             id=command.lease,
@@ -117,9 +119,12 @@ class Pair:
             wait_until_ns=None if wait_s is None else self.bench.now_ns + seconds(wait_s),
             arrival=number,
             zone=command.selector.get("zone"),
+            pays=command.pays_priority,
+            first=command.pays_priority,
         )
         self.asked[command.lease] = command
         said = f"{tenant} asks {command.lease}: {command.wants} {command.tier} {command.selector} wait={wait_s}"
+        said += " pays" * command.pays_priority
         self.same(said, self.bench.do(command).answer, self.model.acquire(lease, wait=wait_s != 0))
 
     def acquire_many(self, number: int) -> None:
@@ -135,6 +140,7 @@ class Pair:
             ttl_ns=seconds(rng.choice((10, 60, 200))),
             tier=rng.choice((Tier.INTERACTIVE, Tier.BATCH)),
             wait_ns=None if wait_s is None else seconds(wait_s),
+            pays_priority=rng.random() < 0.2,
         )
         ids = tuple(LeaseId(f"L{number}.{index}") for index in range(count))
         leases = [
@@ -147,6 +153,8 @@ class Pair:
                 asked_ns=self.bench.now_ns,
                 wait_until_ns=None if wait_s is None else self.bench.now_ns + seconds(wait_s),
                 arrival=number,
+                pays=each.pays_priority,
+                first=each.pays_priority,
             )
             for one in ids
         ]
