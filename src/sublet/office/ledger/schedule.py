@@ -147,9 +147,9 @@ class Schedule:
         )
 
     def _guards_nobody(self, state: State) -> bool:
-        """Whether room is kept for a request that is no longer in the queue."""
-        owners = {guard.lease for guard in self._guarded.values()} if self._guarded else ()
-        return any(state.leases[owner].status is not LeaseStatus.QUEUED for owner in owners)
+        """Whether room is kept for a request that has left the queue, or is promised something by now."""
+        owners = [state.leases[guard.lease] for guard in self._guarded.values()] if self._guarded else ()
+        return any(owner.promise or owner.status is not LeaseStatus.QUEUED for owner in owners)
 
     def _guard(self, state: State, lease: LeaseRecord, now_ns: int) -> None:
         """Its patience is over: the nodes that could have it, if all leases there ended, are kept for it. Where that
@@ -272,11 +272,11 @@ class Schedule:
             self._moments.have_come(now_ns)
             self._guarded, self._look_at_ns, self._settled_at_version = {}, None, state.capacity_version
             return
-        changed = state.capacity_version != self._settled_at_version
+        changed = state.capacity_version != self._settled_at_version or self._guards_nobody(state)
         if changed:
             self._look_soon(state, now_ns)
         due, yields = self._is_due(state, now_ns), self._holders_yield(step)
-        if not (changed or due or yields or self._guards_nobody(state)):
+        if not (changed or due or yields):
             return
         if state.queued_count:
             self._keep_promises(step)
@@ -291,6 +291,8 @@ class Schedule:
             self._looked_at_ns = now_ns
             self._looks_left -= 1
             self._look_at_ns = now_ns + self.policy.replan_every_ns if self._looks_left > 0 else None
+        if self._guards_nobody(state):  # what was kept for it is open to the others
+            self._look_soon(state, now_ns + 1)
         self._settled_at_version = state.capacity_version
 
     def _look_soon(self, state: State, at_ns: int) -> None:
