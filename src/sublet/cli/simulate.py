@@ -303,7 +303,7 @@ def _for_people(results: Sequence[Result], answer: Answer | None, assumed: Seque
     lines = [f"{what}. The cells alone need {hours:,.0f} GPU-hours, {of_all}."]
     if ours.load > 0.9:
         lines.append(
-            f"That is {ours.load * days:.1f} days of full use: under any policy cells stretch (the fluid bound)."
+            f"That is {ours.load * days:.1f} days of full use: under any policy cells stretch; see the fluid bound."
         )
     if ours.impossible:
         lines.append(f"{plural(ours.impossible, 'cell')} left out: no node has as many GPUs, or as much memory.")

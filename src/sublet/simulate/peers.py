@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sublet.simulate.replay import Hardware
+from sublet.simulate.replay import Hardware, fluid_bound_ns
 from sublet.simulate.results import Result
 from sublet.simulate.workload import Cell, Session
 from sublet.values import NS_PER_S
@@ -78,7 +78,9 @@ class _Holder:
 class _Run:
     def __init__(self, peer: Peer, sessions: Sequence[Session], hardware: Hardware) -> None:
         self._peer, self._hardware = peer, hardware
-        self.result = Result(name=peer.name, gpus=hardware.gpus, sessions=len(sessions))
+        self.result = Result(
+            name=peer.name, gpus=hardware.gpus, sessions=len(sessions), fluid_ns=fluid_bound_ns(sessions, hardware)
+        )
         self._free = hardware.nodes
         self._now_ns, self._count = 0, 0
         self._events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -159,6 +161,7 @@ class _Run:
         self._at(holder.ends_ns, self._done, holder)
 
     def _done(self, holder: _Holder) -> None:
+        self.result.finished_ns = self._now_ns
         holder.next_cell += 1
         if self._peer.by_cell:
             self._give_back(holder)

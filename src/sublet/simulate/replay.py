@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
@@ -53,6 +53,8 @@ _MIN: Final = 60 * NS_PER_S
 TTL_NS: Final = 5 * _MIN
 RENEW_NS: Final = TTL_NS * 7 // 10
 POLICY: Final = Policy(ended_keep_ns=60 * NS_PER_S)
+ROUNDED: Final = 1e-9
+"""What a bound is lower for the rounding of minutes to nanoseconds, in parts of itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,33 @@ class Hardware:
     def has_room_for(self, cell: Cell) -> bool:
         """Whether one node could run the cell."""
         return cell.gpus <= min(self.gpus, self.per_node) and cell.vram_gib <= self.vram_gib
+
+
+def fluid_bound_ns(sessions: Sequence[Session], hardware: Hardware) -> int:
+    """Before which no policy is through with all cells, counted from minute 0.
+
+    No cell comes before its time, since those before it can only make it later. So what comes after a moment has to be
+    done after that moment, by all GPUs at most; and each cell takes its own time.
+    """
+    bound_min = work_min = 0.0
+    for at_min, cell in sorted(_planned(sessions, hardware), key=lambda entry: entry[0], reverse=True):
+        gpus = min(1.0, cell.vram_gib / hardware.vram_gib) if cell.shared else cell.gpus
+        work_min += cell.duration_min * gpus
+        bound_min = max(bound_min, at_min + max(cell.duration_min, work_min / hardware.gpus))
+    return int(bound_min * _MIN * (1 - ROUNDED))
+
+
+def _planned(sessions: Sequence[Session], hardware: Hardware) -> Iterator[tuple[float, Cell]]:
+    """When each cell with GPUs would start if none waited, of those that fit."""
+    for session in sessions:
+        at_min = session.start_min
+        for cell in session.cells:
+            at_min += cell.pause_min
+            if cell.gpus:
+                if not hardware.has_room_for(cell):
+                    continue
+                yield at_min, cell
+            at_min += cell.duration_min
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +245,7 @@ class Replay:
             gpus=hardware.gpus,
             sessions=len(sessions),
             notice_ns=_notice_ns(policy),
+            fluid_ns=fluid_bound_ns(sessions, hardware),
         )
         self._hardware, self._costs = hardware, costs or Costs()
         self._now_ns = 1_000 * NS_PER_S
@@ -358,6 +388,7 @@ class Replay:
         busy_ns = self._stop_clock(notebook)
         run_ns = max(1, round(notebook.cell.duration_min * _MIN))
         self.result.done.append((notebook.session.owner, run_ns, max(run_ns, self._now_ns - notebook.asked_ns)))
+        self.result.finished_ns = self._now_ns - self._origin_ns
         self._left -= 1
         notebook.left_ns = 0
         notebook.next_cell += 1

@@ -12,6 +12,7 @@ from sublet.values import NS_PER_S, format_duration
 
 AT_ONCE_NS: Final = 5 * NS_PER_S
 HOUR_NS: Final = 3600 * NS_PER_S
+DAY_NS: Final = 24 * HOUR_NS
 LENGTHS_MIN: Final = ((5, "up to 5 min"), (30, "5 to 30 min"), (240, "30 min to 4 h"), (1440, "4 to 24 h"))
 LONGEST: Final = "over 24 h"
 BINS: Final = 240
@@ -56,6 +57,10 @@ class Result:
     """Whether cells had parts of devices."""
     start_ns: int = 0
     end_ns: int = 0
+    finished_ns: int = 0
+    """When the last cell was through, counted from the beginning."""
+    fluid_ns: int = 0
+    """Before which no policy could have been through with all cells that fit a node: the fluid bound."""
     planned_ns: int = 0
     """Until when the workload lasts if nothing waits."""
     commands: int = 0
@@ -80,8 +85,13 @@ class Result:
 
     @property
     def load(self) -> float:
-        """Demand alone, per what all GPUs give in the time of the workload: the fluid bound."""
+        """Demand alone, per what all GPUs give in the time of the workload."""
         return (self.used_ns - self.moving_ns) / max(1, self.gpus * self.planned_ns)
+
+    @property
+    def bound_ns(self) -> int | None:
+        """The fluid bound; None where a quota left out some of the work that it counts."""
+        return None if self.refused else self.fluid_ns
 
     def slowdowns(self) -> list[tuple[str, int, float, float]]:
         """By length of cell: how many, and the median and p95 of time from wish to end per run time."""
@@ -144,6 +154,10 @@ class Result:
                 "reserved": self.reserved_ns / HOUR_NS,
             },
             "load": self.load,
+            "through_after_days": {
+                "measured": self.finished_ns / DAY_NS,
+                "fluid_bound": None if self.bound_ns is None else self.bound_ns / DAY_NS,
+            },
             "start_within": {
                 "at_once": self.at_once,
                 "notice": self.start_within(self.notice_ns),
@@ -213,6 +227,8 @@ def compare(results: Sequence[Result], rates: Rates | None = None) -> tuple[list
             cells = (f"{_ratio(by[name][0])} / {_ratio(by[name][1])}" if name in by else "-" for by in slow)
             rows.append(row(f"slowdown {name}", *cells))
     rows += [
+        row("all through after, days", *(_days(r.finished_ns) for r in results)),
+        row("  at least (fluid bound)", *(_days(r.bound_ns) for r in results)),
         row("cells preempted", *(f"{_taken(r):,}" for r in results)),
         row("  cost, GPU-hours", *(hours(r.moving_ns) for r in results)),
         row("Jain's index", *(f"{r.jain():.3f}" for r in results)),
@@ -223,6 +239,10 @@ def compare(results: Sequence[Result], rates: Rates | None = None) -> tuple[list
         costs = (f"{r.held_ns * rates.gpu / HOUR_NS / _MICRO:,.2f}" for r in results)
         rows.append(row(f"cost ({rates.currency})", *costs))
     return ["", *(r.name for r in results)], rows
+
+
+def _days(ns: int | None) -> str:
+    return "-" if ns is None else f"{ns / DAY_NS:.2f}"
 
 
 def _ratio(value: float) -> str:

@@ -15,7 +15,7 @@ from sublet.office.ledger.records import Quota
 from sublet.office.policy_file import parse_policy
 from sublet.simulate import workload
 from sublet.simulate.peers import PEERS, run_peer
-from sublet.simulate.replay import POLICY, Costs, Hardware, Replay, Rules, read_costs
+from sublet.simulate.replay import POLICY, Costs, Hardware, Replay, Rules, fluid_bound_ns, read_costs
 from sublet.simulate.results import HOUR_NS, Result
 from sublet.simulate.workload import (
     COLUMNS,
@@ -409,3 +409,26 @@ def test_figures_are_those_of_what_was_noted() -> None:
     assert result.jain() == pytest.approx((1 + 1 / 3) ** 2 / (2 * (1 + 1 / 9)))
     assert result.slowdowns() == [("up to 5 min", 1, 1.0, 1.0), ("30 min to 4 h", 1, 3.0, 3.0)]
     assert set(COLUMNS) <= set(TRACE.splitlines()[0].split(","))
+
+
+@pytest.mark.parametrize("gpus", [2, 3, 8])
+def test_no_policy_is_through_before_the_fluid_bound(gpus: int) -> None:
+    """Whatever shares the GPUs; and on ample ones without a pause the bound is what the last cell takes."""
+    sessions, hardware = generate(3, sessions=6, days=1), Hardware(gpus=gpus, per_node=4)
+    results = [Replay(sessions, hardware).run(), *(run_peer(peer, sessions, hardware) for peer in PEERS)]
+    for result in results:
+        assert result.fluid_ns <= result.finished_ns, result.name
+        assert result.bound_ns == result.fluid_ns == results[0].fluid_ns
+    figures = results[0].figures()["through_after_days"]
+    assert figures["measured"] >= figures["fluid_bound"] > 0
+
+
+def test_the_fluid_bound_by_hand() -> None:
+    """Two GPUs; four hours of work that all comes at minute 0 take two hours, and a late short cell more than that."""
+    crowd = [Session(f"s{n}", 0.0, (Cell(0, 60, 1),), 60.0) for n in range(4)]
+    hardware = Hardware(gpus=2)
+    assert fluid_bound_ns(crowd, hardware) == pytest.approx(120 * 60 * NS_PER_S)
+    late = Session("late", 0.0, (Cell(110, 20, 1), Cell(0, 5, 64), Cell(5, 30, 1)), 200.0)
+    bound_ns = fluid_bound_ns([*crowd, late], hardware)
+    assert bound_ns == pytest.approx((110 + 20 + 5 + 30) * 60 * NS_PER_S), "a cell that fits no node is left out"
+    assert Replay(crowd, hardware).run().finished_ns >= 120 * 60 * NS_PER_S
