@@ -18,6 +18,7 @@ from sublet.notebook.lookups import looked_up
 from sublet.notebook.namespace import Steady, Told
 from sublet.notebook.reading import read_cell
 from sublet.notebook.spaces import BESIDE, NOTEBOOK, Outgoing, Space
+from sublet.state.transfer.codec import Encoding
 from tests.notebook.module_digest import digest
 
 
@@ -55,6 +56,7 @@ class Other:
 def serve() -> None:
     """In the other process, which loads much that stays, and looks for garbage seldom."""
     gc.set_threshold(20_000, 20, 1_000)
+    encoded = note_encoded()
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     while True:
@@ -67,6 +69,9 @@ def serve() -> None:
             if what == "new":
                 main = sys.modules["__main__"] = types.ModuleType("__main__")
                 answer: Any = None
+            elif what == "encoded":
+                answer = encoded.copy()
+                encoded.clear()
             elif what == "digest":
                 answer = digest()
             elif what == "run":
@@ -82,6 +87,19 @@ def serve() -> None:
             said = (False, RuntimeError(f"{type(error).__name__}: {error}"))
         pickle.dump(said, answers, 5)
         answers.flush()
+
+
+def note_encoded() -> set[str]:
+    """Names that are encoded in this process from now on."""
+    found: set[str] = set()
+    run = Encoding.run
+
+    def noted(self: Encoding, value: Any) -> Any:
+        found.update(value if type(value) is dict else ())
+        return run(self, value)
+
+    Encoding.run = noted  # type: ignore[method-assign]
+    return found
 
 
 def _copied(found: Outgoing) -> Outgoing:

@@ -102,7 +102,8 @@ class Additions:
         for formatter in self._formatters().values():
             for printers in formatter.type_printers, formatter.deferred_printers:
                 found += map(id, list(printers.values()))
-        found += map(id, self._magics().values())
+        for named in self._magics_by_kind().values():
+            found += map(id, list(named.values()))
         for _, module in self._made:
             found += map(id, list(vars(module).values()))
         return [self._looks, *found, *(_bound_modules() if self._made else ())]
@@ -125,9 +126,12 @@ class Additions:
 
     def _magics(self) -> dict[str, Any]:
         """As they are called."""
-        found = getattr(getattr(self._shell, "magics_manager", None), "magics", None) or {}
         signs = {"line": "%", "cell": "%%"}
-        return {signs[kind] + name: one for kind, named in found.items() for name, one in list(named.items())}
+        by_kind = self._magics_by_kind()
+        return {signs[kind] + name: one for kind, named in by_kind.items() for name, one in list(named.items())}
+
+    def _magics_by_kind(self) -> dict[str, dict[str, Any]]:
+        return getattr(getattr(self._shell, "magics_manager", None), "magics", None) or {}
 
     def _printers(self) -> Iterator[Addition]:
         for format_, formatter in list(self._formatters().items()):

@@ -15,6 +15,7 @@ import sys
 import threading
 import types
 import weakref
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sublet.durable import rebuild
@@ -42,31 +43,64 @@ LOADING: Final = frozenset(
 """Methods that may run while an object is unpickled."""
 
 
+@dataclass(slots=True)
+class Reads:
+    """What functions and classes read of the namespace they are used in."""
+
+    needs: set[str] = field(default_factory=set)
+    """Global names that the functions read."""
+    opaque: set[str] = field(default_factory=set)
+    """Functions that may read any."""
+    maybe: set[str] = field(default_factory=set)
+    """Words in strings of functions and in type hints, which may be names that they look up."""
+    loads: set[str] = field(default_factory=set)
+    """Of ``needs`` those that are read while an instance of one of the classes is put together."""
+    files: set[str] = field(default_factory=set)
+    """Names of the files that functions were defined in: mostly cells."""
+
+    def note_function(self, value: types.FunctionType) -> None:
+        """One of the notebook's."""
+        code = value.__code__
+        names, is_opaque = names_of(code)
+        self.needs |= names
+        self.files.add(code.co_filename)
+        self.maybe |= words_of_code(code) | words_of_annotations(value)
+        if is_opaque:
+            self.opaque.add(value.__qualname__)
+
+    def note_class(self, value: type) -> None:
+        """One that goes by value."""
+        self.maybe |= words_of_annotations(value)
+        for name in LOADING & vars(value).keys():
+            method = vars(value)[name]
+            code = getattr(getattr(method, "__func__", method), "__code__", None)
+            self.loads |= set() if code is None else names_of(code)[0]
+
+    def add(self, other: Reads) -> None:
+        """What others read as well."""
+        self.needs |= other.needs
+        self.opaque |= other.opaque
+        self.maybe |= other.maybe
+        self.loads |= other.loads
+        self.files |= other.files
+
+
 class HomeRules(Rules):
     """The rules for values of one notebook."""
 
     remembers = True
 
     def __init__(
-        self,
-        *,
-        gpu: GpuRule = "refuse",
-        compact: frozenset[int] = frozenset(),
-        needs: set[str] | None = None,
-        opaque: set[str] | None = None,
-        maybe: set[str] | None = None,
+        self, *, gpu: GpuRule = "refuse", compact: frozenset[int] = frozenset(), reads: Reads | None = None
     ) -> None:
         super().__init__(gpu=gpu, compact=compact)
-        self.needs: set[str] = set() if needs is None else needs
+        self.reads = Reads() if reads is None else reads
+        """Of the functions and classes among the values."""
+
+    @property
+    def needs(self) -> set[str]:
         """Global names that functions among the values read."""
-        self.opaque: set[str] = set() if opaque is None else opaque
-        """Functions that may read any."""
-        self.maybe: set[str] = set() if maybe is None else maybe
-        """Words in strings of functions and in type hints, which may be names that they look up."""
-        self.loads: set[str] = set()
-        """Of ``needs`` those that are read while an instance of one of the classes is put together."""
-        self.files: set[str] = set()
-        """Names of the files that functions were defined in: mostly cells."""
+        return self.reads.needs
 
     @property
     def reads_any(self) -> bool:
@@ -75,24 +109,15 @@ class HomeRules(Rules):
 
     def anew(self, compact: frozenset[int] = frozenset()) -> HomeRules:
         """For another part of the same values: what is noted is noted together."""
-        more: Any = {"needs": self.needs, "opaque": self.opaque, "maybe": self.maybe}
-        found = type(self)(gpu=self.gpu, compact=compact, **more)
+        found = type(self)(gpu=self.gpu, compact=compact, reads=self.reads)
         found.figures, found.of_kinds = self.figures, self.of_kinds
-        found.files = self.files
-        found.loads = self.loads
         return found
 
     def _parts(self, value: types.FunctionType) -> tuple[Any, Any, Any]:
-        code = value.__code__
-        names, is_opaque = names_of(code)
-        if value.__globals__ is vars(sys.modules["__main__"]):
+        if is_at_home(value):
             space: StandsFor = _HOME
-            self.needs |= names
-            self.files.add(code.co_filename)
-            self.maybe |= words_of_code(code) | words_of_annotations(value)
-            if is_opaque:
-                self.opaque.add(value.__qualname__)
-        elif (module := _module_of(value)) is not None:
+            self.reads.note_function(value)
+        elif (module := module_of(value)) is not None:
             space = _ModuleGlobals(module)
         else:
             return super()._parts(value)
@@ -106,11 +131,11 @@ class HomeRules(Rules):
             "__module__": value.__module__,
             "__doc__": value.__doc__,
             "__closure__": value.__closure__,
-            "_cloudpickle_submodules": _submodules_used(value, names),
+            "_cloudpickle_submodules": submodules_used(value),
             "__globals__": {},
         }
         attributes = {"".join(name): held for name, held in value.__dict__.items()}
-        return rebuild.function, (code, space, None, None, None), (attributes, slots)
+        return rebuild.function, (value.__code__, space, None, None, None), (attributes, slots)
 
     def _rule_for(self, kind: type) -> Any:
         if issubclass(kind, CONNECTIONS):
@@ -182,23 +207,27 @@ class HomeRules(Rules):
         """With what it has lost since it was there last."""
         reduced = super()._class(value)
         if isinstance(reduced, tuple):
-            self.maybe |= words_of_annotations(value)
-            for name in LOADING & vars(value).keys():
-                method = vars(value)[name]
-                code = getattr(getattr(method, "__func__", method), "__code__", None)
-                self.loads |= set() if code is None else names_of(code)[0]
+            self.reads.note_class(value)
         if not isinstance(reduced, tuple) or len(reduced) < 6:
             return reduced
         return (*reduced[:5], rebuild.set_class)
 
 
-def _submodules_used(value: types.FunctionType, names: frozenset[str]) -> list[types.ModuleType]:
+def is_at_home(value: types.FunctionType) -> bool:
+    """Whether a function reads the notebook's own namespace."""
+    return value.__globals__ is vars(sys.modules["__main__"])
+
+
+def submodules_used(value: types.FunctionType) -> list[types.ModuleType]:
     """Loaded modules that a function reaches as attributes of the packages it names: to unpickle one imports it."""
-    held: list[Any] = [value.__globals__[name] for name in sorted(names) if name in value.__globals__]
+    spaces, code = value.__globals__, value.__code__
+    held: list[Any] = [spaces[name] for name in names_of(code)[0] if name in spaces]
     held += [one for cell in value.__closure__ or () for one in contents_of(cell)]
     packages = [one for one in held if isinstance(one, types.ModuleType) and getattr(one, "__package__", None)]
+    if not packages:
+        return packages
     found: dict[str, types.ModuleType] = {}
-    attributes = sorted(set(value.__code__.co_names))
+    attributes = set(code.co_names)
     while packages:
         package = packages.pop()
         for attribute in attributes:
@@ -210,7 +239,7 @@ def _submodules_used(value: types.FunctionType, names: frozenset[str]) -> list[t
     return [found[name] for name in sorted(found)]
 
 
-def _module_of(value: types.FunctionType) -> str | None:
+def module_of(value: types.FunctionType) -> str | None:
     """Of a function that was made within a library's function (by a decorator, say): the module whose namespace it has,
     there as well."""
     name: str = value.__globals__.get("__name__", "")

@@ -41,11 +41,21 @@ from sublet.notebook.lodging import Freed, Key, Lodged, Lodger, Word
 from sublet.notebook.memories import is_array, is_memory
 from sublet.notebook.merging import can_change, taken_over
 from sublet.notebook.namespace import HIDDEN, Shared, results, visible, visible_among
+from sublet.notebook.object_graphs import Graph, graphs_of, joined
 from sublet.notebook.parcels import BESIDE, LOST, Came, Outgoing, Parcel, Taken, without_scaffolding
 from sublet.notebook.reading import names_of
 from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.sources import sources_of
-from sublet.state.checkpoints.object_groups import LARGE_BYTES, Group, Order, StandsFor, encode_roots, is_long
+from sublet.state.checkpoints.object_groups import (
+    CHANGING,
+    LARGE_BYTES,
+    Group,
+    Order,
+    StandsFor,
+    Still,
+    encode_roots,
+    is_long,
+)
 from sublet.state.transfer.changes import ChangeFinder
 from sublet.state.transfer.codec import ATOMS, can_travel, encode
 from sublet.state.transfer.encoded import Buffer, BufferKind, Encoded
@@ -63,6 +73,8 @@ NOTEBOOK, GUEST = 0, 1
 """The two sides."""
 NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 NO_WHYS: Final[Mapping[str, str]] = types.MappingProxyType({})
+_NONE: Final = object()
+"""What a name has that is not there."""
 QUICK_BYTES: Final = 256 * 1024
 """What is no more than this is remembered in no time."""
 ORDERED_MIN: Final = 1024
@@ -187,6 +199,17 @@ class Space:
         """Figures that were pickled for what is being looked at: no code of the program runs meanwhile."""
         self._still: dict[str, Snapshot] = {}
         """Large containers of atoms that were agreed on, by name."""
+        self._graphs: dict[str, Graph] = {}
+        """Of names whose values can be told to be unchanged without encoding them, what they were when they were
+        agreed on."""
+        self._surveyed: dict[str, Graph] = {}
+        """The same as of now, of what is being encoded. It is looked at before: then what a thread changes meanwhile
+        counts as changed."""
+        self._untold: dict[str, int] = {}
+        """Names of values that only their encoding tells to be unchanged, and the ids of these values: mostly the next
+        look would find the same."""
+        self._verdicts: dict[Graph, bool] = {}
+        """Which of the graphs were found to be unchanged: no code of the program runs meanwhile."""
         self._group_of: dict[str, tuple[str, ...]] = {}
         """The group in which each name was agreed on last."""
         self._large: set[tuple[str, ...]] = set()
@@ -256,7 +279,7 @@ class Space:
         no value, since it stayed here. ``used``: objects that are not sent, whatever holds them.
         """
         self._remember_owed()
-        self._figures = {}
+        self._look_again()
         found = Outgoing(stays=dict(staying))
         names = without_handles(self.names, wanted, found)
         bound = frozenset(new)
@@ -298,10 +321,10 @@ class Space:
         if room is not None:
             groups = [group for group in groups if has_room(group, room, stuck, self._shared, found)]
         found.names = frozenset(names - found.stays.keys() if found.stays else names)
-        found.opaque = tuple(sorted(rules.opaque))
-        found.sources = sources_of(rules.files - self._files)
-        self._files |= rules.files
-        if asked is None or rules.opaque or found.handles:
+        found.opaque = tuple(sorted(rules.reads.opaque))
+        found.sources = sources_of(rules.reads.files - self._files)
+        self._files |= rules.reads.files
+        if asked is None or rules.reads.opaque or found.handles:
             found.gone = self._shared.gone(self.names)
         else:
             found.gone = self._shared.gone_of(self.names, rules.needs.union(asked))
@@ -316,7 +339,7 @@ class Space:
         changed = [one for one in looked if not one[1] or not bound.isdisjoint(one[0].names)]
         ready = [(group.remembering(rules), hashes) for group, _, hashes in changed]
         self._fill(found, self._in_order(ready) if self._first else ready, named)
-        self._figures = {}
+        self._look_again()
         return found
 
     def _with_looked_up(
@@ -333,7 +356,7 @@ class Space:
         """The same with names that may be looked up, and with what functions among those read. None of them keeps the
         others from being sent."""
         strict = frozenset(names)
-        words = self.visible() if rules.reads_any else visible_among(self.names, maybe | rules.maybe)
+        words = self.visible() if rules.reads_any else visible_among(self.names, maybe | rules.reads.maybe)
         more = {
             name
             for name in words - names
@@ -393,6 +416,8 @@ class Space:
         self._identities.gone(what.gone)
         for name in what.gone:
             self._still.pop(name, None)
+            self._graphs.pop(name, None)
+            self._untold.pop(name, None)
             self._values.pop(name, None)
 
     @_without_collections
@@ -467,6 +492,8 @@ class Space:
         self._identities.gone(gone)
         for name in gone:
             self._still.pop(name, None)
+            self._graphs.pop(name, None)
+            self._untold.pop(name, None)
             self._values.pop(name, None)
         self._shared.add(changed)
         self._owed.append((changed, {one.names: one for one, _ in crossed}))
@@ -475,6 +502,7 @@ class Space:
             self._owed[-1] = changed, {one.names: one for one, _ in crossed if one.names not in mixed}
             self._remember_owed()
             self._agreed = {names: one for names, one in self._agreed.items() if names not in mixed}  # it goes back
+            self._forget_graphs({name for names in mixed for name in names})
         news = tuple(name for name in changed if not any(name in names for names in idle)) if idle else tuple(changed)
         return Taken(
             changed=news, rebound=tuple(sorted(set(rebound))), nbytes=nbytes, broken=broken, idle=frozenset(idle)
@@ -509,14 +537,16 @@ class Space:
 
     def _agree(self, names: Iterable[str], came: Mapping[tuple[str, ...], Parcel]) -> None:
         """Both sides have the same of these now: remember how it is encoded here."""
-        self._figures = {}
+        self._look_again()
         rules = HomeRules()
         known = {name for name in names if name in self.names}
         like = []
+        if len(known) < ORDERED_MIN:
+            self._survey(known)
         for arrived in came.values():
             named = tuple(name for name in arrived.names if not name.startswith(LOST))
-            if named and self._is_agreed_at_once(named, arrived):
-                known.discard(named[0])
+            if named and (self._is_agreed_at_once(named, arrived) or self._is_told_by_graph(named, arrived)):
+                known.difference_update(named)
             elif named:
                 like.append(named)
                 self._note_group(named, is_joined=arrived.is_joined)
@@ -545,6 +575,7 @@ class Space:
                 else:
                     self._lodging.leave((group.names, n))
                     self._finder.believe(buffer, parcel.hashes[n])
+        self._look_again()
 
     def _is_agreed_at_once(self, names: tuple[str, ...], arrived: Parcel) -> bool:
         """Whether it is a large container of atoms, which can be told to be unchanged without being encoded here: then
@@ -558,6 +589,18 @@ class Space:
         self._remember(group, digest(group))
         return True
 
+    def _is_told_by_graph(self, names: tuple[str, ...], arrived: Parcel) -> bool:
+        """The same of what can be told to be unchanged without being encoded at all."""
+        if arrived.buffers or not self._surveyed.keys() >= set(names):
+            return False
+        graph = joined(map(self._surveyed.__getitem__, names))
+        if names == arrived.names:
+            self._identities.met(names, graph.reached)
+        met = graph.part(frozenset(names)).held
+        group = Group(names=names, encoded=Encoded(head=arrived.head, buffers=(), met=met), is_joined=arrived.is_joined)
+        self._remember(group, digest(group))
+        return True
+
     def disagree(self, names: Iterable[str]) -> None:
         """The other side may have changed these and not said so: they are sent again when they are wanted."""
         doubtful = set(names).union(*(names for names, _ in self._owed))
@@ -565,6 +608,7 @@ class Space:
         self._lodging.undo()
         self._files.clear()
         self._agreed = {group: one for group, one in self._agreed.items() if doubtful.isdisjoint(group)}
+        self._forget_graphs(doubtful)
 
     def unchanged(self, groups: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
         """Of these groups those that the other side has; they may have changed since."""
@@ -575,6 +619,8 @@ class Space:
         self._owed.clear()
         self._agreed.clear()
         self._still.clear()
+        self._graphs.clear()
+        self._untold.clear()
         self._group_of.clear()
         self._values.clear()
         self._large.clear()
@@ -600,8 +646,10 @@ class Space:
         if _ids_of(groups).issuperset(map(id, came)):
             return {}
         unchanged = self._unchanged_before(names)
-        came = [value for value in came if id(value) not in unchanged]
-        lost = _unmet([value for value in came if _can_be_lost(value)], groups)
+        for graph in {id(one): one for one in map(self._graphs.get, names) if one is not None}.values():
+            unchanged |= graph.reached if self._is_same(graph) else set()
+        came = [value for value in came if id(value) not in unchanged and _can_be_lost(value)]
+        lost = _unmet(came, groups) if came else []
         if lost:  # names that crossed together with these may hold them, and are not looked at
             beside = self._identities.crossed_with(names).difference(*(group.names for group in groups))
             beside &= self.names.keys()
@@ -677,9 +725,12 @@ class Space:
         few = len(left) < ORDERED_MIN
         here: dict[str, Any] = {name: self.names[name] for name in left} if few else self.names.copy()
         line = list(here) if few else list(filter(left.__contains__, here))
-        still: Collection[str] = ()
-        if self._still and anew is not None:
-            still = {name for name in left - anew if name in self._still and self._is_still(name)}
+        still: list[Still] = []
+        if anew is not None:
+            still = self._unchanged_values(left, anew, rules, is_few=few)
+        placed = {name for one in still for name in one.names}
+        if few and anew is not None and like is None:
+            self._survey(left - placed)
         here |= beside
         line += beside
 
@@ -693,8 +744,8 @@ class Space:
         told = self.on_group
         before = None if told is None else lambda names: told(names, 0)
         while True:
-            parts = self._joined_before(line, still) if like is None else set()
-            known = self._among(line, self._large | self._joined if like is None else like, still)
+            parts = self._joined_before(line, placed) if like is None else set()
+            known = self._among(line, self._large | self._joined if like is None else like, placed)
             alone = self._alone(line) if few and like is None else ()
             try:
                 groups = encode_roots(
@@ -709,10 +760,10 @@ class Space:
                     apart=self._first,
                     alone=alone,
                 )
-                if self._read_first(rules.loads):
+                if self._read_first(rules.reads.loads):
                     continue
                 for group in groups:
-                    if isinstance(group.encoded.met, dict) and group.plain is None:
+                    if isinstance(group.encoded.met, dict) and group.plain is None and not group.is_still:
                         without_scaffolding(group.encoded.met)
                 return [replace(one, is_joined=True) if one.names in parts else one for one in groups]
             except Unpicklable as error:
@@ -751,10 +802,11 @@ class Space:
 
     def _alone(self, names: Iterable[str]) -> set[str]:
         """Names that come out large, as far as it can be told beforehand: those that stood in a large group, and those
-        of long containers."""
+        of long containers. And those that can be told to be unchanged: if they stood with others, a change of one would
+        be a change of all."""
         large = {name for group in self._large for name in group}
-        values = self.names
-        return {name for name in names if name in large or is_long(values.get(name))}
+        values, surveyed = self.names, self._surveyed
+        return {name for name in names if name in large or name in surveyed or is_long(values.get(name))}
 
     def _joined_before(self, names: Collection[str], but: Collection[str]) -> set[tuple[str, ...]]:
         """What is left of joined groups without names that rarely are what joins the others: results of cells (which
@@ -869,6 +921,71 @@ class Space:
     def _is_still(self, name: str) -> bool:
         return (name,) in self._agreed and self._still[name].is_of(self.names.get(name))
 
+    def _look_again(self) -> None:
+        """Code of the program has run, or will: what was looked at may be another."""
+        self._figures, self._surveyed, self._verdicts = {}, {}, {}
+
+    def _is_same(self, graph: Graph) -> bool:
+        if graph not in self._verdicts:
+            self._verdicts[graph] = graph.is_same()
+        return self._verdicts[graph]
+
+    def _has_same(self, name: str) -> bool:
+        graph = self._graphs[name]
+        return graph.values[name] is self.names.get(name, _NONE) and self._is_same(graph)
+
+    def _unchanged_values(self, names: Set[str], anew: Set[str], rules: HomeRules, *, is_few: bool) -> list[Still]:
+        """Of these names those whose values are known to be unchanged without encoding them, less those that are
+        ``anew``."""
+        found = []
+        for name in self._still.keys() & names - anew:
+            if self._is_still(name):
+                value = self.names[name]
+                found.append(Still((name,), {id(value): value} if type(value) in CHANGING else {}))
+        if not is_few or not self._graphs:
+            return found
+        same = {name for name in self._graphs.keys() & names - anew if self._has_same(name)}
+        for group in {group for name in names - same if (group := self._group_of.get(name, ())) in self._joined}:
+            same.difference_update(group)  # to encode a part of it takes an encoding of the rest
+        together: dict[int, list[str]] = {}
+        for name in sorted(same):
+            together.setdefault(id(self._graphs[name]), []).append(name)
+        for some in together.values():
+            part = self._graphs[some[0]].part(frozenset(some))
+            rules.reads.add(part.reads)
+            found.append(Still(tuple(some), part.held))
+        return found
+
+    def _survey(self, names: Set[str]) -> None:
+        """Look at the values of these that are not looked at yet."""
+        values = {name: self.names[name] for name in sorted(names - self._surveyed.keys())}
+        some = {name: one for name, one in values.items() if self._untold.get(name) != id(one) and not is_long(one)}
+        found = graphs_of(some)
+        self._surveyed |= found
+        self._untold |= {name: id(one) for name, one in some.items() if name not in found}
+
+    def _note_graphs(self, names: tuple[str, ...]) -> None:
+        """They are agreed on as they were when they were looked at. What is joined is unchanged if all of it is."""
+        known = []
+        for name in names:
+            before = self._graphs.get(name)
+            if name in self._surveyed:
+                known.append(self._surveyed[name])
+            elif before is not None and before in self._verdicts and self._has_same(name):  # shares with what is new
+                known.append(before)
+        if len(known) < len(names):
+            for name in names:
+                self._graphs.pop(name, None)
+        elif names in self._joined:
+            self._graphs |= dict.fromkeys(names, joined(known))
+        else:
+            self._graphs |= zip(names, known, strict=True)
+
+    def _forget_graphs(self, names: Set[str]) -> None:
+        """Of all that shares objects with these."""
+        doubtful = {name for name, graph in self._graphs.items() if not names.isdisjoint(graph.values)}
+        self._graphs = {name: graph for name, graph in self._graphs.items() if name not in doubtful}
+
     def _remember(self, group: Group, digest: bytes) -> None:
         """A name was in another group before, perhaps: what was agreed on then is over."""
         names = group.names
@@ -876,6 +993,7 @@ class Space:
         if group.plain is not None and len(names) == 1 and (taken := snapshot(self.names.get(names[0]))) is not None:
             self._still[names[0]] = taken
         self._note_group(names, is_joined=group.is_joined)
+        self._note_graphs(names)
         self._agreed[names] = digest
         for name in names:
             value = self.names.get(name)

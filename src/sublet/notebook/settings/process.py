@@ -371,10 +371,12 @@ def _handler_data(handler: logging.Handler) -> StreamHandler | None:
     """None: it writes somewhere else, or is more than its stream and its format tell."""
     if type(handler) is not logging.StreamHandler or handler.filters:
         return None
-    stream = next((name for name in ("stderr", "stdout") if handler.stream is getattr(sys, name)), "")
     formatter: Any = handler.formatter or logging.Formatter()
+    if type(formatter) is not logging.Formatter:  # as those of the many loggers of torch
+        return None
+    stream = next((name for name in ("stderr", "stdout") if handler.stream is getattr(sys, name)), "")
     style = _STYLES.get(type(formatter._style).__name__, "")
-    if not stream or not style or type(formatter) is not logging.Formatter:
+    if not stream or not style:
         return None
     return stream, handler.level, (formatter._fmt, formatter.datefmt, style)
 

@@ -64,7 +64,7 @@ class Group:
     plain: Mapping[str, object] | None = None
     """The values themselves, if they are nothing but numbers, texts, and plain containers of these."""
     is_still: bool = False
-    """The caller knew it as unchanged, and it was not encoded."""
+    """The caller knew it as unchanged, and it was not encoded: ``encoded`` says what it met and no more."""
     is_joined: bool = False
     """Its names were found to share objects or memory; else they stand together because each is small."""
 
@@ -107,6 +107,25 @@ class Order:
         return self._runs
 
 
+class Still:
+    """Values that the caller knows as unchanged, in the place of their bundle."""
+
+    plain = False
+    is_large = False
+    spans: Sequence[tuple[int, int]] = ()
+
+    def __init__(self, names: tuple[str, ...], met: Mapping[int, Any]) -> None:
+        """``met``: by id, the objects in them that another bundle could have met as well. They have no memory that
+        arrays look at."""
+        self.names = names
+        self.met = self.ids = met
+        self.count = len(met)
+
+    def group(self) -> Group:
+        encoded = Encoded(head=b"", buffers=(), met=self.met)
+        return Group(names=self.names, encoded=encoded, is_still=True)
+
+
 def encode_roots(
     roots: Mapping[str, object],
     *,
@@ -114,7 +133,7 @@ def encode_roots(
     gpu: GpuRule = "copy",
     rules: Rules | None = None,
     order: Order | None = None,
-    still: Collection[str] = (),
+    still: Collection[Still] = (),
     together: Iterable[tuple[str, ...]] = (),
     stays: Callable[[Group], bool] = lambda _: True,
     before: Callable[[tuple[str, ...]], object] | None = None,
@@ -124,23 +143,23 @@ def encode_roots(
     """Every root in exactly one group, in the order of names; objects and memory are shared within groups only.
 
     ``names``: of these roots alone, each once; ``rules``: others than the usual ones; ``order``: of the last time, for
-    who asks again and again; ``still``: flat values that need not be encoded unless they share something; ``together``:
-    groups of an earlier time, each encoded at once, since to find groups takes up to three encodings; ``stays``:
-    whether such a group of several names is to stay one; ``before``: called with names before they are encoded
-    together; ``apart``: names that are in groups without others, unless they share something with them; ``alone``:
-    names that come out large, which are looked at one by one at once.
+    who asks again and again; ``still``: values that are not encoded unless one of the others shares something with
+    them (they share nothing with one another); ``together``: groups of an earlier time, each encoded at once, since to
+    find groups takes up to three encodings; ``stays``: whether such a group of several names is to stay one;
+    ``before``: called with names before they are encoded together; ``apart``: names that are in groups without others,
+    unless they share something with them; ``alone``: names that are looked at one by one at once.
     Raises ``Unpicklable`` with the root's name at the head of the path.
     """
     rules = Rules(gpu=gpu) if rules is None else rules
     runs = (Order() if order is None else order).runs(roots if names is None else names)
-    bundles: list[_Bundle | _Still] = []
+    bundles: list[_Bundle | Still] = list(still)
     known = list(together)
-    placed = set(still).union(*known)
+    placed = {name for one in still for name in one.names}.union(*known)
     if placed:
-        bundles += [_Still(name, roots[name]) for names in runs for name in names if name in still]
         runs = [left for names in runs if (left := tuple(name for name in names if name not in placed))]
     bundles += _bundles(known, roots, rules, before)
-    parted = {n for n, one in enumerate(bundles) if len(one.names) > 1 and not stays(one.group())}
+    first = len(still)
+    parted = {n for n, one in enumerate(bundles[first:], first) if len(one.names) > 1 and not stays(one.group())}
     first = len(bundles)
     if apart:
         halves = [([n for n in names if n in apart], [n for n in names if n not in apart]) for names in runs]
@@ -238,31 +257,12 @@ class _Bundle:
         return self._group
 
 
-class _Still:
-    """A flat value that is known to be unchanged, in the place of its bundle."""
-
-    plain = True
-    is_large = False
-    met: Mapping[int, Any] = NOTHING
-    spans: Sequence[tuple[int, int]] = ()
-
-    def __init__(self, name: str, value: object) -> None:
-        self.names = (name,)
-        self._value = value
-        self.ids = (id(value),) if type(value) in CHANGING else ()
-        self.count = len(self.ids)
-
-    def group(self) -> Group:
-        encoded = Encoded(head=b"", buffers=())
-        return Group(names=self.names, encoded=encoded, plain={self.names[0]: self._value}, is_still=True)
-
-
-def _sharing(bundles: Sequence[_Bundle | _Still]) -> set[int]:
+def _sharing(bundles: Sequence[_Bundle | Still]) -> set[int]:
     """The numbers of bundles that share something with another one."""
     return {n for pair in _links(bundles) for n in pair}
 
 
-def _links(bundles: Sequence[_Bundle | _Still]) -> list[tuple[int, int]]:
+def _links(bundles: Sequence[_Bundle | Still]) -> list[tuple[int, int]]:
     links: list[tuple[int, int]] = []
     if len(bundles) < 2:
         return links
@@ -278,7 +278,7 @@ def _links(bundles: Sequence[_Bundle | _Still]) -> list[tuple[int, int]]:
     return links
 
 
-def _met_twice(bundles: Sequence[_Bundle | _Still]) -> Iterator[tuple[int, int]]:
+def _met_twice(bundles: Sequence[_Bundle | Still]) -> Iterator[tuple[int, int]]:
     first: dict[int, int] = {}
     everything: set[int] = set()
     for n, bundle in enumerate(bundles):
@@ -325,7 +325,7 @@ def _has_identity(value: object) -> bool:
 
 
 def _one_by_one(
-    bundles: Sequence[_Bundle | _Still],
+    bundles: Sequence[_Bundle | Still],
     roots: Mapping[str, object],
     rules: Rules,
     before: Callable[[tuple[str, ...]], object] | None = None,

@@ -149,6 +149,10 @@ class Rules:
 
         return reduce
 
+    def has_rule_for(self, kind: type) -> bool:
+        """Whether objects of this class are not just taken apart by pickle."""
+        return self._rule_for(kind) is not None
+
     def flatten(self) -> list[tuple[Any, Any]]:
         """From here on objects are taken apart without their attributes, which are left in the answer."""
         self.chain = []
@@ -744,6 +748,17 @@ def owner_of(memory: Any) -> Any:
             memory = memory.base
         else:
             return memory
+
+
+def has_named_objects(kind: type) -> bool:
+    """Whether the library of a class has objects of it under names."""
+    return bool(_of_modules(kind))
+
+
+def named_in_library(value: Any) -> bool:
+    """Whether an object is one of these: then it goes by its name."""
+    module, name = _of_modules(type(value)).get(id(value), ("", ""))
+    return bool(module) and vars(sys.modules.get(module, types)).get(name) is value
 
 
 def _of_modules(kind: type) -> Mapping[int, tuple[str, str]]:
