@@ -29,6 +29,7 @@ from sublet.compute.outcomes import Cancelled, GeneratorBegun, Many, Unlike, rea
 from sublet.compute.shown import sees_our_folders
 from sublet.compute.worker_guest import Options
 from sublet.compute.workers import Job, Worker, workers_of
+from sublet.devices.primary_contexts import contexts, loaded_driver
 from sublet.errors import CallTimeout, InvalidRequest, LeaseEnded, SubletError
 from sublet.guest.desk import is_worker
 from sublet.values import NS_PER_S, Kind, format_duration, shown
@@ -510,24 +511,3 @@ def check_holder(lease: LeaseFacts) -> None:
     if count:
         cards = "a card" if count == 1 else f"{count} cards"
         raise InvalidRequest(f"the program that holds the lease has a CUDA context on {cards}", do=_DO)
-
-
-def loaded_driver() -> Any:
-    """The CUDA driver's library, if this process has it already; None otherwise. Loads nothing."""
-    try:
-        return ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:
-        return None
-
-
-def contexts(driver: Any) -> int:
-    """On how many cards this process has a primary context, which torch, Warp and the runtime share. Makes none."""
-    count = ctypes.c_int()
-    if driver is None or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:  # not begun
-        return 0
-    found = 0
-    for device in range(count.value):
-        flags, active = ctypes.c_uint(), ctypes.c_int()
-        known = driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active)) == 0
-        found += known and active.value != 0
-    return found

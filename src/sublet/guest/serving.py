@@ -23,6 +23,10 @@ from sublet.wire.link import Link
 
 _log = logging.getLogger("sublet.guest")
 
+CAPTURE_S: Final = 1.0
+"""So long PyTorch is asked again for what it keeps: a part of what the supervisor waits for it."""
+CAPTURE_LOOK_S: Final = 0.02
+
 ServeOne = Callable[[Conversation, Visit], None]
 """Serves one connection until it is over, or until it returns; then it is hung up."""
 
@@ -106,11 +110,23 @@ def free_caches(modules: Mapping[str, Any] | None = None) -> tuple[str, ...]:
 def _torch(torch: Any) -> bool:
     if not torch.cuda.is_initialized():
         return False
-    torch.cuda.empty_cache()
-    return True
+    until_s = time.monotonic() + CAPTURE_S
+    while True:
+        try:
+            torch.cuda.empty_cache()
+        except RuntimeError:  # while another thread captures a graph it frees nothing
+            if time.monotonic() >= until_s:
+                raise
+            time.sleep(CAPTURE_LOOK_S)
+        else:
+            return True
 
 
 def _cupy(cupy: Any) -> bool:
+    from sublet.devices.primary_contexts import contexts, loaded_driver  # where there is no CuPy it is of no use
+
+    if not contexts(loaded_driver()):  # asked for its pool, one that was only imported would begin CUDA
+        return False
     cupy.get_default_memory_pool().free_all_blocks()
     cupy.get_default_pinned_memory_pool().free_all_blocks()
     return True

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sublet.devices import primary_contexts
 from sublet.devices.warp_modules import warp as begin_warp
 from sublet.guest import serving
 from sublet.guest.inbox import Inbox
@@ -46,6 +47,13 @@ def warp(calls: list[str], *, pools: bool = True, begun: bool = True, used: bool
     )
 
 
+@pytest.fixture
+def with_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has one on a card."""
+    monkeypatch.setattr(primary_contexts, "contexts", lambda driver: 1)
+
+
+@pytest.mark.usefixtures("with_context")
 def test_each_that_is_loaded_and_has_begun_is_asked() -> None:
     calls: list[str] = []
     loaded = {"torch": torch(calls, begun=True), "cupy": cupy(calls), "warp": warp(calls)}
@@ -54,11 +62,12 @@ def test_each_that_is_loaded_and_has_begun_is_asked() -> None:
     assert free_caches({"warp": warp(calls, old=True)}) == ("warp",)
 
 
-@pytest.mark.parametrize("which", ["torch", "warp", "warp elsewhere", "without pools"])
+@pytest.mark.parametrize("which", ["torch", "cupy", "warp", "warp elsewhere", "without pools"])
 def test_asking_does_not_begin_anything(which: str) -> None:
     calls: list[str] = []
     loaded = {
         "torch": {"torch": torch(calls, begun=False)},
+        "cupy": {"cupy": cupy(calls)},
         "warp": {"warp": warp(calls, begun=False)},
         "warp elsewhere": {"warp": warp(calls, used=False)},
         "without pools": {"warp": warp(calls, pools=False)},
@@ -67,6 +76,24 @@ def test_asking_does_not_begin_anything(which: str) -> None:
     assert not calls
 
 
+def test_torch_is_asked_again_once_its_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a capture it refuses; what it kept was then copied along with the guest."""
+    calls: list[str] = []
+
+    def empty_cache() -> None:
+        calls.append("asked")
+        if len(calls) < 3:
+            raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+    fake = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True, empty_cache=empty_cache))
+    assert free_caches({"torch": fake}) == ("torch",)
+    assert calls == ["asked"] * 3
+    calls.clear()
+    monkeypatch.setattr(serving, "CAPTURE_S", 0.0)
+    assert free_caches({"torch": fake}) == (), "one that does not come to an end is not waited for"
+
+
+@pytest.mark.usefixtures("with_context")
 def test_one_that_fails_does_not_keep_the_others_from_it() -> None:
     calls: list[str] = []
     broken = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: 1 / 0))
