@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from sublet.devices import nvrtc
 from sublet.devices.account import Account
-from sublet.devices.cuda_driver import ContextLost, CudaDriver, dotted, find_device, open_driver, uuid_digits
+from sublet.devices.cuda_driver import ContextLost, CudaDriver, dotted, find_device, open_driver
 from sublet.devices.interface import Identity, Sources
 from sublet.devices.memory import Piece
 from sublet.devices.objects import check_cubin, check_ptx
@@ -258,11 +258,11 @@ class CudaDevice(TabledDevice):
         return found
 
     def _warp_name(self, wp: Any) -> str:
-        """What Warp calls this device."""
+        """What Warp calls this device: it numbers them as the driver does here. By their UUID a part of a card is not
+        found, which for Warp has that of its card."""
         if self._warp_device is None:
-            wanted = uuid_digits(self._uuid)
             for one in wp.get_cuda_devices():
-                if uuid_digits(one.uuid or "") == wanted:
+                if one.ordinal == int(self._device):
                     self._warp_device = str(one)
                     self._warp_stream = wp.Stream(one, cuda_stream=int(self._stream))
                     break

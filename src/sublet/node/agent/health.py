@@ -78,6 +78,8 @@ def fault_in(reading: Reading, before: Reading | None = None) -> str:
     for xid in reading.xids:
         if fault_of_xid(xid):
             return fault_of_xid(xid)
+    if reading.split:
+        return "it was split into parts (MIG), which are lent after `sublet down` and `sublet up`"
     if reading.worn_out:
         return "its memory is broken, and there is nothing left to replace it"
     known = None if before is None else before.uncorrected

@@ -138,6 +138,8 @@ class Reading:
     """Broken memory was found, and is taken out of use at the next reset."""
     worn_out: bool = False
     """Broken memory was found, and there is nothing left to replace it."""
+    split: bool = False
+    """It was offered as a whole card, and is in MIG mode now: no program can use it."""
     xids: tuple[int, ...] = ()
     """Errors that the driver reported since the last look, by its numbers."""
     failed: NvmlFailed | None = None
@@ -199,6 +201,7 @@ _UNCORRECTED: Final = 1
 _VOLATILE: Final = 0
 _XID: Final = 0x8
 _MIG_ON: Final = 1
+_PART: Final = "MIG-"
 
 
 def is_driver_here(root: str = "/") -> bool:
@@ -295,6 +298,7 @@ class Nvml:
                 uncorrected=self._ask(lib.nvmlDeviceGetTotalEccErrors, handle, _UNCORRECTED, _VOLATILE, default=None),
                 needs_reset=self._needs_reset(handle),
                 worn_out=self._is_worn_out(handle),
+                split=not uuid.startswith(_PART) and self._is_split(handle),
             )
         except NvmlFailed as failed:
             return Reading(uuid=uuid, failed=failed)
