@@ -1,8 +1,9 @@
 """Parks guests: stops them, moves them under another lease, and continues them.
 
 Three steps, of which the law (``lease.parking``) is told when all of them are done: everything of the guests stands
-still; what they have on cards is copied by the driver (``suspending``), less what frameworks only keep (``caches``),
-which on a host device is nothing, since its memory is theirs; and page, folder and groups become the parking lease's.
+still; what they have on cards is copied by the driver (``suspending``), once they have saved, and less what frameworks
+only keep (``caches``), which on a host device is nothing, since its memory is theirs; and page, folder and groups
+become the parking lease's.
 A guest in the middle of work goes on standing still. One that serves calls and has none to answer is let go: it reads
 on its page that it has no device, and refuses. When the parking lease ends, all of them are set going so that they can
 save what is not on a device, and leave.
@@ -41,8 +42,13 @@ LOOK_AGAIN_S: Final = 0.005
 """While they are brought to a stand: the kernel needs a moment to freeze, and forks are met by the next look."""
 STAND_NS: Final = 5 * NS_PER_S
 """Who does not stand still by then sleeps in the kernel where no signal reaches, and is ended instead."""
+SAVE_NS: Final = 5 * NS_PER_S
+"""How long guests that are saving into a volume are waited for before the driver is asked: it may fail in them, and
+what was not saved is lost then. Less where the copy needs the time."""
 LOCK_NS: Final = 5 * NS_PER_S
 """How long the work of guests on their cards may take to come to an end; what is left of the time is for copying."""
+SAVE_LOOK_S: Final = 0.05
+"""While their saves are waited for."""
 SPARE_BYTES: Final = 96 * MIB
 """What they may grow by between the notice and the end, beside an eighth of what they have. A kernel that imports in
 these seconds what its cell needs grows by that much; with 16 MiB one in three of them could not be parked."""
@@ -146,6 +152,9 @@ class Parker:
             leaving.until_ns = self._loop.now_ns() + STAND_NS
             self._stop(leaving)
 
+        def saved() -> None:
+            self._caches.free(guests, max(0, until_ns - self._loop.now_ns()) / 4 / NS_PER_S, freed)
+
         def freed() -> None:
             size, left_ns = self._on_their_cards(leaving.tenancy), until_ns - self._loop.now_ns()
             lock_ns = min(LOCK_NS, left_ns - copy_ns(size))
@@ -162,7 +171,16 @@ class Parker:
                 groups=[pids for pids in programs if len(pids) > 1],
             )
 
-        self._caches.free(guests, max(0, until_ns - self._loop.now_ns()) / 4 / NS_PER_S, freed)
+        spare_ns = until_ns - self._loop.now_ns() - copy_ns(self._on_their_cards(leaving.tenancy)) - LOCK_NS
+        self._once_saved(leaving.tenancy, self._loop.now_ns() + min(SAVE_NS, spare_ns), saved)
+
+    def _once_saved(self, tenancy: Tenancy, until_ns: int, then: Callable[[], None]) -> None:
+        """The notice told them to save. Without a volume there is nowhere to, and nothing is waited for."""
+        has_volume = any(guest.volumes for guest in tenancy.running())
+        if has_volume and tenancy.notice is not None and tenancy.is_unsaved() and self._loop.now_ns() < until_ns:
+            self._loop.after(SAVE_LOOK_S, lambda: self._once_saved(tenancy, until_ns, then))
+        else:
+            then()
 
     def let_leave(self, tenancy: Tenancy) -> None:
         """What is parked there was told to leave, and goes on so that it can: with what that sends in this turn, and
