@@ -173,6 +173,10 @@ class OfficeMetrics:
         )
         self.teardown_seconds = spread("teardown_seconds", "From the end to verified or quarantined.", _TEARDOWN_S)
         self.launches = counter("launches", "Kernels launched by sessions.")
+        self.uncounted = counter(
+            "uncounted_leases",
+            "Leases of devices on which a framework or a command ran: what these launch is not counted.",
+        )
         self.launch_errors = counter("launch_errors", "Operations of sessions that failed, launches among them.")
         self.fuel = counter("fuel_used", "Fuel that WASM tasklets used, of leases that were torn down.")
         self.device_bytes = counter("device_bytes", "Bytes moved by sessions.", "way")

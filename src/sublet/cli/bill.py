@@ -97,10 +97,14 @@ def bill(
     elif as_csv:
         writer = csv.DictWriter(sys.stdout, _COLUMNS, lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
-        writer.writerows({**line, "ended": _ended(line)} for line in lines)
+        writer.writerows({**line, "launches": _launches(line), "ended": _ended(line)} for line in lines)
     else:
         print(for_people(by, lines))
     return DONE
+
+
+def _launches(line: Json) -> Any:
+    return "not counted" if line.get("launches", 0) is None else line.get("launches")
 
 
 def _noisy(found: Json) -> str:

@@ -157,7 +157,7 @@ def _office(lines: Sequence[BillLine]) -> str:
     """What the office has written down for the same leases: between cells as well, and of what it counts itself."""
     said = [f"{sum(line.held_seconds for line in lines):.1f}s"]
     if not any(line.uncounted for line in lines):
-        said.append(f"{sum(line.launches for line in lines)} launches")
+        said.append(f"{sum(line.launches or 0 for line in lines)} launches")
     if cost := sum(line.cost for line in lines):
         said.append(f"cost {format_cost(cost, lines[0].currency)}")
     whose = f"the {len(lines)} leases" if len(lines) > 1 else "the lease"

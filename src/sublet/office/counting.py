@@ -135,6 +135,9 @@ class Counting:
     def _metered(self, event: ev.Metered, now: Now) -> None:
         counts, metrics = event.counts, self.metrics
         metrics.launches.add(counts.launches)
+        lease = self._driver.ledger.state.leases.get(event.lease)
+        if lease is not None and not counts.is_whole and any(part.kind is Kind.GPU for part in lease.parts):
+            metrics.uncounted.inc()
         metrics.fuel.add(counts.fuel)
         metrics.launch_errors.add(counts.failures)
         metrics.device_bytes.add(counts.bytes_in, "in")

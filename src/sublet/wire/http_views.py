@@ -251,7 +251,8 @@ class BillLine(Message, kw_only=True):
     """In which the office reckons; the same in every line. An older office does not say."""
     vram_byte_seconds: int = 0
     """Allocated through Sublet; what was leased is in ``gpu_seconds``."""
-    launches: int = 0
+    launches: int | None = 0
+    """By sessions; null where none was counted, and a framework or a command may have launched some."""
     launch_errors: int = 0
     """Operations that failed, launches among them."""
     bytes_moved: int = 0

@@ -281,7 +281,7 @@ def _wire_line(line: Line, currency: str) -> BillLine:
         memory_byte_seconds=line.memory_byte_ns / NS_PER_S,
         block_byte_seconds=line.block_byte_ns / NS_PER_S,
         vram_byte_seconds=line.vram_byte_seconds,
-        launches=line.launches,
+        launches=line.known_launches,
         launch_errors=line.failures,
         bytes_moved=line.bytes_moved,
         bytes_saved=line.bytes_saved,

@@ -249,6 +249,11 @@ class Line:
         self.grains += charge.units * part_ns * rates.grains(charge.kind, charge.model) + extra
         self.priority_grains += extra
 
+    @property
+    def known_launches(self) -> int | None:
+        """None where none was counted though there may have been some: frameworks and commands count none."""
+        return None if self.uncounted and not self.launches else self.launches
+
     def add(self, kind: Kind, unit_ns: int) -> None:
         match kind:
             case Kind.GPU:
@@ -540,6 +545,8 @@ def _scaled(amount: int, decimals: int) -> Decimal:
         return Decimal(amount).scaleb(-decimals)
 
 
+NOT_COUNTED: Final = "not counted"
+"""In the place of a number in the CSV."""
 _COLUMNS: Final = (
     *("key", "tenant", "leases", "held_seconds", "busy_seconds", "gpu_seconds", "core_seconds"),
     *("memory_byte_seconds", "block_byte_seconds", "vram_byte_seconds", "launches", "launch_errors", "bytes_moved"),
@@ -566,7 +573,7 @@ def to_csv(bill: Bill) -> str:
                 f"{_scaled(line.memory_byte_ns, 9):f}",
                 f"{_scaled(line.block_byte_ns, 9):f}",
                 line.vram_byte_seconds,
-                line.launches,
+                NOT_COUNTED if line.known_launches is None else line.launches,
                 line.failures,
                 line.bytes_moved,
                 line.uncounted,

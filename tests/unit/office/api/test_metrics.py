@@ -104,6 +104,7 @@ def test_what_was_done_on_devices_is_counted_when_their_lease_is_torn_down() -> 
             text = await page(b)
             assert value(text, "sublet_launches_total") == 7
             assert value(text, "sublet_launch_errors_total") == 2
+            assert value(text, "sublet_uncounted_leases_total") == 1
             assert value(text, 'sublet_device_bytes_total{way="in"}') == 30
             assert value(text, 'sublet_device_bytes_total{way="out"}') == 50
             assert value(text, "sublet_vram_byte_seconds_total") == 9

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from sublet.engines.local import _rates
 from sublet.errors import InvalidRequest
+from sublet.office.journal.history import wire_lines
 from sublet.office.ledger.bills import Bill, Charge, Holding, Line, Rates, Usage, fold, parse_rates, reconcile, to_csv
 from sublet.values import GIB, NS_PER_S, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.http_views import BILL_GROUPINGS, SESSION_LABEL
@@ -417,9 +418,10 @@ def test_what_was_done_on_devices_is_summed_and_what_nobody_counted_is_said() ->
     assert [(row["launches"], row["launch_errors"], row["bytes_moved"], row["uncounted"]) for row in rows] == [
         ("10", "1", "7", "0"),
         ("5", "0", "0", "1"),
-        ("0", "0", "0", "1"),
+        ("not counted", "0", "0", "1"),
         ("0", "0", "0", "0"),
     ]
+    assert [line.launches for line in wire_lines(bill)] == [10, 5, None, 0], "never 0 where some may have run"
 
 
 @given(st.integers(1, 1 << 70), st.lists(st.integers(1, 3 * HOUR), min_size=1, max_size=5))
