@@ -106,7 +106,7 @@ def test_a_guest_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_the_probe_sees_it_work() -> None:
     """With a driver that has the calls, on a whole card."""
-    words = [sys.executable, "-m", "sublet.devices.suspend", "--probe"]
+    words = [sys.executable, "-m", "sublet.devices.suspend", "--probe", first_gpu()]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LONG_S, check=True)
     with Helper() as helper:
         assert json.loads(done.stdout) == {"suspend": "same_type" if helper.hello["can_move"] else "same_device"}

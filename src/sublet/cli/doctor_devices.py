@@ -20,7 +20,7 @@ from sublet.node.agent.inventory import NO_BINDINGS
 from sublet.node.agent.limits import memory_bytes, usable_cores
 from sublet.node.agent.nvml import Card, Library, Nvml, NvmlFailed, Reading, Survey, survey
 from sublet.node.agent.rehearsal import ONE_PROCESS, Rehearsal, rehearse_all
-from sublet.node.agent.suspend_probe import ability
+from sublet.node.agent.suspend_probe import Ability, ability
 from sublet.node.supervisor.locks import all_held, lock_folder
 from sublet.values import NS_PER_S, Suspend, format_size
 
@@ -169,9 +169,14 @@ PACKAGES: Final = ("nvidia-ml-py", "cuda-bindings", "warp-lang", "torch")
 _MODES: Final = ("DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS")
 _MPS: Final = "/tmp/nvidia-mps"
 _SUSPENDS: Final = {
-    Suspend.NONE: "no (needs CUDA 12.8, sublet[gpu], and a whole card; tried with the first card)",
-    Suspend.SAME_DEVICE: "yes, and resumed on the same card (tried with the first card)",
+    Suspend.NONE: "no (needs CUDA 12.8, sublet[gpu], and a whole card; tried with a card of the model)",
+    Suspend.SAME_DEVICE: "yes, and resumed on the same card (tried with a card of the model)",
     Suspend.SAME_TYPE: "yes, and resumed on the same card or on another of its model (tried with two of them)",
+}
+_WALLED: Final = {
+    Suspend.NONE: "guests of other tenants are not suspended",
+    Suspend.SAME_DEVICE: "guests of other tenants too, on the same card",
+    Suspend.SAME_TYPE: "guests of other tenants too",
 }
 
 
@@ -183,7 +188,15 @@ def gpu_checks() -> dict[str, Callable[[], Said]]:
     if not found.cards:
         return checks
     tried = {one.card: one for one in asyncio.run(rehearse_all([card.uuid for card in found.cards]))}
-    suspends = cache(lambda: asyncio.run(ability()))
+    models: dict[str, list[Card]] = {}
+    for card in sorted(found.cards, key=lambda card: bool(tried[card.uuid].busy)):
+        if not card.is_instance and not tried[card.uuid].failed:
+            models.setdefault(card.model, []).append(card)
+
+    @cache
+    def suspends(model: str) -> Ability:
+        return asyncio.run(ability([card.uuid for card in models[model]], models[model][0].nodes))
+
     checks["GPU versions"] = lambda: _versions(found, max(one.cuda for one in tried.values()))
     checks["GPU surroundings"] = lambda: _surroundings(tried)
     checks["GPU guests"] = lambda: _guests(tried)
@@ -246,7 +259,7 @@ def _guests(tried: dict[str, Rehearsal]) -> Said:
     return "note", text, "Give users tenants of their own (`sublet tenant add`) where this matters."
 
 
-def _card(card: Card, tried: Rehearsal, suspends: Callable[[], Suspend]) -> Said:
+def _card(card: Card, tried: Rehearsal, suspends: Callable[[str], Ability]) -> Said:
     what = f"{card.uuid}, {card.model}, {format_size(card.capacity)}"
     steps = ", ".join(f"{step.name} {step.took_ns / NS_PER_S:.2f} s" for step in tried.steps)
     if tried.failed:
@@ -256,11 +269,12 @@ def _card(card: Card, tried: Rehearsal, suspends: Callable[[], Suspend]) -> Said
         return "note", f"{what}: in use by others, and not tried ({tried.busy})", "See `nvidia-smi` for who has it."
     lent = "lent as a part of a card, to who asks for exclusivity partition" if card.is_instance else "lent"
     watch = "yes, every 5 s" if tried.shows_pids else "no, the driver does not list processes of this machine here"
+    can = Ability() if card.is_instance else suspends(card.model)
     may = [
         "scrub: yes",
         f"watch of VRAM: {watch}",
         "cap: PyTorch in workers and kernels",
-        f"suspend: {_SUSPENDS[Suspend.NONE] if card.is_instance else _SUSPENDS[suspends()]}",
+        f"suspend: {_SUSPENDS[can.local]}" + (f"; {_WALLED[can.walled]}" if can.local is not Suspend.NONE else ""),
     ]
     modes = [] if tried.compute_mode < 0 else [f"compute mode {_MODES[min(tried.compute_mode, 3)]}"]
     modes += [] if tried.persistence < 0 else [f"persistence {'on' if tried.persistence else 'off'}"]

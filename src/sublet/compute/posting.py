@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
 import os
 import sys
 import threading

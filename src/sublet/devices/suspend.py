@@ -7,7 +7,7 @@ none is, since a partly suspended guest is of no use.
 
 ``main`` is the one long-lived program that does it for a supervisor, since a driver takes long to load and blocks
 its caller. It reads one question per line and answers each with one line. ``probe`` tries the whole way with
-a small process, on this machine and under the isolation it is called in, and says what may be offered.
+a small process that finds its card as a guest does, and says what may be offered.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TextIO
 
-from sublet.devices.cuda_driver import LINGERS_S, CudaDriver, DeviceTaken, dotted, open_driver
+from sublet.devices.cuda_driver import LINGERS_S, CudaDriver, DeviceTaken, dotted, open_driver, uuid_digits
 from sublet.errors import GpuError, SubletError, Unsupported
 from sublet.values import Suspend
+from sublet.wire.cards import VISIBLE, prefer_cards
 
 NEEDED: Final = 12_080
 """The CUDA version, 12.8, since which the driver has these calls."""
@@ -159,13 +161,15 @@ class Suspender:
         ]
         return self._arguments("CUcheckpointRestoreArgs", gpuPairs=made, gpuPairsCount=len(made))
 
-    def twins(self) -> tuple[bytes, bytes] | None:
-        """The first GPU and another one of its model, by UUID."""
+    def twins(self, card: str = "") -> list[tuple[bytes, bytes]]:
+        """This GPU (the first, if none is named) with each other one of its model, by UUID."""
         gpus = self._gpus()
         models = [self._driver("probe", "cuDeviceGetName", NAME_MAX, ordinal) for ordinal in range(len(gpus))]
-        return next(
-            ((gpus[0], gpu) for gpu, model in list(zip(gpus, models, strict=True))[1:] if model == models[0]), None
-        )
+        own = bytes.fromhex(uuid_digits(card)) if card else gpus[0]
+        if own not in gpus:
+            return []
+        model = models[gpus.index(own)]
+        return [(own, gpu) for gpu, name in zip(gpus, models, strict=True) if name == model and gpu != own]
 
     def _gpus(self) -> list[bytes]:
         """The UUIDs of all GPUs that this process sees."""
@@ -222,10 +226,14 @@ def answer(suspender: Suspender, line: str) -> dict[str, object]:
 
 
 def main(arguments: Sequence[str] = (), lines: Iterable[str] | None = None, out: TextIO | None = None) -> int:
-    """Answer questions until there are no more; with ``--probe`` only the one what may be offered here."""
+    """Answer questions until there are no more; or, with ``--probe CARD,CARD``, only what may be offered of these cards
+    of one model. What follows these two is a command that runs Python code, the last argument, where a guest would."""
     out = out or sys.stdout
-    if "--probe" in arguments:
-        print(json.dumps({"suspend": probe().value}), file=out, flush=True)
+    if arguments and arguments[0] == "--probe":
+        cards, argv = arguments[1].split(","), tuple(arguments[2:])
+        print(
+            json.dumps({"suspend": probe(cards, argv=(*argv, TINY) if argv else PLAINLY).value}), file=out, flush=True
+        )
         return 0
     try:
         suspender = Suspender(open_driver())
@@ -260,32 +268,47 @@ for _ in sys.stdin:
 since a process that is left locked would have its part of a card for good."""
 
 
-def probe(make: Callable[[], Suspender] | None = None, argv: Sequence[str] = (sys.executable, "-c", TINY)) -> Suspend:
-    """Suspend and resume a small process here and now, where it was and on another GPU of the model. Only what was seen
-    to work is the answer, whatever goes wrong."""
+PLAINLY: Final = (sys.executable, "-c", TINY)
+TRIED_MAX: Final = 3
+"""Cards of one model that are tried until it works on one: others may have all the memory of the first."""
+
+
+def probe(
+    cards: Sequence[str] = ("",), make: Callable[[], Suspender] | None = None, argv: Sequence[str] = PLAINLY
+) -> Suspend:
+    """Suspend and resume a small process that has one of these cards of one model first, as a guest has that of its
+    lease; where it was, and on another of the model. Only what was seen to work is the answer, whatever goes wrong."""
     found = Suspend.NONE
-    with contextlib.suppress(SubletError, OSError, ValueError):
+    with contextlib.suppress(SubletError):
         suspender = make() if make is not None else Suspender(open_driver())
-        if _tried(suspender, argv):
+        works = next((card for card in cards[:TRIED_MAX] if _tried(suspender, argv, card)), None)
+        if works is not None:
             found = Suspend.SAME_DEVICE
-            twins = suspender.twins() if suspender.can_move else None
-            if twins is not None and _tried(suspender, argv, (twins, twins[::-1])):
+            twins = suspender.twins(works)[:TRIED_MAX] if suspender.can_move else []
+            if any(_tried(suspender, argv, works, (pair, pair[::-1])) for pair in twins):
                 found = Suspend.SAME_TYPE
     return found
 
 
-def _tried(suspender: Suspender, argv: Sequence[str], pairs: Sequence[tuple[bytes, bytes]] = ()) -> bool:
+def _tried(suspender: Suspender, argv: Sequence[str], card: str, pairs: Sequence[tuple[bytes, bytes]] = ()) -> bool:
     """Whether a small process went there and back. A process that has ended may keep the other card for a moment; what
     could not be resumed there is of no use any more, so it is tried with a new one."""
     until_s = time.monotonic() + LINGERS_S
+    env = {**os.environ, VISIBLE: prefer_cards([card])} if card else None
     while True:
-        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as tiny:
+        try:
+            tiny = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        except OSError:
+            return False
+        with tiny:
             try:
                 assert tiny.stdout is not None
                 return tiny.stdout.readline().strip() == "ready" and _there_and_back(suspender, tiny, pairs)
-            except SuspendFailed as error:
+            except SubletError as error:
                 if not isinstance(error.__cause__, DeviceTaken) or time.monotonic() > until_s:
-                    raise
+                    return False
+            except (OSError, ValueError):
+                return False
             finally:
                 tiny.kill()
 
@@ -295,12 +318,25 @@ def _there_and_back(
 ) -> bool:
     assert tiny.stdin is not None
     assert tiny.stdout is not None
-    if suspender.suspend([tiny.pid]) != [tiny.pid]:
+    done = suspender.suspend(_below(tiny.pid))
+    if len(done) != 1:
         return False
-    suspender.resume([tiny.pid], pairs)
+    suspender.resume(done, pairs)
     tiny.stdin.write("\n")
     tiny.stdin.flush()
     return tiny.stdout.readline().strip() == "same"
+
+
+def _below(root: int) -> list[int]:
+    """A process and all that it started: behind walls, that is not the one that uses the card."""
+    parents = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+            parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
 
 
 if __name__ == "__main__":

@@ -248,7 +248,9 @@ class Office:
         cards = [uuid for device in machine.devices if (uuid := card_of(device)) and device.id not in used]
         tried = await rehearse_all(cards)
         self._shows_pids = shows_pids(tried)
-        return await probe_cards(offered(machine, tried))  # afterwards: a card may let only one process in at a time
+        busy = {one.card for one in tried if one.busy}
+        # Afterwards: a card may let only one process in at a time.
+        return await probe_cards(offered(machine, tried), busy=busy)
 
     async def _agent(self, inventory: Inventory, beginning: Beginning, state: State) -> Agent:
         """With a supervisor and a door for holders, unless the caller makes another."""

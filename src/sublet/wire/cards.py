@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from sublet.wire.later import later
+
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 OWN_DEVICE: Final = "SUBLET_DEVICE"
 """Set for a guest, or a process of one, that has one of the lease's devices for its own: its number."""
@@ -39,6 +41,8 @@ class CardFound:
     """What an operator may want to know, and does not keep the card from being lent."""
     scrubbed_bytes: int = 0
     scrub_ns: int = 0
+    in_use: int = later(0)
+    """Bytes in use when nothing was left there."""
 
 
 UNSEEN: Final = 0

@@ -99,6 +99,8 @@ class Device:
     """What was tried out here with guests on it."""
     nodes: tuple[str, ...] = later(())
     """The device files below /dev that a program needs for this card alone. Empty: none is known."""
+    suspend_walled: Suspend | None = later(None)  # noqa: RUF009 - nothing to share
+    """The same with guests behind the walls of tenants other than local; None: as ``suspend``."""
     one_process: bool = later(False)
     """Its driver lets one process in at a time, so leases cannot share it."""
 

@@ -304,7 +304,7 @@ class AnyProcess(FakeDriver):
 def test_the_probe_offers_what_it_has_seen_work(said: str, version: int, found: Suspend) -> None:
     """Memory that comes back changed is no success."""
     fake = AnyProcess(version=version)
-    assert probe(lambda: over(fake), (sys.executable, "-c", SAYS.format(said))) is found
+    assert probe(make=lambda: over(fake), argv=(sys.executable, "-c", SAYS.format(said))) is found
     if found is Suspend.SAME_TYPE:
         assert fake.pairs == [(OLD, NEW), (NEW, OLD)], "every GPU is named, and the process is on the other one"
 
@@ -314,19 +314,30 @@ def test_another_card_is_offered_only_where_one_of_the_model_was_seen_to_work() 
     tiny = (sys.executable, "-c", SAYS.format("same"))
     fake = AnyProcess()
     fake.models = (b"one", b"other")
-    assert probe(lambda: over(fake), tiny) is Suspend.SAME_DEVICE
+    assert probe(make=lambda: over(fake), argv=tiny) is Suspend.SAME_DEVICE
     assert fake.pairs == []
 
     class DoesNotMove(AnyProcess):
         def cuCheckpointProcessRestore(self, pid: int, arguments: Any) -> tuple[int]:  # noqa: N802
             return (1,) if arguments.gpuPairs else super().cuCheckpointProcessRestore(pid, arguments)
 
-    assert probe(lambda: over(DoesNotMove()), tiny) is Suspend.SAME_DEVICE
+    assert probe(make=lambda: over(DoesNotMove()), argv=tiny) is Suspend.SAME_DEVICE
+
+
+def test_a_card_on_which_it_fails_says_nothing_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first card could be full, or in MIG mode: then nothing was offered on any."""
+    cards = ["GPU-" + "0" * 32, "GPU-" + NEW.hex()]
+    full = "import os; os.environ['CUDA_VISIBLE_DEVICES'] == {!r} or exit(1); {}"
+    tiny = (sys.executable, "-c", full.format(cards[1], SAYS.format("same")))
+    fake = AnyProcess()
+    assert probe(cards, lambda: over(fake), tiny) is Suspend.SAME_TYPE
+    assert fake.pairs == [(NEW, OLD), (OLD, NEW)]
+    assert probe(cards[:1], lambda: over(fake), tiny) is Suspend.NONE
 
 
 def test_a_probe_that_fails_offers_nothing() -> None:
     """No such program, one that dies, one that cannot be locked."""
     fake = AnyProcess()
-    assert probe(lambda: over(fake), ("/no/such/program",)) is Suspend.NONE
-    assert probe(lambda: over(fake), (sys.executable, "-c", "")) is Suspend.NONE
-    assert probe(lambda: over(FakeDriver()), (sys.executable, "-c", SAYS.format("same"))) is Suspend.NONE
+    assert probe(make=lambda: over(fake), argv=("/no/such/program",)) is Suspend.NONE
+    assert probe(make=lambda: over(fake), argv=(sys.executable, "-c", "")) is Suspend.NONE
+    assert probe(make=lambda: over(FakeDriver()), argv=(sys.executable, "-c", SAYS.format("same"))) is Suspend.NONE

@@ -34,6 +34,8 @@ from sublet.wire.open_files import handed_on
 AT_REST: Final = 64 * MIB
 """In use beyond what an idle card uses: so much may be the driver's own, and no more."""
 STEP: Final = 16 * MIB
+REST_STEP: Final = 8 * MIB
+"""In use beyond what was when the card was last clean: more is looked at again, since it may be of an ended process."""
 STILL_LOOKS: Final = 5
 STILL_S: Final = 0.2
 """Where the driver does not tell whose memory is in use, it must not become less for so many looks, so far apart."""
@@ -63,6 +65,7 @@ def clean(
     settings: str = "",
     since_ns: int = 0,
     *,
+    rest: int = 0,
     beside: bool = False,
     library: Library | None = None,
     driver: Callable[[], CudaDriver] = open_plain_driver,
@@ -71,14 +74,15 @@ def clean(
     sees_processes: bool | None = None,
     node: str | None = None,
 ) -> CardFound:
-    """Every step, in order; the first that does not succeed is the answer."""
+    """Every step, in order; the first that does not succeed is the answer. ``rest``: bytes that were in use when the
+    card was last seen clean."""
     try:
         sees_processes = sees_all_processes() if sees_processes is None else sees_processes
 
         def is_others(process: UsedBy) -> bool:
             return (beside or _stays(process)) and _is_older(process.pid, since_ns)
 
-        left, draws = _left_on(uuid, library, sees_processes, is_others, sleep)
+        left, draws, in_use = _left_on(uuid, library, sees_processes, is_others, sleep, rest)
         left = left or _handed_on(_node(uuid, library) if node is None else node)
         if left:
             return CardFound(left=left)
@@ -98,7 +102,7 @@ def clean(
         return CardFound(left=f"its memory could not be overwritten ({error.message})")
     except SubletError as error:
         return CardFound(failed=f"its memory could not be overwritten ({error.message})", is_hard=True)
-    return CardFound(scrubbed_bytes=count, scrub_ns=now_ns() - began_ns, note=note)
+    return CardFound(scrubbed_bytes=count, scrub_ns=now_ns() - began_ns, note=note, in_use=in_use)
 
 
 def scrub(uuid: str, driver: CudaDriver, spare: int = 0) -> int:
@@ -136,8 +140,10 @@ def _left_on(
     sees_processes: bool,
     is_others: Callable[[UsedBy], bool],
     sleep: Callable[[float], object],
-) -> tuple[str, bool]:
-    """What is still there, in words; and whether others may have memory of it, such as a desktop of before."""
+    rest: int,
+) -> tuple[str, bool, int]:
+    """What is still there, in words; whether others may have memory of it, such as a desktop of before; and how many
+    bytes are in use."""
     nvml = Nvml.open(library)
     try:
         reading = _read(nvml, uuid)
@@ -146,19 +152,23 @@ def _left_on(
         first = next((process.pid for process in listed if process not in before), None)
         if first is not None:
             name, user = who_is(first)
-            return f"process {first} ({name or '?'}) of {user or '?'} is on it", bool(before)
-        used = None if reading.used is None else reading.used - sum(process.bytes or 0 for process in before)
-        if used is None or used <= AT_REST:
-            return "", bool(before)
-        if reading.is_attributed:
-            return f"{format_size(used)} of its memory are in use, and no process is seen that uses it", bool(before)
-        # The driver does not tell whose it is: a desktop's, or memory of ended processes that it will still take back.
+            return f"process {first} ({name or '?'}) of {user or '?'} is on it", bool(before), 0
+        theirs = sum(process.bytes or 0 for process in before)
+        used = None if reading.used is None else reading.used - theirs
+        is_little = used is None or used <= AT_REST
+        if is_little and reading.in_use - theirs <= rest + REST_STEP:
+            return "", bool(before), reading.in_use - theirs
+        if not is_little and reading.is_attributed:
+            text = f"{format_size(used or 0)} of its memory are in use, and no process is seen that uses it"
+            return text, bool(before), 0
+        # The driver does not tell whose it is: a desktop's, its own, or memory of ended processes that it will still
+        # take back, which cannot be overwritten before.
         for _ in range(STILL_LOOKS):
             sleep(STILL_S)
-            now = _read(nvml, uuid).used
-            if now is not None and reading.used is not None and now < reading.used - STEP:
-                return f"{format_size(used)} of its memory are in use, and it is becoming less", True
-        return "", True
+            if _read(nvml, uuid).in_use < reading.in_use - (REST_STEP if is_little else STEP):
+                text = f"{format_size(reading.in_use - theirs)} of its memory are in use, and it is becoming less"
+                return text, not is_little or bool(before), 0
+        return "", not is_little or bool(before), reading.in_use - theirs
     finally:
         nvml.close()
 
@@ -265,8 +275,8 @@ def main(arguments: list[str]) -> int:
     else:
         os.environ[VISIBLE] = uuid  # a neighbour that is sick, or split, is then none of its business
         given = dict(zip(rest[::2], rest[1::2], strict=True))
-        since_ns, beside = int(given.get("--since", 0)), "--beside" in given
-        found = clean(uuid, given.get("--settings", ""), since_ns, beside=beside)
+        since_ns, at_rest = int(given.get("--since", 0)), int(given.get("--rest", 0))
+        found = clean(uuid, given.get("--settings", ""), since_ns, rest=at_rest, beside="--beside" in given)
     sys.stdout.write(dumps(found).decode())
     return 0
 

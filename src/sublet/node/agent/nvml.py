@@ -126,6 +126,8 @@ class Reading:
     uuid: str
     used: int | None = None
     """Bytes in use, by any process, beyond what is in use on an idle card."""
+    in_use: int = 0
+    """All bytes in use, those on an idle card included."""
     processes: tuple[UsedBy, ...] = ()
     is_attributed: bool = True
     """Whether the driver tells whose the memory in use is. WSL lists no process, and of what draws some drivers do not
@@ -292,6 +294,7 @@ class Nvml:
             return Reading(
                 uuid=uuid,
                 used=None if memory is None else max(0, int(memory.used) - _idle_share(memory)),
+                in_use=0 if memory is None else int(memory.used),
                 processes=processes or (),
                 is_attributed=processes is not None and not any(one.draws and one.bytes is None for one in processes),
                 busy=self._busy(handle),

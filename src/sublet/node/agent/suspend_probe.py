@@ -1,8 +1,10 @@
 """Probes once, at an office's start, whether guests on this machine's cards can be suspended.
 
 The trial is a program of its own (``devices.suspend --probe``), since this process must never touch CUDA: it suspends
-and resumes a small process that has memory on a card, and says what that came to. Only what was seen to work is
-offered. A part of a card (MIG) is never asked: the driver does not suspend there.
+and resumes a small process that has memory on a card, and says what that came to. Each model is tried, with a process
+as guests of tenant local are, and with one behind the walls of other tenants' guests, which has the files of one card
+only and so goes on there or nowhere. Only what was seen to work is offered. A part of a card (MIG) is never asked: the
+driver does not suspend there.
 """
 
 from __future__ import annotations
@@ -11,40 +13,67 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sublet.node.agent.inventory import card_of
 from sublet.node.agent.starting import supervisor_environment
 from sublet.values import Suspend
-from sublet.wire.orders import Inventory
+from sublet.wire.cards import device_nodes
+from sublet.wire.orders import Device, Inventory
 from sublet.wire.zygote import python_argv
 
 PROBE_S: Final = 90.0
 """A driver takes its time to come up; after that nothing is offered."""
 PROGRAM: Final = "sublet.devices.suspend"
+WALLED: Final = "sublet.node.sandbox.trial"
 
 
-async def probe_cards(inventory: Inventory, argv: Sequence[str] | None = None) -> Inventory:
-    """The inventory with what may be offered; the same where there is no card to try."""
-    if not any(card_of(device) and not device.partition for device in inventory.devices):
-        return inventory
-    return with_ability(inventory, await ability(argv))
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """What was seen to work with cards of one model."""
+
+    local: Suspend = Suspend.NONE
+    """For guests of tenant local."""
+    walled: Suspend = Suspend.NONE
+    """For guests of other tenants."""
 
 
-def with_ability(inventory: Inventory, can: Suspend) -> Inventory:
-    """Each whole card can do this."""
+async def probe_cards(inventory: Inventory, argv: Sequence[str] | None = None, busy: Collection[str] = ()) -> Inventory:
+    """The inventory with what may be offered; the same where there is no card to try. ``busy``: cards that others have,
+    which are tried last."""
+    models: dict[str, list[Device]] = {}
+    for device in inventory.devices:
+        if card_of(device) and not device.partition:
+            models.setdefault(device.model, []).append(device)
+    tried = []
+    for cards in models.values():
+        cards.sort(key=lambda device: card_of(device) in busy)
+        tried.append(ability([card_of(device) for device in cards], cards[0].nodes, argv))
+    can = dict(zip(models, await asyncio.gather(*tried), strict=True))
     devices = [
-        replace(device, suspend=can) if card_of(device) and not device.partition else device
+        replace(device, suspend=can[device.model].local, suspend_walled=can[device.model].walled)
+        if card_of(device) and not device.partition
+        else device
         for device in inventory.devices
     ]
     return replace(inventory, devices=tuple(devices))
 
 
-async def ability(argv: Sequence[str] | None = None) -> Suspend:
-    """What was seen to work."""
-    program = argv or python_argv(sys.executable, PROGRAM, "--probe")
+async def ability(cards: Sequence[str], nodes: Sequence[str], argv: Sequence[str] | None = None) -> Ability:
+    """What was seen to work with these cards of one model; ``nodes``: the device files of the first of them. One after
+    the other: a card may let only one process in at a time."""
+    local = await _tried(cards, (), argv)
+    files = device_nodes([nodes])
+    if local is Suspend.NONE or not files:
+        return Ability(local)
+    walled = await _tried(cards[:1], python_argv(sys.executable, WALLED, ",".join(files)), argv)
+    return Ability(local, walled)
+
+
+async def _tried(cards: Sequence[str], behind: Sequence[str], argv: Sequence[str] | None) -> Suspend:
+    program = argv or python_argv(sys.executable, PROGRAM, "--probe", ",".join(cards), *behind)
     try:
         process = await asyncio.create_subprocess_exec(
             *program,

@@ -162,7 +162,10 @@ class Launch:
         then: Callable[[SubletError | None], None],
         volume: Borrowed | None,
     ) -> bool:
-        key = self._zygote(spec, tenancy.tenant, is_walled=profile is Profile.TENANT) if spec.patient else None
+        is_walled = profile is Profile.TENANT
+        if is_walled:
+            spec = self.walls.with_driver(spec, tenancy)
+        key = self._zygote(spec, tenancy.tenant, is_walled=is_walled) if spec.patient else None
         if key is None:
             return self._open_stores(tenancy, profile, then, volume)
         if not self.zygotes.ready(key):
@@ -230,6 +233,8 @@ class Launch:
                 do="Name one of them, or none.",
             )
         behind = self.walls.behind(tenancy.tenant) if profile is Profile.TENANT else None
+        if behind is not None:
+            spec = self.walls.with_driver(spec, tenancy)
         if not tenancy.folder:
             self.held.check(tenancy.tenant)
             lease_group = self._groups.group(tenancy.lease)
@@ -315,7 +320,7 @@ class Launch:
 
     def _zygote(self, spec: GuestSpec, tenant: TenantId, *, is_walled: bool) -> ZygoteKey | None:
         """From which warm interpreter it should come; None where a fresh one is needed."""
-        key = _warm(spec, is_walled=is_walled)
+        key = _warm(spec, self.walls.driver if is_walled else None)
         return self.zygotes.for_tenant(key, tenant) if key is not None and is_walled else key
 
     def _fork_warm(self, key: ZygoteKey, prepared: Prepared, forked: Callable[[Child | OSError], None]) -> None:
@@ -361,10 +366,11 @@ def _forked(plan: SpawnPlan) -> Child | OSError:
         return error
 
 
-def _warm(spec: GuestSpec, *, is_walled: bool) -> ZygoteKey | None:
-    """Which warm interpreter would do; None where a fresh one is needed, or was not asked to be warm."""
-    if is_walled:
-        return walled_key(spec.entry, spec.python, spec.imports, spec.env)
+def _warm(spec: GuestSpec, driver: str | None) -> ZygoteKey | None:
+    """Which warm interpreter would do; None where a fresh one is needed, or was not asked to be warm. ``driver``: what
+    ``Walls.driver`` is, for a guest of a tenant."""
+    if driver is not None:
+        return walled_key(spec.entry, spec.python, spec.imports, spec.env, driver)
     if spec.argv:
         if not (spec.imports and is_python(spec.argv[0]) and arguments_of(spec.argv)):
             return None

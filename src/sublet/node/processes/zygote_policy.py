@@ -50,6 +50,7 @@ ask for, from the interpreter that Sublet itself runs in. Whatever else is asked
 _WALLS: Final = "sublet.node.sandbox.carried"
 """What builds them."""
 _WALLED_ENV: Final = (("HOME", "/nonexistent"), ("LANG", "C.UTF-8"), ("PYTHONNOUSERSITE", "1"))
+_LIBRARIES: Final = "LD_LIBRARY_PATH"
 _OURS_TO_SAY: Final = frozenset({"HOME", "LANG"})
 """What a tenant's guest is given whatever it asked for (``clean_env``)."""
 
@@ -87,15 +88,20 @@ class ZygoteKey:
         return ("-I",) if self.walled else ()
 
 
-def walled_key(entry: str, python: str, imports: Sequence[str], env: Mapping[str, str]) -> ZygoteKey | None:
+def walled_key(
+    entry: str, python: str, imports: Sequence[str], env: Mapping[str, str], driver: str = ""
+) -> ZygoteKey | None:
     """The one for a tenant's guest: outside of all walls, with the supervisor's rights, so nothing in it is the
     tenant's choice. It is our own interpreter, in an environment that we made, with imports of our own programs; each
-    copy of it builds the guest's walls around itself before anything else. None where the guest wants another."""
+    copy of it builds the guest's walls around itself before anything else. None where the guest wants another.
+    ``driver``: the folder of the driver's libraries that guests with cards are told of, and that no tenant can change.
+    """
     is_ours = python in ("", sys.executable) and HARMLESS.issuperset(imports)
-    reads_more = any(name not in _OURS_TO_SAY for name, _ in fingerprint(env))
-    if not entry or not is_ours or reads_more:
+    told = ((_LIBRARIES, driver),) if driver else ()
+    read = [one for one in fingerprint(env) if one[0] not in _OURS_TO_SAY]
+    if not entry or not is_ours or not set(read) <= set(told):
         return None
-    return ZygoteKey(sys.executable, (_WALLS, *imports), _WALLED_ENV, walled=True)
+    return ZygoteKey(sys.executable, (_WALLS, *imports), (*_WALLED_ENV, *read), walled=True)
 
 
 def without(imports: Sequence[str], cold: frozenset[str]) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ DEPTH_MAX = 4
 """Virtual environments that stand on one another."""
 SEEN_MAX = 256
 """Interpreters of which it is remembered."""
+LIBRARY = "libcuda.so.1"
+LIBRARY_PATH = "LD_LIBRARY_PATH"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,9 @@ class Walls:
         self.policy = policy or Policy()
         self._hidden = (runtime, state, os.path.expanduser("~"))
         self._uids: Uids | None = None
+        self._has_looked = False
+        self.driver = ""
+        """The folder of the driver's libraries, once a guest with cards was to be shown it; see ``driver_folder``."""
         self.card_nodes: Mapping[ResourceId, tuple[str, ...]] = {}
         """The device files that each card has for itself, as the office found them."""
         if self.abilities.has(Part.UID):
@@ -137,6 +142,19 @@ class Walls:
             )
         return found
 
+    def with_driver(self, spec: GuestSpec, tenancy: Tenancy) -> GuestSpec:
+        """The guest, told where the driver's libraries are if the loader does not find them by itself. Raises
+        ``Unsupported`` where it may not be shown them."""
+        if not any(card_uuid(part.resource) for part in tenancy.parts):
+            return spec
+        if not self._has_looked:
+            self.driver = driver_folder(os.environ.get(LIBRARY_PATH, ""), self._hidden)
+            self._has_looked = True
+        if not self.driver:
+            return spec
+        asked = spec.env.get(LIBRARY_PATH, "")
+        return replace(spec, env={**spec.env, LIBRARY_PATH: f"{asked}:{self.driver}" if asked else self.driver})
+
     @property
     def hidden(self) -> tuple[str, ...]:
         """Folders that no guest of a tenant may see."""
@@ -159,6 +177,8 @@ class _Behind:
         home, counts = tenancy.make_home(self._ids)
         readable = {tenancy.page_path, sys.prefix, sys.base_prefix, *self._walls.shown_with(spec.python)}
         readable |= {door} if door else set()
+        nodes = self._walls.nodes(tenancy)
+        readable |= {self._walls.driver} if nodes and self._walls.driver else set()
         if spec.entry:  # which is ours, wherever it is installed
             readable.add(PACKAGE)
         steps = self._walls.plan(
@@ -170,7 +190,7 @@ class _Behind:
                 writable=(*tenancy.writable, *lent),
                 written=(counts,) if counts else (),
                 hidden=self._walls.hidden,
-                devices=self._walls.nodes(tenancy),
+                devices=nodes,
                 counted=counted,
             ),
             policy_for(tenancy, self._walls.policy, lends=bool(lent)),
@@ -199,6 +219,38 @@ def policy_for(tenancy: Tenancy, policy: Policy, *, lends: bool = False) -> Poli
         file_bytes=policy.file_bytes or (0 if lends else max([limits.memory_bytes, *blocks])),
         processes_max=limits.pids_max or policy.processes_max,
     )
+
+
+def driver_folder(paths: str, hidden: Iterable[str]) -> str:
+    """The folder in which the loader finds the driver's libraries by ``LD_LIBRARY_PATH`` (``paths``), links followed;
+    empty where that names none, and the loader finds them by itself or not at all.
+
+    A guest of a tenant has nothing of the supervisor's environment, and is shown this one folder. So all users must be
+    able to read it, with nothing hidden in it, and no other user to change it. Raises ``Unsupported``.
+    """
+    named = (folder for folder in paths.split(":") if os.path.isabs(folder))
+    found = next((path for folder in named if os.path.exists(path := os.path.join(folder, LIBRARY))), "")
+    if not found:
+        return ""
+    folder = os.path.dirname(os.path.realpath(found))
+    own = (sys.prefix, sys.base_prefix, *SYSTEM_PATHS)
+    if not os.path.exists(os.path.join(folder, LIBRARY)):
+        why = f"{found} leads to {folder}, where it has another name"
+    elif any(_is_in(folder, os.path.realpath(path)) for path in own):
+        return folder
+    elif any(_is_in(folder, path) or _is_in(path, folder) for path in map(os.path.realpath, hidden)):
+        why = f"{folder} lies in a folder of the office or of its owner"
+    elif not _is_everybodys(folder):
+        why = f"other users cannot read {folder}"
+    else:
+        why = _changeable(folder)
+    if why:
+        raise Unsupported(
+            f"a tenant's guest cannot be shown the driver's libraries, which are found by {LIBRARY_PATH} alone: {why}",
+            do="Install them where all users may read and none but root may write, or have the loader find them "
+            "(/etc/ld.so.conf.d and `ldconfig`); then start the office again.",
+        )
+    return folder
 
 
 def prefix_of(python: str, hidden: Iterable[str], *, depth: int = 0) -> tuple[str, ...]:

@@ -386,6 +386,8 @@ class _Card:
     """Those it had when it was lent; empty where guests cannot change them."""
     since_ns: int | None = None
     """Since when it is lent without having been seen clean."""
+    rest: int | None = None
+    """The fewest bytes that were in use when it was seen clean."""
     looks: dict[tuple[LeaseId, Epoch], _Look] = field(default_factory=dict)
 
 
@@ -441,6 +443,8 @@ class CardCleaning:
         verdict = _verdict(card, look.found, now_ns)
         if isinstance(verdict, Clean):
             known.since_ns = None
+            if look.found is not None:
+                known.rest = min(look.found.in_use, look.found.in_use if known.rest is None else known.rest)
             if look.found is not None and look.found.note:
                 log_trouble(f"{card}: {look.found.note}", None)
         return verdict
@@ -453,8 +457,9 @@ class CardCleaning:
 
         settings = ("--settings", known.settings) if known.settings else ()
         since = ("--since", str(known.since_ns)) if known.since_ns is not None else ()
+        rest = ("--rest", str(known.rest)) if known.rest else ()
         beside = ("--beside", "1") if self.lends_beside else ()
-        self._errands.run(lambda: self._run((card, "--scrub", *settings, *since, *beside)), told)
+        self._errands.run(lambda: self._run((card, "--scrub", *settings, *since, *rest, *beside)), told)
         return look
 
 

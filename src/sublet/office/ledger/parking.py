@@ -29,7 +29,7 @@ from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.office.ledger import admission
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.placement import RoomsByNode, fit_on_node
-from sublet.office.ledger.records import LeaseRecord, NoticeRecord, Parks, Want
+from sublet.office.ledger.records import LOCAL_TENANT, LeaseRecord, NoticeRecord, Parks, Want
 from sublet.values import (
     EndReason,
     Exclusivity,
@@ -184,7 +184,9 @@ def _ability(state: State, lease: LeaseRecord) -> Suspend:
     gpus = [part for part in lease.parts if part.kind is Kind.GPU]
     if not gpus or any(part.exclusivity not in _CLASSES for part in gpus):
         return Suspend.NONE
-    able = {state.resources[part.resource].device.suspend for part in gpus}
+    devices = [state.resources[part.resource].device for part in gpus]
+    is_walled = lease.tenant != LOCAL_TENANT
+    able = {one.suspend_walled if is_walled and one.suspend_walled is not None else one.suspend for one in devices}
     return next(one for one in Suspend if one in able)  # the least of them
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from sublet.node.agent import suspend_probe
 from sublet.node.agent.suspend_probe import probe_cards
 from sublet.values import GIB, Kind, NodeId, ResourceId, Suspend
 from sublet.wire.orders import Device, Inventory
@@ -37,6 +40,46 @@ def found(*devices: Device, says: str = "") -> list[Suspend]:
 def test_a_card_can_do_what_its_probe_says(says: str, ability: Suspend) -> None:
     """And its parts, cores and host devices are what they were."""
     assert found(CARD, PART, HOST, CORES, says=says) == [ability, Suspend.NONE, Suspend.SAME_TYPE, Suspend.NONE]
+
+
+def test_guests_behind_walls_are_asked_for_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their process is another user's, in a process namespace, and has the files of one card only."""
+    monkeypatch.setattr(suspend_probe, "device_nodes", lambda leased: tuple(f"/dev/{name}" for name in leased[0]))
+    card = replace(CARD, nodes=("nvidia3",))
+    says = "import json, sys; print(json.dumps({'suspend': 'same_device' if sys.argv[1:] else 'same_type'}))"
+    program = (sys.executable, "-c", says)
+
+    async def tried(cards: Sequence[str], behind: Sequence[str], argv: Sequence[str] | None) -> Suspend:
+        asked.append((tuple(cards), tuple(behind)))
+        return await really([*cards], behind, (*program, *behind))
+
+    asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+    really = suspend_probe._tried
+    monkeypatch.setattr(suspend_probe, "_tried", tried)
+    inventory = Inventory(node=NodeId("n"), domain="n", devices=(card, CARD))
+    first, second = asyncio.run(probe_cards(inventory)).devices
+    assert (first.suspend, first.suspend_walled) == (Suspend.SAME_TYPE, Suspend.SAME_DEVICE)
+    assert (second.suspend, second.suspend_walled) == (Suspend.SAME_TYPE, Suspend.SAME_DEVICE), "of the same model"
+    (_, plainly), (cards, behind) = asked
+    assert (plainly, cards) == ((), ("GPU-1",))
+    assert behind[-2:] == ("sublet.node.sandbox.trial", "/dev/nvidia3")
+
+
+def test_each_model_is_tried_and_cards_that_others_have_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    async def tried(cards: Sequence[str], behind: Sequence[str], argv: Sequence[str] | None) -> Suspend:
+        asked.append(tuple(cards))
+        return Suspend.NONE if "GPU-9" in cards else Suspend.SAME_DEVICE
+
+    monkeypatch.setattr(suspend_probe, "_tried", tried)
+    cards = [replace(CARD, id=ResourceId(f"n/GPU-{number}"), model=model) for number, model in enumerate("aba")]
+    other = replace(CARD, id=ResourceId("n/GPU-9"), model="c")
+    inventory = Inventory(node=NodeId("n"), domain="n", devices=(*cards, other))
+    probed = asyncio.run(probe_cards(inventory, busy={"GPU-0"}))
+    assert asked == [("GPU-2", "GPU-0"), ("GPU-1",), ("GPU-9",)]
+    assert [device.suspend for device in probed.devices] == [*[Suspend.SAME_DEVICE] * 3, Suspend.NONE]
+    assert {device.suspend_walled for device in probed.devices} == {Suspend.NONE}, "their device files are not known"
 
 
 def test_without_a_card_nothing_is_tried() -> None:

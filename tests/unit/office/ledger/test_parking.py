@@ -102,6 +102,18 @@ def _inventory(bench: Bench):  # type: ignore[no-untyped-def]
     return inventory("n1", *(bench.state.resources[resource].device for resource in node.resources))
 
 
+def test_what_was_tried_behind_walls_counts_for_tenants_and_the_plain_trial_for_local() -> None:
+    """A guest of a tenant is another user's process in a namespace of its own; what works for the office's may not."""
+    card = dataclasses.replace(device("gpu0", model="pretend"), suspend=Suspend.SAME_TYPE, suspend_walled=Suspend.NONE)
+    rest = (device("memory", Kind.MEMORY, 8 * GIB), device("cpu", Kind.CPU))
+    for tenant, is_parked in ((LOCAL, True), (BEN, False)):
+        bench = Bench(inventory("n1", card, *rest))
+        lease = bench.granted(gpu(), tenant=tenant, tier=Tier.SPOT, renew="always")
+        bench.queued(tenant=ANN, lease="ann")
+        say_need(bench, lease)
+        assert (lease.parked_under is not None) is is_parked
+
+
 # ---- the way it should go ----
 
 
