@@ -160,6 +160,11 @@ class Rig:
         """Whether anything but zeros lies in its memory, whoever wrote it."""
         return any(piece.strip(b"\0") for piece in self._written(card))
 
+    def wipe(self, card: int) -> None:
+        """Zeros in all its memory, as if it had never been used."""
+        os.truncate(self.folder / f"card{card}", 0)
+        os.truncate(self.folder / f"card{card}", self.card(card).memory)
+
     def _written(self, card: int) -> Iterator[bytes]:
         """Those parts that were ever touched: the rest is a hole in the file."""
         with open(self.folder / f"card{card}", "rb") as file:

@@ -140,6 +140,28 @@ def test_a_notebook_that_asked_whether_there_is_a_gpu_may_hold_a_lease(rig: Rig)
     assert "has a CUDA context on a card" in with_context
 
 
+IMPORTED: Final = """
+import ctypes, json, types
+from sublet.guest.serving import free_caches
+cuda = ctypes.CDLL("libcuda.so.1")
+def pool():
+    assert cuda.cuInit(0) == 0  # as it asks which device is the current one
+    return types.SimpleNamespace(free_all_blocks=lambda: None)
+cupy = types.SimpleNamespace(get_default_memory_pool=pool, get_default_pinned_memory_pool=pool)
+def has_begun():
+    return cuda.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0
+said = [free_caches({"cupy": cupy}), has_begun()]
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0) == 0
+print(json.dumps([*said, free_caches({"cupy": cupy})]))
+"""
+
+
+def test_a_cupy_that_was_only_imported_is_asked_for_nothing(rig: Rig) -> None:
+    """It was asked for its pool, and so began CUDA in a guest that used none: one that is then never suspended."""
+    assert run_on(rig, IMPORTED) == [[], False, ["cupy"]]
+
+
 NAME: Final = """
 import json, sys
 from sublet.devices.account import Account
@@ -276,13 +298,13 @@ def test_an_error_newer_than_the_bindings_is_an_error_and_no_crash(rig: Rig) -> 
     assert nothing is None
 
 
-PROBES: Final = "from sublet.devices.suspend import main; main(['--probe'])"
+PROBES: Final = "import sys; from sublet.devices.suspend import main; main(['--probe', sys.argv[1]])"
 
 
 def test_a_trial_that_is_ended_leaves_no_process_on_the_card(rig: Rig) -> None:
     """Its small process stayed behind, locked, with half a gigabyte of the first card, and blocked it for ever."""
     row = rig.trouble("cuCheckpointProcessCheckpoint", hangs=1)
-    with Program(rig, PROBES) as trial, Program(rig, LOOKS_AT_ALL) as program:
+    with Program(rig, PROBES, rig.card(0).name) as trial, Program(rig, LOOKS_AT_ALL) as program:
         until("the card in use", lambda: row.met and program.asked(), WAIT_S)
         trial.process.kill()
         trial.process.wait()

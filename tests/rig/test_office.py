@@ -171,6 +171,30 @@ with sublet.connect() as fabric:
 print(json.dumps(said))
 """
 
+SAVES: Final = """
+import json, time
+import sublet
+def begun():
+    from sublet.devices.cuda_driver import open_driver
+    driver = open_driver()
+    driver("t", "cuCtxSetCurrent", driver("t", "cuDevicePrimaryCtxRetain", driver("t", "cuDeviceGet", 0)))
+    driver("t", "cuMemAlloc", 1 << 20)
+    here, durable = sublet.current(), sublet.Durable
+    @here.on_checkpoint
+    def save():
+        with durable("saved before", here.volume) as state:
+            state.checkpoint()
+with sublet.connect() as fabric:
+    block = fabric.block("4MiB", name="before", renew="always")
+    lease = fabric.gpu(min_vram="60GiB", ttl="60s", spot=True, renew="always")
+    lease.options(volume=block).run(begun)
+    fabric.gpu(min_vram="60GiB", count=4, ttl="60s", wait="60s", renew="always").release()
+    while lease.end is None:
+        time.sleep(0.02)
+    print(json.dumps(sublet.Durable.restore(block).value))
+    block.release()
+"""
+
 TAKES_MORE: Final = """
 import time
 from sublet.devices.cuda_driver import open_driver
@@ -304,6 +328,16 @@ def test_a_program_goes_on_with_its_memory_on_the_same_card_and_on_another(
     assert moved[0] != again[0]
 
 
+def test_a_guest_saves_before_the_driver_is_asked_to_suspend_it(office: Shell, sublet: Shell, rig: Rig) -> None:
+    """NVIDIA promises nothing for a process in which that fails: what it had not saved by then was lost with it."""
+    broken = [rig.trouble(f"cuCheckpointProcess{step}", code=999) for step in ("Checkpoint", "Unlock")]
+    value = printed(office, SAVES)
+    assert all(row.met for row in broken), "it was asked to, failed, and could not undo it: the guest is lost"
+    for row in broken:
+        clear(row)
+    assert value == "saved before"
+
+
 def test_a_guest_is_warned_once_before_it_is_ended_for_memory(sublet: Shell, rig: Rig) -> None:
     """XLA, TensorFlow and vLLM take most of a card at their first line, and were ended before anything was said."""
     done = sublet("run", "--gpu", "1GiB", "--shared", "--", sys.executable, "-c", TAKES_MORE)
@@ -344,6 +378,7 @@ def test_a_card_that_cannot_be_overwritten_is_lent_to_nobody_until_an_operator_v
 
 def test_a_fault_of_the_hardware_quarantines_and_a_fault_of_a_program_does_not(sublet: Shell, rig: Rig) -> None:
     """Any tenant can bring about those of programs."""
+    await_the_watch(rig)
     for number in (13, 31, 109, 137, 154):
         rig.xid(0, number)
     rig.xid(1, 94)  # contained
@@ -390,6 +425,21 @@ def killed(process: subprocess.Popen[bytes]) -> None:
     """Its holder, with no time to say anything."""
     process.kill()
     process.communicate()
+
+
+def await_the_watch(rig: Rig) -> None:
+    """Until the office keeps the driver open between two looks: while a card is quarantined it does not, and what is
+    reported between them goes unseen."""
+    looks, closed = rig.trouble("nvmlEventSetWait_v2"), rig.trouble("nvmlEventSetFree")
+
+    def stays_open() -> bool:
+        looked, was_closed = looks.met, closed.met
+        until(lambda: looks.met >= looked + 2, WAIT_S)
+        return bool(closed.met == was_closed)
+
+    until(stays_open, WAIT_S)
+    clear(looks)
+    clear(closed)
 
 
 def card_of(sublet: Shell, rig: Rig, index: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tests.rig.personalities import (
     EIGHT_H100,
     EXCLUSIVE,
     FOUR_H100,
+    H100,
     JETSON,
     LAPTOP,
     MPS,
@@ -28,11 +29,13 @@ from tests.rig.personalities import (
     OLD_DRIVER,
     PARTS,
     PERSONALITIES,
+    RTX,
     SOME_IN_CONTAINER,
     WORKSTATION,
     Personality,
 )
 from tests.rig.rig import Rig, clear, make_rig
+from tests.rig.test_faults import Program
 from tests.rig.test_interface import lendable, run_on
 
 pytestmark = pytest.mark.needs("gcc")
@@ -69,12 +72,14 @@ EXPECTED: Final[dict[str, Outcome]] = {
 
 FIRST_DAY: Final = """
 import asyncio, dataclasses, json, sys
+from pathlib import Path
 from sublet.node.agent.clean_card import clean
 from sublet.node.agent.foreign import Own, foreign_use
 from sublet.node.agent.health import who_is
 from sublet.node.agent.nvml import Nvml, survey
 from sublet.node.agent.rehearsal import rehearse_all
-from sublet.node.agent.suspend_probe import ability
+from sublet.node.agent.inventory import card_of, machine_inventory
+from sublet.node.agent.suspend_probe import probe_cards
 found = survey()
 nvml, others = Nvml.open(), []
 for card in found.cards:
@@ -86,7 +91,8 @@ tried = suspend = None
 if "--try" in sys.argv:
     tried = [dataclasses.asdict(one) for one in asyncio.run(rehearse_all([card.uuid for card in found.cards]))]
 if "--suspend" in sys.argv:
-    suspend = asyncio.run(ability()).value
+    probed = asyncio.run(probe_cards(machine_inventory(Path("/tmp"), None, found=found)))
+    suspend = {card_of(device): device.suspend.value for device in probed.devices if card_of(device)}
 print(json.dumps([tried, suspend, others]))
 """
 
@@ -148,7 +154,8 @@ def test_a_card_is_tried_out_before_it_is_lent(tmp_path: Path, personality: Pers
         assert one["shows_pids"] is (expected.shows_pids and not expected.failed)
         names = [step["name"] for step in one["steps"]]
         assert names == ["NVML"] if expected.failed else ["NVML", "CUDA", "context", "memory", "processes"]
-    assert suspend == expected.suspend
+    whole = {card.name for card in rig.state.cards if card.present and not card.parent}
+    assert suspend == {card: expected.suspend if card in whole else "none" for card in lendable(rig)}
     assert not any(blocks for _, blocks, _ in others), "a card on which nobody computes can be had for oneself"
 
 
@@ -188,7 +195,7 @@ def test_a_card_that_a_process_keeps_for_a_moment_after_its_end_is_one_to_move_t
     goes.start()
     _, suspend, _ = run_on(rig, FIRST_DAY, "--suspend")
     goes.join()
-    assert suspend == "same_type"
+    assert set(suspend.values()) == {"same_type"}
 
 
 def test_an_mps_server_is_no_stranger_on_its_card(tmp_path: Path) -> None:
@@ -257,6 +264,77 @@ device.close()
 """
 
 
+LEAVES: Final = """
+import os
+from sublet.devices.plain_cuda import open_plain_driver
+driver = open_plain_driver()
+driver("t", "cuCtxSetCurrent", driver("t", "cuDevicePrimaryCtxRetain", driver("t", "cuDeviceGet", 0)))
+driver("t", "cuMemsetD8", driver("t", "cuMemAlloc", 16 << 20), 0x5A, 16 << 20)
+os.write(1, b"null")
+os._exit(0)
+"""
+
+
+def test_little_memory_that_an_ended_process_still_has_is_overwritten_too(tmp_path: Path) -> None:
+    """It passed for what an idle card has in use, the scrub could not have it, and the next lease could read it."""
+    rig = make_rig(tmp_path, FOUR_H100)
+    rig.card(0).context = 32 * MIB
+    run_on(rig, LEAVES)
+    assert rig.dirty(0)
+    found = cleaned(rig, rig.card(0).name)
+    assert (found["left"], found["failed"]) == ("", "")
+    assert not rig.dirty(0)
+    assert found["in_use"] == rig.card(0).idle
+
+
+OF_WARP: Final = """
+import json, os, sys
+from types import SimpleNamespace
+os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[1]
+from sublet.devices.account import Account
+from sublet.devices.cuda import CudaDevice
+class OfWarp(SimpleNamespace):
+    def __str__(self):
+        return f"cuda:{self.ordinal}"
+device = CudaDevice("n/gpu", sys.argv[1], Account(1 << 30), cache="/nonexistent")
+shown = [OfWarp(ordinal=0, uuid=sys.argv[2])]
+wp = SimpleNamespace(get_cuda_devices=lambda: shown, Stream=lambda one, cuda_stream: one)
+print(json.dumps(device._warp_name(wp)))
+device.close()
+"""
+
+
+def test_warp_is_told_the_part_of_a_card_that_it_has_by_another_name(tmp_path: Path) -> None:
+    """For Warp a part has the UUID of its card: it was said not to see the GPU."""
+    rig = make_rig(tmp_path, PARTS)
+    assert run_on(rig, OF_WARP, rig.card(3).name, rig.card(0).name) == "cuda:0"
+
+
+WATCHES: Final = """
+import json, sys
+from pathlib import Path
+from sublet.node.agent.foreign import Own
+from sublet.node.agent.health import CardWatch
+from sublet.node.agent.inventory import machine_inventory
+from sublet.wire.orders import Fault
+watch = CardWatch(machine_inventory(Path("/tmp"), None), own=lambda resource: Own(), sees_processes=True)
+for now, _ in enumerate(sys.stdin):
+    faults = [one for one in watch.judge(watch.look(), now) if isinstance(one, Fault)]
+    print(json.dumps([[one.resource, one.detail] for one in faults]), flush=True)
+"""
+
+
+def test_a_card_that_is_split_under_an_office_is_lent_no_more(tmp_path: Path) -> None:
+    """NVML goes on to answer for it, and CUDA shows it to no program: the next lease found no card."""
+    rig = make_rig(tmp_path, FOUR_H100)
+    with Program(rig, WATCHES) as watch:
+        assert watch.asked() == []
+        rig.card(2).split = 1
+        ((resource, detail),) = watch.asked()
+        assert resource.endswith(rig.card(2).name)
+        assert "split into parts (MIG), which are lent after `sublet down`" in detail
+
+
 def test_a_part_of_a_card_is_used_and_overwritten_alone(tmp_path: Path) -> None:
     rig = make_rig(tmp_path, PARTS)
     first = rig.card(2)
@@ -267,3 +345,13 @@ def test_a_part_of_a_card_is_used_and_overwritten_alone(tmp_path: Path) -> None:
     found = cleaned(rig, first.name)
     assert (found["left"], found["failed"]) == ("", "")
     assert 38 * GIB < found["scrubbed_bytes"] < 40 * GIB
+
+
+def test_each_model_is_tried_with_a_card_that_can_be_had(tmp_path: Path) -> None:
+    """The first card stood for all: where others had its memory, nothing was suspended on any."""
+    mixed = Personality(name="3 × H100 and an RTX 4090", cards=(H100, H100, H100, RTX), lines=FOUR_H100.lines)
+    rig = make_rig(tmp_path, mixed)
+    first = rig.card(0)
+    rig.draws(0, first.memory - first.reserved - first.idle, os.getpid()).list = 0  # it computes
+    _, suspend, _ = run_on(rig, FIRST_DAY, "--suspend")
+    assert [suspend[rig.card(index).name] for index in range(4)] == [*["same_type"] * 3, "same_device"]

@@ -1,0 +1,242 @@
+"""The table: each machine × start, lease, run, park, resume, release, kill, doctor, in a whole office.
+
+What is to come of a cell follows from the lines of the personality, which say where they were read, by the rules in
+``row_of``, each with its source. Of machines whose rows are alike by these rules one runs in the suite, and with
+``SUBLET_MACHINES=all`` (the soak) all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import sublet
+from sublet.client.home import runtime_dir
+from sublet.client.office import ensure_office
+from sublet.errors import CapacityExceeded, SubletError
+from sublet.values import MIB, Exclusivity
+from tests.rig import card_functions
+from tests.rig.personalities import NO_FABRIC, NO_UVM, PERSONALITIES, Personality
+from tests.rig.rig import Rig, make_rig
+
+pytestmark = pytest.mark.needs("gcc")
+
+WAIT_S: Final = 120.0
+SUSPENDS, MOVES = 12_080, 13_000
+"""CUDA Driver API, process checkpoints: since 12.8; to another GPU since 13.0."""
+EXCLUSIVE_PROCESS: Final = 3
+CONTEXT: Final = 72 * MIB
+HELPS: Final = {NO_FABRIC.name: "fabricmanager", NO_UVM.name: "nvidia-modprobe"}
+"""What brings cards back of which CUDA does not begin: Fabric Manager User Guide; NVIDIA driver README."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What is to come of it, by the personality's sources."""
+
+    start: dict[str, str]
+    """Each kind of card that is lent, and what its guests may go on with: "none", "same_device" or "same_type"."""
+    lease: dict[str, bool]
+    """Exclusivity → whether it is granted."""
+    run: bool
+    """Whether a guest computes on the card that its lease has, and on no other."""
+    park: dict[str, bool]
+    """Exclusivity → whether its guest lives on when its lease is taken."""
+    resume: dict[str, bool]
+    """Whether the same process goes on, with the memory that it had."""
+    release: bool
+    """Whether the card is free and overwritten then."""
+    kill: bool
+    """The same with a guest that was killed."""
+    doctor: list[str]
+    """State of each kind of card, the help that is named, whether VRAM is watched."""
+
+
+def row_of(personality: Personality) -> Row:
+    """By its lines alone."""
+    machine, shown = personality.machine, [c for i, c in enumerate(personality.cards) if i not in personality.hidden]
+    cuda, is_broken = machine["cuda"], bool(machine.get("init_code"))
+    kinds = {}
+    if not personality.not_lent:
+        if whole := [card for card in shown if not {"split", "parent"} & card.fields.keys()]:
+            # MPS: its clients are not suspended (guessed). A map of GPUs has to name each that the kernel driver has,
+            # also those that a container has not (cuda.core, checkpoint), so there nothing moves.
+            moves = cuda >= MOVES and len(whole) > 1 and not personality.hidden
+            ability = "same_type" if moves else "same_device" if cuda >= SUSPENDS else "none"
+            kinds["session"] = "none" if machine.get("mps") else ability
+        if any("parent" in card.fields for card in shown):
+            kinds["partition"] = "none"  # MIG User Guide and CUDA Driver API: no checkpoints there
+    lent = {} if is_broken else kinds
+    # NVML: in EXCLUSIVE_PROCESS one process at a time has a context, so neighbours cannot share.
+    alone = any(card.fields.get("compute_mode") == EXCLUSIVE_PROCESS for card in shown)
+    works = bool(lent)
+    silent = any("ComputeRunningProcesses" in line.field for line in personality.answers)
+    states = [] if not kinds else ["broken" if is_broken else "note" if alone else "ok"]
+    return Row(
+        start=lent,
+        lease={
+            "session": "session" in lent,
+            "shared": "session" in lent and not alone,
+            "partition": "partition" in lent,
+        },
+        run=works,
+        park={kind: ability != "none" for kind, ability in lent.items() if kind != "partition"},
+        resume={kind: True for kind, ability in lent.items() if ability != "none"},
+        release=works,
+        kill=works,
+        doctor=[
+            *states,
+            *([HELPS[personality.name]] if is_broken else []),
+            *(["watched"] if works and not silent else []),
+        ],
+    )
+
+
+def kinds_of(personalities: tuple[Personality, ...]) -> list[Personality]:
+    """One machine for each row that differs."""
+    if os.environ.get("SUBLET_MACHINES") == "all":
+        return list(personalities)
+    first: dict[str, Personality] = {}
+    for one in personalities:
+        first.setdefault(json.dumps(asdict(row_of(one)), sort_keys=True), one)
+    return list(first.values())
+
+
+DOCTOR: Final = """
+import json
+from sublet.cli.doctor_devices import gpu_checks
+print(json.dumps({name: check() for name, check in gpu_checks().items() if name.startswith("card ")}))
+"""
+
+
+class Machine:
+    """An office on it, used from this process."""
+
+    def __init__(self, rig: Rig, fabric: sublet.Fabric) -> None:
+        self.rig, self.fabric = rig, fabric
+
+    def cards(self) -> list[dict[str, Any]]:
+        found = self.fabric.request("GET", "/v1/status", shape=dict)
+        return [device for device in found["devices"] if device["kind"] == "gpu"]
+
+    def is_clean(self, uuid: str) -> bool:
+        """Once its last lease is over: free, and nothing but zeros is left on it."""
+
+        _until(lambda: all(_is_free(one) for one in self.cards() if _digits(one["id"]) == uuid), "a free card")
+        index = [bytes(card.uuid).hex() for card in self.rig.state.cards].index(uuid)
+        return not self.rig.dirty(index)
+
+    def granted(self, kind: str) -> bool:
+        _until(lambda: all(map(_is_free, self.cards())), "free cards")
+        try:
+            self.fabric.gpu(min_vram="1GiB", exclusivity=Exclusivity(kind), wait=0, ttl="60s").release()
+        except (CapacityExceeded, SubletError):
+            return False
+        return True
+
+    def go_through(self, kind: str, found: dict[str, Any]) -> None:
+        """Run, park, resume, release and kill on a card of this kind."""
+        fabric = self.fabric
+        lease = fabric.gpu(min_vram="1GiB", exclusivity=Exclusivity(kind), ttl="60s", spot=True, renew="always")
+        pid, uuid, _ = lease.run(card_functions.begin)
+        dirty = [index for index, card in enumerate(self.rig.state.cards) if card.memory and self.rig.dirty(index)]
+        leased = [bytes(card.uuid).hex() for card in self.rig.state.cards].index(_digits(lease.devices[0].id))
+        found["run"] &= dirty == [leased] and uuid == _digits(lease.devices[0].id)
+        if kind == "session":
+            count = sum(not card["id"].rpartition("/")[2].startswith("MIG-") for card in self.cards())
+            taken = fabric.gpu(
+                min_vram="1GiB", count=count, exclusivity=Exclusivity(kind), ttl="60s", wait="60s", renew="always"
+            )
+            _until(lambda: lease.end is not None, "the end of its lease")
+            assert lease.end is not None
+            found["park"][kind] = lease.end.way == "suspend"
+            taken.release()
+            if lease.end.way == "suspend":
+                lease = fabric.gpu(resume=lease, ttl="60s", wait="60s", renew="always")
+                again, uuid, is_same = lease.run(card_functions.look)
+                found["resume"][kind] = again == pid and is_same and uuid == _digits(lease.devices[0].id)
+            else:
+                lease = fabric.gpu(
+                    min_vram="1GiB", exclusivity=Exclusivity(kind), ttl="60s", wait="60s", renew="always"
+                )
+                _, uuid, _ = lease.run(card_functions.begin)
+        lease.release()
+        found["release"] &= self.is_clean(uuid)
+        lease = fabric.gpu(min_vram="1GiB", exclusivity=Exclusivity(kind), ttl="60s", renew="always")
+        pid, uuid, _ = lease.run(card_functions.begin)
+        os.kill(pid, signal.SIGKILL)
+        lease.release()
+        found["kill"] &= self.is_clean(uuid)
+
+    def doctor(self) -> list[str]:
+        argv = [sys.executable, "-c", DOCTOR]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S, check=True)
+        said: list[list[str]] = list(json.loads(done.stdout).values())
+        states = sorted({state for state, *_ in said})
+        do = next((more[0] for state, _, *more in said if state == "broken"), "")
+        helps = [word for word in HELPS.values() if word in do]
+        return [*states, *helps, *(["watched"] if all("watch of VRAM: yes" in one[1] for one in said) and said else [])]
+
+
+def small_contexts(rig: Rig) -> None:
+    """A guess, made smaller. What a guest has taken since the last look, five seconds ago, is set aside for it up to
+    96 MiB; where it has more its lease may end unparked, which would depend on the moment of the look."""
+    for card in rig.state.cards:
+        card.context = min(card.context, CONTEXT)
+
+
+def _is_free(card: dict[str, Any]) -> bool:
+    return bool(card["state"] == "free" and card["free"] == card["capacity"] and not card["leases"])
+
+
+def _digits(name: str) -> str:
+    return name.rpartition("/")[2].partition("-")[2].replace("-", "")
+
+
+def _until(what: Any, text: str) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < end_s, f"{text} did not come to be"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    rig = make_rig(tmp_path, request.param)
+    small_contexts(rig)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(rig.folder))
+    home = tmp_path / "home"
+    home.mkdir()
+    ensure_office(home, words=("up", "--foreground"))
+    for index, _ in enumerate(request.param.cards):  # what the rehearsal wrote there
+        rig.wipe(index)
+    with sublet.connect(home=home) as fabric:
+        yield Machine(rig, fabric)
+        fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
+
+
+@pytest.mark.parametrize("machine", kinds_of(PERSONALITIES), indirect=True, ids=lambda one: one.name)
+def test_a_machine_does_what_its_sources_say(machine: Machine) -> None:
+    expected = row_of(machine.rig.personality)
+    cards = machine.cards()
+    kind = {True: "partition", False: "session"}
+    start = {kind[card["id"].rpartition("/")[2].startswith("MIG-")]: card["suspend"] for card in cards}
+    found: dict[str, Any] = {"start": start, "park": {}, "resume": {}}
+    found["lease"] = {name: machine.granted(name) for name in expected.lease}
+    found |= dict.fromkeys(("run", "release", "kill"), bool(start))
+    for name in start:
+        machine.go_through(name, found)
+    found["doctor"] = machine.doctor()
+    assert found == asdict(expected)

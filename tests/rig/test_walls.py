@@ -1,0 +1,139 @@
+"""Guests of tenants on pretended cards: behind their walls they find the driver's libraries, and are suspended.
+
+A real card's memory lies behind its device file. That of a pretended one is a folder, which these guests can write to.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.rig.personalities import FOUR_H100
+from tests.rig.rig import Rig, make_rig
+from tests.rig.test_interface import run_on
+
+pytestmark = pytest.mark.needs("gcc")
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    """Any user may look into its folder, as into those of a driver, and write to its cards."""
+    place = Path(tempfile.mkdtemp(prefix="sublet-cards-"))
+    place.chmod(0o755)
+    made = make_rig(place, FOUR_H100)
+    made.folder.chmod(0o755)
+    for path in made.folder.iterdir():
+        path.chmod(0o755 if ".so" in path.name else 0o666)
+    yield made
+    shutil.rmtree(place)
+
+
+GUEST: Final = """
+import ctypes, json, os, sys
+from types import SimpleNamespace
+from dataclasses import replace
+from sublet.errors import Unsupported
+from sublet.node.processes import tenancy as rooms
+from sublet.node.sandbox.enter import enter
+from sublet.node.sandbox.plan import Bind
+from sublet.node.sandbox.walls import Walls
+from sublet.values import GIB, Kind, ResourceId, TenantId
+from sublet.wire.guests import GuestSpec
+from sublet.wire.orders import Part
+place, card, hands_on = sys.argv[1:]
+os.makedirs(place + "/state", exist_ok=True)
+walls = Walls(runtime=place + "/run", state=place + "/state")
+walls.card_nodes = {ResourceId("n/" + card): ("null",)}
+walls.nodes = lambda tenancy: ("/dev/null",)
+tenancy = SimpleNamespace(
+    parts=(Part(resource=ResourceId("n/" + card), kind=Kind.GPU, amount=GIB),), page_path=place + "/page", writable=(),
+    make_home=lambda ids: (place + "/home", ""), unlimited=(),
+    limits=SimpleNamespace(memory_bytes=0, home_bytes=0, pids_max=0))
+open(place + "/page", "w").close()
+CODE = '''
+import ctypes
+try:
+    said = ctypes.CDLL("libcuda.so.1").cuInit(0)
+except OSError as error:
+    said = str(error)
+print(repr(said), flush=True)
+'''
+spec = GuestSpec(argv=(sys.executable, "-c", CODE))
+try:
+    if hands_on == "yes":
+        spec = walls.with_driver(spec, tenancy)
+except Unsupported as error:
+    print(json.dumps([error.message, error.do]))
+    sys.exit()
+room = walls.behind(TenantId("ana")).room(tenancy, spec, counted=False)
+folder = os.environ["LD_LIBRARY_PATH"]
+binds = [Bind(folder, writable=True) if bind.path == folder else bind for bind in room.plan.binds]
+made = replace(room.plan, binds=tuple(binds), writes=(*room.plan.writes, folder))
+read, write = os.pipe()
+if (pid := os.fork()) == 0:
+    os.dup2(write, 1)
+    enter(made, parent=os.getppid())
+    os.execve(spec.argv[0], spec.argv, room.env)
+os.close(write)
+with open(read) as said:
+    print(json.dumps([said.read(), [name for name, value in room.env.items() if value == folder]]))
+os.waitpid(pid, 0)
+"""
+
+
+def found_by_a_guest(rig: Rig, *, hands_on: bool) -> Any:
+    place = rig.folder.parent
+    return run_on(rig, GUEST, str(place), rig.card(1).name, "yes" if hands_on else "no")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="guests of tenants are other users, whom only root can be")
+def test_a_tenants_guest_finds_libraries_that_only_a_variable_leads_to(rig: Rig) -> None:
+    """By LD_LIBRARY_PATH the office had found the card and lent it; the guest's environment did not name the folder."""
+    assert found_by_a_guest(rig, hands_on=True) == ["0\n", ["LD_LIBRARY_PATH"]]
+    assert "cannot open shared object" in str(found_by_a_guest(rig, hands_on=False))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="guests of tenants are other users, whom only root can be")
+def test_libraries_that_a_tenants_guest_may_not_see_are_a_refusal_with_the_folder(rig: Rig) -> None:
+    rig.folder.chmod(0o700)
+    message, do = found_by_a_guest(rig, hands_on=True)
+    assert f"other users cannot read {rig.folder}" in message
+    assert "ldconfig" in do
+    rig.folder.chmod(0o777)
+    message, _ = found_by_a_guest(rig, hands_on=True)
+    assert f"other users can write {rig.folder}" in message
+
+
+BEHIND: Final = """
+import os, sys
+from dataclasses import replace
+from sublet.node.sandbox import trial
+from sublet.node.sandbox.enter import enter
+from sublet.node.sandbox.plan import Bind
+folder, code = sys.argv[1:]
+made = trial.plan_for(["/dev/null"])
+binds = [Bind(folder, writable=True) if bind.path == folder else bind for bind in made.binds]
+made = replace(made, binds=tuple(binds), writes=(*made.writes, folder))
+assert {"pid", "mount", "net"} <= {part.value for part in made.namespaces}, made.namespaces
+enter(made, parent=os.getppid())
+os.execv(sys.executable, (sys.executable, "-c", code))
+"""
+
+PROBES: Final = "import sys; from sublet.devices.suspend import main; main(['--probe', *sys.argv[1:]])"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="guests of tenants are other users, whom only root can be")
+def test_a_process_behind_the_walls_of_a_tenant_is_suspended_and_resumed(rig: Rig) -> None:
+    """Another user in a process namespace of its own: the trial was a child of the office, and stood for these too."""
+    cards = ",".join(rig.card(index).name for index in range(4))
+    behind = (sys.executable, "-c", BEHIND, str(rig.folder))
+    assert run_on(rig, PROBES, cards, *behind) == {"suspend": "same_type"}
+    rig.trouble("cuCheckpointProcessRestore", code=304)  # CUDA_ERROR_OPERATING_SYSTEM
+    assert run_on(rig, PROBES, cards, *behind) == {"suspend": "none"}
