@@ -130,6 +130,25 @@ def test_an_image_of_several_frames_is_at_the_frame_where_the_other_side_left_it
     assert nb.here("film.close()" if made_there else "opened.close()") is None
 
 
+@pytest.mark.parametrize("kind", ["gif", "tiff", "png"])
+@pytest.mark.parametrize("made_there", [True, False])
+def test_what_is_drawn_on_a_frame_before_its_image_crosses_is_there(
+    nb: Notebook, made_there: bool, kind: str, tmp_path: Path
+) -> None:
+    """Pillow reads the present frame again to count the frames."""
+    nb.here(f"file = {str(tmp_path / f'film.{kind}')!r}")
+    draw = "film.paste((9, 9, 9), (0, 0, 2, 2)); drawn = film.tobytes()"
+    assert (nb.there if made_there else nb.here)(f"{FRAMES}\n{draw}") is None
+    assert (nb.here if made_there else nb.there)("seen = film.tobytes() == drawn") is None
+    assert nb.names["seen"] is True
+    assert nb.there(draw.replace("9", "7")) is None
+    assert nb.here("seen = film.tobytes() == drawn") is None
+    assert nb.names["seen"] is True
+    assert nb.there("seen = film.tobytes() == drawn") is None
+    assert nb.names["seen"] is True
+    assert nb.here("film.close()" if made_there else "opened.close()") is None
+
+
 def test_frames_that_are_in_no_file_are_refused_by_name(nb: Notebook) -> None:
     """Pillow's own pickling leaves all but one of them out, and says nothing."""
     nb.here("import io\nfile = io.BytesIO()")

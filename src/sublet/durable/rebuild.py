@@ -167,6 +167,7 @@ def image_frame(file: str, frame: int) -> Any:
     with open(file, "rb") as opened:  # no file stays open for an image that nothing closes
         image = importlib.import_module("PIL.Image").open(io.BytesIO(opened.read()))
     image.filename = file
+    image.n_frames  # noqa: B018 - counted now: it reads all frames, and what is drawn on one later would be lost
     image.seek(frame)
     image.load()
     return image

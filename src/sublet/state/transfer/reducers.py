@@ -603,9 +603,20 @@ class Rules:
 
 
 def _frames_of(image: Any) -> int:
-    """Of an opened image of Pillow; one that is closed, or was not opened, has the one that it shows."""
+    """Of an opened image of Pillow; one that is closed, or was not opened, has the one that it shows.
+
+    To count them, some readers go through the file and read the present frame again: what was drawn on it would be
+    lost. So where the image has not counted them yet, another image of the same file does.
+    """
+    has_counted = not hasattr(type(image), "n_frames") or vars(image).get("_n_frames") is not None
+    file = getattr(image, "filename", None)
     try:
-        return int(getattr(image, "n_frames", 1))
+        opened = getattr(image, "fp", None) or getattr(image, "_fp", None)
+        is_in_file = isinstance(file, str | os.PathLike) and os.path.isfile(file)
+        if has_counted or not is_in_file or opened is None or opened.closed:
+            return int(getattr(image, "n_frames", 1))
+        with sys.modules["PIL.Image"].open(file) as another:
+            return int(another.n_frames)
     except Exception:  # noqa: BLE001 - its file is closed or damaged
         return 1
 
