@@ -117,7 +117,7 @@ def test_what_a_command_does_nobody_counts(fabric: sublet.Fabric) -> None:
         assert lease.start(["true"]).wait(PATIENCE_S) == 0
     until(lambda: is_free(fabric))
     assert bill_of(fabric, lease)["uncounted"] == 1
-    assert bill_of(fabric, lease)["launches"] == 0
+    assert bill_of(fabric, lease)["launches"] is None
 
 
 def test_programs_do_what_numpy_says(lease: sublet.Lease) -> None:

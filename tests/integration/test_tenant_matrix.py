@@ -339,6 +339,7 @@ SHOWN: Final = {
     "reservations",
     "fences",
     "bill",
+    "bill/neighbours",
     "events",
     "metrics",
 }

@@ -261,7 +261,7 @@ def test_who_looks_for_what_a_guest_saved_waits_until_it_is_gone() -> None:
 def test_a_notice_in_a_cell_is_answered_when_the_notebook_has_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     here = SimpleNamespace(is_saving_by_hand=False, ask_again=lambda: asked.append("again"))
-    monkeypatch.setattr("sublet.current", lambda: here)
+    monkeypatch.setattr("sublet.compute.behind.current", lambda: here)
     monkeypatch.setattr(holding, "_state", holding._State())
     holding.begin(7, frozenset(), {}, None)
     holding.checkpoint()

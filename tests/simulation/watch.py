@@ -78,6 +78,7 @@ class Watch:
         self._met_incarnation: dict[str, int] = {}
         self._supervised = SupervisedRules(self.fail)
         self._idle_since_true: dict[LeaseId, int] = {}
+        self._yielded: set[LeaseId] = set()
         """Leases of which the office was told that nothing runs, and when."""
         self._confirmed: set[Epoch] = set()
         """What agents said that they hold."""
@@ -230,6 +231,7 @@ class Watch:
         """S10: an idle holder's lease ends before its bound only when nothing is lost by it: its agent holds the
         parking lease, or said that there are no guests, or that they cannot be parked; then they have time to save."""
         self._world.coverage.seen["yielded"] += 1
+        self._yielded.add(lease.id)
         parked = event.end.resume
         if parked is not None:
             self._world.coverage.seen["yielded, parked"] += 1
@@ -402,6 +404,8 @@ class Watch:
         if not isinstance(error, LeaseExpired) or not world.scenario.true_clocks:
             return
         if holder.holder is None or holder.holder.lease != lease:
+            return
+        if lease in self._yielded:  # while the call was on its way: its time had not run out
             return
         timeout_ns = min(5 * _S, holder.holder.ttl_ns // 10)
         granted = self._granted_ns.get(lease, 0)

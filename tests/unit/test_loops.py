@@ -109,6 +109,7 @@ ONCE: Final = {
     "request_end": "waits for the end of one request",
     "revive": "starts an office once; the next attempt of a renewal does it again",
     "say_waiting": "shows a line once",
+    "session_cell": "records what one cell consumed; if it fails, the bill by leases has it all the same",
     "served": "one connection to a guest; what it raises is told to the holder",
     "served_acquire": "one lease for a served program; if it fails, who waits is told, and the next request asks again",
     "served_end": "ends one run of a served program; it is gone with its lease otherwise",

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 from sublet.client.address import Address
-from sublet.client.answers import end_of
 from sublet.client.command_words import StdioText, checked_env, command_spec
 from sublet.client.line import connect_data
 from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError
@@ -320,6 +319,8 @@ def start_spec(lease: LeaseHandle, spec: GuestSpec, *, busy: bool = True, volume
 
 def end_known_to_office(lease: LeaseHandle) -> LeaseEnd | None:
     """How the lease has ended; the supervisor may know that it has before we do: an operator ends both at once."""
+    from sublet.client.answers import end_of  # the parts for a bare machine do without what it needs
+
     with contextlib.suppress(SubletError):
         if (end := lease._fabric.lease(lease.id).end) is not None:
             return end_of(end)

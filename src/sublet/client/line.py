@@ -17,7 +17,6 @@ from sublet.wire.guests import (
     HolderReply,
     Service,
 )
-from sublet.wire.http import TokenView
 
 if TYPE_CHECKING:
     from sublet.client.handle import LeaseHandle
@@ -28,6 +27,8 @@ def open_line(lease: LeaseHandle, guest: GuestId, service: Service) -> Conversat
 
     Raises ``NotFound`` if the guest has ended, ``LeaseEnded`` if the lease has.
     """
+    from sublet.wire.http import TokenView  # the parts for a bare machine do without what it needs
+
     fabric = lease._fabric
     token = fabric._run(fabric._core.query(f"/v1/leases/{lease.id}/token", TokenView)).token
     conversation = connect_data(fabric.address, token)

@@ -211,7 +211,7 @@ def _plain_look(kind: type, rules: HomeRules) -> Look:
         or rules.has_rule_for(kind)
     ):
         raise _UnknownKind
-    slots = tuple(copyreg._slotnames(kind))  # type: ignore[attr-defined]
+    slots = _slots_of(kind)
     words = len(slots) + (kind.__weakrefoffset__ > 0) + (kind.__dictoffset__ > 0)
     if kind.__itemsize__ or kind.__basicsize__ != object.__basicsize__ + words * _WORD_BYTES:
         raise _UnknownKind  # a part of them is in C
@@ -219,6 +219,15 @@ def _plain_look(kind: type, rules: HomeRules) -> Look:
         return _of_attributes
     names = (*slots, "__dict__") if kind.__dictoffset__ else slots
     return lambda value: (type(value), *(getattr(value, name, _MISSING) for name in names))
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    """As pickle finds them, which keeps them in the class: one of a library is not written to here."""
+    had = "__slotnames__" in vars(kind)
+    names: list[str] = copyreg._slotnames(kind)  # type: ignore[attr-defined]
+    if not had and "__slotnames__" in vars(kind):
+        del kind.__slotnames__  # type: ignore[attr-defined]
+    return tuple(names)
 
 
 @dataclass(slots=True)

@@ -412,7 +412,10 @@ def _who_connects(connect: ConnectView) -> str:
     if connect.is_owner:
         return "You own the office: SUBLET_SESSION alone is enough in your own shell."
     if not connect.office_url:
-        return "This office has no socket for other users of the machine; its operator opens one (sublet up --shared)."
+        return (
+            "This office has no socket for other users of the machine; "
+            "its operator opens one with `sublet up --shared`."
+        )
     if connect.uid is None:
         return "From any user of the machine, with your tenant's access token (SUBLET_TOKEN), which the operator has."
     needs = "with your tenant's access token (SUBLET_TOKEN)" if connect.needs_token else "without any other token"

@@ -12,6 +12,8 @@ from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.admission import fingerprint
 from sublet.office.ledger.answers import Granted
+from sublet.office.ledger.bills import Rates
+from sublet.office.ledger.budgets import prices_record
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord, ProcessRecord, Want
 from sublet.values import GIB, Epoch, Exclusivity, Kind, LeaseId, RenewMode, RequestId, TenantId, Tier
@@ -35,6 +37,7 @@ OTHER: Final[dict[str, Any]] = {
     "replaces": LeaseId("L9"),
     "replaces_epoch": Epoch(1, 9),
     "retain_ns": seconds(60),
+    "pays_priority": True,
 }
 """The content of a request: each field with a value other than that of ``BASE``."""
 ABOUT_THE_CALLER: Final[dict[str, Any]] = {
@@ -125,6 +128,7 @@ def test_every_field_of_a_request_is_in_the_record_of_its_lease() -> None:
     for field in ("resume", "resume_epoch", "replaces", "replaces_epoch", "name", "retain_ns"):
         del said[field]
     bench = Bench(inventory("n1", device("gpu0"), zone="a"))
+    bench.do(cmd.SetPrices(prices=prices_record(Rates(priority=1))))
     answer = bench.do(msgspec.structs.replace(BASE, **said)).answer
     assert isinstance(answer, Granted), answer
     record = bench.folded().leases[LeaseId("L1")]
