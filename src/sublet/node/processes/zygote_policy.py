@@ -94,7 +94,8 @@ def walled_key(
     """The one for a tenant's guest: outside of all walls, with the supervisor's rights, so nothing in it is the
     tenant's choice. It is our own interpreter, in an environment that we made, with imports of our own programs; each
     copy of it builds the guest's walls around itself before anything else. None where the guest wants another.
-    ``driver``: the folder of the driver's libraries that guests with cards are told of, and that no tenant can change.
+    ``driver``: the folder of the driver's libraries, which guests with cards get as LD_LIBRARY_PATH, and which no
+    tenant can change.
     """
     is_ours = python in ("", sys.executable) and HARMLESS.issuperset(imports)
     told = ((_LIBRARIES, driver),) if driver else ()

@@ -79,7 +79,7 @@ class Parker:
     def __init__(
         self, loop: Loop, trees: Trees, notes: Notes, suspending: Suspending, on_lost: Callable[[Guest, str], None]
     ) -> None:
-        """``on_lost`` is told of a guest that could not be put back on its cards, and why: it is of no use any more."""
+        """``on_lost`` is called with a guest that could not be resumed on its cards, and the reason: it has to end."""
         self._on_lost = on_lost
         self.uses: tuple[CardUse, ...] = ()
         """What each process has of a card, as the driver last said."""

@@ -28,7 +28,7 @@ from sublet.state.checkpoints.atomic_files import move_into_place, name_once, re
 from sublet.state.checkpoints.format import MANIFEST_MAX, Manifest, PackRef, damaged
 from sublet.state.checkpoints.packs import PackFile, Packs, PackSource, file_name
 from sublet.state.checkpoints.reader import Checkpoint, Stored
-from sublet.state.checkpoints.writer import NOBODY, Base, SaveReport, Staged, Who
+from sublet.state.checkpoints.writer import UNLEASED, Base, SaveReport, Staged, Who
 from sublet.state.transfer.encoded import Head
 from sublet.values import format_size, shown
 from sublet.wire.volumes import COPIED, CopiedIn
@@ -112,7 +112,7 @@ class FolderStore:
 
     def __init__(self, folder: str | os.PathLike[str], *, who: Who | None = None, create: bool = True) -> None:
         self.folder = Path(folder)
-        self._who = NOBODY if who is None else who
+        self._who = UNLEASED if who is None else who
         self.checkpoints = self.folder / "checkpoints"
         self.packs = self.folder / "packs"
         self.staging = self.folder / "staging"

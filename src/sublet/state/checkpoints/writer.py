@@ -41,8 +41,8 @@ from sublet.values import Epoch, LeaseId
 
 __all__ = [
     "HEAD_CHUNK_BYTES",
-    "NOBODY",
     "PACKS_MAX",
+    "UNLEASED",
     "Base",
     "Capture",
     "Piece",
@@ -72,7 +72,7 @@ class Who:
     epoch: Epoch
 
 
-NOBODY: Final = Who(lease=LeaseId(""), epoch=Epoch(0, 0))
+UNLEASED: Final = Who(lease=LeaseId(""), epoch=Epoch(0, 0))
 """For folders that no lease stands behind."""
 
 
