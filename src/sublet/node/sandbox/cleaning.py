@@ -5,7 +5,9 @@ through a descriptor that was compared: on the same mount as the top. So whateve
 folder are ever removed. A swap can cost us the removal of that name, and then it is said to be left.
 
 Depth is no weapon: a folder too deep down is moved up beneath the top, by descriptors again, and removed from there.
-Count is none either: there is a bound, and what is beyond it is left for the next call.
+Count is none either: there is a bound, and what is beyond it is left for the next call. Nor are new names for those
+that were removed: root takes each folder over before it looks into it, so no other user puts more there. After some
+passes that meet names again (of processes of our own user) the rest is left for the next call too.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.
 _HOLD: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEPTH_MAX: Final = 32
 """So many descriptors are open at most; deeper folders are moved up."""
+_PASSES_MAX: Final = 16
+"""Each but the first looks only for what was put there meanwhile. Those that go further down into a tree that is too
+deep are not counted."""
 _NAMED_MAX: Final = 16
 _FS_IOC_GETFLAGS: Final = 0x80086601
 _FS_IOC_SETFLAGS: Final = 0x40086602
@@ -42,7 +47,7 @@ class Left:
     named: list[str] = field(default_factory=list)
     """The first few of them, with the reason."""
     is_cut_short: bool = False
-    """The bound on the count was met; the same call again goes on."""
+    """The bound on the count or on the passes was met; the same call again goes on."""
 
     @property
     def is_clean(self) -> bool:
@@ -52,7 +57,7 @@ class Left:
         if self.is_clean:
             return "nothing is left"
         more = f" and {self.left - len(self.named)} more" if self.left > len(self.named) else ""
-        cut = "; there was too much to remove at once" if self.is_cut_short else ""
+        cut = "; more was put there meanwhile, or there was too much to remove at once" if self.is_cut_short else ""
         return f"left: {', '.join(self.named)}{more}{cut}" if self.left else cut.lstrip("; ")
 
 
@@ -82,12 +87,12 @@ def _remove_top(name: str, parent: int, left: Left, *, keep_top: bool, count_max
         return
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
-            _Cleaning(left, count_max, parent, -1).unlink(name, parent, name)
+            _Cleaning(left, count_max, keep_top, parent, -1).unlink(name, parent, name)
         else:
             _note(left, name, error)
         return
     try:
-        cleaning = _Cleaning(left, count_max, top, _mount_of(top))
+        cleaning = _Cleaning(left, count_max, keep_top, top, _mount_of(top))
         cleaning.all_below_top()
     finally:
         os.close(top)
@@ -99,12 +104,14 @@ def _remove_top(name: str, parent: int, left: Left, *, keep_top: bool, count_max
 class _Cleaning:
     left: Left
     count_max: int
+    keep_top: bool
     top: int
     mount: int
     moved: int = 0
 
     def all_below_top(self) -> None:
         """Folders that were moved up come to lie here, so it is looked at again until a pass removes nothing."""
+        passes = 0
         while True:
             before, self.left.left = self.left.removed, 0
             self.left.named.clear()
@@ -116,8 +123,15 @@ class _Cleaning:
                 self.left.left = 0
                 self.left.named.clear()
                 return
+            went_deeper = self.moved > moved and self.left.removed - before >= _DEPTH_MAX - 1
+            passes += not went_deeper
+            if passes == _PASSES_MAX:
+                self.left.is_cut_short = True
+                return
 
     def _folder(self, fd: int, path: str, depth: int) -> None:
+        if fd != self.top or not self.keep_top:
+            _take_over(fd)
         for name in os.listdir(fd):
             if self.left.removed + self.left.left >= self.count_max:
                 self.left.is_cut_short = True
@@ -208,6 +222,14 @@ def _open_folder(name: str, parent: int) -> int:
             os.close(held)
     _make_writable(fd)
     return fd
+
+
+def _take_over(fd: int) -> None:
+    """From now on no other user puts anything into it; which only root can see to."""
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):
+            os.fchown(fd, 0, 0)
+            os.fchmod(fd, stat.S_IRWXU)
 
 
 def _make_writable(fd: int) -> None:

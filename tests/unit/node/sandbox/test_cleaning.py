@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
 import subprocess
@@ -163,6 +164,23 @@ def test_the_count_is_bounded_and_the_next_call_goes_on(tree: Path) -> None:
     assert len(list(tree.iterdir())) == 60
     assert remove_tree(str(tree), count_max=40).is_cut_short
     assert remove_tree(str(tree), count_max=40).is_clean
+
+
+def test_names_that_come_again_as_fast_as_they_go_end_the_call(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tree / "first").mkdir()
+    real, made = os.listdir, itertools.count()
+
+    def look_and_plant(folder: Any) -> list[str]:
+        found = real(folder)
+        (tree / f"again{next(made)}").mkdir()
+        return found
+
+    monkeypatch.setattr(os, "listdir", look_and_plant)
+    left = remove_tree(str(tree), count_max=10_000)
+    monkeypatch.undo()
+    assert left.is_cut_short
+    assert left.removed < 100
+    assert remove_tree(str(tree)).is_clean
 
 
 @pytest.mark.needs("unshare")
