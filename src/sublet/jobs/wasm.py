@@ -27,7 +27,6 @@ import signal
 import socket
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
@@ -63,6 +62,8 @@ ERRORS_KEPT: Final = 4096
 PAGE_BYTES: Final = 64 << 10
 FUEL_MAX: Final = (1 << 63) - 1
 WASI: Final = "wasi_snapshot_preview1"
+_COMMAND: Final = "_start"
+"""The entry of a WASI command."""
 
 
 class TaskletResult(NamedTuple):
@@ -109,7 +110,7 @@ class WasmTasklet:
     @property
     def is_command(self) -> bool:
         """Whether it is a WASI command."""
-        return self.entry == "_start"
+        return self.entry == _COMMAND
 
     @property
     def content_id(self) -> str:
@@ -128,7 +129,7 @@ class WasmTasklet:
     def check(self) -> None:
         """Raise what is wrong with the module, as far as can be seen without running it."""
         try:
-            _compiled(self)
+            _compiled(self.module, self.entry)
         except WasmError as error:
             _say_module(error, self)
             raise
@@ -148,7 +149,7 @@ def run_tasklet(tasklet: WasmTasklet, data: bytes = b"", args: Sequence[str] = (
         raise InvalidRequest("an argument of a tasklet is not a text without NUL", do="Give a list of str.")
     before = _listen_for_signals()
     try:
-        module = _compiled(tasklet)
+        module = _compiled(tasklet.module, tasklet.entry)
         while True:
             run = _Run(tasklet, module, bytes(data), tuple(args))
             try:
@@ -156,53 +157,52 @@ def run_tasklet(tasklet: WasmTasklet, data: bytes = b"", args: Sequence[str] = (
             except _Interrupted:
                 continue  # by a signal that meant nothing to this call; the next run is the same run
             except WasmError as error:
-                error.fuel = run.used
-                _FUEL.add(error.fuel)
+                error.fuel = _count(run.used)
                 raise
-            used = run.used
-            _FUEL.add(used)
-            return TaskletResult(output, used)
+            return TaskletResult(output, _count(run.used))
     except WasmError as error:
         _say_module(error, tasklet)
         raise
     finally:
         if before is not None:
-            signal.set_wakeup_fd(before)
+            signal.set_wakeup_fd(before)  # a descriptor that this program had set itself
 
 
 class _FuelCount:
-    """The fuel that this process used, in the tally of its lease, from which it comes to the bill. A program that is no
-    guest of a lease counts none."""
+    """The fuel that this process used, in the tally of its lease, from which it comes to the bill."""
 
-    def __init__(self) -> None:
-        self._pid = 0
+    def __init__(self, tally: TallyFile) -> None:
+        self._tally = tally
         self._total = 0
-        self._tally: TallyFile | None = None
-        self._row = -1
         self._lock = threading.Lock()
+        tally.lock()
+        try:
+            self._row = tally.claim(os.getpid(), 0, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+        finally:
+            tally.unlock()
 
     def add(self, fuel: int) -> None:
-        with self._lock:
-            if self._pid != os.getpid():
-                self._begin()
-            if self._tally is not None and self._row > 0:
+        if self._row > 0:
+            with self._lock:
                 self._total += fuel
                 self._tally.write_fuel(self._row, self._total)
 
-    def _begin(self) -> None:
-        """Also after a fork: the row of before is the parent's."""
-        self._pid, self._total, self._row = os.getpid(), 0, -1
-        path = os.environ.get("SUBLET_TALLY", "")
-        self._tally = TallyFile.open(path) if path else None
-        if self._tally is not None:
-            self._tally.lock()
-            try:
-                self._row = self._tally.claim(self._pid, 0, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
-            finally:
-                self._tally.unlock()
+
+@functools.cache
+def _fuel_count() -> _FuelCount | None:
+    """None in a program that is no guest of a lease."""
+    path = os.environ.get("SUBLET_TALLY", "")
+    tally = TallyFile.open(path) if path else None
+    return None if tally is None else _FuelCount(tally)
 
 
-_FUEL: Final = _FuelCount()
+os.register_at_fork(after_in_child=_fuel_count.cache_clear)  # row and total are the parent's
+
+
+def _count(fuel: int) -> int:
+    if (count := _fuel_count()) is not None:
+        count.add(fuel)
+    return fuel
 
 
 def _say_module(error: WasmError, tasklet: WasmTasklet) -> None:
@@ -213,6 +213,7 @@ def _say_module(error: WasmError, tasklet: WasmTasklet) -> None:
 # ------------------------------------------------------------------------------------------------------ the runtime
 
 
+@functools.cache
 def _wasmtime() -> Any:
     try:
         import wasmtime
@@ -249,7 +250,7 @@ def _engine() -> wasmtime.Engine:
 
 def _let_go() -> None:
     """Before the interpreter takes the runtime's own module apart, in which their finalisers lie."""
-    _modules.clear()
+    _compiled.cache_clear()
     _linker.cache_clear()
     _engine.cache_clear()
 
@@ -263,48 +264,34 @@ class _Module(NamedTuple):
     has_finalize: bool
 
 
-def _compiled(tasklet: WasmTasklet) -> _Module:
+@functools.lru_cache(maxsize=MODULES_KEPT)
+def _compiled(content: bytes | str, entry: str) -> _Module:
     """The module, compiled once per process and content, and found to be of its convention."""
-    key = (tasklet.module, tasklet.entry)
-    with _compiling:
-        found = _modules.pop(key, None)
-        if found is None:
-            found = _compile(tasklet)
-        _modules[key] = found
-        while len(_modules) > MODULES_KEPT:
-            _modules.popitem(last=False)
-    return found
-
-
-_modules: OrderedDict[tuple[bytes | str, str], _Module] = OrderedDict()
-_compiling = threading.Lock()
-
-
-def _compile(tasklet: WasmTasklet) -> _Module:
     runtime = _wasmtime()
-    if len(tasklet.module) > MODULE_MAX:
+    if len(content) > MODULE_MAX:
         raise WasmInvalidModule(
-            f"the module has {format_size(len(tasklet.module))}, more than {format_size(MODULE_MAX)}",
+            f"the module has {format_size(len(content))}, more than {format_size(MODULE_MAX)}",
             do="Strip debug information from it (wasm-strip, or -Wl,--strip-all).",
         )
     try:
-        binary = runtime.wat2wasm(tasklet.module) if isinstance(tasklet.module, str) else tasklet.module
+        binary = runtime.wat2wasm(content) if isinstance(content, str) else content
         module: wasmtime.Module = runtime.Module(_engine(), bytes(binary))
     except runtime.WasmtimeError as error:
         raise WasmInvalidModule(
             f"this is not a module that can be run: {_short(error)}",
             do="Give a core WebAssembly module (not a component), without threads and relaxed SIMD.",
         ) from None
-    _check_imports(tasklet, module)
-    names = _check_exports(tasklet, module)
+    is_command = entry == _COMMAND
+    _check_imports(module, is_command=is_command)
+    names = _check_exports(module, entry, is_command=is_command)
     return _Module(_linker().instantiate_pre(module), "init" in names, "finalize" in names)
 
 
-def _check_imports(tasklet: WasmTasklet, module: wasmtime.Module) -> None:
+def _check_imports(module: wasmtime.Module, *, is_command: bool) -> None:
     for one in module.imports:
         name = f"{one.module}.{one.name}"
-        if not tasklet.is_command or one.module != WASI:
-            allowed = "a WASI command may import WASI alone" if tasklet.is_command else "a core module nothing"
+        if not is_command or one.module != WASI:
+            allowed = "a WASI command may import WASI alone" if is_command else "a core module nothing"
             raise WasmImportForbidden(
                 f"the module imports {name}, and {allowed}",
                 function=name,
@@ -323,11 +310,11 @@ def _check_imports(tasklet: WasmTasklet, module: wasmtime.Module) -> None:
             )
 
 
-def _check_exports(tasklet: WasmTasklet, module: wasmtime.Module) -> Container[str | None]:
+def _check_exports(module: wasmtime.Module, entry: str, *, is_command: bool) -> Container[str | None]:
     """The names of all of them."""
     exports = {one.name: one.type for one in module.exports}
-    needed = {tasklet.entry: ("", "")} if tasklet.is_command else {tasklet.entry: ("ii", "i")}
-    if not tasklet.is_command:
+    needed = {entry: ("", "")} if is_command else {entry: ("ii", "i")}
+    if not is_command:
         needed |= {name: kind for name, kind in _OPTIONAL.items() if name in exports}
     for name, (params, results) in needed.items():
         if name not in exports:
@@ -384,6 +371,8 @@ _bytes_of: Final = functools.lru_cache(parse_memory)
 
 class _Run:
     """One store, one instance: nothing of a run is left to the next."""
+
+    __slots__ = ("_at", "_data", "_exports", "_memory_max", "_module", "_output_max", "_store", "_system", "_tasklet")
 
     def __init__(self, tasklet: WasmTasklet, module: _Module, data: bytes, args: tuple[str, ...]) -> None:
         self._tasklet = tasklet
@@ -467,8 +456,8 @@ class _Run:
         token = _systems.enter(system)
         try:
             self._begin()
-            self._at = "_start"
-            self._exports["_start"](self._store)
+            self._at = _COMMAND
+            self._exports[_COMMAND](self._store)
         except _Exit:
             pass
         finally:
@@ -837,12 +826,20 @@ class _EpochMover:
         self.reading, self.writing = socket.socketpair()
         self.writing.setblocking(False)
         self.descriptor = self.writing.fileno()
+        os.register_at_fork(after_in_child=self._forked)
         self.thread = start_thread("wasm_epochs", self._move, again=True)
 
     def _move(self) -> None:
         while numbers := self.reading.recv(256):
             if any(number in _ENDING for number in numbers):
                 _engine().increment_epoch()
+
+    def _forked(self) -> None:
+        """The thread and the other end are the parent's: the child's signals are not for it."""
+        _mover.cache_clear()
+        found = signal.set_wakeup_fd(-1)
+        if found != self.descriptor:
+            signal.set_wakeup_fd(found)
 
 
 _ENDING: Final = frozenset((signal.SIGTERM, signal.SIGINT))
@@ -854,8 +851,12 @@ def _mover() -> _EpochMover:
 
 
 def _listen_for_signals() -> int | None:
-    """From here on, until the wake-up descriptor that it returns is set again, what runs is stopped by a signal that
-    ends a call. Handlers run on the main thread alone (None on another); a run there is stopped by its fuel."""
-    if threading.current_thread() is not threading.main_thread():
+    """From here on what runs is stopped by a signal that ends a call. Handlers run on the main thread alone; a run on
+    another is stopped by its fuel. Returns the wake-up descriptor that the program had, for it to be set again; where
+    there was none ours stays, since between runs it does nothing, and setting it costs as much as a short run."""
+    ours = _mover().descriptor
+    try:
+        before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+    except ValueError:  # this is another thread
         return None
-    return signal.set_wakeup_fd(_mover().descriptor, warn_on_full_buffer=False)
+    return None if before in (-1, ours) else before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import shutil
@@ -142,7 +143,7 @@ def test_fuel_is_counted_for_the_lease_also_of_what_failed_and_after_a_fork(
 ) -> None:
     tally = TallyFile.create(str(tmp_path / "rows"))
     monkeypatch.setenv("SUBLET_TALLY", str(tmp_path / "rows"))
-    monkeypatch.setattr(wasm, "_FUEL", wasm._FuelCount())
+    wasm._fuel_count.cache_clear()
     once = run(UPPER, b"").fuel
     used = once + sum(run(UPPER, bytes(n)).fuel for n in range(20))
     with pytest.raises(OutOfFuel) as caught:
@@ -154,6 +155,7 @@ def test_fuel_is_counted_for_the_lease_also_of_what_failed_and_after_a_fork(
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert total(tally.rows(), 0).fuel == used + 500 + once
+    wasm._fuel_count.cache_clear()
     tally.close()
 
 
@@ -262,27 +264,19 @@ def test_nothing_of_a_run_is_left_to_the_next() -> None:
     assert [run(counting).output for _ in range(3)] == [b"\1"] * 3
 
 
-def test_a_module_is_compiled_once_per_content(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[WasmTasklet] = []
-    real = wasm._compile
-
-    def compile_and_count(tasklet: WasmTasklet) -> Any:
-        compiled.append(tasklet)
-        return real(tasklet)
-
-    monkeypatch.setattr(wasm, "_compile", compile_and_count)
+def test_a_module_is_compiled_once_per_content() -> None:
+    before = wasm._compiled.cache_info().misses
     module = core("(i32.const 0)", more='(func (export "once"))')
     for fuel in range(1000, 1010):
         run(module, fuel=fuel)
     run(core("(i32.const 0)", more='(func (export "twice"))'))
-    assert len(compiled) == 2
+    assert wasm._compiled.cache_info().misses == before + 2
 
 
-def test_of_many_modules_the_newest_stay_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wasm, "MODULES_KEPT", 3)
-    for number in range(10):
+def test_of_many_modules_the_newest_stay_compiled() -> None:
+    for number in range(wasm.MODULES_KEPT + 2):
         run(core("(i32.const 0)", more=f'(func (export "n{number}"))'))
-    assert len(wasm._modules) == 3
+    assert wasm._compiled.cache_info().currsize == wasm.MODULES_KEPT
 
 
 def test_the_id_of_a_tasklet_is_that_of_its_content() -> None:
@@ -561,6 +555,23 @@ def test_the_wakeup_descriptor_of_the_program_is_put_back() -> None:
         os.close(writing)
 
 
+def test_a_forked_child_is_interrupted_by_its_own_signals_and_its_parent_is_not() -> None:
+    """Whatever the parent ran before: the child has a thread and a descriptor of its own, or none."""
+    run(UPPER, b"abc")
+    moved = wasm._mover()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7))
+            assert signal.set_wakeup_fd(-1) == -1
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            run(core("(loop $l (br $l)) (i32.const 0)"), fuel=wasm.FUEL_MAX)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert wasm._mover() is moved
+    assert moved.thread.is_alive()
+
+
 def test_another_thread_may_run_tasklets() -> None:
     found: list[bytes] = []
     threads = [threading.Thread(target=lambda: found.append(run(UPPER, b"abc").output)) for _ in range(4)]
@@ -614,6 +625,7 @@ def test_check_finds_what_is_wrong_before_anything_runs() -> None:
 
 def test_without_wasmtime_the_error_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wasmtime", None)
+    wasm._wasmtime.cache_clear()
     with pytest.raises(Unsupported, match=r"install .*\[wasm\]"):
         run(UPPER + " ")
 
