@@ -480,17 +480,6 @@ def test_owner_and_rights_are_never_changed_through_a_link(world: World, target:
 
 
 @pytest.mark.usefixtures("kernel")
-def test_a_folder_above_that_became_a_link_is_not_followed_when_a_tree_is_removed(tmp_path: Path) -> None:
-    """Who owns a folder above may rename it, and put a link to what is root's into its place."""
-    canary = tmp_path / "canary"
-    (canary / "leases" / "l-1").mkdir(parents=True)
-    (tmp_path / "blocks").symlink_to(canary)
-    left = remove_tree(str(tmp_path / "blocks" / "leases" / "l-1"))
-    assert "a symbolic link is on the way" in str(left)
-    assert (canary / "leases" / "l-1").is_dir()
-
-
-@pytest.mark.usefixtures("kernel")
 def test_a_file_with_a_second_name_keeps_its_owner(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     os.link(tmp_path / "file", tmp_path / "other")

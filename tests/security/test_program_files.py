@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 
 import sublet
-from sublet.client.home import make_private_dir
-from sublet.errors import InvalidRequest
 from sublet.wire.program_files import changeable, check_program, environment_for_root, program_files
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="it is asked of root alone")
@@ -128,14 +126,3 @@ def test_roots_office_takes_nothing_over_that_loads_code_of_others(folder: Path)
         }
     )
     assert found == {"LANG": "C", "LD_LIBRARY_PATH": str(mine), "PYTHONWARNINGS": "error"}
-
-
-def test_root_with_the_home_of_another_user_is_refused_with_the_remedy(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    give(folder)
-    monkeypatch.setenv("HOME", str(folder))
-    with pytest.raises(InvalidRequest, match="since HOME is") as error:
-        make_private_dir(folder / ".local" / "state" / "sublet")
-    assert "sudo -H" in error.value.do
-    assert list(folder.iterdir()) == []

@@ -274,6 +274,65 @@ def test_the_same_swaps_are_the_end_of_who_goes_by_names(tmp_path: Path) -> None
     assert lost
 
 
+def after_each_look(monkeypatch: pytest.MonkeyPatch, plant: Callable[[int], object]) -> None:
+    """Whenever the names in a folder that is being removed have been read, this is done in it."""
+    real = os.listdir
+
+    def listdir(place: Any = ".") -> list[str]:
+        names: list[str] = real(place)
+        if isinstance(place, int):
+            plant(place)
+        return names
+
+    monkeypatch.setattr("os.listdir", listdir)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root removes folders of other users")
+def test_another_user_cannot_go_on_putting_more_into_what_root_removes(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a/b", "c"):
+        (tree / name).mkdir(parents=True)
+        (tree / name / "file").touch()
+    for path in (tree, *tree.rglob("*")):
+        os.chown(path, ORDINARY, ORDINARY)
+    refused = []
+
+    def plant(folder: int) -> None:
+        os.seteuid(ORDINARY)
+        try:
+            os.mkdir("more", dir_fd=folder)
+        except PermissionError:
+            refused.append(folder)
+        finally:
+            os.seteuid(0)
+
+    after_each_look(monkeypatch, plant)
+    assert remove_tree(str(tree)).is_clean
+    assert refused
+    assert not tree.exists()
+
+
+@pytest.mark.parametrize("depth", [1, 40])
+def test_our_own_user_who_puts_more_there_for_ever_is_left_with_it(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    """However deep it is: the same call again goes on, and an end comes to each."""
+    top, numbers = tree.stat(), itertools.count()
+
+    def plant(folder: int) -> None:
+        if os.path.samestat(os.fstat(folder), top):
+            os.makedirs(f"/proc/self/fd/{folder}/{next(numbers)}/{'d/' * depth}")
+
+    (tree / "first").touch()
+    with monkeypatch.context() as patch:
+        after_each_look(patch, plant)
+        left = remove_tree(str(tree), count_max=1000)
+    assert left.is_cut_short
+    assert "more was put there meanwhile, or there was too much to remove at once" in str(left)
+    assert remove_tree(str(tree)).is_clean
+
+
 @pytest.mark.slow
 def test_swapping_folders_for_links_gets_nobody_out(tree: Path, outside: Path) -> None:
     """A thread swaps a folder with a link to the outside for as long as it is being removed, again and again. Each
