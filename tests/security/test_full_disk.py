@@ -14,6 +14,7 @@ from typing import Final
 
 import pytest
 
+from sublet.wire.zygote import COLD_VARIABLE
 from tests.integration.test_ordinary_users import ADA, ROOT, User
 
 pytestmark = [
@@ -54,7 +55,7 @@ def test_a_full_disk_refuses_new_leases_and_ends_nothing(uid: int) -> None:
         words = [sys.executable, "-m", "tests.security.full_disk_story", str(home)]
         done = subprocess.run(
             user.words(*words) if uid else words,
-            env=user.env | {"SUBLET_HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"},
+            env=user.env | {"SUBLET_HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1", COLD_VARIABLE: "torch,warp"},
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             capture_output=True,

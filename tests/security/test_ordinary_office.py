@@ -50,6 +50,8 @@ SAME_FOR_BOTH: Final = (
     "test_a_changed_file_holds_without_a_restart",
     "test_a_file_with_a_mistake_is_said_with_its_line_and_keeps_an_office_from_starting",
     "test_a_tenant_with_nothing_left_is_removed_and_its_bill_stays",
+    "test_groups_reservations_and_budgets_of_the_file_hold_as_a_whole",
+    "test_which_limits_hold_is_said_with_where_each_is_from",
     "test_an_operators_token_makes_backups_in_one_folder_and_no_other_file",
     "test_the_operator_is_answered_beside_4300_silent_connections",
 )
