@@ -131,12 +131,13 @@ def for_people(by: str, lines: list[Json]) -> str:
     has_priority = any(line.get("priority_cost") for line in lines)
     right += ["OF IT PRIORITY"] * has_priority
     has_period = any(line.get("period") for line in lines)
-    heads = [*["PERIOD"] * has_period, first, "TENANT", *right, "END"]
+    has_tenant = by != "tenant" and any(line["tenant"] for line in lines)
+    heads = [*["PERIOD"] * has_period, first, *["TENANT"] * has_tenant, *right, "END"]
     rows = [
         [
             *[line.get("period", "")] * has_period,
             line["key"] or "(none)",
-            line["tenant"] or "-",
+            *[line["tenant"] or "-"] * has_tenant,
             str(line["leases"]),
             *(seconds(line[column]) for column in ("held_seconds", "busy_seconds", "gpu_seconds")),
             f"{line['cost']:.4f}",
@@ -150,7 +151,7 @@ def for_people(by: str, lines: list[Json]) -> str:
     # A lease of two devices, or of two days, stands in both lines: then leases and their time have no sum here.
     overlap = has_period or by == "device"
     total = [
-        *["total", *[""] * (1 + has_period)],
+        *["total", *[""] * (has_tenant + has_period)],
         "" if overlap else str(sum(line["leases"] for line in lines)),
         "" if by == "device" else seconds(sum(line["held_seconds"] for line in lines)),
         *(seconds(sum(line[column] for line in lines)) for column in ("busy_seconds", "gpu_seconds")),

@@ -578,5 +578,5 @@ def _list(found: list[dict[str, Any]], *, as_json: bool) -> None:
         ]
         for one in found
     ]
-    heads = ["NAME", "LEASES", "CORE TIME", "COST", "RESULTS IN"]
+    heads = ["NAME", "LEASES", "CORE TIME", "COST", "VOLUME"]
     sys.stdout.write(table(heads, rows, right=["LEASES", "CORE TIME", "COST"]) + "\n")

@@ -16,6 +16,9 @@ TROUBLES = {"gpu-trouble", "gpu-libraries"}
 """Labels of a node that say what is the matter with its cards (``node.agent.inventory`` sets them; to import that
 takes as long as all the rest of this command)."""
 
+ESTIMATES_MIN = 10
+"""Of fewer requests that waited, a median says little."""
+
 
 def status(*, as_json: AsJson = False) -> int:
     """Show whether an office is running, and what is free. Starts nothing.
@@ -36,7 +39,7 @@ def status(*, as_json: AsJson = False) -> int:
         f"{plural(view['live'], 'live lease')}, {view['queued']} waiting, "
         f"{plural(view['quarantined'], 'slice')} in quarantine."
     )
-    if estimates := view.get("estimates"):
+    if (estimates := view.get("estimates")) and estimates["requests"] >= ESTIMATES_MIN:
         print(
             f"Estimates: of the last {plural(estimates['requests'], 'request')} that waited, half were granted within "
             f"{seconds(estimates['median_error'])} of what was estimated, nine tenths within "
