@@ -254,7 +254,7 @@ _tasks: set[asyncio.Task[None]] = set()
 
 
 async def accept_connections(name: str, listening: socket.socket, take: Callable[[socket.socket], object]) -> NoReturn:
-    """Accept for ever, and hand each connection to ``take``. Who connects during a shortage waits in the backlog."""
+    """Accept for ever, and hand each connection to ``take``. During a shortage clients wait in the backlog."""
     import asyncio
 
     loop, guard = asyncio.get_running_loop(), Guard(name)

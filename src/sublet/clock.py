@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Who may ask for the time: drivers. The pure parts get ``now_ns`` as an argument."""
+    """The time, for drivers alone. The pure parts get ``now_ns`` as an argument."""
 
     @property
     def domain(self) -> str:

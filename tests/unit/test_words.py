@@ -32,6 +32,7 @@ RULES: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (("whereabouts",), r"\b{}\b", "environment: folder and variables"),
     (("hitherto", "henceforth", "hereafter", "thereupon", "yonder"), r"\b{}\b", "plain words"),
     (("questions about this volume wait",), r"\b{}\b", "the volume's request queue is full"),
+    (("Who ",), r"(?m)(?:^\s*(?:[#*|-] ?)?|\"\"\"|[.:;|] ){}(?![^?\n]*\?|\|)", "the part's name: the holder that …"),
     (("requests before this one",), r"\b{}\b", "office overloaded: … requests are queued"),
 )
 """Words, the pattern around them, and what to write instead."""
@@ -73,7 +74,10 @@ def test_words_that_were_mended_do_not_come_back() -> None:
         "How manieth the lease is in the line".lower(),
         "So many of them, on one machine, all or none.",
         "1GiB if not said",
-        "Who goes first; interactive where it is not said.",
+        "Interactive where it is not said.",
+        "Who goes first by tier.",
+        '    """Who holds it."""',
+        "It is closed. Who waits is told why.",
         "what is parked says itself what it needs",
         "the office made a mistake while it answered",
         "the office has 50000 requests before this one",
@@ -93,6 +97,8 @@ def test_a_rule_catches_what_it_is_for(line: str) -> None:
         "    if not said:",
         "def fd_seek(self, memory, fd, offset, whence, out):",
         "64 guests released at once: median 34 ms",
+        "Who holds the device?",
+        "    who: Who | None = None",
     ],
 )
 def test_a_rule_lets_terms_and_code_pass(line: str) -> None:

@@ -30,7 +30,7 @@ def message(kind: str, **fields: object) -> bytes:
 
 
 def greeting(*, capability: str = "", access: str | None = None, as_tenant: bool = False) -> bytes:
-    """Who connects."""
+    """The tenant that connects."""
     later = {"as_tenant": True} if as_tenant else {}
     return message("Greeting", capability=capability, access=access or "", **later)
 

@@ -86,7 +86,7 @@ def apply(*, as_json: AsJson = False) -> int:
 
     The file is taken as a whole; with a mistake or a contradiction in it nothing changes. A key that it has holds,
     whatever a command said before; what it no longer has goes. Leases keep what they have, and the caps that they began
-    with. Who applied what is in the audit log.
+    with. The audit log has who applied what.
     """
     changed: list[Json] = Office.reach(start=False).post("/v1/policy/apply", {})
     if as_json:

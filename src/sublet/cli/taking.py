@@ -150,7 +150,7 @@ def take(request: dict[str, Any]) -> Taken:
 
 
 def _say_why_not_now(direct: Direct, answer: bytes, *, waits: bool) -> None:
-    """It answers, and grants nothing for now: it is closing, say. Who waits is told what for, once."""
+    """It answers, and grants nothing for now: it is closing, say. A waiting user is told the reason, once."""
     try:
         direct.read(UNAVAILABLE, answer)
     except Disconnected as error:

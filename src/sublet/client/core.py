@@ -390,7 +390,7 @@ class Core:
     # ---- looking and everything else ----
 
     def hello(self) -> Program[Hello]:
-        """Who is there, and which versions of the wire it speaks. Asked once: ``connect`` answers at once."""
+        """Ask the office for its versions of the wire. Asked once: ``connect`` answers at once."""
         reply = yield from ask(Call(method="GET", path="/v1/hello", timeout_s=REQUEST_TIMEOUT_S))
         return decode(reply, Hello)
 

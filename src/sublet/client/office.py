@@ -2,8 +2,8 @@
 
 The office is a process of its own. It gets a session of its own, so an interrupt at the terminal or of a notebook's
 kernel does not reach it; its parent is not the caller, so it outlives a kernel's restart and leaves no zombie; its
-standard output and error go to a log in the state folder. Who starts it holds a lock, so twenty programs that connect
-at once start one office, and nineteen find it.
+standard output and error go to a log in the state folder. The program that starts it holds a lock, so twenty programs
+that connect at once start one office, and nineteen find it.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Exchange:
         self._end_worker = end_worker
         self._lock = threading.Lock()
         self._leader: object = None
-        """Who listens; each wait brings a mark of its own."""
+        """The wait that receives for all; each wait has a mark of its own."""
         self._pending: dict[int, Pending] = {}
         self._followers: dict[int, Pending] = {}
         self._heard: deque[Happening] = deque()

@@ -128,7 +128,7 @@ def _check_iterable(one: object) -> None:
 
 
 def _ready(lease: LeaseHandle, options: Options) -> Worker:
-    """Who does the call. Nothing of it was begun if this raises, nor by a worker that was tried before."""
+    """The worker for the call. Nothing of the call has begun if this raises, nor on a worker that was tried before."""
     try:
         check_call(lease, options)
         return workers_of(lease).find(lease, options)

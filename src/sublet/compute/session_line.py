@@ -103,8 +103,8 @@ class DeviceLine:
 
 
 def open_device_line(lease: Lease) -> tuple[DeviceLine, Guest]:
-    """A connection to the guest that has the lease's devices, which is started if there is none. Who ended under our
-    hands is started anew, once."""
+    """A connection to the guest that has the lease's devices, which is started if there is none. One that
+    ends meanwhile is started anew, once."""
     from sublet.client.line import open_line  # with all of the client, of which a session over a line needs nothing
 
     guest = device_guest(lease)

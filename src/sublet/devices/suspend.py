@@ -186,7 +186,7 @@ class Suspender:
 
 def whole_map(pairs: Sequence[tuple[bytes, bytes]], gpus: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
     """The pairs, and one more for each GPU that is not in them: the driver wants every one that the process could see,
-    each as the new one of one pair only. Who has to make room takes a place that became free."""
+    each as the new one of one pair only. One that is displaced gets a place that became free."""
     became = dict(pairs)
     free = [gpu for gpu in gpus if gpu not in became.values()]
     others = [gpu for gpu in gpus if gpu not in became]

@@ -424,7 +424,7 @@ def _generations(state: State) -> dict[TenantId, int]:
 
 
 class _Rights:
-    """Who holders are, as the broker knows it, for one of the agent's doors."""
+    """The rights of holders, as the broker knows them, for one of the agent's doors."""
 
     def __init__(self, service: Service, *, shared: bool) -> None:
         self._service = service
@@ -548,7 +548,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _log_who_asks() -> None:
-    """Who asks over the shared sockets is written to the office's log."""
+    """Callers over the shared sockets are written to the office's log."""
     logger = logging.getLogger("sublet.shared")
     if logging.getLogger().handlers:  # of the whole process
         logger.setLevel(logging.INFO)

@@ -112,7 +112,7 @@ def load(head: bytes | memoryview, buffers: Iterable[memoryview] = ()) -> Any:
 
 
 class Keeper(Protocol):
-    """Who knows what the other side still has."""
+    """Knows what the other side still has."""
 
     def find(self, view: memoryview) -> int:
         """The number under which the other side has exactly these bytes; 0 if it does not."""

@@ -2,7 +2,7 @@
 
 Each connection is served on a thread of its own, and what it opened goes with it. Only one question is carried out at a
 time in a guest, whichever connection it came by: the libraries below are not made for more, and order is what a session
-promises. Who needs two devices at the same moment uses two leases.
+promises. A program that needs two devices at the same moment uses two leases.
 """
 
 from __future__ import annotations

@@ -29,6 +29,6 @@ def answer_calls(ask: Callable[[], object], until: Callable[[], bool]) -> None:
 
 
 def run_cell(request: dict[str, Any], then: Callable[[], Any]) -> Coroutine[Any, Any, tuple[Any, ...]]:
-    """Run a cell in the kernel of this process, as ``Kernel.run_cell`` says. Who is called by the holder gives this
-    back: the answer is what comes of it."""
+    """Run a cell in the kernel of this process, as ``Kernel.run_cell`` says. A service returns this to
+    its caller: the answer is what comes of it."""
     return kernels[-1].run_cell(request, then)

@@ -286,7 +286,7 @@ def _private_bytes() -> int:
 
 
 def _fork_twice() -> int:
-    """Who it is; 0 in the one that was made."""
+    """The child's pid; 0 in the child."""
     read, write = os.pipe()
     middle = os.fork()
     if middle == 0:

@@ -32,7 +32,7 @@ from sublet.wire.orders import Grant, Notify, Parkable, Parking, Report
 LOOK_NS: Final = NS_PER_S // 5
 """Between two looks at whether the guests of a lease that has notice are saved."""
 NOT_PARKED_FOR: Final = frozenset({EndReason.OPERATOR})
-"""Who is taken by an operator's word, or because he may no longer be here, is not kept."""
+"""Guests of a lease that an operator ended, perhaps since its tenant lost its rights, are not kept."""
 _COPIED_PER_S: Final = 2 * GIB
 """Bytes. NVIDIA tells of 64 GiB in half a minute."""
 

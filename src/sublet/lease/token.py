@@ -50,7 +50,7 @@ def format_operations(operations: Iterable[Operation]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenClaims:
-    """Who may do what with which lease, until when."""
+    """A tenant's right to a lease: what may be done with it, until when."""
 
     tenant: TenantId
     lease: LeaseId

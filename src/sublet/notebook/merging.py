@@ -75,7 +75,7 @@ def merge(
 
 
 class _Plan:
-    """Who takes over what, and how, of values that came together."""
+    """What the notebook takes over, and how, of values that came together."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ WHYS = {
 
 
 def what_ended(error: LeaseEnded) -> str:
-    """Who, why and when, in one sentence without its end."""
+    """By what it was ended, why and when, as a sentence without its full stop."""
     end = error.end
     if end is None:
         return f"the GPU session ended: {error.message}"

@@ -22,7 +22,7 @@ def any_handles() -> bool:
 
 
 class Keeper(Protocol):
-    """Who has the thing itself."""
+    """The process that has the value itself."""
 
     def fetch(self, handle: RemoteValue) -> Any:
         """A copy of it, in the notebook's own memory."""

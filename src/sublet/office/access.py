@@ -55,7 +55,7 @@ class Caller(NamedTuple):
 
 
 LOCAL_CALLER: Final = Caller(LOCAL_TENANT, True)
-"""Who comes over the owner-only socket without a token: only the owner of the machine's folder can."""
+"""The caller over the owner-only socket without a token: only the owner of the machine's folder can use it."""
 
 
 def new_token(random: bytes) -> str:
@@ -116,8 +116,8 @@ class AccessList:
     def caller(
         self, authorization: bytes | None, origin: Origin = UNKNOWN_ORIGIN, *, as_tenant: bool = False
     ) -> Caller:
-        """Who sent this ``Authorization`` header (None: there was none). ``as_tenant``: a process of the owner's says
-        that it means to be the tenant whose token it shows."""
+        """The sender of this ``Authorization`` header (None: there was none). ``as_tenant``: a process of the owner's
+        says that it means to be the tenant whose token it shows."""
         if authorization is not None:
             tenant = self._of_token(authorization)
             self.check(tenant.id, origin, as_tenant=as_tenant)

@@ -1,7 +1,7 @@
 """The rules of the shared socket, which every user of the machine can reach, besides authentication (``access``).
 
 Each user may send so many requests a minute, whatever tokens it shows (and each tenant, ``rate_limits``); more are
-refused, and cost no more than the refusal. Who asks is written to the office's log once per process.
+refused, and cost no more than the refusal. Each process that asks is written to the office's log once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SharedLimits:
 
 
 class TokenBuckets:
-    """Who may do something so many times a minute: one bucket each, filled evenly. Pure; time is handed in."""
+    """Rate limits: one token bucket for each key, filled evenly. Pure; time is handed in."""
 
     def __init__(self, per_minute: int, burst: int) -> None:
         self._per_minute = per_minute

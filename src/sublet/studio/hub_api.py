@@ -50,7 +50,7 @@ class HubRefused(Unauthorized):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubUser:
-    """Who the hub says it is."""
+    """The person, as the hub names them."""
 
     name: str
     groups: tuple[str, ...]

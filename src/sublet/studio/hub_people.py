@@ -218,8 +218,8 @@ class HubPeople:
             self.hub.report_active(name, running[name], rfc3339(time.time_ns()))
 
     def in_use(self, people: Iterable[Person]) -> set[str]:
-        """Who of them runs a cell on a GPU, or waits for one in a cell. Where several people share a tenant, it is the
-        session of a lease that says whose it is."""
+        """Those of them who run a cell on a GPU, or wait for one in a cell. Where several people share a tenant, the
+        session of a lease names its person."""
         members = Counter(one.tenant for one in self._studio.people.all())
         leases = [one for one in self._studio.office.shown().leases if is_in_use(one)]
         found = set()

@@ -280,7 +280,7 @@ def _record(entry: AuditEntry) -> Sequence[str]:
 
 
 def _timeline(seen: Overview) -> Html:
-    """Who had which GPU in the last hour: one row for each device, one bar for each lease."""
+    """The GPUs in the last hour: one row for each device, one bar for each lease."""
     devices = [device for device in seen.status.devices if device.kind == Kind.GPU]
     if not devices:
         return Html("")

@@ -174,7 +174,7 @@ def live_page(
 
 
 def header(person: Person, form: str, links: Sequence[tuple[str, str]] = ()) -> Html:
-    """Who is signed in, and where else the person may go."""
+    """The person who is signed in, and the pages open to them."""
     return tag(
         "header",
         tag("h1", TITLE),

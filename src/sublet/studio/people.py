@@ -317,7 +317,7 @@ class People:
         return None if row is None else int(row[0])
 
     def accept(self, invite: str, valid_s: float = COOKIE_S) -> tuple[Person, str, str]:
-        """Who was invited, the first token, to be shown this once, and a cookie. The invite opens nothing more.
+        """The invited person, the first token, to be shown this once, and a cookie. The invite opens nothing more.
         Raises ``Unauthorized``."""
         digest = _hash(invite[:_SECRET_LENGTH_MAX])
         with self._database.changing() as db:

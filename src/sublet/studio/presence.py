@@ -1,4 +1,4 @@
-"""Who is connected to the studio: open pages, and the programs and browsers that asked last. In memory alone."""
+"""Connections to the studio: open pages, and the programs and browsers that asked last. In memory alone."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ class Session(_Value, frozen=True, kw_only=True):
     asks: int = 0
     """How often this attempt was begun. More than once: the office may have answered it already."""
     by: ProcessIdentity | None = None
-    """Who asks, while a lease is asked for."""
+    """The person for whom a lease is being requested."""
     offer: Offered | None = None
     is_accepted: bool = False
     """Whether the person accepted the offer."""

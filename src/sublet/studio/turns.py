@@ -86,7 +86,7 @@ class OfficeWatch:
 
 
 class Turns:
-    """Who may ask the office now. For one event loop."""
+    """Decides which request may ask the office now. For one event loop."""
 
     def __init__(self, watch: OfficeWatch, *, everything: int = ALL_MAX) -> None:
         self._watch = watch

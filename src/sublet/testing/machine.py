@@ -141,7 +141,7 @@ class Machine:
                 self._on_effect(effect)
 
     def residents(self, resource: ResourceId) -> tuple[Resident, ...]:
-        """Who is there now."""
+        """The guests that are there now."""
         return tuple(self._residents.get(resource, {}).values())
 
     def leftovers(self) -> tuple[Resident, ...]:
@@ -176,7 +176,7 @@ class Machine:
         return tuple(one for one in there if one is not None and one.epoch <= epoch)
 
     def parked(self, under: LeaseId) -> tuple[Resident, ...]:
-        """Who is parked under this lease, as he was before."""
+        """The guest that is parked under this lease, as it was before."""
         return self._parked.get(under, ())
 
     def all_parked(self) -> dict[LeaseId, tuple[Resident, ...]]:

@@ -75,7 +75,7 @@ class MemoryAgent:
 
     @property
     def fence(self) -> FenceTable:
-        """Who may touch what now."""
+        """The live (lease, epoch) pairs by device."""
         return self._law.fence
 
     @property

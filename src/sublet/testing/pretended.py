@@ -74,7 +74,7 @@ class PretendedHardware:
         """Leases that run out, and when."""
 
     def advance(self, now_ns: int) -> list[LeaseId]:
-        """Who was on the way out and has arrived."""
+        """Guests that were ending and have ended."""
         if not self._leaving and not self._parking:
             return []
         gone = [lease for lease, parking in tuple(self._parking.items()) if self._has_parked(lease, parking, now_ns)]

@@ -68,7 +68,7 @@ LOOK_S: Final = 0.5
 
 
 class Stopped(BaseException):
-    """Who started this wants it to end."""
+    """The program that started this wants it to end."""
 
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__(number)

@@ -6,7 +6,7 @@ other so. The low byte of the flags says how many descriptors come with the fram
 
 Descriptors travel beside the bytes. The sender hands them to the kernel with the first byte of their frame, and the
 kernel never delivers them later than that byte; so when a header is complete its descriptors are there, or the peer
-lied. Who reads a frame owns its descriptors. Whatever goes wrong, none is left open here.
+lied. The reader of a frame owns its descriptors. Whatever goes wrong, none is left open here.
 
 Nothing in this module touches a socket: bytes and descriptors in, frames out.
 """

@@ -54,7 +54,7 @@ class Profile(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
-    """Who connects: with a lease's capability token, with a tenant's access token, or as the owner with neither."""
+    """First message of a connection: a lease's capability token, a tenant's access token, or neither (the owner)."""
 
     capability: str = ""
     access: str = ""

@@ -18,7 +18,7 @@ class Hello(NamedTuple):
     newest: int
     """The versions it speaks."""
     body: bytes
-    """Who it is: a token, for example."""
+    """Credentials: a token, for example."""
 
 
 class Welcome(NamedTuple):

@@ -437,7 +437,7 @@ class LeaseView(Message, kw_only=True):
     notice: NoticeView | None
     end: EndView | None
     holder: str = ""
-    """Who asked, or attached, as it called itself."""
+    """The program that asked, or attached, as it called itself."""
     bound_to: int | None = None
     """The pid of the process that it ends with, on the office's machine; null: it ends by its time to live."""
     peer: str = ""

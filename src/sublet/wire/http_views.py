@@ -121,8 +121,8 @@ class EstimatesView(Message, kw_only=True):
 
 
 class StatusView(Message, kw_only=True):
-    """The office as the caller may know it. Who is no operator finds its own leases counted, 0 for ``pid``, and nothing
-    in ``home`` and ``audit_head``."""
+    """The office as the caller may know it. A caller who is no operator gets its own leases counted, 0 for ``pid``, and
+    nothing in ``home`` and ``audit_head``."""
 
     pid: int
     version: str
@@ -308,7 +308,7 @@ class VolumeView(Message, kw_only=True):
     node: str
     resource: str
     lease: str | None
-    """Who has it now."""
+    """The lease that has it now."""
     last_lease: str
     epoch: Epoch
     """Under which it is held, or was held last."""

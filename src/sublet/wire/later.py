@@ -3,8 +3,8 @@
 Office and supervisor, holder and guest need not be of one version: a supervisor outlives the office that started it,
 and a notebook may have run for weeks. What reads a message is strict, so a field that it does not know is refused.
 Therefore a field that is added to a message has a default that means what was always so, and is marked with ``later``:
-it is sent only where it says something else, which is where a program wants what an older side cannot do. Who sends it
-then is ready to be refused, and does without or says so.
+it is sent only where it says something else, which is where a program wants what an older side cannot do. The
+sender then expects a refusal, and does without or reports it.
 """
 
 from __future__ import annotations

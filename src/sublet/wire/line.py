@@ -1,7 +1,7 @@
 """A conversation shared by several threads: each may send at any time, one at a time receives.
 
-Who speaks waits until its words are out, so that nothing piles up and a listener that falls behind slows the speaker
-down. Who listens never speaks while it holds what it heard, so the two never wait for each other.
+A sender waits until its message is out, so that nothing piles up and a receiver that falls behind slows the sender
+down. A receiver never sends while it holds what it received, so the two never wait for each other.
 """
 
 from __future__ import annotations

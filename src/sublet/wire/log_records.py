@@ -1,9 +1,9 @@
 """Log records of a guest's functions, as plain fields, for the loggers of the program that called them.
 
 A guest is on the other side of its walls, so nothing of what it sends is loaded as an object: a record is one JSON
-object of texts, numbers and lists or mappings of those. What has another type is told in words. Who reads it takes the
-fields that every record has with the types that they must have, and of the others those that are no part of
-``logging.LogRecord`` itself.
+object of texts, numbers and lists or mappings of those. What has another type is told in words. The
+reader takes the fields that every record has, with the types that they must have, and of the others those that are no
+part of ``logging.LogRecord`` itself.
 """
 
 from __future__ import annotations

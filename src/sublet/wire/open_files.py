@@ -44,7 +44,7 @@ def open_files(number: int, proc: str = "/proc") -> Iterator[OpenFile]:
 
 def handed_on(number: int, proc: str = "/proc") -> Iterator[OpenFile]:
     """Processes that have the node of this device open, and have not opened it themselves: its path lies in mounts of
-    others, as those of a guest do. Who opened the machine's own node may do so, and is not told."""
+    others, as those of a guest do. A process that opened the machine's own node may, and is left out."""
     for folder in _processes(proc):
         mounts: set[bytes] = set()
 

@@ -69,7 +69,7 @@ class StoredVolume:
     """Bytes: what the lease had that made it."""
     lease: LeaseId
     epoch: Epoch
-    """Who had it last."""
+    """The lease that had it last."""
 
 
 def card_uuid(resource: str) -> str:
@@ -205,7 +205,7 @@ class RemoveVolume:
 
     lease: LeaseId
     epoch: Epoch
-    """Who had it last, as the office knows it; for one that was only found, an epoch above that."""
+    """The lease that had it last, as the office knows it; for one that was only found, an epoch above that."""
     number: int
     volume: VolumeRef
     parts: tuple[Part, ...]
@@ -343,7 +343,7 @@ class Foreign:
     blocks: bool = False
     """A lease is on it, so no other can have it exclusively (``session``, ``device``)."""
     detail: str = ""
-    """Who it is, in a sentence for people."""
+    """The program, in a sentence for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ _GONE: Final = frozenset((errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.E
 
 
 class Peer(NamedTuple):
-    """Who is on the other side of a unix socket, as the kernel noted when it connected."""
+    """The process on the other side of a unix socket, as the kernel noted when it connected."""
 
     pid: int
     """By now it may be another process's; and 0 where the peer is in a pid namespace that we do not see."""
@@ -51,7 +51,7 @@ class Peer(NamedTuple):
 
 
 def peer_of(sock: socket.socket) -> Peer:
-    """Who connected. Only for unix sockets."""
+    """The process that connected. Only for unix sockets."""
     return Peer(*_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)))
 
 

@@ -107,8 +107,8 @@ def replaceable(folder: str, owners: set[int]) -> str:
     could. Folders on the way that do not exist yet are passed over.
 
     It goes down from the root, and where a link stands along it: what is above has been looked at before, so no
-    other user can exchange it between one look and the next. Who made a link can lead it elsewhere later, and counts as
-    well.
+    other user can exchange it between one look and the next. The owner of a link can lead it elsewhere later, and
+    counts as well.
     """
     trusted = owners | {ROOT, os.getuid()}
     path, links = "/", 0

@@ -146,8 +146,8 @@ class LendVolume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeLent:
-    """Who starts a guest of the same tenant and shows this (``Start.volume``) lends it the volume, for as long as the
-    (lease, epoch) lives."""
+    """A ticket. Shown at the start of a guest of the same tenant (``Start.volume``), it lends that guest the volume
+    for as long as the (lease, epoch) lives."""
 
     ticket: str = field(repr=False)
 

@@ -105,7 +105,8 @@ class Fork:
     uid: int = -1
     gid: int = -1
     groups: tuple[int, ...] = ()
-    """Who it becomes; -1: who the zygote is. Only a zygote that imports nothing a user may write can be root's."""
+    """User and groups that it takes; -1: those of the zygote. Only a zygote that imports nothing a user may write can
+    be root's."""
     walls: str = ""
     """Behind what it is to live; empty: nothing. It goes, with the parent's pid, to ``enter``."""
     enter: str = ""

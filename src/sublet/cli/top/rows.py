@@ -370,7 +370,7 @@ def _tenants(known: Snapshot, width: int) -> Section:
 
 
 def _operators_view(known: Snapshot) -> list[Entry]:
-    """Who used most of the last hour comes first; who has nothing and used nothing is left out."""
+    """Tenants by their use in the last hour, the most first; those that have nothing and used nothing are left out."""
     bills = {line["key"]: line for line in known.bill}
     tenants = [
         tenant

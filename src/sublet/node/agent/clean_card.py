@@ -197,8 +197,8 @@ def _is_older(pid: int, than_ns: int) -> bool:
 
 
 def _handed_on(node: str) -> str:
-    """Who has the card open by a descriptor that left its guest. The driver tells of who computes on it, and not of
-    who could begin."""
+    """The process that has the card open by a descriptor that left its guest. The driver names processes that compute
+    on it, and not those that could begin."""
     try:
         number = os.stat(node).st_rdev
     except OSError:

@@ -188,8 +188,8 @@ def _profile(tenant: TenantId) -> Profile:
 
 
 async def _hello(sock: socket.socket, link: Link) -> Hello:
-    """The greeting. Who connects waits for the answer before it says more, so nothing of what is for the supervisor
-    can be lost here; who does not wait is turned away."""
+    """The greeting. A client waits for the answer before it sends more, so nothing that is for the supervisor can be
+    lost here; one that does not wait is turned away."""
     loop = asyncio.get_running_loop()
     while True:
         data = await loop.sock_recv(sock, HELLO_MAX)

@@ -380,7 +380,7 @@ class Cards:
                 self._guard.passed()
 
     async def _learn(self) -> None:
-        """Who is ours. Those of the last time count as well: a guest may have ended since the driver was asked."""
+        """Processes of our guests, also those of the last time: a guest may have ended since the driver was asked."""
         with contextlib.suppress(SubletError):  # the supervisor is being started anew
             found = frozenset(await self._processes(self._uses(), let_go=self._lets_go()))
             self._before, self._ours = self._ours, found

@@ -396,7 +396,7 @@ class Nvml:
             raise
 
     def _processes(self, handle: Any) -> tuple[UsedBy, ...] | None:
-        """Who is on it; None where the driver does not tell who computes."""
+        """The processes on it; None where the driver does not tell which compute."""
         lib, found, compute = self._lib, dict[int, int | None](), set[int]()
         for question in (
             lib.nvmlDeviceGetComputeRunningProcesses_v3,

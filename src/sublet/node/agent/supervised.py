@@ -264,9 +264,9 @@ class SupervisedAgent:
     async def admit(self, front: Front, hello: Hello, fd: int) -> None:
         """Hand a holder's connection over; the descriptor here is still the caller's to close.
 
-        A supervisor that has just been started is first told which leases live, or it would deny them. Who was
-        checked before the tenant's rights changed, and would come only after its other connections were cut, is not
-        let in.
+        A supervisor that has just been started is first told which leases live, or it would deny them. A
+        connection that was checked before the tenant's rights changed, and would come only after the tenant's other
+        connections were cut, is refused.
         """
         rights = self._revoked.get(front.tenant, 0)
         with contextlib.suppress(TimeoutError):

@@ -1,8 +1,8 @@
 """The readers of a guest's output: each has a position in its log, and is current or catching up.
 
-Who is up to date gets what the guest says at once. Who has no room for it falls behind, and reads the log from its
-place on when there is room again; what the log no longer has by then is a gap, and is said. A *lossless* follower never
-falls behind what the guest says, since the guest is not read from while it has no room (``stdio``).
+A follower that is current gets output at once. One that has no room for it falls behind, and reads the log from its
+position on when there is room again; what the log no longer has by then is a gap, and is reported. A *lossless*
+follower never falls behind, since the guest is not read from while it has no room (``stdio``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REPLAY_BYTES: Final = 256 << 10
 
 
 class Follower(Protocol):
-    """Who wants to know what a guest says. It is called in the loop and may detach, itself or others, in any call."""
+    """A reader of a guest's output. It is called in the loop and may detach, itself or others, in any call."""
 
     def room(self) -> int:
         """How many bytes it can take now."""
@@ -73,7 +73,7 @@ class Following:
         return self.position < (self._log.offset if self.until is None else self.until)
 
     def offer(self, stream: int, offset: int, data: bytes) -> None:
-        """The guest said this just now. Who is behind, or has no room for all of it, finds it in the log."""
+        """The guest wrote this just now. A follower that is behind, or has too little room, reads it from the log."""
         if not self.active or self.position != offset or self.until is not None:
             return
         fits = min(self.follower.room(), len(data))

@@ -1,7 +1,7 @@
 """Forwards data connections of tenants' guests: bytes unchanged, descriptors only of sealed shared memory.
 
-Over a unix socket a program can hand on whatever it has open: a device of its lease, a folder of its blocks. Who gets
-it has it for as long as he likes, also past the end of the lease, and the kernel offers no way to take it back. So a
+Over a unix socket a program can hand on whatever it has open: a device of its lease, a folder of its blocks. The
+receiver has it for as long as it likes, also past the end of the lease, and the kernel cannot take it back. So a
 tenant's guest is not given the holder's socket. Each side has a connection that ends here, and what comes from the one
 is sent to the other. Frames carry descriptors for one purpose: large arguments and results, and the pages that both
 sides look at, which are files in memory (memfd) that can neither shrink nor grow. Nothing else passes, either way.

@@ -19,7 +19,7 @@ ENDED_MAX: Final = 1024
 """Ended guests that are still listed, with their logs."""
 ENDED_PER_TENANT_MAX: Final = 256
 LOGS_PER_TENANT_BYTES: Final = GIB
-"""On disk, of what one tenant's guests have said. Who has very many at once gets smaller logs."""
+"""On disk, of what one tenant's guests have said. Of very many guests at once each gets a smaller log."""
 LOG_LEAST_BYTES: Final = MIB // 4
 """Beyond the bound, so that the last guest has one as well."""
 LOG_SHARE: Final = 16

@@ -89,7 +89,7 @@ class Tree:
         return self.group is not None and not self.outside
 
     def pids_known(self) -> set[int]:
-        """Who may be among its processes now."""
+        """Pids that may be of its processes now."""
         return {self.root.pid, *(identity.pid for identity in self.known)}
 
     def exited(self, cpu_ns: int, peak_bytes: int) -> None:
@@ -133,7 +133,7 @@ class Tree:
 
 
 class Look(NamedTuple):
-    """Who is there, at one moment."""
+    """The processes that there are, at one moment."""
 
     table: Table
     members: Mapping[GuestId, list[Stat]]

@@ -1,7 +1,7 @@
 """The socket on which guests request publication: one message per question and answer.
 
-Who asks is known by the process that connected, as the kernel noted it: it must be a guest's, of the guest's user. The
-socket lies in the runtime folder, where guests of other users find nothing but it.
+The kernel names the process that connected: it must be a guest's, of the guest's user. The socket lies in the runtime
+folder, where guests of other users find nothing but it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONNECTIONS_MAX: Final = 256
 PER_TENANT_MAX: Final = 128
 PER_GUEST_MAX: Final = 8
 TURNED_MAX: Final = 32
-"""Who is just being turned away; if they are more, they are not told why."""
+"""Connections that are being refused with a reason at once; beyond them the reason is left out."""
 TURNED_S: Final = 2.0
 QUICK_NS: Final = 1_000_000
 REST_SHARE: Final = 2

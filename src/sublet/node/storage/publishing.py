@@ -103,7 +103,7 @@ class Lent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asker:
-    """Who asks, and for which leases."""
+    """The guest that asks, and its leases."""
 
     leases: Mapping[LeaseId, Epoch | None]
     """With which epoch of each; None: whichever is live. The first is meant where none is named."""

@@ -350,7 +350,7 @@ class Stores:
         return found
 
     def volume_epoch(self, volume: VolumeRef) -> Epoch | None:
-        """Who had, or has, what lies under this name; None if nothing does."""
+        """The epoch of the lease that had, or has, the volume of this name; None if there is none."""
         store = self._of_volume(volume)
         if store is not None:
             return store.note.epoch

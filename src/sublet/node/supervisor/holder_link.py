@@ -1,7 +1,7 @@
 """A holder's connection: its requests are answered here, with or without an office.
 
-Who it is and what it may do was read from its token when it came (``Front``). That never suffices: to start something
-its (lease, epoch) must be live now, and what belongs to another tenant is as if it were not there.
+Its tenant and rights were read from its token when it connected (``Front``). That never suffices: to start something
+its (lease, epoch) must be live now, and what belongs to another tenant is as if it did not exist.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ _STICKY_FOR_ALL: Final = 0o1003
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who has a device."""
+    """The holder of a device."""
 
     device: str
     uid: int
@@ -285,11 +285,11 @@ class DeviceLocks:
         return _own_path(self.folder, device)
 
     def _claim_of_root(self, device: str) -> Holder | None:
-        """Who of root wants the device, where that is not this office."""
+        """The office of root that wants the device, if it is another than this."""
         return None if device in self._noted else noted_by_root(device, self.roots)
 
     def _note(self, device: str) -> Holder | None:
-        """As root: note the claim where only root can. Who of root was first, if that is another office."""
+        """As root: note the claim where only root can. Returns the office of root that was first, if it is another."""
         if device in self._noted or os.geteuid() or self.roots is None:
             return None
         with contextlib.suppress(OSError):  # as root of a container it may not be ours to make: then there is none

@@ -3,7 +3,7 @@
 A new supervisor ends what its predecessor left, and knows it by the id of the office. A copy of a state folder has the
 same id, so its supervisor would take the guests of an office that runs for leftovers. Before that, each takes a lock
 whose name is the id: of the kind that the kernel ties to one process (``fcntl``), gone when that process ends, however
-it ends, and never shared with a child that it forked. Who has it the kernel says; in which state folder, the file does.
+it ends, and never shared with a child that it forked. The kernel names its owner; the file names the state folder.
 
 The file belongs to one user and only that user can open it, so no other can keep an office from starting. That is
 enough: a user can end the processes of no other, except root, whose files lie where only root can write. An office of

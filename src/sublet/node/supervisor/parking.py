@@ -41,7 +41,7 @@ from sublet.wire.orders import card_uuid
 LOOK_AGAIN_S: Final = 0.005
 """While they are brought to a stand: the kernel needs a moment to freeze, and forks are met by the next look."""
 STAND_NS: Final = 5 * NS_PER_S
-"""Who does not stand still by then sleeps in the kernel where no signal reaches, and is ended instead."""
+"""A process that does not stand still by then sleeps in the kernel where no signal reaches, and is ended instead."""
 SAVE_NS: Final = 5 * NS_PER_S
 """How long guests that are saving into a volume are waited for before the driver is asked: it may fail in them, and
 what was not saved is lost then. Less where the copy needs the time."""
@@ -404,8 +404,8 @@ class Standstill:
             self._frozen.add(guest.id)
 
     def _stop(self, guest: GuestId, stat: Stat) -> bool:
-        """Whether it stands still; if it does not, it is told to. Who sleeps in the kernel stands when he wakes, but
-        only if the signal waits for him."""
+        """Whether it stands still; if it does not, it is told to. One that sleeps in the kernel stands
+        when it wakes, but only if the signal waits for it."""
         stopped = self._stopped.setdefault(guest, {})
         if stat.is_stopped or (stands_still(stat) and stat.identity in stopped):
             return True

@@ -96,7 +96,7 @@ async def all_troubles(service: Service) -> list[TroubleView]:
 
 
 async def queue(service: Service, call: Call) -> Reply:
-    """Who waits, those who are next first."""
+    """The queue, the next request first."""
     most = int(number(call.query, "limit", most=PLACES_MAX)) or PLACES_MAX
     ledger, now, caller = service.driver.ledger, service.driver.now(), call.caller
     in_line = InOrder(ledger.state, now.ns, ledger.policy)
@@ -116,7 +116,7 @@ async def queue(service: Service, call: Call) -> Reply:
 
 
 async def explain(service: Service, call: Call) -> Reply:
-    """Why a request waits, or what may end a lease. Who looks on gives no sign of life of its holder."""
+    """Why a request waits, or what may end a lease. Looking is no sign of life of its holder."""
     await service.driver.settled(service.lease(call).id)
     lease, now, ledger = service.lease(call), service.driver.now(), service.driver.ledger
     caller = None if call.caller.operator else call.caller.tenant

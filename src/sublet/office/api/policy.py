@@ -38,7 +38,7 @@ NOT_OWNER: Final = ("tenant.", "lease.")
 
 
 def policy(service: Service, call: Call) -> Reply:
-    """The limits of the office, or of one tenant. Who is no operator is told its own."""
+    """The limits of the office, or of one tenant. A caller who is no operator sees its own."""
     name, caller = call.query.get("tenant", ""), call.caller
     if not caller.operator:
         if name and name != caller.tenant:

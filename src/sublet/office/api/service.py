@@ -86,7 +86,7 @@ class Call:
     gone: Callable[[], Awaitable[None]]
     """Returns when the caller has closed the connection."""
     peer: Peer | None = None
-    """Who is at the other end, where that is a process of this machine."""
+    """The process at the other end, where it is one of this machine."""
 
     def process(self, holder_pid: int | None) -> ProcessRecord | None:
         """The process that a lease is bound to: the caller's, if it asks for that by its own pid and can be seen."""
@@ -292,7 +292,7 @@ class Service:
     def caller(
         self, authorization: bytes | None, origin: Origin, *, as_tenant: bool = False, keeps: bool = False
     ) -> Caller:
-        """Who asks (``AccessList.caller``), counted and noted where it comes over a shared socket. ``keeps``: it asks
+        """The caller (``AccessList.caller``), counted and noted where it comes over a shared socket. ``keeps``: it asks
         to keep, or to give back, what it has; that is not counted, since a renewal that is refused would end a lease.
         """
         if not origin.shared:

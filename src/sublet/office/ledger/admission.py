@@ -534,7 +534,7 @@ def _is_shut(state: State, room: Room) -> bool:
 
 
 def in_the_way(lease: LeaseRecord, state: State) -> str:
-    """Who keeps a device from this request and is none of ours: the first by name, and how many more there are."""
+    """Other programs that keep a device from this request: the first by name, and how many more there are."""
     want = msgspec.structs.replace(lease.wants[0], count=1)
     said = []
     for resource in state.resources.values():

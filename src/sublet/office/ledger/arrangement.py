@@ -242,7 +242,7 @@ def check_floors(state: State, groups: Mapping[GroupId, GroupRecord]) -> None:
 
 
 def _check_names(state: State, now: Arrangement, target: Arrangement, new: DeclaredRecord) -> None:
-    """Who is in a group that is not there, or pays for one."""
+    """Tenants in a group that does not exist, or that pay for one."""
     gone = now.groups.keys() - target.groups.keys()
     for tenant, group in target.members.items():
         if group in gone:

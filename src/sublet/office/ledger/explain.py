@@ -188,7 +188,7 @@ def _reserved(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now) ->
 
 
 def _no_room(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, policy: Policy) -> Iterator[Reason]:
-    """Who holds what it asks for, when the first of them leaves, and when the first may be taken for it."""
+    """Leases that hold what it asks for, when the first of them ends, and when the first may be preempted for it."""
     if fit(lease.wants, lease.tenant, rooms, mix=policy.share_across_tenants) is not None:
         return
     kinds, floors = kinds_of(lease), Floors(state)

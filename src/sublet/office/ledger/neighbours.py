@@ -81,7 +81,7 @@ class _Crowd:
     alone_all: defaultdict[TenantId, int] = field(default_factory=lambda: defaultdict(int))
     """What it had, and what all had, meanwhile."""
     there: set[TenantId] = field(default_factory=set)
-    """Who had something, or waited, while any tenant waited."""
+    """The tenants that had something, or waited, while any tenant waited."""
 
     def passes(self, length_ns: int) -> None:
         if not self.waiting or not length_ns:

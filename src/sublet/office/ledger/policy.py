@@ -27,7 +27,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """How long a volume is kept after the end of its last lease, where nothing else was asked for."""
     retain_max_ns: int = 366 * 24 * 60 * _MIN_NS
     suspend_ns: int = 30 * NS_PER_S
-    """To take guests off a device. Who is not off by then is ended."""
+    """To take guests off a device. A guest that is not off by then is ended."""
     notice_ns: int = 30 * NS_PER_S
     notice_spot_ns: int = 5 * NS_PER_S
     grace_max_ns: int = 5 * NS_PER_S

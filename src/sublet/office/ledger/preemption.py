@@ -262,7 +262,7 @@ def _without_leaving(room: Room, state: State, spoken_for: set[LeaseId]) -> Room
 def _candidates(
     request: LeaseRecord, here: Sequence[Room], state: State, now_ns: int, policy: Policy, *, inside_floor: bool
 ) -> list[Victim]:
-    """Who could go, first those of the lowest standing and with the least work to lose."""
+    """Leases that could be preempted, the lowest priority and the least work to lose first."""
     kinds = kinds_of(request)
     leases: dict[LeaseId, None] = {}
     for room in here:

@@ -39,7 +39,7 @@ class Presence:
             self._watch(lease.id, now_ns)
 
     def note(self, events: Iterable[Event], now_ns: int) -> None:
-        """Who came into the line and who left it. While a grant waits to be claimed, its claim window watches."""
+        """Requests that entered the queue and that left it. A grant that waits to be claimed has its claim window."""
         for event in events:
             if type(event) not in _CONCERNING:  # most facts are not, and they come by the thousand
                 continue
@@ -69,7 +69,7 @@ class Presence:
         self.seen(lease, now_ns)
 
     def gone(self, now_ns: int) -> list[LeaseId]:
-        """Who was silent too long; each is named once."""
+        """Holders that were silent too long; each is named once."""
         found: list[LeaseId] = []
         while self._seen:
             lease, seen_ns = next(iter(self._seen.items()))

@@ -39,7 +39,7 @@ HOLDING_STATES: Final = LIVE_STATES | {LeaseStatus.GRANTED}
 KEPT_STATES: Final = frozenset({VolumeState.RETAINED, VolumeState.REMOVING})
 """In which a volume takes room without a lease."""
 LOCAL_TENANT = TenantId("local")
-"""Who calls over the owner-only socket without a token: the person whose machine it is, with operator rights."""
+"""The tenant of calls over the owner-only socket without a token: the owner of the machine, with operator rights."""
 
 
 class Now(NamedTuple):
@@ -224,7 +224,7 @@ class BurstRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is accountable."""
+    """A tenant: it is accountable for its leases."""
 
     id: TenantId
     quota: Quota = Quota()
@@ -494,7 +494,7 @@ class VolumeRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     state: VolumeState
     lease: LeaseId
     epoch: Epoch
-    """Who has it, or had it last. Its slice is filed under this epoch."""
+    """The lease that has it, or had it last. Its slice is filed under this epoch."""
     retain_ns: int
     """How long it is kept from the end of its last lease on."""
     made_wall_ns: int

@@ -273,7 +273,7 @@ def _clear(step: Transaction, reservation: ReservationRecord, reserved: Reserved
 
 
 def _spare(step: Transaction, reservation: ReservationRecord, resources: Iterable[ResourceId]) -> None:
-    """Who had notice for it on a device that is no longer among these stays."""
+    """Take back the notice of leases on devices that the reservation no longer needs."""
     kept = set(resources)
     for lease in list(step.state.leases.values()):
         notice = lease.notice

@@ -367,8 +367,8 @@ Packs = Path | PackSource
 
 
 def open_packs(packs: Packs, refs: Sequence[PackRef]) -> Iterator[PackFile]:
-    """Each of these, in order. All are opened before the first is looked at, where that is one question. Who stops
-    before the end has those that were handed out to close."""
+    """Each of these, in order. All are opened before the first is looked at, where that is one question. A caller
+    that stops before the end closes those that it got."""
     if isinstance(packs, Path):
         for ref in refs:
             yield PackFile(packs / file_name(ref.name), ref)

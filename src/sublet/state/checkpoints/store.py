@@ -498,7 +498,7 @@ class Copied:
     manifest: Manifest
     folder: Path
     handed: PackSource | None = None
-    """Who opens its packs, where this process may not enter the folder they are in."""
+    """What opens its packs, where this process may not enter the folder they are in."""
 
     @property
     def source(self) -> Packs:

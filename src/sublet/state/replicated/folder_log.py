@@ -33,7 +33,7 @@ LOCK: Final = "lock"
 _BLANK: Final = bytes(SECTOR)
 _NOTE: Final = struct.Struct(">8sQQ")
 LOCK_PATIENCE_S: Final = 5.0
-"""It is held for a fraction of a millisecond, or while a log is made anew. Who holds it longer was stopped."""
+"""It is held for a fraction of a millisecond, or while a log is made anew. A longer holder was stopped."""
 SPARE: Final = 4
 """A new log has room for so many times what it begins with."""
 

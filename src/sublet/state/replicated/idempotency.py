@@ -63,7 +63,7 @@ class ReplicatedIdempotencyStore:
         self.group = as_group(replicas, policy, office)
         self._made_group = self.group is not replicas
         self.claimant = nonce().hex()
-        """Who we are in our reservations. Two stores of one program are two claimants."""
+        """Our name in our reservations. Two stores of one program are two claimants."""
         self._ended = lease_ended
         self._wall_ns = wall_ns
         self._tenures: dict[int, Tenure] = {}

@@ -26,7 +26,7 @@ class Record:
 
     fingerprint: str
     claimant: str
-    """Who reserved it, by a name that was drawn for the purpose."""
+    """The claimant that reserved it, by a random name."""
     owner: str
     """Its lease, for people and for ``lease_ended``."""
     epoch: Epoch

@@ -44,7 +44,7 @@ def check_quorums(voters: int, read: int, write: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Seats:
-    """Who votes, and how many of them it takes."""
+    """The voting replicas, and how many of them it takes."""
 
     members: tuple[str, ...]
     """Identities, sorted."""

@@ -91,7 +91,7 @@ class FailureDomain:
 
 
 class Replica(Protocol):
-    """Who calls it: one thread of a group at a time. Every method may raise ``ReplicaSilent``, and nothing else.
+    """One thread of a group at a time calls it. Every method may raise ``ReplicaSilent``, and nothing else.
 
     What it has answered survives the process, the machine's power, and other processes that use the same replica.
     """
@@ -151,7 +151,7 @@ def unseal(sealed: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PackName:
-    """Who staged a pack, and the hash of its bytes. What an older epoch staged in vain can be told by its name."""
+    """The epoch that staged a pack, and the hash of its bytes: the name of a pack tells what an older epoch left."""
 
     reign: int
     incarnation: int

@@ -131,7 +131,7 @@ class S3Replica:
         return cls(store, prefix, domain=domain)
 
     def who_else_writes(self) -> str:
-        """Who has the keys to a store is not seen from here."""
+        """The owners of the keys to a store are not known here."""
         return f"the object store under {self._prefix or 'its top'}"
 
     # ---- what the protocol asks ----

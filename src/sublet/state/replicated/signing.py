@@ -6,8 +6,8 @@ each save carries a keyed BLAKE3 of all that its record says of it, under the na
 was moved to another name, or changed, or put together from two, does not fit, and is refused before a byte of it is
 read.
 
-The key is symmetric. Who loads checkpoints is who saves them, the same tenant on this or another machine, so there is
-no party that should be able to verify and not to sign; and it needs nothing that is not here for the hashes anyway.
+The key is symmetric. The tenant that loads checkpoints is the one that saves them, on this or another machine, so no
+party should be able to verify and not to sign; and it needs nothing that is not here for the hashes anyway.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ _VMA_SHARED: Final = 8
 RANGES_MAX: Final = 4096
 """Answers of the kernel in one call; with more to say it is called again."""
 HISTORY_MAX: Final = 32
-"""Looks of others that a region remembers. Who comes after more of them looks at everything."""
+"""Looks of others that a region remembers. After more of them a reader looks at everything."""
 REGIONS_MAX: Final = 4096
 """The one looked at longest ago is forgotten."""
 STATUS_BYTES: Final = 64 * 1024

@@ -45,7 +45,7 @@ UNNAMED: Final = frozenset(kind for kind in vars(types).values() if isinstance(k
 }
 """Types of the interpreter that stand in no module under their own name; cloudpickle knows where."""
 OWNERS: Final = (bytearray, array.array)
-"""Who looks at their memory does so after loading as well, if they travel along."""
+"""A view of their memory is a view of it after loading as well, if both travel together."""
 HEAP_TYPE: Final = 1 << 9
 """The flag of classes that were made while the program ran."""
 
