@@ -150,7 +150,7 @@ def start_thread(
     given_up: list[bool] = []
 
     def guarded() -> None:
-        if given_up:  # its first step took that long, and who started it was told that there is none
+        if given_up:  # its first step took that long, and its starter was told that there is none
             return
         guard = Guard(name)
         while True:

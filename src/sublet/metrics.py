@@ -4,7 +4,7 @@ A registry of its own, so that two offices in one process (tests) or a program w
 Labels are few and closed: kind, tier, reason, code, limit. No lease id, no tenant and no secret is ever a label, for a
 metrics page is read by more people than a lease is. What is a level (queue length, held devices) is read when a scraper
 asks and costs nothing otherwise. prometheus_client, which brings an HTTP server of its own, is imported by the first
-who asks: most offices end without ever having been asked.
+the caller: most offices end without ever having been asked.
 """
 
 from __future__ import annotations

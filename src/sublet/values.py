@@ -112,7 +112,7 @@ class Suspend(enum.StrEnum):
     """Whether guests on a device can be taken off it and live on, and where they can go on afterwards."""
 
     NONE = "none"
-    """They cannot: who is taken off ends."""
+    """They cannot: a guest that is taken off ends."""
     SAME_DEVICE = "same_device"
     """Only there, where they were."""
     SAME_TYPE = "same_type"

@@ -62,7 +62,7 @@ class Attendance:
         self.last_words = b""
         """The end of what it wrote, on both streams."""
         self.wants_end = False
-        """Whether a person, or who started us, asked for its end."""
+        """Whether a person, or the program that started us, asked for its end."""
         self._conversation = conversation
         self._link = conversation.link
         self._guest = guest

@@ -267,7 +267,7 @@ def _card(card: Card, tried: Rehearsal, suspends: Callable[[str], Ability]) -> S
         return "broken", f"{what}: not lent, {tried.failed}{done}", tried.do
     if tried.busy:
         return "note", f"{what}: in use by others, and not tried ({tried.busy})", "See `nvidia-smi` for who has it."
-    lent = "lent as a part of a card, to who asks for exclusivity partition" if card.is_instance else "lent"
+    lent = "lent as a part of a card, for exclusivity partition" if card.is_instance else "lent"
     watch = "yes, every 5 s" if tried.shows_pids else "no, the driver does not list processes of this machine here"
     can = Ability() if card.is_instance else suspends(card.model)
     may = [

@@ -129,7 +129,7 @@ def _here() -> list[Said]:
 
 
 _INSTEAD = {
-    "memory": "; it is measured once a second instead, and who has more than leased is ended",
+    "memory": "; it is measured once a second instead, and a guest that uses more than leased is ended",
     "pids": "; of a tenant's processes the kernel counts those of its user instead",
     "cpu": "; guests are kept on so many cores instead, which a program may undo",
     "devices": "; tenants' guests find their own devices and no other where they have a file system of their own",

@@ -149,7 +149,7 @@ def listening_on(
 
 
 def _bind_unix(listening: socket.socket, path: str, mode: int) -> str:
-    """Bind where nothing is, or where a studio was; who may enter the folder may connect, and needs a token."""
+    """Bind where nothing is, or where a studio was; a user who may enter the folder may connect, and needs a token."""
     with contextlib.suppress(FileNotFoundError):
         with socket.socket(socket.AF_UNIX) as other:
             if other.connect_ex(path) == 0 or not Path(path).is_socket():

@@ -239,7 +239,7 @@ def job_name(command: Sequence[str], folder: str) -> str:
 
 
 def _say_bill(run: TrainingRun, status: int, stopped: str) -> None:
-    """What was done and what it cost; who ended it by hand is told that first, and how to go on."""
+    """What was done and what it cost; after an end by hand that first, and how to go on."""
     progress = run.progress
     if progress.first_step is None:
         if stopped:

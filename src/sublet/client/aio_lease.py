@@ -102,7 +102,7 @@ class Lease(LoopLease):
     def on_notice(self, callback: Callable[[Notice], Any]) -> Callable[[Notice], Any]:
         """Call this (a function or a coroutine function) when it is announced that the lease will be taken."""
         self._callable(callback)
-        fabric = self._fabric  # and not the lease: who listens must not keep it from being dropped
+        fabric = self._fabric  # and not the lease: a listener must not keep it from being dropped
         self._listen(lambda change: None if change.notice is None else fabric._deliver(callback, change.notice))
         if self._held.notice is not None:
             fabric._deliver(callback, self._held.notice)

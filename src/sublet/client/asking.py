@@ -139,7 +139,7 @@ def _other_model(or_model: bool | str, model: str | None) -> str | None:
     if or_model is False:
         return None
     if model is None:
-        raise InvalidRequest("or_model is for who asks for a model", do='Write model="A100", or_model=True.')
+        raise InvalidRequest("or_model needs a model", do='Write model="A100", or_model=True.')
     return ANY_MODEL if or_model is True else _text(or_model, "or_model")
 
 

@@ -1,4 +1,4 @@
-"""The leases of one program: what it holds, what must be sent to the office now, and who subscribed to changes.
+"""The leases of one program: what it holds, what must be sent to the office now, and the subscribers to changes.
 
 Pure but for the clock it is handed: no socket, no thread, no lock. ``keeper`` (a thread) and ``aio_keeper`` (a task)
 carry out what it says is due and bring back what came of it.

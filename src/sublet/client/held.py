@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """One lease of this program: what the office said of it last, the holder's own view, and who listens."""
+    """One lease of this program: what the office said of it last, the holder's own view, and the listeners."""
 
     __slots__ = (
         "__weakref__",

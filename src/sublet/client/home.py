@@ -47,8 +47,9 @@ def runtime_dir(home: Path) -> Path:
     """The folder of the socket and of whatever else must not outlive the machine's boot.
 
     It does not depend on ``XDG_RUNTIME_DIR``: a shell and a cron job of the same user must find the same office. Nor
-    does it depend on who is logged in. ``/run/user/0`` comes and goes with root's logins, so root's is in ``/run``. A
-    user who is not logged in has ``run`` in the state folder, and an office that began there is found there.
+    does it depend on which users are logged in. ``/run/user/0`` comes and goes with root's logins, so root's is in
+    ``/run``. A user who is not logged in has ``run`` in the state folder, and an office that began there is found
+    there.
 
     Never in a folder where others may make theirs first, such as ``/tmp``. An office that an earlier version runs there
     is found as long as it, or its supervisor, listens.
@@ -129,7 +130,7 @@ def make_private_dir(path: Path) -> Path:
 
 
 def _check_home_of_root(path: str) -> None:
-    """Under ``sudo`` HOME may still be that of the user who called: he could replace what root keeps there."""
+    """Under ``sudo`` HOME may still be that of the user who called, who could replace what root keeps there."""
     home = os.environ.get("HOME", "")
     if os.getuid() != 0 or not os.path.isabs(home) or not path.startswith(os.path.realpath(home) + "/"):
         return

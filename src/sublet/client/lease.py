@@ -118,7 +118,7 @@ class Lease(LeaseHandle):
     def on_notice(self, callback: Callable[[Notice], object]) -> Callable[[Notice], object]:
         """Call this when it is announced that the lease will be taken. It runs on a thread of its own."""
         self._callable(callback)
-        courier = self._fabric._courier  # and not the lease: who listens must not keep it from being dropped
+        courier = self._fabric._courier  # and not the lease: a listener must not keep it from being dropped
 
         def listen(change: LeaseChange) -> None:
             if change.notice is not None:

@@ -1,4 +1,4 @@
-"""The calls of one worker: those in flight, who awaits them, and their outcomes.
+"""The calls of one worker: those in flight, the threads that wait for them, and their outcomes.
 
 No work is handed to another thread that the waiting one can do. A thread that waits for a result listens to the
 connection meanwhile, also for the others: it prints what the functions print and stores answers where they belong. When
@@ -8,7 +8,7 @@ it listens) and ends calls that take too long.
 
 A Ctrl-C may come between any two steps here, and the others must not be left waiting by it. So a call leaves the list
 of those under way only after it is settled, to settle it twice changes nothing, what was heard is let go of only after
-it was dealt with, and who listened always passes that on.
+it was dealt with, and the listening thread always passes that on.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Pending:
         self.came: Replied | Refused | None = None
         """The answer."""
         self.parts: list[tuple[Said, tuple[int, ...]]] = []
-        """Of a call of many: results that came before the answer. The descriptors are closed by who reads them."""
+        """Of a call of many: results that came before the answer. The reader closes the descriptors."""
         self.lost: Lost | None = None
         """Or that there is none to come."""
         self.doomed_ns = 0
@@ -96,7 +96,7 @@ class Exchange:
         self.board, self._board_fd = Board.create()
         self.results, self._results_fd = ResultBuffer.create()
         self.sending = threading.Lock()
-        """Held by who makes and sends messages: what one defines the next may use."""
+        """Held while messages are made and sent: what one defines the next may use."""
         self.lost: Lost | None = None
         self._end_worker = end_worker
         self._lock = threading.Lock()
@@ -154,7 +154,7 @@ class Exchange:
                 self._doomed[pending.call] = pending
 
     def _ask(self, link: Link, pending: Pending, message: Message) -> None:
-        """Listed first: who sends it must not be the only one who knows of it."""
+        """Listed first: the sender must not be the only one that knows of it."""
         with self._lock:
             pending.call = link.next_call
             self._pending[pending.call] = pending

@@ -24,7 +24,7 @@ ITEMS_MAX: Final = 64
 
 
 class RemoteIterator(Iterator[Any]):
-    """Its items come as they are made, a bounded number ahead of who iterates: while one handful is used here, the
+    """Its items come as they are made, a bounded number ahead of the loop: while one handful is used here, the
     next is made there. Nothing is made before the first is asked for.
 
     Closing it (or letting go of it) closes the generator, whose ``finally`` runs in the worker. What the generator

@@ -93,7 +93,7 @@ class KernelGuest:
         return self.result(self.begin(function, *args, **keywords))
 
     def begin(self, function: Callable[..., Any], *args: Any, **keywords: Any) -> Pending:
-        """The same, for who has something to do until ``result``."""
+        """The same, for a caller that has something to do until ``result``."""
         pending = Pending()
         self._worker.send(pending, Job(checked_callable(function), args, keywords))
         return pending

@@ -2,7 +2,7 @@
 
 Each of them asks the lease first whether anything may begin, counts as use of the lease while it is under way, and
 finds a worker. A call that the worker had not begun when it died goes to the next worker; so does one whose function
-the worker knows under the same name as another. A call of many does not go there by itself: who sent it knows what
+the worker knows under the same name as another. A call of many does not go there by itself: its sender knows what
 else was sent, and in which order.
 """
 
@@ -248,7 +248,7 @@ class _Watched:
         self._tries = TRIES
         self._stop = contextlib.ExitStack()
         self._reading = threading.Lock()
-        """Held by who reads the results that have come: reading them for the future closes their descriptors."""
+        """Held while the results that have come are read: reading them for the future closes their descriptors."""
         future.attach(self)
 
     def begin(self) -> bool:
@@ -490,7 +490,7 @@ def _free_lane(batches: Iterable[_Batch], lanes: int) -> int | None:
 
 
 ALLOWED_BY: Final = "SUBLET_HOLDER_CUDA"
-"""Set to ``allow`` by who has a card of his own in this program and knows what he does."""
+"""Set to ``allow`` by a user who has a card of their own in this program, on purpose."""
 _DO: Final = (
     "Move what uses CUDA into the function that is called, and restart this program; "
     f"or, if it has another card of its own, set {ALLOWED_BY}=allow."

@@ -1,4 +1,4 @@
-"""Drives a session's operations: when they are sent, who waits for them, and what happens on failure.
+"""Drives a session's operations: when they are sent, which callers wait for them, and what happens on failure.
 
 Everything here is done under one lock, by the caller. A small thread beside it sends what no caller has waited for, a
 moment after it was queued, and takes answers as they come; it sleeps while nothing is done with the session.

@@ -223,7 +223,7 @@ class Office:
         self._stack.push_async_callback(server.close)
 
     def _note_end(self) -> None:
-        with contextlib.suppress(OSError):  # then a holder who comes late has an office started that tells him
+        with contextlib.suppress(OSError):  # then a late holder starts an office, which tells it
             note_end(self.home, is_ended=self.service.ends_for_good)
 
     def stop(self) -> None:

@@ -353,7 +353,7 @@ class Calls:
     def _awaited(self, coroutine: Any) -> object:
         """Run it on the worker's own loop, which lives as long as nothing was interrupted in it."""
         if self._runner is None:
-            import asyncio  # a tenth of a second for who never needs it
+            import asyncio  # a tenth of a second, often in vain
 
             self._runner = asyncio.Runner()
         return self._runner.get_loop().run_until_complete(coroutine)

@@ -225,7 +225,7 @@ class GuestLine:
         return own if own[0] == self._pair[0] else self._pair
 
     def ask(self, call: VolumeCall) -> VolumeReply:
-        if self._pid != os.getpid():  # a fork: connection and lock are its parent's, who may be in the middle
+        if self._pid != os.getpid():  # a fork: connection and lock are its parent's, which may be in the middle
             self._pid, self._lock = os.getpid(), threading.Lock()
             self._drop()
         with self._lock:

@@ -43,7 +43,7 @@ class Interrupts:
         self._wake = wake
         self._main = threading.get_ident()
         self._lock = threading.Lock()
-        """Between the end of a cell and who asks. The main thread's signals never wait for it."""
+        """Between the end of a cell and its caller. The main thread's signals never wait for it."""
         self._cell = self._before = self._early = ""
         """The one that runs; the one before it; one that is to come and shall not begin."""
         self._is_wanted = False

@@ -54,7 +54,7 @@ def main() -> None:
         sys.exit(str(error))
     forget_doctest()
     app.initialize([])
-    app.kernel._execute_sleep = 0.0  # so that output comes before the reply; who asks here waits for both
+    app.kernel._execute_sleep = 0.0  # so that output comes before the reply; the caller here waits for both
     end_with_the_cell(app.shell, _loop().asyncio_loop)
     plot_where_told(app.shell)
     page = PageReader(os.environ[PAGE_VARIABLE])

@@ -167,7 +167,7 @@ class Program:
                 self.say(FrameKind.END, number)
             except Cancelled:
                 self.say(FrameKind.END, number)
-            except BaseException as error:  # noqa: BLE001 - told to who asked
+            except BaseException as error:  # noqa: BLE001 - the caller is told
                 traceback.print_exc()
                 kind = "unfit" if isinstance(error, Unfit) else "raised"
                 self.say(FrameKind.ERROR, number, _message(kind, error))
@@ -250,7 +250,7 @@ class Program:
         error = ""
         try:
             self._save()
-        except BaseException as failed:  # noqa: BLE001 - told to who serves it
+        except BaseException as failed:  # noqa: BLE001 - the server is told
             traceback.print_exc()
             error = _text(failed)
         self.say(FrameKind.LEAVING, 0, json.dumps({"message": error}).encode())
@@ -272,7 +272,7 @@ class Program:
         self._kept.checkpoint()
 
     def say(self, kind: FrameKind, request: int = 0, body: bytes = b"") -> None:
-        """A frame to who serves it. Where nothing reads any more there is nothing left to do here."""
+        """A frame to the server. Where nothing reads any more there is nothing left to do here."""
         view = memoryview(encode(kind, request, body))
         with self._writing:
             while view:
@@ -326,7 +326,7 @@ def serve(place: Callable[[], Place]) -> None:
             is_loaded = True
             try:
                 program.load(frame.body)
-            except BaseException as error:  # noqa: BLE001 - told to who serves it
+            except BaseException as error:  # noqa: BLE001 - the server is told
                 traceback.print_exc()
                 with contextlib.suppress(OSError):
                     program.say(FrameKind.FAILED, 0, _message("load", error))

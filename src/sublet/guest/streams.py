@@ -34,7 +34,7 @@ class Speech:
         self._send: Send | None = None
 
     def to(self, send: Send | None) -> None:
-        """Send it there from now on; what waits is sent to who heard the rest."""
+        """Send it there from now on; what waits is sent to the reader of the rest."""
         self.flush()
         with self._lock:
             self._send = send

@@ -13,7 +13,7 @@ and at the end the office is asked whether a lease of the job is left. docs/burs
 
 # states, policy         what can happen to a chunk and what is retried, as tables
 # identity, chunks       ids out of content; Chunk, File, what a chunk needs
-# core                   the coordinator, pure: who runs next, what becomes of a failed run
+# core                   the coordinator, pure: which chunk runs next, what becomes of a failed run
 # stores, index,         where results live; their index on disk; in a volume
 #   volume_store
 # inside, wasm           what a worker executes: Python, WebAssembly

@@ -60,7 +60,7 @@ class Task:
         try:
             found = self.function(*item) if self.spread else self.function(item)
             if type(found) is types.CoroutineType:
-                import asyncio  # a tenth of a second for who never needs it
+                import asyncio  # a tenth of a second, often in vain
 
                 found = asyncio.run(found)
         except (KeyboardInterrupt, LeaseInterrupt):

@@ -35,7 +35,7 @@ def _joblib() -> Any:
 
 
 def _backend_class(joblib: Any) -> Any:
-    """The class is made here, so that joblib is loaded only by who uses it."""
+    """The class is made here, so that joblib is loaded only where it is used."""
     base: Any = joblib.parallel.ParallelBackendBase
     batching: Any = joblib.parallel.AutoBatchingMixin
     sequential: Any = joblib.parallel.SequentialBackend

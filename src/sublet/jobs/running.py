@@ -65,7 +65,7 @@ _STATE_VERSION: Final = 1
 
 
 class Delivered(NamedTuple):
-    """Finished chunks, for who runs the job."""
+    """Finished chunks, for the caller."""
 
     indexes: Sequence[int]
     """Their positions in the input."""
@@ -93,7 +93,7 @@ class Pool(Protocol):
 
 
 PoolMaker = Callable[[Callable[[Needs, "Lease"], object], Callable[[Needs, SubletError, bool], object]], Pool]
-"""Makes a pool out of who gets its leases and who hears of refusals."""
+"""Makes a pool, given the receivers of leases and of refusals."""
 
 
 @dataclass(slots=True, eq=False)

@@ -9,8 +9,8 @@ taken the lease by the time of the warning, guests are warned as ever.
 
 A renewal in time must not come too late for the warning. Its holder plans it when a renewal is answered, and is told
 with that answer how long saving takes; so a save counts from the next move of the deadline on, and not in the time that
-has begun. And a holder whose renewals do not say that he reckons with it may come as late as after 80 % of the time;
-for his sake the lead is never more than 15 % of it.
+has begun. And a holder whose renewals do not say that it reckons with it may come as late as after 80 % of the time;
+for its sake the lead is never more than 15 % of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sublet.lease.policy import grace_ns, lead_ns
 from sublet.values import LeaseId
 
 _UNHEEDED_PERCENT: Final = 15
-"""What saving may take of the time of a holder who does not say that he reckons with it."""
+"""What saving may take of the time of a holder that does not say that it reckons with it."""
 
 
 @dataclass(slots=True)

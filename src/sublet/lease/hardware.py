@@ -1,8 +1,8 @@
 """The port through which a node's rules act on hardware: notify, end, check presence.
 
 ``Node`` decides, whatever implements this obeys and looks. Real hardware is process trees, groups, folders and devices;
-pretended hardware keeps an account of who would be where. Both are asked the same questions in the same order, so that
-what is proved of the one holds for the other.
+pretended hardware keeps an account of which guests would be where. Both are asked the same questions in the same
+order, so that what is proved of the one holds for the other.
 
 No method may raise for what it meets, and none may wait: what takes time is begun, and seen to be over by ``is_there``
 and ``look``. Each may be called again with the same arguments, and twice is once.

@@ -13,7 +13,7 @@ FIRST_NS: Final = 1 * NS_PER_S
 MAX_NS: Final = 60 * NS_PER_S
 """A report that needs an answer is given again after one second, then two, four, and so on up to this."""
 ENOUGH: Final = 5
-"""So often in a row, some fifteen seconds: who hears it, and knows what it is about, has answered by then."""
+"""So often in a row, some fifteen seconds: a supervisor that hears it has answered by then."""
 
 _Key = TypeVar("_Key")
 

@@ -130,7 +130,7 @@ class Connection:
         if self._is_open:
             is_out = self._send()
             wanted = (READ if self.link.wants_input else 0) | (0 if is_out else WRITE)
-            if self.link.over is not None:  # too much piled up: who does not read is not waited for
+            if self.link.over is not None:  # too much piled up: a peer that does not read is not waited for
                 self._hear(self.link.news())
             elif wanted != self._watching:
                 self._watching = wanted

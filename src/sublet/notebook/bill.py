@@ -116,8 +116,8 @@ def since_end(end: LeaseEnd | None, most_s: float) -> float:
 
 
 def _within(rows: Sequence[Row], lines: Sequence[BillLine]) -> list[Row]:
-    """No lease was held for longer than the office says. What its cells have on top of that is the last one's, who was
-    told of the end a moment after it. Of one that was suspended part was under a lease before."""
+    """No lease was held for longer than the office says. What its cells have on top of that is the last one's, which
+    was told of the end a moment after it. Of one that was suspended part was under a lease before."""
     found = list(rows)
     for line in lines:
         mine = [n for n, (_, lease, _) in enumerate(found) if lease == line.key]

@@ -80,7 +80,7 @@ def _say(text: str) -> None:
 
 
 def _token(ours: Any) -> str:
-    """The neighbour's, who may have been here before."""
+    """The neighbour's program, which may have been here before."""
     try:
         answer = ours.request("POST", "/v1/tenants", {"id": NAME}, shape=dict)
     except InvalidRequest:

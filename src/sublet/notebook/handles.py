@@ -269,7 +269,7 @@ class Handles:
 
     def _found_in_the_end(self) -> dict[Key, About]:
         """What is saved, and from here on that is what there is."""
-        with contextlib.suppress(SubletError, OSError):  # else before the next cell, who then is told
+        with contextlib.suppress(SubletError, OSError):  # else before the next cell, which then is told
             while True:
                 newest = self.settle()
                 found = self._look()

@@ -2,7 +2,7 @@
 
 Why only that is saved by itself: whatever else a cell changed is in the notebook when the cell is over. The notebook's
 kernel holds it, on a CPU that is not taken away; to write it to a disk as well would cost every cell a copy of its
-results, against a loss that the notebook's owner brings about himself, by ending the kernel. (``%gpu checkpoint`` is
+results, against a loss that the user causes by ending the kernel. (``%gpu checkpoint`` is
 for that.) What lives only here, in memory of the device or because it is too large to come back, has no other copy.
 
 When it is saved: after each cell that could have changed it, for then the state is that of a finished cell, which is

@@ -190,7 +190,7 @@ class HomeRules(Rules):
         return (rebuild.shell, ()) if value is type(value).instance() else NotImplemented
 
     def _map(self, value: Any) -> Any:
-        """A file that is mapped as an array is opened there, unless changes of it are to stay with who made them."""
+        """A file that is mapped as an array is opened there, unless changes of it are to stay with their maker."""
         root = value
         while type(root.base) is type(value):
             root = root.base

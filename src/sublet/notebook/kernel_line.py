@@ -1,7 +1,8 @@
 """A kernel in a guest for the code that runs cells in it: sends requests, receives messages in order.
 
 A cell is run by ``execute``: it returns when the kernel has answered *and* said that it is idle again, and gives every
-message in between to who shows them. Questions for input come the same way and are answered with ``answer_input``.
+message in between to the caller, which shows them. Questions for input come the same way and are answered with
+``answer_input``.
 """
 
 from __future__ import annotations
@@ -157,11 +158,11 @@ class KernelLine:
         return self.send("control", "interrupt_request", {"of": asked})
 
     def answer_input(self, question: Message, text: str) -> None:
-        """Give what was typed to who asked."""
+        """Give what was typed to the cell that asked."""
         self.send("stdin", "input_reply", {"value": text, "status": "ok"}, parent=question)
 
     def request(self, content: Mapping[str, Any]) -> Message:
-        """To execute this, for who asks for it by a call."""
+        """To execute this, for a call."""
         message: Message = self._session.msg("execute_request", dict(content))
         return message
 

@@ -68,7 +68,8 @@ def _begins_with(names: list[str], begin: list[str]) -> bool:
 class Bound(Mapping[str, Callable[[], object]]):
     """What each name has; held weakly where that can be, so that memory on the device is freed when a cell lets go.
 
-    It is kept from one look to the next, and who binds or removes names that are not to count as bound anew says which.
+    It is kept from one look to the next, and a caller that binds or removes names that are not to count as bound anew
+    says which.
     """
 
     def __init__(self, names: Mapping[str, object]) -> None:
@@ -268,7 +269,7 @@ class Said(NamedTuple):
 
 
 class Told:
-    """Tells one listener, who remembers, of many names, which mostly are those of the last time."""
+    """Tells one listener, which remembers, of many names, which mostly are those of the last time."""
 
     def __init__(self) -> None:
         self._last: frozenset[str] | None = None

@@ -42,7 +42,7 @@ class Parcel:
     known: dict[int, Tag]
     """What both sides have already, by its number."""
     hashes: tuple[bytes, ...] = ()
-    """Of each buffer those of its chunks, so that who takes it need not read it to remember what both have."""
+    """Of each buffer those of its chunks, so that the receiver need not read it to remember what both have."""
     is_plain: bool = False
     """The values are flat, so objects are numbered by their names (``met_by_name``), not by the pickle."""
     is_joined: bool = False

@@ -4,7 +4,7 @@ The answer errs on one side only. A name that is *not* listed is not read before
 cell takes; a name that is listed may turn out not to be needed. Where a text can reach any name there is (``exec``,
 ``globals()``), that is said with its line, and it is for the caller to send everything or to refuse.
 
-Functions that are called may read more: ``names_of`` tells that of a code object, and who follows objects asks it of
+Functions that are called may read more: ``names_of`` tells that of a code object, and what follows objects asks it of
 every function it meets.
 """
 

@@ -381,7 +381,7 @@ def into_memoryview(plan: Plan, target: Any, new: Any) -> Any:
 
 
 def into_weak_reference(plan: Plan, target: Any, new: Any) -> Any:
-    """To what stands for its object. The object came as well: who restores a weak reference was given the object."""
+    """To what stands for its object. The object came as well: it is restored before a weak reference to it."""
     referent = new()
     is_known = type(new) in (weakref.ReferenceType, rebuild.HeldReference)
     if referent is None or not is_known or new.__callback__ is not None:

@@ -6,7 +6,7 @@ every user can reach, no token means no tenant, unless the operator bound that u
 
 A token is ``sublet_`` and 32 random bytes. Only its SHA-256 is stored; there is no need for salt or a slow hash,
 because 256 random bits cannot be guessed. It is looked up by that hash: what a caller could learn from the time of a
-look-up is about the hash of his own guess, and the last comparison is constant-time all the same.
+look-up is about the hash of the caller's own guess, and the last comparison is constant-time all the same.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ class Driver:
         self._timer = self._loop.call_later(delay_ns / NS_PER_S, self._beat)
 
     def _beat(self) -> None:
-        """Look at the clock: agents first, who end what is over, then the ledger, which may give it to the next."""
+        """Look at the clock: agents first, which end what is over, then the ledger, which may give it to the next."""
         self._timer = None
         if self._dead:
             return

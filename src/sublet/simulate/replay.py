@@ -2,7 +2,7 @@
 
 Every cell that needs GPUs asks for them, works while it holds them, and keeps them idle until their time to live is
 over, so that the next cell may find them warm. A cell that is taken saves, asks again, and goes on where it was, for
-the price of saving and restoring. The loop is closed: who waits longer asks for the next cell later.
+the price of saving and restoring. The loop is closed: a person who waits longer asks for the next cell later.
 
 Holders renew as the client does, at 0.7 of the time to live; the ledger is woken when it asks for that, and at no other
 moment.

@@ -107,7 +107,7 @@ class Result:
         ]
 
     def speeds(self) -> dict[str, float]:
-        """Run time per time from wish to end, of each tenant: 1 for who never waited."""
+        """Run time per time from wish to end, of each tenant: 1 for one that never waited."""
         run: defaultdict[str, int] = defaultdict(int)
         took: defaultdict[str, int] = defaultdict(int)
         for tenant, run_ns, took_ns in self.done:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PERSON: Final = "person"
-"""In the state of a request: who asks, once that is known."""
+"""In the state of a request: its caller, once that is known."""
 REQUESTS: Final = "sublet.studio.requests"
 """The logger that has a line for each request, where that is wanted."""
 _requests: Final = logging.getLogger(REQUESTS)

@@ -526,7 +526,7 @@ class Studio:
             wrong["people"] = error.message
         try:
             self.watch.check()
-            self._right.greet(PROBE_S)  # it is not started for that: who watches it is to see that it is away
+            self._right.greet(PROBE_S)  # it is not started for that: its watchers are to see that it is away
         except SubletError as error:
             wrong["office"] = error.message
             if self.watch.means_silence(error):

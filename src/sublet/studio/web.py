@@ -757,7 +757,8 @@ def _bearer(request: Request) -> str:
 
 
 def _check_origin(request: Request) -> None:
-    """Refuse what another site sends. A browser names the origin with every form; who names none is no browser."""
+    """Refuse what another site sends. A browser names the origin with every form; a client that names none is no
+    browser."""
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
     host = request.headers.get("host", "")
     is_foreign = origin is not None and origin.partition("://")[2] != host

@@ -8,7 +8,7 @@
 - ``ReplicaConformance`` tests any replica: say how one is made and opened again.
 - ``preempt`` rehearses losing a lease.
 
-Each name is fetched when it is first used: who tests a device needs nothing of what replicas need.
+Each name is fetched when it is first used: a test of a device needs nothing of what replicas need.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Simulated hardware behind the port of the node's rules, with injectable ``Faults``.
 
-``Machine`` is the account of who is where. Here is what takes time: a guest that was told needs a while to leave, a
-kill a while to work, and looking a while to find out.
+``Machine`` is the account of which guest is where. Here is what takes time: a guest that was told needs a while to
+leave, a kill a while to work, and looking a while to find out.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Verdict(enum.StrEnum):
     SETTLE = "settle"
     """It was saved and not completed: complete it, and say `Recovered`."""
     RECOVERED = "recovered"
-    """It was saved, and another has it reserved, who may complete it. Nothing is to be done."""
+    """It was saved, and another claimant, which may complete it, has it reserved. Nothing is to be done."""
     DUPLICATE = "duplicate"
     WAIT = "wait"
     """`StepPending`."""

@@ -58,7 +58,7 @@ class Told(NamedTuple):
 
 
 class Watchman:
-    """Looks whether it is time to leave. While he is at his post SIGTERM is noted, and ends nothing by itself."""
+    """Looks whether it is time to leave. While it is active SIGTERM is noted, and ends nothing by itself."""
 
     def __init__(self, lease: Any = None) -> None:
         """``lease``: what ``sublet.current()`` gives, or a lease that this program holds; by default the former, where

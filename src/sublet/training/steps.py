@@ -302,7 +302,8 @@ class _Step:
             self.idempotency.expire(below=step - TIDY_EVERY, prefix=self.batch.prefix)
 
     def give_back(self, error: Exception) -> None:
-        """Nothing was saved, so the next may do it at once. If this fails too, he waits until the reservation ends."""
+        """Nothing was saved, so the next may do it at once. If this fails too, the next waits until the reservation
+        ends."""
         try:
             self.idempotency.release(self.batch.key)
         except SubletError as failed:

@@ -98,7 +98,7 @@ class Conversation:
         self.greet()
 
     def welcome(self, *, timeout_s: float = PATIENCE_S) -> Hello:
-        """For who accepted: wait for the greeting of who connected, and answer it."""
+        """For the accepting side: wait for the greeting, and answer it."""
         found = self._until(lambda one: isinstance(one, Hello), timeout_s, "greeting")
         assert isinstance(found, Hello)
         self.link.welcome()

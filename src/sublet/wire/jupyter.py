@@ -1,7 +1,7 @@
 """Jupyter messages on a connection: each channel of the protocol is a stream of whole messages.
 
 A message is what ZeroMQ calls multipart: some parts of bytes. Here it is a count, the lengths, then the parts. Neither
-side looks into them; that is for the kernel and for who talks to it.
+side looks into them; that is for the kernel and its front end.
 """
 
 from __future__ import annotations

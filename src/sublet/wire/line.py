@@ -31,7 +31,7 @@ class Line:
 
     def say(self, words: Callable[[Link], T], between: Callable[[], object] = lambda: None) -> T:
         """Speak, and wait until it is out. ``between`` is called now and then meanwhile, and may raise: what was said
-        is then sent with the next words. Where the link is over nothing is sent; who listens is told."""
+        is then sent with the next words. Where the link is over nothing is sent; the receiver is told."""
         with self._lock:
             said = words(self._conversation.link)
             done = self._conversation.send_now()
@@ -68,7 +68,7 @@ class Line:
         return self._conversation.link.is_asked(call)
 
     def hang_up(self) -> None:
-        """End it, also for who listens just now. Harmless twice."""
+        """End it, also for a receiver that waits. Harmless twice."""
         with self._lock:
             self._conversation.shut_down()
 
@@ -108,7 +108,7 @@ def _wait(fd: int, events: int, timeout_s: float) -> None:
 
 
 def pair() -> tuple[Line, Line]:
-    """Two ends of one line, greeted: for tests, and for who needs no supervisor between."""
+    """Two ends of one line, greeted: for tests, and where no supervisor is between."""
     a, b = socket.socketpair()
     one, other = Conversation(a, Link.connecting()), Conversation(b, Link.accepting())
     one.pump()

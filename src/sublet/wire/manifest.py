@@ -37,7 +37,7 @@ _PACK_SUFFIX: Final = ".pack"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a manifest says, as far as who publishes it has to know."""
+    """What a manifest says, as far as its publisher has to know."""
 
     number: int
     parent: int

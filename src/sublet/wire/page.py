@@ -260,7 +260,7 @@ def _cut(raw: bytes, length: int) -> str:
 
 
 class PageWriter:
-    """The supervisor's end. One process writes; who made it closes it."""
+    """The supervisor's end. One process writes; its maker closes it."""
 
     def __init__(self, fd: int, number: int) -> None:
         self._fd = fd

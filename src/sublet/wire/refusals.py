@@ -1,8 +1,8 @@
 """Encodes an error for a connection: class by name, what happened, and what to do.
 
 The class is looked up in our own tree and nowhere else, so a peer can choose among our errors but never name anything
-else. What a class carries besides its words (an offer, the end of a lease) does not travel here; who needs it on the
-other side sends it in a message of its own.
+else. What a class carries besides its words (an offer, the end of a lease) does not travel here; a caller that needs
+it on the other side sends it in a message of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Locates the system programs that an office runs: ``mkfs.ext4``, ``systemd-run``.
 
 For root they are taken from the system's own folders alone, and only where root alone could have put something
-else in their place: ``PATH`` is what the caller of ``sudo`` had, and may begin with a folder of his.
+else in their place: ``PATH`` is what the caller of ``sudo`` had, and may begin with a folder of that user's.
 """
 
 from __future__ import annotations

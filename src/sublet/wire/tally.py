@@ -4,7 +4,7 @@ The supervisor makes the file, guests write it, and what it says at the end goes
 was killed, which no message would. Each process has a row for each device it uses, and holds a lock on that row as long
 as it lives; so what a dead process had counts as given back, and what it did still counts.
 
-It is bookkeeping among the programs of one holder: who writes it could write anything. What others must be protected
+It is bookkeeping among the programs of one holder: a writer could write anything. What others must be protected
 from is held by the kernel (see ``node.processes.limits``); here is only what is billed and what a session is told.
 
 Standard library only; a row is read and written whole, by ``pread`` and ``pwrite``, so that a file that was cut

@@ -57,7 +57,7 @@ class VolumeOpened:
     size: int
     """Bytes of the volume."""
     counted: bool = False
-    """Whether its size is only counted, so that who writes must see to it."""
+    """Whether its size is only counted, so that writers must see to it."""
     by_descriptor: bool = later(False)
     """The asker is another user than the office, and may not enter its folders: it lists with ``ListVolume``, and reads
     and stages what ``OpenFiles`` opens for it."""

@@ -30,7 +30,7 @@ from sublet.wire.sockets import Peer, peer_of
 _log = logging.getLogger("sublet.node.agent")
 
 GREETING_S: Final = 5.0
-"""How long who connected may take to say who it is."""
+"""How long a new connection may take to authenticate."""
 GREETING_NOW_MAX: Final = 256
 """Connections that are being handed over."""
 GREETING_OF_USER_MAX: Final = 64

@@ -218,8 +218,8 @@ class SupervisedAgent:
 
     async def processes(self, uses: tuple[CardUse, ...] = (), *, let_go: bool = False) -> tuple[int, ...]:
         """Every process that runs here under a lease, and the supervisor's own. ``uses``: what the driver says each has
-        of a card; who has more than its lease is ended. ``let_go``: nothing of ours keeps the driver open without
-        need."""
+        of a card; a guest that uses more than its lease is ended. ``let_go``: nothing of ours keeps the driver open
+        without need."""
         found = await self.ask(ListProcesses(uses=uses, let_go=let_go))
         assert isinstance(found, Processes)
         return found.pids
@@ -421,7 +421,7 @@ class SupervisedAgent:
             future.set_result(answer)
 
     def _lost(self, over: Over) -> None:
-        """The supervisor ended, or another office took over. While it is being joined, who joins it finds out."""
+        """The supervisor ended, or another office took over. While it is being joined, the joining task finds out."""
         if self._closed or not self._is_joined:
             self._drop(over.error if isinstance(over.error, InvalidRequest) else None)
             return

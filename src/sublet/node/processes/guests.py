@@ -155,7 +155,7 @@ class Guests:
         child: Child | OSError,
         begun: Begun,
     ) -> None:
-        """Whatever goes wrong from here on, it ends, and who asked for it hears of it."""
+        """Whatever goes wrong from here on, it ends, and the caller is told."""
         try:
             self._forked(tenancy, profile, id_, prepared, child, begun)
         except Exception as error:  # noqa: BLE001 - this may be a zygote's turn, or a holder's, and is neither's fault
@@ -434,7 +434,7 @@ class Guests:
         self._endings.tell(guests, line, reason)
 
     def kill(self, guests: Iterable[Guest], reason: EndReason) -> None:
-        """Their end, now. Whether they are gone is seen by the next look; who was seen to be needs none."""
+        """Their end, now. Whether they are gone is seen by the next look; one that was seen to be gone needs none."""
         self._endings.kill((guest for guest in guests if guest.id not in self.leaving), reason)
 
     def end_alone(self, guest: Guest, grace_ns: int) -> None:
@@ -454,6 +454,6 @@ class Guests:
         return self._trees.why_alive(stat for guest in guests for stat in look.of(guest.tree))
 
     def _struck(self) -> None:
-        """Some were killed: who ended is reaped at once, and who is left is looked for."""
+        """Some were killed: those that ended are reaped at once, and the others are looked for."""
         self._reaper.reap()
         self._looking.soon()

@@ -32,7 +32,7 @@ class _Running(Protocol):
 
 
 class Room:
-    """How many guests may run. What the descriptors of this process allow is said by who knows (``files``)."""
+    """How many guests may run. What the descriptors of this process allow is known to ``files``."""
 
     def __init__(self) -> None:
         self.guests_max = GUESTS_MAX

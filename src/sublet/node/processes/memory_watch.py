@@ -39,7 +39,8 @@ class MemoryWatch:
         self._ask_at = 0.0
 
     def look(self, look: Look) -> None:
-        """The guests' own look has just been taken. There may be very many: who counts by itself is asked less."""
+        """The guests' own look has just been taken. There may be very many: a group that counts by itself is asked
+        less."""
         now = time.monotonic()
         asks = now >= self._ask_at
         if asks:

@@ -93,7 +93,7 @@ class Stdio:
 
     @property
     def child(self) -> ChildEnds:
-        """For ``child_setup``, or to be sent to who forks."""
+        """For ``child_setup``, or to be sent to the process that forks."""
         assert self._ends is not None, "a guest that is gone has no descriptors"
         return self._ends.child
 
@@ -309,7 +309,7 @@ class Stdio:
             self._midline = not data.endswith(b"\n")
 
     def _give(self, stream: int, data: bytes) -> None:
-        """To the log first: who cannot take it now finds it there."""
+        """To the log first: a follower that cannot take it now reads it there."""
         offset = self.log.append(stream, data)
         for following in tuple(self._followings):
             following.offer(stream, offset, data)

@@ -70,9 +70,9 @@ class Zygotes:
         on_life: Callable[[int, bool], None] = lambda pid, lives: None,
     ) -> None:
         """``tenant_bytes``: what those of single tenants may cost together; 0: all tenants share. ``cold``: packages
-        that are not imported beforehand: who uses one imports it then, others are spared its memory. ``enter`` is
-        called in each new zygote before its interpreter: to become the user of the key, for one. ``on_life`` is told
-        the pid of each zygote that was started, and of each that was ended."""
+        that are not imported beforehand: a guest that uses one imports it then, others are spared its memory.
+        ``enter`` is called in each new zygote before its interpreter: to become the user of the key, for one.
+        ``on_life`` is told the pid of each zygote that was started, and of each that was ended."""
         self.on_life = on_life
         self.loop: Final = loop
         self._enter = enter

@@ -2,8 +2,8 @@
 
 What is to be shown is taken hold of first, as descriptors; then the new root is built and the old one let go. So no
 path is looked up in a half-built tree, and no place is needed on disk. What a guest may write is put up from the
-descriptor that was looked at, and a symbolic link anywhere on the way to it is refused, since who may write there may
-not choose what is shown.
+descriptor that was looked at, and a symbolic link anywhere on the way to it is refused, since a user that may write
+there may not choose what is shown.
 
 Of what the kernel tells below /proc and /sys, some is covered and some made read-only, last of all.
 """

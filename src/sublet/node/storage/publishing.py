@@ -68,7 +68,7 @@ WAITING_MAX: Final = 64
 STOPPED_AFTER_S: Final = 2.0
 """How long what is under way may go on when its lease is over."""
 TICKETS_MAX: Final = 64
-"""Of one lease; the oldest is let go. A ticket is shown at once by who got it."""
+"""Of one lease; the oldest is let go. A ticket is used at once."""
 SAVE_MAX_NS: Final = 3600 * NS_PER_S
 SAVED_KEPT: Final = 4096
 """Leases of which it is remembered what they saved, until the office has heard of their end and beyond."""

@@ -128,7 +128,7 @@ class _Publication:
         self._all_there(contents)
         self._name(contents.number, data)
         if self._asked.keep > 0 and contents.number > self._asked.keep:
-            with contextlib.suppress(SubletError, OSError):  # it is published all the same; who asks to collect is told
+            with contextlib.suppress(SubletError, OSError):  # it is published all the same; a later collection is told
                 collect_in(self._checkpoints, self._packs, self._asked.keep)
         return Published(number=contents.number, wall_ns=time.time_ns(), size=size)
 
@@ -168,7 +168,7 @@ class _Publication:
         return found.st_nlink == 2 and (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino)
 
     def _admit(self, contents: Contents) -> None:
-        """In the name of who asks, and the next one after what the asker knows."""
+        """In the name of the asker, and the next one after what the asker knows."""
         if (contents.lease, contents.epoch) != (self._asked.lease, self._asked.epoch):
             raise StaleEpoch(
                 f"what was staged is of ({contents.lease}, {contents.epoch}), and "

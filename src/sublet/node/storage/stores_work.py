@@ -293,7 +293,7 @@ def _in_words(error: OSError, size: int) -> str:
 
 def put_away(folder: str, *, keep: bool, note: StoreNote | None = None, forced: bool = False) -> str:
     """Take down what is mounted below the folder, and the folder with it, or keep it read-only. What is still there, in
-    words; empty if nothing is. Twice is once. ``note``: who had it last, if that is not what its note says; ``forced``:
+    words; empty if nothing is. Twice is once. ``note``: its last lease, if that is not what its note says; ``forced``:
     although a process has a file of it open."""
     if keep and os.path.exists(os.path.join(folder, NOTE)):
         keep = _is_worth_keeping(folder)

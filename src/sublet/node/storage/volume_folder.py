@@ -36,7 +36,7 @@ FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_C
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A volume's folder, and who asks."""
+    """A volume's folder, and the identity of the asker."""
 
     folder: str
     lock: str
@@ -56,12 +56,12 @@ class Place:
 
 
 def staging_of(epoch: Epoch, *, apart: bool) -> str:
-    """The folder below ``staging`` for who saves under this epoch: guests of another user have one, holders another."""
+    """The folder below ``staging`` for saves under this epoch: guests of another user have one, holders another."""
     return f"{epoch}.holder" if apart else str(epoch)
 
 
 def lay_out(place: Place, said: VolumeOpened) -> VolumeOpened:
-    """The folders are there, and who asks may write to its own; what epochs before this one staged is gone."""
+    """The folders are there, and the asker may write to its own; what epochs before this one staged is gone."""
     top = os.open(place.folder, FOLDER)
     try:
         for name in (CHECKPOINTS, PACKS, STAGING):

@@ -84,7 +84,7 @@ def main(text: str) -> int:
 
 
 def _told() -> str:
-    """Whose supervisor it is: said by who started it, when that is known. Empty if it never will be."""
+    """Whose supervisor it is: named by the program that started it, when that is known. Empty if it never will be."""
     office = os.read(0, OFFICE_MAX).decode()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

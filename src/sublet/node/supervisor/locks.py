@@ -39,7 +39,7 @@ from sublet.values import NS_PER_S
 from sublet.wire.orders import Device, Foreign, Inventory
 
 FOLDERS: Final = ("/run/lock", "/var/lock", "/tmp")
-"""Tried in this order. What is chosen depends on the folders alone, not on who asks, so all users agree on it."""
+"""Tried in this order. What is chosen depends on the folders alone, not on the user, so all users agree on it."""
 ROOTS: Final = "/run/sublet-locks"
 """Where root notes what its offices lend. Only root can write there, all users can read."""
 TAKEOVER_S: Final = 30.0
@@ -305,7 +305,7 @@ class DeviceLocks:
         return None
 
     def _try(self, device: str) -> int | Holder:
-        """The locked file, or who is in the way."""
+        """The locked file, or the holder that is in the way."""
         first = self._note(device) or self._claim_of_root(device)
         if first is not None:
             return first
@@ -346,7 +346,7 @@ class DeviceLocks:
 
 
 def _locked(path: str, device: str, mode: int = 0o644) -> int | Holder:
-    """Our own file, locked and empty; or who has it."""
+    """Our own file, locked and empty; or its present holder."""
     file, keep = open_own(path, mode), False
     try:
         try:
@@ -496,7 +496,7 @@ def _written(pid: int, home: str, since: str) -> bytes:
 
 
 def _read(device: str, file: int) -> Holder:
-    """What the owner says of himself, as far as it makes sense."""
+    """What the owner wrote about itself, as far as it is valid."""
     uid = _user_of(os.fstat(file))
     lines = os.pread(file, TEXT_MAX, 0).decode("utf-8", "replace").split("\n")
     pid, home, since = (*lines, "", "", "")[:3]

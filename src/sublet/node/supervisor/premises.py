@@ -170,7 +170,7 @@ class Premises:
 
     def spare(self, lease: LeaseId, epoch: Epoch, /) -> None:
         tenancy = self.tenancies.get(lease)
-        if tenancy is None or tenancy.is_parked:  # who was set going to leave is on his way
+        if tenancy is None or tenancy.is_parked:  # a guest that was told to leave is leaving
             return
         tenancy.expiring = False
         tenancy.show(self._now_ns())
@@ -430,7 +430,7 @@ class CardCleaning:
 
     def look(self, card: str, lease: LeaseId, epoch: Epoch, *, neighbours: bool, now_ns: int) -> Verdict:
         """How far it has come. With neighbours on the card nothing can be said of its memory as a whole, and nothing
-        is overwritten: who shares a card has let each other near."""
+        is overwritten: tenants that share a card have agreed to that."""
         if neighbours:
             return Clean()
         known = self._cards.setdefault(card, _Card(since_ns=self._begun_ns))

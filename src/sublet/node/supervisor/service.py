@@ -274,7 +274,8 @@ class Supervisor:
             confess(error)
 
     def _mistaken(self, lease: LeaseId) -> None:
-        """What the guests of this lease had to be told could not be: who cannot hear of an end must not run on."""
+        """What the guests of this lease had to be told could not be: a guest that cannot be told of an end must not
+        run on."""
         tenancy = self.premises.tenancies.get(lease)
         for guest in tuple(tenancy.running()) if tenancy is not None else ():
             self.guests.broken(guest.id)

@@ -1,4 +1,4 @@
-"""The supervisor's volumes: who may save where, over which connection, and what blocks their end.
+"""The supervisor's volumes: which guests may save where, over which connection, and what blocks their end.
 
 A guest may save to the blocks of its own lease, and to those it was lent at its start; a holder to those of the lease
 that its connection is of. The end of a lease ends that right. It ends no guest of another lease, unless that keeps the
@@ -111,7 +111,7 @@ class VolumeDesk:
         )
 
     def stuck(self, store: Store) -> None:
-        """A store could not be put away. Guests of its own lease are gone by now; who borrowed it may be in the way."""
+        """A store could not be put away. Guests of its own lease are gone by now; a borrower may be in the way."""
         tenancy = self._tenancies.get(store.note.lease)
         reason = tenancy.over if tenancy is not None and tenancy.over is not None else EndReason.RELEASED
         users = [guest for guest in self._guests.of(None) if store.note.lease in guest.volumes]

@@ -413,7 +413,7 @@ class Runner:
         self.job.write(self.record)
 
     def _say(self, message: str) -> None:
-        """Where it stands, for who asks; not worth more than the telling."""
+        """Where it stands, for `nb status`; an error of it is left unsaid."""
         if message != self.record.message:
             self._progress.waiting(message)
             self.record = replace(self.record, message=message)

@@ -24,12 +24,12 @@ from sublet.wire.http import GuestEntry, PlaceAnswer, TroubleView
 COMMAND_MAX: Final = 2000
 """Characters of a command line that are shown."""
 GUESTS_MAX: Final = 1000
-"""Guests in one answer; who wants more asks again, ``after`` the last."""
+"""Guests in one answer; for more ask again, ``after`` the last."""
 NUMBER_MAX: Final = 1 << 53
 PLACES_MAX: Final = 1000
 """Places in one answer; behind the next thousand there is no estimate either."""
 ANSWER_S: Final = 3.0
-"""How long the supervisor may take. It answers in a millisecond; who looks should not hang where it does not."""
+"""How long the supervisor may take. It answers in a millisecond; a caller should not hang where it does not."""
 
 TROUBLES_S: Final = 1.0
 """The same for what is shown beside other things."""

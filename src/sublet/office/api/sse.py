@@ -137,7 +137,7 @@ class Hub:
         self._streams.discard(stream)
 
     def cut(self, tenant: TenantId) -> None:
-        """The rights of this tenant have changed: its streams end, and who may still read opens a new one."""
+        """The rights of this tenant have changed: its streams end, and a client that may still read opens a new one."""
         for stream in self._streams:
             if tenant in (stream.caller.tenant, stream.caller.studio):
                 stream.close()

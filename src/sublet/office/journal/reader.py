@@ -257,7 +257,7 @@ class Reader:
 
     def latest(self, most: int, naming: str = "") -> list[audit.Record]:
         """The newest records of the chain, oldest first; only those that name this lease, tenant or device, if one is
-        given. Not checked: who wants proof walks the whole chain."""
+        given. Not checked: a proof walks the whole chain."""
         with not_opened(self.path):
             rows = self._db.execute(
                 "SELECT seq, ns, wall_ns, kind, body, hash FROM audit WHERE instr(body, CAST(? AS BLOB)) "

@@ -138,7 +138,7 @@ def _check_want(want: Want, policy: Policy) -> None:
             f"one of the models in {want.model!r} is empty", do='Write them with | in between, such as "H200|A100".'
         )
     if want.other is not None and want.model is None:
-        raise InvalidRequest("or_model is for who asks for a model", do='Write model="A100" beside it.')
+        raise InvalidRequest("or_model needs a model", do='Write model="A100" beside it.')
     if want.other is not None and not all(models_of(want.other)):
         raise InvalidRequest(
             f"one of the models in {want.other!r} is empty", do='Write or_model="T4|L4", or True for any.'

@@ -210,7 +210,7 @@ def check_weight(weight: int, whose: str) -> None:
     if not 1 <= weight <= WEIGHT_MAX:
         raise InvalidRequest(
             f"a weight of {weight} for {whose} is not possible",
-            do=f"Give 1 to {WEIGHT_MAX}; who is to get nothing gets a quota of zero.",
+            do=f"Give 1 to {WEIGHT_MAX}; a tenant that is to get nothing gets a quota of zero.",
         )
 
 

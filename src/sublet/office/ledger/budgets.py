@@ -4,7 +4,7 @@ At 80 % there is a warning. When all is used up nothing that costs something is 
 wait end, grants that are not claimed end, and leases end with the notice of their tier. What is kept of them stays, and
 goes on being paid for: volumes are kept as long as they would be, and guests that were parked may stay to the end of
 the time to live of their parking lease, which is not renewed. Credit, a larger amount or the next window bring the
-budget back, and who has notice for it is spared.
+budget back, and leases that have notice for it stay.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def refusal(state: State, lease: LeaseRecord, now: Now) -> Refusal | None:
 
 
 def sentence(budget: BudgetRecord, now: Now) -> str:
-    """What is said to who is refused or ended. It says nothing of what others have used."""
+    """The reason of a refusal or an end. It says nothing of what others have used."""
     window, _, ends_wall_ns = window_of(budget.per, now.wall_ns)
     limit = money(budget.amount + budget.credits.get(window, 0), budget.currency)
     said = f"the budget of {whose(budget)} is used up: {limit} {_per(budget)}"
@@ -257,7 +257,7 @@ def settle(step: Transaction, budget: BudgetRecord) -> Standing:
 
 
 def lift(step: Transaction) -> None:
-    """A budget is gone: who had notice for it is spared."""
+    """A budget is gone: leases that had notice for it stay."""
     books = step.state.books
     for lease in step.state.leases.values():
         named = lease.notice.budget if lease.status is LeaseStatus.NOTICED and lease.notice is not None else None

@@ -9,7 +9,7 @@ rounds down, and rounding down twice is rounding down once, so the sum is a func
 instant, whatever was asked in between: a fold of the journal gives the same order, bit for bit.
 
 **Share.** The share of a resource is its decayed use per capacity and weight. Of the shares of GPUs, cores and memory
-the largest counts (dominant share): who needs no GPU does not stand behind those who do.
+the largest counts (dominant share): a tenant that needs no GPU is not behind those that do.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ def share(account: Account, capacity: Amounts, weight: int, ahead: int, at_ns: i
 
 
 def share_of_everything(account: Account, capacity: Amounts, at_ns: int, decay: Decay) -> tuple[Kind, Fraction]:
-    """The resource of which most was used, and the share: 1 for who always had all there is. Weights do not count."""
+    """The resource of which most was used, and the share: 1 for a tenant that always had all there is. Weights do not
+    count."""
     everything = decay.everything(at_ns)
     used = account.used_at(at_ns, decay)
     shares = [

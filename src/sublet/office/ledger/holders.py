@@ -66,8 +66,8 @@ def acquire_many(step: Step, schedule: Schedule, command: cmd.AcquireMany) -> An
     """As many leases as fit now, of those that are asked for and as far as the quota goes; the answer to a repeated
     request is the same leases again.
 
-    Where none fits, the answer is what it would be for one: a queue place or a refusal. That is for who takes one:
-    with a higher ``at_least`` nothing waits, since only requests of which each is for one node stand in the queue.
+    Where none fits, the answer is what it would be for one: a queue place or a refusal. That is for programs that take
+    one: with a higher ``at_least`` nothing waits, since only requests of which each is for one node stand in the queue.
     """
     state, policy, first = step.state, step.policy, command.each
     tenant = state.tenants.get(first.tenant)

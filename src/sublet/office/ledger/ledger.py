@@ -1,4 +1,4 @@
-"""The ledger: who has what, who waits, and what must happen now.
+"""The ledger: which lease has what, which requests wait, and what must happen now.
 
 ``handle(command, now)`` takes a command to its answer. It reads no clock, file or socket; it returns what must become
 durable (events), what agents must be told (orders), and the answer, in the order that ``answers.Outcome`` states. A

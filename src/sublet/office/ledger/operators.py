@@ -244,7 +244,7 @@ def drain(step: Step, command: cmd.Drain) -> Answer:
     if node.draining == command.draining:
         return Done()
     step.emit(ev.NodeDrained(node=node.id, draining=command.draining))
-    for lease_id in list(step.state.promises):  # first of all: who is spared by it gets notice of the drain below
+    for lease_id in list(step.state.promises):  # first: a lease that is spared by it gets notice of the drain below
         if step.state.leases[lease_id].promise_node == node.id:
             step.drop_promise(step.state.leases[lease_id])
     for lease in [step.state.leases[lease] for lease in step.state.on_node[node.id]]:

@@ -12,7 +12,7 @@
    and while it does the parking lease is kept. Its grant names both; the agent hands over in one step.
 
 The parking lease is in the journal from the first of these moments on, so a restart at any of them goes on with it.
-What is not announced is not parked: who is silent until his deadline, is taken by an operator's word, or has a device
+What is not announced is not parked: a lease that is silent until its deadline, is ended by an operator, or has a device
 of exclusivity ``device``.
 """
 
@@ -265,7 +265,7 @@ def suspend_ns(state: State, lease: LeaseRecord | None, parking: LeaseId, least_
 
 
 def after_end(step: Transaction, lease: LeaseRecord) -> None:
-    """What follows from the end of a lease for its parking lease, or of that for who wanted to go on with it."""
+    """What follows from the end of a lease for its parking lease, or of that for the lease that was to resume it."""
     if lease.end is not None and lease.end.way is not Way.SUSPEND:
         not_needed(step, lease, "its lease ended otherwise")
     waiting = _resumed_by(step.state, lease)

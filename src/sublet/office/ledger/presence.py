@@ -1,8 +1,8 @@
 """Drops queue places whose holders give no sign of life.
 
 A lease that runs is kept alive by renewals and ends by its time to live. A place in the queue has neither, so an open
-connection that asks for it (a long poll, a stream of events) or any look at it counts as a sign of life, and who was
-silent for ``SILENCE_S`` loses the place. Pure: the driver brings the instants.
+connection that asks for it (a long poll, a stream of events) or any look at it counts as a sign of life, and a holder
+that was silent for ``SILENCE_S`` loses the place. Pure: the driver brings the instants.
 """
 
 from __future__ import annotations

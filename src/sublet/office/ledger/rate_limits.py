@@ -146,5 +146,5 @@ class RateLimits:
 
 
 def _up_to_a_second(wait_ns: int) -> int:
-    """Rounded up, so that who waits as long as it says has waited long enough."""
+    """Rounded up, so that a caller who waits as long as it says has waited long enough."""
     return -(-wait_ns // NS_PER_S) * NS_PER_S

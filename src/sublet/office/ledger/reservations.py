@@ -153,7 +153,7 @@ def _span_after(spans: Sequence[Span], wall_ns: int) -> Span | None:
     return spans[at] if at < len(spans) else None
 
 
-# ---- which devices, and who leaves them ----
+# ---- which devices, and which leases leave them ----
 
 
 def _place(step: Transaction, reservation: ReservationRecord, reserved: ReservedRecord) -> None:
@@ -254,7 +254,8 @@ def _drop_promises(step: Transaction, reservation: ReservationRecord, reserved: 
 
 
 def _clear(step: Transaction, reservation: ReservationRecord, reserved: ReservedRecord) -> None:
-    """Give notice to who is on its devices and may not be. A grant that is not claimed yet gets it once it is."""
+    """Give notice to leases that are on its devices and may not be. A grant that is not claimed yet gets it once it
+    is."""
     state, policy = step.state, step.policy
     until_start_ns = reserved.span.start_ns - step.now.wall_ns
     for resource in reserved.resources:
@@ -314,7 +315,7 @@ def set_reservation(step: Transaction, command: cmd.SetReservation) -> Answer:
 
 
 def remove(step: Transaction, command: cmd.RemoveReservation) -> Answer:
-    """Forget it; who had notice because of it stays."""
+    """Forget it; leases that had notice because of it stay."""
     known = step.state.books.reservations.get(command.reservation)
     if known is None:
         raise NotFound(f"there is no reservation {shown(command.reservation)}", do="`sublet reservation ls` shows all.")

@@ -239,7 +239,7 @@ class Step:
         parking.not_needed(self, lease, "its lease was spared")
 
     def drop_promise(self, lease: LeaseRecord) -> None:
-        """The request will not get (or does not want) what was promised; who has only notice may stay."""
+        """The request will not get (or does not want) what was promised; leases that have only notice may stay."""
         victims = lease.victims
         self.emit(ev.PromiseDropped(lease=lease.id))
         self._spare(lease.id, victims)

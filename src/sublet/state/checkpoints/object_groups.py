@@ -143,11 +143,11 @@ def encode_roots(
     """Every root in exactly one group, in the order of names; objects and memory are shared within groups only.
 
     ``names``: of these roots alone, each once; ``rules``: others than the usual ones; ``order``: of the last time, for
-    who asks again and again; ``still``: values that are not encoded unless one of the others shares something with
-    them (they share nothing with one another); ``together``: groups of an earlier time, each encoded at once, since to
-    find groups takes up to three encodings; ``stays``: whether such a group of several names is to stay one;
-    ``before``: called with names before they are encoded together; ``apart``: names that are in groups without others,
-    unless they share something with them; ``alone``: names that are looked at one by one at once.
+    the caller that asks again and again; ``still``: values that are not encoded unless one of the others shares
+    something with them (they share nothing with one another); ``together``: groups of an earlier time, each encoded at
+    once, since to find groups takes up to three encodings; ``stays``: whether such a group of several names is to stay
+    one; ``before``: called with names before they are encoded together; ``apart``: names that are in groups without
+    others, unless they share something with them; ``alone``: names that are looked at one by one at once.
     Raises ``Unpicklable`` with the root's name at the head of the path.
     """
     rules = Rules(gpu=gpu) if rules is None else rules

@@ -363,7 +363,7 @@ class PackSource(Protocol):
 
 
 Packs = Path | PackSource
-"""Where packs are: in a folder, or with who opens them."""
+"""Where packs are: in a folder, or with a process that opens them."""
 
 
 def open_packs(packs: Packs, refs: Sequence[PackRef]) -> Iterator[PackFile]:

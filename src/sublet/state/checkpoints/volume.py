@@ -175,7 +175,7 @@ class VolumeStore(FolderStore):
     """A ``CheckpointStore`` in a volume."""
 
     def __init__(self, line: VolumeLine) -> None:
-        """Asks the supervisor, who makes the folders. Raises what it refuses with."""
+        """Asks the supervisor, which makes the folders. Raises what it refuses with."""
         self._line = line
         self._opened = self._open()
         self._handed: HandedVolume | None = None

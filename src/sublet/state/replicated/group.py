@@ -34,8 +34,8 @@ from sublet.values import Epoch, parse_duration_ns
 
 REST_S: Final = 0.02
 REST_MAX_S: Final = 0.1
-"""Longer rests would not be fairer: who has just won rests least, and a loser that tries once a second meets a writer
-at work every time, until his patience is over."""
+"""Longer rests would not be fairer: the last winner rests least, and a loser that tries once a second meets a writer
+at work every time, until its patience is over."""
 ROUND_S: Final = 2.0
 """A replica that has not answered after so long is not waited for in this round."""
 PACK_RATE: Final = 1 << 20
@@ -209,7 +209,7 @@ class ReplicaGroup:
         )
 
     def read_pack(self, key: str, name: str) -> bytes | None:
-        """From whichever replica has it whole; who had it damaged is given it again."""
+        """From whichever replica has it whole; one that had it damaged is given it again."""
         lacking: list[Worker] = []
         for worker in list(self._workers.values()):
             try:
@@ -283,7 +283,7 @@ class ReplicaGroup:
         return self._change(lambda now: self._aim(now, drop=gone), len(self._voters()) - 1, epoch)
 
     def replace_lost(self, *, epoch: Epoch) -> list[str]:
-        """Give the seats of voters that are faulty, silent or absent to spare replicas; who lost one is returned."""
+        """Give the seats of voters that are faulty, silent or absent to spare replicas; returns those that lost one."""
         done = []
         for view in self.health():
             if view.role == ReplicaRole.VOTER and view.health in (ReplicaHealth.FAULTY, ReplicaHealth.SILENT):

@@ -1,4 +1,4 @@
-"""The rules of reservations: who claimed a key, and its outcome. Pure; time is an argument.
+"""The rules of reservations: the claimant of a key, and its outcome. Pure; time is an argument.
 
 A key is claimed for a fingerprint, under an epoch, by a claimant (a store object, which draws a name for itself).
 Another takes it over only under a higher epoch *and* when the claimant's lease has ended or its reservation has run

@@ -44,7 +44,8 @@ class Send:
 
 
 class Phase:
-    """What all rounds share: who has still to answer, and the two answers that concern the asker itself."""
+    """What all rounds share: the replicas that have still to answer, and the two answers that concern the asker
+    itself."""
 
     def __init__(self, replicas: ReplicaSet) -> None:
         self.replicas = replicas

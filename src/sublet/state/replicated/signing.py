@@ -1,7 +1,7 @@
 """Signs checkpoints: a writer to a replica can damage a save, but not forge one.
 
 A save from a bucket or from another user's folder is loaded as Python objects, and loading them runs code of their
-writer. The hashes in the record say that the bytes belong to the record, and nothing of who wrote it. So with a key
+writer. The hashes in the record say that the bytes belong to the record, and nothing of the writer. So with a key
 each save carries a keyed BLAKE3 of all that its record says of it, under the name that it was saved under: a save that
 was moved to another name, or changed, or put together from two, does not fit, and is refused before a byte of it is
 read.

@@ -1,4 +1,4 @@
-"""The value of a register: a version that rises by one, who wrote the last few of them, and a body.
+"""The value of a register: a version that rises by one, the writers of the last few of them, and a body.
 
 The ids of the last writes are what an unanswered write is judged by afterwards: whether version 7 is mine is read, not
 guessed.

@@ -87,7 +87,7 @@ def each_same(look: Look, numbers: Sequence[int]) -> Iterator[tuple[int, bool]]:
 
 
 def _each(look: Look, ask: Callable[[Sequence[int]], list[T]], numbers: Sequence[int]) -> Iterator[T]:
-    """Many of them on several cores, since hashing holds no lock, and ahead of who asks."""
+    """Many of them on several cores, since hashing holds no lock, and ahead of the caller."""
     workers = min(THREADS, os.cpu_count() or 1)
     if len(numbers) * look.chunk_bytes < PARALLEL_MIN or workers == 1:
         yield from ask(numbers)

@@ -1,7 +1,7 @@
 """Whether this program has lost its devices while it lives on (it is parked, or saves after the parking lease).
 
 What lies on a card cannot be read then: the driver would make the call wait, for ever if need be. So who is to copy
-from one asks here first, and says what he left out.
+from one asks here first, and says what it left out.
 """
 
 from __future__ import annotations

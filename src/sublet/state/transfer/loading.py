@@ -69,8 +69,8 @@ def decode(
             finally:
                 if met is not None:  # of what cannot be loaded it tells how far it came
                     met.update(unpickler.memo.copy())
-                # A module that was imported meanwhile may keep a frame, and with it those below it: who then tells by
-                # reference counts what has no other reference must not meet this memo.
+                # A module that was imported meanwhile may keep a frame, and with it those below it: a caller that then
+                # tells by reference counts what has no other reference must not meet this memo.
                 unpickler.memo.clear()
         if type(value) is rebuild.Flat:
             root, value = value, value.value

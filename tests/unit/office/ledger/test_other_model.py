@@ -117,7 +117,7 @@ def test_a_refusal_names_what_would_fit() -> None:
 @pytest.mark.parametrize(
     ("want", "said"),
     [
-        (gpu(16, other="*"), "or_model is for who asks for a model"),
+        (gpu(16, other="*"), "or_model needs a model"),
         (gpu(16, model="A100", other="T4||L4"), "one of the models in 'T4||L4' is empty"),
     ],
 )
