@@ -565,6 +565,21 @@ API Code cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void *stre
     return copy(__func__, to, true, from, true, bytes);
 }
 
+/* Pinned memory of the host is memory. */
+API Code cuMemAllocHost_v2(void **memory, size_t bytes)
+{
+    BEGIN_IN_CONTEXT;
+    *memory = bytes ? malloc(bytes) : NULL;
+    return end(*memory ? SUCCESS : bytes ? OUT_OF_MEMORY : INVALID_VALUE);
+}
+
+API Code cuMemFreeHost(void *memory)
+{
+    BEGIN_IN_CONTEXT;
+    free(memory);
+    return end(SUCCESS);
+}
+
 /* ---- streams: everything is done already ---- */
 
 API Code cuStreamCreate(void **stream, unsigned int flags)
@@ -597,7 +612,8 @@ static unsigned newest_cubin(void) { return rig()->cuda < 13000 ? 7 : 8; }
 API Code cuModuleLoadData(struct module **module, const void *image)
 {
     BEGIN_IN_CONTEXT;
-    *module = module_read(image, newest_cubin());
+    struct card *card = &rig()->cards[current];
+    *module = module_read(image, newest_cubin(), (unsigned)(10 * card->major + card->minor));
     return end(*module ? SUCCESS : INVALID_IMAGE);
 }
 
@@ -623,6 +639,16 @@ API Code cuModuleEnumerateFunctions(struct kernel **functions, unsigned int coun
     return end(SUCCESS);
 }
 
+API Code cuModuleGetFunction(struct kernel **function, struct module *module, const char *name)
+{
+    BEGIN_IN_CONTEXT;
+    struct kernel *one = module->kernels;
+    while (one && strcmp(one->name, name) != 0)
+        one = one->next;
+    *function = one;
+    return end(one ? SUCCESS : NOT_FOUND);
+}
+
 API Code cuFuncGetName(const char **name, struct kernel *function)
 {
     BEGIN(false);
@@ -639,6 +665,10 @@ API Code cuFuncGetParamInfo(struct kernel *function, size_t index, size_t *offse
     return SUCCESS;
 }
 
+/* For libcupti: it is told of each kernel that ran. */
+static void (*watcher)(void);
+API void rig_watch_kernels(void (*seen)(void)) { watcher = seen; }
+
 static bool reaches(uint64_t address, uint64_t bytes) { return piece_at(address, bytes) != NULL; }
 
 /* A kernel that reaches for what is not there ends its context: every call after it says so. */
@@ -653,7 +683,10 @@ API Code cuLaunchKernel(struct kernel *function, unsigned int blocks_x, unsigned
     struct grid grid = {x, y, blocks_x, blocks_y};
     broken = kernel_run(function, &grid, arguments, reaches);
     mine()->launches++;
-    return end(SUCCESS);
+    Code code = end(SUCCESS);
+    if (watcher)
+        watcher();
+    return code;
 }
 
 /* ---- checkpoints ----

@@ -49,11 +49,20 @@ static void read_parameters(struct kernel *kernel, const uint8_t *at, const uint
     }
 }
 
-static bool read_cubin(struct module *module, const uint8_t *image, unsigned newest)
+/* Where a cubin says for which architecture it is: with ABI 7 in the lowest byte of its flags, with 8 in the next one
+ * (of those that NVRTC 12.9 and 13.5 make). It runs on those of the same major number and no smaller minor one: CUDA C++
+ * Programming Guide, binary compatibility. */
+static bool runs_on(const Elf64_Ehdr *head, unsigned arch)
+{
+    unsigned made_for = head->e_flags >> (head->e_ident[EI_ABIVERSION] >= 8 ? 8 : 0) & 0xff;
+    return made_for / 10 == arch / 10 && made_for <= arch;
+}
+
+static bool read_cubin(struct module *module, const uint8_t *image, unsigned newest, unsigned arch)
 {
     Elf64_Ehdr head;
     memcpy(&head, image, sizeof head);
-    if (head.e_machine != CUDA_MACHINE || head.e_ident[EI_ABIVERSION] > newest)
+    if (head.e_machine != CUDA_MACHINE || head.e_ident[EI_ABIVERSION] > newest || !runs_on(&head, arch))
         return false;
     const Elf64_Shdr *sections = (const void *)(image + head.e_shoff);
     const char *names = (const char *)image + sections[head.e_shstrndx].sh_offset;
@@ -107,11 +116,11 @@ static bool read_ptx(struct module *module, const char *text)
     return true;
 }
 
-struct module *module_read(const void *image, unsigned newest)
+struct module *module_read(const void *image, unsigned newest, unsigned arch)
 {
     struct module *made = calloc(1, sizeof *made);
     bool is_elf = memcmp(image, ELFMAG, SELFMAG) == 0;
-    if (is_elf ? read_cubin(made, image, newest) : read_ptx(made, image))
+    if (is_elf ? read_cubin(made, image, newest, arch) : read_ptx(made, image))
         return made;
     module_forget(made);
     return NULL;

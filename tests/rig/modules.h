@@ -21,8 +21,8 @@ struct module {
 };
 
 /* A cubin (an ELF file) or PTX (text that ends with a NUL); NULL for anything else. "newest" is the newest ABI of cubins
- * that the driver takes. */
-struct module *module_read(const void *image, unsigned newest);
+ * that the driver takes, "arch" the card's (90 for 9.0). */
+struct module *module_read(const void *image, unsigned newest, unsigned arch);
 void module_forget(struct module *module);
 
 struct grid {

@@ -1,4 +1,4 @@
-"""Pretended cards beneath the true ``cuda.bindings`` and ``pynvml``: a folder with the two libraries and their state.
+"""Pretended cards beneath the true ``cuda.bindings`` and ``pynvml``: a folder with the three libraries and their state.
 
 Who has the folder in ``LD_LIBRARY_PATH`` is on that machine. The state is mapped here as well, so a test looks at the
 cards and changes them while whole offices run on them::
@@ -31,7 +31,11 @@ PIECES: Final = 4096
 TROUBLES: Final = 32
 XIDS: Final = 64
 NAME: Final = 64
-SOURCES: Final = {"libcuda.so.1": ("cuda.c", "modules.c", "state.c"), "libnvidia-ml.so.1": ("nvml.c", "state.c")}
+SOURCES: Final = {
+    "libcuda.so.1": ("cuda.c", "modules.c", "state.c"),
+    "libnvidia-ml.so.1": ("nvml.c", "state.c"),
+    "libcupti.so.13": ("cupti.c", "state.c"),
+}
 FLAGS: Final = "-shared -fPIC -O1 -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -pthread"
 HERE: Final = Path(__file__).parent
 
@@ -214,7 +218,7 @@ def make_rig(place: Path, personality: Personality) -> Rig:
 
 
 def build() -> dict[str, Path]:
-    """Both libraries, compiled once for each state of the sources."""
+    """All libraries, compiled once for each state of the sources."""
     names = sorted({name for names in SOURCES.values() for name in names} | {"modules.h", "state.h"})
     text = b"".join((HERE / name).read_bytes() for name in names) + FLAGS.encode()
     folder = Path(tempfile.gettempdir(), f"sublet-rig-{os.getuid()}-{hashlib.sha256(text).hexdigest()[:16]}")

@@ -1,4 +1,4 @@
-/* The part that both libraries have: the state, who lives, and what the tests ordered to go wrong. */
+/* The part that all libraries have: the state, who lives, and what the tests ordered to go wrong. */
 #define _GNU_SOURCE
 #include "state.h"
 

@@ -1,6 +1,6 @@
 /* The pretended cards of one machine, in one file that every process maps.
  *
- * Both libraries (cuda.c, nvml.c) and the tests (rig.py) read and write it. Every number takes 8 bytes, so that C and
+ * All libraries (cuda.c, nvml.c, cupti.c) and the tests (rig.py) read and write it. Every number takes 8 bytes, so that C and
  * Python agree on the layout without a word about padding; rig.py has the same fields in the same order, and a test
  * compares the sizes. Zero is a valid start for everything.
  *

@@ -109,6 +109,54 @@ y = [uuid, sublet.device(), sublet.current().devices[0], x + 1]
 print("\\n" + json.dumps(shell.user_ns["y"]), flush=True)
 """
 
+LAUNCH: Final = """
+def launch(count):
+    import ctypes
+    cuda = ctypes.CDLL("libcuda.so.1")
+    device, context, module, function = ctypes.c_int(), *(ctypes.c_void_p() for _ in range(3))
+    codes = [
+        cuda.cuInit(0),
+        cuda.cuDeviceGet(ctypes.byref(device), 0),
+        cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
+        cuda.cuCtxSetCurrent(context),
+        cuda.cuModuleLoadData(ctypes.byref(module), b".version 8.0 .target sm_90 .entry nothing() {}"),
+        cuda.cuModuleGetFunction(ctypes.byref(function), module, b"nothing"),
+    ]
+    codes += (cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, None, None) for _ in range(count))
+    assert not any(codes), codes
+"""
+"""As a framework does: not through a session."""
+
+LAUNCHES_IN_A_WORKER: Final = f"""
+import json
+import sublet
+from sublet.testing.device_conformance import CUDA_KERNELS
+{LAUNCH}
+with sublet.connect() as fabric, fabric.gpu(min_vram="1GiB") as lease:
+    lease.run(launch, 6000)
+    lease.run(launch, 7)
+    with sublet.GpuSession(lease) as gpu:
+        module = gpu.module_load(CUDA_KERNELS, kind="cuda")
+        gpu.launch(module, "step", 1, 1, [gpu.mem_alloc(4), sublet.u32(1), sublet.u32(1)])
+        gpu.sync()
+    print(json.dumps(lease.id))
+"""
+"""More than fit one buffer of CUPTI's, a few, and one of a session."""
+
+LAUNCHES_IN_A_CELL: Final = f"""
+import json
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_cell("%load_ext sublet").raise_error()
+shell.run_cell('''%%gpu --vram 1GiB
+{LAUNCH}
+launch(5)
+import sublet
+lease = str(sublet.current().lease)
+''').raise_error()
+print("\\n" + json.dumps(shell.user_ns["lease"]), flush=True)
+"""
+
 COMPUTES: Final = """
 import array, json
 import sublet
@@ -214,6 +262,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
 def office(tmp_path_factory: pytest.TempPathFactory, rig: Rig) -> Iterator[Shell]:
     shell = Shell(tmp_path_factory.mktemp("office"))
     shell.env |= rig.env
+    (shell.home / "policy.toml").write_text("[office]\ncount_launches = true\n")
     started = shell("up")
     assert started.status == 0, started
     yield shell
@@ -313,6 +362,34 @@ def test_a_cell_of_a_notebook_computes_on_the_card_of_its_lease(office: Shell, s
     uuid, device, leased, y = printed(office, CELLS)
     assert (device, y) == ("cuda:0", 4)
     assert index_of(rig, uuid) == index_of(rig, leased)
+
+
+@pytest.mark.parametrize(
+    ("program", "count"), [(LAUNCHES_IN_A_WORKER, 6008), (LAUNCHES_IN_A_CELL, 5)], ids=["worker", "cell"]
+)
+def test_launches_of_frameworks_are_counted_where_the_operator_says_so(
+    office: Shell, sublet: Shell, program: str, count: int
+) -> None:
+    """By CUPTI, each once, also one of a session in the same guest."""
+    line = billed(office, printed(office, program))
+    assert (line["launches"], line["uncounted"]) == (count, 0)
+
+
+def test_launches_are_not_counted_where_cupti_traces_nothing(office: Shell, sublet: Shell, rig: Rig) -> None:
+    trouble = rig.trouble("cuptiActivityEnable", code=14)
+    try:
+        line = billed(office, printed(office, LAUNCHES_IN_A_CELL))
+    finally:
+        clear(trouble)
+    assert (line["launches"], line["uncounted"]) == (None, 1)
+
+
+def billed(office: Shell, lease: str) -> Any:
+    """What the bill says of a lease, once it has ended."""
+    release_all(office.home)
+    until(lambda: all(map(is_free, cards_of(office))), WAIT_S)
+    (line,) = (line for line in office.json("bill") if line["key"] == lease)
+    return line
 
 
 def test_a_program_goes_on_with_its_memory_on_the_same_card_and_on_another(
@@ -454,6 +531,7 @@ def test_doctor_tries_out_every_card(sublet: Shell, rig: Rig, tmp_path: Path) ->
     found = {one["subject"]: one for one in json.loads(done.out)}
     assert "driver 580.65.06 (CUDA 13.0)" in found["GPU versions"]["text"]
     assert "no MPS" in found["GPU surroundings"]["text"]
+    assert found["GPUs of the office"]["text"] == "it has every card and part that is here"
     assert "nothing keeps it from opening others; one with memory there is warned" in found["GPU guests"]["text"]
     for index in range(4):
         card = found[f"card {index}"]
@@ -467,6 +545,20 @@ def test_doctor_tries_out_every_card(sublet: Shell, rig: Rig, tmp_path: Path) ->
     again = sublet("doctor", "--gpu", "--report", str(report))
     assert again.status == 2, again
     assert report.read_text() == text, "a file that is there is not written over"
+
+
+def test_a_card_that_came_after_the_office_is_one_that_doctor_knows(sublet: Shell, rig: Rig) -> None:
+    """A part of one that was split, say: it was lent by none, and nothing said so."""
+    new = rig.state.cards[4]
+    new.uuid[:], new.model, new.memory, new.present = bytes(range(16)), rig.card(3).model, rig.card(3).memory, 1
+    try:
+        done = sublet("doctor", "--json")
+    finally:
+        new.present = 0
+    found = {one["subject"]: one for one in json.loads(done.out)}["GPUs of the office"]
+    assert found["state"] == "note"
+    assert found["text"] == f"{new.name}: not among the devices of the office that runs"
+    assert "`sublet down` and `sublet up`" in found["do"]
 
 
 def test_doctor_says_what_helps_where_no_card_can_be_used(sublet: Shell, rig: Rig) -> None:

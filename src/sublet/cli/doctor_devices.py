@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
+from sublet.cli.call import NoOffice, Office
 from sublet.cli.show import plural
 from sublet.devices import nvrtc
 from sublet.devices.cuda_driver import dotted, has_bindings
@@ -54,6 +55,7 @@ def device_checks(library: Library | None = None, root: str = "/") -> dict[str, 
             "GPU health": lambda: _health(readings),
             "GPU in use": lambda: _in_use(readings),
             "GPU partitions": lambda: _partitions(found),
+            "GPUs of the office": lambda: _of_the_office(found),
             "GPU libraries": _libraries,
             "GPU suspend": lambda: ("note", "tried when an office starts; `sublet status --json` has what was found"),
         }
@@ -156,6 +158,26 @@ def _partitions(found: Survey) -> Said:
     if empty:
         return "note", "; ".join(said), "A split card without instances is not lent: make some (nvidia-smi mig)."
     return "ok", f"{'; '.join(said)}, for those who ask for exclusivity partition"
+
+
+def _of_the_office(found: Survey) -> Said:
+    """Whether the office that runs here has all that there is now: it looks for cards when it starts."""
+    try:
+        office = Office.reach(start=False)
+        view = office.get("/v1/status")
+    except NoOffice:
+        return "note", "no office runs"
+    if office.address.socket is None:
+        return "note", "the office is on another machine"
+    known = {device["id"].rpartition("/")[2] for device in view["devices"]}
+    missing = [card.uuid for card in found.cards if card.uuid not in known]
+    if missing:
+        do = (
+            "If it came after the office, as a part of a card (MIG) may: `sublet down` and `sublet up`. If not, "
+            "`sublet status` says why it is not lent (gpu-trouble)."
+        )
+        return "note", f"{', '.join(missing)}: not among the devices of the office that runs", do
+    return "ok", "it has every card and part that is here"
 
 
 # ----------------------------------------------------------------------------------------------------------- doctor gpu

@@ -44,10 +44,11 @@ from types import FrameType, TracebackType
 from typing import Any, Final, NoReturn
 
 from sublet.errors import LeaseInterrupt, SubletError
-from sublet.guest.current import PAGE_VARIABLE, end_of
+from sublet.guest.current import PAGE_VARIABLE, end_of, own_device
 from sublet.guest.ending import end_at_once
 from sublet.guest.program import Program
 from sublet.guest.program import __file__ as program_file
+from sublet.wire.cards import COUNT_VARIABLE
 from sublet.wire.page import PageReader, PageState
 from sublet.wire.page import __file__ as page_file
 from sublet.wire.tally import TALLY_VARIABLE, TallyFile
@@ -67,7 +68,7 @@ def run(program: Program, end: Callable[[int], NoReturn] = sys.exit) -> NoReturn
     process ends once the status is known; a forked guest has a way of its own (``ending``).
     """
     status = 0
-    for step in (arrange_interrupt, program.run, _wait_for_threads, _finish_saving):
+    for step in (arrange_interrupt, _count_launches, program.run, _wait_for_threads, _finish_saving):
         try:
             step()
         except BaseException as error:  # noqa: BLE001 - this is the top: whatever comes is told, as Python tells it
@@ -82,6 +83,13 @@ def run(program: Program, end: Callable[[int], NoReturn] = sys.exit) -> NoReturn
         sys.excepthook = lambda *_: None  # it is told already
         raise KeyboardInterrupt
     end(status)
+
+
+def _count_launches() -> None:
+    if os.environ.get(COUNT_VARIABLE) == "1":
+        from sublet.guest.launch_counter import start_counting
+
+        start_counting(own_device())
 
 
 def arrange_interrupt() -> None:

@@ -21,6 +21,7 @@ from sublet.errors import CapacityExceeded, InvalidRequest, NotFound, OutOfMemor
 from sublet.guest.at_work import at_work
 from sublet.guest.current import PAGE_VARIABLE
 from sublet.guest.inbox import Inbox
+from sublet.guest.launch_counter import is_counting
 from sublet.guest.serving import start_serving
 from sublet.guest.session import Session
 from sublet.guest.tally import LeaseAccounts, SharedAccount
@@ -97,7 +98,9 @@ def _places(count: int) -> str:
 def _count(account: Account, done: tuple[int, ...]) -> None:
     if isinstance(account, SharedAccount):
         launches, failures, bytes_in, bytes_out = done
-        account.count(launches=launches, failures=failures, bytes_in=bytes_in, bytes_out=bytes_out)
+        account.count(
+            launches=0 if is_counting() else launches, failures=failures, bytes_in=bytes_in, bytes_out=bytes_out
+        )
 
 
 def open_device(name: str, account: Account) -> Device:

@@ -27,6 +27,7 @@ from sublet.guest.current import PAGE_VARIABLE
 from sublet.guest.desk import Desk
 from sublet.guest.inbox import Inbox
 from sublet.guest.interrupts import kernel_class
+from sublet.guest.launch_counter import flush_launches
 from sublet.guest.serving import start_serving
 from sublet.guest.streams import Speech, SpokenRecords
 from sublet.guest.within import kernels
@@ -59,6 +60,7 @@ def main() -> None:
     plot_where_told(app.shell)
     page = PageReader(os.environ[PAGE_VARIABLE])
     cap_torch(page.read().devices)
+    app.shell.events.register("post_run_cell", lambda _: flush_launches())
     app.shell.events.register("post_run_cell", lambda _: _leave_if_over(page))
     desk = _Desk(page, app.shell)
     kernels.append(desk)

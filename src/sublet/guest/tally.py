@@ -15,7 +15,7 @@ from typing import Final
 
 from sublet.devices.account import Account
 from sublet.errors import Unsupported
-from sublet.wire.tally import TALLY_VARIABLE, TallyFile
+from sublet.wire.tally import TALLY_VARIABLE, Row, TallyFile
 
 VRAM_VARIABLE: Final = "SUBLET_VRAM"
 """Bytes of each device of the lease, in their order, with commas between them."""
@@ -59,24 +59,35 @@ class SharedAccount(Account):
         if self._tally is None or not (launches or failures or bytes_in or bytes_out):
             return
         with self._lock:
-            if self._row < 0:
-                self._tally.lock()
-                try:
-                    self._claim()
-                finally:
-                    self._tally.unlock()
-            if self._row > 0:
-                row = self._tally.read(self._row)
-                self._tally.write(
-                    self._row,
-                    replace(
-                        row,
-                        launches=row.launches + launches,
-                        failures=row.failures + failures,
-                        bytes_in=row.bytes_in + bytes_in,
-                        bytes_out=row.bytes_out + bytes_out,
-                    ),
+            row = self._own_row(self._tally)
+            self._put(
+                replace(
+                    row,
+                    launches=row.launches + launches,
+                    failures=row.failures + failures,
+                    bytes_in=row.bytes_in + bytes_in,
+                    bytes_out=row.bytes_out + bytes_out,
                 )
+            )
+
+    def begin_counting(self) -> None:
+        """What frameworks launch in this process is counted from now on."""
+        if self._tally is not None:
+            with self._lock:
+                self._put(replace(self._own_row(self._tally), counting=1))
+
+    def _own_row(self, tally: TallyFile) -> Row:
+        if self._row < 0:
+            tally.lock()
+            try:
+                self._claim()
+            finally:
+                tally.unlock()
+        return tally.read(self._row) if self._row > 0 else Row()
+
+    def _put(self, row: Row) -> None:
+        if self._tally is not None and self._row > 0:
+            self._tally.write(self._row, row)
 
     def _free(self) -> int:
         others = self._tally.others(self._row, self._place) if self._tally is not None else 0
@@ -88,7 +99,7 @@ class SharedAccount(Account):
 
     def _write(self) -> None:
         if self._tally is not None and self._row > 0:
-            self._tally.write(self._row, self._tally.read(self._row).used(self.used_bytes, _now_ns()))
+            self._put(self._tally.read(self._row).used(self.used_bytes, _now_ns()))
 
 
 class LeaseAccounts:

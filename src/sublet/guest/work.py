@@ -18,6 +18,7 @@ from sublet.guest.at_work import at_work
 from sublet.guest.calls import Calls, introduce
 from sublet.guest.current import end_of
 from sublet.guest.desk import Desk
+from sublet.guest.launch_counter import flush_launches
 from sublet.guest.streams import Speech, SpokenRecords
 from sublet.values import EndReason
 from sublet.wire.conversation import Conversation
@@ -159,6 +160,7 @@ class _Connection:
         try:
             with at_work():
                 answer = self._answer(call, said, fds)
+                flush_launches()
             if Flag.MANY in said.flags:  # whatever came of the call: what was made of it goes first
                 answer = answer._replace(before=self._calls.unsent_results(call))
         finally:

@@ -144,6 +144,7 @@ KEYS: Final[Mapping[str, Key]] = {
             "interactive requests of no model get the cheapest",
         ),
         Key("office", "lend_beside", Unit.SWITCH, 0, 0, "cards are lent for oneself beside programs of others"),
+        Key("office", "count_launches", Unit.SWITCH, 0, 0, "what frameworks launch on cards is counted, by CUPTI"),
         Key("office", "disk_reserve", _B, None, 0, "disk that is not lent, at least", "chosen by the size of the disk"),
         Key("user", "connections", _C, None, 4, "connections of one user to one socket", "a quarter of all"),
         Key("user", "requests_per_minute", _C, 6000, 60, "requests of one user over the shared socket"),
@@ -231,6 +232,7 @@ class Limits:
             office_processes=self.number("office.processes"),
             allow_missing=_walls(self.number("lease.allow_missing")),
             lend_beside=bool(self.number("office.lend_beside")),
+            count_launches=bool(self.number("office.count_launches")),
         )
 
     def quota(self) -> Quota:

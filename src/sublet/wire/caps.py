@@ -42,3 +42,5 @@ class LeaseCaps:
     """Of ``WALLS``, those that a tenant's guest may do without."""
     lend_beside: bool = later(False)
     """Whether cards on which other programs compute are lent for oneself all the same."""
+    count_launches: bool = later(False)
+    """Whether guests count what frameworks launch on their cards, by CUPTI where it is at hand."""

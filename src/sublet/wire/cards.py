@@ -16,6 +16,8 @@ from sublet.wire.later import later
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 OWN_DEVICE: Final = "SUBLET_DEVICE"
 """Set for a guest, or a process of one, that has one of the lease's devices for its own: its number."""
+COUNT_VARIABLE: Final = "SUBLET_COUNT_LAUNCHES"
+"""1: a guest with cards counts the kernels that frameworks launch in it, if it can."""
 OF_CARDS: Final = (VISIBLE, "XLA_PYTHON_CLIENT_PREALLOCATE", "TF_FORCE_GPU_ALLOW_GROWTH", "CUPY_GPU_MEMORY_LIMIT")
 """Variables that a guest with a card is given."""
 _MIG: Final = "MIG-"

@@ -269,7 +269,7 @@ class Metered:
     bytes_out: int = 0
     """Between programs and devices."""
     is_whole: bool = False
-    """Whether nothing but sessions ran under the lease: what frameworks do there is not counted."""
+    """Whether all was counted: nothing but sessions ran, or guests that count what frameworks launch in them."""
     fuel: int = later(0)
     """That WASM tasklets used, also under a lease without devices."""
 

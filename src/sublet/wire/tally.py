@@ -26,7 +26,7 @@ ROWS_MAX: Final = 256
 _MAGIC: Final = b"SUBLETTY"
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct("<8sI52x")
-_ROW: Final = struct.Struct("<IIQQQ16sQQQQQ32x")
+_ROW: Final = struct.Struct("<IIQQQ16sQQQQQQ24x")
 _BLANK: Final = bytes(_ROW.size)
 _FUEL: Final = struct.Struct("<Q")
 _FUEL_AT: Final = 80
@@ -62,6 +62,8 @@ class Row:
     bytes_out: int = 0
     fuel: int = 0
     """That WASM tasklets used."""
+    counting: int = 0
+    """Processes in which what frameworks launch is counted."""
 
     @property
     def is_free(self) -> bool:
@@ -93,6 +95,7 @@ class Row:
             bytes_in=self.bytes_in + other.bytes_in,
             bytes_out=self.bytes_out + other.bytes_out,
             fuel=self.fuel + other.fuel,
+            counting=self.counting + other.counting,
         )
 
     def encode(self) -> bytes:
@@ -104,11 +107,14 @@ class Row:
             self.at_ns & _U64,
             (self.byte_ns & ((1 << 128) - 1)).to_bytes(16, "little"),
             *(number & _U64 for number in (self.launches, self.failures, self.bytes_in, self.bytes_out, self.fuel)),
+            self.counting & _U64,
         )
 
     @classmethod
     def decode(cls, raw: bytes) -> Row:
-        pid, place, used, peak, at_ns, byte_ns, launches, failures, bytes_in, bytes_out, fuel = _ROW.unpack(raw)
+        pid, place, used, peak, at_ns, byte_ns, launches, failures, bytes_in, bytes_out, fuel, counting = _ROW.unpack(
+            raw
+        )
         return cls(
             pid=pid,
             place=place,
@@ -121,6 +127,7 @@ class Row:
             bytes_in=bytes_in,
             bytes_out=bytes_out,
             fuel=fuel,
+            counting=counting,
         )
 
 

@@ -33,7 +33,7 @@ from sublet.node.sandbox.walls import Room, Walls
 from sublet.node.storage.stores import Stores
 from sublet.values import GuestId, Kind, ResourceId, TenantId
 from sublet.wire.caps import LeaseCaps
-from sublet.wire.cards import OWN_DEVICE, card_environment
+from sublet.wire.cards import COUNT_VARIABLE, OWN_DEVICE, card_environment
 from sublet.wire.guests import GuestSpec, Profile, StdioKind
 from sublet.wire.orders import card_uuid
 from sublet.wire.volumes import PUBLISH_VARIABLE, VOLUME_VARIABLE
@@ -44,6 +44,9 @@ ARGUMENTS_MAX: Final = 128 * 1024
 ARGUMENTS_TOTAL_MAX: Final = 768 * 1024
 """Bytes of all of them together, so that they fit into one message."""
 SESSIONS_ENTRY: Final = "sublet.guest.device_service:main"
+UNCOUNTED: Final = ("", SESSIONS_ENTRY, "sublet.guest.ranks:main")
+"""Guests that do not count what frameworks launch in them: commands, which are any program; sessions, which count
+themselves; the parent of one process per device."""
 """The program that is the far end of sessions and nothing else."""
 WINDOW_MAX: Final = 4096
 """Rows or columns of a terminal."""
@@ -242,7 +245,7 @@ class Launch:
             self.aside.make_way(lease_group)
         limits = limits_for(tenancy.parts, self.caps, tenant=tenancy.tenant, cores_max=self.caps.office_cores)
         tenancy.open(self.leases, self._groups, self._loop.now_ns(), self._cores, limits)
-        tenancy.only_sessions &= spec.entry == SESSIONS_ENTRY
+        tenancy.others += spec.entry != SESSIONS_ENTRY
         marks = {**tenancy.environment(), **marks_of(self._office, tenancy.lease, guest)}
         if behind is not None and os.path.dirname(tenancy.segment) not in tenancy.writable:
             marks.pop("SUBLET_MEMORY", None)  # a descriptor of ours, which it cannot see from where it lives
@@ -271,6 +274,9 @@ class Launch:
                 marks[OWN_DEVICE] = str(spec.device)
             shares = {uuid: part.amount for part in gpus if (uuid := card_uuid(part.resource))}
             own = card_uuid(gpus[spec.device].resource) if spec.device >= 0 else ""
+            room.env.pop(COUNT_VARIABLE, None)
+            if shares and self.caps.count_launches and spec.entry not in UNCOUNTED:
+                marks[COUNT_VARIABLE] = "1"
             plan = SpawnPlan(
                 take_stdio=lambda: child_setup(ends),
                 join=group.join_paths() if group is not None else (),

@@ -39,7 +39,7 @@ class Tenancy:
     __slots__ = (
         *("_counted", "_group", "_office", "_page", "_tally", "blocks", "cards", "deadline_ns"),
         *("detail", "epoch", "expiring", "folder", "guests", "has_stores", "is_parked", "lease", "limits", "metered"),
-        *("name", "notice", "only_sessions", "over", "parking", "parts", "pinned", "segment", "since"),
+        *("name", "notice", "others", "over", "parking", "parts", "pinned", "segment", "since"),
         *("stores", "suspended", "tenant", "unlimited", "writable"),
     )
     """Beyond thirty names Python would keep a table of its own for each: 1.3 KB."""
@@ -95,8 +95,8 @@ class Tenancy:
         """The folders of its blocks, once they are there."""
         self.segment = ""
         """The path of its memory."""
-        self.only_sessions = True
-        """Whether none of its guests was anything but the far end of sessions, which count what they do."""
+        self.others = 0
+        """Guests that were started and are not the far end of sessions, which count what they do."""
         self.metered: Metered | None = None
         """What was done on its devices, once nothing is done there any more; else the fuel that was used, if any."""
         self._office = office
@@ -216,7 +216,7 @@ class Tenancy:
             so_far = self._so_far(self._tally)
             self.metered = None if self.is_parked else _without(so_far, self._counted)
             other._counted = so_far
-        other.only_sessions = self.only_sessions
+        other.others = self.others
         other.folder, other._page, other._tally = self.folder, self._page, self._tally
         other._group, other.limits = self._group, self.limits
         other.unlimited, other.pinned = self.unlimited, self.pinned
@@ -300,7 +300,7 @@ class Tenancy:
             bytes_in=min(found.bytes_in, COUNT_MAX),
             bytes_out=min(found.bytes_out, COUNT_MAX),
             fuel=min(found.fuel, COUNT_MAX),
-            is_whole=self.only_sessions,
+            is_whole=found.counting == self.others,
         )
 
     def _view(self, now_ns: int) -> PageView:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sublet.guest.tally import SharedAccount
 from sublet.node.processes.cgroups import Group, Groups
 from sublet.node.processes.limits import Limits
 from sublet.node.processes.tenancy import Tenancy
@@ -55,10 +56,28 @@ def test_a_lease_without_devices_counts_the_fuel_of_tasklets_alone(tmp_path: Pat
     assert made.metered == (Metered(fuel=9, is_whole=True) if fuel else None), "else nothing is written for its end"
 
 
+@pytest.mark.parametrize(("others", "counting", "is_whole"), [(0, 0, True), (1, 0, False), (2, 2, True), (2, 1, False)])
+def test_all_is_counted_where_each_guest_counts(tmp_path: Path, others: int, counting: int, is_whole: bool) -> None:
+    """A guest that is killed had counted; its row is used again by the next one."""
+    made = tenancy(CARD)
+    made.open(str(tmp_path), Groups.none("o"), 0, lambda count: (), Limits())
+    made.others = others
+    for _ in range(counting):
+        tally = TallyFile.open(made.tally_path)
+        assert tally is not None
+        account = SharedAccount(GIB, tally, 0)
+        account.begin_counting()
+        account.count(launches=3, failures=0, bytes_in=0, bytes_out=0)
+        tally.close()
+    made.close(shutil.rmtree, Group.remove)
+    assert made.metered is not None
+    assert (made.metered.is_whole, made.metered.launches) == (is_whole, 3 * counting)
+
+
 def test_what_a_guest_claims_to_have_done_is_bounded(tmp_path: Path) -> None:
     made = tenancy(HOST)
     made.open(str(tmp_path), Groups.none("o"), 0, lambda count: (), Limits())
-    made.only_sessions = False
+    made.others = 1
     path = Path(made.tally_path)
     raw = path.read_bytes()
     path.write_bytes(raw[:64] + b"\xff" * (len(raw) - 64))
