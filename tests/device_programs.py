@@ -64,8 +64,10 @@ class SessionUnderTest(Protocol):
 class Model:
     """What a session is, in the plainest words."""
 
-    def __init__(self, cap_bytes: int = CAP_BYTES) -> None:
+    def __init__(self, cap_bytes: int = CAP_BYTES, *, has_types: bool = True) -> None:
+        """``has_types``: the kernel takes an array of 32-bit numbers, as Warp's does, and not any address."""
         self.cap_bytes = cap_bytes
+        self.has_types = has_types
         self.buffers: dict[int, bytearray] = {}
         self.modules: set[int] = set()
         self.highest_buffer = 0
@@ -126,7 +128,7 @@ class Model:
         self._admit(threads > 0 and shape.kinds == KINDS)
         number, n, a = PACKING.unpack(op.values)
         buffer = self._buffer(number)
-        self._admit(len(buffer) % 4 == 0)
+        self._admit(len(buffer) % 4 == 0 or not self.has_types)
         for i in range(min(threads, n)):
             (x,) = struct.unpack_from("<I", buffer, 4 * i)
             struct.pack_into("<I", buffer, 4 * i, (x * a + i) & U32_MAX)
@@ -283,7 +285,7 @@ def run_program(
     """One program on a fresh session; how many operations were carried out. Raises ``AssertionError`` with the seed
     where session and model part."""
     chance = random.Random(seed)
-    model = Model()
+    model = Model(has_types=sources is None or ModuleKind.WARP in sources)
     given = tuple(Source(kind=kind, data=data) for kind, data in (KERNELS if sources is None else sources).items())
     author = _Author(chance, model, given)
     done = _compare(session, model, [Load(module=1, sources=given)], (), seed)
@@ -309,7 +311,7 @@ def run_program(
 
 
 def _ahead_of(model: Model) -> Model:
-    ahead = Model(model.cap_bytes)
+    ahead = Model(model.cap_bytes, has_types=model.has_types)
     ahead.buffers = {number: bytearray(one) for number, one in model.buffers.items()}
     ahead.modules = set(model.modules)
     ahead.highest_buffer, ahead.highest_module = model.highest_buffer, model.highest_module

@@ -1,6 +1,6 @@
 """``python -m benchmarks.gpu``: measure every row on the first GPU of this machine, print a table, keep the figures.
 
-``python -m benchmarks.gpu ROW`` measures one, and prints it as JSON.
+``python -m benchmarks.gpu ROW …`` measures these alone, and keeps nothing.
 """
 
 from __future__ import annotations
@@ -14,34 +14,40 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median, quantiles
 
-from benchmarks.gpu.rows import ROWS, Measured
+from benchmarks.gpu.rows import IS_SHORT, ROWS, Measured
 from sublet.errors import SubletError
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 ROW_S = 300
+RAW = "--json"
+"""Before the name of a row: it is measured here, and printed for the program that keeps it."""
 
 
 def main(arguments: Sequence[str] = ()) -> int:
     """1 where a row gave no result; 0 also where there is no GPU, and then nothing is written."""
     from tests.gpu.gpus import first_gpu
 
+    names = [name for name in arguments if name != RAW]
+    if unknown := [name for name in names if name not in ROWS]:
+        print(f"There is no row {', '.join(unknown)}; there are: {', '.join(ROWS)}.", file=sys.stderr)
+        return 2
     try:
         uuid = first_gpu()
     except SubletError as error:
         print(f"There is no GPU to measure: {error}", file=sys.stderr)
         return 0
-    if arguments:
-        print(json.dumps(ROWS[arguments[0]](uuid)))
+    if names != list(arguments):
+        print(json.dumps(ROWS[names[0]](uuid)))
         return 0
     found: list[Measured] = []
     failed = 0
-    for name in ROWS:
+    for name in names or ROWS:
         measured = _measured(name)
         failed += not measured
         found += measured
         for one in measured:
             print(_line(one), flush=True)
-    if found:
+    if found and not names and not IS_SHORT:
         (RESULTS / "gpu.json").write_text(json.dumps(_document(uuid, found), indent=1) + "\n")
         (RESULTS / "gpu.md").write_text(as_table(uuid, found))
     return 1 if failed else 0
@@ -49,7 +55,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 def _measured(name: str) -> list[Measured]:
     """One row, in a process of its own; nothing where it gave no result, and then it was said why."""
-    words = [sys.executable, "-m", "benchmarks.gpu", name]
+    words = [sys.executable, "-m", "benchmarks.gpu", RAW, name]
     try:
         done = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=ROW_S, check=False)
         found = [Measured(*one) for one in json.loads(done.stdout.splitlines()[-1])]

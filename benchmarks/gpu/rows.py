@@ -6,6 +6,7 @@ A row has a process to itself: whoever has once used CUDA keeps a piece of the c
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,20 +21,25 @@ from sublet.compute.arguments import f32, u32, u64
 from sublet.compute.session import GpuSession
 from sublet.devices import nvrtc
 from sublet.devices.cuda_driver import open_driver
+from sublet.guest.launch_counter import CONCURRENT_KERNEL, start_counting
+from sublet.guest.tally import VRAM_VARIABLE
 from sublet.node.agent.clean_card import look, scrub
 from sublet.values import GIB, MIB, format_size
 from sublet.wire.cards import CardFound
 from sublet.wire.codec import loads
+from sublet.wire.tally import TALLY_VARIABLE, TallyFile
 from tests.gpu.far_end import FarEnd
+from tests.gpu.gpus import LARGE
 from tests.gpu.resident import Helper, Resident
 
-__all__ = ["ROWS", "Measured"]
+__all__ = ["IS_SHORT", "ROWS", "Measured"]
 
+IS_SHORT: Final = LARGE < GIB
+"""With ``SUBLET_GPU_MIB`` every row runs in two rounds with so much memory, to see that it runs."""
 LAUNCHES: Final = 1000
 THREADS: Final = 64
-MOVED: Final = GIB
 ROUNDS: Final = 15
-SUSPENDED: Final = ((MIB, 9), (GIB, 7), (16 * GIB, 3), (64 * GIB, 2))
+SUSPENDED: Final = ((LARGE, 2),) if IS_SHORT else ((MIB, 9), (GIB, 7), (16 * GIB, 3), (64 * GIB, 2))
 """So much on the card, and how often. The large ones take half a minute each time, and as much for their peer."""
 AT_REST_S: Final = 30.0
 PROGRAM_S: Final = 300.0
@@ -51,7 +57,7 @@ class Measured(NamedTuple):
 
 
 @contextlib.contextmanager
-def _session(uuid: str, cap_bytes: int = 4 * GIB) -> Iterator[GpuSession]:
+def _session(uuid: str, cap_bytes: int = 4 * LARGE) -> Iterator[GpuSession]:
     with (
         tempfile.TemporaryDirectory() as folder,
         FarEnd(Path(folder), uuid, cap_bytes=cap_bytes) as far,
@@ -70,30 +76,13 @@ def _alternately(
     ours: Callable[[], float], theirs: Callable[[], float], rounds: int = ROUNDS
 ) -> tuple[list[float], list[float]]:
     ours(), theirs()  # warm
-    found = [(ours(), theirs()) for _ in range(rounds)]
+    found = [(ours(), theirs()) for _ in range(2 if IS_SHORT else rounds)]
     return [a for a, _ in found], [b for _, b in found]
 
 
 def launches(uuid: str) -> Sequence[Measured]:
     """A thousand launches and a sync: through a session in another process, and with the driver's own call here."""
-    driver = open_driver()
-    device = driver("open", "cuDeviceGet", 0)
-    driver("open", "cuCtxSetCurrent", driver("open", "cuDevicePrimaryCtxRetain", device))
-    stream = driver("open", "cuStreamCreate", 1)
-    module = driver("open", "cuModuleLoadData", nvrtc.compile_cuda(SAXPY, _arch(driver, device)))
-    function = driver("open", "cuModuleGetFunction", module, b"saxpy")
-    x, y = (int(driver("open", "cuMemAlloc", 4 * THREADS)) for _ in range(2))
-    kinds = _c_types()
-
-    def theirs() -> float:
-        def work() -> None:
-            for step in range(LAUNCHES):
-                values = ((x, y, 0.5, THREADS, step), kinds)
-                driver("launch", "cuLaunchKernel", function, 1, 1, 1, THREADS, 1, 1, 0, stream, values, 0)
-            driver("sync", "cuStreamSynchronize", stream)
-
-        return _ms(work)
-
+    launch = _launcher(open_driver())
     with _session(uuid) as gpu:
         loaded = gpu.module_load(SAXPY, kind="cuda")
         a, b = gpu.mem_alloc(4 * THREADS), gpu.mem_alloc(4 * THREADS)
@@ -106,30 +95,77 @@ def launches(uuid: str) -> Sequence[Measured]:
 
             return _ms(work)
 
-        found = _alternately(ours, theirs)
+        found = _alternately(ours, lambda: _ms(launch))
     return [Measured("1,000 launches and a sync", "ms", "cuLaunchKernel in the program", "at most 1.5×", *found)]
 
 
+def _launcher(driver: Any) -> Callable[[], None]:
+    """A thousand launches and a sync, by the driver's own calls in this process."""
+    device = driver("open", "cuDeviceGet", 0)
+    driver("open", "cuCtxSetCurrent", driver("open", "cuDevicePrimaryCtxRetain", device))
+    stream = driver("open", "cuStreamCreate", 1)
+    module = driver("open", "cuModuleLoadData", nvrtc.compile_cuda(SAXPY, _arch(driver, device)))
+    function = driver("open", "cuModuleGetFunction", module, b"saxpy")
+    x, y = (int(driver("open", "cuMemAlloc", 4 * THREADS)) for _ in range(2))
+    kinds = _c_types()
+
+    def work() -> None:
+        for step in range(LAUNCHES):
+            values = ((x, y, 0.5, THREADS, step), kinds)
+            driver("launch", "cuLaunchKernel", function, 1, 1, 1, THREADS, 1, 1, 0, stream, values, 0)
+        driver("sync", "cuStreamSynchronize", stream)
+
+    return work
+
+
+def counted(uuid: str) -> Sequence[Measured]:
+    """A thousand launches and a sync, with CUPTI's record of each and our count of them, and without."""
+    launch = _launcher(open_driver())
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "tally")
+        TallyFile.create(path).close()
+        os.environ |= {TALLY_VARIABLE: path, VRAM_VARIABLE: str(LARGE)}
+        counter = start_counting()
+        if counter is None:
+            raise RuntimeError("nothing is counted here")
+
+        def ours() -> float:
+            counter.library.cuptiActivityEnable(CONCURRENT_KERNEL)
+
+            def work() -> None:
+                launch()
+                counter.flush()
+
+            return _ms(work)
+
+        def theirs() -> float:
+            counter.library.cuptiActivityDisable(CONCURRENT_KERNEL)
+            return _ms(launch)
+
+        found = _alternately(ours, theirs)
+    return [Measured("1,000 launches counted, and a sync", "ms", "not counted", "", *found)]
+
+
 def written(uuid: str) -> Sequence[Measured]:
-    """A gibibyte to the device: through a session, and by torch from pageable memory."""
+    """Much memory to the device: through a session, and by torch from pageable memory."""
     import numpy as np
     import torch
 
-    data = np.random.default_rng(1).integers(0, 256, MOVED, dtype=np.uint8)
-    there = torch.empty(MOVED, dtype=torch.uint8, device="cuda")
+    data = np.random.default_rng(1).integers(0, 256, LARGE, dtype=np.uint8)
+    there = torch.empty(LARGE, dtype=torch.uint8, device="cuda")
 
     def theirs() -> float:
         return _ms(lambda: (there.copy_(torch.from_numpy(data)), torch.cuda.synchronize()))
 
     with _session(uuid) as gpu:
-        x = gpu.mem_alloc(MOVED)
+        x = gpu.mem_alloc(LARGE)
 
         def write() -> None:
             gpu.mem_write(x, 0, data)
             gpu.sync()
 
         found = _alternately(lambda: _ms(write), theirs)
-    return [Measured("1 GiB written", "ms", "torch, from pageable memory", "", *found)]
+    return [Measured(f"{format_size(LARGE)} written", "ms", "torch, from pageable memory", "", *found)]
 
 
 def scrubbed(uuid: str) -> Sequence[Measured]:
@@ -137,12 +173,12 @@ def scrubbed(uuid: str) -> Sequence[Measured]:
     import torch
 
     driver = open_driver()
-    source = torch.empty(4 * GIB, dtype=torch.uint8, device="cuda")
+    source = torch.empty(4 * LARGE, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
 
     def theirs() -> float:
         ms = _ms(lambda: (target.copy_(source), torch.cuda.synchronize()))
-        return 2 * 4 * GIB / ms / 1e6  # read and written
+        return 2 * 4 * LARGE / ms / 1e6  # read and written
 
     def ours() -> float:
         count = 0
@@ -237,6 +273,6 @@ def _c_types() -> tuple[Any, ...]:
 
 Row = Callable[[str], Sequence[Measured]]
 ROWS: Final[dict[str, Row]] = {
-    **{row.__name__: row for row in (launches, written, scrubbed, handed_over)},
+    **{row.__name__: row for row in (launches, counted, written, scrubbed, handed_over)},
     **{f"suspended {size // MIB} MiB": partial(suspended, size=size, rounds=rounds) for size, rounds in SUSPENDED},
 }

@@ -1,14 +1,23 @@
-"""Which GPU the tests that need one use: the first that the driver shows."""
+"""Which GPU the tests that need one use (the first that the driver shows), and how much of it.
+
+``SUBLET_GPU_MIB`` makes a large piece of memory smaller than the gibibyte that it is, ``SUBLET_GPU_PROGRAMS`` the
+random programs fewer: on pretended cards (``tests/rig/test_gpu_suite.py``) memory is the host's.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from sublet.devices.account import Account
 from sublet.devices.cuda import CudaDevice
 from sublet.devices.cuda_driver import open_driver
+from sublet.values import MIB
 
-__all__ = ["FAULT", "FILL", "SOURCES", "first_gpu", "open_first"]
+__all__ = ["FAULT", "FILL", "LARGE", "PROGRAMS", "SOURCES", "first_gpu", "open_first"]
+
+LARGE: Final = int(os.environ.get("SUBLET_GPU_MIB", "1024")) * MIB
+PROGRAMS: Final = int(os.environ.get("SUBLET_GPU_PROGRAMS", "200"))
 
 
 def first_gpu() -> str:

@@ -18,11 +18,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from sublet.devices.cuda_driver import CudaDriver, open_driver
-from sublet.values import GIB
+from tests.gpu.gpus import LARGE
 
 __all__ = ["Helper", "Resident"]
 
-PIECE: Final = GIB
 SAMPLE: Final = 64 * 1024
 """Bytes at either end of a piece that are looked at; the rest was written by the same call."""
 WAIT_S: Final = 300.0
@@ -118,7 +117,7 @@ class _Memory:
         self._driver = driver
         context = driver("open", "cuDevicePrimaryCtxRetain", driver("open", "cuDeviceGet", 0))
         driver("open", "cuCtxSetCurrent", context)
-        sizes = [PIECE] * (size // PIECE) + ([size % PIECE] if size % PIECE else [])
+        sizes = [LARGE] * (size // LARGE) + ([size % LARGE] if size % LARGE else [])
         self._pieces = [(int(driver("open", "cuMemAlloc", length)), length) for length in sizes]
         self._host: list[int] = []
         for place, (address, length) in enumerate(self._pieces):

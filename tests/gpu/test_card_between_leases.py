@@ -18,11 +18,11 @@ import pytest
 from sublet.errors import GpuSessionEnded
 from sublet.node.agent.clean_card import look
 from sublet.node.agent.nvml import Nvml, survey
-from sublet.values import GIB, MIB
+from sublet.values import MIB
 from sublet.wire.cards import CardFound
 from sublet.wire.codec import loads
 from tests.gpu.far_end import FarEnd
-from tests.gpu.gpus import FILL, first_gpu
+from tests.gpu.gpus import FILL, LARGE, first_gpu
 from tests.gpu.resident import Helper, Resident
 
 ROUNDS = 10
@@ -47,7 +47,7 @@ def until_clean(uuid: str, settings: str) -> CardFound:
 def use_it(folder: Path, uuid: str) -> None:
     """Somebody else's session."""
     folder.mkdir()
-    with FarEnd(folder, uuid, cap_bytes=8 * GIB) as other, other.session() as gpu:
+    with FarEnd(folder, uuid, cap_bytes=8 * LARGE) as other, other.session() as gpu:
         module = gpu.module_load(FILL, kind="cuda")
         y = gpu.mem_alloc(8)
         gpu.launch(module, "first_word", 1, 1, [y])
@@ -69,13 +69,13 @@ def test_the_driver_tells_of_the_card_and_of_who_is_on_it() -> None:
         before = nvml.read(uuid)
         assert before.failed is None
         assert before.used is not None
-        with Resident(2 * GIB) as resident:
+        with Resident(2 * LARGE) as resident:
             now = nvml.read(uuid)
             assert now.used is not None
-            assert now.used - before.used >= 2 * GIB
+            assert now.used - before.used >= 2 * LARGE
             by_pid = {process.pid: process.bytes for process in now.processes}
             if resident.pid in by_pid and by_pid[resident.pid] is not None:  # not where pids are another namespace's
-                assert (by_pid[resident.pid] or 0) >= 2 * GIB
+                assert (by_pid[resident.pid] or 0) >= 2 * LARGE
     finally:
         nvml.close()
 
@@ -85,13 +85,13 @@ def test_a_guest_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     """What stands between two leases: nobody on the card, memory at rest, all of it overwritten."""
     uuid = first_gpu()
     settings = look(uuid).settings
-    with FarEnd(tmp_path, uuid, cap_bytes=2 * GIB) as far:
+    with FarEnd(tmp_path, uuid, cap_bytes=2 * LARGE) as far:
         gpu = far.session()
-        x = gpu.mem_alloc(GIB)
-        gpu.mem_fill(x, 0, GIB, 0xA5)
+        x = gpu.mem_alloc(LARGE)
+        gpu.mem_fill(x, 0, LARGE, 0xA5)
         gpu.sync()
         busy = clean(uuid, settings)
-        assert busy.left, "with a gibibyte in use a card is not clean"
+        assert busy.left, "with memory in use a card is not clean"
         assert not busy.scrubbed_bytes
         far.kill()
         with pytest.raises(GpuSessionEnded):
@@ -99,7 +99,7 @@ def test_a_guest_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
         gpu.close()
     found = until_clean(uuid, settings)
     assert (found.left, found.failed) == ("", "")
-    assert found.scrubbed_bytes > GIB
+    assert found.scrubbed_bytes > LARGE
     use_it(tmp_path / "again", uuid)
 
 
@@ -117,12 +117,12 @@ def test_nothing_is_lost_while_somebody_else_has_the_card(helper: Helper, tmp_pa
     """Suspended; the card is clean, all of it overwritten, and another's; then all is as it was."""
     uuid = first_gpu()
     settings = look(uuid).settings
-    with Resident(3 * GIB + MIB) as resident:
+    with Resident(3 * LARGE + MIB) as resident:
         assert helper.suspend(resident.pid) == {"done": [resident.pid]}
         assert helper.suspend(resident.pid) == {"done": [resident.pid]}, "twice is once"
         found = until_clean(uuid, settings)
         assert (found.left, found.failed) == ("", "")
-        assert found.scrubbed_bytes > 3 * GIB
+        assert found.scrubbed_bytes > 3 * LARGE
         use_it(tmp_path / "other", uuid)
         assert helper.resume(resident.pid) == {"done": [resident.pid]}
         assert helper.resume(resident.pid) == {"done": [resident.pid]}
@@ -157,7 +157,7 @@ def test_the_helper_may_die_in_between() -> None:
 def test_what_is_killed_while_it_is_suspended_leaves_nothing(helper: Helper) -> None:
     uuid = first_gpu()
     settings = look(uuid).settings
-    with Resident(GIB) as resident:
+    with Resident(LARGE) as resident:
         assert "done" in helper.suspend(resident.pid)
     found = until_clean(uuid, settings)
     assert (found.left, found.failed) == ("", "")

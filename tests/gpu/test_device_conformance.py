@@ -22,9 +22,8 @@ from sublet.values import Epoch, LeaseId
 from sublet.wire.device import ModuleKind
 from sublet.wire.scalars import ArgKind
 from tests.device_programs import CAP_BYTES, run_program
-from tests.gpu.gpus import open_first
+from tests.gpu.gpus import PROGRAMS, open_first
 
-PROGRAMS = 200
 CUDA_ONLY = {ModuleKind.CUDA: CUDA_KERNELS}
 WARP_ONLY = {ModuleKind.WARP: WARP_KERNELS}
 
@@ -72,18 +71,18 @@ def test_random_programs_do_what_the_model_says(tmp_path: Path) -> None:
         assert account.used_bytes == 0, f"seed {seed} left something"
 
 
-FAULT = """
+FAULTS = """
 import sys
 from sublet.devices.account import Account
 from sublet.errors import GpuError
 from sublet.wire.device import ModuleKind
 from sublet.wire.scalars import ArgKind
-from tests.gpu.gpus import open_first
+from tests.gpu.gpus import FAULT, open_first
 
 device = open_first(Account(1 << 20), sys.argv[1])
-loaded = device.load({ModuleKind.CUDA: b'extern "C" __global__ void f(unsigned long long* p) { *p = 1; }'})
+loaded = device.load({ModuleKind.CUDA: FAULT})
 x = device.alloc(64)
-device.launch(device.plan(loaded.handle, "f", 1, 1, (ArgKind.U64,)), (8,))
+device.launch(device.plan(loaded.handle, "fault", 1, 1, (ArgKind.U64,)), (8,))
 for call in (device.sync, lambda: device.write(x, 0, b"x")):
     try:
         call()
@@ -101,7 +100,7 @@ def test_a_kernel_that_faults_ends_its_guest_and_nobody_elses_session(tmp_path: 
     device = open_first(account, str(tmp_path / "cache"))
     loaded = device.load({ModuleKind.CUDA: CUDA_KERNELS})
     done = subprocess.run(
-        [sys.executable, "-c", FAULT, str(tmp_path / "other")], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", FAULTS, str(tmp_path / "other")], capture_output=True, text=True, timeout=120
     )
     first, second, used = done.stdout.splitlines()
     assert (done.returncode, used) == (0, "0"), done.stderr

@@ -15,25 +15,22 @@ import pytest
 from sublet.compute.arguments import f32, u32, u64
 from sublet.errors import GpuError, InvalidRequest, OutOfMemory
 from sublet.testing.device_conformance import CUDA_KERNELS
-from sublet.values import GIB, MIB
 from sublet.wire.device import ModuleKind
 from tests.gpu.far_end import FarEnd
-from tests.gpu.gpus import FAULT, first_gpu
+from tests.gpu.gpus import FAULT, LARGE, PROGRAMS, first_gpu
 from tests.session_programs import run_session_program
-
-PROGRAMS = 60
 
 
 @pytest.fixture
 def far(tmp_path: Path) -> Iterator[FarEnd]:
-    with FarEnd(tmp_path, first_gpu(), cap_bytes=2 * GIB) as made:
+    with FarEnd(tmp_path, first_gpu(), cap_bytes=2 * LARGE) as made:
         yield made
 
 
 @pytest.mark.gpu
 def test_programs_do_what_numpy_says(far: FarEnd) -> None:
     """The same as on host devices, with CUDA C++."""
-    for seed in range(PROGRAMS):
+    for seed in range(PROGRAMS // 4):
         with far.session() as gpu:
             run_session_program(gpu, seed)
 
@@ -48,14 +45,14 @@ def test_many_launches_in_one_batch_and_much_memory(far: FarEnd) -> None:
             gpu.launch(module, "step", 4, 256, [x, u32(1024), u32(1)])
         found = np.frombuffer(gpu.mem_read(x), np.uint32)
         assert (found == 10_000 * np.arange(1024, dtype=np.uint32)).all()
-        data = np.random.default_rng(1).integers(0, 256, 512 * MIB, dtype=np.uint8)
+        data = np.random.default_rng(1).integers(0, 256, LARGE // 2, dtype=np.uint8)
         y = gpu.mem_alloc(data.nbytes)
         gpu.mem_write(y, 0, data)
         back = np.empty_like(data)
         gpu.mem_read_into(y, 0, back)
         assert (back == data).all()
         with pytest.raises(OutOfMemory):
-            gpu.mem_alloc(2 * GIB)
+            gpu.mem_alloc(2 * LARGE)
 
 
 @pytest.mark.gpu
@@ -85,7 +82,7 @@ def test_a_kernel_that_faults_is_told_and_the_next_guest_has_a_clean_device(far:
     gpu._engine.drop()
     far.kill()
     (tmp_path / "again").mkdir()
-    with FarEnd(tmp_path / "again", first_gpu(), cap_bytes=GIB) as other, other.session() as gpu:
+    with FarEnd(tmp_path / "again", first_gpu(), cap_bytes=LARGE) as other, other.session() as gpu:
         assert gpu.mem_read(gpu.mem_alloc(64)) == bytes(64)
 
 

@@ -24,6 +24,8 @@ from tests.rig.rig import Rig, State, build, make_rig
 from tests.traces import plain_env
 
 SOURCES: Final = Path(sublet.__file__).parent
+ROOT: Final = Path(__file__).parents[2]
+OF_A_CARD: Final = (SOURCES, ROOT / "tests/gpu", ROOT / "benchmarks/gpu")
 CODE_LIMIT_S: Final = 120.0
 
 pytestmark = pytest.mark.needs("gcc")
@@ -61,7 +63,7 @@ def names_in(text: str, pattern: str) -> Iterator[str]:
 
 
 def named_in_sources(pattern: str) -> set[str]:
-    texts = (path.read_text() for path in SOURCES.rglob("*.py"))
+    texts = (path.read_text() for folder in OF_A_CARD for path in folder.rglob("*.py"))
     return {name for text in texts if re.search(rf"\b{pattern}", text) for name in names_in(text, pattern)}
 
 
@@ -89,12 +91,13 @@ def missing_in_cuda(names: set[str]) -> list[str]:
 
 
 def test_the_rig_has_every_entry_point_that_the_code_names() -> None:
-    """A new call of the product's fails here until the rig has it."""
+    """A new call of the product's, or of the tests and figures for a card, fails here until the rig has it."""
     called = named_in_sources(r"cu[A-Z]\w+") | {name + version for name, (version, _, _) in CALLS.items()}
     asked = {symbol for name in named_in_sources(r"nvml[A-Z]\w+") for symbol in symbols_of_nvml(name)}
     assert len(called) > 25, called
     assert len(asked) > 25, asked
     assert missing_in_cuda(called) == []
+    assert sorted(named_in_sources(r"cupti[A-Z]\w+") - exported("libcupti.so.13")) == []
     assert sorted(asked - exported("libnvidia-ml.so.1")) == []
 
 
