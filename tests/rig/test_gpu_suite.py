@@ -21,7 +21,7 @@ pytestmark = pytest.mark.needs("gcc")
 
 ROOT: Final = Path(__file__).parents[2]
 FILES: Final = sorted((ROOT / "tests/gpu").glob("test_*.py"))
-SMALL: Final = {"SUBLET_GPU_MIB": "16", "SUBLET_GPU_PROGRAMS": "8"}
+SMALL: Final = {"SUBLET_GPU_MIB": "16", "SUBLET_GPU_PROGRAMS": "4"}
 LIMIT_S: Final = 240.0
 
 
