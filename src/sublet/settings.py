@@ -81,7 +81,7 @@ def read_tables(
             if path[0] in {one.partition(".")[0] for one in named}:
                 raise _unnamed(path, named, do)
             if len(path) == 1:
-                raise _unknown_table(path[0], value, keys, tables, do)
+                raise _unknown_table(path[0], value, keys, tables, named, do)
             key = keys.get(".".join(path))
             if key is None:
                 raise _unknown_key(path[0], path[1], keys)
@@ -170,11 +170,13 @@ def _unknown_key(table: str, name: str, keys: Mapping[str, _K]) -> InvalidReques
     return InvalidRequest(f"[{table}] has no key {shown(name)}{meant(name, names)}", do=f"It has {', '.join(names)}.")
 
 
-def _unknown_table(name: str, value: Any, keys: Mapping[str, _K], tables: tuple[str, ...], do: str) -> InvalidRequest:
+def _unknown_table(
+    name: str, value: Any, keys: Mapping[str, _K], tables: tuple[str, ...], named: Sequence[str], do: str
+) -> InvalidRequest:
     if isinstance(value, dict):
-        return InvalidRequest(
-            f"there is no table [{shown(name)}]{meant(name, tables)}", do=f"There are {', '.join(tables)}."
-        )
+        tops = (*tables, *dict.fromkeys(one.partition(".")[0] for one in named))
+        listed = ", ".join((*(f"[{one}]" for one in tables), *(f"[{one}.NAME]" for one in named)))
+        return InvalidRequest(f"there is no table [{shown(name)}]{meant(name, tops)}", do=f"There are {listed}.")
     if name in tables:
         return InvalidRequest(f"{name} is a table", do=f"Write [{name}], and its keys below it.")
     at = [known.table for known in keys.values() if known.name == name]

@@ -19,6 +19,7 @@ from tests.traces import until
 
 pytestmark = pytest.mark.skipif(not has("memory"), reason="no control groups for this user here")
 
+SMALL: Final = 64 * MIB
 LARGE: Final = HELD_MAX + 32 * MIB
 
 
@@ -26,11 +27,11 @@ def ones(size: int) -> np.ndarray:
     return np.ones(size, np.uint8)
 
 
-def taken(fabric: sublet.Fabric) -> tuple[np.ndarray, Path]:
-    """A large result of a lease that has ended, and the control group that this lease had."""
+def taken(fabric: sublet.Fabric, size: int) -> tuple[np.ndarray, Path]:
+    """A result of this size of a lease that has ended, and the control group that this lease had."""
     with fabric.memory("768MiB") as lease:
         group = group_of(lease.start(["sleep", "60"], cwd="/").pid, "memory")
-        found = lease.run(ones, LARGE)
+        found = lease.run(ones, size)
     until("a lease of which nothing is left", lambda: all(one.id != lease.id for one in fabric.leases()))
     return found, next(one for one in (group, *group.parents) if one.name == lease.id)
 
@@ -43,11 +44,11 @@ def shared_bytes(group: Path) -> int:
 
 
 def test_a_result_that_a_program_keeps_is_in_memory_of_its_own(place: Place) -> None:
-    kept, group = taken(place.ben)
+    kept, group = taken(place.ben, SMALL)
     until("a control group that is gone", lambda: not group.exists())
     # The kernel returns the pages of a file after its last holder has closed it, and says so later still.
-    until("memory of the guest that is given back", lambda: shared_bytes(group.parent) < LARGE)
-    assert kept.sum() == LARGE
+    until("memory of the guest that is given back", lambda: shared_bytes(group.parent) < SMALL)
+    assert kept.sum() == SMALL
 
 
 def test_who_keeps_memory_of_a_lease_that_ended_gets_no_other_and_the_others_do(
@@ -55,7 +56,7 @@ def test_who_keeps_memory_of_a_lease_that_ended_gets_no_other_and_the_others_do(
 ) -> None:
     """A program that does not copy what it is handed, as one may be written that shall harm others."""
     monkeypatch.setattr(outcomes, "take_over", tuple)
-    kept, group = taken(place.ben)
+    kept, group = taken(place.ben, LARGE)
     until("memory that is charged to the lease that ended", lambda: shared_bytes(group) >= LARGE)
     with place.ben.block("1B") as lease:
         with pytest.raises(QuotaExceeded, match=r"programs of tenant ben keep .* of ended leases"):

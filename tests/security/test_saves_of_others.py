@@ -17,7 +17,8 @@ from sublet.node.processes.procs import Procs
 from tests.security.conftest import Place
 from tests.traces import supervisor_of, until
 
-VOLUMES: Final = 8
+VOLUMES: Final = ERRANDS_MAX // 2 + 1
+"""One more than what of one tenant is at work at a time."""
 SAVES: Final = 6
 QUIET_S: Final = 1.0
 """The flood has nothing more at work when for so long nothing more of it was begun."""
@@ -78,7 +79,7 @@ def never_done(supervisor: int) -> Iterator[None]:
                 since_s = time.monotonic()
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP)
-            time.sleep(0.01)
+            time.sleep(0.05)
         yield
     finally:
         for pid in held:

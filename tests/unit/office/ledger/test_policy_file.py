@@ -106,6 +106,7 @@ def test_a_negative_number_is_refused(key: Key) -> None:
         ("[tenant]\nleases = 4\n[tenant]\nqueue = 5", "policy.toml is not TOML"),
         ("[tenant", "policy.toml is not TOML"),
         ("[a.b.c]\nx = 1", "policy.toml:1: there is no table ['a']"),
+        ("[grup.film]\nweight = 2", "policy.toml:1: there is no table ['grup']; did you mean group?"),
         ("\n[tenant.leases]\nx = 1", "policy.toml:2: tenant.leases = "),
         ("tenant.leases = true", "policy.toml:1: tenant.leases = True is not a whole number"),
         ("tenant = {leases = true}", "policy.toml:1: tenant.leases = True is not a whole number"),
