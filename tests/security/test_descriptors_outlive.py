@@ -46,24 +46,24 @@ def fences_of(place: Place, lease: sublet.Lease) -> list[Any]:
 
 
 def test_disk_is_given_back_though_a_process_has_a_folder_of_it_open(place: Place) -> None:
-    block = place.ben.block("32MiB")
-    folder = folder_of(place, block)
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        image = folder.with_name(folder.name + ".img")
-        backing = os.open(image, os.O_RDONLY)
+    with place.ben.block("32MiB") as block:
+        folder = folder_of(place, block)
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            block.release()
-            until("an image that is removed", lambda: not image.exists())
-            until("a slice that is free", lambda: not block_device(place)["leases"])
-            assert fences_of(place, block) == []
-            assert os.fstat(backing).st_blocks * 512 < 1 << 20, "its room on the disk is given back"
+            image = folder.with_name(folder.name + ".img")
+            backing = os.open(image, os.O_RDONLY)
+            try:
+                block.release()
+                until("an image that is removed", lambda: not image.exists())
+                until("a slice that is free", lambda: block.id not in block_device(place)["leases"])
+                assert fences_of(place, block) == []
+                assert os.fstat(backing).st_blocks * 512 < 1 << 20, "its room on the disk is given back"
+            finally:
+                os.close(backing)
+            with pytest.raises(OSError, match=r"."):
+                os.close(os.open("more", os.O_WRONLY | os.O_CREAT, dir_fd=held))
         finally:
-            os.close(backing)
-        with pytest.raises(OSError, match=r"."):
-            os.close(os.open("more", os.O_WRONLY | os.O_CREAT, dir_fd=held))
-    finally:
-        os.close(held)
+            os.close(held)
 
 
 def content(block: sublet.Lease) -> bytes:
@@ -76,30 +76,30 @@ def content(block: sublet.Lease) -> bytes:
 def test_a_volume_that_is_held_open_is_kept_and_waits_for_that_process(place: Place, how: str) -> None:
     """Its room is never quarantined, its name is refused with who has it, and it clears itself."""
     name = f"held-{how}"
-    block = place.ben.block("32MiB", name=name)
-    folder = folder_of(place, block)
-    file = os.open(folder / "answer", os.O_RDWR)
-    mapped = mmap.mmap(file, 3) if how == "mapped" else None
-    try:
-        if mapped is not None:
-            os.close(file)
-        block.release()
-        until("a slice that is free", lambda: not block_device(place)["leases"])
-        assert fences_of(place, block) == []
-        assert name in [volume["name"] for volume in place.ben.request("GET", "/v1/volumes", shape=list)]
-        who = rf"process {os.getpid()} \(.*, user 0\) has .*answer open"
-        with place.ben.block("32MiB", name=name) as again, pytest.raises(CapacityExceeded, match=who):
-            again.start(["true"], cwd="/")
-        until("another slice that is free", lambda: not block_device(place)["leases"])
-        assert fences_of(place, again) == []
-        if mapped is None:
-            with pytest.raises(OSError, match=r"."):
-                os.write(file, b"43\n")
-    finally:
-        if mapped is not None:
-            mapped.close()
-        else:
-            os.close(file)
+    with place.ben.block("32MiB", name=name) as block:
+        folder = folder_of(place, block)
+        file = os.open(folder / "answer", os.O_RDWR)
+        mapped = mmap.mmap(file, 3) if how == "mapped" else None
+        try:
+            if mapped is not None:
+                os.close(file)
+            block.release()
+            until("a slice that is free", lambda: block.id not in block_device(place)["leases"])
+            assert fences_of(place, block) == []
+            assert name in [volume["name"] for volume in place.ben.request("GET", "/v1/volumes", shape=list)]
+            who = rf"process {os.getpid()} \(.*, user 0\) has .*answer open"
+            with place.ben.block("32MiB", name=name) as again, pytest.raises(CapacityExceeded, match=who):
+                again.start(["true"], cwd="/")
+            until("another slice that is free", lambda: again.id not in block_device(place)["leases"])
+            assert fences_of(place, again) == []
+            if mapped is None:
+                with pytest.raises(OSError, match=r"."):
+                    os.write(file, b"43\n")
+        finally:
+            if mapped is not None:
+                mapped.close()
+            else:
+                os.close(file)
     # A guest that another test is just starting may have a copy of our mounts for a moment.
     until("a volume that no process has", lambda: not loops_of(str(folder.parent)))
     with place.ben.block("32MiB", name=name) as last:
@@ -107,15 +107,15 @@ def test_a_volume_that_is_held_open_is_kept_and_waits_for_that_process(place: Pl
 
 
 def test_a_volume_that_is_held_open_can_be_removed(place: Place) -> None:
-    block = place.ben.block("32MiB", name="gone")
-    folder = folder_of(place, block)
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        block.release()
-        until("a slice that is free", lambda: not block_device(place)["leases"])
-        image = folder.with_name(folder.name + ".img")
-        assert image.exists()
-        place.ben.remove_volume("gone")
-        until("an image that is removed", lambda: not image.exists())
-    finally:
-        os.close(held)
+    with place.ben.block("32MiB", name="gone") as block:
+        folder = folder_of(place, block)
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            block.release()
+            until("a slice that is free", lambda: block.id not in block_device(place)["leases"])
+            image = folder.with_name(folder.name + ".img")
+            assert image.exists()
+            place.ben.remove_volume("gone")
+            until("an image that is removed", lambda: not image.exists())
+        finally:
+            os.close(held)
