@@ -83,6 +83,7 @@ class SupervisorStage(Traces):
             package=package_folder(),
             version="test",
         )
+        self.env = {"PATH": PATH}
         self.faults = ""
         """Python that is run in the supervisor before it begins: mistakes, put where they are wanted."""
         self.process: subprocess.Popen[bytes] | None = None
@@ -107,7 +108,7 @@ class SupervisorStage(Traces):
                 stderr=log,
                 start_new_session=True,
                 cwd="/",
-                env={"PATH": PATH},
+                env=self.env,
             )
         until("a supervisor that listens", self._listens)
 

@@ -64,6 +64,8 @@ class RealAgent:
 class RealBench:
     """One supervisor, and what breaks it."""
 
+    guest: tuple[str, ...] = ("sh", "-c", GUEST)
+
     def __init__(self, place: Path, faults: str = "") -> None:
         self._stage = SupervisorStage(place)
         self._stage.faults = faults
@@ -111,9 +113,8 @@ class RealBench:
     def work(self, lease: LeaseId, epoch: Epoch) -> None:
         self._worked += 1
         ready = self._place / f"ready{self._worked}"
-        started = self._stage.holder(lease, epoch).start(
-            "sh", "-c", GUEST, env={"READY": str(ready), "DEAF": str(self._deaf)}
-        )
+        env = self._stage.env | {"READY": str(ready), "DEAF": str(self._deaf)}
+        started = self._stage.holder(lease, epoch).start(*self.guest, env=env)
         procs = self._stage.procs
         until("a guest at work", lambda: ready.exists() or procs.stat(started.pid) is None)
         self._look_for_overlap()

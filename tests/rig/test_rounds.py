@@ -91,7 +91,8 @@ class Rounds:
         elif victim == "supervisor":
             _killed(supervisor_of(runtime_dir(self.home.resolve())) or 0)
         else:
-            _killed(self.status()["pid"])
+            _killed(pid := self.status()["pid"])
+            _until(lambda: not _lives(pid), "the end of the office")  # its socket takes connections until then
             ensure_office(self.home, words=OFFICE)
         for ends in (lambda: future.result(WAIT_S), lease.release):
             with contextlib.suppress(SubletError):
