@@ -172,10 +172,10 @@ class OfficeMetrics:
             "estimate_error_seconds", "Between the wait that was estimated at the request, and the wait.", _WAIT_S
         )
         self.teardown_seconds = spread("teardown_seconds", "From the end to verified or quarantined.", _TEARDOWN_S)
-        self.launches = counter("launches", "Kernels launched by sessions.")
+        self.launches = counter("launches", "Kernels launched by sessions, and those of frameworks that were counted.")
         self.uncounted = counter(
             "uncounted_leases",
-            "Leases of devices on which a framework or a command ran: what these launch is not counted.",
+            "Leases of devices on which a framework or a command ran whose launches were not counted.",
         )
         self.launch_errors = counter("launch_errors", "Operations of sessions that failed, launches among them.")
         self.fuel = counter("fuel_used", "Fuel that WASM tasklets used, of leases that were torn down.")
