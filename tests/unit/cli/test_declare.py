@@ -89,13 +89,11 @@ def test_a_parameter_without_a_spec_is_a_mistake_of_ours() -> None:
 @pytest.mark.parametrize("path", COMMANDS)
 def test_both_ways_in_know_the_same_options(path: str) -> None:
     """The options of the short way, of typer's command and of the declaration are the same set."""
-    from typer.main import get_command
-
     command = load(path)
     declared = {flag for param in command.params if isinstance(param.spec, Opt) for flag in param.spec.flags}
-    found = get_command(full.make_app())
+    found = full.typer_command()
     for word in path.split():
-        found = found.commands[word]  # type: ignore[attr-defined]
+        found = found.commands[word]
     typer_options = {flag for param in found.params if param.param_type_name == "option" for flag in param.opts}
     assert declare.option_names(command) == declared
     assert typer_options - {"--help", "-h"} == declared
