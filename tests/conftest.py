@@ -12,12 +12,15 @@ pass for a green suite.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import importlib.util
 import os
 import shutil
 import signal
 import sys
+import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from typing import Final
@@ -115,13 +118,62 @@ def _is_there(need: str) -> bool:
 STARTED_IN: Final = os.getcwd()
 
 
+LEFT_OPEN: Final = "sublet-left-open"
+
+
 class LeavesNothing:
     """What a test leaves behind is found at its own end, not by the next test that happens to run in the process."""
 
+    def __init__(self) -> None:
+        self._loops = NotesLoops()
+        asyncio.set_event_loop_policy(self._loops)  # type: ignore[deprecated]
+        self._dropped_by: list[str] = []
+
     @pytest.hookimpl(trylast=True)
-    def pytest_runtest_teardown(self) -> None:
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
         """Garbage is looked for among what is new, so that a warning given as it goes names the test that left it."""
         gc.collect(1)
+        if self._loops.count_dropped():
+            item.user_properties.append((LEFT_OPEN, "an event loop"))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown" and any(key == LEFT_OPEN for key, _ in report.user_properties):
+            self._dropped_by.append(report.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for test in self._dropped_by:
+            terminalreporter.write_line(f"left open: {test} dropped an event loop that it had not closed")
+
+
+class NotesLoops(asyncio.DefaultEventLoopPolicy):
+    """Knows the event loops that were made since it was asked last.
+
+    A loop that was dropped without being closed may have grown old: then the look at what is new does not find it, and
+    the warning comes in whichever later test looks for all garbage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[weakref.ref[asyncio.AbstractEventLoop]] = []
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        loop = super().new_event_loop()
+        self._made.append(weakref.ref(loop))
+        return loop
+
+    def count_dropped(self) -> int:
+        """How many of them are open and garbage. One that is still held, by a fixture of its file, is closed later."""
+        made, self._made = self._made, []
+        still_open = [ref for ref in made if _is_open(ref)]
+        if still_open:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)  # it would be given to the test that comes next
+                gc.collect()
+        return sum(not _is_open(ref) for ref in still_open)
+
+
+def _is_open(ref: weakref.ref[asyncio.AbstractEventLoop]) -> bool:
+    loop = ref()
+    return loop is not None and not loop.is_closed()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
