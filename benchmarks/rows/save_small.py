@@ -60,7 +60,7 @@ def _ours(bench: Bench, number: int) -> tuple[tuple[float, float], tuple[float, 
     found = []
     for _ in range(2):
         began = time.perf_counter()
-        staged = saver.save(roots, staging=store.stage(), base=base, who=store.who, wall_ns=0)
+        staged = saver.save(roots, staging=store.stage(), base=base, author=store.author, wall_ns=0)
         store.publish(staged)
         found.append(((time.perf_counter() - began) * 1e3, staged.report.written_bytes / 1e3))
         base = staged.base

@@ -66,7 +66,7 @@ class Ours:
     def save(self) -> tuple[float, int]:
         began = time.perf_counter()
         staging = self.store.stage()
-        staged = self.saver.save(self.state, staging=staging, base=self.base, who=self.store.who, wall_ns=0)
+        staged = self.saver.save(self.state, staging=staging, base=self.base, author=self.store.author, wall_ns=0)
         self.store.publish(staged)
         self.base = staged.base
         return time.perf_counter() - began, staged.report.written_bytes

@@ -20,7 +20,7 @@ from sublet.node.storage.publishing_work import publish, said_of
 from sublet.node.storage.stores_work import KEPT, NOTE, StoreNote, make_blocks, put_away
 from sublet.node.storage.volume_folder import Place, collect, lay_out
 from sublet.state.checkpoints.store import FolderStore
-from sublet.state.checkpoints.writer import Saver, Who
+from sublet.state.checkpoints.writer import Author, Saver
 from sublet.values import Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.codec import loads
 from sublet.wire.orders import Part
@@ -81,7 +81,7 @@ def staged(place: Place, epoch: Epoch) -> Publish:
     for name in os.listdir(folder):
         os.unlink(folder / name)
     value = {"value": state_at(base.number + 1)}
-    made = Saver().save(value, staging=folder, base=base, who=Who(lease=A, epoch=epoch), wall_ns=0)
+    made = Saver().save(value, staging=folder, base=base, author=Author(lease=A, epoch=epoch), wall_ns=0)
     return Publish(
         lease=A,
         epoch=epoch,

@@ -17,7 +17,7 @@ from sublet.errors import LeaseExpired, SubletError, Unauthorized
 from sublet.node.storage.stores_work import why_no_image
 from sublet.state.checkpoints.durable import Durable
 from sublet.state.checkpoints.store import FolderStore, copy_checkpoint, verify
-from sublet.state.checkpoints.writer import Capture, Saver, Staged, Who
+from sublet.state.checkpoints.writer import Author, Capture, Saver, Staged
 from sublet.values import MIB, EndReason, Epoch, Kind, LeaseId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import Admit, Front, Profile
@@ -225,7 +225,7 @@ from sublet.state.checkpoints.writer import Saver
 volume = current().volume
 store = VolumeStore(volume.volume_line())
 folder = store.stage()
-staged = Saver().save({"value": "late"}, staging=folder, base=store.base(), who=store.who, wall_ns=0)
+staged = Saver().save({"value": "late"}, staging=folder, base=store.base(), author=store.author, wall_ns=0)
 say("staged")
 wait_for("thaw")
 def kind(act):
@@ -640,7 +640,7 @@ def test_what_a_tenants_guest_saved_it_can_no_longer_touch(
     staged.mkdir()
     value = {"value": os.urandom(9000)}
     made = Saver().save(
-        value, staging=staged, base=FolderStore(tmp_path / "f").base(), who=Who(lease=A, epoch=E5), wall_ns=0
+        value, staging=staged, base=FolderStore(tmp_path / "f").base(), author=Author(lease=A, epoch=E5), wall_ns=0
     )
     files = {path.name: path.read_bytes().hex() for path in (*made.packs, made.manifest_path)}
     order = Grant(

@@ -156,7 +156,7 @@ class VolumeOutputStore:
                     self._saver.capture(groups, self._base),
                     staging=staging,
                     base=self._base,
-                    who=self._store.who,
+                    author=self._store.author,
                     wall_ns=self._clock.wall_ns(),
                     schema=f"{SCHEMA} {VERSION}",
                     note=self._job,

@@ -250,7 +250,7 @@ class Shelf:
                     capture,
                     staging=staging,
                     base=base,
-                    who=self._store.who,
+                    author=self._store.author,
                     wall_ns=now_ns,
                     note=note,
                     carry=carry,

@@ -81,7 +81,7 @@ def save(note: str) -> str:
             capture,
             staging=staging,
             base=base,
-            who=_store.who,
+            author=_store.author,
             wall_ns=time.time_ns(),
             schema=SCHEMA,
             note=note,

@@ -100,7 +100,7 @@ def _table() -> tuple[Route, ...]:
         )
 
     return (
-        route("GET", "/v1/hello", Right.OPEN, office.hello, "Who is there", answers={200: wire.Hello}),
+        route("GET", "/v1/hello", Right.OPEN, office.hello, "Versions of the wire", answers={200: wire.Hello}),
         route("GET", "/openapi.json", Right.OPEN, office.document, "This document", answers={200: "application/json"}),
         route(
             "GET",
@@ -325,7 +325,7 @@ def _table() -> tuple[Route, ...]:
             "/v1/queue",
             Right.TENANT,
             looking.queue,
-            "Who waits, at which place, and for what; those who are next first",
+            "The queue: requests with their places, the next first",
             answers={200: list[wire.PlaceAnswer]},
             query={"limit": "how many at most (1000)"},
             studios=ForStudios.READS,

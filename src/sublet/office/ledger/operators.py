@@ -237,7 +237,7 @@ def apply_policy(step: Step, command: cmd.ApplyPolicy) -> Answer:
 
 
 def drain(step: Step, command: cmd.Drain) -> Answer:
-    """Empty a node with notice and keep it empty; or put it back into service and spare who is still there."""
+    """Empty a node with notice and keep it empty; or put it back into service, where leases that are still there stay."""
     node = _node(step, command.node)
     if command.notice_ns is not None and not 0 <= command.notice_ns <= DURATION_MAX_NS:
         raise InvalidRequest("the notice must be zero or more, and at most ten years", do="Give it in seconds.")

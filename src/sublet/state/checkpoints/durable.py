@@ -31,7 +31,7 @@ from sublet.state.checkpoints.reader import Checkpoint
 from sublet.state.checkpoints.save_size import needed_bytes
 from sublet.state.checkpoints.store import CheckpointStore, FolderStore
 from sublet.state.checkpoints.volume import VolumePlace, VolumeStore
-from sublet.state.checkpoints.writer import Capture, Saver, SaveReport, Staged, Who
+from sublet.state.checkpoints.writer import Author, Capture, Saver, SaveReport, Staged
 from sublet.state.transfer.memory import Copies
 from sublet.values import NS_PER_S, Epoch, LeaseId, parse_duration_ns, shown
 
@@ -66,7 +66,7 @@ def store_of(place: Place) -> CheckpointStore:
     if hasattr(place, "volume_line"):
         return VolumeStore(cast("VolumePlace", place).volume_line())
     if isinstance(place, BlockFolder) and not hasattr(place, "publish"):
-        return FolderStore(place.folder, who=Who(lease=place.id, epoch=place.epoch))
+        return FolderStore(place.folder, author=Author(lease=place.id, epoch=place.epoch))
     if hasattr(place, "publish") and hasattr(place, "stage"):
         return cast("CheckpointStore", place)
     raise InvalidRequest(
@@ -313,7 +313,7 @@ class Durable(Generic[T]):
                 capture,
                 staging=staging,
                 base=self._base,
-                who=self._store.who,
+                author=self._store.author,
                 wall_ns=self._clock.wall_ns(),
                 schema=self._schema,
                 note=note,

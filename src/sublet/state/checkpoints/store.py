@@ -28,7 +28,7 @@ from sublet.state.checkpoints.atomic_files import move_into_place, name_once, re
 from sublet.state.checkpoints.format import MANIFEST_MAX, Manifest, PackRef, damaged
 from sublet.state.checkpoints.packs import PackFile, Packs, PackSource, file_name
 from sublet.state.checkpoints.reader import Checkpoint, Stored
-from sublet.state.checkpoints.writer import UNLEASED, Base, SaveReport, Staged, Who
+from sublet.state.checkpoints.writer import UNLEASED, Author, Base, SaveReport, Staged
 from sublet.state.transfer.encoded import Head
 from sublet.values import format_size, shown
 from sublet.wire.volumes import COPIED, CopiedIn
@@ -49,7 +49,7 @@ class CheckpointStore(Publisher, Protocol):
     """What ``Durable`` saves into."""
 
     @property
-    def who(self) -> Who:
+    def author(self) -> Author:
         """In whose name it is saved."""
 
     def numbers(self) -> list[int]:
@@ -110,9 +110,9 @@ class FolderStore:
     by_descriptor = False
     """Whether this process may not enter the folder, and is handed its files."""
 
-    def __init__(self, folder: str | os.PathLike[str], *, who: Who | None = None, create: bool = True) -> None:
+    def __init__(self, folder: str | os.PathLike[str], *, author: Author | None = None, create: bool = True) -> None:
         self.folder = Path(folder)
-        self._who = UNLEASED if who is None else who
+        self._author = UNLEASED if author is None else author
         self.checkpoints = self.folder / "checkpoints"
         self.packs = self.folder / "packs"
         self.staging = self.folder / "staging"
@@ -130,8 +130,8 @@ class FolderStore:
             ) from error
 
     @property
-    def who(self) -> Who:
-        return self._who
+    def author(self) -> Author:
+        return self._author
 
     # ---- reading ----
 
@@ -533,8 +533,8 @@ def copy_checkpoint(store: CheckpointStore, source: str) -> CopiedIn:
         if copied is None:
             return CopiedIn(number=0)
         copied.check()
-        who, newest = store.who, store.newest()
-        manifest = replace(copied.manifest, number=newest + 1, parent=newest, lease=who.lease, epoch=who.epoch)
+        author, newest = store.author, store.newest()
+        manifest = replace(copied.manifest, number=newest + 1, parent=newest, lease=author.lease, epoch=author.epoch)
         path = copied.folder / "manifest"
         write_synced(path, manifest.dump())
         there = store.manifest(newest).packs if newest else ()

@@ -29,7 +29,7 @@ from sublet.state.checkpoints.atomic_files import read_whole
 from sublet.state.checkpoints.format import MANIFEST_MAX, Manifest
 from sublet.state.checkpoints.packs import Packs
 from sublet.state.checkpoints.store import Copied, FolderStore, manifest_in
-from sublet.state.checkpoints.writer import Staged, Who
+from sublet.state.checkpoints.writer import Author, Staged
 from sublet.values import Epoch, LeaseId
 from sublet.wire.refusals import Refusal, error_of
 from sublet.wire.volumes import (
@@ -198,10 +198,10 @@ class VolumeStore(FolderStore):
         return self._opened.size
 
     @property
-    def who(self) -> Who:
+    def author(self) -> Author:
         """As of now: a guest whose lease was attached goes on under its new epoch."""
         opened = self._current()
-        return Who(lease=opened.lease, epoch=opened.epoch)
+        return Author(lease=opened.lease, epoch=opened.epoch)
 
     @property
     def room(self) -> int:
@@ -312,20 +312,20 @@ class VolumeStore(FolderStore):
             self.let_go(keep)
 
     def let_go(self, keep: int) -> None:
-        who = self.who
-        self._ask(Collect(lease=who.lease, epoch=who.epoch, keep=keep), Collected)
+        author = self.author
+        self._ask(Collect(lease=author.lease, epoch=author.epoch, keep=keep), Collected)
 
     def look(self, source: str, *, passing: str = "") -> CopiedIn:
-        who = self.who
-        asked = CopyIn(lease=who.lease, epoch=who.epoch, volume=source, passing=passing)
+        author = self.author
+        asked = CopyIn(lease=author.lease, epoch=author.epoch, volume=source, passing=passing)
         return self._ask(asked, CopiedIn)
 
     @contextmanager
     def copied(self, source: str, *, passing: str = "") -> Iterator[Copied | None]:
         """``source`` is a ticket for a volume of the same tenant on the same machine."""
         with self.staging_folder() as folder:
-            who = self.who
-            asked = CopyIn(lease=who.lease, epoch=who.epoch, volume=source, staging=folder.name, passing=passing)
+            author = self.author
+            asked = CopyIn(lease=author.lease, epoch=author.epoch, volume=source, staging=folder.name, passing=passing)
             if self._handed is not None:
                 yield self._copied_handed(self._handed, asked, folder)
                 return

@@ -43,13 +43,13 @@ __all__ = [
     "HEAD_CHUNK_BYTES",
     "PACKS_MAX",
     "UNLEASED",
+    "Author",
     "Base",
     "Capture",
     "Piece",
     "SaveReport",
     "Saver",
     "Staged",
-    "Who",
 ]
 
 HEAD_CHUNK_BYTES: Final = 16 * 1024
@@ -65,14 +65,14 @@ disk, once; the rest, and a first save, it finds in the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Who:
-    """In whose name a checkpoint is made. The store compares it with what is live."""
+class Author:
+    """The lease that a checkpoint is made under. The store compares it with the live ones."""
 
     lease: LeaseId
     epoch: Epoch
 
 
-UNLEASED: Final = Who(lease=LeaseId(""), epoch=Epoch(0, 0))
+UNLEASED: Final = Author(lease=LeaseId(""), epoch=Epoch(0, 0))
 """For folders that no lease stands behind."""
 
 
@@ -149,7 +149,7 @@ class Saver:
         *,
         staging: Path,
         base: Base,
-        who: Who,
+        author: Author,
         wall_ns: int,
         schema: str = "",
         note: str = "",
@@ -157,7 +157,7 @@ class Saver:
     ) -> Staged:
         """Write what ``base`` lacks into ``staging``, an empty folder beside its packs."""
         capture = self.capture(encode_roots(roots, gpu=gpu, order=self._order), base)
-        return self.write(capture, staging=staging, base=base, who=who, wall_ns=wall_ns, schema=schema, note=note)
+        return self.write(capture, staging=staging, base=base, author=author, wall_ns=wall_ns, schema=schema, note=note)
 
     def capture(self, groups: Sequence[Group], base: Base, *, copy: Copies | None = None) -> Capture:
         """Look at every buffer. With ``copy`` nothing of the program's memory is needed any more afterwards, so it may
@@ -193,7 +193,7 @@ class Saver:
         *,
         staging: Path,
         base: Base,
-        who: Who,
+        author: Author,
         wall_ns: int,
         schema: str = "",
         note: str = "",
@@ -214,8 +214,8 @@ class Saver:
             manifest = Manifest(
                 number=base.number + 1,
                 parent=base.number,
-                lease=who.lease,
-                epoch=who.epoch,
+                lease=author.lease,
+                epoch=author.epoch,
                 schema=schema,
                 wall_ns=wall_ns,
                 packs=packs if ref is None else [*packs, ref],

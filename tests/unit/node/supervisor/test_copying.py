@@ -18,7 +18,7 @@ from sublet.node.storage.copying_work import copy_in
 from sublet.node.storage.volume_folder import collect, has_files, sweep_staging
 from sublet.state.checkpoints.format import Manifest
 from sublet.state.checkpoints.store import Copied, FolderStore, copy_checkpoint, verify
-from sublet.state.checkpoints.writer import Who
+from sublet.state.checkpoints.writer import Author
 from sublet.values import MIB
 from sublet.wire.volumes import COPIED, Collect, CopiedIn, CopyIn
 from tests.unit.node.supervisor.test_publishing_work import E5, A, Bench, big
@@ -85,7 +85,9 @@ def test_what_a_running_cell_saved_is_passed_over(notes: list[str], number: int,
     for n, note in enumerate(notes):
         with store.staging_folder() as folder:
             store.publish(
-                bench.saver.save({"value": n}, staging=folder, base=store.base(), who=store.who, wall_ns=n, note=note)
+                bench.saver.save(
+                    {"value": n}, staging=folder, base=store.base(), author=store.author, wall_ns=n, note=note
+                )
             )
     said, value = copied(bench, Bench(store.folder), passing="within ")
     assert (said.number, value, said.note) == (number, number - 1, notes[number - 1])
@@ -215,7 +217,7 @@ def test_a_copy_becomes_a_checkpoint_by_being_published_as_anything_is(bench: Be
     """Under the next number and the own epoch, whatever those were where it came from."""
     for n in range(3):
         source.save(big(n))
-    there = FolderStore(bench.folder, who=Who(lease=A, epoch=E5))
+    there = FolderStore(bench.folder, author=Author(lease=A, epoch=E5))
     assert copy_checkpoint(there, str(source.folder)).number == 1
     bench.save("mine")
     assert copy_checkpoint(there, str(source.folder)).number == 3

@@ -27,7 +27,7 @@ from sublet.node.storage import volume_folder
 from sublet.node.storage.publishing_work import publish, said_of
 from sublet.node.storage.volume_folder import Place, collect, has_files, lay_out, sweep_staging
 from sublet.state.checkpoints.store import FolderStore, verify
-from sublet.state.checkpoints.writer import Saver, Staged, Who
+from sublet.state.checkpoints.writer import Author, Saver, Staged
 from sublet.values import MIB, Epoch, LeaseId
 from sublet.wire.codec import loads
 from sublet.wire.manifest import manifest_name, number_of
@@ -69,12 +69,12 @@ class Bench:
         assert lay_out(self.place, said) is said
         return self
 
-    def stage(self, value: object, *, name: str = "s", who: Who | None = None) -> tuple[Publish, Staged]:
+    def stage(self, value: object, *, name: str = "s", author: Author | None = None) -> tuple[Publish, Staged]:
         folder = self.staging / name
         folder.mkdir()
         base = FolderStore(self.folder, create=False).base()
-        who = who or Who(lease=A, epoch=self.epoch)
-        staged = self.saver.save({"value": value}, staging=folder, base=base, who=who, wall_ns=0)
+        author = author or Author(lease=A, epoch=self.epoch)
+        staged = self.saver.save({"value": value}, staging=folder, base=base, author=author, wall_ns=0)
         asked = Publish(
             lease=A,
             epoch=self.epoch,

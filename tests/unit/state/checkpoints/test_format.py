@@ -29,7 +29,7 @@ from sublet.state.checkpoints.format import (
 )
 from sublet.state.checkpoints.records import Blob, Record, dump_leaf, parse_leaf
 from sublet.state.checkpoints.store import FolderStore, verify
-from sublet.state.checkpoints.writer import Saver, Who
+from sublet.state.checkpoints.writer import Author, Saver
 from sublet.values import Epoch, LeaseId
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -39,16 +39,16 @@ ROOTS: dict[str, Any] = {
     "noise": bytes(range(256)) * 6,
     "zeros": bytes(6000),
 }
-WHO = Who(lease=LeaseId("lease-1"), epoch=Epoch(1, 7))
+AUTHOR = Author(lease=LeaseId("lease-1"), epoch=Epoch(1, 7))
 
 
-def save(folder: Path, roots: dict[str, Any] = ROOTS, *, who: Who = WHO) -> FolderStore:
-    store = FolderStore(folder, who=who)
+def save(folder: Path, roots: dict[str, Any] = ROOTS, *, author: Author = AUTHOR) -> FolderStore:
+    store = FolderStore(folder, author=author)
     staged = Saver().save(
         roots,
         staging=store.stage(),
         base=store.base(),
-        who=who,
+        author=author,
         wall_ns=1_700_000_000_000_000_000,
         schema="golden",
         note="✓",

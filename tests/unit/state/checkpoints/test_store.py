@@ -16,7 +16,7 @@ from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest, N
 from sublet.state.checkpoints import atomic_files, packs
 from sublet.state.checkpoints.atomic_files import PIECE, read_whole
 from sublet.state.checkpoints.store import FolderStore, collect, verify
-from sublet.state.checkpoints.writer import PACKS_MAX, Saver, SaveReport, Who
+from sublet.state.checkpoints.writer import PACKS_MAX, Author, Saver, SaveReport
 from sublet.state.transfer.changes import CHUNK_BYTES
 from sublet.values import Epoch, LeaseId
 
@@ -25,14 +25,14 @@ class Session:
     """Saves of one state into one folder."""
 
     def __init__(self, folder: Path, epoch: int = 1) -> None:
-        self.store = FolderStore(folder, who=Who(lease=LeaseId("l"), epoch=Epoch(1, epoch)))
+        self.store = FolderStore(folder, author=Author(lease=LeaseId("l"), epoch=Epoch(1, epoch)))
         self.saver = Saver()
         self.base = self.store.base()
 
     def save(self, roots: dict[str, Any]) -> SaveReport:
         staging = self.store.stage()
         try:
-            staged = self.saver.save(roots, staging=staging, base=self.base, who=self.store.who, wall_ns=0)
+            staged = self.saver.save(roots, staging=staging, base=self.base, author=self.store.author, wall_ns=0)
             self.store.publish(staged)
         finally:
             self.store.discard(staging)

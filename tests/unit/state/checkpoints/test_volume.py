@@ -251,7 +251,7 @@ def test_room_is_measured_closely_only_where_it_is_short(tmp_path: Path) -> None
     closely = needed_bytes(capture, Base(), 0)
     assert 1 << 20 < closely < (1 << 20) + 40_000
     staging = store.stage()
-    staged = saver.write(capture, staging=staging, base=store.base(), who=store.who, wall_ns=0)
+    staged = saver.write(capture, staging=staging, base=store.base(), author=store.author, wall_ns=0)
     assert staged.report.written_bytes <= closely
     store.publish(staged)
     once[5] += 1

@@ -191,7 +191,7 @@ def test_every_save_restores_as_it_was(tmp_path: Path, seed: int) -> None:
         if capture.is_copy:
             for one in state.values():
                 one += 1
-        staged = saver.write(capture, staging=store.stage(), base=base, who=store.who, wall_ns=0)
+        staged = saver.write(capture, staging=store.stage(), base=base, author=store.author, wall_ns=0)
         store.publish(staged)
         base = staged.base
         copies.reset()
