@@ -33,11 +33,14 @@ SEED: Final = int(os.environ.get("SUBLET_RACE_SEED", "1"))
 DEVICES: Final = 6
 LANES: Final = 2 * DEVICES
 """Two want each device, so that there is always one in line."""
+RUNS_OUT: Final = 0.04
+"""The share of the leases that end because they run out."""
 TTL_S: Final = 2.0
+"""Of those."""
+LONG_S: Final = 30.0
+"""Of the others: their guests begin however busy the machine is."""
 MET_LEAST: Final = 0.5
 """The share of the rounds in which the device was used."""
-EARLY_S: Final = 2 * TTL_S
-"""On a machine that is busy enough a lease runs out before its guest has begun: that is an end like others."""
 PROCESSES: Final = 4
 SAID: Final = 4
 """Words of a line. Of one that crosses a page of the file, the kernel may leave a part where a process is killed."""
@@ -89,14 +92,16 @@ class Lanes:
             return self.left >= 0
 
     def _round(self, line: Line, chance: random.Random) -> None:
-        held = self.stage.acquire(line, memory=GIB, ttl_s=TTL_S)
+        how = chance.random()
+        ttl_s = TTL_S if how < RUNS_OUT else LONG_S
+        held = self.stage.acquire(line, memory=GIB, ttl_s=ttl_s)
         self.leases.append(held.id)
         (device,) = held.devices
         record = self.place / device.replace("/", "-") / held.id
         record.parent.mkdir(exist_ok=True)
         record.touch()
         try:
-            self._use(line, held, chance, record)
+            self._use(line, held, how, ttl_s, record)
         except (LeaseEnded, Disconnected, Unauthorized):  # how it is told depends on when it ended
             found: list[dict[str, Any]] = []
 
@@ -107,22 +112,19 @@ class Lanes:
             until("the office knows of the end", is_known)  # the supervisor knows it first
             assert found[-1]["end"]["reason"] == "expired", found[-1]
 
-    def _use(self, line: Line, held: Held, chance: random.Random, record: Path) -> None:
+    def _use(self, line: Line, held: Held, how: float, ttl_s: float, record: Path) -> None:
         device = str(record.parent.with_name(f"{record.parent.name}.device"))
         with self.stage.hold(held) as talk:
             started(talk, sys.executable, "-I", "-S", str(GUEST), device, str(record), held.id)
-            over_by = time.monotonic() + EARLY_S
+            over_by = time.monotonic() + 2 * ttl_s
             until(
                 "all four of them at work, or the lease's end",
                 lambda: len(_who(record)) == PROCESSES or time.monotonic() > over_by,
             )
-            match chance.random():
-                case x if x < 0.5:
-                    asked(line, "POST", f"/v1/leases/{held.id}/release", {"request_id": f"e-{held.id}"})
-                case x if x < 0.96:
-                    asked(line, "POST", f"/v1/leases/{held.id}/revoke", {})
-                case _:
-                    pass  # nobody says anything: it runs out
+            if how >= (1 + RUNS_OUT) / 2:
+                asked(line, "POST", f"/v1/leases/{held.id}/release", {"request_id": f"e-{held.id}"})
+            elif how >= RUNS_OUT:
+                asked(line, "POST", f"/v1/leases/{held.id}/revoke", {})
 
 
 def _who(record: Path) -> set[str]:
