@@ -52,7 +52,7 @@ def budget_set(state: State, event: ev.BudgetSet, now: Now) -> None:
     if not books.budgets:
         books.held = dict(_held_now(state))
     books.budgets[budget.id] = budget
-    books.spent.setdefault(budget.id, SpentRecord())
+    books.spent.setdefault(budget.id, SpentRecord(since_ns=now.ns))
     state.budgets_changed.add(budget.id)
     state.index_budgets()
 
@@ -101,6 +101,9 @@ def shift_held(state: State, shift_ns: int) -> None:
     """The clock is another one."""
     for name, held in state.books.held.items():
         state.books.held[name] = msgspec.structs.replace(held, start_ns=held.start_ns + shift_ns)
+    for spent in state.books.spent.values():
+        if spent.since_ns is not None:
+            spent.since_ns += shift_ns
     state.budgets_changed.update(state.books.budgets)
     state.index_budgets()
 

@@ -166,7 +166,7 @@ class BudgetRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Millionths of a unit of money, in each window."""
     currency: str
     since_wall_ns: int
-    """What was held before is not counted."""
+    """What is held when the budget is set counts from this instant on."""
     credits: dict[str, int] = {}
     """Added by operators, by the name of the window."""
     credited: dict[RequestId, int] = {}
@@ -208,6 +208,8 @@ class SpentRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     level: BudgetLevel = BudgetLevel.OPEN
     past: dict[str, dict[str, int]] = {}
     """By window and what was held: units times nanoseconds, of what is held no more."""
+    since_ns: int | None = None
+    """When the budget was set, by the clock of leases; None: books that are older than this field."""
 
 
 class BurstRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,8 +5,10 @@ the use of a budget is a straight line between two events, and the moment at whi
 is a division, rounded up: it is computed and waited for, not looked for.
 
 The rule is the bill's, to the grain: a holding lies on the wall clock where it began and lasts as long as the boot
-clock says, and a window has the part of it that lies inside. What is over is kept as units times nanoseconds, by
-window, and priced when it is asked for, since a bill prices the past by the present rates too.
+clock says, and a window has the part of it that lies inside. Of what was held when the budget was set, the part before
+that moment is left out; what began later counts whole, also where a wall clock that was set back puts it before that
+moment, or else nothing would be counted until the wall clock is there again. What is over is kept as units times
+nanoseconds, by window, and priced when it is asked for, since a bill prices the past by the present rates too.
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ def cost(units: Mapping[str, int], rates: Rates) -> int:
 def add_past(budget: BudgetRecord, spent: SpentRecord, held: HeldRecord, stop_ns: int) -> None:
     """A holding is over: each window has its part of it."""
     ran_ns = max(0, stop_ns - held.start_ns)
-    for window, part_ns in _by_window(budget, held.wall_ns, ran_ns):
+    for window, part_ns in _by_window(budget.per, held.wall_ns, ran_ns, _counts_from(budget, spent, held)):
         past = spent.past.setdefault(window, {})
         for what, units in held.units.items():
             past[what] = past.get(what, 0) + units * part_ns
@@ -121,13 +123,13 @@ def standing(
     budget: BudgetRecord, spent: SpentRecord, holdings: Iterable[HeldRecord], rates: Rates, now: Now
 ) -> Standing:
     """How it stands now, of all that is held now and was held before."""
-    window, low_ns, high_ns = bounds(budget, now.wall_ns)
+    window, low_ns, high_ns = window_of(budget.per, now.wall_ns)
     used = cost(spent.past.get(window, {}), rates)
     slope, bends = 0, []
     for held in holdings:
         each = cost(held.units, rates)
         ran_ns = max(0, now.ns - held.start_ns)
-        begin_ns = max(0, low_ns - held.wall_ns)
+        begin_ns = max(0, max(low_ns or 0, _counts_from(budget, spent, held)) - held.wall_ns)
         end_ns = None if high_ns is None else max(0, high_ns - held.wall_ns)
         used += each * max(0, (ran_ns if end_ns is None else min(ran_ns, end_ns)) - begin_ns)
         if ran_ns < begin_ns:  # the wall clock was set back since the budget is there
@@ -156,11 +158,17 @@ def _level(used: int, limit: int) -> BudgetLevel:
     return next((level for percent, level in THRESHOLDS if used * 100 >= limit * percent), BudgetLevel.OPEN)
 
 
-def _by_window(budget: BudgetRecord, wall_ns: int, ran_ns: int) -> Iterator[tuple[str, int]]:
-    """The windows of a holding, and for how long it was in each, where it was."""
-    at_ns, stop_ns = max(wall_ns, budget.since_wall_ns), wall_ns + ran_ns
+def _counts_from(budget: BudgetRecord, spent: SpentRecord, held: HeldRecord) -> int:
+    """The instant of the wall clock from which on the budget counts a holding."""
+    began_later = spent.since_ns is not None and held.start_ns >= spent.since_ns
+    return held.wall_ns if began_later else budget.since_wall_ns
+
+
+def _by_window(per: BudgetWindow, wall_ns: int, ran_ns: int, from_ns: int) -> Iterator[tuple[str, int]]:
+    """The windows of a holding, and for how long it was in each from this instant on, where it was."""
+    at_ns, stop_ns = max(wall_ns, from_ns), wall_ns + ran_ns
     while at_ns < stop_ns:
-        name, _, high_ns = window_of(budget.per, at_ns)
+        name, _, high_ns = window_of(per, at_ns)
         until_ns = stop_ns if high_ns is None else min(stop_ns, high_ns)
         yield name, until_ns - at_ns
         at_ns = until_ns

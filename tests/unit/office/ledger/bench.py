@@ -112,6 +112,8 @@ class Bench:
         self.policy = policy or Policy()
         self.ledger = Ledger(self.policy)
         self.now_ns = seconds(start_s)
+        self.wall_ahead_ns = seconds(1_000_000)
+        """A test may set the wall clock."""
         self.history: list[tuple[Now, tuple[ev.Event, ...]]] = []
         self.unsent: list[Order] = []
         """Orders the agent has not looked at yet."""
@@ -137,7 +139,7 @@ class Bench:
 
     @property
     def now(self) -> Now:
-        return Now(self.now_ns, self.now_ns + seconds(1_000_000))
+        return Now(self.now_ns, self.now_ns + self.wall_ahead_ns)
 
     @property
     def state(self) -> State:

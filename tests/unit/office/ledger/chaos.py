@@ -35,7 +35,7 @@ from sublet.office.ledger.records import (
     Span,
     Want,
 )
-from sublet.office.ledger.spending import bounds
+from sublet.office.ledger.spending import window_of
 from sublet.office.ledger.state import State
 from sublet.values import (
     GIB,
@@ -130,8 +130,8 @@ class Chaos:
         self.money = random.Random(f"money/{seed}")
         self.files = random.Random(f"files/{seed}")
         self.past = History()
-        self.over: dict[BudgetId, dict[tuple[LeaseId, str], int]] = {}
-        """How many holdings of each lease were over when the budget was made."""
+        self.before: dict[BudgetId, dict[tuple[LeaseId, str], tuple[int, int]]] = {}
+        """How many holdings of each lease were over when the budget was made, and how many had begun."""
         self.told = 0
         """Steps of the bench's history that are in the past."""
         self.pids = 100
@@ -552,7 +552,10 @@ class Chaos:
         known = set(self.bench.state.books.budgets)
         self.do(command)
         for name in self.bench.state.books.budgets.keys() - known:
-            self.over[name] = {(usage.lease, usage.group): len(usage.holdings) - usage.live for usage in self._usages()}
+            self.before[name] = {
+                (usage.lease, usage.group): (len(usage.holdings) - usage.live, len(usage.holdings))
+                for usage in self._usages()
+            }
 
     def _file(self) -> None:
         """The operator's file is applied, with some of all that it may have; much of it contradicts what there is. And
@@ -596,24 +599,27 @@ class Chaos:
     def compare_with_bill(self) -> None:
         """B2: what is used of a budget is what the bill has for the same time, to the grain.
 
-        Here the wall clock is set back by hours, so what was over before the budget was made may lie after that on the
-        wall clock. It is on the bill of that time, and not in the budget.
+        Here the wall clock is set back by hours. So what was over before the budget was made may lie after that on the
+        wall clock: it is on the bill of that time, and not in the budget. And what began later may lie before that: it
+        is in the budget, as on the bill of the whole window.
         """
         bench, state = self.bench, self.bench.state
         all_usages = self._usages() if state.books.budgets else []
         for budget in state.books.budgets.values():
-            _, since_ns, until_ns = bounds(budget, bench.now.wall_ns)
-            if until_ns is not None and until_ns <= since_ns:
-                continue
-            usages, over = [], dict(self.over[budget.id])
+            _, low_ns, until_ns = window_of(budget.per, bench.now.wall_ns)
+            earlier, later, before = [], [], dict(self.before[budget.id])
             for usage in all_usages:  # of a volume whose tenant changed its group and came back there are several
-                first = min(over.pop((usage.lease, usage.group), 0), len(usage.holdings))
-                usages.append(replace(usage, holdings=usage.holdings[first:]))
-            by = "tenant" if budget.group is None else "group"
-            bill = fold(usages, by=by, rates=state.rates, since_ns=since_ns, until_ns=until_ns)
-            lines = {line.key: line.grains for line in bill.lines}
+                over, begun = before.pop((usage.lease, usage.group), (0, 0))
+                earlier.append(replace(usage, holdings=usage.holdings[over:begun]))
+                later.append(replace(usage, holdings=usage.holdings[begun:]))
+            billed = 0
+            for usages, since_ns in ((earlier, max(budget.since_wall_ns, low_ns or 0)), (later, low_ns)):
+                if since_ns is None or until_ns is None or since_ns < until_ns:
+                    by = "tenant" if budget.group is None else "group"
+                    bill = fold(usages, by=by, rates=state.rates, since_ns=since_ns, until_ns=until_ns)
+                    lines = {line.key: line.grains for line in bill.lines}
+                    billed += lines.get(budget.tenant or str(budget.group), 0)
             used = stands(state, budget, bench.now).used
-            billed = lines.get(budget.tenant or str(budget.group), 0)
             assert used == billed, f"B2: {used} is used of {budget}, and {billed} on the bill"
             self.watch.met["a budget that was used"] += used > 0
 

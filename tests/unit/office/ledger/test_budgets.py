@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from msgspec.structs import replace
 
@@ -508,6 +510,65 @@ def assert_as_billed(bench: Bench) -> None:
             past.usages(bench.now_ns), by=by, rates=bench.state.rates, since_ns=one.since_wall_ns, until_ns=None
         )
         assert used(bench, one.id) == next(line.grains for line in bill.lines if line.key == key) > 0
+
+
+def test_what_begins_after_the_wall_clock_was_set_back_is_paid_for() -> None:
+    """It lies before the budget on the wall clock, and the budget pays for it all the same."""
+    bench = Bench(gpus=2)
+    before = held(bench)
+    bench.wait(1000)
+    budget(bench, 1)
+    bench.wait(600)
+    bench.release(before)
+    assert used(bench) == Rates().grains(Kind.GPU) * 1000 * seconds(600), "not what it had before the budget"
+    bench.wall_ahead_ns -= seconds(DAY)
+    lease = held(bench)
+    bench.wait(HOUR)
+    assert levels(bench) == ["warned", "used_up"]
+    assert lease.end is not None
+    assert lease.end.reason is EndReason.BUDGET
+    assert bench.state.snapshot() == bench.folded().snapshot()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_money_stays_right_when_the_wall_clock_is_set(seed: int) -> None:
+    """An hour, a day or a month forth and back, while leases are held, begin and end: after each step every budget has
+    used what the bill of its window has, to the grain, no level is skipped, and a fold of the journal is the same."""
+    rng, bench = random.Random(seed), Bench(gpus=3)
+    bench.wall_ahead_ns = seconds(10**9)
+    bench.do(cmd.SetGroup(group=GroupRecord(id=COURSE)))
+    bench.do(cmd.SetTenant(tenant=ANN, group=COURSE))
+    past, seen = History(), 0
+    for group, per, amount in ((False, "total", 200), (False, "day", 8), (True, "month", 90)):
+        budget(bench, amount, group=group, per=per)
+    for _ in range(40):
+        match rng.randrange(4):
+            case 0:
+                bench.wall_ahead_ns += rng.choice((-1, 1)) * seconds(rng.choice((7, HOUR, DAY, 31 * DAY)))
+                bench.do(cmd.Tick())
+            case 1:
+                bench.ask(tenant=rng.choice((ANN, BEN)), ttl_s=DAY, wait_s=0)
+            case 2:
+                live = [lease for lease in bench.state.leases.values() if lease.status is LeaseStatus.ACTIVE]
+                if live:
+                    bench.release(rng.choice(live))
+            case _:
+                bench.wait(rng.randrange(1, 4 * HOUR))
+        for now, events in bench.history[seen:]:
+            for event in events:
+                if isinstance(event, _Told):
+                    past._apply(event, now.ns, now.wall_ns)
+        seen = len(bench.history)
+        assert (bench.ledger.next_wake_ns(bench.now) or bench.now_ns + 1) > bench.now_ns, "nothing is overdue"
+        for one in bench.state.books.budgets.values():
+            by, key = ("tenant", one.tenant) if one.group is None else ("group", one.group)
+            _, low_ns, high_ns = window_of(one.per, bench.now.wall_ns)
+            bill = fold(past.usages(bench.now_ns), by=by, rates=bench.state.rates, since_ns=low_ns, until_ns=high_ns)
+            found = stands(bench.state, one, bench.now)
+            assert found.used == sum(line.grains for line in bill.lines if line.key == key)
+            spent = bench.state.books.spent[one.id]
+            assert found.level is (spent.level if spent.window == found.window else BudgetLevel.OPEN)
+    assert bench.state.snapshot() == bench.folded().snapshot()
 
 
 def test_new_prices_hold_for_what_was_used_too_as_on_the_bill() -> None:
