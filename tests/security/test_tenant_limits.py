@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -203,13 +204,18 @@ def test_a_changed_file_holds_without_a_restart(place: Place) -> None:
         with pytest.raises(SubletError, match="operator"):
             one.request("POST", "/v1/policy/apply", {}, shape=list)
 
-        place.apply("")
+        place.apply("[tenant]\nleases = 1\n")
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(one.block, "1B", wait=60)
+            until("a request that waits", lambda: place.owner.status().queued == 1)
+            place.apply("")  # the limit was all that it lacked, and nothing else happens
+            waiting.result(60).release()
         kept.release()
         assert memory() == all_of_it
         one.block("1B", wait=0).release()
     audited = [one for one in place.owner.request("GET", "/v1/audit", shape=list) if one["kind"] == "policy_applied"]
-    assert [one["by"] for one in audited[-3:]] == ["operator:local"] * 3
-    assert audited[-3]["event"]["changed"]["lease.home"] == "8MiB"
+    assert [one["by"] for one in audited[-4:]] == ["operator:local"] * 4
+    assert audited[-4]["event"]["changed"]["lease.home"] == "8MiB"
     assert place.owner.status().pid == pid
 
 

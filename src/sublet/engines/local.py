@@ -54,7 +54,7 @@ from sublet.office.driver import Driver
 from sublet.office.journal.journal import Journal
 from sublet.office.ledger.bills import Rates, parse_rates
 from sublet.office.ledger.budgets import check_prices, prices_record
-from sublet.office.ledger.commands import NodeUp, OpenOffice, SetPrices
+from sublet.office.ledger.commands import NodeUp, OpenOffice, SetPrices, Tick
 from sublet.office.ledger.fold import apply
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy
@@ -359,6 +359,7 @@ class Office:
         await self._apply(limits, changed, caller)
         self._limits = limits
         self.driver.ledger.go_by(limits.policy(self._durations))
+        await self.driver.submit(Tick())  # a limit may have been all that a waiting request lacked
         self.service.go_by(limits)
         for server in filter(None, (self.server, self._shared_server)):
             server.bound_users(limits.value("user.connections"))

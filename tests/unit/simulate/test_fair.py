@@ -37,20 +37,24 @@ def jain(shares: Sequence[float]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "tenants", "cell_min"),
-    [(2, 3, 840.0), (2, 3, 7.0)],
-    ids=["long cells", "short cells"],
+    ("gpus", "weights", "cell_min"),
+    [(2, (1, 1, 1), 840.0), (2, (1, 1, 1), 7.0), (1, (1, 3), 840.0), (2, (1, 2), 840.0), (4, (1, 3), 840.0)],
+    ids=["long cells", "short cells", "one GPU, weights 1 and 3", "two GPUs, 1 and 2", "four GPUs, 1 and 3"],
 )
-def test_usage_is_even_in_every_window_of_eight_maximum_holds(gpus: int, tenants: int, cell_min: float) -> None:
-    """Each tenant is a group of its own and asks for more than its part all the time. Jain's index of what they had is
-    at least 0.95, wherever the window of four hours begins."""
+def test_usage_per_weight_is_even_in_every_window_of_eight_maximum_holds(
+    gpus: int, weights: tuple[int, ...], cell_min: float
+) -> None:
+    """Each tenant is a group of its own and asks for more than its part all the time. Jain's index of what they had per
+    weight is at least 0.95, wherever the window of four hours begins. While holders of more weight yielded after the
+    maximum as soon as the others, all had the same: with weights 1 and 3 the index was 0.79."""
+    tenants = len(weights)
     cells = (Cell(0.0, cell_min, 1),) * round(840 / cell_min)
     sessions = [
         Session(f"s{number}-{each}", 0.0, cells, 840.0, tenant=f"t{number}", group=f"g{number}")
         for number in range(tenants)
         for each in range(gpus)
     ]
-    text = "".join(f"[group.g{number}]\n" for number in range(tenants))
+    text = "".join(f"[group.g{number}]\nweight = {weight}\n" for number, weight in enumerate(weights))
     replay = Recorded(sessions, Hardware(gpus=gpus), Rules(declared=parse_policy(text).declared))
     begin_ns = replay.result.start_ns
     replay.run()
@@ -59,5 +63,5 @@ def test_usage_is_even_in_every_window_of_eight_maximum_holds(gpus: int, tenants
         used: dict[TenantId, int] = defaultdict(int)
         for tenant, millis, start_ns, stop_ns in replay.held:
             used[tenant] += millis * max(0, min(stop_ns, low_ns + 8 * HOLD_NS) - max(start_ns, low_ns))
-        worst = min(worst, jain([used[TenantId(f"t-t{number}")] for number in range(tenants)]))
+        worst = min(worst, jain([used[TenantId(f"t-t{number}")] / weight for number, weight in enumerate(weights)]))
     assert worst >= 0.95

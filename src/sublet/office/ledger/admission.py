@@ -195,7 +195,7 @@ def own_limit(
         return over_quota(lease.wants, quota, held)
 
     mine = [other for other in ours if other.tenant == lease.tenant]
-    beyond = over(of_tenant, state.held_by(lease.tenant), mine) or over_seconds(state, lease, now)
+    beyond = over(of_tenant, state.held_by(lease.tenant), mine) or over_seconds(state, lease, now, beside=beside)
     if beyond is not None:
         return beyond
     beyond = over(of_group.quota, state.held_by_group.get(group) or Held(), ours)
@@ -208,8 +208,9 @@ def own_limit(
     return over_ceiling(state, lease, taken)
 
 
-def over_seconds(state: State, lease: LeaseRecord, now: Now) -> str | None:
-    """Whether the tenant's device time in the window is used up, for requests and leases with a GPU.
+def over_seconds(state: State, lease: LeaseRecord, now: Now, *, beside: int = 0) -> str | None:
+    """Whether the tenant's device time in the window is used up, for requests and leases with a GPU; ``beside`` so many
+    leases like it that are to be granted with it.
 
     A request that says how long it will probably take must fit in with that; the time to live says nothing, since a
     lease is given back when its work is done. Once it is held, what counts is what was used.
@@ -221,11 +222,11 @@ def over_seconds(state: State, lease: LeaseRecord, now: Now) -> str | None:
     if of_group is not None:
         members = (tenant for tenant in state.books.usage if state.group_of(tenant) == group)
         used = sum(state.used_milli_ns(tenant, now.ns) for tenant in members)
-        beyond = _over_seconds(state, lease, used, of_group)
+        beyond = _over_seconds(state, lease, used, of_group, beside)
         if beyond is not None:
             return f"group {group}: {beyond}"
-    beyond = over_own_seconds(state, lease, now)
-    if beyond is None or burst_credit.covers(state, lease, drawing(state, lease), now.ns):
+    beyond = over_own_seconds(state, lease, now, beside=beside)
+    if beyond is None or burst_credit.covers(state, lease, (1 + beside) * drawing(state, lease), now.ns):
         return None
     if not state.quota_of(lease.tenant).burst_seconds:
         return beyond
@@ -233,10 +234,12 @@ def over_seconds(state: State, lease: LeaseRecord, now: Now) -> str | None:
     return f"{beyond}, and {left} of burst credit are left"
 
 
-def over_own_seconds(state: State, lease: LeaseRecord, now: Now) -> str | None:
+def over_own_seconds(state: State, lease: LeaseRecord, now: Now, *, beside: int = 0) -> str | None:
     """What its tenant's quota of device time says, whatever burst credit there is."""
     limit = state.quota_of(lease.tenant).gpu_seconds
-    return None if limit is None else _over_seconds(state, lease, state.used_milli_ns(lease.tenant, now.ns), limit)
+    if limit is None:
+        return None
+    return _over_seconds(state, lease, state.used_milli_ns(lease.tenant, now.ns), limit, beside)
 
 
 def drawing(state: State, lease: LeaseRecord) -> int:
@@ -271,9 +274,9 @@ def _expected_ns(lease: LeaseRecord) -> int:
     return lease.expect_ns * sum(want.count for want in lease.wants if want.kind is Kind.GPU)
 
 
-def _over_seconds(state: State, lease: LeaseRecord, used_milli_ns: int, limit: int) -> str | None:
+def _over_seconds(state: State, lease: LeaseRecord, used_milli_ns: int, limit: int, beside: int) -> str | None:
     used_s = used_milli_ns / MILLIS_PER_DEVICE / NS_PER_S
-    expected_s = _expected_ns(lease) / NS_PER_S
+    expected_s = (1 + beside) * _expected_ns(lease) / NS_PER_S
     if used_s < limit and used_s + expected_s <= limit:
         return None
     window = format_duration(state.books.usage_window_ns)

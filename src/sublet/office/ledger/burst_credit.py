@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from sublet.office.ledger import events as ev
 from sublet.office.ledger.records import BurstRecord, LeaseRecord, Quota
 from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, TenantId
 
 if TYPE_CHECKING:
     from sublet.office.ledger.state import State
+    from sublet.office.ledger.transaction import Transaction
 
 HOUR: Final = 3600
 """The credit is counted in thousandths of a device times nanoseconds, times this, so that each rate is whole."""
@@ -31,8 +33,15 @@ def left(record: BurstRecord, now_ns: int) -> int:
     return max(0, min(record.bound, record.credit + rate * (now_ns - record.at_ns)))
 
 
+def go_by_quota(step: Transaction, tenant: TenantId) -> None:
+    """If the tenant has another bound or rate now, they hold from this moment on, whether or not anything draws."""
+    known, quota = step.state.books.bursts.get(tenant), step.state.quota_of(tenant)
+    if known is not None and (known.bound, known.refill) != (bound_of(quota), quota.burst_refill_seconds or 0):
+        step.emit(ev.BurstChanged(tenant=tenant, burst=account(step.state, tenant, step.now.ns)))
+
+
 def account(state: State, tenant: TenantId, now_ns: int) -> BurstRecord:
-    """How its credit stands. Where nothing was drawn yet it is full. Another bound or rate holds from now on."""
+    """How its credit stands. Where nothing was drawn yet it is full."""
     quota, known = state.quota_of(tenant), state.books.bursts.get(tenant)
     bound, refill = bound_of(quota), quota.burst_refill_seconds or 0
     if known is None:

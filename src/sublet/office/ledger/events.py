@@ -234,6 +234,13 @@ class BurstDrawn(_Fact, frozen=True, kw_only=True, tag="burst_drawn"):
     """How the credit stands, with the numbers of the quota that hold from now on."""
 
 
+class BurstChanged(_Fact, frozen=True, kw_only=True, tag="burst_changed"):
+    """The burst credit of a tenant that has drawn on it has another bound, or fills at another rate, from now on."""
+
+    tenant: TenantId
+    burst: BurstRecord
+
+
 class Queued(_Audited, frozen=True, kw_only=True, tag="queued"):
     """A request was accepted. It may be granted in the same step."""
 
@@ -534,6 +541,7 @@ Event = (
     | BudgetCredited
     | BudgetReached
     | BudgetRemoved
+    | BurstChanged
     | BurstDrawn
     | Queued
     | PriorityGained

@@ -18,7 +18,7 @@ from sublet.office.ledger import admission, preemption, promises
 from sublet.office.ledger.budgets import money
 from sublet.office.ledger.estimate import estimate_ns, leaves_at
 from sublet.office.ledger.groups import Floors, is_within_floor
-from sublet.office.ledger.order import InOrder, kinds_of, position
+from sublet.office.ledger.order import TURNS_WAITED, InOrder, kinds_of, position
 from sublet.office.ledger.placement import RoomsByNode, fit
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord, Now
@@ -26,6 +26,9 @@ from sublet.office.ledger.replacing import held_since_ns
 from sublet.office.ledger.state import State
 from sublet.office.ledger.volume_rooms import why_not_yet
 from sublet.values import Kind, Tier, format_duration
+
+SHARES_LOOKED_AT = 24
+"""Moments, each the shortest turn after the other, at which shares are looked at beforehand."""
 
 
 class Because(enum.StrEnum):
@@ -229,6 +232,10 @@ def _takable_at(
         since_ns = held_since_ns(holder)
         least_ns = preemption.least_turn_ns(holder, policy)
         moments |= {since_ns + at_ns for at_ns in (policy.min_run_batch_ns, policy.max_hold_ns, least_ns)}
+        if state.weights_differ:  # then it may be their shares that let the request have it
+            from_ns = max(now.ns, since_ns + policy.max_hold_ns)
+            moments |= {from_ns + number * policy.turn_least_ns for number in range(1, SHARES_LOOKED_AT)}
+            moments.add(max(from_ns, request.asked_at_ns + TURNS_WAITED * policy.max_hold_ns))
     if holder.idle_since_ns is not None:
         rest_ns = policy.idle_before_yielding_ns(holder.moving_ns, state.saves.get(holder.id, 0))
         moments.add(holder.idle_since_ns + rest_ns)
@@ -344,6 +351,8 @@ def _who_may_take_it(lease: LeaseRecord, state: State, now: Now, policy: Policy)
         text = "it was held for the maximum: others who wait go first"
     else:
         text = f"in {_in(maximum_ns, now)} it will have been held for the maximum; then others who wait go first"
+    if state.weights_differ:
+        text += ", those of less weight once they would have the smaller share"
     yield Reason(ReasonKind.MAXIMUM, text, maximum_ns)
     match lease.tier:
         case Tier.SPOT:

@@ -205,6 +205,7 @@ def _tenant_set(state: State, event: ev.TenantSet, now: Now) -> None:
         state.move_tenant(event.tenant.id, into, now)
     state.tenants[event.tenant.id] = event.tenant
     state.books.removed.pop(event.tenant.id, None)
+    state.weights_changed()
     state.capacity_version += 1
 
 
@@ -213,16 +214,19 @@ def _tenant_removed(state: State, event: ev.TenantRemoved, now: Now) -> None:
     state.books.removed[event.tenant] = event.generation
     state.books.accounts.pop(event.tenant, None)
     state.books.bursts.pop(event.tenant, None)
+    state.weights_changed()
     tenant_gone(state, event.tenant)
 
 
 def _group_set(state: State, event: ev.GroupSet, now: Now) -> None:
     state.books.groups[event.group.id] = event.group
+    state.weights_changed()
     state.capacity_version += 1
 
 
 def _group_removed(state: State, event: ev.GroupRemoved, now: Now) -> None:
     state.books.groups.pop(event.group, None)
+    state.weights_changed()
     state.books.group_accounts.pop(event.group, None)
     group_gone(state, event.group)
     state.capacity_version += 1
@@ -277,6 +281,11 @@ def _burst_drawn(state: State, event: ev.BurstDrawn, now: Now) -> None:
     lease.draws = event.millis
     if not event.millis:
         state.capacity_version += 1
+
+
+def _burst_changed(state: State, event: ev.BurstChanged, now: Now) -> None:
+    state.books.bursts[event.tenant] = event.burst
+    state.capacity_version += 1
 
 
 def _no_longer_draws(state: State, lease: LeaseRecord, now: Now) -> None:
@@ -608,6 +617,7 @@ FOLD: Final[dict[type, Callable[[State, Any, Now], None]]] = {
     ev.BudgetCredited: budget_credited,
     ev.BudgetReached: budget_reached,
     ev.BudgetRemoved: budget_removed,
+    ev.BurstChanged: _burst_changed,
     ev.BurstDrawn: _burst_drawn,
     ev.Queued: _queued,
     ev.PriorityGained: _priority_gained,

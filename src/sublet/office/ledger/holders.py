@@ -88,7 +88,7 @@ def acquire_many(step: Step, schedule: Schedule, command: cmd.AcquireMany) -> An
     if refusal is not None:
         return refusal
     most, own_limit = _within_limits(step, lease, count)
-    rooms = schedule.rooms_for(state, lease)
+    rooms = schedule.rooms_for(state, lease, step.now.ns)
     found = fit_many(lease.wants, lease.tenant, rooms, most, mix=policy.share_across_tenants)
     left = millis_left(state, lease)
     if left is not None:
@@ -128,7 +128,7 @@ def _acquire_new(step: Step, schedule: Schedule, command: cmd.Acquire, mark: str
     if refusal is not None:
         return refusal
     own_limit = admission.own_limit(state, lease, step.now)
-    rooms = schedule.rooms_for(state, lease)
+    rooms = schedule.rooms_for(state, lease, step.now.ns)
     freed = replacing.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
     if own_limit is None:
         found = admission.place(lease, state, rooms, policy)

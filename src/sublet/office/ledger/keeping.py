@@ -85,7 +85,7 @@ def _why_not_renewed(step: Step, lease: LeaseRecord, *, active: bool) -> tuple[E
     if budget is not None:
         return EndReason.BUDGET, budgets.sentence(budget, step.now)
     held_ns = step.now.ns - replacing.held_since_ns(lease)
-    if held_ns >= step.policy.max_hold_ns and others_wait_for(step.state, lease):
+    if held_ns >= step.policy.max_hold_ns and others_wait_for(step.state, lease, step.now.ns, step.policy):
         return EndReason.FAIR_SHARE, f"it was held for {format_duration(held_ns)} and others wait"
     return None
 

@@ -39,7 +39,8 @@ class Ledger:
 
     def go_by(self, policy: Policy) -> None:
         """Decide by this policy from the next command on. What was granted stays."""
-        self.policy = self._schedule.policy = policy
+        self.policy = policy
+        self._schedule.go_by(policy)
         self.state.quota_default = policy.quota_default
 
     def handle(self, command: cmd.Command, now: Now) -> Outcome:
@@ -117,7 +118,7 @@ class Ledger:
 
     def explain(self, lease: LeaseRecord, now: Now) -> Explanation:
         """Why it waits, or what may end it."""
-        return explain(lease, self._schedule.rooms_for(self.state, lease), self.state, now, self.policy)
+        return explain(lease, self._schedule.rooms_for(self.state, lease, now.ns), self.state, now, self.policy)
 
     def usage_ms(self, tenant: TenantId, now: Now) -> int:
         """Device-milliseconds used within the rolling window."""

@@ -8,7 +8,7 @@ import msgspec
 
 from sublet.errors import InvalidRequest, NotFound, Quarantined
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
-from sublet.office.ledger import arrangement, reservations, volumes
+from sublet.office.ledger import arrangement, burst_credit, reservations, volumes
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer, Done
@@ -114,6 +114,7 @@ def set_tenant(step: Step, command: cmd.SetTenant) -> Answer:
         ):
             changed = _of_next_generation(changed)
         step.emit(ev.TenantSet(tenant=changed))
+        burst_credit.go_by_quota(step, changed.id)
     return Done()
 
 

@@ -10,18 +10,19 @@ is computed here and nowhere else.
 Backfill: a request that fits may go past one that does not, so no device stays idle that one could use. The price is
 that a large request could wait for ever behind a stream of small ones; so once the head of the line has waited
 ``gang_patience_ns`` for lack of room, no request of its own or a lower tier is let past to the kinds it wants, on
-those nodes that could have it. The others are not kept idle for a request that they cannot serve.
+those nodes that could have it. The others are not kept idle for a request that they cannot serve. A request that stands
+before it in the line does not pass it, and has what is free.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 
-from sublet.lease.states import LeaseStatus
-from sublet.office.ledger.fairness import Account, share
-from sublet.office.ledger.groups import is_within_floor
+from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.office.ledger.fairness import SHARED_KINDS, Account, amounts_of, share
+from sublet.office.ledger.groups import asked_millis, is_within_floor
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord
 from sublet.office.ledger.state import Lane, State, Waiting, lane_of, waiting
@@ -29,13 +30,15 @@ from sublet.values import GroupId, Kind, LeaseId, TenantId
 
 WAITING_LOOKED_AT = 64
 """Waiting requests of each tenant and tier that are looked at to see whether one of them wants what a lease has."""
+TURNS_WAITED = 8
+"""Once it has waited for so many maximum holds, no holder keeps its lease longer than another for its weight."""
 
 
 class Shares:
     """The keys by which groups and tenants are sorted at one moment; smaller goes first."""
 
     def __init__(self, state: State, now_ns: int, policy: Policy) -> None:
-        self._state, self._now_ns = state, now_ns
+        self._state, self._now_ns, self._policy = state, now_ns, policy
         self._capacity, self._decay = state.capacity, state.decay
         self._ahead = policy.held_counts_as_ns * self._decay.weight(now_ns)
 
@@ -47,8 +50,14 @@ class Shares:
         account = self._state.books.accounts.get(tenant)
         if account is None:  # as of most who wait in a long line
             return 0, tenant
-        known = self._state.tenants.get(tenant)
-        return self._share(account, 1 if known is None else known.weight), tenant
+        return self._share(account, self._state.weight_of(tenant)), tenant
+
+    def after_half_a_turn(self, account: Account, level: Sequence[int], weight: int) -> int:
+        """The share per weight with half a maximum hold more, in which this much is held."""
+        ahead = self._policy.max_hold_ns // 2 * self._decay.weight(self._now_ns)
+        used = account.used_at(self._now_ns, self._decay)
+        then = Account(at_ns=self._now_ns, level=list(level), used=used)
+        return share(then, self._capacity, weight, ahead, self._now_ns, self._decay)
 
     def _share(self, account: Account, weight: int) -> int:
         return share(account, self._capacity, weight, self._ahead, self._now_ns, self._decay)
@@ -102,15 +111,17 @@ class InOrder:
         return self._state.leases[lease].status is LeaseStatus.QUEUED
 
 
-def others_wait_for(state: State, lease: LeaseRecord) -> bool:
-    """Whether a request of another tenant waits for something of the kinds that this lease has, and has a claim to it:
-    to what a group has by its floor or by a reservation, only those inside the group have one."""
+def others_wait_for(state: State, lease: LeaseRecord, now_ns: int, policy: Policy) -> bool:
+    """Whether a request of another tenant waits for something of the kinds that this lease has, and has a claim to it,
+    once it was held for the maximum: to what a group has by its floor or by a reservation, only those inside the group
+    have one."""
     own: GroupId | None = state.group_of(lease.tenant)
     if not is_within_floor(state, lease) and state.has_reserved(lease) != own:
         own = None
     kinds = {part.kind for part in lease.parts} - {Kind.BLOCK}
     return any(
         kinds & kinds_of(state.leases[other])
+        and yields_after_maximum(state, lease.tenant, state.leases[other], now_ns, policy)
         for groups in state.queue.values()
         for group, lines in groups.items()
         if own is None or group == own
@@ -118,6 +129,67 @@ def others_wait_for(state: State, lease: LeaseRecord) -> bool:
         if tenant != lease.tenant
         for *_, other in islice(line, WAITING_LOOKED_AT)
     )
+
+
+def yields_after_maximum(state: State, holder: TenantId, request: LeaseRecord, now_ns: int, policy: Policy) -> bool:
+    """Whether a holder that has held for the maximum yields to the request.
+
+    If all took turns of one length, those that wait all the time would have the same, whatever their weights. So a
+    holder yields to a request of less weight (of its group, or of its tenant within one) once the request would have
+    the smaller share per weight if both went on for half a turn, promises kept; or once it has waited for eight turns.
+    """
+    if not state.weights_differ or now_ns - request.asked_at_ns >= TURNS_WAITED * policy.max_hold_ns:
+        return True
+    own, others = state.group_of(holder), state.group_of(request.tenant)
+    whose: Callable[[TenantId], str]
+    if own != others:
+        groups, whose = state.books.group_accounts, state.group_of
+        accounts = {str(name): groups.get(name) or Account() for name in (own, others)}
+        weights = {str(name): state.group(name).weight for name in (own, others)}
+    else:
+        tenants, whose = state.books.accounts, str
+        accounts = {str(name): tenants.get(name) or Account() for name in (holder, request.tenant)}
+        weights = {str(name): state.weight_of(name) for name in (holder, request.tenant)}
+    mine, theirs = whose(holder), whose(request.tenant)
+    if weights[mine] <= weights[theirs]:
+        return True
+    levels = {name: list(account.level) for name, account in accounts.items()}
+
+    def count(tenant: TenantId, amounts: Sequence[int], sign: int) -> None:
+        level = levels.get(whose(tenant))
+        if level is not None:
+            level[:] = [each + sign * more for each, more in zip(level, amounts, strict=True)]
+
+    for promised in map(state.leases.__getitem__, state.promises):
+        count(promised.tenant, amounts_of(promised.promise), +1)
+        for victim in map(state.leases.get, promised.victims):
+            if victim is not None and victim.status in LIVE_STATES:
+                count(victim.tenant, amounts_of(victim.parts), -1)
+    count(request.tenant, _asked_amounts(state, request), +1)
+    shares = Shares(state, now_ns, policy)
+    after = {name: shares.after_half_a_turn(accounts[name], levels[name], weights[name]) for name in (mine, theirs)}
+    return after[theirs] < after[mine]
+
+
+def _asked_amounts(state: State, request: LeaseRecord) -> list[int]:
+    """What it would hold, as in an account."""
+    found = [asked_millis(state, request.wants), 0, 0]
+    for want in request.wants:
+        if want.kind in (Kind.CPU, Kind.MEMORY):
+            found[SHARED_KINDS.index(want.kind)] += want.amount
+    return found
+
+
+def goes_before(state: State, lease: LeaseRecord, other: LeaseRecord, now_ns: int, policy: Policy) -> bool:
+    """Whether a request, waiting or just come, stands before another one in the queue."""
+    shares = Shares(state, now_ns, policy)
+
+    def key(one: LeaseRecord) -> tuple[object, ...]:
+        tier, has_priority = lane_of(one)
+        group = shares.of_group(state.group_of(one.tenant))
+        return -tier.rank, not has_priority, *group, *shares.of_tenant(one.tenant), *waiting(one)
+
+    return key(lease) < key(other)
 
 
 def position(state: State, lease: LeaseRecord, now_ns: int, policy: Policy) -> int:

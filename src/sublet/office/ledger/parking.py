@@ -56,7 +56,7 @@ _WAITS: Final = frozenset({LeaseStatus.QUEUED, LeaseStatus.GRANTED})
 # ---- 1: notice ----
 
 
-def parkable(step: Transaction, rooms_for: Callable[[State, LeaseRecord], RoomsByNode], report: Parkable) -> None:
+def parkable(step: Transaction, rooms_for: Callable[[State, LeaseRecord, int], RoomsByNode], report: Parkable) -> None:
     """An agent says what the guests of a lease that has notice, or runs out, would need. It says so again, so nothing
     is lost by answering no now."""
     lease = step.state.leases.get(report.lease)
@@ -79,7 +79,7 @@ def parkable(step: Transaction, rooms_for: Callable[[State, LeaseRecord], RoomsB
         return
     parking = _record(step, lease, report, ability)
     over = admission.over_quota(parking.wants, step.state.quota_of(lease.tenant), step.state.held_by(lease.tenant))
-    here = rooms_for(step.state, parking).get(lease.node, ()) if lease.node is not None else ()
+    here = rooms_for(step.state, parking, step.now.ns).get(lease.node, ()) if lease.node is not None else ()
     parts = None if over else fit_on_node(parking.wants, lease.tenant, here, mix=True)
     if parts is None:
         needed = format_size(report.amount)

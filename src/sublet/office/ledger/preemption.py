@@ -32,6 +32,9 @@ on such a device has standing 0 for the group's own requests, whatever its tier.
 all others: how many leases of others are on the devices of groups that ask for them. A preemption for the group lowers
 it, and none raises it.
 
+**Weights.** Beyond the maximum a holder of more weight keeps its lease until its share per weight is the larger one
+(``order.yields_after_maximum``). That is a reason less to take a lease, so the potential falls as before.
+
 **Further turns.** A holder that is taken after the maximum and goes on has had its turn: what it holds from then on is
 taken, after a least run, for a request whose holder has not had the maximum yet. Otherwise holders that take turns
 would be within their maximum all the time, and a newcomer would wait for one of them to end. A holder that was
@@ -53,7 +56,7 @@ from itertools import islice
 
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.office.ledger.groups import Floors, gpu_millis
-from sublet.office.ledger.order import kinds_of
+from sublet.office.ledger.order import kinds_of, yields_after_maximum
 from sublet.office.ledger.placement import RoomsByNode, fit, fit_on_node
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord
@@ -127,7 +130,7 @@ def victim(
     standing, reason = standing_of_request(lease.tier), EndReason.PREEMPTED
     if is_idle:
         standing = 0
-    elif lease.tenant != request.tenant and has_had_its_turn(lease, request, ran_ns, policy):
+    elif lease.tenant != request.tenant and has_had_its_turn(lease, request, state, now_ns, policy):
         standing, reason = standing - 1, EndReason.FAIR_SHARE
     elif lease.tier is not Tier.SPOT and ran_ns < policy.min_run_batch_ns:
         return None
@@ -140,10 +143,11 @@ def victim(
     return None
 
 
-def has_had_its_turn(lease: LeaseRecord, request: LeaseRecord, ran_ns: int, policy: Policy) -> bool:
-    """Whether its holder has held for the maximum: with this lease, or with what it goes on with, in which case it
-    yields only to requests that have not, and after a least run."""
-    if ran_ns >= policy.max_hold_ns:
+def has_had_its_turn(lease: LeaseRecord, request: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:
+    """Whether its holder has held for the maximum, with this lease, and yields to this request; or with what it goes on
+    with, in which case it yields only to requests that have not, and after a least run."""
+    ran_ns = now_ns - held_since_ns(lease)
+    if ran_ns >= policy.max_hold_ns and yields_after_maximum(state, lease.tenant, request, now_ns, policy):
         return True
     is_after_its_turn = is_further_turn(lease, policy) and ran_ns >= least_turn_ns(lease, policy)
     return is_after_its_turn and not is_further_turn(request, policy)

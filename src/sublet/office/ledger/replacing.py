@@ -76,7 +76,7 @@ def with_its_parts_free(
     old = present(state, lease)
     if old is None or old.status is not LeaseStatus.ACTIVE or old.node is None or old.node not in rooms:
         return None
-    if now_ns - held_since_ns(old) >= policy.max_hold_ns and others_wait_for(state, old):
+    if now_ns - held_since_ns(old) >= policy.max_hold_ns and others_wait_for(state, old, now_ns, policy):
         return None
     parts = {part.resource: part for part in old.parts}
 

@@ -16,9 +16,19 @@ from itertools import islice, takewhile
 from typing import NamedTuple
 
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.office.ledger import admission, budgets, parking, preemption, promises, replacing, reservations, volumes
+from sublet.office.ledger import (
+    admission,
+    budgets,
+    burst_credit,
+    parking,
+    preemption,
+    promises,
+    replacing,
+    reservations,
+    volumes,
+)
 from sublet.office.ledger import events as ev
-from sublet.office.ledger.order import InOrder, kinds_of, position
+from sublet.office.ledger.order import InOrder, goes_before, kinds_of, position
 from sublet.office.ledger.placement import RoomsByNode, fit, fit_on_node
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord, Now
@@ -85,6 +95,9 @@ class Schedule:
         self._look_at_ns: int | None = 0
         """When the whole line is looked at; None: nothing has changed since it was."""
         self._looked_at_ns = -policy.replan_every_ns
+        self._look_again_ns: int | None = None
+        """When shares may have come to be in another order, where that decides: weights differ, and a holder of more
+        weight yields once its share is the larger one; or room is kept for a request, and another stands before it."""
         self._looks_left = 0
         """Passes until all who wait have had their look at what has changed."""
         self._yields: list[tuple[int, LeaseId]] = []
@@ -102,6 +115,11 @@ class Schedule:
         """The first moments of all budgets."""
         self._guarded: dict[tuple[NodeId, Kind], _Guard] = {}
         """What is kept for a patient head of the line, on nodes that could have it."""
+        self._is_policy_new = True
+
+    def go_by(self, policy: Policy) -> None:
+        """Decide by this policy from the next command on. One of its limits may be all that a request lacked."""
+        self.policy, self._is_policy_new, self._settled_at_version = policy, True, -1
 
     def next_wake_ns(self, state: State, now: Now | None = None) -> int | None:
         """When time alone will change something. ``now``: as the clocks are by now, where one of them may have been set
@@ -117,34 +135,38 @@ class Schedule:
             wake_ns = _sooner(wake_ns, ends_wall_ns - ahead_ns)
         if state.queued_count:
             wake_ns = _sooner(_sooner(wake_ns, self._look_at_ns), self._moments.next_ns())
+            wake_ns = _sooner(wake_ns, self._look_again_ns)
             if self._yields:
                 wake_ns = _sooner(wake_ns, max(self._yields[0][0], self._planned_at_ns + PLAN_AGAIN_NS))
         if state.ended:
             wake_ns = _sooner(wake_ns, _ended_at(state.leases[state.ended[0]]) + self.policy.ended_keep_ns)
         return wake_ns
 
-    def rooms_for(self, state: State, lease: LeaseRecord) -> RoomsByNode:
+    def rooms_for(self, state: State, lease: LeaseRecord, now_ns: int, *, is_for_taking: bool = False) -> RoomsByNode:
         """Rooms as this lease, waiting or just come, may see them: without what is promised to others, and without
-        the nodes where it would have to go past a patient head of the line."""
+        the nodes where it would have to go past a patient request. One that stands before that in the queue does not go
+        past it, but takes no lease there either (``is_for_taking``): what is taken there is for the patient one."""
         rooms = promises.rooms_for(state, lease)
         if not self._guarded:
             return rooms
+        keeps_out = {
+            guard
+            for guard in set(self._guarded.values())
+            if self._keeps_out(guard, lease)
+            and (is_for_taking or not goes_before(state, lease, state.leases[guard.lease], now_ns, self.policy))
+        }
+        open_to_it = {
+            node for node in rooms if all(self._guarded.get((node, kind)) not in keeps_out for kind in kinds_of(lease))
+        }
         return {
-            node: here if self._lets_past(lease, node) else kept
+            node: here if node in open_to_it else kept
             for node, here in rooms.items()
-            if (kept := [room for room in here if room.reserved]) or self._lets_past(lease, node)
+            if (kept := [room for room in here if room.reserved]) or node in open_to_it
         }
 
-    def _lets_past(self, lease: LeaseRecord, node: NodeId) -> bool:
-        guards = (self._guarded.get((node, kind)) for kind in kinds_of(lease))
+    def _keeps_out(self, guard: _Guard, lease: LeaseRecord) -> bool:
         is_new = not preemption.is_further_turn(lease, self.policy)
-        return all(
-            guard is None
-            or guard.rank < lease.tier.rank
-            or guard.lease == lease.id
-            or (guard.lets_newcomers_past and is_new)
-            for guard in guards
-        )
+        return guard.rank >= lease.tier.rank and guard.lease != lease.id and not (guard.lets_newcomers_past and is_new)
 
     def _guards_nobody(self, state: State) -> bool:
         """Whether room is kept for a request that has left the queue, or is promised something by now."""
@@ -201,6 +223,10 @@ class Schedule:
     def settle(self, step: Step) -> None:
         """Grant every request that fits now, and look for victims for those that do not, if it is time to. What has
         come with this command is looked at in a turn of its own."""
+        if self._is_policy_new:
+            for tenant in list(step.state.books.bursts):
+                burst_credit.go_by_quota(step, tenant)
+            self._is_policy_new = False
         self.settle_budgets(step)
         if not step.state.books.reservations:
             self._reservations_at_ns = None
@@ -289,6 +315,8 @@ class Schedule:
             self._planned_at_ns = now_ns
         if due:
             self._looked_at_ns = now_ns
+            is_by_shares = state.weights_differ or bool(self._guarded)
+            self._look_again_ns = now_ns + self.policy.turn_least_ns if is_by_shares else None
             self._looks_left -= 1
             self._look_at_ns = now_ns + self.policy.replan_every_ns if self._looks_left > 0 else None
         if self._guards_nobody(state):  # what was kept for it is open to the others
@@ -302,7 +330,8 @@ class Schedule:
             self._look_at_ns = max(at_ns, self._looked_at_ns + self.policy.replan_every_ns)
 
     def _is_due(self, state: State, now_ns: int) -> bool:
-        if self._moments.have_come(now_ns) and state.queued_count:
+        shares_are_due = self._look_again_ns is not None and self._look_again_ns <= now_ns
+        if (self._moments.have_come(now_ns) or shares_are_due) and state.queued_count:
             self._look_soon(state, now_ns)
         return state.queued_count > 0 and self._look_at_ns is not None and now_ns >= self._look_at_ns
 
@@ -361,7 +390,7 @@ class Schedule:
         state, policy = step.state, self.policy
         if admission.own_limit(state, lease, step.now, with_promises=True) is not None:
             return
-        rooms = self.rooms_for(state, lease)
+        rooms = self.rooms_for(state, lease, step.now.ns, is_for_taking=True)
         if only_reserved:
             rooms = {
                 node: [room for room in here if room.reserved or room.kind is not Kind.GPU]
@@ -399,7 +428,7 @@ class Schedule:
                 assert lease.promise_node is not None
                 step.grant(lease, lease.promise_node, lease.promise)
                 continue
-            found, old = self._fit(state, lease), replacing.present(state, lease)
+            found, old = self._fit(state, lease, step.now.ns), replacing.present(state, lease)
             if found is not None:  # room came from elsewhere: the victims may stay
                 step.grant(lease, *found)
             elif old is not None and promises.can_be_kept(state, lease, without=old):
@@ -429,7 +458,7 @@ class Schedule:
                     if admission.over_seconds(state, lease, step.now) is not None:
                         self._moments.add(admission.seconds_free_at(state, lease, step.now))
                     continue
-                found = self._fit(state, lease)
+                found = self._fit(state, lease, now_ns)
                 if found is not None:
                     step.grant(lease, *found)
                     continue
@@ -441,13 +470,13 @@ class Schedule:
             if now_ns - lease.asked_at_ns >= self.policy.gang_patience_ns:
                 self._guard(state, lease, now_ns)
 
-    def _fit(self, state: State, lease: LeaseRecord) -> tuple[NodeId, list[Part]] | None:
-        return admission.place(lease, state, self.rooms_for(state, lease), self.policy)
+    def _fit(self, state: State, lease: LeaseRecord, now_ns: int) -> tuple[NodeId, list[Part]] | None:
+        return admission.place(lease, state, self.rooms_for(state, lease, now_ns), self.policy)
 
     def _fit_in_its_place(self, step: Step, lease: LeaseRecord) -> tuple[NodeId, list[Part]] | None:
         """Where it fits if its holder's present lease ends."""
         state, policy = step.state, self.policy
-        rooms = self.rooms_for(state, lease)
+        rooms = self.rooms_for(state, lease, step.now.ns)
         freed = replacing.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
         return None if freed is None else fit(lease.wants, lease.tenant, freed, mix=policy.share_across_tenants)
 

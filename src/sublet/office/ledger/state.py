@@ -189,6 +189,7 @@ class State:
         self.held: dict[TenantId, Held] = {}
         self.held_by_group: dict[GroupId, Held] = {}
         self._capacity: list[int] | None = None
+        self._weights_differ: bool | None = None
         self.requests: dict[tuple[TenantId, RequestId], LeaseId] = {}
         self.queue: dict[Lane, dict[GroupId, dict[TenantId, list[Waiting]]]] = {lane: {} for lane in LANES}
         """Waiting leases, per tier, group and tenant in the order in which they go."""
@@ -245,6 +246,23 @@ class State:
     def group(self, name: GroupId) -> GroupRecord:
         """What holds for a group; the default group is there without being made."""
         return self.books.groups.get(name) or (_DEFAULT if name == DEFAULT_GROUP else GroupRecord(id=name))
+
+    def weight_of(self, tenant: TenantId) -> int:
+        """Within its group."""
+        known = self.tenants.get(tenant)
+        return 1 if known is None else known.weight
+
+    @property
+    def weights_differ(self) -> bool:
+        """Whether any group or tenant has another weight than 1."""
+        if self._weights_differ is None:
+            groups, tenants = self.books.groups.values(), self.tenants.values()
+            self._weights_differ = any(one.weight != 1 for one in groups) or any(one.weight != 1 for one in tenants)
+        return self._weights_differ
+
+    def weights_changed(self) -> None:
+        """A group or a tenant is there, is gone, or has another weight."""
+        self._weights_differ = None
 
     def reserved_group(self, resource: ResourceId) -> GroupId | None:
         """The group for which a reservation keeps the device; None if none does."""
@@ -495,8 +513,7 @@ class State:
             piece.state = next_slice(piece.state, SliceEvent.TEARDOWN, piece.resource)
         self.hold(lease, -1)
         self.meter(lease, -1, now)
-        group = self.group_of(lease.tenant)
-        if any(group in waiting for waiting in self.queue.values()):  # a quota may have been all they lacked
+        if self.queued_count:  # a quota may have been all they lacked, or notice for one device more
             self.capacity_version += 1
 
     def count_kept(self, volume: VolumeRecord, sign: int) -> None:

@@ -51,6 +51,20 @@ class Spot:
 
 
 @dataclass
+class Drawing:
+    """A lease draws on the burst credit of its tenant."""
+
+    lease: str
+    tenant: str
+    millis: int
+    since_ns: int
+    until_ns: int | None = None
+
+    def goes_on_at(self, at_ns: int) -> bool:
+        return self.since_ns <= at_ns and (self.until_ns is None or at_ns < self.until_ns)
+
+
+@dataclass
 class ModelLease:
     id: str
     tenant: str
@@ -92,6 +106,10 @@ class Model:
     ceilings: dict[str, int] = field(default_factory=dict)
     """Of groups that have one."""
     now_ns: int = 0
+    past_quotas: list[tuple[int, str, Quota]] = field(default_factory=list)
+    """Since when each tenant has had which."""
+    drawings: list[Drawing] = field(default_factory=list)
+    """What ever drew on burst credit."""
     leases: list[ModelLease] = field(default_factory=list)
     spots: list[Spot] = field(default_factory=list)
     """What is taken now."""
@@ -160,7 +178,7 @@ class Model:
             return "refused quota"
         if self._place(first, first.wants, []) is None:
             return self._beyond(first)
-        return "refused capacity" if trial._within(first) else "refused quota"
+        return "refused capacity" if trial._within(leases[count]) else "refused quota"
 
     def _within(self, lease: ModelLease) -> bool:
         over = self._over(lease, self.quotas[lease.tenant], self._held(lease.tenant))
@@ -201,6 +219,7 @@ class Model:
     def renew(self, lease: ModelLease) -> str:
         if lease.status != "active" or self._spent(lease):
             return "error"
+        self._draw(lease, self._millis(lease) if self._is_beyond(lease) else 0)
         lease.deadline_ns = max(lease.deadline_ns, self.now_ns + lease.ttl_ns)
         return "granted"
 
@@ -245,6 +264,55 @@ class Model:
                 until_ns = self.now_ns if spot.until_ns is None else spot.until_ns
                 total += spot.millis * max(0, until_ns - max(begin, spot.since_ns))
         return total
+
+    # ---- burst credit ----
+
+    def set_quota(self, tenant: str, quota: Quota) -> None:
+        self.quotas[tenant] = quota
+        self.past_quotas.append((self.now_ns, tenant, quota))
+        self.settle()
+
+    def credit(self, tenant: str) -> Fraction:
+        """What is left, in thousandths of a device and nanoseconds: all, until something has drawn on it; then from the
+        first time on again, moment by moment."""
+        drawings = [one for one in self.drawings if one.tenant == tenant]
+        if not drawings:
+            return _bound(self.quotas[tenant])
+        began_ns = drawings[0].since_ns
+        past = [(at_ns, quota) for at_ns, whose, quota in self.past_quotas if whose == tenant]
+        moments = {self.now_ns, *(at_ns for at_ns, _ in past)}
+        moments.update(at_ns for one in drawings for at_ns in (one.since_ns, one.until_ns) if at_ns is not None)
+        quota = [quota for at_ns, quota in past if at_ns <= began_ns][-1]
+        left = _bound(quota)
+        for at_ns, next_ns in itertools.pairwise(sorted(at_ns for at_ns in moments if at_ns >= began_ns)):
+            for changed_ns, changed in past:
+                quota = changed if changed_ns == at_ns else quota
+                left = min(left, _bound(quota)) if changed_ns == at_ns else left
+            rate = Fraction((quota.burst_refill_seconds or 0) * MILLIS_PER_DEVICE, 3600)
+            rate -= sum(one.millis for one in drawings if one.goes_on_at(at_ns))
+            left = max(Fraction(0), min(_bound(quota), left + rate * (next_ns - at_ns)))
+        return min(left, _bound(self.quotas[tenant]))
+
+    def _is_covered(self, lease: ModelLease) -> bool:
+        """Whether the credit lasts for a time to live of this lease and of all that draws beside it."""
+        drawn = sum(one.millis for one in self._drawing(lease.tenant) if one.lease != lease.id)
+        needed = (drawn + self._millis(lease)) * lease.ttl_ns
+        return bool(_bound(self.quotas[lease.tenant])) and needed <= self.credit(lease.tenant)
+
+    def _drawing(self, tenant: str) -> list[Drawing]:
+        return [one for one in self.drawings if one.tenant == tenant and one.until_ns is None]
+
+    def _draw(self, lease: ModelLease, millis: int) -> None:
+        for one in self._drawing(lease.tenant):
+            if one.lease == lease.id:
+                one.until_ns = self.now_ns
+        if millis:
+            self.drawings.append(Drawing(lease.id, lease.tenant, millis, self.now_ns))
+
+    def _millis(self, lease: ModelLease) -> int:
+        """What it has of devices, or asks for: a part is least of the largest device."""
+        has = [spot.millis for spot in self.spots if (spot.lease, spot.grant) == (lease.id, lease.grant)]
+        return sum(has) or sum(self._asked(lease))
 
     # ---- money ----
 
@@ -323,7 +391,9 @@ class Model:
         """Tier, then priority, then the group with the smallest share, in it the tenant with the smallest share, then
         arrival."""
 
-        waiting = [lease for lease in self.leases if lease.status == "queued"]
+        return self._in_order([lease for lease in self.leases if lease.status == "queued"])
+
+    def _in_order(self, waiting: list[ModelLease]) -> list[ModelLease]:
         groups = {tenant: self.group_of(tenant) for tenant in self.quotas}
         by_group = {group: self._share(self._of_group(group), group) for group in set(groups.values())}
         by_tenant = {tenant: self._share(self._of_tenant(tenant), tenant) for tenant in groups}
@@ -398,20 +468,27 @@ class Model:
         )
 
     def _spent(self, lease: ModelLease) -> bool:
+        return self._is_beyond(lease) and not self._is_covered(lease)
+
+    def _is_beyond(self, lease: ModelLease) -> bool:
         limit = self.quotas[lease.tenant].gpu_seconds
         gpu = any(want.kind is Kind.GPU for want in lease.wants)
         return gpu and limit is not None and self.used_milli_ns(lease.tenant) >= limit * 1000 * NS_PER_S
 
     def _above(self, lease: ModelLease, taken: list[Spot]) -> bool:
-        """Whether it is above the ceiling of its group wherever it goes: a part is least of the largest device."""
+        """Whether it is above the ceiling of its group wherever it goes."""
+        asked = self._asked(lease)
+        return bool(asked) and sum(asked) > self._left(lease, taken)
+
+    def _asked(self, lease: ModelLease) -> list[int]:
+        """Thousandths of a device, at least: a part is least of the largest device."""
         sizes = [device.capacity for node in self.nodes for device in node.devices if device.kind is Kind.GPU]
-        asked = [
+        return [
             MILLIS_PER_DEVICE if _alone(want) else max(1, want.amount * MILLIS_PER_DEVICE // max(sizes))
             for want in lease.wants
             for _ in range(want.count)
             if want.kind is Kind.GPU
         ]
-        return bool(asked) and sum(asked) > self._left(lease, taken)
 
     def _left(self, lease: ModelLease, taken: list[Spot]) -> float:
         """How much more its group may have."""
@@ -440,6 +517,7 @@ class Model:
             return False
         if lease not in self.leases:
             self.leases.append(lease)
+        is_beyond = self._is_beyond(lease)
         self.grants += 1
         lease.status, lease.grant = "granted", self.grants
         lease.group = lease.group or self.group_of(lease.tenant)
@@ -447,6 +525,8 @@ class Model:
             spot.grant, spot.payer, spot.pays = self.grants, lease.group, lease.pays
         self.spots += spots
         self.history += spots
+        if is_beyond:
+            self._draw(lease, self._millis(lease))
         return True
 
     def _activate(self, lease: ModelLease) -> None:
@@ -473,6 +553,7 @@ class Model:
         lease.status = "ended" if lease.status == "queued" else "ending"
 
     def _close(self, lease: ModelLease) -> None:
+        self._draw(lease, 0)
         for spot in self.spots:
             if spot.lease == lease.id and spot.until_ns is None:
                 spot.until_ns = self.now_ns
@@ -483,7 +564,9 @@ class Model:
             owners = [(tier, name) for at, kind, tier, name in self.kept if at == node.node and kind is want.kind]
             if owners:
                 tier, name = owners[0]
-                if name != lease.id and RANKS.index(tier) <= RANKS.index(lease.tier):
+                keeps_out = name != lease.id and RANKS.index(tier) <= RANKS.index(lease.tier)
+                patient = next(one for one in self.leases if one.id == name)
+                if keeps_out and self._in_order([patient, lease])[0] is patient:
                     return False
         return True
 
@@ -559,6 +642,11 @@ class Model:
                 if self._place_on(node, lease.tenant, less, taken) is not None:
                     found.append(less)
         return max(found, key=lambda less: [want.amount for want in less], default=None)
+
+
+def _bound(quota: Quota) -> Fraction:
+    """Of the burst credit, in thousandths of a device and nanoseconds."""
+    return Fraction((quota.burst_seconds or 0) * MILLIS_PER_DEVICE * NS_PER_S)
 
 
 def _alone(want: Want) -> bool:

@@ -123,6 +123,11 @@ class TakingModel:
     """Whose lease was taken for whom, and until when that may not be turned round."""
     patient: Asked | None = None
     """For whom the node is kept."""
+    looked_ns: int = 0
+    """When the ledger has looked at all that wait. Time alone changes the order of the queue, which is of consequence
+    only then."""
+    order_ns: int | None = None
+    """The moment of the order by which something is decided, if that is not now."""
 
     # ---- what is asked ----
 
@@ -206,12 +211,16 @@ class TakingModel:
     def next_due_ns(self) -> int | None:
         """When time alone changes something, but for preemptions."""
         moments = [lease.due_ns for lease in self.leases if lease.due_ns is not None]
+        is_by_shares = self.patient is not None or any(group.weight != 1 for group in self.groups.values())
+        if is_by_shares and any(lease.status == "queued" for lease in self.leases):
+            moments.append(self.looked_ns + self.policy.turn_least_ns)
         return min([*moments, *(self._steps_at(one) for one in self.reservations if one.state != "over")], default=None)
 
     # ---- what follows ----
 
     def settle(self, *, plans: bool = True) -> None:
         self.reserve()
+        self.order_ns = self.looked_ns
         for lease in [lease for lease in self.leases if lease.promise]:
             self._keep(lease)
         self._admit()
@@ -219,6 +228,7 @@ class TakingModel:
             for lease in self.line():
                 if not lease.promise:
                     self._make_room(lease)
+        self.order_ns = None
         self.reserve()
 
     def _keep(self, lease: Asked) -> None:
@@ -261,7 +271,8 @@ class TakingModel:
     def _make_room(self, lease: Asked, *, only_reserved: bool = False) -> None:
         if self._above_ceiling(lease, with_promises=True):
             return
-        seen = [gpu for gpu in self._open_to(lease) if not only_reserved or self._reserved_for(gpu) is not None]
+        open_to = self._open_to(lease, for_taking=True)
+        seen = [gpu for gpu in open_to if not only_reserved or self._reserved_for(gpu) is not None]
         if only_reserved:
             seen = [gpu for gpu in seen if self._reserved_for(gpu) == self.members[lease.tenant]]
         spoken_for = {victim for other in self.leases if other.promise for victim in other.victims}
@@ -313,7 +324,7 @@ class TakingModel:
             return None
         standing, why = lease.rank, "preempted"
         least_ns = policy.min_run_batch_ns if lease.tier is Tier.BATCH else policy.turn_least_ns
-        has_had_its_turn = ran_ns >= policy.max_hold_ns or (
+        has_had_its_turn = (ran_ns >= policy.max_hold_ns and self._yields_to(lease, request)) or (
             self._is_further(lease) and ran_ns >= least_ns and not self._is_further(request)
         )
         if lease.tenant != request.tenant and has_had_its_turn:
@@ -367,12 +378,31 @@ class TakingModel:
         group = self.members[lease.tenant]
         is_kept = self._has_reserved(lease) == group or 0 < self._held(group) <= self.groups[group].floor
         waiting = [one for one in self.leases if one.status == "queued" and one.tenant != lease.tenant]
-        return any(not is_kept or self.members[one.tenant] == group for one in waiting)
+        return any(
+            (not is_kept or self.members[one.tenant] == group) and self._yields_to(lease, one) for one in waiting
+        )
+
+    def _yields_to(self, lease: Asked, request: Asked) -> bool:
+        """After the maximum. A heavier group does once it would have the larger share per weight half a turn later."""
+        own, other = self.members[lease.tenant], self.members[request.tenant]
+        if self.groups[own].weight <= self.groups[other].weight:
+            return True
+        waited_ns, turn_ns = self.now_ns - request.asked_ns, self.policy.max_hold_ns
+        return waited_ns >= 8 * turn_ns or self._then(other, request.gpus) < self._then(own, 0)
+
+    def _then(self, group: str, more: int) -> int:
+        uses = [use for use in self.uses if self.members[use[0]] == group]
+        level = (self._level(group) + more) * MILLIS_PER_DEVICE
+        half, now = self.policy.half_life_ns, self._order_ns()
+        ahead = level * (self.policy.max_hold_ns // 2) * 2 * (half + now % half)
+        return (self._used(uses) + ahead) // (MILLIS_PER_DEVICE * len(self.gpus) * self.groups[group].weight)
 
     def line(self) -> list[Asked]:
         """Tier, then the group with the smallest share, in it the tenant with the smallest share, then arrival."""
-        waiting = [lease for lease in self.leases if lease.status == "queued"]
-        return sorted(waiting, key=lambda one: (-one.rank, *self._shares(one.tenant), one.arrival))
+        return sorted((lease for lease in self.leases if lease.status == "queued"), key=self._place)
+
+    def _place(self, lease: Asked) -> tuple[object, ...]:
+        return -lease.rank, *self._shares(lease.tenant), lease.arrival
 
     def _shares(self, tenant: str) -> tuple[int, str, int, str]:
         group = self.members[tenant]
@@ -381,13 +411,20 @@ class TakingModel:
         return self._share(of_group, self.groups[group].weight), group, self._share(own, 1), tenant
 
     def _share(self, uses: list[tuple[str, int, int, int | None]], weight: int) -> int:
-        half, now = self.policy.half_life_ns, self.now_ns
-        total = held = 0
-        for _, gpus, since, until in uses:
-            total += gpus * MILLIS_PER_DEVICE * (area(half, now if until is None else until) - area(half, since))
-            held += 0 if until is not None else gpus * MILLIS_PER_DEVICE
+        half, now = self.policy.half_life_ns, self._order_ns()
+        held = sum(gpus * MILLIS_PER_DEVICE for _, gpus, _, until in uses if until is None)
         ahead = held * self.policy.held_counts_as_ns * 2 * (half + now % half)
-        return ((total >> now // half) + ahead) // (MILLIS_PER_DEVICE * len(self.gpus) * weight)
+        return (self._used(uses) + ahead) // (MILLIS_PER_DEVICE * len(self.gpus) * weight)
+
+    def _used(self, uses: list[tuple[str, int, int, int | None]]) -> int:
+        half, now, total = self.policy.half_life_ns, self._order_ns(), 0
+        for _, gpus, since, until in uses:
+            until = now if until is None else min(now, until)
+            total += gpus * MILLIS_PER_DEVICE * max(0, area(half, until) - area(half, since))
+        return total >> now // half
+
+    def _order_ns(self) -> int:
+        return self.now_ns if self.order_ns is None else self.order_ns
 
     # ---- turns ----
 
@@ -494,11 +531,14 @@ class TakingModel:
             return True
         return one.state == "lent" and lease.tier is Tier.SPOT
 
-    def _open_to(self, lease: Asked) -> list[str]:
-        """Without those that are kept for a patient request as well; what is reserved for its group stays."""
+    def _open_to(self, lease: Asked, *, for_taking: bool = False) -> list[str]:
+        """Without those that are kept for a patient request as well; what is reserved for its group stays. One that
+        goes before the patient request has what is free."""
         seen = self._seen(lease)
         first = self.patient
         if first is None or first is lease or first.rank < lease.rank:
+            return seen
+        if not for_taking and self._place(lease) < self._place(first):
             return seen
         is_long = self.now_ns - first.asked_ns >= self.policy.max_hold_ns
         if self._is_further(first) and not is_long and not self._is_further(lease):

@@ -6,15 +6,17 @@ import random
 from fractions import Fraction
 
 import pytest
+from msgspec.structs import replace
 
 from sublet.errors import InvalidRequest, QuotaExceeded
 from sublet.lease.states import LeaseStatus
 from sublet.office.ledger import commands as cmd
-from sublet.office.ledger.answers import Granted, Refusal
+from sublet.office.ledger.answers import Granted, GrantedMany, Refusal
 from sublet.office.ledger.burst_credit import HOUR, left, left_seconds
+from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import BurstRecord, GroupRecord, Quota
-from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, GroupId
-from tests.unit.office.ledger.bench import ANN, Bench, gpu
+from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, GroupId, LeaseId, RequestId
+from tests.unit.office.ledger.bench import ANN, Bench, gpu, seconds
 
 UNIT = MILLIS_PER_DEVICE * NS_PER_S * HOUR
 """One GPU-second."""
@@ -121,17 +123,98 @@ def test_credit_is_none_of_a_group_and_nothing_without_a_quota() -> None:
     assert isinstance(bench.do(cmd.SetGroup(group=group)).answer, InvalidRequest)
 
 
-def test_a_changed_quota_holds_from_the_next_event_on() -> None:
+def test_a_changed_quota_holds_from_that_moment_on() -> None:
+    """What is above the new bound is gone, and what comes back comes at the new rate, though nothing draws on it."""
     bench = office()
     bench.granted(gpu(), tenant=ANN, ttl_s=100)
     bench.wait(100)
     lease = bench.granted(gpu(), tenant=ANN, ttl_s=100)
     bench.wait(50)
-    bench.do(cmd.SetTenant(tenant=ANN, quota=Quota(gpu_seconds=100, burst_seconds=60, burst_refill_seconds=0)))
+    bench.do(cmd.SetTenant(tenant=ANN, quota=replace(QUOTA, burst_seconds=60, burst_refill_seconds=0)))
     assert credit(bench) == 60
     bench.do(cmd.Release(tenant=ANN, lease=lease.id))
-    assert bench.folded().snapshot() == bench.state.snapshot()
     assert isinstance(bench.ask(gpu(), tenant=ANN, ttl_s=100, wait_s=0), Refusal)
+    bench.wait(1000)
+    bench.do(cmd.SetTenant(tenant=ANN, quota=replace(QUOTA, burst_refill_seconds=1200)))
+    bench.wait(60)
+    assert credit(bench) == 80
+    assert bench.folded().snapshot() == bench.state.snapshot()
+
+
+def test_a_request_that_waits_for_credit_is_granted_when_the_new_rate_has_brought_it() -> None:
+    """It waited for good before: nothing came back at the old rate, and the new one held from its grant on."""
+    bench = office(Quota(gpu_seconds=1, burst_seconds=100))
+    bench.granted(gpu(), tenant=ANN, ttl_s=100)
+    bench.wait(100)
+    bench.granted(gpu(), tenant=ANN, ttl_s=100)
+    bench.wait(100)
+    assert credit(bench) == 0
+    waiting = bench.queued(gpu(), tenant=ANN, ttl_s=50)
+    bench.do(cmd.SetTenant(tenant=ANN, quota=Quota(gpu_seconds=1, burst_seconds=100, burst_refill_seconds=3600)))
+    bench.wait(49)
+    assert waiting.status is LeaseStatus.QUEUED
+    bench.wait(1)
+    assert bench.lease(waiting.id).status is LeaseStatus.GRANTED
+
+
+def test_a_changed_default_holds_from_the_next_command_on() -> None:
+    bench = Bench(policy=Policy(quota_default=QUOTA))
+    bench.granted(gpu(), tenant=ANN, ttl_s=100)
+    bench.wait(100)
+    bench.granted(gpu(), tenant=ANN, ttl_s=100)
+    bench.wait(100)
+    waiting = bench.queued(gpu(), tenant=ANN, ttl_s=250)
+    assert credit(bench) == 201
+    bench.ledger.go_by(Policy(quota_default=replace(QUOTA, burst_seconds=250, burst_refill_seconds=3600)))
+    bench.do(cmd.Tick())
+    bench.wait(48)
+    assert (credit(bench), waiting.status) == (249, LeaseStatus.QUEUED)
+    bench.wait(1)
+    assert bench.lease(waiting.id).status is LeaseStatus.GRANTED
+    assert bench.folded().snapshot() == bench.state.snapshot()
+
+
+def test_a_request_that_lacked_a_default_limit_alone_is_granted_when_that_changes() -> None:
+    bench = Bench(gpus=2, policy=Policy(quota_default=Quota(gpus=1)))
+    bench.granted(gpu(), tenant=ANN)
+    waiting = bench.queued(gpu(), tenant=ANN)
+    bench.ledger.go_by(Policy())
+    bench.do(cmd.Tick())
+    assert bench.lease(waiting.id).status is LeaseStatus.GRANTED
+
+
+def test_many_leases_of_one_request_are_covered_together() -> None:
+    """The credit lasts for a time to live of each of them, and of those before them. Before, one that was covered let
+    all of them in."""
+    bench = office(Quota(gpu_seconds=1, burst_seconds=250), gpus=4)
+    bench.granted(gpu(), tenant=ANN, ttl_s=10)
+    bench.wait(10)
+    ids = tuple(LeaseId(f"m{number}") for number in range(4))
+    each = cmd.Acquire(
+        tenant=ANN, lease=ids[0], request_id=RequestId("many"), wants=(gpu(),), ttl_ns=seconds(100), wait_ns=0
+    )
+    answer = bench.do(cmd.AcquireMany(tenant=ANN, each=each, leases=ids, at_least=1)).answer
+    assert isinstance(answer, GrantedMany)
+    assert len(answer.leases) == 2
+    bench.wait(100)
+    assert credit(bench) == 50
+
+
+def test_many_leases_of_one_request_are_expected_to_need_their_time_together() -> None:
+    bench = office(Quota(gpu_seconds=100), gpus=4)
+    ids = tuple(LeaseId(f"m{number}") for number in range(4))
+    each = cmd.Acquire(
+        tenant=ANN,
+        lease=ids[0],
+        request_id=RequestId("many"),
+        wants=(gpu(),),
+        ttl_ns=seconds(100),
+        wait_ns=0,
+        expect_ns=seconds(40),
+    )
+    answer = bench.do(cmd.AcquireMany(tenant=ANN, each=each, leases=ids, at_least=1)).answer
+    assert isinstance(answer, GrantedMany)
+    assert len(answer.leases) == 2
 
 
 def test_a_shift_of_the_clock_changes_nothing() -> None:

@@ -395,7 +395,7 @@ def test_when_the_patient_leaves_what_was_kept_for_him_is_free_at_once() -> None
     bench.granted(tenant=ANN, ttl_s=3600)
     patient = bench.queued(gpu(8, count=2), tenant=ANN)
     bench.wait(301)
-    other = bench.queued(tenant=BEN)
+    other = bench.queued(tenant=BEN, tier=Tier.BATCH)
     assert other.status is LeaseStatus.QUEUED
     bench.release(patient)
     assert isinstance(bench.claim(other), Granted)

@@ -1,8 +1,7 @@
 """The ledger and the second implementation of preemption take the same leases for the same requests, at the same time.
 
 Sequences are generated: tenants in groups with weights, floors and ceilings, of all tiers, with reservations that
-begin, lend and end meanwhile. Each request is for one GPU: for several at once the ledger looks for victims beside a
-device that is being cleared at a moment of its own.
+begin, lend and end meanwhile, for one GPU or two at once.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from collections import Counter
 import pytest
 
 from sublet.errors import SubletError
+from sublet.lease.states import LeaseStatus
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted, Place, Refusal
@@ -24,7 +24,7 @@ from sublet.wire.orders import End
 from tests.unit.office.ledger.bench import ANN, BEN, LOCAL, Bench, answers_to, device, gpu, inventory, seconds
 from tests.unit.office.ledger.taking_model import Asked, Group, Reserved, TakingModel
 
-SEQUENCES = int(os.environ.get("SUBLET_SEQUENCES", "160"))
+SEQUENCES = int(os.environ.get("SUBLET_SEQUENCES", "144"))
 STEPS = 50
 APART_NS = 100
 """The model looks for victims a moment after a command, the ledger with it or after it."""
@@ -100,6 +100,7 @@ class Pair:
     def tick(self) -> None:
         self.model.now_ns = self.bench.now_ns
         self.bench.do(cmd.Tick())
+        self.looked()
         self.model.tick()
         while self.bench.unsent:
             order = self.bench.unsent.pop(0)
@@ -107,6 +108,7 @@ class Pair:
                 self.bench.now_ns += 1
                 self.model.now_ns = self.bench.now_ns
                 self.bench.report(report)
+                self.looked()
                 if isinstance(order, End):
                     self.model.torn_down(self.named(order.lease))
                 else:
@@ -119,7 +121,7 @@ class Pair:
         asked = Asked(
             id=f"L{number}",
             tenant=rng.choice(list(TENANTS)),
-            gpus=1,
+            gpus=rng.choice((1, 1, 1, 2)),
             tier=rng.choice((Tier.INTERACTIVE, Tier.INTERACTIVE, Tier.BATCH, Tier.SPOT)),
             ttl_ns=seconds(rng.choice((60, 200, 1000))),
             asked_ns=self.bench.now_ns,
@@ -182,6 +184,10 @@ class Pair:
         self.told.append(f"{self.bench.now_ns} {what}")
         self.model.now_ns = self.bench.now_ns
         self.answer = self.bench.do(command).answer
+        self.looked()
+
+    def looked(self) -> None:
+        self.model.looked_ns = max(0, self.bench.ledger._schedule._looked_at_ns)
 
     def answered(self, expected: str) -> None:
         match self.answer:
@@ -289,3 +295,37 @@ def test_what_was_kept_for_a_request_that_is_promised_a_device_is_open_to_others
     assert bench.lease(patient.id).promise
     bench.wait(1)
     assert bench.lease(other.id).promise
+
+
+def test_a_request_for_two_is_looked_at_as_soon_as_one_device_is_being_cleared() -> None:
+    """Notice for the second device runs while the first is cleared. Before, it was given then only if a request of the
+    group waited whose lease ended, and else a teardown later."""
+    bench = Bench(gpus=2, policy=FOUND)
+    bench.do(cmd.SetGroup(group=GroupRecord(id=GroupId("lab"))))
+    bench.do(cmd.SetTenant(tenant=BEN, group=GroupId("lab")))
+    spot = bench.granted(tenant=LOCAL, ttl_s=FULL_S, tier=Tier.SPOT)
+    held = bench.granted(tenant=BEN, ttl_s=FULL_S)
+    both = bench.queued(gpu(count=2), tenant=ANN)
+    bench.wait(5)
+    assert not bench.lease(both.id).promise
+    bench.obedient = False
+    bench.release(held)
+    bench.wait(1)
+    assert bench.lease(held.id).status is LeaseStatus.ENDING
+    assert bench.lease(both.id).victims == (spot.id,)
+
+
+def test_a_request_that_goes_before_a_patient_one_has_what_is_free_at_once() -> None:
+    """Ann has waited for both GPUs for longer than the patience, and one is free. Ben has used less than she has, so he
+    goes before her. Before, he was told to wait, and granted it a moment later; and refused where he would not wait."""
+    bench = Bench(gpus=2, policy=FOUND)
+    used = bench.granted(tenant=ANN, ttl_s=FULL_S)
+    bench.wait(300)
+    bench.granted(tenant=LOCAL, ttl_s=FULL_S)
+    bench.release(used)
+    both = bench.queued(gpu(count=2), tenant=ANN)
+    bench.wait(61)
+    bench.refused(tenant=ANN, wait_s=0)
+    first = bench.granted(tenant=BEN, wait_s=0)
+    bench.release(first)
+    assert bench.lease(both.id).status is LeaseStatus.QUEUED

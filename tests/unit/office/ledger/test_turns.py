@@ -6,10 +6,11 @@ import pytest
 
 from sublet.lease.states import LeaseStatus
 from sublet.office.ledger import commands as cmd
+from sublet.office.ledger.answers import Granted
 from sublet.office.ledger.explain import ReasonKind
 from sublet.office.ledger.policy import Policy
-from sublet.office.ledger.records import LeaseRecord
-from sublet.values import EndReason, TenantId, Tier
+from sublet.office.ledger.records import GroupRecord, LeaseRecord
+from sublet.values import EndReason, GroupId, TenantId, Tier
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, gpu, seconds
 
 CLEO = TenantId("cleo")
@@ -137,12 +138,51 @@ def test_room_that_is_kept_for_a_further_turn_lets_newcomers_past_until_it_has_w
     bench.wait(300)
     bench.granted(tenant=CLEO, ttl_s=FULL_S)  # for 300 s more no one takes it from her
     bench.release(bench.lease("ben"))
-    bench.release(bench.granted(tenant=BEN, ttl_s=FULL_S))
+    bench.release(bench.granted(tenant=BEN, ttl_s=FULL_S, tier=Tier.BATCH))
     bench.wait(299)
-    bench.release(bench.granted(tenant=BEN, ttl_s=FULL_S))
+    bench.release(bench.granted(tenant=BEN, ttl_s=FULL_S, tier=Tier.BATCH))
     bench.wait(3)
-    late = bench.queued(tenant=BEN, ttl_s=FULL_S)
+    late = bench.queued(tenant=BEN, ttl_s=FULL_S, tier=Tier.BATCH)  # behind it in the queue
     assert late.status is LeaseStatus.QUEUED, "it would fit, and the room is kept"
     assert bench.lease(again.id).status is LeaseStatus.QUEUED
     bench.wait(330)
     assert bench.lease(again.id).granted_at_ns is not None
+
+
+def beside(weight: int, other: int) -> tuple[Bench, LeaseRecord, LeaseRecord]:
+    """Ben's group holds the one GPU, and Ann's waits for it from the first moment on."""
+    bench = Bench(gpus=1, policy=POLICY)
+    for tenant, name, each in ((BEN, "lab", weight), (ANN, "course", other)):
+        bench.do(cmd.SetGroup(group=GroupRecord(id=GroupId(name), weight=each)))
+        bench.do(cmd.SetTenant(tenant=tenant, group=GroupId(name)))
+    return bench, bench.granted(tenant=BEN, ttl_s=FULL_S), bench.queued(tenant=ANN, ttl_s=FULL_S)
+
+
+@pytest.mark.parametrize(("weight", "other", "at_s"), [(1, 1, 600), (1, 3, 600), (3, 1, 700), (3, 2, 600)])
+def test_a_holder_of_more_weight_keeps_its_lease_until_its_share_is_the_larger_one(
+    weight: int, other: int, at_s: int
+) -> None:
+    """It is looked at every 100 s, the shortest turn; until then it is renewed, and explain knows the moment."""
+    bench, held, waits = beside(weight, other)
+    if at_s > 600:
+        bench.wait(600)
+        assert isinstance(bench.renew(held), Granted)
+    reasons = bench.ledger.explain(bench.lease(waits.id), bench.now).reasons
+    (room,) = [reason for reason in reasons if reason.kind is ReasonKind.ROOM]
+    assert room.at_ns == seconds(1000 + at_s)
+    bench.wait(1000 + at_s - 1 - bench.now_ns / seconds(1))
+    assert bench.lease(held.id).status is LeaseStatus.ACTIVE
+    bench.wait(1)
+    notice = bench.lease(held.id).notice
+    assert notice is not None
+    assert (notice.reason, notice.beneficiary) == (EndReason.FAIR_SHARE, waits.id)
+
+
+def test_no_weight_keeps_a_request_waiting_for_more_than_eight_turns() -> None:
+    bench, held, waits = beside(1000, 1)
+    bench.wait(8 * 600 - 1)
+    assert isinstance(bench.renew(held), Granted)
+    bench.wait(1)
+    assert bench.lease(held.id).status is LeaseStatus.NOTICED
+    bench.wait(30)
+    assert bench.lease(waits.id).granted_at_ns is not None
