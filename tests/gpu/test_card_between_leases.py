@@ -105,11 +105,14 @@ def test_a_guest_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_the_probe_sees_it_work() -> None:
-    """With a driver that has the calls, on a whole card."""
+    """With a driver that has the calls, on a whole card; to another one only where there is one of its model."""
     words = [sys.executable, "-m", "sublet.devices.suspend", "--probe", first_gpu()]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LONG_S, check=True)
+    models = {card.uuid: card.model for card in survey().cards}
+    has_twin = list(models.values()).count(models[first_gpu()]) > 1
     with Helper() as helper:
-        assert json.loads(done.stdout) == {"suspend": "same_type" if helper.hello["can_move"] else "same_device"}
+        can = {"same_device", "same_type"} if helper.hello["can_move"] and has_twin else {"same_device"}
+    assert json.loads(done.stdout)["suspend"] in can
 
 
 @pytest.mark.gpu
