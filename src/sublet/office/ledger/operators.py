@@ -238,7 +238,7 @@ def apply_policy(step: Step, command: cmd.ApplyPolicy) -> Answer:
 
 
 def drain(step: Step, command: cmd.Drain) -> Answer:
-    """Empty a node with notice and keep it empty; or put it back into service, where leases that are still there stay."""
+    """Empty a node with notice and keep it empty; or put it back into service, with the leases that are still there."""
     node = _node(step, command.node)
     if command.notice_ns is not None and not 0 <= command.notice_ns <= DURATION_MAX_NS:
         raise InvalidRequest("the notice must be zero or more, and at most ten years", do="Give it in seconds.")
