@@ -75,8 +75,7 @@ import asyncio, dataclasses, json, sys
 from pathlib import Path
 from sublet.node.agent.clean_card import clean
 from sublet.node.agent.foreign import Own, foreign_use
-from sublet.node.agent.health import who_is
-from sublet.node.agent.nvml import Nvml, survey
+from sublet.node.agent.nvml import Nvml, survey, who_is
 from sublet.node.agent.rehearsal import rehearse_all
 from sublet.node.agent.inventory import card_of, machine_inventory
 from sublet.node.agent.suspend_probe import probe_cards

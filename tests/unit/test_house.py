@@ -22,6 +22,7 @@ STAY: Final[dict[str, str]] = {
     "guest.undebugged": "imported for its effect, by name, in warm interpreters",
     "jobs.joblib_backend": "needs joblib, which is optional",
     "lease.expiring": "one pure rule of a node, with tables of its own",
+    "node.agent.foreign": "pure, while its importer asks the driver from a thread of its own",
     "node.supervisor.shielded": "the barrier between the law and hardware that fails, tested over a hardware that does",
     "notebook.batch.detached": "a program (`python -m`) of jobs that run across an upgrade",
     "notebook.queued": "all that is known of ipykernel's queues, which are its private matter",

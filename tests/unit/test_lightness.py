@@ -68,6 +68,13 @@ def test_importing_sublet_loads_no_room() -> None:
     assert sorted(m for m in loaded_by("import sublet") if m.startswith("sublet.")) == []
 
 
+def test_the_program_that_overwrites_a_card_loads_neither_an_event_loop_nor_the_orders() -> None:
+    """It runs twice for each lease of a card."""
+    loaded = loaded_by("import sublet.node.agent.clean_card")
+    assert {"sublet.node.agent.nvml", "sublet.devices.plain_cuda"} <= loaded
+    assert sorted({"asyncio", "sublet.wire.orders", "sublet.node.agent.health"} & loaded) == []
+
+
 def test_the_probe_sees_what_is_loaded() -> None:
     """A probe that sees nothing would call everything light."""
     assert heavy(loaded_by("import asyncio, rich.table")) != []

@@ -16,10 +16,20 @@ from sublet.cli.show import plural
 from sublet.devices import nvrtc
 from sublet.devices.cuda_driver import dotted, has_bindings
 from sublet.invocation import installing
-from sublet.node.agent.health import fault_in, sees_all_processes, who_is
+from sublet.node.agent.health import fault_in
 from sublet.node.agent.inventory import NO_BINDINGS
 from sublet.node.agent.limits import memory_bytes, usable_cores
-from sublet.node.agent.nvml import Card, Library, Nvml, NvmlFailed, Reading, Survey, survey
+from sublet.node.agent.nvml import (
+    Card,
+    Library,
+    Nvml,
+    NvmlFailed,
+    Reading,
+    Survey,
+    sees_all_processes,
+    survey,
+    who_is,
+)
 from sublet.node.agent.rehearsal import ONE_PROCESS, Rehearsal, rehearse_all
 from sublet.node.agent.suspend_probe import Ability, ability
 from sublet.node.supervisor.locks import all_held, lock_folder

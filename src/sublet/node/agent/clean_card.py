@@ -23,9 +23,17 @@ from typing import Any, Final
 from sublet.devices.cuda_driver import CudaDriver, DeviceTaken, find_device
 from sublet.devices.plain_cuda import open_plain_driver
 from sublet.errors import GpuError, OutOfMemory, SubletError
-from sublet.node.agent.foreign import MPS_SERVER
-from sublet.node.agent.health import sees_all_processes, who_is
-from sublet.node.agent.nvml import CARD_BROKEN, Library, Nvml, NvmlFailed, Reading, UsedBy
+from sublet.node.agent.nvml import (
+    CARD_BROKEN,
+    MPS_SERVER,
+    Library,
+    Nvml,
+    NvmlFailed,
+    Reading,
+    UsedBy,
+    sees_all_processes,
+    who_is,
+)
 from sublet.values import MIB, NS_PER_S, format_size
 from sublet.wire.cards import VISIBLE, CardFound
 from sublet.wire.codec import dumps

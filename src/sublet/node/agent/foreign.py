@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sublet.node.agent.nvml import Reading, UsedBy
+from sublet.node.agent.nvml import MPS_SERVER, Reading, UsedBy
 from sublet.values import MIB, NS_PER_S, NodeId, ResourceId, format_size
 from sublet.wire.orders import Foreign
 
 STEP: Final = 64 * MIB
 """Amounts are rounded up to this: a few bytes more or less are no news."""
 NAMED_MAX: Final = 3
-MPS_SERVER: Final = "nvidia-cuda-mps"
-"""What the kernel calls a process of ``nvidia-cuda-mps-server``: names are cut off after 15 letters."""
 REPEAT_NS: Final = 60 * NS_PER_S
 
 NameOf = Callable[[int], tuple[str, str]]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from sublet.background import Guard, end_process, start_task, start_thread
 from sublet.errors import SubletError
 from sublet.node.agent.foreign import ForeignNews, Own, foreign_use, merged
 from sublet.node.agent.inventory import card_of
-from sublet.node.agent.nvml import CARD_BROKEN, UNKNOWN, Nvml, NvmlFailed, Reading
+from sublet.node.agent.nvml import CARD_BROKEN, UNKNOWN, Nvml, NvmlFailed, Reading, sees_all_processes, who_is
 from sublet.node.agent.port import ReportSink
 from sublet.values import NS_PER_S, NodeId, ResourceId
 from sublet.wire.cards import UNSEEN, CardUse
@@ -57,8 +56,6 @@ _XID_TEXTS: Final[Mapping[int, str]] = {
 """Those that say that the hardware failed. Every other one is a program's own doing (13, 31, 43, 45, 109 and more:
 any tenant can bring them about), tells of what was contained (63, 94), or is not known here: what is then wrong with
 the card the next look shows by itself."""
-_FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
-"""The number of the machine's own pid namespace, on every Linux."""
 
 
 def fault_of_xid(xid: int) -> str:
@@ -247,30 +244,6 @@ class CardWatch:
 
     def _fault(self, resource: ResourceId, detail: str) -> Fault:
         return Fault(node=self.node, resource=resource, detail=detail)
-
-
-def who_is(pid: int) -> tuple[str, str]:
-    """The command and the user of a process, as far as they can be told. A process calls itself what it likes."""
-    import pwd
-
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            name = "".join(c if c.isprintable() else "?" for c in file.read(64).removesuffix("\n"))
-        uid = os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return "", ""
-    try:
-        return name, pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return name, str(uid)
-
-
-def sees_all_processes() -> bool:
-    """Whether the pids of the driver are those that this process would use. They are not inside a container."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
-    except OSError:
-        return False
 
 
 # ---------------------------------------------------------------------------------------------------------------- cards

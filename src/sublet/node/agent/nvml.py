@@ -49,6 +49,10 @@ IDLE_SHARE: Final = 64 * MIB
 """In use on an idle card (a few MiB, more on an instance): not lent, so that its user need not be found."""
 IDLE_SHARE_OLD: Final = 768 * MIB
 """The same for a driver that does not tell apart what it keeps for itself."""
+MPS_SERVER: Final = "nvidia-cuda-mps"
+"""What the kernel calls a process of ``nvidia-cuda-mps-server``: names are cut off after 15 letters."""
+_FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
+"""The number of the machine's own pid namespace, on every Linux."""
 _XIDS_MAX: Final = 64
 """Events taken in one look; a card in a storm of them is broken anyway."""
 
@@ -466,3 +470,27 @@ def _capability(path: Path) -> int | None:
 
 def _idle_share(memory: Any) -> int:
     return IDLE_SHARE if hasattr(memory, "reserved") else IDLE_SHARE_OLD
+
+
+def who_is(pid: int) -> tuple[str, str]:
+    """The command and the user of a process, as far as they can be told. A process calls itself what it likes."""
+    import pwd
+
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            name = "".join(c if c.isprintable() else "?" for c in file.read(64).removesuffix("\n"))
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return "", ""
+    try:
+        return name, pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return name, str(uid)
+
+
+def sees_all_processes() -> bool:
+    """Whether the pids of the driver are those that this process would use. They are not inside a container."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False

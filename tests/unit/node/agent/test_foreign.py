@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet.node.agent.foreign import MPS_SERVER, NAMED_MAX, REPEAT_NS, STEP, ForeignNews, Own, foreign_use, merged
-from sublet.node.agent.nvml import Reading, UsedBy
+from sublet.node.agent.foreign import NAMED_MAX, REPEAT_NS, STEP, ForeignNews, Own, foreign_use, merged
+from sublet.node.agent.nvml import MPS_SERVER, Reading, UsedBy
 from sublet.values import GIB, MIB, NodeId, ResourceId
 from sublet.wire.orders import Foreign
 

@@ -21,10 +21,9 @@ from sublet.node.agent.health import (
     SILENT_LOOKS,
     CardWatch,
     fault_in,
-    who_is,
 )
 from sublet.node.agent.inventory import machine_inventory
-from sublet.node.agent.nvml import GPU_IS_LOST, MISMATCH, Nvml, NvmlFailed, Reading, is_driver_here, survey
+from sublet.node.agent.nvml import GPU_IS_LOST, MISMATCH, Nvml, NvmlFailed, Reading, is_driver_here, survey, who_is
 from sublet.values import GIB, ResourceId
 from sublet.wire.orders import Fault, Foreign
 from tests.left_open import threads_now
