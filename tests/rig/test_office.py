@@ -28,8 +28,8 @@ from sublet.devices.cuda_driver import open_driver
 driver = open_driver()
 device = driver("t", "cuDeviceGet", 0)
 driver("t", "cuCtxSetCurrent", driver("t", "cuDevicePrimaryCtxRetain", device))
-memory = driver("t", "cuMemAlloc", 256 << 20)
-driver("t", "cuMemsetD8", memory, 0x5A, 256 << 20)
+memory = driver("t", "cuMemAlloc", 64 << 20)
+driver("t", "cuMemsetD8", memory, 0x5A, 64 << 20)
 uuid = bytes(driver("t", "cuDeviceGetUuid", device).bytes).hex()
 import sublet
 here = sublet.current()
@@ -174,7 +174,7 @@ with sublet.connect() as fabric, fabric.gpu(min_vram="60GiB") as lease, sublet.G
 GOES_ON: Final = """
 import builtins, json, os, time
 import sublet
-SIZE = 256 << 20
+SIZE = 64 << 20
 def begun():
     from sublet.devices.cuda_driver import open_driver
     driver = open_driver()

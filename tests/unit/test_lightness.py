@@ -68,10 +68,11 @@ def test_importing_sublet_loads_no_room() -> None:
     assert sorted(m for m in loaded_by("import sublet") if m.startswith("sublet.")) == []
 
 
-def test_the_program_that_overwrites_a_card_loads_neither_an_event_loop_nor_the_orders() -> None:
-    """It runs twice for each lease of a card."""
-    loaded = loaded_by("import sublet.node.agent.clean_card")
-    assert {"sublet.node.agent.nvml", "sublet.devices.plain_cuda"} <= loaded
+@pytest.mark.parametrize("program", ["clean_card", "rehearsal"])
+def test_programs_that_use_a_card_load_neither_an_event_loop_nor_the_orders(program: str) -> None:
+    """One runs twice for each lease of a card, the other for each card when an office starts."""
+    loaded = loaded_by(f"import sublet.node.agent.{program}")
+    assert {"sublet.node.agent.nvml", "sublet.devices.cuda_driver"} <= loaded
     assert sorted({"asyncio", "sublet.wire.orders", "sublet.node.agent.health"} & loaded) == []
 
 

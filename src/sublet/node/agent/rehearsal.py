@@ -9,25 +9,24 @@ and lends no card on which it failed; ``sublet doctor --gpu`` shows every step.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sublet.devices.cuda_driver import LINGERS_S, CudaDriver, DeviceTaken, find_device, retain_context
 from sublet.errors import GpuError, OutOfMemory, SubletError
-from sublet.node.agent.inventory import TROUBLE_LABEL, card_of
 from sublet.node.agent.nvml import Library, Nvml
-from sublet.node.agent.starting import supervisor_environment
 from sublet.values import MIB, TEXT_MAX
 from sublet.wire.cards import VISIBLE
 from sublet.wire.codec import dumps, loads
-from sublet.wire.orders import Inventory
 from sublet.wire.zygote import python_argv
+
+if TYPE_CHECKING:
+    from sublet.wire.orders import Inventory
 
 PROGRAM: Final = "sublet.node.agent.rehearsal"
 PIECE: Final = 2 * MIB
@@ -137,13 +136,17 @@ def _write_and_read(cuda: CudaDriver) -> None:
         )
 
 
-# ---- from outside ----
+# ---- from outside: what only the office needs is imported here, since the program runs once for each card ----
 
 
 async def rehearse_all(
     cards: Sequence[str], argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None
 ) -> list[Rehearsal]:
     """Each card in a process of its own, a few at a time. Never raises for what a driver does."""
+    import asyncio
+
+    from sublet.node.agent.starting import supervisor_environment
+
     slots = asyncio.Semaphore(AT_ONCE)
     program = tuple(argv) if argv is not None else python_argv(sys.executable, PROGRAM)
     given = supervisor_environment() if env is None else dict(env)
@@ -157,6 +160,8 @@ async def rehearse_all(
 
 
 async def _run(argv: Sequence[str], env: Mapping[str, str], card: str) -> Rehearsal:
+    import asyncio
+
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     try:
         process = await asyncio.create_subprocess_exec(*argv, stdin=null, stdout=pipe, stderr=null, env=env)
@@ -183,6 +188,8 @@ async def _run(argv: Sequence[str], env: Mapping[str, str], card: str) -> Rehear
 def offered(inventory: Inventory, tried: Collection[Rehearsal]) -> Inventory:
     """The inventory without the cards that failed; why the first of them did is on its label. Cards that let one
     process in at a time are marked."""
+    from sublet.node.agent.inventory import TROUBLE_LABEL, card_of
+
     failed = {one.card: one for one in tried if one.failed}
     alone = {one.card for one in tried if one.compute_mode in ONE_PROCESS}
     devices = tuple(
