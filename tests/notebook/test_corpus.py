@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -178,11 +179,15 @@ def in_trouble(name: str, stage: OfficeStage, folder: Path, troubles: tuple[Trou
         cell.names, cell.settings = {}, {}
     for run in (plain, leased):  # a cell that is run again has another number
         run.cells[-1].names = {key: one for key, one in run.cells[-1].names.items() if not key.startswith("Out[")}
+    for cell in leased.cells:  # one whose lease is not renewed, since the office was killed, may be warned of its end
+        said = {name: WARNED.sub("", text) for name, text in cell.streams.items()}
+        cell.streams = {name: text for name, text in said.items() if text}
     found = [one for one in compare(plain, None, leased) if one.reason is None]
     assert not found, f"{told(found)}\n{story}"
     return story
 
 
+WARNED: Final = re.compile(r"^lease \S+: jeopardy: \S+ left for sure\n", re.MULTILINE)
 RERUN: Final = tuple(name for name in OWN_NAMES if (found := find(name)) is not None and not found.once)
 STRUCK: Final = RERUN if WHOLE else (random.Random(SEED).choice([name for name in RERUN if name in LIGHT]),)
 
