@@ -65,6 +65,7 @@ LOOPS: Final = {
     "holder_watch": f"{HERE}:test_processes_of_holders_are_looked_at_after_a_failure",
     "inbox": f"{HERE}:test_a_guest_serves_after_a_failure",
     "keeper": "tests.unit.client.test_keepers_going_on:test_a_failed_turn_of_the_thread_ends_no_renewing",
+    "launches": f"{HERE}:test_what_is_started_again_is_started_again",
     "news": f"{HERE}:test_the_news_are_asked_for_again",
     "notice": f"{HERE}:test_a_notice_is_seen_after_a_failure",
     "pack": f"{HERE}:test_a_pack_that_cannot_be_written_says_so_and_nobody_waits_for_ever",

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
+from sublet.background import start_thread
 from sublet.guest.tally import LeaseAccounts, SharedAccount
 
 _KINDS: Final = (3, 10)
@@ -56,7 +57,7 @@ class LaunchCounter:
         self._call("cuptiActivityEnable", CONCURRENT_KERNEL)
         account.begin_counting()
         atexit.register(self._stop)
-        threading.Thread(target=self._keep_looking, name="sublet-launches", daemon=True).start()
+        start_thread("launches", self._keep_looking, again=True)
 
     def flush(self) -> None:
         """What ran up to now is in the tally of the lease, but for kernels that are still under way."""
