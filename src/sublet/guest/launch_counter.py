@@ -41,7 +41,7 @@ _Completed: Final = ctypes.CFUNCTYPE(
 
 
 class LaunchCounter:
-    """Of this process, for as long as it lives: CUPTI may call it at any time."""
+    """The counter of this process. It is kept until the process ends, since CUPTI may call it at any time."""
 
     def __init__(self, library: Any, account: SharedAccount) -> None:
         """Raises ``OSError`` where CUPTI does not trace here: an old driver, another tracer, no right to."""

@@ -267,7 +267,7 @@ class _Connection:
         self._desk.put(self._close)
 
     def _is_lease_ending(self) -> bool:
-        """A holder that gives the lease back hangs up as well. The function is told of the end alone, once."""
+        """A holder that releases the lease also closes the connection. The function is told of the end alone, once."""
         until_s = time.monotonic() + _END_TOLD_S
         while self._worker.page.read().state is PageState.LIVE:
             if time.monotonic() > until_s:

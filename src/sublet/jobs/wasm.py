@@ -46,7 +46,7 @@ from sublet.errors import (
 )
 from sublet.invocation import installing
 from sublet.values import format_size, parse_memory, shown
-from sublet.wire.tally import TallyFile
+from sublet.wire.tally import TALLY_VARIABLE, TallyFile
 
 if TYPE_CHECKING:
     import wasmtime
@@ -191,7 +191,7 @@ class _FuelCount:
 @functools.cache
 def _fuel_count() -> _FuelCount | None:
     """None in a program that is no guest of a lease."""
-    path = os.environ.get("SUBLET_TALLY", "")
+    path = os.environ.get(TALLY_VARIABLE, "")
     tally = TallyFile.open(path) if path else None
     return None if tally is None else _FuelCount(tally)
 

@@ -10,8 +10,8 @@ is computed here and nowhere else.
 Backfill: a request that fits may go past one that does not, so no device stays idle that one could use. The price is
 that a large request could wait for ever behind a stream of small ones; so once the head of the line has waited
 ``gang_patience_ns`` for lack of room, no request of its own or a lower tier is let past to the kinds it wants, on
-those nodes that could have it. The others are not kept idle for a request that they cannot serve. A request that stands
-before it in the line does not pass it, and has what is free.
+those nodes that could have it. The others are not kept idle for a request that they cannot serve. A request
+before it in the queue does not pass it, and may take what is free.
 """
 
 from __future__ import annotations
