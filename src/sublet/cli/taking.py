@@ -185,9 +185,10 @@ def _take_patiently(direct: Direct, request: dict[str, Any]) -> Taken:
     from sublet.cli.live import LiveLine
     from sublet.client.core import Core
     from sublet.clock import SystemClock
+    from sublet.wire.decoders import convert_to
     from sublet.wire.http import AcquireRequest, GrantAnswer
 
-    asked = msgspec.convert({**{k: v for k, v in request.items() if v is not None}, "token": True}, AcquireRequest)
+    asked = convert_to({**{k: v for k, v in request.items() if v is not None}, "token": True}, AcquireRequest)
     with LiveLine() as line, _patient_hooks(line) as hooks, _ended_by_signals():
         grant = Office.reach().run(Core(SystemClock()).acquire(asked, hooks))
     try:

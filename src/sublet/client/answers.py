@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -14,6 +13,7 @@ from sublet.client.steps import Reply
 from sublet.errors import CapacityExceeded, Disconnected, LeaseEnded, QuotaExceeded, SubletError, Unsupported
 from sublet.lease.value import LeaseEnd
 from sublet.values import EndReason, Kind
+from sublet.wire.decoders import decode_as
 from sublet.wire.http import (
     AcquireRequest,
     AcquisitionRequest,
@@ -60,7 +60,7 @@ def _acquired(reply: Reply, request: AcquireRequest, shape: Any) -> Any:
         answer = _decoded(reply, shape)
     else:
         try:
-            answer = _decoder(RefusalAnswer).decode(reply.body)
+            answer = decode_as(reply.body, RefusalAnswer)
         except msgspec.DecodeError:
             raise _error(reply) from None
     if isinstance(answer, RefusalAnswer):
@@ -127,7 +127,7 @@ def error_of(view: ErrorView) -> SubletError:
 
 def _error(reply: Reply) -> SubletError:
     try:
-        return error_of(_decoder(ErrorBody).decode(reply.body).error)
+        return error_of(decode_as(reply.body, ErrorBody).error)
     except msgspec.DecodeError:
         pass
     if reply.status in (502, 503, 504):  # a proxy speaks for an office that does not
@@ -137,11 +137,6 @@ def _error(reply: Reply) -> SubletError:
 
 def _decoded(reply: Reply, shape: Any) -> Any:
     try:
-        return _decoder(shape).decode(reply.body)
+        return decode_as(reply.body, shape)
     except msgspec.DecodeError as error:
         raise Unsupported(f"the office's answer cannot be read: {error}", do=_NEWER) from error
-
-
-@functools.cache
-def _decoder(shape: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(shape)

@@ -27,6 +27,7 @@ from sublet.lease.renewal import Batch, RenewalManager
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import Attempt, Done, HolderNews, HolderWord, LeaseEnd, Outcome, Refused
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, RenewMode, RequestId, format_duration
+from sublet.wire.decoders import decoder
 from sublet.wire.http import LeaseView, News
 
 IDLE_SAID_AFTER_NS: Final = NS_PER_S // 5
@@ -42,7 +43,7 @@ REQUEST_LIVES_NS: Final = 600 * NS_PER_S
 """What was requested, and neither answered nor withdrawn, has run out by then."""
 
 _log = logging.getLogger("sublet.client")
-_decode_news = msgspec.json.Decoder(News).decode
+_decode_news = decoder(News).decode
 
 
 class Book:

@@ -16,7 +16,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-import msgspec
 from msgspec import structs
 
 from sublet.client import volumes
@@ -43,6 +42,7 @@ from sublet.clock import Clock
 from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError, Unsupported
 from sublet.lease.policy import RenewalPolicy
 from sublet.values import NS_PER_S, LeaseId, RenewMode, RequestId, parse_duration_ns, valid_name, valid_text
+from sublet.wire.decoders import decode_as
 from sublet.wire.http import BillLine, GrantAnswer, LeaseView, StatusView, TokenView
 from sublet.wire.version import WIRE_VERSION
 
@@ -586,7 +586,7 @@ def keep_acquired(answer: bytes, *, sent_ns: int, busy_since_ns: int, renew: str
     until ``stop_keeping``. What there is to say of it the supervisor says on the command's stderr, so nothing is
     logged."""
     logging.getLogger("sublet.client").addHandler(logging.NullHandler())
-    grant = Grant(view=msgspec.json.decode(answer, type=GrantAnswer).lease, sent_ns=sent_ns)
+    grant = Grant(view=decode_as(answer, GrantAnswer).lease, sent_ns=sent_ns)
     fabric = Fabric(find_address(None, None, None, os.environ), client_clock())
     lease = fabric._open(grant, RenewalPolicy(mode=RenewMode(renew)))
     with fabric._lock:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from sublet.errors import InvalidRequest, JournalError
 from sublet.office.journal import audit
 from sublet.office.journal.reader import Reader
@@ -15,11 +13,12 @@ from sublet.office.ledger.records import LeaseRecord
 from sublet.simulate.replay import Hardware
 from sublet.simulate.workload import CELLS_MAX, Cell, Session
 from sublet.values import GIB, NS_PER_S, Exclusivity, Kind, LeaseId, NodeId
+from sublet.wire.decoders import decoder
 from sublet.wire.orders import Inventory
 
 _Told = ev.NodeJoined | ev.Queued | ev.Claimed | ev.Ending
 _KINDS: Final = frozenset(str(fact.__struct_config__.tag) for fact in _Told.__args__)
-_decode: Final = msgspec.json.Decoder(_Told).decode
+_decode: Final = decoder(_Told).decode
 _MIN: Final = 60 * NS_PER_S
 
 

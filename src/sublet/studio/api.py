@@ -14,6 +14,7 @@ from sublet.studio.records import Entry, Terms
 from sublet.studio.service import PersonSessions
 from sublet.studio.views import Json
 from sublet.values import MIB, Exclusivity, Tier, valid_text
+from sublet.wire.decoders import decode_as
 from sublet.wire.http import BillLine, ErrorBody
 
 MODEL_MAX: Final = 100
@@ -172,7 +173,7 @@ class Ask:
 
     def read(self, shape: type[_T]) -> _T:
         try:
-            return msgspec.json.decode(self._body or b"{}", type=shape)
+            return decode_as(self._body or b"{}", shape)
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"the message does not fit: {error}", do="See the docs for its form.") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -42,6 +42,7 @@ from sublet.studio.states import TransitionError
 from sublet.studio.store import DATABASE as SESSIONS
 from sublet.studio.store import LOCK, SqliteStore
 from sublet.values import shown
+from sublet.wire.decoders import decode_as
 
 VERSION: Final = 1
 MANIFEST: Final = "manifest.json"
@@ -271,13 +272,13 @@ def _read_manifest(source: Path, tar: tarfile.TarFile) -> Manifest:
         raise _damaged(source, "it does not begin with a list of its files")
     raw = _content(source, tar, member).read()
     try:
-        version = msgspec.json.decode(raw, type=dict[str, object]).get("version")
+        version = decode_as(raw, dict[str, object]).get("version")
         if version != VERSION:
             raise JournalError(
                 f"{source} was written by another Sublet (version {shown(version)} of backups, not {VERSION})",
                 do="Restore it with that one. Nothing was changed.",
             )
-        return msgspec.json.decode(raw, type=Manifest)
+        return decode_as(raw, Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _damaged(source, f"its list of files cannot be read: {error}") from error
 

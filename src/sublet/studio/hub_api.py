@@ -21,6 +21,7 @@ from sublet.client.clocks import client_clock
 from sublet.client.steps import Call, Reply
 from sublet.client.transport import Transport
 from sublet.errors import Disconnected, Unauthorized
+from sublet.wire.decoders import decode_as
 from sublet.wire.version import WIRE_VERSION
 
 ANSWER_S: Final = 5.0
@@ -207,7 +208,7 @@ def _read(reply: Reply, shape: type[_T]) -> _T:
     if reply.status >= 300:
         raise HubAway(f"answered with {reply.status}")
     try:
-        return msgspec.json.decode(reply.body, type=shape)
+        return decode_as(reply.body, shape)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise HubAway("gave an answer that cannot be read") from error
 

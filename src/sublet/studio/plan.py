@@ -14,6 +14,7 @@ from sublet.client.home import make_private_dir
 from sublet.errors import InvalidRequest, JournalError
 from sublet.state.checkpoints.atomic_files import move_into_place, read_whole, sync_folder, write_synced
 from sublet.values import valid_name
+from sublet.wire.decoders import decode_as
 
 FOLDER: Final = "plans"
 """In the folder of the sessions."""
@@ -62,7 +63,7 @@ def last_plan(sessions: Path, group: str) -> Plan | None:
     """The newest one for this group; None where none was saved."""
     path = sessions / FOLDER / _name(group)
     try:
-        return msgspec.json.decode(read_whole(path, BYTES_MAX), type=Plan)
+        return decode_as(read_whole(path, BYTES_MAX), Plan)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:

@@ -24,6 +24,7 @@ from sublet.client.home import make_private_dir
 from sublet.errors import InvalidRequest, JournalError
 from sublet.state.checkpoints.atomic_files import name_once, sync_file
 from sublet.studio.records import Entry, Record
+from sublet.wire.decoders import decoder
 
 DATABASE: Final = "sessions.db"
 LOCK: Final = "studio.lock"
@@ -147,7 +148,7 @@ class SqliteStore:
     def __init__(self, folder: Path) -> None:
         self._database = Database(folder / DATABASE, _SCHEMA, version=1, what="the sessions")
         self.path = self._database.path
-        self._decoder = msgspec.json.Decoder(Record)
+        self._decoder = decoder(Record)
 
     def read(self, after: int) -> list[Entry]:
         if not self.path.exists():

@@ -64,6 +64,7 @@ from sublet.studio.sessions import WouldBeLost
 from sublet.studio.turns import Turns
 from sublet.studio.views import Json
 from sublet.values import NS_PER_S, parse_duration_ns, parse_size
+from sublet.wire.decoders import convert_to
 from sublet.wire.http import ErrorBody, ErrorView
 
 BODY_MAX_BYTES: Final = 16 * 1024
@@ -303,7 +304,7 @@ def _started_by_form(visit: _Visit, form: Mapping[str, str]) -> None:
     if form.get("less") == "1":
         given |= {"or_smaller": True, "or_model": "model" in given}
     try:
-        body = msgspec.convert(given, StartBody)
+        body = convert_to(given, StartBody)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"that cannot be asked for: {error}", do="Change it and start again.") from None
     visit.mine.start(body.name, body.terms())

@@ -44,6 +44,7 @@ from sublet.office.api.service import JSON, Asked, Call, Reply, Service
 from sublet.office.api.sse import Stream
 from sublet.office.ledger.rate_limits import TooMany
 from sublet.values import TenantId
+from sublet.wire.decoders import decoder
 from sublet.wire.http import WIRE_HEADER, WIRE_VERSION, ErrorBody
 from sublet.wire.version import AS_TENANT_HEADER, FOR_TENANT_HEADER
 
@@ -98,11 +99,10 @@ class App:
         self.service = service
         service.document = functools.cache(lambda: _encode(openapi_document(service.identity.version)))
         self._routes: dict[str, dict[str, Route]] = {}
-        self._decoders: dict[type, msgspec.json.Decoder[Any]] = {}
         for route in ROUTES:
             self._routes.setdefault(route.path, {})[route.method] = route
             if route.request is not None:
-                self._decoders.setdefault(route.request, msgspec.json.Decoder(route.request))
+                decoder(route.request)  # made before the first request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -232,7 +232,7 @@ class App:
         if route.request is None:
             return None
         try:
-            return self._decoders[route.request].decode(body or b"{}")
+            return decoder(route.request).decode(body or b"{}")
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"the message does not fit: {error}", do="See /openapi.json for its form.") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

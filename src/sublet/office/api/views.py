@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-import msgspec
-
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.office.journal.audit import Record
 from sublet.office.ledger.answers import Offer, Place, Refusal
@@ -31,6 +29,7 @@ from sublet.office.ledger.records import (
 from sublet.office.ledger.state import State
 from sublet.office.ledger.volumes import holder_of
 from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, LeaseId, ResourceId, TenantId
+from sublet.wire.decoders import decode_as
 from sublet.wire.http import (
     AheadView,
     AuditEntry,
@@ -336,7 +335,7 @@ def fence_views(resource: ResourceRecord) -> Iterator[FenceView]:
 
 def audit_entry(record: Record) -> AuditEntry:
     """A record as an operator reads it."""
-    event = msgspec.json.decode(record.body, type=dict)
+    event = decode_as(record.body, dict)
     event.pop("type", None)
     by = event.pop("by", "")
     return AuditEntry(seq=record.seq, at=rfc3339(record.wall_ns), kind=record.kind, by=by, event=event)

@@ -21,6 +21,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from sublet.wire.decoders import decode_as
+
 GENESIS: Final = bytes(32)
 """What stands before the first record."""
 BEGAN: Final = "journal.began"
@@ -159,9 +161,9 @@ class Walk:
             return f"{where} does not fit the one before it: it was edited, or records before it are gone or new"
         try:
             if record.kind == BEGAN:
-                self.journal = msgspec.json.decode(record.body, type=Began).journal
+                self.journal = decode_as(record.body, Began).journal
             elif record.kind == RESTORED:
-                restored = msgspec.json.decode(record.body, type=Restored)
+                restored = decode_as(record.body, Restored)
                 self.journal = restored.journal
                 self._given_up.update(restored.replaced)
         except msgspec.MsgspecError as error:

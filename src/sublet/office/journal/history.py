@@ -10,8 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-import msgspec
-
 from sublet.errors import JournalError
 from sublet.office.journal import audit
 from sublet.office.ledger import events as ev
@@ -20,6 +18,7 @@ from sublet.office.ledger.fairness import DEFAULT_GROUP
 from sublet.office.ledger.fold_spending import volume_name
 from sublet.office.ledger.records import EndRecord
 from sublet.values import NS_PER_S, GroupId, Kind, LeaseId, ResourceId, TenantId
+from sublet.wire.decoders import decoder
 from sublet.wire.http import BillLine
 from sublet.wire.orders import Metered, Part, Saved
 
@@ -41,7 +40,7 @@ _Told = (
     | ev.VolumeRemoved
 )
 _KINDS: Final = frozenset(str(fact.__struct_config__.tag) for fact in _Told.__args__)
-_decode: Final = msgspec.json.Decoder(_Told).decode
+_decode: Final = decoder(_Told).decode
 
 
 class _Lease:

@@ -39,6 +39,7 @@ from sublet.office.journal.files import AnchorFile, Anchors, HomeLock
 from sublet.office.journal.reader import Reader, Row, Tip, check_header, full_disk, is_full, not_opened
 from sublet.office.ledger.events import AUDITED, EVENT_TYPES, Event, OfficeOpened
 from sublet.office.ledger.records import Now
+from sublet.wire.decoders import decoder
 from sublet.wire.http import AuditReport
 
 BEAT_EVERY_NS: Final = 1_000_000_000
@@ -50,7 +51,7 @@ SNAPSHOT_PART_BYTES: Final = 8 << 20
 
 _KIND_OF: Final[dict[type, str]] = {event: kind for kind, event in EVENT_TYPES.items()}
 _encode: Final = msgspec.json.Encoder().encode
-_decode: Final = msgspec.json.Decoder(Event).decode
+_decode: Final = decoder(Event).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,7 @@ from sublet.values import (
     TenantId,
     Tier,
 )
+from sublet.wire.decoders import decode_as
 from sublet.wire.orders import Part
 
 ATTAINED_STEPS_NS: Final = (30 * 60 * NS_PER_S, 4 * 3600 * NS_PER_S)
@@ -320,7 +321,7 @@ class State:
 
     @classmethod
     def restore(cls, data: bytes) -> State:
-        return cls(msgspec.json.decode(data, type=Books))
+        return cls(decode_as(data, Books))
 
     def _open_accounts(self) -> None:
         """Books of before: what was used is what the meters of device time still know, and what is held."""
