@@ -98,6 +98,7 @@ STDLIB_ONLY: Final = (
 NOT_STDLIB: Final = {
     "wire.http": "msgspec types of the HTTP part, used by office and client only",
     "wire.http_views": "the same, those that only show",
+    "wire.decoders": "the decoders of these, made one at a time",
 }
 
 

@@ -4,7 +4,7 @@ Sizes are integer bytes, durations are seconds, times are RFC 3339 in UTC. Insta
 (``deadline``) are seconds of CLOCK_BOOTTIME and mean something only on the office's machine; the answer to a renewal
 therefore carries ``ttl`` as well, and a holder counts from when it *sent* the request.
 
-This and ``http_views``, which has what is only ever shown, are the parts of ``wire`` that use msgspec.
+This, ``http_views`` (what is only ever shown) and ``decoders`` are the parts of ``wire`` that use msgspec.
 """
 
 from __future__ import annotations
