@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 import sublet
+from sublet.cli import main
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.node.storage.mounts import mounts_below
@@ -34,6 +37,17 @@ class Place:
     def connect(self, token: str) -> sublet.Fabric:
         """A connection as the tenant of this token."""
         return sublet.connect(home=self.home, token=token, as_tenant=True)
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command line of the owner's, run in this process: to start an interpreter for it would take longer."""
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(io.StringIO()) as out,
+            contextlib.redirect_stderr(io.StringIO()) as err,
+        ):
+            patch.setenv("SUBLET_HOME", str(self.home))
+            status = main(words)
+        return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
 
     def apply(self, policy: str) -> list[Any]:
         """These are the operator's limits from now on; what has changed."""

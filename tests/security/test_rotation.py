@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-import sys
 import time
 from typing import Any
 
@@ -116,9 +115,7 @@ def test_a_disabled_tenant_has_no_rights_and_its_leases_end(place: Place) -> Non
 
 def test_a_tenant_with_nothing_left_is_removed_and_its_bill_stays(place: Place) -> None:
     def tenant(*words: str) -> subprocess.CompletedProcess[str]:
-        program = [sys.executable, "-m", "sublet", "tenant", *words]
-        env = {**os.environ, "SUBLET_HOME": str(place.home)}
-        return subprocess.run(program, capture_output=True, text=True, env=env)
+        return place.command("tenant", *words)
 
     token = tenant("add", "brief").stdout.strip()
     with place.connect(token) as fabric:

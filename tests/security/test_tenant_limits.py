@@ -43,16 +43,6 @@ def tenant(place: Place, name: str, **quota: int) -> sublet.Fabric:
     return sublet.connect(home=place.home, token=token, as_tenant=True)
 
 
-def command(place: Place, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sublet", *words],
-        env={**os.environ, "SUBLET_HOME": str(place.home)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
 def test_a_flood_of_requests_is_refused_and_says_when_to_ask_again(small: Place) -> None:
     with tenant(small, "flood") as flood, flood.block("1B", wait=0) as lease:
         before = time.monotonic()
@@ -123,14 +113,14 @@ def test_which_limits_hold_is_said_with_where_each_is_from(small: Place) -> None
         assert not any(key.startswith(("office.", "user.")) for key in found)
         with pytest.raises(SubletError, match="the limits of others are for operators"):
             asks.request("GET", "/v1/policy?tenant=ana", shape=list)
-    told = command(small, "policy", "show", "--tenant", "asks", "--json")
+    told = small.command("policy", "show", "--tenant", "asks", "--json")
     rows: list[dict[str, Any]] = json.loads(told.stdout)
     assert {row["key"]: row["source"] for row in rows}["tenant.leases"] == "quota of asks"
-    shown = command(small, "policy", "show").stdout
+    shown = small.command("policy", "show").stdout
     assert "policy.toml line 2" in shown
     assert {
         row["source"]
-        for row in json.loads(command(small, "policy", "show", "--tenant", "local", "--json").stdout)
+        for row in json.loads(small.command("policy", "show", "--tenant", "local", "--json").stdout)
         if row["key"].startswith("tenant.")
     } == {"owner"}
 
@@ -140,12 +130,12 @@ def test_a_file_with_a_mistake_is_said_with_its_line_and_keeps_an_office_from_st
 ) -> None:
     wrong = tmp_path / "policy.toml"
     wrong.write_text("[tenant]\nleasez = 4\n")
-    checked = command(small, "policy", "check", str(wrong))
+    checked = small.command("policy", "check", str(wrong))
     assert checked.returncode == 2
     assert f"{wrong}:2: [tenant] has no key 'leasez'; did you mean leases?" in checked.stderr
-    right = command(small, "policy", "check", str(small.home / "policy.toml"))
+    right = small.command("policy", "check", str(small.home / "policy.toml"))
     assert (right.returncode, "4 limits set" in right.stdout) == (0, True)
-    assert command(small, "policy", "check", str(tmp_path / "none")).returncode == 2
+    assert small.command("policy", "check", str(tmp_path / "none")).returncode == 2
     wrong.chmod(0o600)
     started = subprocess.run(
         [sys.executable, "-m", "sublet", "up"],
@@ -178,7 +168,7 @@ def test_a_changed_file_holds_without_a_restart(place: Place) -> None:
     with tenant(place, "changing") as one, place.owner.memory("600MiB"):
         kept, before, all_of_it = one.block("1B"), home_kib(), memory()
         file.write_text('[tenant]\nleases = 1\n[lease]\nhome = "8MiB"\n[office]\nmemory = "512MiB"\n')
-        told = command(place, "policy", "apply", "--json")
+        told = place.command("policy", "apply", "--json")
         assert told.returncode == 0, told.stderr
         assert {row["key"]: (row["before"], row["now"]) for row in json.loads(told.stdout)} == {
             "tenant.leases": ("1000", "1"),
@@ -189,15 +179,15 @@ def test_a_changed_file_holds_without_a_restart(place: Place) -> None:
             one.block("1B", wait=0)
         assert before > home_kib() == 8 << 10
         assert memory() == 600 * MIB < all_of_it, "what is leased stays"
-        assert "policy.toml line 2" in command(place, "policy", "show").stdout
-        assert "Nothing has changed" in command(place, "policy", "apply").stdout
+        assert "policy.toml line 2" in place.command("policy", "show").stdout
+        assert "Nothing has changed" in place.command("policy", "apply").stdout
 
         file.write_text("[tenant]\nleases = 7\nqueu = 3\n")
-        refused = command(place, "policy", "apply")
+        refused = place.command("policy", "apply")
         assert refused.returncode == 2, refused
         assert f"{file}:3: [tenant] has no key 'queu'; did you mean queue?" in refused.stderr
         file.chmod(0o666)
-        assert "other users can write" in command(place, "policy", "apply").stderr
+        assert "other users can write" in place.command("policy", "apply").stderr
         file.chmod(0o644)
         with pytest.raises(QuotaExceeded, match="the quota of leases is 1"):
             one.block("1B", wait=0)
@@ -239,7 +229,7 @@ def test_groups_reservations_and_budgets_of_the_file_hold_as_a_whole(place: Plac
     file = place.home / "policy.toml"
     tenant(place, "whole").close()
     file.write_text(WHOLE)
-    would = json.loads(command(place, "policy", "check", str(file), "--json").stdout)
+    would = json.loads(place.command("policy", "check", str(file), "--json").stdout)
     assert {row["key"]: (row["before"], row["now"]) for row in would["changes"]} == {
         "group.film.weight": ("-", "2"),
         "group.film.members": ("-", "whole"),
@@ -250,12 +240,12 @@ def test_groups_reservations_and_budgets_of_the_file_hold_as_a_whole(place: Plac
         "budget.group.film.month": ("-", "20.00"),
     }
     assert place.owner.request("GET", "/v1/reservations", shape=list) == []
-    assert json.loads(command(place, "policy", "apply", "--json").stdout) == would["changes"]
-    assert "It would change nothing" in command(place, "policy", "check", str(file)).stdout
-    assert command(place, "group", "set", "film", "--weight", "3", "--ceiling", "1").returncode == 0
+    assert json.loads(place.command("policy", "apply", "--json").stdout) == would["changes"]
+    assert "It would change nothing" in place.command("policy", "check", str(file)).stdout
+    assert place.command("group", "set", "film", "--weight", "3", "--ceiling", "1").returncode == 0
 
     def sources() -> dict[str, tuple[str, str]]:
-        rows = json.loads(command(place, "policy", "show", "--json").stdout)
+        rows = json.loads(place.command("policy", "show", "--json").stdout)
         return {row["key"]: (row["shown"], row["source"]) for row in rows if row["key"].startswith(("group", "budget"))}
 
     assert sources() == {
@@ -266,7 +256,7 @@ def test_groups_reservations_and_budgets_of_the_file_hold_as_a_whole(place: Plac
     }
     file.write_text(WHOLE.replace("gpus = 1", "gpus = 2"))
     for words in (("check", str(file)), ("apply",)):
-        refused = command(place, "policy", *words)
+        refused = place.command("policy", *words)
         assert refused.returncode == 2, refused
         assert "may have 1 GPU, fewer than the 2 to be reserved" in refused.stderr
     assert sources()["group.film.weight"] == ("3", "command (policy.toml line 2 has 2)")
