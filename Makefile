@@ -55,7 +55,7 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: export SUBLET_AGAIN = 1
 test: $(READY) $(TORCH_READY) $(HUB_READY) ## the whole suite; TESTS=tests/unit for a part, JOBS=8 for so many at a time
 	@$(PY) -m compileall -q src
-	@$(PY) -m pytest --numprocesses=$(JOBS) --dist=loadgroup --timeout=300 $(TESTS)
+	@$(PY) -m pytest --numprocesses=$(JOBS) --dist=loadgroup --timeout=300 --durations=20 --durations-min=2 $(TESTS)
 
 lint: $(READY) ## style: ruff, formatting, and lock files without addresses
 	@$(VENV)/bin/ruff check .

@@ -100,13 +100,16 @@ def _done(words: list[str]) -> bool:
     return done.returncode == 0
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nothing uses now."""
+@contextlib.contextmanager
+def kept_ports(count: int) -> Iterator[list[int]]:
+    """Ports of the loopback that are given to nothing else meanwhile. They are bound and do not listen, so a program
+    that sets SO_REUSEADDR, as the hub and its proxy do, can listen there."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        yield [one.getsockname()[1] for one in sockets]
 
 
 def browser_of(url: str) -> httpx.Client:
@@ -342,7 +345,7 @@ def hub_stage(
         place.chmod(0o755)
         shared = place / "shared"
         office = stack.enter_context(office_stage(place / "office", devices, "--shared", str(shared)))
-        public, api, proxy_api = free_ports(3)
+        public, api, proxy_api = stack.enter_context(kept_ports(3))
         token_file, token, admin = place / "hub-token", secrets.token_hex(32), secrets.token_hex(32)
         token_file.write_text(f"{token}\n")
         token_file.chmod(0o600)

@@ -26,8 +26,11 @@ from sublet.wire import unix
 if TYPE_CHECKING:
     from sublet.wire.zygote import Warm
 
-START_PATIENCE_S: Final = 30.0
-"""From asking for an office to its first answer. It takes well under a second; a busy machine may need more."""
+START_PATIENCE_S: Final = 120.0
+"""From asking for an office to its first answer, while its process lives. It takes about a second; a machine that runs
+twenty other programs may need half a minute, and an office that is given up too early goes on all the same."""
+IN_USE_PATIENCE_S: Final = 30.0
+"""While another office has the journal and does not answer: it may be starting, or have lost its socket."""
 LOG_BYTES_MAX: Final = 4 * 1024 * 1024
 """A longer log is put aside (one old one is kept) before an office is started."""
 EMBEDDED: Final = ("up", "--embedded")
@@ -136,13 +139,14 @@ def _start(
     finally:
         os.close(handle)
     begun()
+    in_use_until = min(until, time.monotonic() + IN_USE_PATIENCE_S)
     failed: SubletError | None = None
     with _watched(pid) as gone:
         while not answers(path):
             if failed is None and gone():
                 failed = _failed(log, said_from, "the office could not be started")
             # An office that an interrupted program has started may hold the journal and not answer yet.
-            if failed is not None and (JournalError.IN_USE not in failed.message or time.monotonic() >= until):
+            if failed is not None and (JournalError.IN_USE not in failed.message or time.monotonic() >= in_use_until):
                 raise failed
             if time.monotonic() >= until:
                 raise _failed(log, said_from, f"the office was started (pid {pid}) but does not answer")
