@@ -159,8 +159,8 @@ _GOES_FIRST = {
     "priority": "with priority, which they pay for or have waited for",
     "group": "of groups with a smaller share per weight",
     "tenant": "of tenants of the same group with a smaller share per weight",
-    "held": "of the same tenant, for holders that have held for less time",
-    "arrival": "of the same tenant that came before",
+    "held": "for holders that have held for less time",
+    "arrival": "that came before",
 }
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from sublet.cli.lease import listing
+from sublet.cli.lease import _GOES_FIRST, _ahead, listing
 from sublet.cli.show import Json
+from sublet.office.ledger.explain import Because
 
 PART = {"resource": "local/gpu0", "kind": "gpu", "amount": 1 << 30, "model": "", "host": True, "exclusivity": "shared"}
 LEASE: Json = {
@@ -46,3 +47,13 @@ def line(**changes: Any) -> str:
 def test_a_lease_is_one_line(changes: dict[str, Any], said: str) -> None:
     """What it holds, or what it asked for; notice, idleness, an unusual tier and the reason of the end; no escapes."""
     assert said in line(**changes)
+
+
+def test_requests_ahead_are_named_with_the_reason_for_their_place() -> None:
+    """There are words for each reason that the office gives."""
+    assert set(_GOES_FIRST) == {because.value for because in Because}
+    view: Json = {"because": "arrival", "requests": 2, "leases": ["l-1", "l-2"], "tenants": ["ana", "zoe"]}
+    assert _ahead(view) == "2 requests that came before (ana, zoe): l-1, l-2"
+    assert _ahead(view | {"because": "held", "requests": 1, "leases": [], "tenants": []}) == (
+        "1 request for holders that have held for less time"
+    )

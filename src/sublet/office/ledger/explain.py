@@ -8,7 +8,8 @@ say something else than what happens.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -18,14 +19,14 @@ from sublet.office.ledger import admission, preemption, promises
 from sublet.office.ledger.budgets import money
 from sublet.office.ledger.estimate import estimate_ns, leaves_at
 from sublet.office.ledger.groups import Floors, is_within_floor
-from sublet.office.ledger.order import TURNS_WAITED, InOrder, kinds_of, position
+from sublet.office.ledger.order import TURNS_WAITED, InOrder, Shares, kinds_of, position
 from sublet.office.ledger.placement import RoomsByNode, fit
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.office.ledger.replacing import held_since_ns
 from sublet.office.ledger.state import State
 from sublet.office.ledger.volume_rooms import why_not_yet
-from sublet.values import Kind, Tier, format_duration
+from sublet.values import Kind, TenantId, Tier, format_duration
 
 SHARES_LOOKED_AT = 24
 """Moments, each the shortest turn after the other, at which shares are looked at beforehand."""
@@ -42,7 +43,7 @@ class Because(enum.StrEnum):
     TENANT = "tenant"
     """Its tenant, in the same group, has had a smaller share per weight."""
     HELD = "held"
-    """Of the same tenant: its holder has held for less time without a break."""
+    """Its holder has held for less time without a break."""
     ARRIVAL = "arrival"
 
 
@@ -126,21 +127,22 @@ def _waiting(lease: LeaseRecord, rooms: RoomsByNode, state: State, now: Now, pol
 
 def _ahead(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> Iterator[Ahead]:
     found: dict[Because, list[LeaseRecord]] = {because: [] for because in Because}
+    share_of = functools.cache(Shares(state, now.ns, policy).of_tenant)
     for other in InOrder(state, now.ns, policy):
         if other.id == lease.id:
             break
-        found[_because(other, lease, state)].append(other)
+        found[_because(other, lease, state, share_of)].append(other)
     return (Ahead(because, tuple(requests)) for because, requests in found.items() if requests)
 
 
-def _because(other: LeaseRecord, lease: LeaseRecord, state: State) -> Because:
+def _because(other: LeaseRecord, lease: LeaseRecord, state: State, share_of: Callable[[TenantId], int]) -> Because:
     if other.tier is not lease.tier:
         return Because.TIER
     if other.has_priority is not lease.has_priority:
         return Because.PRIORITY
     if state.group_of(other.tenant) != state.group_of(lease.tenant):
         return Because.GROUP
-    if other.tenant != lease.tenant:
+    if share_of(other.tenant) != share_of(lease.tenant):
         return Because.TENANT
     return Because.ARRIVAL if other.arrival < lease.arrival else Because.HELD
 

@@ -1,5 +1,6 @@
 """The order of the queue: tier, then priority, then the group and in it the tenant with the smallest share, then the
-least time held without a break, then arrival.
+least time held without a break, then arrival. Tenants of one share, such as those of a course that has just begun, have
+one line together, so a request that comes moves none that waits.
 
 Priority is what holders pay for where an operator gives it a rate. A request that does not pay has it too after half an
 hour in line (``priority_after_ns``), so those that pay go before it for that long and no longer: then shares decide.
@@ -17,6 +18,7 @@ before it in the queue does not pass it, and may take what is free.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 
@@ -46,11 +48,11 @@ class Shares:
         account = self._state.books.group_accounts.get(group)
         return 0 if account is None else self._share(account, self._state.group(group).weight), group
 
-    def of_tenant(self, tenant: TenantId) -> tuple[int, TenantId]:
+    def of_tenant(self, tenant: TenantId) -> int:
         account = self._state.books.accounts.get(tenant)
         if account is None:  # as of most who wait in a long line
-            return 0, tenant
-        return self._share(account, self._state.weight_of(tenant)), tenant
+            return 0
+        return self._share(account, self._state.weight_of(tenant))
 
     def after_half_a_turn(self, account: Account, level: Sequence[int], weight: int) -> int:
         """The share per weight with half a maximum hold more, in which this much is held."""
@@ -94,18 +96,17 @@ class InOrder:
         """The requests of one group, as they were when the walk came to it."""
         shares = self._shares
         lines = {tenant: list(line) for tenant, line in lines.items()}
-        heads = [(*shares.of_tenant(tenant), 0) for tenant in lines]
+        heads = [(shares.of_tenant(tenant), line[0], tenant, 0) for tenant, line in lines.items()]
         heapq.heapify(heads)
         while heads:
-            share, tenant, index = heads[0]
-            lease = lines[tenant][index][-1]
+            share, (*_, lease), tenant, index = heads[0]
             yield lease
             if index + 1 == len(lines[tenant]):
                 heapq.heappop(heads)
-            elif self._still_waits(lease):
-                heads[0] = share, tenant, index + 1  # its place in the heap is that of its share, which is as it was
-            else:
-                heapq.heapreplace(heads, (*shares.of_tenant(tenant), index + 1))
+                continue
+            if not self._still_waits(lease):
+                share = shares.of_tenant(tenant)
+            heapq.heapreplace(heads, (share, lines[tenant][index + 1], tenant, index + 1))
 
     def _still_waits(self, lease: LeaseId) -> bool:
         return self._state.leases[lease].status is LeaseStatus.QUEUED
@@ -187,7 +188,7 @@ def goes_before(state: State, lease: LeaseRecord, other: LeaseRecord, now_ns: in
     def key(one: LeaseRecord) -> tuple[object, ...]:
         tier, has_priority = lane_of(one)
         group = shares.of_group(state.group_of(one.tenant))
-        return -tier.rank, not has_priority, *group, *shares.of_tenant(one.tenant), *waiting(one)
+        return -tier.rank, not has_priority, *group, shares.of_tenant(one.tenant), *waiting(one)
 
     return key(lease) < key(other)
 
@@ -199,15 +200,16 @@ def position(state: State, lease: LeaseRecord, now_ns: int, policy: Policy) -> i
     before = takewhile(lambda lane: lane != own_lane, state.queue)
     ahead = sum(len(line) for lane in before for lines in state.queue[lane].values() for line in lines.values())
     own_group = state.group_of(lease.tenant)
-    own_share, own_key = shares.of_group(own_group), shares.of_tenant(lease.tenant)
+    own_key, own_share, own = shares.of_group(own_group), shares.of_tenant(lease.tenant), waiting(lease)
     for group, lines in state.queue[own_lane].items():
         if group == own_group:
             for tenant, line in lines.items():
-                if tenant == lease.tenant:
-                    ahead += sum(entry < waiting(lease) for entry in line)
-                elif shares.of_tenant(tenant) < own_key:
+                share = shares.of_tenant(tenant)
+                if share < own_share:
                     ahead += len(line)
-        elif shares.of_group(group) < own_share:
+                elif share == own_share:
+                    ahead += bisect_left(line, own)
+        elif shares.of_group(group) < own_key:
             ahead += sum(map(len, lines.values()))
     return ahead + 1
 

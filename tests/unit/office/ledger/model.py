@@ -405,7 +405,6 @@ class Model:
                 by_group[groups[x.tenant]],
                 groups[x.tenant],
                 by_tenant[x.tenant],
-                x.tenant,
                 x.arrival,
             ),
         )

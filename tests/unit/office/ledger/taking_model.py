@@ -404,11 +404,11 @@ class TakingModel:
     def _place(self, lease: Asked) -> tuple[object, ...]:
         return -lease.rank, *self._shares(lease.tenant), lease.arrival
 
-    def _shares(self, tenant: str) -> tuple[int, str, int, str]:
+    def _shares(self, tenant: str) -> tuple[int, str, int]:
         group = self.members[tenant]
         of_group = [use for use in self.uses if self.members[use[0]] == group]
         own = [use for use in self.uses if use[0] == tenant]
-        return self._share(of_group, self.groups[group].weight), group, self._share(own, 1), tenant
+        return self._share(of_group, self.groups[group].weight), group, self._share(own, 1)
 
     def _share(self, uses: list[tuple[str, int, int, int | None]], weight: int) -> int:
         half, now = self.policy.half_life_ns, self._order_ns()

@@ -123,6 +123,42 @@ def test_the_group_with_the_smaller_share_goes_first_then_the_tenant_in_it() -> 
     assert waiting(bench) == ["ben", "cleo", "ann"]
 
 
+def test_in_a_course_that_has_just_begun_the_order_is_that_of_arrival_whatever_the_names() -> None:
+    """No student has used anything: one that asks later stands behind those who wait, and moves none of them."""
+    bench = Bench(gpus=1, policy=LONG)
+    students = [TenantId(name) for name in ("zoe", "max", "ida", "aaron")]
+    for student in students:
+        bench.do(cmd.AddTenant(tenant=student, token_hash=student))
+    held = bench.granted(ttl_s=3600)
+    for number, student in enumerate(students, 1):
+        bench.queued(tenant=student, lease=student)
+        assert waiting(bench) == students[:number]
+    bench.queued(tenant=students[0], lease="zoe-again")
+    line = [*students, "zoe-again"]
+    assert waiting(bench) == line
+    assert [position(bench.state, bench.lease(one), bench.now_ns, bench.policy) for one in line] == [1, 2, 3, 4, 5]
+    (ahead,) = bench.ledger.explain(bench.lease("aaron"), bench.now).ahead
+    assert (ahead.because, [one.id for one in ahead.requests]) == (Because.ARRIVAL, ["zoe", "max", "ida"])
+    for student in students:
+        bench.release(bench.lease(held.id))
+        held = bench.lease(student)
+        assert held.status is LeaseStatus.GRANTED
+        bench.claim(held)
+        bench.wait(1)
+    assert waiting(bench) == ["zoe-again"]
+
+
+def test_a_tenant_that_has_used_something_goes_behind_those_that_have_not_however_early_it_asked() -> None:
+    bench = office(gpus=1)
+    first = bench.granted(tenant=ANN, ttl_s=3600)
+    bench.wait(60)
+    bench.release(first)
+    bench.granted(tenant=BEN, ttl_s=3600)
+    for name, tenant in (("ann-1", ANN), ("ann-2", ANN), ("cleo", CLEO)):
+        bench.queued(tenant=tenant, lease=name)
+    assert waiting(bench) == ["cleo", "ann-1", "ann-2"]
+
+
 def test_a_tenant_that_changes_its_group_takes_with_it_what_it_holds_and_not_what_it_used() -> None:
     bench = office(gpus=1)
     bench.granted(tenant=ANN, ttl_s=3600)
