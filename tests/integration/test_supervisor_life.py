@@ -20,6 +20,7 @@ from sublet.errors import (
     SubletError,
     Unauthorized,
 )
+from sublet.node.processes.cgroups_places import Files
 from sublet.values import EndReason, Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.codec import dumps
 from sublet.wire.guests import (
@@ -348,9 +349,10 @@ def test_who_was_put_into_the_group_of_a_guest_is_seen_and_ended_before_anything
     try:
         with supervisor_at(tmp_path, faults=NEVER) as stage:
             grant(stage, A, E5)
-            guest = stage.holder(A, E5).start("sleep", "1000")
+            stage.holder(A, E5).start("sleep", "1000")
             [lease] = [folder for folder in stage.lease_groups() if "/freezer/" in folder]
-            Path(lease, guest.guest, "cgroup.procs").write_text(str(stranger.pid))
+            [folder] = Files().folders(lease)
+            Path(folder, "cgroup.procs").write_text(str(stranger.pid))
             end(stage, A, E5)
             heard(stage, TornDown)
             assert stranger.wait(30) == -signal.SIGKILL

@@ -26,11 +26,13 @@ from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.cgroups_places import find_places
 from sublet.node.processes.group import Group
 from sublet.node.processes.limits import Limits
+from sublet.node.processes.notes import GuestNote
 from sublet.node.processes.procs import Identity, Procs, Stat
 from sublet.node.processes.stuck import is_frozen
 from sublet.node.processes.tree import Tree, Trees, marks_of
 from sublet.node.supervisor.predecessor import Sweep
-from sublet.values import GuestId, LeaseId
+from sublet.values import Epoch, GuestId, LeaseId, TenantId
+from sublet.wire.guests import Profile
 
 PATIENCE_S: Final = 30.0
 LEASE: Final = LeaseId("l1")
@@ -99,6 +101,21 @@ class Stage:
         tree = Tree(guest, LEASE, identity, group=group, uid=self.uid)
         self.trees.add(tree)
         return tree
+
+    def note(self, name: str) -> GuestNote:
+        """What a supervisor noted of a guest, but for its first process."""
+        group = self.groups.group(LEASE, GuestId(name))
+        return GuestNote(
+            guest=GuestId(name),
+            lease=LEASE,
+            epoch=Epoch(1, 1),
+            tenant=TenantId("local"),
+            profile=Profile.LOCAL,
+            parts=(),
+            pid=0,
+            start_ticks=0,
+            group=group.name if group is not None else "",
+        )
 
     def reap(self) -> list[int]:
         reaped = []
@@ -414,7 +431,8 @@ def swept(stage: Stage) -> None:
     until("the spared one", lambda: stage.procs.marks(spared, "SUBLET_"))
     os.kill(predecessor, signal.SIGKILL)
     os.waitpid(predecessor, 0)
-    sweep = Sweep(stage.procs, stage.groups, spare=[spared], me=0)
+    notes = [stage.note("g1"), stage.note("g2")]
+    sweep = Sweep(stage.procs, stage.groups, notes=notes, spare=[spared], me=0)
 
     def is_done() -> bool:
         is_clean = sweep.again()

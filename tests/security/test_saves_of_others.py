@@ -14,6 +14,7 @@ import sublet
 from sublet.client.home import runtime_dir
 from sublet.node.errands import ERRANDS_MAX
 from sublet.node.processes.procs import Procs
+from sublet.node.storage.stores_work import NOTE
 from tests.security.conftest import Place
 from tests.traces import supervisor_of, until
 
@@ -47,7 +48,9 @@ time.sleep(1000)
 def slow(place: Place, lease: sublet.Lease) -> Iterator[None]:
     """Each question about this volume takes as long as one may, as if all in it had to be copied: it waits for a lock
     that only the office's user can take."""
-    fd = os.open(place.home / "blocks" / "leases" / f"{lease.id}.{lease.epoch}" / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    folders = (place.home / "blocks" / "leases").iterdir()
+    folder = next(one for one in folders if lease.id in (one / NOTE).read_text())
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

@@ -300,7 +300,7 @@ def _end_what_is_left(runtime: Path) -> None:
         return
     from sublet.node.processes.cgroups import Groups
     from sublet.node.processes.notes import Notes
-    from sublet.node.processes.procs import Identity, Procs
+    from sublet.node.processes.procs import Procs
     from sublet.node.supervisor.predecessor import Sweep
 
     groups = Groups.probe(office)
@@ -310,8 +310,7 @@ def _end_what_is_left(runtime: Path) -> None:
                 "this command itself runs under a lease of the office", do="Purge from a terminal outside of it."
             )
         notes, _ = Notes(os.fspath(runtime / "notes")).read_all()
-        noted = {Identity(note.pid, note.start_ticks): note.lease for note in notes}
-        sweep = Sweep(Procs(), groups, noted=noted)
+        sweep = Sweep(Procs(), groups, notes=notes)
         until = time.monotonic() + LEFT_GONE_S
         while not sweep.again():
             if time.monotonic() > until:

@@ -128,7 +128,7 @@ class Aside:
         if self._groups.get(group.name) is not group:
             return
         if left := group.remove():
-            if group.guest is not None:
+            if group.is_guests:
                 group.kill()
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), left[0])
         del self._groups[group.name]

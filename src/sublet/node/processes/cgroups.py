@@ -1,8 +1,12 @@
 """Control groups for guests: a process cannot leave its group, whatever it does to hide.
 
-A group is ``sublet-<office>/<lease>/<guest>`` in every hierarchy that is of use, and one object here. Limits are set on
-the lease, or on the guest, before the first process joins. Nothing here waits: what is not done at once is asked again
-by the caller.
+A group is ``sublet-<office>/<lease's name>/<guest's name>`` in every hierarchy that is of use, and one object here.
+Limits are set on the lease, or on the guest, before the first process joins. Nothing here waits: what is not done at
+once is asked again by the caller.
+
+Every user of the machine can read the names of groups, so no id is in them: each name is a keyed hash of the id, with a
+key that only this process has. Another process finds the groups by the office's folder, and learns from the notes of
+guests (``notes``) which lease each belongs to.
 
     groups = Groups.probe("k3v9")
     group = groups.group(lease, guest)
@@ -17,9 +21,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
+from sublet.node.keyed_names import keyed_names
 from sublet.node.processes.cgroups_places import CONTROLLERS, Files, Place, find_places
 from sublet.node.processes.group import Group, Hierarchies
 from sublet.node.processes.limits import Limits
@@ -42,20 +47,36 @@ class Said(NamedTuple):
 class Groups:
     """What can be made of control groups on this machine, for one office."""
 
-    def __init__(self, office: str, places: Iterable[Place], files: Files | None = None) -> None:
+    def __init__(
+        self,
+        office: str,
+        places: Iterable[Place],
+        files: Files | None = None,
+        *,
+        named: Callable[[str], str] | None = None,
+    ) -> None:
+        """``named``: the name of the group of a lease or guest with this id (default: a keyed hash of it)."""
         self.office = office
         self.places = tuple(places)
         self.files = files or Files()
         self.v2 = self._usable_v2()
         self.v1 = self._usable_v1()
         self._hierarchies = Hierarchies(self.v2, self.v1, self.files)
+        self._named = named or keyed_names()
 
     @classmethod
-    def probe(cls, office: str, *, proc: str = "/proc", files: Files | None = None) -> Groups:
+    def probe(
+        cls,
+        office: str,
+        *,
+        proc: str = "/proc",
+        files: Files | None = None,
+        named: Callable[[str], str] | None = None,
+    ) -> Groups:
         """Find out, and make the office's own folder wherever that can be done."""
         files = files or Files()
         places = find_places(proc, files)
-        return cls(office, (_tried(place, office, files) for place in places), files)
+        return cls(office, (_tried(place, office, files) for place in places), files, named=named)
 
     @classmethod
     def none(cls, office: str) -> Groups:
@@ -75,13 +96,13 @@ class Groups:
         """The group of a guest, or that of its whole lease; not yet made. None where there are no groups."""
         if not self.is_active:
             return None
-        parts = [f"sublet-{self.office}", _checked(lease), *([] if guest is None else [_checked(guest)])]
-        return Group(self._hierarchies, "/".join(parts), lease, guest)
+        names = [self._named(one) for one in (lease, guest) if one is not None]
+        return self._called(*names, is_guests=guest is not None)
 
     def cap_office(self, limits: Limits) -> None:
         """Cap all guests of the office together, as far as that can be had here (``describe``)."""
         if self.is_active:
-            Group(self._hierarchies, f"sublet-{self.office}", LeaseId(""), None).set_limits(limits)
+            self._called(is_guests=False).set_limits(limits)
 
     def found(self) -> list[Group]:
         """The groups of guests that exist, whichever process made them. ``OSError`` where that cannot be seen."""
@@ -90,15 +111,16 @@ class Groups:
             for lease in self.files.folders(f"{base}/sublet-{self.office}", sure=True):
                 guests = self.files.folders(lease, sure=True)
                 names.update((os.path.basename(lease), os.path.basename(guest)) for guest in guests)
-        made = (self.group(LeaseId(lease), GuestId(guest)) for lease, guest in sorted(names))
-        return [group for group in made if group is not None]
+        return [self._called(lease, guest, is_guests=True) for lease, guest in sorted(names)]
 
     def leases(self) -> list[Group]:
         """The groups of leases that are there. ``OSError`` where that cannot be seen."""
         offices = (f"{base}/sublet-{self.office}" for base in self.bases())
         folders = (folder for office in offices for folder in self.files.folders(office, sure=True))
-        made = (self.group(LeaseId(name)) for name in sorted({os.path.basename(folder) for folder in folders}))
-        return [group for group in made if group is not None]
+        return [self._called(name, is_guests=False) for name in sorted({os.path.basename(one) for one in folders})]
+
+    def _called(self, *names: str, is_guests: bool) -> Group:
+        return Group(self._hierarchies, "/".join((f"sublet-{self.office}", *map(_checked, names))), is_guests=is_guests)
 
     def elsewhere(self) -> list[Groups]:
         """What an earlier supervisor of this office, which lived in another group, may have left."""
@@ -189,7 +211,7 @@ class Groups:
 
 
 def _checked(name: str) -> str:
-    """An id that names a folder, and no other place."""
+    """A name of a folder, and of no other place."""
     if not name or "/" in name or name.startswith("."):
         raise ValueError(f"{name!r} cannot name a control group")
     return name

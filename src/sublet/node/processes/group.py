@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 from sublet.node.processes.cgroups_places import Files, Place
 from sublet.node.processes.limits import BASIC_DEVICES, Limits, Usage
 from sublet.node.processes.procs import pidfd_open, pidfd_send_signal
-from sublet.values import GuestId, LeaseId
 
 _CPU_PERIOD_US: Final = 100_000
 _KILL_ROUNDS: Final = 16
@@ -37,13 +36,12 @@ class Hierarchies(NamedTuple):
 class Group:
     """The box of one guest (or of one lease, around those of its guests)."""
 
-    __slots__ = ("_bases", "_files", "_v2", "_where", "guest", "lease", "name", "was_struck")
+    __slots__ = ("_bases", "_files", "_v2", "_where", "is_guests", "name", "was_struck")
 
-    def __init__(self, where: Hierarchies, name: str, lease: LeaseId, guest: GuestId | None) -> None:
+    def __init__(self, where: Hierarchies, name: str, *, is_guests: bool) -> None:
         self.name = name
-        """``sublet-<office>/<lease>/<guest>``: what a note of it says."""
-        self.lease = lease
-        self.guest = guest
+        """Its folder below the base of each hierarchy: what the note of its guest says."""
+        self.is_guests = is_guests
         self._where = where
         self._files = where.files
         self._v2 = f"{where.v2.base}/{name}" if where.v2 is not None else None
@@ -239,7 +237,7 @@ class Group:
         """Where its processes are. Where only the lease is limited they are in the lease's own group: a group for each
         guest would be made and taken away there for nothing, and that is most of what a start and an end cost."""
         made = self._made()
-        if self.guest is None:
+        if not self.is_guests:
             return made
         lease = os.path.dirname(self.name)
         bases = [base for base in self._where.v1.values() if f"{base}/{self.name}" not in made]

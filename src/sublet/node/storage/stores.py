@@ -3,8 +3,9 @@
 They are made when the first guest of the lease starts, which waits for them, and taken away when the lease is over,
 which is verified. Both are done by errands; here it is known how far each has come.
 
-Folders of blocks lie in the state folder: ``blocks/leases/<lease>.<epoch>``, and with a name, which is kept when its
-lease ends, ``blocks/named/<tenant>/<name>``. Segments lie in the runtime folder, ``memory/<lease>.<epoch>``.
+Folders of blocks lie in the state folder: ``blocks/leases/<hash>``, and with a name, which is kept when its lease ends,
+``blocks/named/<tenant>/<name>``. Segments lie in the runtime folder, ``memory/<hash>``. It is a keyed hash of lease and
+epoch: root mounts file systems there, and every user can read where. The note in the folder says whose it is.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from sublet.errors import CapacityExceeded, InvalidRequest, SubletError
 from sublet.lease.hardware import Leftover
 from sublet.node.errands import Errands
 from sublet.node.fair_slots import AWAITED
+from sublet.node.keyed_names import keyed_names
 from sublet.node.loop import Loop
-from sublet.node.processes.tenancy import Tenancy, lease_of_folder
+from sublet.node.processes.tenancy import Tenancy
 from sublet.node.storage.store import Count, State, Store
 from sublet.node.storage.stores_work import (
     KEPT,
@@ -82,6 +84,7 @@ class Stores:
         self.blocks: Final = os.path.join(state, "blocks")
         self.memory: Final = os.path.join(runtime, "memory")
         self.lock: Final = os.path.join(self.blocks, "lock")
+        self._hash = keyed_names()
         self._all: list[Store] = list(self._found())
 
     # ---- making ----
@@ -138,7 +141,7 @@ class Stores:
 
     def _begun(self, tenancy: Tenancy) -> list[Store]:
         found = []
-        name = f"{tenancy.lease}.{tenancy.epoch}"
+        name = self._hash(f"{tenancy.lease}.{tenancy.epoch}")
         for kind, base in ((Kind.BLOCK, os.path.join(self.blocks, "leases")), (Kind.MEMORY, self.memory)):
             parts = tuple(part for part in tenancy.parts if part.kind is kind)
             if parts:
@@ -381,9 +384,7 @@ class Stores:
         for base in (os.path.join(self.blocks, "leases"), self.memory):
             for name in _names(base):
                 folder = os.path.join(base, name)
-                note = _read(folder) or StoreNote(
-                    lease=lease_of_folder(name), epoch=Epoch(0, 0), tenant=_NOBODY, parts=()
-                )
+                note = _read(folder) or StoreNote(lease=LeaseId(""), epoch=Epoch(0, 0), tenant=_NOBODY, parts=())
                 yield Store(folder, note, State.LEAVING)
         named = os.path.join(self.blocks, "named")
         for tenant in _names(named):

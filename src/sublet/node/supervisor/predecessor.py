@@ -11,14 +11,14 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from sublet.clock import Clock
 from sublet.lease.hardware import Leftover
 from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.group import Group
-from sublet.node.processes.notes import Notes
+from sublet.node.processes.notes import GuestNote, Notes
 from sublet.node.processes.procs import Identity, Procs, Stat, Table
 from sublet.node.processes.stuck import why_alive
 from sublet.node.processes.tenancy import lease_of_folder
@@ -52,8 +52,7 @@ class Predecessor:
         self._store = notes
         self._put_away = put_away
         self._notes, damaged = notes.read_all()
-        noted = {Identity(note.pid, note.start_ticks): note.lease for note in self._notes}
-        self._sweep = Sweep(procs, groups, noted=noted, spare={os.getppid()})
+        self._sweep = Sweep(procs, groups, notes=self._notes, spare={os.getppid()})
         self._folders = _folders(leases)
         until_ns = clock.now_ns() + PATIENCE_NS
         while not (is_done := self._sweep.again()) and clock.now_ns() < until_ns:
@@ -160,12 +159,15 @@ class Sweep:
         procs: Procs,
         groups: Groups,
         *,
-        noted: Mapping[Identity, LeaseId] | None = None,
+        notes: Iterable[GuestNote] = (),
         spare: Iterable[int] = (),
         me: int | None = None,
     ) -> None:
+        """``notes``: those of the predecessor's guests; each names the lease of a first process and of a lease's group.
+        A process in a group of a lease that no note names belongs to the lease in its environment, else to one with the
+        name of the group (in the version before, that was the lease's id)."""
         self.found: dict[LeaseId, set[Identity]] = {}
-        """All that was met, by lease; with nothing in it where only an empty group was left."""
+        """All that was met, by lease."""
         self.left: dict[LeaseId, list[Identity]] = {}
         """What the last attempt still saw."""
         self.groups_left: list[str] = []
@@ -174,8 +176,8 @@ class Sweep:
         self._groups = [groups, *groups.elsewhere()]
         self._office = groups.office
         self._me = os.getpid() if me is None else me
-        self._noted = dict(noted or {})
-        """First processes of guests, as the predecessor noted them."""
+        self._noted = {Identity(note.pid, note.start_ticks): note.lease for note in notes}
+        self._lease_of_group = {os.path.dirname(note.group): note.lease for note in notes}
         self._spare = frozenset(spare)
         """The office that has just started, which may itself have been started from inside a guest."""
         self._sessions: dict[int, LeaseId] = {}
@@ -186,7 +188,6 @@ class Sweep:
         """One attempt: look, stop, kill, look. True when nothing was left and the groups are gone."""
         self._look()  # first, so that it is known what there was
         for group in self._all_groups():
-            self.found.setdefault(group.lease, set())
             group.kill()
         stopped = dict[Identity, None]()
         for _ in range(_STOP_ROUNDS):
@@ -227,7 +228,9 @@ class Sweep:
         owners = self._marked(table)
         owners.update((identity.pid, lease) for identity, lease in self._noted.items() if table.find(identity))
         for group in self._all_groups():
-            owners.update((pid, group.lease) for pid in group.pids())
+            of_lease = os.path.dirname(group.name)
+            lease, named = self._lease_of_group.get(of_lease), LeaseId(os.path.basename(of_lease))
+            owners.update((pid, lease or owners.get(pid, named)) for pid in group.pids())
         spared = {self._me, *self._spare}
         spared |= {stat.pid for stat in table.below(spared)}
         for pid in spared:  # before sessions are looked at: others in the session of one that is spared are a user's

@@ -120,8 +120,8 @@ def test_a_folder_that_cannot_be_removed_now_is_removed_later(
 class Box:
     """A group in which somebody may be."""
 
-    def __init__(self, guest: str | None = "g", *, name: str = "sublet-o/l/g", people: int = 0) -> None:
-        self.guest = guest
+    def __init__(self, *, is_guests: bool = True, name: str = "sublet-o/l/g", people: int = 0) -> None:
+        self.is_guests = is_guests
         self.name = name
         self.people = people
         self.did: list[str] = []
@@ -219,24 +219,24 @@ def test_who_was_put_into_the_group_of_a_guest_that_is_gone_is_ended(loop: Loop,
 
 def test_of_a_lease_it_is_only_tried_again_and_never_once_another_has_its_name(loop: Loop, clock: HeldClock) -> None:
     """What is in the group of a lease may be there by right, a moment later: the lease may be had again."""
-    aside, box = Aside(loop, no_errands()), Box(None, people=1)
+    aside, box = Aside(loop, no_errands()), Box(is_guests=False, people=1)
     aside.leave(box.as_group())
     pass_time(loop, clock, 2 * WAIT_S)
     pass_time(loop, clock, 2 * AGAIN_S)
     assert box.did == ["remove", "remove"]
-    aside.make_way(Box(None).as_group())
+    aside.make_way(Box(is_guests=False).as_group())
     for _ in range(3):
         pass_time(loop, clock, 2 * AGAIN_MAX_S)
     assert box.did == ["remove", "remove"]
 
 
 def test_a_group_makes_way_for_another_of_its_name(loop: Loop, clock: HeldClock) -> None:
-    aside, box, other = Aside(loop, no_errands()), Box(None), Box(name="sublet-o/other")
+    aside, box, other = Aside(loop, no_errands()), Box(is_guests=False), Box(name="sublet-o/other")
     aside.leave(box.as_group())
     aside.make_way(other.as_group())
     aside.make_way(None)
     assert box.did == []
-    aside.make_way(Box(None).as_group())
+    aside.make_way(Box(is_guests=False).as_group())
     assert box.did == ["remove"]
     pass_time(loop, clock, 2 * WAIT_S)
     assert box.did == ["remove"]
@@ -246,7 +246,7 @@ ANA, BEN = TenantId("ana"), TenantId("ben")
 
 
 def test_a_group_stays_while_memory_of_it_is_kept(loop: Loop, clock: HeldClock) -> None:
-    held, box = HeldMemory(loop, Aside(loop, no_errands())), Box(None)
+    held, box = HeldMemory(loop, Aside(loop, no_errands())), Box(is_guests=False)
     box.shared = 4096
     held.leave(ANA, box.as_group())
     for _ in range(5):
@@ -261,7 +261,10 @@ def test_a_group_stays_while_memory_of_it_is_kept(loop: Loop, clock: HeldClock) 
 
 
 def test_who_keeps_too_much_is_told_and_nobody_else_is(loop: Loop) -> None:
-    held, boxes = HeldMemory(loop, Aside(loop, no_errands())), [Box(None, name=f"sublet-o/{n}") for n in range(2)]
+    held, boxes = (
+        HeldMemory(loop, Aside(loop, no_errands())),
+        [Box(is_guests=False, name=f"sublet-o/{n}") for n in range(2)],
+    )
     for box in boxes:
         box.shared = HELD_MAX // 2
         held.leave(ANA, box.as_group())
@@ -270,7 +273,7 @@ def test_who_keeps_too_much_is_told_and_nobody_else_is(loop: Loop) -> None:
     with pytest.raises(QuotaExceeded, match=r"programs of tenant ana keep .* of ended leases \(2\)"):
         held.check(ANA)
     held.check(BEN)
-    held.make_way(Box(None, name="sublet-o/1").as_group())  # granted anew
+    held.make_way(Box(is_guests=False, name="sublet-o/1").as_group())  # granted anew
     held.check(ANA)
 
 
@@ -278,7 +281,7 @@ def test_very_many_small_parts_are_too_much_as_well(loop: Loop) -> None:
     held = HeldMemory(loop, Aside(loop, no_errands()))
     for number in range(HELD_GROUPS_MAX + 1):
         held.check(ANA)
-        box = Box(None, name=f"sublet-o/{number}")
+        box = Box(is_guests=False, name=f"sublet-o/{number}")
         box.shared = 4096
         held.leave(ANA, box.as_group())
     with pytest.raises(QuotaExceeded, match=r"\(257\)"):
@@ -289,7 +292,7 @@ def test_very_many_small_parts_are_too_much_as_well(loop: Loop) -> None:
 def test_of_the_owner_and_at_the_end_no_memory_is_waited_for(
     loop: Loop, clock: HeldClock, tenant: str, finish: bool
 ) -> None:
-    held, box = HeldMemory(loop, Aside(loop, no_errands())), Box(None)
+    held, box = HeldMemory(loop, Aside(loop, no_errands())), Box(is_guests=False)
     box.shared = HELD_MAX
     held.leave(TenantId(tenant), box.as_group())
     if finish:

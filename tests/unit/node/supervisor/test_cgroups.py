@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
@@ -70,7 +71,7 @@ class Machine(Files):
         return point
 
     def probe(self) -> Groups:
-        return Groups.probe("k3", proc=str(self.root / "proc"), files=self)
+        return Groups.probe("k3", proc=str(self.root / "proc"), files=self, named=str)
 
     def put(self, path: str, text: str) -> None:
         (self.root / path).write_text(text)
@@ -590,8 +591,8 @@ def test_groups_are_found_again_here_and_elsewhere(machine: Machine) -> None:
     machine.v1("freezer")
     groups = machine.probe()
     limited(groups, Limits())
-    later = Groups.probe("k3", proc=str(machine.root / "proc"), files=machine)
-    assert [(group.lease, group.guest) for group in later.found()] == [(LEASE, GUEST)]
+    later = machine.probe()
+    assert [(group.name, group.is_guests) for group in later.found()] == [("sublet-k3/l1/g1", True)]
     assert [group.name for group in later.leases()] == ["sublet-k3/l1"]
     assert later.remove() != []
     machine.make(str(machine.root / "cg/freezer/scope"))
@@ -600,6 +601,21 @@ def test_groups_are_found_again_here_and_elsewhere(machine: Machine) -> None:
     machine.make(str(machine.root / "cg/freezer/scope/sublet-other"))
     [elsewhere] = later.elsewhere()
     assert [group.name for group in elsewhere.found()] == ["sublet-k3/l7/g7"]
+
+
+def test_a_name_tells_no_id_and_is_another_one_for_every_supervisor(machine: Machine) -> None:
+    """Every user of the machine can read it."""
+    machine.v1("freezer")
+    ids = [f"l-{number:016x}" for number in range(1000)]
+    names = []
+    for _ in range(2):
+        groups = Groups.probe("k3", proc=str(machine.root / "proc"), files=machine)
+        found = [groups.group(LeaseId(one), GuestId(f"g-{one}")) for one in ids]
+        names += [group.name for group in found if group is not None]
+        assert groups.group(LeaseId(ids[0]), GuestId(f"g-{ids[0]}")).name == names[-1000]  # type: ignore[union-attr]
+    assert len({part for name in names for part in name.split("/")[1:]}) == 4 * len(ids)
+    assert all(re.fullmatch("sublet-k3/[0-9a-f]{16}/[0-9a-f]{16}", name) for name in names)
+    assert not [name for name in names if any(one[2:] in name for one in ids)]
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden"])

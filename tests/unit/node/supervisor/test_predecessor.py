@@ -15,6 +15,7 @@ import pytest
 
 from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.cgroups_places import Files, Place
+from sublet.node.processes.group import Group
 from sublet.node.processes.notes import GuestNote, Notes
 from sublet.node.processes.procs import Identity, Procs
 from sublet.node.processes.tree import LEASE_MARK, OFFICE_MARK
@@ -62,11 +63,17 @@ class HeldClock:
 
 @pytest.fixture
 def left() -> Iterator[int]:
-    """A process of lease ``A``, marked as every guest is from its first instruction on. Its parent is not ours: what
-    descends from us is spared."""
+    """A process of lease ``A``, marked as every guest is from its first instruction on."""
+    with orphan(**{OFFICE_MARK: OFFICE, LEASE_MARK: A}) as pid:
+        yield pid
+
+
+@contextlib.contextmanager
+def orphan(**env: str) -> Iterator[int]:
+    """A process with this environment. Its parent is not ours: what descends from us is spared."""
     started = subprocess.run(
         ["/bin/sh", "-c", "exec setsid /bin/sleep 1000 >/dev/null 2>&1 & echo $!"],
-        env={OFFICE_MARK: OFFICE, LEASE_MARK: A},
+        env=env,
         capture_output=True,
         check=True,
     )
@@ -75,7 +82,7 @@ def left() -> Iterator[int]:
     proc = Path(f"/proc/{pid}")
     until(
         "an orphan that sleeps",
-        lambda: (proc / "comm").read_text() == "sleep\n" and OFFICE in (proc / "environ").read_text(),
+        lambda: (proc / "comm").read_text() == "sleep\n" and all(one in (proc / "environ").read_text() for one in env),
     )
     try:
         yield pid
@@ -105,13 +112,17 @@ def note(pid: int, epoch: Epoch, guest: str = "g-1", part: Part = ONE) -> GuestN
     )
 
 
-def successor(place: Path, kernel: Procs, *notes: GuestNote) -> Predecessor:
+def successor(place: Path, kernel: Procs, *notes: GuestNote, groups: Groups | None = None) -> Predecessor:
     found = Notes(str(place / "notes"))
     for one in notes:
         found.write(one)
     (place / "leases").mkdir(exist_ok=True)
     return Predecessor(
-        procs=kernel, groups=Groups.none(OFFICE), notes=found, leases=str(place / "leases"), clock=HeldClock()
+        procs=kernel,
+        groups=groups or Groups.none(OFFICE),
+        notes=found,
+        leases=str(place / "leases"),
+        clock=HeldClock(),
     )
 
 
@@ -199,6 +210,33 @@ def groups_of_dead(place: Path, files: Files) -> Groups:
     """Of a lease and a guest of which nothing else is there."""
     (place / f"sublet-{OFFICE}" / A / "g-1").mkdir(parents=True)
     return Groups(OFFICE, (Place(True, str(place), frozenset(), str(place)),), files)
+
+
+@pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
+def test_what_only_a_group_tells_of_has_what_its_note_says_and_without_one_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_noted: bool
+) -> None:
+    """The name of a group does not say whose it is. Nothing becomes free before the group is empty, either way."""
+    kernel = Kernel()
+    monkeypatch.setattr(Group, "kill", lambda *_: None)  # it does not obey this one either
+    with orphan() as left:
+        group = f"sublet-{OFFICE}/5e1d/0a7c"
+        folder = tmp_path / "cg" / group
+        folder.mkdir(parents=True)
+        (folder / "cgroup.procs").write_text(f"{left}\n")
+        groups = Groups(OFFICE, (Place(True, str(tmp_path / "cg"), frozenset(), str(tmp_path / "cg")),), Slow())
+        first = replace(note(left, Epoch(1, 5)), start_ticks=1, group=group)  # another process, which is gone
+        predecessor = successor(tmp_path, kernel, *([first] if is_noted else []), groups=groups)
+        found = predecessor.leftovers(DEVICES)
+        assert [one.part for one in found if one.part == ONE] == ([ONE] if is_noted else [])
+        assert {one.part.resource for one in found} == {ONE.resource if is_noted else device.id for device in DEVICES}
+        (lease,) = {one.lease for one in found}
+        assert lease == (A if is_noted else "5e1d")
+        assert str(left) in predecessor.still_left(lease)
+        kernel.obeys = True
+        until("nothing left", lambda: not predecessor.still_left(lease))
+        assert is_gone(left)
+    assert not os.path.exists(tmp_path / "notes" / "g-1.note")
 
 
 def test_a_group_that_does_not_go_at_once_goes_later_though_nobody_asks(tmp_path: Path) -> None:

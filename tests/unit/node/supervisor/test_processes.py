@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 
 from sublet.node.processes.cgroups import Groups
+from sublet.node.processes.cgroups_places import Place
+from sublet.node.processes.group import Group
+from sublet.node.processes.notes import GuestNote
 from sublet.node.processes.procs import NS_PER_TICK, Identity, Procs, Stat
 from sublet.node.processes.stuck import is_frozen, why_alive
 from sublet.node.processes.tree import Look, Tree, Trees, marks_of
 from sublet.node.supervisor.predecessor import Sweep
-from sublet.values import GuestId, LeaseId
+from sublet.values import Epoch, GuestId, LeaseId, TenantId
+from sublet.wire.guests import Profile
 
 ME = 10
 LEASE = LeaseId("l1")
@@ -243,6 +247,21 @@ def test_usage_by_looks_never_falls(procs: Pretended) -> None:
     assert guest.usage().memory_peak_bytes == 1 << 40
 
 
+def noted(first: Identity, lease: str = "l4", group: str = "") -> GuestNote:
+    """What was noted of a guest of which this was the first process."""
+    return GuestNote(
+        guest=GuestId("g4"),
+        lease=LeaseId(lease),
+        epoch=Epoch(1, 1),
+        tenant=TenantId("local"),
+        profile=Profile.LOCAL,
+        parts=(),
+        pid=first.pid,
+        start_ticks=first.start_ticks,
+        group=group,
+    )
+
+
 def test_a_sweep_finds_by_mark_descent_session_and_note_and_spares_who_asks(procs: Pretended) -> None:
     marks = marks_of("k3", LEASE, GuestId("g1"))
     procs.put(20, 1)
@@ -264,8 +283,8 @@ def test_a_sweep_finds_by_mark_descent_session_and_note_and_spares_who_asks(proc
     procs.put(61, 60, session=60)
     procs.env(61, **marks)
     procs.put(62, 60, session=60)  # a person's terminal
-    noted = {Identity(40, 40): LeaseId("l4"), Identity(41, 1): LeaseId("l4")}
-    sweep = Sweep(procs, Groups.none("k3"), noted=noted, spare=[50], me=ME)
+    notes = [noted(Identity(40, 40)), noted(Identity(41, 1))]
+    sweep = Sweep(procs, Groups.none("k3"), notes=notes, spare=[50], me=ME)
     assert sweep.again()
     ended = {pid for pid, number in procs.sent if number == signal.SIGKILL}
     assert ended == {20, 21, 22, 23, 24, 40, 61}
@@ -274,6 +293,34 @@ def test_a_sweep_finds_by_mark_descent_session_and_note_and_spares_who_asks(proc
         "l4": [40],
     }
     assert sweep.left == {}
+
+
+def test_a_sweep_finds_by_group_whose_lease_is_in_a_note_or_in_the_environment_or_unknown(
+    procs: Pretended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names of groups tell nothing, except those that the version before made. A note holds more than what a guest
+    wrote into the environment of a child."""
+    monkeypatch.setattr(Group, "kill", lambda *_: None)  # it would signal processes of this machine with these numbers
+    base = tmp_path / "groups"
+    members = {"4a/01": [20, 21], "4a/02": [22], "4b/03": [23], "4c/04": [24], "l-of-before/g-1": [25]}
+    for name, pids in members.items():
+        folder = base / "sublet-k3" / name
+        folder.mkdir(parents=True)
+        (folder / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
+        for pid in pids:
+            procs.put(pid, 1)
+            procs.deaf.add(pid)
+    procs.env(21, **marks_of("k3", LeaseId("forged"), GuestId("g1")))
+    procs.env(23, **marks_of("k3", LEASE, GuestId("g2")))
+    groups = Groups("k3", (Place(True, str(base), frozenset(), str(base)),))
+    sweep = Sweep(procs, groups, notes=[noted(Identity(9, 9), group="sublet-k3/4a/01")], me=ME)
+    assert not sweep.again()
+    assert {lease: sorted(one.pid for one in left) for lease, left in sweep.left.items()} == {
+        "l4": [20, 21, 22],
+        LEASE: [23],
+        "4c": [24],
+        "l-of-before": [25],
+    }
 
 
 def test_a_sweep_says_what_it_could_not_end(procs: Pretended) -> None:
