@@ -8,7 +8,7 @@ empty device that is large enough, so that large things stay whole for those who
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from heapq import nlargest
+from heapq import nlargest, nsmallest
 from typing import Final
 
 import msgspec
@@ -61,6 +61,21 @@ def fit_on_node(wants: Sequence[Want], tenant: TenantId, rooms: Sequence[Room], 
     return next((parts for parts in found if parts is not None), None)
 
 
+class FreeRooms:
+    """The rooms in which anything is free at one moment, kept for others or not: a cheap first test for a long queue,
+    most of which fits into none of them. As long as nothing becomes free, what did not fit does not fit later."""
+
+    def __init__(self, rooms: RoomsByNode) -> None:
+        self._rooms = {node: [room for room in here if room.free > 0] for node, here in rooms.items()}
+        self._too_much: set[Sequence[Want]] = set()
+
+    def have_room_for(self, wants: tuple[Want, ...], tenant: TenantId) -> bool:
+        """Whether the wants would fit on any node if nothing were kept for others."""
+        if wants not in self._too_much and fit(wants, tenant, self._rooms, mix=True) is None:
+            self._too_much.add(wants)
+        return wants not in self._too_much
+
+
 def _alternatives(wants: Sequence[Want]) -> Iterator[Sequence[Want]]:
     """The wants with one model each: several devices are always of the same."""
     names = next((want.model for want in wants if want.model is not None), "")
@@ -72,19 +87,13 @@ def _alternatives(wants: Sequence[Want]) -> Iterator[Sequence[Want]]:
 
 
 def _on_node(wants: Sequence[Want], tenant: TenantId, rooms: Sequence[Room], *, mix: bool) -> list[Part] | None:
-    if len(wants) == 1 and wants[0].count == 1:  # by far the most common request needs no list
-        part = _place_one(wants[0], tenant, rooms, mix=mix)
-        return None if part is None else [part]
-    tried = list(rooms)
-    by_id = {room.resource: room for room in rooms}
     parts: list[Part] = []
     for want in wants:
-        for _ in range(want.count):
-            part = _place_one(want, tenant, tried, mix=mix)
-            if part is None:
-                return None
-            tried.remove(by_id[part.resource])  # `count` devices are different devices
-            parts.append(part)
+        taken = {part.resource for part in parts}  # `count` devices are different devices
+        fitting = [room for room in rooms if _admits(want, tenant, room, mix=mix) and room.resource not in taken]
+        if len(fitting) < want.count:
+            return None
+        parts += [_part(want, room) for room in nsmallest(want.count, fitting, key=_tightness)]
     return parts
 
 
@@ -143,14 +152,6 @@ def is_called(names: str, model: str) -> bool:
 def _amounts(want: Want, tenant: TenantId, rooms: Iterable[Room], *, mix: bool) -> Iterator[int]:
     smallest = replace_amount(want, 1)
     return (room.free for room in rooms if room.free > 0 and _admits(smallest, tenant, room, mix=mix))
-
-
-def _place_one(want: Want, tenant: TenantId, rooms: Sequence[Room], *, mix: bool) -> Part | None:
-    best: Room | None = None
-    for room in rooms:
-        if _admits(want, tenant, room, mix=mix) and (best is None or _tightness(room) < _tightness(best)):
-            best = room
-    return None if best is None else _part(want, best)
 
 
 def _admits(want: Want, tenant: TenantId, room: Room, *, mix: bool) -> bool:

@@ -29,7 +29,7 @@ from sublet.office.ledger import (
 )
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.order import InOrder, goes_before, kinds_of, position
-from sublet.office.ledger.placement import RoomsByNode, fit, fit_on_node
+from sublet.office.ledger.placement import FreeRooms, RoomsByNode, fit, fit_on_node
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.office.ledger.replacing import held_since_ns
@@ -176,14 +176,19 @@ class Schedule:
     def _guard(self, state: State, lease: LeaseRecord, now_ns: int) -> None:
         """Its patience is over: the nodes that could have it, if all leases there ended, are kept for it. Where that
         would not do, because something is quarantined, no request is kept out for its sake."""
+        kinds = kinds_of(lease)
+        unguarded = {node for node in state.rooms_by_node if any((node, kind) not in self._guarded for kind in kinds)}
+        if not unguarded:
+            return
         is_long = now_ns - lease.asked_at_ns >= self.policy.max_hold_ns
         lets_past = preemption.is_further_turn(lease, self.policy) and not is_long
         guard = _Guard(lease.tier.rank, lease.id, lets_past)
         for node, here in promises.rooms_for(state, lease).items():
-            left = [room.once_all_have_left() for room in here]
-            if fit_on_node(lease.wants, lease.tenant, left, mix=True) is not None:
-                for kind in kinds_of(lease):
-                    self._guarded.setdefault((node, kind), guard)
+            if node in unguarded:
+                left = [room.once_all_have_left() for room in here]
+                if fit_on_node(lease.wants, lease.tenant, left, mix=True) is not None:
+                    for kind in kinds:
+                        self._guarded.setdefault((node, kind), guard)
 
     def tick(self, step: Step) -> None:
         """Handle what is due by now, in bounded number."""
@@ -369,7 +374,7 @@ class Schedule:
             self._make_room(step, lease, only_reserved=not is_next)
 
     def _is_next(self, state: State, lease: LeaseRecord, now_ns: int) -> bool:
-        """Whether whatever goes before it in the line is promised something."""
+        """Whether whatever goes before it in the queue is promised something."""
         ahead = position(state, lease, now_ns, self.policy) - 1
         if not 0 < ahead <= len(state.promises):
             return not ahead
@@ -439,6 +444,7 @@ class Schedule:
     def _admit(self, step: Step, most: int | None) -> None:
         state, now_ns = step.state, step.now.ns
         hopeless: set[tuple[object, ...]] = set()
+        free = FreeRooms(state.rooms_by_node)
         self._guarded = {}
         for lease in islice(InOrder(state, now_ns, self.policy), most):
             if lease.promise:
@@ -458,14 +464,16 @@ class Schedule:
                     if admission.over_seconds(state, lease, step.now) is not None:
                         self._moments.add(admission.seconds_free_at(state, lease, step.now))
                     continue
-                found = self._fit(state, lease, now_ns)
-                if found is not None:
-                    step.grant(lease, *found)
-                    continue
-                found = self._fit_in_its_place(step, lease)
-                if found is not None:
-                    step.replace(lease, *found)
-                    continue
+                has_own = volume is not None or lease.replaces is not None  # parts that count as free to it alone
+                if has_own or free.have_room_for(lease.wants, lease.tenant):
+                    found = self._fit(state, lease, now_ns)
+                    if found is not None:
+                        step.grant(lease, *found)
+                        continue
+                    found = self._fit_in_its_place(step, lease)
+                    if found is not None:
+                        step.replace(lease, *found)
+                        continue
                 hopeless.add(shape)
             if now_ns - lease.asked_at_ns >= self.policy.gang_patience_ns:
                 self._guard(state, lease, now_ns)
