@@ -16,6 +16,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +74,14 @@ def measure(file: str, tests: str) -> dict[str, Any]:
     words = [sys.executable, "-m", "pytest", "-q", "--timeout=300", "-p", "no:cacheprovider"]
     words += ["-p", "tools.test_cost"] if tests else []
     env = os.environ | {COST_OF_TESTS: tests}
-    done = subprocess.run([*words, file], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    with tempfile.TemporaryFile("w+") as out:
+        tested = subprocess.Popen([*words, file], cwd=ROOT, env=env, stdout=out)
+        while tested.returncode is None:  # orphans are reaped at once, as init would: some tests wait for their end
+            pid, status = os.waitpid(-1, 0)
+            if pid == tested.pid:
+                tested.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        said = out.read().strip().splitlines()[-1:] or [""]
     wall_s = time.monotonic() - begun
     until = time.monotonic() + ORPHANS_S
     while time.monotonic() < until:
@@ -83,9 +91,8 @@ def measure(file: str, tests: str) -> dict[str, Any]:
         except ChildProcessError:
             break
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    said = done.stdout.strip().splitlines()[-1:] or [""]
     cpu_s = round(used.ru_utime + used.ru_stime, 2)
-    return {"file": file, "cpu_s": cpu_s, "wall_s": round(wall_s, 2), "status": done.returncode, "said": said[0]}
+    return {"file": file, "cpu_s": cpu_s, "wall_s": round(wall_s, 2), "status": tested.returncode, "said": said[0]}
 
 
 def files_below(paths: Iterable[str]) -> list[str]:
