@@ -15,7 +15,8 @@ from sublet.wire.http_views import SESSION_LABEL
 
 PLACES_S: Final = 0.5
 """Places in the queue are at least so old before they are asked for again: each of them moves with every grant."""
-BILLS_S: Final = 1.0
+BILLS_S: Final = 5.0
+"""What a lease costs rises all the time."""
 TENANTS_S: Final = 10.0
 SHARE: Final = 10
 """What takes long to answer is asked for more seldom, so that it takes the office a tenth of its time at most."""

@@ -1,8 +1,10 @@
 """The pages that are open in browsers. One stream of the office's news serves them all.
 
 A page is woken when what it shows has changed: something of its person's leases, places or bill, the person's records,
-or what the browser may see, since a token or a sign-in was taken back. While no page is open the office is asked for
-nothing.
+or what the browser may see, since a token or a sign-in was taken back or has expired. One grant moves the place of each
+request behind it, so pages on which only a place or a number has changed are woken after those on which a state has, a
+few at a time: people who ask for something meanwhile are answered in between. A page that is woken shows the newest
+state, whatever happened before. While no page is open the office is asked for nothing.
 """
 
 from __future__ import annotations
@@ -26,20 +28,38 @@ from sublet.studio.people import People, Token
 
 SPACING_S: Final = 0.2
 """Between two looks at the office, however much happens there."""
+SOME: Final = 10
+"""Pages that are woken together where only a place or a number on them has changed."""
+PAUSE_S: Final = 0.02
+"""After that, before the next are."""
+ALL_WITHIN_S: Final = 0.4
+"""The pauses are shorter where there are so many pages that they would take longer together."""
+SIGN_INS_S: Final = 10.0
+"""Sign-ins that expire are looked for so often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Another one where a page would show something else."""
+
+    state: object
+    """Of the sessions, their leases and the person: shown at once."""
+    numbers: object = None
+    """Places, estimates, time left, bills: shown within a second."""
 
 
 class Shown(Protocol):
     """What a page shows."""
 
-    def mark(self, seen: Snapshot, news: int) -> Hashable:
-        """Another one where the page would show something else. ``news``: how often there were news of the office."""
+    def mark(self, seen: Snapshot, news: int) -> Mark:
+        """``news``: how often there were news of the office."""
 
 
 class WholeOffice:
     """What a page shows that shows more of the office than sessions."""
 
-    def mark(self, seen: Snapshot, news: int) -> Hashable:
-        return news
+    def mark(self, seen: Snapshot, news: int) -> Mark:
+        return Mark(news)
 
 
 WHOLE_OFFICE: Final = WholeOffice()
@@ -52,19 +72,26 @@ class _Page:
     cookie: str
     token: Token
     shown: Shown
-    wake: Callable[[], object]
-    mark: Hashable = None
+    wake: Callable[[bool], object]
+    mark: Mark | None = None
+    """Of what it showed when it was woken last; None: that is not known."""
 
 
 class OpenPages:
     """Wakes open pages. Safe to use from several threads."""
 
     def __init__(
-        self, look: OfficeLook, people: People, open_news: Callable[[], Flight], update_s: Callable[[], float]
+        self,
+        look: OfficeLook,
+        people: People,
+        open_news: Callable[[], Flight],
+        update_s: Callable[[], float],
+        *,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         """``open_news``: the office's stream. ``update_s``: the longest time between two looks."""
         self._look, self._people = look, people
-        self._open_news, self._update_s = open_news, update_s
+        self._open_news, self._update_s, self._sleep = open_news, update_s, sleep
         self._lock = threading.Lock()
         self._pages: dict[int, _Page] = {}
         self.is_followed = False
@@ -74,10 +101,12 @@ class OpenPages:
         self.news_s = 0.0
         """When there were news of the office, on the monotonic clock."""
         self._people_mark: Hashable = None
+        self._people_due_s = 0.0
 
     @contextlib.contextmanager
-    def woken(self, cookie: str, token: Token, shown: Shown, wake: Callable[[], object]) -> Iterator[None]:
-        """``wake`` is called when the page of this browser, which shows this, is to be looked at again."""
+    def woken(self, cookie: str, token: Token, shown: Shown, wake: Callable[[bool], object]) -> Iterator[None]:
+        """``wake`` is called when the page of this browser, which shows this, is to be looked at again, with whether
+        that is since the browser may see something else than before, or nothing more."""
         page = _Page(cookie=cookie, token=token, shown=shown, wake=wake)
         with self._lock:
             self._pages[id(page)] = page
@@ -101,8 +130,8 @@ class OpenPages:
             while self._has_pages():
                 if self._heard():
                     self._news, self.news_s = self._news + 1, time.monotonic()
-                self._wake_changed()
-                time.sleep(SPACING_S)
+                self.wake_changed()
+                self._sleep(SPACING_S)
         finally:
             self._hang_up()
 
@@ -138,30 +167,42 @@ class OpenPages:
             self._stream[0].close()
             self._stream = None
 
-    def _wake_changed(self) -> None:
+    def wake_changed(self) -> None:
+        """Look at the office, and wake the pages that would show something else than before."""
         seen: Snapshot | None = None
         with contextlib.suppress(SubletError):  # the pages find that out for themselves, and show it
             seen = self._look.since(time.monotonic())
         with self._lock:
             pages = list(self._pages.values())
-        changed = self._seen_otherwise(pages)
+        otherwise = self._seen_otherwise(pages)
+        later: list[tuple[_Page, Mark]] = []
         for page in pages:
-            mark = None if seen is None else (page.shown.mark(seen, self._news),)
-            if mark != page.mark or id(page) in changed:
+            mark = None if seen is None else page.shown.mark(seen, self._news)
+            may_see_other = id(page) in otherwise
+            if mark is not None and page.mark is not None and mark.state == page.mark.state and not may_see_other:
+                if mark != page.mark:
+                    later.append((page, mark))
+            elif mark != page.mark or may_see_other:
                 page.mark = mark
-                page.wake()
+                page.wake(may_see_other)
+        pause_s = min(PAUSE_S, ALL_WITHIN_S * SOME / max(1, len(later)))
+        for number, (page, mark) in enumerate(later):
+            if number and not number % SOME:
+                self._sleep(pause_s)
+            page.mark = mark
+            page.wake(False)
 
     def _seen_otherwise(self, pages: Sequence[_Page]) -> set[int]:
         """Pages of browsers that may see something else than before, or nothing more."""
         changed: set[int] = set()
         try:
-            mark = self._people.mark()
-            if mark == self._people_mark:
+            mark, now_s = self._people.mark(), time.monotonic()
+            if mark == self._people_mark and now_s < self._people_due_s:
                 return changed
             tokens = self._people.of_cookies([page.cookie for page in pages])
         except SubletError:
             return {id(page) for page in pages}
-        self._people_mark = mark
+        self._people_mark, self._people_due_s = mark, now_s + SIGN_INS_S
         for page in pages:
             token = tokens.get(page.cookie)
             if token != page.token:

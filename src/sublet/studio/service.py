@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import structs
-
 from sublet.background import start_thread
 from sublet.client.fabric import Fabric
 from sublet.client.lease import Lease
@@ -29,7 +27,7 @@ from sublet.studio.config import DEFAULTS, StudioSettings
 from sublet.studio.course_page import Course, group_of
 from sublet.studio.look import OfficeLook, Snapshot
 from sublet.studio.office import FabricOffice, open_sessions, seen_as, sessions_folder
-from sublet.studio.open_pages import OpenPages
+from sublet.studio.open_pages import Mark, OpenPages
 from sublet.studio.overview import OfficeOverview
 from sublet.studio.page import ENDED_SHOWN, ConnectView
 from sublet.studio.people import OWNER_TENANT, People, Person
@@ -43,7 +41,7 @@ from sublet.studio.states import SessionState
 from sublet.studio.store import SqliteStore
 from sublet.studio.turns import OfficeWatch
 from sublet.studio.views import Json, about, session_views
-from sublet.wire.http import LeaseView, PlaceAnswer
+from sublet.wire.http import LeaseView
 from sublet.wire.http_views import SESSION_LABEL
 
 NAME: Final = "the studio"
@@ -123,6 +121,8 @@ class PersonSessions:
         self._changed_s = -_FOREVER
         """When this process last changed something, on the monotonic clock."""
         self._shown: tuple[Hashable, list[Json]] = (None, [])
+        self._read: Hashable = None
+        """The mark of the records that were read last."""
 
     def all(self, *, ended: bool = False) -> list[Json]:
         """As documents, newest first; with ``ended`` those that have ended too."""
@@ -137,20 +137,31 @@ class PersonSessions:
             if seen.is_disabled(self._tenant):
                 self.check_allowed()
             if (seen.began_s, written) != self._shown[0]:
-                listed = self._sessions.all()
+                listed = self._listed(written)
                 if not self._sessions.agree(listed, [seen_as(one) for many in self._of(listed, seen) for one in many]):
-                    listed, written = self._sessions.settle(), self._store.mark()
-                    seen = self._look.since(time.monotonic())
+                    self._sessions.settle()
+                    seen, written = self._look.since(time.monotonic()), self._store.mark()
+                    listed = self._listed(written)
                 self._shown = ((seen.began_s, written), session_views(self._fabric, listed, seen))
             return self._shown[1]
 
-    def mark(self, seen: Snapshot, news: int) -> Hashable:
+    def _listed(self, written: Hashable) -> list[Session]:
+        """Those that a page shows. The database is opened only where something was written since it was read: that
+        takes longer than all the rest of a page."""
+        if written != self._read:
+            self._sessions.all()
+            self._read = written
+        return self._sessions.recent(ENDED_SHOWN)
+
+    def mark(self, seen: Snapshot, news: int) -> Mark:
         """Another one where the person's page would show something else."""
         listed = self._sessions.recent(ENDED_SHOWN)
-        leases = [_lease_mark(one, seen.places.get(one.id)) for many in self._of(listed, seen) for one in many]
-        bills = [None if (line := seen.bills.get(one.id)) is None else structs.astuple(line) for one in listed]
-        is_disabled = seen.is_disabled(self._tenant)
-        return self._store.mark(), self._changed_s, tuple(leases), tuple(map(str, bills)), is_disabled, _accuracy(seen)
+        leases = [one for many in self._of(listed, seen) for one in many]
+        states = [(one.id, one.status, one.idle, one.granted_at) for one in leases]
+        return Mark(
+            (self._store.mark(), self._changed_s, states, seen.is_disabled(self._tenant)),
+            ([_numbers(one, seen) for one in leases], [seen.bills.get(one.id) for one in listed], _accuracy(seen)),
+        )
 
     def check_allowed(self) -> None:
         """Raise what the office says where the tenant may do nothing now."""
@@ -368,14 +379,12 @@ def _accuracy(seen: Snapshot) -> str:
     return "" if seen.estimates is None else about(seen.estimates.p90_error)
 
 
-def _lease_mark(lease: LeaseView, place: PlaceAnswer | None) -> Hashable:
-    """What a page shows of a lease, or of its place in the queue."""
-    left = None if lease.remaining is None else about(lease.remaining)
-    where = None
-    if lease.granted_at is None and place is not None:
-        estimate = None if place.estimate is None else about(place.estimate)
-        where = (place.position, place.reason, estimate)
-    return lease.id, lease.status, lease.idle, lease.granted_at, left, where
+def _numbers(lease: LeaseView, seen: Snapshot) -> object:
+    """What a page shows of a lease's time, or of its place in the queue."""
+    place = seen.places.get(lease.id) if lease.granted_at is None else None
+    if place is None:
+        return None if lease.remaining is None else about(lease.remaining)
+    return place.position, place.reason, None if place.estimate is None else about(place.estimate)
 
 
 def _once_set_down(request: _Request | None, act: Callable[[], Session]) -> Session:

@@ -13,6 +13,7 @@ import os
 import secrets
 import sqlite3
 import threading
+import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -32,6 +33,8 @@ LOCK: Final = "studio.lock"
 BUSY_S: Final = 10.0
 """How long another process may keep the database to itself; it takes milliseconds."""
 CHECK_BYTES: Final = 16
+FRESH_NS: Final = 50_000_000
+"""Two writes within one tick of the kernel's clock leave the same time; a tick is at most 10 ms."""
 NO_UPGRADES: Final[Mapping[int, Sequence[str]]] = {}
 _SCHEMA: Final = """
 CREATE TABLE record (
@@ -62,6 +65,7 @@ class Database:
     ) -> None:
         """``what`` it holds, for messages. ``upgrades``: by version, the statements that make the next one of it."""
         self.path = make_private_dir(path.parent) / path.name
+        self._files = str(self.path), f"{self.path}-wal"
         self._schema, self._version, self._what, self._upgrades = schema, version, what, upgrades
         self._lock = threading.Lock()
 
@@ -99,17 +103,19 @@ class Database:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
 
-    def mark(self) -> tuple[tuple[int, int], ...]:
-        """Another one whenever something was written, by whichever process."""
+    def mark(self) -> Hashable:
+        """Another one whenever something was written, by whichever process; soon after that another one each time."""
+        now_ns = time.time_ns()
         found: list[tuple[int, int]] = []
-        for name in (self.path, self.path.with_name(f"{self.path.name}-wal")):
+        for name in self._files:
             try:
                 seen = os.stat(name)
             except OSError:
-                found.append((0, 0))
-            else:
-                found.append((seen.st_mtime_ns, seen.st_size))
-        return tuple(found)
+                seen = None
+            # a log without content is there while another thread reads
+            found.append((0, 0) if seen is None or not seen.st_size else (seen.st_mtime_ns, seen.st_size))
+        is_fresh = any(abs(now_ns - at_ns) < FRESH_NS for at_ns, _ in found)
+        return (*found, now_ns) if is_fresh else tuple(found)
 
     def _upgrade(self, db: sqlite3.Connection) -> None:
         """To the version of this program, wholly or not at all; another process may do it in this moment."""

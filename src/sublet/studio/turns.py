@@ -88,8 +88,11 @@ class OfficeWatch:
 class Turns:
     """Decides which request may ask the office now. For one event loop."""
 
-    def __init__(self, watch: OfficeWatch, *, everything: int = ALL_MAX) -> None:
-        self._watch = watch
+    def __init__(
+        self, watch: OfficeWatch, *, person: int = PERSON_MAX, tenant: int = TENANT_MAX, everything: int = ALL_MAX
+    ) -> None:
+        """How much is done at once: of one person, of one tenant, and in all."""
+        self._watch, self._person_max, self._tenant_max = watch, person, tenant
         self._pool = ThreadPoolExecutor(everything, thread_name_prefix="sublet-studio")
         self._all = asyncio.Semaphore(everything)
         self._lines: dict[Hashable, _Line] = {}
@@ -124,7 +127,7 @@ class Turns:
                 place.release()
 
         try:
-            for key, most in ((("person", person), PERSON_MAX), (("tenant", tenant), TENANT_MAX)):
+            for key, most in ((("person", person), self._person_max), (("tenant", tenant), self._tenant_max)):
                 line = self._lines.setdefault(key, _Line(self._lines, key, most))
                 await line.acquire()
                 places.append(line)

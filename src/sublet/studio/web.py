@@ -18,7 +18,7 @@ import hmac
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final, TypeAlias, TypeVar
@@ -74,8 +74,10 @@ RETRY_AFTER_S: Final = 2
 SPACING_S: Final = 0.1
 """Between two looks for one open page, however much changes."""
 COOKIE: Final = "sublet_studio"
+PAGES_AT_ONCE: Final = {"person": 1, "tenant": 2, "everything": 8}
+"""Open pages that are made anew at one moment, in threads of their own: no request waits for them."""
 HEARTBEAT_S: Final = 10.0
-"""An open page is looked at so often where nothing is known to have changed."""
+"""The browser of an open page hears something so often, also where nothing has changed."""
 HANDSHAKE_COOKIE: Final = "sublet_studio_hub"
 HANDSHAKE_S: Final = 600
 """A sign-in at the hub may take so long."""
@@ -421,6 +423,10 @@ class _Web:
     def _turns(self) -> Turns:
         return Turns(self._studio.watch)
 
+    @functools.cached_property
+    def _page_turns(self) -> Turns:
+        return Turns(self._studio.watch, **PAGES_AT_ONCE)
+
     async def _in_turn(self, person: Person, work: Callable[[], _T]) -> _T:
         """What asks the office."""
         return await self._turns.run(person.id, person.tenant, work, self._studio.settings.answer_s)
@@ -663,36 +669,68 @@ class _Web:
         return answer
 
     async def _news(self, visit: _Visit, part_of: PageHandler, of_office: bool) -> AsyncIterator[str]:
-        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+        changed, loop = _Changed(), asyncio.get_running_loop()
         shown = WHOLE_OFFICE if of_office else visit.mine
 
-        def wake() -> None:
-            loop.call_soon_threadsafe(changed.set)
+        def wake(may_see_other: bool = False) -> None:
+            loop.call_soon_threadsafe(changed.note, may_see_other)
 
         with self._studio.pages.woken(visit.cookie, visit.token, shown, wake), visit.mine.told_of_changes(wake):
-            async for part in self._parts(visit.request, part_of, changed):
+            async for part in self._parts(visit, part_of, changed, of_office):
                 yield part
 
-    async def _parts(self, request: Request, part_of: PageHandler, changed: asyncio.Event) -> AsyncIterator[str]:
-        last = ""
+    async def _parts(
+        self, visit: _Visit, part_of: PageHandler, changed: _Changed, of_office: bool
+    ) -> AsyncIterator[str]:
+        """The part of the page now, and again whenever something has ``changed``. A page that shows the office, or says
+        that something is wrong, is made anew with each heartbeat too."""
+        request, last, part, is_due, is_wrong = visit.request, "", "", True, False
+        looked_up: Hashable = None
         while not await request.is_disconnected():
             try:
-                visit = await run_in_threadpool(self._visit, request)
-                part = await self._in_turn(visit.person, functools.partial(part_of, visit))
+                written = self._studio.people.mark()
+                if changed.may_see_other or written != looked_up or self._hub is not None or is_wrong:
+                    changed.may_see_other = False
+                    visit = await run_in_threadpool(self._visit, request)
+                    looked_up = written
+                if is_due:
+                    making = functools.partial(part_of, visit)
+                    limit_s = self._studio.settings.answer_s
+                    part = await self._page_turns.run(visit.person.id, visit.person.tenant, making, limit_s)
+                is_wrong = False
             except NotSignedIn:  # signed out, or the token was taken back: the page asks for it
                 yield "event: over\ndata:\n\n"
                 return
             except SubletError as error:
-                part = page.trouble(error)
+                part, is_wrong = page.trouble(error), True
             if part != last:
                 last = part
                 yield _event(part)
             else:
                 yield ": as before\n\n"
             await asyncio.sleep(SPACING_S)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), HEARTBEAT_S)
-            changed.clear()
+            is_due = await changed.within(HEARTBEAT_S) or of_office or is_wrong
+
+
+class _Changed:
+    """Whether an open page is to be looked at again. For one event loop."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.may_see_other = False
+        """What the browser may see is to be looked up again."""
+
+    def note(self, may_see_other: bool) -> None:
+        self.may_see_other = self.may_see_other or may_see_other
+        self._event.set()
+
+    async def within(self, seconds: float) -> bool:
+        """Wait until something has changed since this was asked last, for so long at most; whether it has."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._event.wait(), seconds)
+        is_set = self._event.is_set()
+        self._event.clear()
+        return is_set
 
 
 # ---- within

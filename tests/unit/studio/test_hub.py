@@ -157,7 +157,7 @@ def test_a_hub_that_is_slow_or_not_there_did_not_answer(other: Other) -> None:
     with pytest.raises(HubAway, match="did not answer in time"):
         Hub(f"{other.url}/hub/api", TOKEN, "studio", answer_s=0.05).user_of("t-1")
     go_on.set()
-    assert len(other.asked) == 1
+    assert len(other.asked) <= 1  # none where the time was over before the request had come
     with pytest.raises(HubAway, match="did not answer in time"):
         Hub("http://127.0.0.1:9/hub/api", TOKEN, "studio").user_of("t-1")
 

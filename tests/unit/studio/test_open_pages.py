@@ -7,7 +7,8 @@ import secrets
 import select
 import socket
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ import pytest
 from sublet.errors import Disconnected
 from sublet.studio import open_pages
 from sublet.studio.look import OfficeLook, Snapshot
-from sublet.studio.open_pages import WHOLE_OFFICE, OpenPages, Shown
+from sublet.studio.open_pages import ALL_WITHIN_S, PAUSE_S, SOME, WHOLE_OFFICE, Mark, OpenPages, Shown
 from sublet.studio.people import People, Token
 from sublet.wire.http import StatusView
 from tests.traces import until
@@ -34,6 +35,7 @@ class Office:
         self.streams: list[socket.socket] = []
         self.is_away = False
         self.values: dict[str, int] = {}
+        self.places: dict[str, int] = {}
         self.lock = threading.Lock()
         self.may_open = threading.Event()
 
@@ -87,8 +89,8 @@ class Mine:
     def __init__(self, office: Office, name: str) -> None:
         self._office, self._name = office, name
 
-    def mark(self, seen: Snapshot, news: int) -> Hashable:
-        return self._office.values.get(self._name, 0)
+    def mark(self, seen: Snapshot, news: int) -> Mark:
+        return Mark(self._office.values.get(self._name, 0), self._office.places.get(self._name, 0))
 
 
 class Page:
@@ -97,7 +99,7 @@ class Page:
     def __init__(self) -> None:
         self.woken = threading.Semaphore(0)
 
-    def wake(self) -> None:
+    def wake(self, may_see_other: bool) -> None:
         self.woken.release()
 
     def is_woken(self) -> bool:
@@ -186,6 +188,120 @@ def test_without_open_pages_nothing_is_asked(stage: Stage) -> None:
     stage.office.tell()
     until("nothing follows the office", lambda: not stage.pages.is_followed)
     assert select.select([stage.office.streams[-1]], [], [], PATIENCE_S)[0], "its stream has ended"
+
+
+class Held:
+    """Pages that are looked at when the test says so, on a clock that stands still: what was woken, and the pauses."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(open_pages, "start_thread", lambda *_, **__: None)
+        self.people, self.office = People(folder, wall_ns=lambda: self.wall_ns, random=secrets.token_bytes), Office()
+        self.wall_ns = 10**18
+        self._opened: list[contextlib.ExitStack] = []
+        self.log: list[str | float] = []
+        self.meanwhile: Callable[[], object] = lambda: None
+        """Called in each pause."""
+        self.pages = OpenPages(self.office, self.people, self.office.open_news, lambda: 1.0, sleep=self._sleep)  # type: ignore[arg-type]
+
+    def _sleep(self, seconds: float) -> None:
+        self.log.append(seconds)
+        self.meanwhile()
+
+    def open(self, name: str, valid_s: float | None = None) -> contextlib.ExitStack:
+        """The page of a new person; closing it closes the page."""
+        self.people.add(name, name)
+        cookie = self.people.sign_in(self.people.new_token(name, valid_s=valid_s))
+        page = contextlib.ExitStack()
+        self._opened.append(page)
+        page.enter_context(
+            self.pages.woken(
+                cookie,
+                self.people.of_cookie(cookie),
+                Mine(self.office, name),
+                lambda may_see_other: self.log.append(f"{name}!" if may_see_other else name),
+            )
+        )
+        return page
+
+    def look(self) -> list[str | float]:
+        self.log.clear()
+        self.pages.wake_changed()
+        return list(self.log)
+
+
+@pytest.fixture
+def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Held:
+    return Held(tmp_path, monkeypatch)
+
+
+def names(count: int) -> list[str]:
+    return [f"p{number:03}" for number in range(count)]
+
+
+def test_a_state_is_shown_before_the_places_that_moved_with_it(held: Held) -> None:
+    """The last of thirty is granted: it is the first to be told, before any pause."""
+    for name in names(30):
+        held.open(name)
+    held.look()
+    held.office.places = dict.fromkeys(names(29), 1)
+    held.office.values["p029"] = 1
+    told = held.look()
+    assert told[0] == "p029"
+    assert told[1:] == [*names(29)[:SOME], PAUSE_S, *names(29)[SOME : 2 * SOME], PAUSE_S, *names(29)[2 * SOME :]]
+
+
+def test_a_page_is_woken_once_for_all_that_changed_since_and_not_at_all_where_nothing_did(held: Held) -> None:
+    held.open("ana")
+    assert held.look() == ["ana"], "it is new"
+    held.office.places["ana"], held.office.values["ana"] = 5, 1
+    held.office.places["ana"] = 4
+    assert held.look() == ["ana"]
+    assert held.look() == []
+
+
+def test_places_of_many_pages_are_told_within_their_time(held: Held) -> None:
+    count = 60 * SOME
+    held.office.places = dict.fromkeys(names(count), 0)
+    held.open("p000")
+    pages = held.pages._pages
+    page = next(iter(pages.values()))
+    for number in range(1, count):  # as many people would take seconds to add
+        pages[-number] = replace(page, shown=Mine(held.office, f"p{number:03}"))
+    held.look()
+    held.office.places = dict.fromkeys(names(count), 1)
+    told = held.look()
+    pauses = [one for one in told if isinstance(one, float)]
+    assert len(told) - len(pauses) == count
+    assert sum(pauses) <= ALL_WITHIN_S
+
+
+def test_what_moves_while_others_are_told_is_told_with_the_next_look(held: Held) -> None:
+    """And of a page that closes meanwhile nothing else is lost."""
+    opened = {name: held.open(name) for name in names(2 * SOME)}
+    held.look()
+    held.office.places = dict.fromkeys(opened, 1)
+
+    def meanwhile() -> None:
+        opened["p015"].close()
+        held.office.places["p000"] = 2
+        held.office.values["p001"] = 1
+
+    held.meanwhile = meanwhile
+    told = held.look()
+    assert set(names(2 * SOME)) - {"p015"} <= set(told)
+    assert held.look() == ["p001", "p000"]
+
+
+def test_a_sign_in_that_has_expired_wakes_its_page_though_nothing_was_written(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_pages, "SIGN_INS_S", 0.0)
+    held.open("ana")
+    held.open("bob", valid_s=60.0)
+    assert held.look() == ["ana", "bob"]
+    assert held.look() == []
+    held.wall_ns += 61 * 10**9
+    assert held.look() == ["bob!"]
 
 
 class Fabric:
