@@ -90,7 +90,8 @@ git archive HEAD > "$VM/share/project.tar"
 rm -f "$VM/share/rc" "$VM/share/out"
 cat > "$VM/share/tests.sh" <<DO
 exec > /mnt/out 2>&1
-mkdir -p $here && cd $here && tar -xf /mnt/project.tar --no-same-owner
+mkdir -p $here && cd $here && find . -mindepth 1 -maxdepth 1 ! -name .venv -exec rm -rf {} +  # of the run before
+tar -xf /mnt/project.tar --no-same-owner
 chmod 755 $here
 shown='$here/.venv/bin/sublet doctor | grep -E "platform|guests|leases|tenants"
     $here/.venv/bin/sublet run --memory 200MiB -- sh -c "cat /proc/self/cgroup"
