@@ -135,6 +135,41 @@ def test_a_person_signs_in_waits_gets_the_gpu_and_ends(studio: StudioStage, visi
         assert page.url == f"{studio.address}/sign-in"
 
 
+def test_a_browser_that_slept_for_a_day_asks_for_the_sign_in(studio: StudioStage, visit: Visit) -> None:
+    """Before, while a proxy answered for the studio, the page tried again by itself, and was not loaded again."""
+    eve = studio.member("eve", "physics")
+    page = visit()
+    page.clock.install()
+    page.goto(studio.address)
+    page.get_by_label("Your token").fill(eve.token)
+    page.keyboard.press("Enter")
+    page.get_by_text("No sessions.").wait_for()
+    page.evaluate("window.isTheSame = true")
+    away = True
+
+    def by_proxy(route: Any) -> None:
+        if away and route.request.resource_type != "document":
+            route.fulfill(status=502)
+        else:
+            route.fallback()
+
+    page.route("**/*", by_proxy)
+    page.clock.fast_forward("01:00:00")
+    page.get_by_text("Connection lost").wait_for()
+    away = False
+    page.get_by_text("Connection lost").wait_for(state="hidden")
+    assert page.evaluate("window.isTheSame === true")
+
+    def in_the_morning(route: Any) -> None:
+        studio.people.revoke("eve")  # as a sign-in is over after 12 hours
+        route.fallback()
+
+    page.route("**/live", in_the_morning)
+    page.clock.fast_forward("24:00:00")
+    page.get_by_label("Your token").wait_for()
+    assert page.url == f"{studio.address}/sign-in"
+
+
 def test_the_page_on_a_phone_in_the_dark_without_scripts(studio: StudioStage, visit: Visit) -> None:
     """By keyboard alone; nothing is wider than the screen."""
     bea = studio.member("bea", "physics")

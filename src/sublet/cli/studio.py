@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -26,6 +27,8 @@ from sublet.errors import Disconnected, InvalidRequest, SubletError, Unsupported
 from sublet.invocation import installing, typeable
 from sublet.logs import LogFormat, fields, log_to_stderr
 from sublet.studio.config import DEFAULTS, FILE, PORT, StudioSettings, changes, parse_address, parse_config
+from sublet.values import shown
+from sublet.wire.unix import ADDRESS_BYTES_MAX
 
 if TYPE_CHECKING:
     from sublet.studio.people import Person
@@ -129,31 +132,38 @@ def listening_on(
 ) -> Iterator[tuple[socket.socket, str]]:
     """A listening socket, and its address for people. ``mode``: of a unix socket."""
     family = socket.AF_UNIX if path is not None else socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        if path is not None:
-            where = _bind_unix(listening, path, mode)
-        else:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-            host = f"[{address[0]}]" if ":" in address[0] else address[0]
-            where = f"http://{host}:{listening.getsockname()[1]}/"
-        listening.listen(BACKLOG)
-    except OSError as error:
-        wanted = path if path is not None else f"{address[0]}:{address[1]}"
-        raise InvalidRequest(
-            f"the studio cannot listen on {wanted}: {error.strerror or error}", do="Choose another with --listen."
-        ) from error
-    with listening:
+    with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listening:
+        try:
+            if path is not None:
+                where = _bind_unix(listening, path, mode)
+            else:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listening.bind(address)
+                host = f"[{address[0]}]" if ":" in address[0] else address[0]
+                where = f"http://{host}:{listening.getsockname()[1]}/"
+            listening.listen(BACKLOG)
+        except OSError as error:
+            wanted = path if path is not None else f"{address[0]}:{address[1]}"
+            option = "--listen" if path is None else "--socket"
+            raise InvalidRequest(
+                f"the studio cannot listen on {wanted}: {error.strerror or error}", do=f"Choose another with {option}."
+            ) from error
         yield listening, where
 
 
 def _bind_unix(listening: socket.socket, path: str, mode: int) -> str:
     """Bind where nothing is, or where a studio was; a user who may enter the folder may connect, and needs a token."""
+    if not 0 < len(os.fsencode(path)) <= ADDRESS_BYTES_MAX:  # programs that connect could not name it
+        raise InvalidRequest(
+            f"the path of a unix socket has 1 to {ADDRESS_BYTES_MAX} bytes, and {shown(path)} has not",
+            do="Choose another with --socket.",
+        )
     with contextlib.suppress(FileNotFoundError):
-        with socket.socket(socket.AF_UNIX) as other:
-            if other.connect_ex(path) == 0 or not Path(path).is_socket():
-                raise InvalidRequest(f"{path} is in use", do="Choose another path with --socket.")
+        is_free = stat.S_ISSOCK(os.lstat(path).st_mode)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as other:
+            is_free = is_free and other.connect_ex(path) == errno.ECONNREFUSED
+        if not is_free:
+            raise InvalidRequest(f"{path} is in use", do="Choose another path with --socket.")
         os.unlink(path)
     listening.bind(path)
     os.chmod(path, mode)

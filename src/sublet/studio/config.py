@@ -16,12 +16,11 @@ from sublet.client.address import find_address
 from sublet.errors import InvalidRequest
 from sublet.logs import LogFormat
 from sublet.values import NS_PER_S, format_duration, shown, valid_name
+from sublet.wire.unix import ADDRESS_BYTES_MAX
 
 FILE: Final = "studio.toml"
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 PORT: Final = 8320
-SOCKET_PATH_MAX: Final = 107
-"""Bytes that the kernel takes."""
 HUB_API: Final = "/hub/api"
 """How the address of a JupyterHub's API ends."""
 NAMES_MAX: Final = 1000
@@ -340,8 +339,8 @@ def _path(key: Key, value: Any) -> str:
             f"{key.path} = {shown(value)} is not a whole path",
             do=f'Write it from / on: {key.name} = "/run/{key.name}".',
         )
-    if key.name == "socket" and len(value.encode()) > SOCKET_PATH_MAX:
+    if key.name == "socket" and len(value.encode()) > ADDRESS_BYTES_MAX:
         raise InvalidRequest(
-            f"{key.path} has more than {SOCKET_PATH_MAX} bytes, which is all that the kernel takes", do="Shorten it."
+            f"{key.path} has more than {ADDRESS_BYTES_MAX} bytes, which is all that the kernel takes", do="Shorten it."
         )
     return value

@@ -70,6 +70,27 @@ def test_a_token_is_its_persons_and_stored_as_its_hash(stage: Stage) -> None:
             stage.people.of_token(wrong)
 
 
+def test_what_another_studio_gave_out_opens_nothing_here(stage: Stage, tmp_path: Path) -> None:
+    """Its token, its browser's cookie, its invite: refused as if they did not exist, also for a person of that name."""
+    other = People(tmp_path / "other", wall_ns=lambda: stage.now_ns, random=secrets.token_bytes)
+    for people in (stage.people, other):
+        people.add("ana", "physics")
+    token, invite = other.new_token("ana"), other.invite("ana")
+    cookie = other.sign_in(token)
+    for opens, text in (
+        (stage.people.sign_in, token),
+        (stage.people.of_token, token),
+        (stage.people.of_cookie, cookie),
+        (stage.people.accept, invite),
+    ):
+        with pytest.raises(Unauthorized) as foreign:
+            opens(text)
+        with pytest.raises(Unauthorized) as unknown:
+            opens(text[:-1] + ("a" if text[-1] != "a" else "b"))
+        assert str(foreign.value) == str(unknown.value)
+    assert stage.people.of_cookies([cookie]) == {}
+
+
 def test_a_new_token_ends_the_old_one_of_its_label_and_its_cookies_at_once(stage: Stage) -> None:
     old = member(stage)
     laptop = stage.people.new_token("ana", "laptop")
