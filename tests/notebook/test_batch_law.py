@@ -21,7 +21,7 @@ from sublet.cli import main
 from sublet.cli.declare import UsageError
 from sublet.cli.nb import target_of
 from sublet.errors import CheckpointDamaged, InvalidRequest, NotFound
-from sublet.notebook.batch.asked import Asked, cell_options, from_cell, read_options
+from sublet.notebook.batch.asked import Asked, cell_options, from_cell, in_words, read_options
 from sublet.notebook.batch.jobs import AT_ONCE, LOOKS, Job, JobSpec, Turn, all_jobs, find_job, make_job
 from sublet.notebook.batch.law import ENDED, TABLE, Happening, JobRecord, JobState, after
 from sublet.notebook.batch.page import first_line
@@ -84,8 +84,9 @@ def test_a_notebook_is_not_done_before_its_last_cell() -> None:
 
 
 def test_options_stand_in_comments_of_the_first_cell_and_the_command_line_goes_before_them() -> None:
-    asked, notes = from_cell("#SUBLET --vram 8GiB --tier spot\n# SUBLET: --lease whole\nimport torch")
+    asked, notes = from_cell("#SUBLET --vram 8GiB --tier spot --pay-priority\n# SUBLET: --lease whole\nimport torch")
     assert (asked.vram_bytes, asked.tier, asked.lease, notes) == (8 * GIB, Tier.SPOT, "whole", ())
+    assert "pays for priority" in in_words(asked)
     over = Asked(vram_bytes=GIB).over(asked)
     assert (over.vram_bytes, over.tier) == (GIB, Tier.SPOT)
 
@@ -128,6 +129,7 @@ def test_quotation_marks_left_open_are_said() -> None:
         gpus=st.none() | st.integers(1, 8),
         ttl_ns=st.none() | st.integers(2, 10**6).map(lambda n: n * 10**7),
         tier=st.none() | st.sampled_from(Tier),
+        pay_priority=st.none() | st.just(True),
         wait_ns=st.none() | st.just(0) | st.integers(1, 10**5).map(lambda n: n * NS_PER_S),
         smaller_ok=st.none() | st.just(True),
     )
@@ -136,7 +138,7 @@ def test_a_cell_that_says_nothing_asks_for_exactly_what_the_job_does(asked: Aske
     found = parse_line(cell_options(asked))
     assert (found.vram_bytes, found.ttl_ns, found.tier) == (asked.vram_bytes, asked.ttl_ns, asked.tier)
     assert (found.gpus, found.wait_ns) == (asked.gpus or 1, asked.wait_ns)
-    assert found.smaller_ok == bool(asked.smaller_ok)
+    assert (found.smaller_ok, found.pay_priority) == (bool(asked.smaller_ok), bool(asked.pay_priority))
     assert Asked.from_json(json.loads(json.dumps(asked.as_json()))) == asked
 
 

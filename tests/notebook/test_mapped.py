@@ -323,6 +323,7 @@ def test_an_interrupt_stops_all_and_keeps_what_is_finished(stage: OfficeStage, f
         ("%%gpu --map params --out x\nx = lock", "lock: a thread lock"),
         ("%%gpu --map params --out x --in nobody\nx = 1", "there is no variable nobody"),
         ("%%gpu --map params --out x --vram 64GiB\nx = 1", "Free now: local/gpu0"),
+        ("%%gpu --map params --out x --pay-priority\nx = 1", "priority is not for sale in this office"),
         ("%%gpu --map params --out x --with /nowhere\nx = 1", "--with /nowhere"),
     ],
 )

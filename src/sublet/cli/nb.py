@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.exits import DONE, FAILED
-from sublet.cli.parsing import AsJson, count, duration, vram, wait
+from sublet.cli.parsing import AsJson, PayPriority, count, duration, vram, wait
 from sublet.cli.show import document, paint, seconds, visible
 from sublet.errors import InvalidRequest, NotFound, SubletError, Unsupported
 from sublet.invocation import installing, typeable
@@ -74,6 +74,7 @@ def run(
     ttl: Ttl = None,
     tier: TierOpt = None,
     spot: Spot = False,
+    pay_priority: PayPriority = False,
     waiting: Wait = None,
     no_wait: NoWait = False,
     smaller_ok: SmallerOk = False,
@@ -92,7 +93,16 @@ def run(
     from sublet.notebook.batch.runner import Runner
 
     target = target_of(notebook, out)
-    asked = asked_for(gpu, gpus, ttl, tier_of(tier, spot=spot), waiting, no_wait=no_wait, smaller_ok=smaller_ok)
+    asked = asked_for(
+        gpu,
+        gpus,
+        ttl,
+        tier_of(tier, spot=spot),
+        waiting,
+        pay_priority=pay_priority,
+        no_wait=no_wait,
+        smaller_ok=smaller_ok,
+    )
     job = made(notebook, asked, lease, param, name, kernel, out=str(target.absolute()), waits_its_turn=False)
     with Teller(job) as teller:
         record = Runner(job, teller).run()
@@ -111,6 +121,7 @@ def submit(
     ttl: Ttl = None,
     tier: TierOpt = None,
     spot: Spot = False,
+    pay_priority: PayPriority = False,
     waiting: Wait = None,
     no_wait: NoWait = False,
     smaller_ok: SmallerOk = False,
@@ -127,7 +138,16 @@ def submit(
     from sublet.cli.nb_show import as_document
     from sublet.notebook.batch.detached import launch
 
-    asked = asked_for(gpu, gpus, ttl, tier_of(tier, spot=spot), waiting, no_wait=no_wait, smaller_ok=smaller_ok)
+    asked = asked_for(
+        gpu,
+        gpus,
+        ttl,
+        tier_of(tier, spot=spot),
+        waiting,
+        pay_priority=pay_priority,
+        no_wait=no_wait,
+        smaller_ok=smaller_ok,
+    )
     job = made(notebook, asked, lease, param, name, kernel, out="", waits_its_turn=True)
     launch(job)
     if as_json:
@@ -440,6 +460,7 @@ def asked_for(
     tier: Tier | None,
     waiting: float | None,
     *,
+    pay_priority: bool,
     no_wait: bool,
     smaller_ok: bool,
 ) -> Asked:
@@ -453,6 +474,7 @@ def asked_for(
         gpus=gpus,
         ttl_ns=None if ttl is None else round(ttl * NS_PER_S),
         tier=tier,
+        pay_priority=True if pay_priority else None,
         wait_ns=wait_ns,
         smaller_ok=True if smaller_ok else None,
     )

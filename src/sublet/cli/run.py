@@ -160,13 +160,13 @@ def run(
         ),
         "ttl": mine.get("ttl") if ttl is None else ttl,
         "tier": _tier(tier, spot=spot) or mine.get("tier"),
-        "pay_priority": pay_priority,
         "wait": _patience(mine.get("wait") if waiting is None and not no_wait else waiting, no_wait=no_wait),
         "renew": renew or RenewMode.WHILE_BUSY.value,
         "name": None if name is None else valid(name),
         "labels": labels(label_pairs),
         "holder": f"sublet run on {socket.gethostname()} (pid {os.getpid()})",
         "holder_pid": os.getpid(),
+        **({"pay_priority": True} if pay_priority else {}),  # which an office of the version before would not know
     }
     with take(request) as lease:
         spec = spec_of(words, tenant=lease.tenant, env=env, name=name, grace=grace, terminal=terminal)

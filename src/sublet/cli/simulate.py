@@ -14,7 +14,7 @@ from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, count, name, size
 from sublet.cli.show import document, plural, table, visible
 from sublet.errors import InvalidRequest
-from sublet.values import GIB
+from sublet.values import GIB, shown
 
 if TYPE_CHECKING:
     from sublet.office.ledger.bills import Rates
@@ -25,6 +25,17 @@ if TYPE_CHECKING:
 
 SEEDS: Final = 5
 _TEXT_MAX: Final = 64 * 1024
+
+
+def _share(text: str) -> float:
+    """``10%`` or ``0.1``."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise InvalidRequest(f"{shown(text)} is not a share", do="Give 0% to 100%.")
+    return share
 
 
 def simulate(
@@ -96,6 +107,15 @@ def simulate(
         str | None,
         Opt("--group", metavar="NAME", parse=name, help="Group of --policy that the sessions are in."),
     ] = None,
+    pay_priority: Annotated[
+        float,
+        Opt(
+            "--pay-priority",
+            metavar="SHARE",
+            parse=_share,
+            help="Share of the tenants that pay for priority, such as 10% (default: 0).",
+        ),
+    ] = 0.0,
     costs: Annotated[
         str | None,
         Opt("--costs", metavar="FILE", help="What `python3 -m benchmarks notebook_taken` measured (default: assumed)."),
@@ -136,6 +156,11 @@ def simulate(
         raise UsageError("--sessions and --days are for generated sessions", do="Leave them out.")
     if (jobs is None) != (job_columns is None):
         raise UsageError("--jobs and --job-columns belong together", do="Say what the columns of the file are called.")
+    prices = _rates(rates)
+    if pay_priority and prices is not None and prices.priority is None:
+        raise InvalidRequest(
+            "priority is not for sale by these rates", do="Write `priority` into the file, or leave --pay-priority out."
+        )
     background = workload.read_jobs(Path(jobs), _pairs(job_columns)) if jobs and job_columns else []
     labs = [workload.parse_lab(text) for text in lab]
     week_min = workload.course_start_min(labs) if labs else 0.0
@@ -157,6 +182,8 @@ def simulate(
             found = workload.resample(read, number)
         else:
             found = workload.generate(number, sessions=sessions or 64, days=days or 14)
+        if pay_priority:
+            found = workload.paying(found, pay_priority, number)
         return workload.merged([replace(session, group=group or "") for session in found], background)
 
     plan = _Plan(
@@ -176,9 +203,10 @@ def simulate(
     assumed = plan.assumptions(gpus, results[0], course=course is not None, resampled=recorded and answer is not None)
     if journal is not None:
         assumed.append("requests come when they came, each on its own, whatever became of those before them")
+    if pay_priority:
+        assumed.append(f"{pay_priority:.0%} of the tenants pay for priority, for all of their cells, drawn by the seed")
     if save is not None:
         _save(save, results[0], plan.with_one_less(gpus, seed))
-    prices = _rates(rates)
     if svg is not None:
         _draw(Path(svg), results, answer)
     if as_json:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TextIO
 from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.exits import INTERRUPTED
 from sublet.cli.hosting import Env, Grace
-from sublet.cli.parsing import FOREVER, count, duration, size, vram, wait
+from sublet.cli.parsing import FOREVER, PayPriority, count, duration, size, vram, wait
 from sublet.cli.parsing import name as valid
 from sublet.cli.show import plural, seconds, visible
 from sublet.values import GIB, Tier, format_cost, format_size, parse_duration_ns
@@ -58,6 +58,7 @@ def train(
     tier: Annotated[
         str | None, Opt("--tier", choices=[t.value for t in Tier], help="Scheduling tier (default: batch).")
     ] = None,
+    pay_priority: PayPriority = False,
     ttl: Annotated[
         float | None,
         Opt(
@@ -153,6 +154,7 @@ def train(
         count=gpus,
         ttl=ttl,
         tier=Tier.SPOT.value if spot else tier or Tier.BATCH.value,
+        pay_priority=pay_priority,
         wait=None if waiting in (None, FOREVER) else waiting,
         state=state,
         env=more,

@@ -79,6 +79,7 @@ class LeasePool:
         job: str,
         *,
         tier: str,
+        pay_priority: bool = False,
         ttl: float | str | None,
         on_lease: Callable[[Needs, Lease], object],
         on_refusal: Callable[[Needs, SubletError, bool], object],
@@ -87,6 +88,7 @@ class LeasePool:
         the thread that asked."""
         self._holding = Fabric(office.address, client_clock(), ca=office._ca)
         self._terms: dict[str, Any] = {"tier": tier, "labels": {**PROGRAM, LABEL: job}, "renew": "always"}
+        self._pays_priority = pay_priority
         if ttl is not None:
             self._terms["ttl"] = ttl
         self._on_lease = on_lease
@@ -191,7 +193,8 @@ class LeasePool:
             return ()
         asking = self._holding.many(min(missing, MANY_MAX))
         if needs.vram:
-            found = list(asking.gpu(min_vram=needs.vram, wait=wait, on_place=_ignore, **self._terms))
+            terms = {**self._terms, "pay_priority": self._pays_priority}
+            found = list(asking.gpu(min_vram=needs.vram, wait=wait, on_place=_ignore, **terms))
         else:
             memory = needs.memory or None
             found = list(asking.cpu(needs.cores, memory=memory, wait=wait, on_place=_ignore, **self._terms))

@@ -50,6 +50,8 @@ class ExecutorTerms(TypedDict, total=False):
     """GPU memory of each lease, instead of cores."""
     tier: str
     """Scheduling tier (default: ``"batch"``)."""
+    pay_priority: bool
+    """Go before requests of the tier that do not pay, for the office's rate. With ``gpu=`` only."""
     ttl: float | str | None
     """Time to live of each lease; renewed while the job runs."""
     errors: Errors

@@ -44,6 +44,7 @@ class Terms:
     want: int
     needs: Needs
     tier: str
+    pay_priority: bool
     ttl: float | str | None
     policy: RetryPolicy
     collect: bool
@@ -61,6 +62,7 @@ def terms_of(
     memory: int | str | None = None,
     gpu: int | str | None = None,
     tier: str = "batch",
+    pay_priority: bool = False,
     ttl: float | str | None = None,
     policy: RetryPolicy | None = None,
     errors: str = "raise",
@@ -89,12 +91,20 @@ def terms_of(
         )
     if tier not in {member.value for member in Tier}:
         raise InvalidRequest(f"tier cannot be {shown(tier)}", do='Use "batch", "spot" or "interactive".')
+    if pay_priority not in (True, False):
+        raise InvalidRequest(
+            f"pay_priority={shown(pay_priority)} is neither True nor False",
+            do="Write pay_priority=True, or leave it out.",
+        )
+    if pay_priority and gpu is None:
+        raise InvalidRequest("pay_priority= needs gpu=: priority is paid for by the GPU", do="Leave pay_priority= out.")
     return Terms(
         name=valid_name(name, "name") if name is not None else f"burst-{secrets.token_hex(4)}",
         is_named=name is not None,
         want=want,
         needs=needs_stated(cores, memory, gpu),
         tier=tier,
+        pay_priority=pay_priority,
         ttl=ttl if ttl is None else parse_duration_ns(ttl, "ttl") / NS_PER_S,
         policy=RetryPolicy() if policy is None else policy,
         collect=errors == "collect",
@@ -251,6 +261,7 @@ class Session:
             self._office,
             self.terms.name,
             tier=self.terms.tier,
+            pay_priority=self.terms.pay_priority,
             ttl=self.terms.ttl,
             on_lease=on_lease,
             on_refusal=on_refusal,

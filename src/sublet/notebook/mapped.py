@@ -204,6 +204,7 @@ def map_cell(cells: Cells, source: str, options: CellOptions, given: CellOptions
             name=name,
             gpu=VRAM_DEFAULT if options.vram_bytes is None else options.vram_bytes,
             tier="batch" if options.tier is None else options.tier.value,
+            pay_priority=options.pay_priority,
             errors="collect",
             fabric=fabric,
             on_event=progress.heard,
@@ -296,8 +297,6 @@ def _gives(
 ) -> tuple[str, ...]:
     if options.gives is None:
         raise InvalidRequest("--map needs --out", do="Name what is to come back: --out loss,model.")
-    if options.pay_priority:
-        raise InvalidRequest("--map and --pay-priority contradict each other", do="Leave --pay-priority out.")
     can_be = {*reading.binds, *reading.reads, *(options.takes or ()), *(key for item in items for key in item)}
     for name in options.gives:
         if name not in can_be and not reading.opaque:

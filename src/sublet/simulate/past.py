@@ -68,7 +68,15 @@ def read_journal(path: Path) -> tuple[list[Session], Hardware]:
 def _session(lease: LeaseRecord, start_min: float, duration_min: float) -> Session:
     [want] = [want for want in lease.wants if want.kind is Kind.GPU]
     cell = Cell(0.0, duration_min, want.count, want.amount / GIB, want.exclusivity is Exclusivity.SHARED)
-    return Session(lease.id, start_min, (cell,), start_min + duration_min, lease.tenant, lease.tier)
+    return Session(
+        lease.id,
+        start_min,
+        (cell,),
+        start_min + duration_min,
+        lease.tenant,
+        lease.tier,
+        pays_priority=lease.pays_priority,
+    )
 
 
 def _hardware(nodes: dict[NodeId, Inventory]) -> Hardware:

@@ -29,7 +29,7 @@ from sublet.office.ledger.answers import Granted, Outcome, Refusal
 from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy
-from sublet.office.ledger.records import DeclaredRecord, NoticeRecord, Now, Want
+from sublet.office.ledger.records import DeclaredRecord, NoticeRecord, Now, PricesRecord, Want
 from sublet.office.ledger.reservation_times import instants, parse_rule, zone_of
 from sublet.simulate.results import Result
 from sublet.simulate.workload import Cell, Session
@@ -53,6 +53,8 @@ _MIN: Final = 60 * NS_PER_S
 TTL_NS: Final = 5 * _MIN
 RENEW_NS: Final = TTL_NS * 7 // 10
 POLICY: Final = Policy(ended_keep_ns=60 * NS_PER_S)
+_PRICES: Final = PricesRecord(currency="", gpu=0, models={}, cpu=0, memory=0, block=0, priority=1)
+"""That priority is for sale is all that the order depends on."""
 ROUNDED: Final = 1e-9
 """What a bound is lower for the rounding of minutes to nanoseconds, in parts of itself."""
 
@@ -269,6 +271,8 @@ class Replay:
         refused = self._tell(rules.apply(self._now())).answer
         if isinstance(refused, SubletError):
             raise refused
+        if any(session.pays_priority for session in sessions):
+            self._tell(cmd.SetPrices(prices=_PRICES))
         tenants: set[TenantId] = set()
         for session in sessions:
             tenant = TenantId(f"t-{session.owner}")
@@ -353,6 +357,7 @@ class Replay:
                 wants=(want,),
                 ttl_ns=TTL_NS,
                 tier=notebook.session.tier,
+                pays_priority=notebook.session.pays_priority,
             )
         )
         if isinstance(outcome.answer, SubletError | Refusal):  # beyond a quota, for good
@@ -370,7 +375,7 @@ class Replay:
         if notebook.first_start:
             notebook.first_start = False
             self.result.cells += 1
-            self.result.waits_ns.append(self._now_ns - notebook.asked_ns)
+            self.result.note_wait(self._now_ns - notebook.asked_ns, pays_priority=notebook.session.pays_priority)
             self._late_left -= self._now_ns - notebook.asked_ns > self._late_ns
         notebook.runs_since_ns = self._now_ns
         notebook.turn += 1
@@ -461,7 +466,10 @@ class Replay:
                 self._at(self._now_ns, self._claim, event.lease)
             case ev.Ending():
                 since_ns, millis = self._granted.pop(event.lease)
-                self.result.held_ns += millis * (self._now_ns - since_ns) // MILLIS_PER_DEVICE
+                held_ns = millis * (self._now_ns - since_ns) // MILLIS_PER_DEVICE
+                self.result.held_ns += held_ns
+                if self._by_lease[event.lease].session.pays_priority:
+                    self.result.paying_ns += held_ns
                 self._lost(event.lease, event.end.reason)
             case ev.Noticed(notice=NoticeRecord(when_safe=True)):
                 self._at(self._now_ns, self._is_safe, event.lease)

@@ -15,6 +15,8 @@ HOUR_NS: Final = 3600 * NS_PER_S
 DAY_NS: Final = 24 * HOUR_NS
 LENGTHS_MIN: Final = ((5, "up to 5 min"), (30, "5 to 30 min"), (240, "30 min to 4 h"), (1440, "4 to 24 h"))
 LONGEST: Final = "over 24 h"
+SHARES: Final = (0.5, 0.95, 0.99)
+"""Of the cells, whose wait is told."""
 BINS: Final = 240
 """Points of the queue over time that are reported."""
 _MICRO: Final = 1_000_000
@@ -34,6 +36,9 @@ class Result:
     refused: int = 0
     """Cells that a quota will never let in; they are left out."""
     waits_ns: list[int] = field(default_factory=list)
+    waits_paying_ns: list[int] = field(default_factory=list)
+    """Of those, the waits of tenants that pay for priority."""
+    waits_others_ns: list[int] = field(default_factory=list)
     warm: int = 0
     """Cells that found their GPUs still held."""
     preemptions: dict[str, int] = field(default_factory=dict)
@@ -42,6 +47,8 @@ class Result:
     """GPU × nanoseconds in which cells that were taken saved and restored."""
     held_ns: int = 0
     """GPU × nanoseconds, from grant to end."""
+    paying_ns: int = 0
+    """Of that, what was held by those that pay for priority."""
     used_ns: int = 0
     reserved_ns: int = 0
     """The same for whole-session reservation with as many GPUs as that would need."""
@@ -68,6 +75,10 @@ class Result:
 
     def note_queue(self, at_ns: int, by: int) -> None:
         self.changes.append((at_ns, by))
+
+    def note_wait(self, wait_ns: int, *, pays_priority: bool = False) -> None:
+        self.waits_ns.append(wait_ns)
+        (self.waits_paying_ns if pays_priority else self.waits_others_ns).append(wait_ns)
 
     def wait_s(self, share: float) -> float:
         """The wait that this share of the cells did not exceed."""
@@ -178,9 +189,19 @@ class Result:
             "commands": self.commands,
             "seconds": self.wall_s,
         }
+        if self.waits_paying_ns:
+            by = {"paying": self.waits_paying_ns, "others": self.waits_others_ns}
+            found["priority"] = {
+                whose: {f"p{share * 100:.0f}": quantile_of(waits, share) / NS_PER_S for share in SHARES}
+                for whose, waits in by.items()
+            }
         if rates is not None:
-            found["cost"] = {"amount": self.held_ns * rates.gpu / HOUR_NS / _MICRO, "currency": rates.currency}
+            found["cost"] = {"amount": self.cost(rates), "currency": rates.currency}
         return found
+
+    def cost(self, rates: Rates) -> float:
+        """Of what was held, and of priority."""
+        return (self.held_ns * rates.gpu + self.paying_ns * (rates.priority or 0)) / HOUR_NS / _MICRO
 
 
 def quantile_of(values: Sequence[float], share: float) -> float:
@@ -218,8 +239,17 @@ def compare(results: Sequence[Result], rates: Rates | None = None) -> tuple[list
         row("  of reservation", *(f"{r.held_ns / max(1, r.reserved_ns):.1%}" for r in results)),
         row("start at once (5 s)", *(f"{r.at_once:.1%}" for r in results)),
         row("start within a notice", *(f"{r.start_within(r.notice_ns):.1%}" for r in results)),
-        *(row(f"wait p{share * 100:.0f}", *(seconds(r.wait_s(share)) for r in results)) for share in (0.5, 0.95, 0.99)),
+        *(row(f"wait p{share * 100:.0f}", *(seconds(r.wait_s(share)) for r in results)) for share in SHARES),
     ]
+    if any(r.waits_paying_ns for r in results):
+        for share in SHARES:
+            cells = (
+                " / ".join(seconds(quantile_of(w, share) / NS_PER_S) for w in (r.waits_paying_ns, r.waits_others_ns))
+                if r.waits_paying_ns
+                else "-"
+                for r in results
+            )
+            rows.append(row(f"  p{share * 100:.0f}, paying / others", *cells))
     lengths = [name for _, name in LENGTHS_MIN] + [LONGEST]
     slow = [{name: (median, p95) for name, _, median, p95 in r.slowdowns()} for r in results]
     for name in lengths:
@@ -236,7 +266,7 @@ def compare(results: Sequence[Result], rates: Rates | None = None) -> tuple[list
         row("queue, mean / most", *(_queue_text(r) for r in results)),
     ]
     if rates is not None:
-        costs = (f"{r.held_ns * rates.gpu / HOUR_NS / _MICRO:,.2f}" for r in results)
+        costs = (f"{r.cost(rates):,.2f}" for r in results)
         rows.append(row(f"cost ({rates.currency})", *costs))
     return ["", *(r.name for r in results)], rows
 

@@ -108,6 +108,7 @@ class Session:
     tier: Tier = Tier.INTERACTIVE
     group: str = ""
     """Of its tenant; empty: as the policy says, or the default group."""
+    pays_priority: bool = False
 
     @property
     def owner(self) -> str:
@@ -247,6 +248,14 @@ def resample(sessions: Sequence[Session], seed: int) -> list[Session]:
     source = random.Random(f"resample/{seed}")
     drawn = (replace(source.choice(sessions), name=f"r{number}") for number in range(len(sessions)))
     return _checked(sorted(drawn, key=lambda session: session.start_min))
+
+
+def paying(sessions: Sequence[Session], share: float, seed: int) -> list[Session]:
+    """The same sessions; this share of their tenants, drawn by the seed, pays for priority."""
+    source = random.Random(f"priority/{seed}")
+    tenants = list(dict.fromkeys(session.owner for session in sessions))
+    pay = set(source.sample(tenants, math.ceil(share * len(tenants))))
+    return [replace(session, pays_priority=session.owner in pay) for session in sessions]
 
 
 def merged(sessions: Sequence[Session], background: Sequence[Session]) -> list[Session]:

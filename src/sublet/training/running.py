@@ -89,6 +89,7 @@ class Plan:
     """Devices; the program is begun once for each."""
     ttl: float | str | None = None
     tier: str = "batch"
+    pay_priority: bool = False
     wait: float | None = None
     state: int | str = "4GiB"
     """Size of the volume, where there is none yet."""
@@ -165,6 +166,18 @@ class TrainingRun:
         lines = self.fabric.bill(by=f"label:{LABEL}", own=True)
         return next((line for line in lines if line.key == self.plan.name), None)
 
+    @property
+    def terms(self) -> dict[str, Any]:
+        """Of each of its leases, of one for what is parked too: that is a new request."""
+        plan = self.plan
+        return {
+            "ttl": plan.ttl,
+            "tier": plan.tier,
+            "pay_priority": plan.pay_priority,
+            "wait": plan.wait,
+            "labels": self._labels,
+        }
+
     # ---- one life ----
 
     def _acquire(self) -> Lease:
@@ -174,11 +187,8 @@ class TrainingRun:
         lease = self.fabric.gpu(
             min_vram=plan.vram,
             count=plan.count,
-            ttl=plan.ttl,
-            tier=plan.tier,  # type: ignore[arg-type]  # checked there
-            wait=plan.wait,
-            labels=self._labels,
             on_place=self.onlooker.waits,
+            **self.terms,
         )
         if self.preemptions:
             self.waited_seconds += time.monotonic() - asked_s
@@ -394,7 +404,7 @@ class _Attendance:
         training.onlooker.news(f"lease {self.lease.id} was taken, and what ran under it is parked. Asking for another")
         asked_s = time.monotonic()
         try:
-            lease = training.fabric.gpu(resume=self.lease, wait=training.plan.wait, labels=training._labels)
+            lease = training.fabric.gpu(resume=self.lease, **training.terms)
         except SubletError:
             if self._is_parked():
                 raise

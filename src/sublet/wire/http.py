@@ -147,7 +147,9 @@ class WantBody(_Request, kw_only=True, forbid_unknown_fields=True, omit_defaults
     """Models that would do where none of ``model`` is free (an offer may be made); ``*`` is any."""
 
 
-class AcquireRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+class AcquireRequest(_Request, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What was not said is not sent, so an office of the version before takes it."""
+
     request_id: str
     """Chosen by the client; sending the same request again has one effect."""
     wants: list[WantBody]

@@ -82,9 +82,11 @@ def test_or_model_says_which(written: Any, other: str | None) -> None:
 
 
 def test_what_was_not_said_is_not_sent() -> None:
-    """So an office of the version before, which does not know or_model, takes the request."""
-    sent = msgspec.json.decode(msgspec.json.encode(gpu().request.wants[0]))
-    assert sent == {"kind": "gpu", "amount": 2 * GIB}
+    """So an office of the version before, which does not know or_model or pay_priority, takes the request."""
+    sent = msgspec.json.decode(msgspec.json.encode(gpu().request))
+    assert not sent.keys() & {"pay_priority", "spot", "replaces", "retain"}
+    assert sent["wants"] == [{"kind": "gpu", "amount": 2 * GIB}]
+    assert msgspec.json.decode(msgspec.json.encode(gpu(pay_priority=True).request))["pay_priority"] is True
 
 
 @pytest.mark.parametrize(("wait", "seconds"), [(0, 0), ("0s", 0), (None, None), (math.inf, None), ("1m30s", 90)])

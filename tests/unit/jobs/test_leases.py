@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,3 +177,26 @@ def test_a_lease_that_is_granted_after_the_end_is_given_back(tmp_path: Path, mon
         thread.join(LONG_S)
     assert office.released == ["late"]
     assert office.granted == []
+
+
+@pytest.mark.parametrize(("needs", "pays"), [(Needs(vram=1 << 30), True), (ONE, None)])
+def test_priority_is_paid_for_leases_with_gpus_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: Needs, pays: bool | None
+) -> None:
+    """Chunks of such a job may need cores instead; for those the office sells none."""
+    fabric = Fabric(Address(url="unix:///none", socket=tmp_path / "none", home=None), client_clock())
+    pool = LeasePool(
+        fabric, "job", tier="batch", pay_priority=True, ttl=None, on_lease=lambda *_: None, on_refusal=lambda *_: None
+    )
+    asked: list[dict[str, Any]] = []
+
+    def ask(*_: Any, **terms: Any) -> list[Any]:
+        asked.append(terms)
+        return []
+
+    monkeypatch.setattr(pool._holding, "many", lambda _: SimpleNamespace(gpu=ask, cpu=ask))
+    pool._book.want(needs, 1)
+    pool._acquire(needs, None)
+    assert [terms.get("pay_priority") for terms in asked] == [pays]
+    pool.close()
+    fabric.close()

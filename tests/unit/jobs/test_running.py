@@ -385,6 +385,8 @@ def test_a_deadline_ends_a_job_whose_chunk_does_not(pool: FakePool) -> None:
         {"store": {}},
         {"options": {"time": "1m"}},
         {"options": ["timeout"]},
+        {"pay_priority": True},
+        {"pay_priority": "yes", "gpu": "1GiB"},
     ],
 )
 def test_terms_that_cannot_be_are_refused_before_anything_is_acquired(pool: FakePool, given: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from sublet.simulate.workload import Cell, Session
 from sublet.values import Tier
 
 SESSIONS = [
-    Session("a", 0.0, (Cell(0, 3, 1, 2.0),), 10.0, tenant="ana"),
+    Session("a", 0.0, (Cell(0, 3, 1, 2.0),), 10.0, tenant="ana", pays_priority=True),
     Session("b", 1.0, (Cell(0, 20, 2, 4.0),), 40.0, tenant="ben", tier=Tier.BATCH),
     Session("c", 2.0, (Cell(0, 1, 1, 1.0, shared=True),), 40.0, tenant="ana"),
 ]
@@ -48,7 +48,7 @@ def past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_past_comes_back_as_it_was(past: Path) -> None:
-    """When, who, how much, in which tier and for how long; and the hardware there was."""
+    """When, who, how much, in which tier, for how long and with what priority; and the hardware there was."""
     found, hardware = read_journal(past)
     assert hardware == Hardware(gpus=4, per_node=4, vram_gib=16.0)
     assert [(one.start_min, one.owner, one.tier) for one in found] == [
@@ -56,6 +56,7 @@ def test_the_past_comes_back_as_it_was(past: Path) -> None:
         (1.0, "t-ben", Tier.BATCH),
         (2.0, "t-ana", Tier.INTERACTIVE),
     ]
+    assert [one.pays_priority for one in found] == [True, False, False]
     assert [cell for one in found for cell in one.cells] == [cell for one in SESSIONS for cell in one.cells]
 
 

@@ -216,6 +216,9 @@ def test_the_command_finds_the_number_and_draws_it(
         (("--gpus", "2", "--policy", "none.toml"), "cannot be read"),
         (("--gpus", "2", "--days", "1", "--sessions", "1", "--svg", "/dev/null/x"), "cannot be written"),
         (("--find", "gpus", "--such-that", "much"), "is not a goal"),
+        (("--gpus", "2", "--pay-priority", "120%"), "'120%' is not a share"),
+        (("--gpus", "2", "--pay-priority", "some"), "'some' is not a share"),
+        (("--gpus", "2", "--pay-priority", "nan"), "'nan' is not a share"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_in_a_sentence(
@@ -223,6 +226,31 @@ def test_what_cannot_be_simulated_is_refused_in_a_sentence(
 ) -> None:
     assert main(["simulate", *words]) in (1, 2)
     assert says in capsys.readouterr().err
+
+
+def test_tenants_that_pay_for_priority_wait_for_less_and_pay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One GPU, twelve cells of five minutes that come at once; a quarter of the tenants pay."""
+    path, rates = tmp_path / "trace.csv", tmp_path / "rates.toml"
+    path.write_text(HEADS + "".join(f"s{n},0,600,0,5,1,2.0\n" for n in range(12)))
+    rates.write_text('currency = "EUR"\ngpu = 2.0\npriority = 1.0\n')
+    words = ["simulate", "--trace", str(path), "--gpus", "1", "--rates", str(rates)]
+    assert main([*words, "--pay-priority", "25%", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    ours, others = document["results"][0], document["results"][1:]
+    assert ours["priority"]["paying"]["p95"] < ours["priority"]["others"]["p50"]
+    assert all("priority" not in other for other in others), "other systems sell none"
+    held = ours["gpu_hours"]["held"]
+    assert 2 * held < ours["cost"]["amount"] < 3 * held
+    assert "25% of the tenants pay for priority, for all of their cells, drawn by the seed" in document["assumptions"]
+    assert main([*words, "--pay-priority", "0.25"]) == 0
+    assert "p95, paying / others" in capsys.readouterr().out
+    rates.write_text('currency = "EUR"\ngpu = 2.0\n')
+    assert main([*words, "--pay-priority", "25%"]) == 2
+    assert "priority is not for sale by these rates" in capsys.readouterr().err
+    assert main(words) == 0
+    assert "paying / others" not in capsys.readouterr().out
 
 
 def test_a_course_has_its_floor_and_its_labs_reserved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

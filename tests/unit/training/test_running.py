@@ -28,8 +28,7 @@ def attendance(*, parking_is_over: bool) -> _Attendance:
         fabric=fabric,
         preemptions=0,
         onlooker=SimpleNamespace(news=lambda _: None),
-        plan=SimpleNamespace(wait=None),
-        _labels={},
+        terms={},
     )
     made = _Attendance(training, SimpleNamespace(id="l-a", end=None), SimpleNamespace())  # type: ignore[arg-type]
     made._end = SimpleNamespace(parked="l-a-p4@1.3")  # type: ignore[assignment]
@@ -46,6 +45,26 @@ def test_what_left_its_parking_lease_is_heard_out_and_run_again() -> None:
 def test_what_is_parked_still_is_told_as_it_is() -> None:
     with pytest.raises(CapacityExceeded):
         attendance(parking_is_over=False)._go_on(contextlib.ExitStack())
+
+
+def test_every_lease_of_a_training_is_asked_for_on_its_terms() -> None:
+    """The first, and the one with which it goes on after it was parked, which would be interactive otherwise."""
+    asked: list[dict[str, Any]] = []
+
+    def gpu(**terms: Any) -> Any:
+        asked.append(terms)
+        return SimpleNamespace(
+            release=lambda: None, activity=lambda _: contextlib.nullcontext(), on_end=lambda _: None, id="l-a", end=None
+        )
+
+    plan = Plan(argv=["python", "x.py"], name="x", vram=1, ttl=60, tier="spot", pay_priority=True, wait=9)
+    onlooker: Any = SimpleNamespace(news=lambda _: None, waits=lambda _: None)
+    training = TrainingRun(SimpleNamespace(gpu=gpu), plan, onlooker)  # type: ignore[arg-type]
+    parked = _Attendance(training, training._acquire(), SimpleNamespace())  # type: ignore[arg-type]
+    parked._go_on(contextlib.ExitStack())
+    first, second = asked
+    assert {"ttl": 60, "tier": "spot", "pay_priority": True, "wait": 9}.items() <= first.items()
+    assert second == {**training.terms, "resume": second["resume"]}
 
 
 class Taken:

@@ -32,6 +32,7 @@ class Asked:
     gpus: int | None = None
     ttl_ns: int | None = None
     tier: Tier | None = None
+    pay_priority: bool | None = None
     wait_ns: int | None = None
     """0: not at all; None: as long as it takes."""
     smaller_ok: bool | None = None
@@ -64,6 +65,8 @@ def cell_options(asked: Asked) -> str:
         words += ["--ttl", _exact(asked.ttl_ns)]
     if asked.tier is not None:
         words += ["--tier", asked.tier.value]
+    if asked.pay_priority:
+        words.append("--pay-priority")
     if asked.wait_ns is not None:
         words += ["--wait", _exact(asked.wait_ns)] if asked.wait_ns else ["--no-wait"]
     if asked.smaller_ok:
@@ -107,6 +110,7 @@ _VALUES: Final[dict[str, tuple[str, Any]]] = {
 }
 _SWITCHES: Final[dict[str, tuple[str, Any]]] = {
     "--spot": ("tier", Tier.SPOT),
+    "--pay-priority": ("pay_priority", True),
     "--no-wait": ("wait_ns", 0),
     "--smaller-ok": ("smaller_ok", True),
 }
@@ -199,6 +203,7 @@ def in_words(asked: Asked) -> str:
         None if asked.vram_bytes is None else f"VRAM {format_size(asked.vram_bytes)}",
         None if asked.gpus in (None, 1) else f"{asked.gpus} devices",
         None if asked.tier is None else f"tier {asked.tier}",
+        "pays for priority" if asked.pay_priority else None,
         None if asked.ttl_ns is None else f"{format_duration(asked.ttl_ns)} at a time",
         None if not asked.wait_ns else f"waits {asked.wait_ns / NS_PER_S:.0f} s at most",
         "one lease for all cells" if asked.lease == "whole" else None,

@@ -210,6 +210,7 @@ class WholeKernel(_Kernel):
             min_vram=VRAM_DEFAULT if asked.vram_bytes is None else asked.vram_bytes,
             count=asked.gpus or 1,
             tier=asked.tier or Tier.INTERACTIVE,
+            pay_priority=bool(asked.pay_priority),
             wait=None if asked.wait_ns is None else asked.wait_ns / NS_PER_S,
             or_smaller=bool(asked.smaller_ok),
             on_place=lambda place: self._note(f"waits in line, {place}"),
@@ -251,7 +252,7 @@ class WholeKernel(_Kernel):
         if lease is None or guest is None or not is_parked(lease):
             return
         asked = self._asked
-        options = CellOptions(ttl_ns=asked.ttl_ns, tier=asked.tier)
+        options = CellOptions(ttl_ns=asked.ttl_ns, tier=asked.tier, pay_priority=bool(asked.pay_priority))
         self.lease = new = go_on(self._connect(), lease, guest, options, self._stands, self._labels)
         self._busy.enter_context(new.activity("a notebook"))
 
