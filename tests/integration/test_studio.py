@@ -985,6 +985,23 @@ def test_a_lease_that_was_granted_in_this_moment_is_not_taken_for_busy(
         assert stopped.result(PATIENCE_S)["state"] == {"rest": "resting", "end": "ended"}[what]
 
 
+def test_a_lease_that_has_ended_before_its_notebook_came_is_no_failed_start(
+    studio: StudioStage, ana: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing ran under it, so it may go to a request that waits at once. The session rests, and says why."""
+    set_down = FabricOffice.set_down
+
+    def late(office: FabricOffice, held: Lease) -> None:
+        office.release(held.id)
+        set_down(office, held)
+
+    monkeypatch.setattr(FabricOffice, "set_down", late)
+    mine = Studio(studio.home, find_right(studio.home, {})).of(studio.people.find("ana"))
+    started = mine.start("quick", Terms(vram=GIB))
+    assert (started["state"], started["leases"][-1]["reason"]) == ("resting", "released")
+    mine.end("quick")
+
+
 def test_what_runs_is_ended_only_when_that_is_said(studio: StudioStage, ana: Member) -> None:
     """The page asks; its second form says so."""
     session = start(ana, "busy")["id"]

@@ -18,7 +18,7 @@ from sublet.client.fabric import Fabric
 from sublet.client.home import home_dir
 from sublet.client.lease import Lease
 from sublet.client.model import Offer
-from sublet.errors import LeaseEnded, NotFound, SubletError
+from sublet.errors import LeaseEnded, NotFound, StaleEpoch, SubletError
 from sublet.lease.states import LeaseStatus
 from sublet.studio.records import CellRecord, Offered, ProcessIdentity, Terms
 from sublet.studio.remote import STUDIO_VARIABLE, TOKEN_VARIABLE, RemoteStore
@@ -89,7 +89,8 @@ class FabricOffice:
     def set_down(self, held: Lease) -> None:
         """Leave it to the program that takes it over. Nothing runs under it until then, so it is the first to yield."""
         body = ActivityRequest(epoch=held.epoch, active=False)
-        self.fabric.request("POST", f"/v1/leases/{held.id}/activity", body, shape=LeaseView)
+        with contextlib.suppress(LeaseEnded, NotFound, StaleEpoch):  # over already, or another program's by now
+            self.fabric.request("POST", f"/v1/leases/{held.id}/activity", body, shape=LeaseView)
         held.leave()
 
     def drop(self, held: Lease) -> None:
