@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import select
 import subprocess
 import sys
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
 START_PATIENCE_S: Final = 120.0
 """From asking for an office to its first answer, while its process lives. It takes about a second; a machine that runs
 twenty other programs may need half a minute, and an office that is given up too early goes on all the same."""
-IN_USE_PATIENCE_S: Final = 30.0
-"""While another office has the journal and does not answer: it may be starting, or have lost its socket."""
+STARTING_S: Final = 30.0
+"""Another office that has the journal and does not answer may be starting for so long; an older one has lost its
+socket."""
 LOG_BYTES_MAX: Final = 4 * 1024 * 1024
 """A longer log is put aside (one old one is kept) before an office is started."""
 EMBEDDED: Final = ("up", "--embedded")
 """The command line of an embedded office: it ends by itself when it is idle."""
+_IN_USE: Final = re.compile(re.escape(JournalError.IN_USE) + r"(\w+)\)")
 _LOOK_EVERY_S: Final = 0.02
 _SAID_BYTES: Final = 2000
 _ROOM_BYTES: Final = 256 * 1024
@@ -139,18 +142,31 @@ def _start(
     finally:
         os.close(handle)
     begun()
-    in_use_until = min(until, time.monotonic() + IN_USE_PATIENCE_S)
+    begun_s = time.monotonic()
     failed: SubletError | None = None
     with _watched(pid) as gone:
         while not answers(path):
             if failed is None and gone():
                 failed = _failed(log, said_from, "the office could not be started")
             # An office that an interrupted program has started may hold the journal and not answer yet.
-            if failed is not None and (JournalError.IN_USE not in failed.message or time.monotonic() >= in_use_until):
+            now_s = time.monotonic()
+            if failed is not None and (now_s >= until or not _another_starts(failed.message, now_s - begun_s)):
                 raise failed
-            if time.monotonic() >= until:
+            if now_s >= until:
                 raise _failed(log, said_from, f"the office was started (pid {pid}) but does not answer")
             time.sleep(_LOOK_EVERY_S)
+
+
+def _another_starts(why: str, waited_s: float) -> bool:
+    """Whether an office did not come up since one that was started shortly before has the journal."""
+    found = _IN_USE.search(why)
+    if found is None:
+        return False
+    age_s = waited_s  # where no process is known: it has the journal, and has not yet written down its pid
+    with contextlib.suppress(OSError), open(f"/proc/{found[1]}/stat", encoding="utf-8", errors="replace") as file:
+        began_ticks = int(file.read().rpartition(")")[2].split()[19])
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - began_ticks / os.sysconf("SC_CLK_TCK")
+    return age_s < STARTING_S
 
 
 def _spawn(home: Path, log: int, words: Sequence[str], wish: Warm | None) -> int:

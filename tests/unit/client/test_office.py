@@ -17,7 +17,7 @@ from sublet.client.fabric import HELLO_TRIES
 from sublet.client.office import _failed, ensure_office
 from sublet.client.steps import Reply
 from sublet.errors import Disconnected, JournalError
-from sublet.office.journal.files import HomeLock
+from sublet.office.journal.files import LOCK_NAME, HomeLock
 from sublet.wire.http import Hello
 from sublet.wire.version import WIRE_VERSION
 from tests.unit.client.script import NOBODY, reply
@@ -35,13 +35,18 @@ def test_one_that_could_not_write_a_word_is_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize("pid", ["", "0", "ours"])
+@pytest.mark.parametrize("starting_s", [0.0, 1e9])
 def test_an_office_that_an_interrupted_program_has_started_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answered: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answered: bool, pid: str, starting_s: float
 ) -> None:
-    """It has the journal and does not answer yet, so the one that is started now ends with that."""
+    """It has the journal and does not answer yet, so the one that is started now ends with that. It may not have
+    written down its pid. One that is older has lost its socket, and is not waited for."""
     home, looks = tmp_path / "home", iter([False] * 5 + [answered] * 1_000_000)
     home.mkdir(mode=0o700)
     lock = HomeLock.take(home)
+    if pid != "ours":
+        (home / LOCK_NAME).write_text(pid)
 
     def spawn(home: Path, log: int, *_: object) -> int:
         with pytest.raises(JournalError) as refused:
@@ -53,11 +58,12 @@ def test_an_office_that_an_interrupted_program_has_started_is_waited_for(
 
     monkeypatch.setattr(office, "_spawn", spawn)
     monkeypatch.setattr(office, "answers", lambda path: next(looks))
-    if answered:
+    monkeypatch.setattr(office, "STARTING_S", starting_s)
+    if answered and starting_s:
         ensure_office(home)
     else:
-        with pytest.raises(Disconnected, match=r"another office \(pid \d+\) has the journal"):
-            ensure_office(home, patience_s=0.2)
+        with pytest.raises(Disconnected, match=r"another office \(pid \w+\) has the journal"):
+            ensure_office(home, patience_s=0.2 if starting_s else 60.0)
     lock.release()
 
 
