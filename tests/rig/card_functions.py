@@ -8,7 +8,7 @@ from typing import Any, Final
 __all__ = ["begin", "look"]
 
 SIZE: Final = 16 << 20
-BYTE: Final = 0x5A
+BYTE: Final = 0xA7  # not what the office writes when it tries a card out
 
 _kept: list[Any] = []
 

@@ -160,9 +160,9 @@ class Rig:
         row.card, row.number = card, number
         self.state.xids_come += 1
 
-    def dirty(self, card: int) -> bool:
-        """Whether anything but zeros lies in its memory, whoever wrote it."""
-        return any(piece.strip(b"\0") for piece in self._written(card))
+    def dirty(self, card: int, *, but: bytes = b"") -> bool:
+        """Whether anything but zeros, and these bytes, lies in its memory, whoever wrote it."""
+        return any(piece.strip(b"\0" + but) for piece in self._written(card))
 
     def wipe(self, card: int) -> None:
         """Zeros in all its memory, as if it had never been used."""

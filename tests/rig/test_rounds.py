@@ -30,6 +30,7 @@ from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.devices.plain_cuda import CALLS
 from sublet.errors import SubletError
+from sublet.node.agent.rehearsal import PATTERN
 from sublet.values import MIB
 from tests.rig import card_functions
 from tests.rig.personalities import FOUR_H100
@@ -160,7 +161,7 @@ class Rounds:
         lease = self.fabric.gpu(min_vram="256MiB", count=count, ttl="60s", wait=wait, spot=spot, renew="always")
         for device in lease.devices:
             index = self.index_of(device.id)
-            assert not self.rig.dirty(index), f"card {index} was lent with bytes on it"
+            assert not self.dirty(index), f"card {index} was lent with bytes on it"
             there = [row.pid for row in self.rig.state.processes if row.taken and row.contexts[index]]
             assert not [pid for pid in there if _lives(pid)], f"card {index} was lent with processes on it"
         return lease
@@ -181,7 +182,11 @@ class Rounds:
         """No lease, no queue: every card is free, and as if it had never been used."""
         _until(lambda: all(map(_is_free, self.cards())), "four free cards")
         for index in range(CARDS):
-            assert not self.rig.dirty(index), index
+            assert not self.dirty(index), index
+
+    def dirty(self, index: int) -> bool:
+        """Whether anything of a tenant's is on it. An office that is started anew tries each card out."""
+        return self.rig.dirty(index, but=bytes([PATTERN]))
 
     def vouch(self, may_be_hard: bool) -> None:
         """What could not be overwritten is overwritten by the operator, who then vouches for it."""
