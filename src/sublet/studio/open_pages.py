@@ -28,7 +28,7 @@ from sublet.studio.people import People, Token
 
 SPACING_S: Final = 0.2
 """Between two looks at the office, however much happens there."""
-SOME: Final = 10
+BATCH: Final = 10
 """Pages that are woken together where only a place or a number on them has changed."""
 PAUSE_S: Final = 0.02
 """After that, before the next are."""
@@ -185,9 +185,9 @@ class OpenPages:
             elif mark != page.mark or may_see_other:
                 page.mark = mark
                 page.wake(may_see_other)
-        pause_s = min(PAUSE_S, ALL_WITHIN_S * SOME / max(1, len(later)))
+        pause_s = min(PAUSE_S, ALL_WITHIN_S * BATCH / max(1, len(later)))
         for number, (page, mark) in enumerate(later):
-            if number and not number % SOME:
+            if number and not number % BATCH:
                 self._sleep(pause_s)
             page.mark = mark
             page.wake(False)

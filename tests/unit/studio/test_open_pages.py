@@ -18,7 +18,7 @@ import pytest
 from sublet.errors import Disconnected
 from sublet.studio import open_pages
 from sublet.studio.look import OfficeLook, Snapshot
-from sublet.studio.open_pages import ALL_WITHIN_S, PAUSE_S, SOME, WHOLE_OFFICE, Mark, OpenPages, Shown
+from sublet.studio.open_pages import ALL_WITHIN_S, BATCH, PAUSE_S, WHOLE_OFFICE, Mark, OpenPages, Shown
 from sublet.studio.people import People, Token
 from sublet.wire.http import StatusView
 from tests.traces import until
@@ -247,7 +247,7 @@ def test_a_state_is_shown_before_the_places_that_moved_with_it(held: Held) -> No
     held.office.values["p029"] = 1
     told = held.look()
     assert told[0] == "p029"
-    assert told[1:] == [*names(29)[:SOME], PAUSE_S, *names(29)[SOME : 2 * SOME], PAUSE_S, *names(29)[2 * SOME :]]
+    assert told[1:] == [*names(29)[:BATCH], PAUSE_S, *names(29)[BATCH : 2 * BATCH], PAUSE_S, *names(29)[2 * BATCH :]]
 
 
 def test_a_page_is_woken_once_for_all_that_changed_since_and_not_at_all_where_nothing_did(held: Held) -> None:
@@ -260,7 +260,7 @@ def test_a_page_is_woken_once_for_all_that_changed_since_and_not_at_all_where_no
 
 
 def test_places_of_many_pages_are_told_within_their_time(held: Held) -> None:
-    count = 60 * SOME
+    count = 60 * BATCH
     held.office.places = dict.fromkeys(names(count), 0)
     held.open("p000")
     pages = held.pages._pages
@@ -277,7 +277,7 @@ def test_places_of_many_pages_are_told_within_their_time(held: Held) -> None:
 
 def test_what_moves_while_others_are_told_is_told_with_the_next_look(held: Held) -> None:
     """And of a page that closes meanwhile nothing else is lost."""
-    opened = {name: held.open(name) for name in names(2 * SOME)}
+    opened = {name: held.open(name) for name in names(2 * BATCH)}
     held.look()
     held.office.places = dict.fromkeys(opened, 1)
 
@@ -288,7 +288,7 @@ def test_what_moves_while_others_are_told_is_told_with_the_next_look(held: Held)
 
     held.meanwhile = meanwhile
     told = held.look()
-    assert set(names(2 * SOME)) - {"p015"} <= set(told)
+    assert set(names(2 * BATCH)) - {"p015"} <= set(told)
     assert held.look() == ["p001", "p000"]
 
 
