@@ -9,6 +9,7 @@ with the reason why no guest and no other user can write on the way. A new modul
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -163,16 +164,20 @@ def privileged() -> Iterator[str]:
                 waiting.append(found.imported)
 
 
-SOURCES = {name: MODULES[name].read_text() for name in sorted(privileged())}
+@functools.cache  # not while tests are collected, which every process of a run does
+def sources() -> dict[str, str]:
+    return {name: MODULES[name].read_text() for name in sorted(privileged())}
 
 
-CALLS = {name: list(by_path(source)) for name, source in SOURCES.items()}
+@functools.cache
+def calls_by_path() -> dict[str, list[tuple[int, str]]]:
+    return {name: list(by_path(source)) for name, source in sources().items()}
 
 
 def test_owner_and_rights_are_changed_in_one_module_and_by_descriptor() -> None:
     found = [
         f"{name}:{line}: {call}"
-        for name, calls in CALLS.items()
+        for name, calls in calls_by_path().items()
         for line, call in calls
         if call in OWNER_AND_RIGHTS | WHOLE_TREES and name != CHANGES_OWNER
     ]
@@ -182,7 +187,7 @@ def test_owner_and_rights_are_changed_in_one_module_and_by_descriptor() -> None:
 def test_files_are_named_by_path_only_where_that_is_known_to_be_right() -> None:
     found = [
         f"{name}:{line}: {call}"
-        for name, calls in CALLS.items()
+        for name, calls in calls_by_path().items()
         for line, call in calls
         if call not in OWNER_AND_RIGHTS and name not in ALLOWED
     ]
@@ -193,7 +198,7 @@ def test_files_are_named_by_path_only_where_that_is_known_to_be_right() -> None:
 
 
 def test_a_reason_holds_for_the_calls_that_were_looked_at_and_for_no_other() -> None:
-    found = {name: sum(call not in OWNER_AND_RIGHTS for _, call in CALLS.get(name, ())) for name in ALLOWED}
+    found = {name: sum(call not in OWNER_AND_RIGHTS for _, call in calls_by_path().get(name, ())) for name in ALLOWED}
     assert found == {name: calls for name, (calls, _) in ALLOWED.items()}, (
         "a module that may name files by path does it in another number of calls; see that the reason holds for each"
     )
@@ -212,11 +217,11 @@ def test_the_tables_name_what_there_is() -> None:
 
 def test_all_that_root_runs_is_read() -> None:
     """And nothing that it does not: then a table of reasons would be about something else."""
-    rooms = {name.partition(".")[0] for name in SOURCES}
+    rooms = {name.partition(".")[0] for name in sources()}
     assert {"engines", "node", "office", "wire", "lease", "logs", "metrics", "client", "guest"} <= rooms
     assert rooms.isdisjoint(NEVER)
     of_these = {name for name in MODULES if name.partition(".")[0] in ("engines", "node", "office")}
-    assert of_these <= SOURCES.keys()
+    assert of_these <= sources().keys()
 
 
 @pytest.mark.parametrize(
