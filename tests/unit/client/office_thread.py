@@ -15,6 +15,7 @@ from sublet.client.address import Address
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.office.api.server import HttpServer
 from sublet.office.ledger.records import LeaseRecord
+from sublet.values import Epoch, LeaseId
 from tests.unit.office.api.bench import Bench, bench
 
 __all__ = ["OfficeThread", "office_thread"]
@@ -39,10 +40,14 @@ class OfficeThread:
 
         return asyncio.run_coroutine_threadsafe(look(), self._loop).result(60)
 
+    def touch(self, lease: str, epoch: Epoch) -> None:
+        """Write something into its volume, which is kept then."""
+        self._loop.call_soon_threadsafe(self._parts.agent.touch, LeaseId(lease), epoch)
+
 
 @contextlib.contextmanager
-def office_thread(folder: Path) -> Iterator[OfficeThread]:
-    path, loop = folder / "office", asyncio.new_event_loop()
+def office_thread(folder: Path, name: str = "office") -> Iterator[OfficeThread]:
+    path, loop = folder / name, asyncio.new_event_loop()
     ready, over = threading.Event(), asyncio.Event()
     made: list[OfficeThread] = []
 

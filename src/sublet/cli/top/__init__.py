@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from typing import Annotated, Final
 
 from sublet.cli.call import Office
@@ -30,24 +31,24 @@ def top(
         raise UsageError("--once and --json are two forms of the same", do="Give one of them.")
     from sublet.cli.top.reading import Reader, document
 
-    reader = Reader(Office.reach(start=False).address)
-    known = reader.read()
-    if as_json:
-        from sublet.cli.show import document as print_document
+    with closing(Reader(Office.reach(start=False).address)) as reader:
+        known = reader.read()
+        if as_json:
+            from sublet.cli.show import document as print_document
 
-        print_document(document(known))
-    elif once or not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
-        from sublet.cli.show import colour_on
-        from sublet.cli.top.paint import simple, styled
-        from sublet.cli.top.screen import whole
+            print_document(document(known))
+        elif once or not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
+            from sublet.cli.show import colour_on
+            from sublet.cli.top.paint import simple, styled
+            from sublet.cli.top.screen import whole
 
-        colour, encoding = colour_on(sys.stdout), sys.stdout.encoding or "ascii"
-        for line in whole(known, _columns(), known.at_s):
-            print(simple(styled(line, colour=colour), encoding))
-    else:
-        from sublet.cli.top.live import look_on
+            colour, encoding = colour_on(sys.stdout), sys.stdout.encoding or "ascii"
+            for line in whole(known, _columns(), known.at_s):
+                print(simple(styled(line, colour=colour), encoding))
+        else:
+            from sublet.cli.top.live import look_on
 
-        return look_on(reader, known)
+            return look_on(reader, known)
     return DONE
 
 
