@@ -141,8 +141,8 @@ class Ready:
     """Its version."""
     modules: int
     took_ns: int
-    private_bytes: int
-    """Memory that no file backs: what it costs to keep it."""
+    private_bytes: int = 0
+    """Memory that no file backs: what it costs to keep it; 0 by a version that does not say it."""
     stamps: tuple[Stamp, ...]
 
 
