@@ -13,17 +13,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import pytest
 
 from sublet.errors import InvalidRequest
+from sublet.node.supervisor import locks
 from sublet.node.supervisor.locks import (
     PREFIX,
     DeviceLocks,
     DeviceTaken,
     Holder,
     LockUnusable,
+    all_held,
     lock_folder,
     who_has,
 )
@@ -324,6 +326,37 @@ def test_looking_leaves_no_descriptor_and_a_file_that_others_can_see_and_not_wri
     finally:
         os.umask(mask)
     assert stat.S_IMODE(own_path(folder).stat().st_mode) == 0o644
+
+
+@needs_root
+def test_many_files_of_cards_that_are_gone_are_looked_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each was looked for in a list of all of them, so that ``sublet doctor`` took seconds where cards had changed."""
+    roots, read = folder / "roots", list[str]()
+
+    def opened(path: str, mode: str) -> BinaryIO:
+        read.append(path)
+        return Path(path).open("rb")
+
+    def listed(path: str) -> list[str]:
+        read.append(path)
+        return [file.name for file in os.scandir(path)]
+
+    taken = DeviceLocks("/srv/root", folder=str(folder), roots=str(roots))
+    taken.take(CARD)
+    for number in range(50):
+        for where in (folder, roots):
+            file = where / f"{PREFIX}GPU-{number}.0"
+            file.touch(0o600)
+            os.utime(file, (0, 0))
+    monkeypatch.setattr("sublet.node.supervisor.locks.os.listdir", listed)
+    monkeypatch.setattr(locks, "open", opened, raising=False)
+    assert [(holder.device, holder.uid, holder.pid) for holder in all_held(str(folder), str(roots))] == [
+        (CARD, 0, os.getpid())
+    ]
+    taken.close()
+    assert sorted(set(read)) == sorted({str(folder), str(roots), "/proc/locks"})
+    assert read.count(str(folder)) == read.count(str(roots)) == 1
+    assert read.count("/proc/locks") <= 3 * locks.LOOKS, "for all of them, and for whose the one that is held is"
 
 
 @pytest.mark.parametrize("device", ["", "../x", "a/b", ".x", "a b", "x" * 101, "a\n"])

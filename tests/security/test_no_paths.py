@@ -16,6 +16,8 @@ import pytest
 
 from tests.unit.test_map import MODULES, house_imports
 
+pytestmark = pytest.mark.xdist_group("no_paths")  # they read the same files, once in a process
+
 BEGIN = ("engines", "node", "office", "guest.zygote")
 """Rooms and programs that root's processes start from."""
 NEVER = ("cli", "compute", "durable", "jobs", "notebook", "replicated", "state", "studio", "training")

@@ -7,6 +7,7 @@ in ``Command.run``, for both.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Annotated, Any
@@ -37,10 +38,12 @@ _EPILOG = (
 
 def run(words: Sequence[str]) -> int:
     """Understand a command line, or say what is wrong with it."""
-    if (known := find(words)) is not None:
-        words = [*known[0].split(), *load(known[0]).spelt_out(known[1])]
+    named = ""
+    if "_SUBLET_COMPLETE" not in os.environ and (known := find(words)) is not None:
+        named, rest = known
+        words = [*named.split(), *load(named).spelt_out(rest)]
     try:
-        status = typer_command().main(args=list(words), prog_name="sublet", standalone_mode=False)
+        status = typer_command(named).main(args=list(words), prog_name="sublet", standalone_mode=False)
     except typer.TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the message is the help, and was asked for by saying nothing
             print(error.format_message())
@@ -86,16 +89,17 @@ def _untyped(option: Any) -> Any:
 
 
 @cache
-def typer_command() -> Any:
-    """The whole command line as typer has it, made once in a process: that takes a tenth of a second."""
-    app = get_command(_make_app())
+def typer_command(named: str = "") -> Any:
+    """The command line as typer has it, made once in a process: the whole, or as much of it as a named command and
+    those that begin with its name. To load all commands takes half a second."""
+    app = get_command(_make_app([path for path in COMMANDS if f"{path} ".startswith(f"{named} ".lstrip())]))
     # Completion is on, and `sublet completion` prints the script; typer's own two options would only crowd the help.
     app.params = [param for param in app.params if param.name not in ("install_completion", "show_completion")]
     return app
 
 
-def _make_app() -> typer.Typer:
-    """The typer app with every command."""
+def _make_app(paths: Sequence[str]) -> typer.Typer:
+    """The typer app with these commands."""
     settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
     app = typer.Typer(
         name="sublet",
@@ -109,7 +113,7 @@ def _make_app() -> typer.Typer:
     app.callback()(_root)
     panels = {word: section for section, words in SECTIONS.items() for word in words}
     groups: dict[str, typer.Typer] = {}
-    for path in COMMANDS:
+    for path in paths:
         command = load(path)
         group, _, word = path.rpartition(" ")
         parent = app

@@ -101,6 +101,23 @@ def test_both_ways_in_know_the_same_options(path: str) -> None:
     assert typer_arguments == [param.name for param in command.params if isinstance(param.spec, Arg)]
 
 
+def test_of_a_command_line_that_names_its_command_no_other_is_loaded() -> None:
+    """A mistake in it, or its help, would otherwise wait for all of them."""
+    assert set(full.typer_command("run").commands) == {"run"}
+    lease = full.typer_command("lease show").commands
+    assert set(lease) == {"lease"}
+    assert set(lease["lease"].commands) == {"show"}
+
+
+def test_a_command_that_others_begin_with_is_loaded_with_them() -> None:
+    """A second word that is misspelt is told what is like it."""
+    groups = [path for path in COMMANDS if path in GROUPS]
+    assert groups
+    for group in groups:
+        own = {path.removeprefix(f"{group} ") for path in COMMANDS if path.startswith(f"{group} ")}
+        assert set(full.typer_command(group).commands[group].commands) == own
+
+
 def test_every_command_has_a_place_in_the_help() -> None:
     """Each first word stands in exactly one section, and each group says what it is for."""
     first_words = {path.split()[0] for path in COMMANDS}

@@ -143,33 +143,20 @@ def who_has(device: str, folder: str | None = None, roots: str | None = ROOTS) -
 
 def noted_by_root(device: str, roots: str | None = ROOTS) -> Holder | None:
     """Whether an office of root lends the device, or is about to."""
-    for path in _files_of(device, _trusted(roots)):
-        try:
-            found = os.lstat(path)
-        except OSError:
-            continue
-        pid = _locker(found)
-        if pid is not None or time.time() - found.st_mtime < NOTED_S:
-            try:  # root may read what root's office says of itself
-                file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-            except OSError:
-                return Holder(device=device, uid=0, pid=pid or 0)
-            try:
-                return _read(device, file)
-            finally:
-                os.close(file)
-    return None
+    found = (_noted(device, path, _locker) for path in _files_of(device, _trusted(roots)))
+    return next((holder for holder in found if holder is not None), None)
 
 
 def all_held(folder: str | None = None, roots: str | None = ROOTS) -> list[Holder]:
     """The holders of all devices that are lent on this machine and have a lock file there, of all users."""
-    where = lock_folder() if folder is None else folder
+    listed = dict(_listed_locks())  # once for all files: machines whose cards change keep many
     found: dict[tuple[str, int], Holder] = {}
-    for path in (*_files_of(None, _trusted(roots)), *_files_of(None, where)):
-        device = os.path.basename(path).removeprefix(PREFIX).rpartition(".")[0]
-        holder = _holder(device, path) if path.startswith(where) else noted_by_root(device, roots)
-        if holder is not None:
-            found.setdefault((device, holder.uid), holder)
+    for path in _files_of(None, _trusted(roots)):
+        if (holder := _noted(_device_of(path), path, lambda file: listed.get(_as_listed(file)))) is not None:
+            found.setdefault((holder.device, holder.uid), holder)
+    for path in _files_of(None, lock_folder() if folder is None else folder):
+        if (holder := _holder(_device_of(path), path)) is not None:
+            found.setdefault((holder.device, holder.uid), holder)
     return [found[key] for key in sorted(found)]
 
 
@@ -425,10 +412,33 @@ def _whose(path: str) -> str:
 def _files_of(device: str | None, folder: str) -> Iterator[str]:
     """The files by which an office may have locked this device, or any device (None)."""
     start = PREFIX if device is None else f"{PREFIX}{device}."
-    for name in sorted(os.listdir(folder)) if folder else ():
+    for name in sorted(name for name in os.listdir(folder) if name.startswith(start)) if folder else ():
         end = name.rpartition(".")[2]
-        if name.startswith(start) and end.isdigit() and (device is None or name == start + end):
+        if end.isdigit() and (device is None or name == start + end):
             yield os.path.join(folder, name)
+
+
+def _device_of(path: str) -> str:
+    return os.path.basename(path).removeprefix(PREFIX).rpartition(".")[0]
+
+
+def _noted(device: str, path: str, locker: Callable[[os.stat_result], int | None]) -> Holder | None:
+    """The office of root whose note this is; None if it is over. ``locker`` tells which process has locked a file."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    pid = locker(found)
+    if pid is None and time.time() - found.st_mtime >= NOTED_S:
+        return None
+    try:  # root may read what root's office says of itself
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return Holder(device=device, uid=0, pid=pid or 0)
+    try:
+        return _read(device, file)
+    finally:
+        os.close(file)
 
 
 def _holder(device: str, path: str) -> Holder | None:
@@ -453,17 +463,24 @@ def _holder(device: str, path: str) -> Holder | None:
 
 def _locker(found: os.stat_result) -> int | None:
     """The process that locked this file, by ``/proc/locks``; None where that does not show it."""
-    wanted = b"%02x:%02x:%d" % (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino)
-    try:
+    wanted = _as_listed(found)
+    return next((pid for file, pid in _listed_locks() if file == wanted), None)
+
+
+def _as_listed(found: os.stat_result) -> bytes:
+    """How ``/proc/locks`` names a file."""
+    return b"%02x:%02x:%d" % (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino)
+
+
+def _listed_locks() -> Iterator[tuple[bytes, int]]:
+    """The files that are locked with flock, and by which process; each as often as the list is read."""
+    with contextlib.suppress(OSError, ValueError):
         for _ in range(LOOKS):
             with open("/proc/locks", "rb") as file:
                 for line in file:
                     words = line.split()  # 1: FLOCK ADVISORY WRITE 4711 00:1a:42 0 EOF
-                    if len(words) > 5 and words[1] == b"FLOCK" and words[5] == wanted:
-                        return int(words[4])
-    except (OSError, ValueError):
-        return None
-    return None
+                    if len(words) > 5 and words[1] == b"FLOCK":
+                        yield words[5], int(words[4])
 
 
 def _user_of(found: os.stat_result) -> int:
