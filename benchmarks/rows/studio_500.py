@@ -69,7 +69,7 @@ class Person:
 def measure(bench: Bench) -> list[Figure]:
     people, within_s = bench.either(PEOPLE, 40), bench.either(WITHIN_S, 12.0)
     after_s = bench.either(AFTER_S, 6.0)
-    with Office(bench.folder, "--host-gpus", DEVICES) as office, _studio(office) as (studio, port):
+    with Office(bench.folder, "--host-gpus", DEVICES) as office, running_studio(office) as (studio, port):
         bench.say(f"{people} people are added")
         course = _add_people(office, people)
         watch = [*tree(office.pid), studio.pid]
@@ -110,7 +110,8 @@ def measure(bench: Bench) -> list[Figure]:
 
 
 @contextmanager
-def _studio(office: Office) -> Iterator[tuple[Child, int]]:
+def running_studio(office: Office) -> Iterator[tuple[Child, int]]:
+    """`sublet studio` beside the office, and its port."""
     port = free_port()
     home = Path(office.env["SUBLET_HOME"])
     (home / "studio.toml").write_text('[studio]\nupdate = "1s"\n')
