@@ -27,6 +27,8 @@ from tests.crash.points import ALL, KILLS, Point, Zygote, lay_out, zygote
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.needs("tracer")]
 
 SEED: Final = int(os.environ.get("SUBLET_CRASH_SEED", "20262"))
+PROGRESS_POINTS: Final = 100
+"""It is said after each so many points; `pytest -s` shows it while it runs."""
 SAMPLE: Final = {"begin": 40, "sessions": 50, "persons": 50, "upgrade": 30}
 
 
@@ -77,14 +79,16 @@ def stories(runner: Zygote, place: Path) -> dict[str, Story]:
     return found
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(7200 if ALL else 600)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_after_any_kill_or_failed_write_what_was_answered_is_there(
     name: str, runner: Zygote, stories: dict[str, Story], place: Path
 ) -> None:
     story = stories[name]
     chosen = story.points if ALL else random.Random(SEED).sample(story.points, min(SAMPLE[name], len(story.points)))
-    for point in sorted(chosen):
+    for number, point in enumerate(sorted(chosen)):
+        if number and not number % PROGRESS_POINTS:
+            print(f"{name}: {number} of {len(chosen)} points")
         lay_out(story.start, place)
         status = runner.run_point(point, place)
         try:
