@@ -24,7 +24,8 @@ TENANT_MAX: Final = 16
 ALL_MAX: Final = 64
 SLOW_S: Final = 2.0
 """What takes longer makes the office be probed."""
-STEP_S: Final = 0.1
+STEP_S: Final = 0.5
+"""From then on each looks so often whether the office answers; not before, since hundreds may wait at once."""
 AGAIN_S: Final = 1.0
 """Between two probes of an office that did not answer."""
 _T = TypeVar("_T")
@@ -103,14 +104,14 @@ class Turns:
         self._watch.check()
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._in_turn(person, tenant, work))
-        began_s = loop.time()
+        began_s, wait_s = loop.time(), min(SLOW_S, limit_s)
         try:
-            while not (await asyncio.wait((task,), timeout=STEP_S))[0]:
-                took_s = loop.time() - began_s
-                if took_s > SLOW_S:
+            while not (await asyncio.wait((task,), timeout=wait_s))[0]:
+                took_s, wait_s = loop.time() - began_s, STEP_S
+                if took_s >= SLOW_S:
                     self._watch.doubt()
                     self._watch.check()
-                if took_s > limit_s:
+                if took_s >= limit_s:
                     raise Disconnected(
                         f"the office did not answer within {limit_s:g} s",
                         do="Look how it is now before you ask again: what was asked for may still come.",

@@ -98,6 +98,29 @@ def test_work_is_broken_off_at_its_limit_and_what_had_not_begun_is_not_done(monk
     asyncio.run(play())
 
 
+def test_a_request_that_waits_is_not_looked_at_before_it_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds may wait at once, and the loop has to serve the others."""
+    monkeypatch.setattr(turns, "SLOW_S", FOREVER_S)
+    looks: list[float | None] = []
+    wait = asyncio.wait
+
+    def counted(tasks: set[asyncio.Task[str]], **how: float | None) -> object:
+        looks.append(how["timeout"])
+        return wait(tasks, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(asyncio, "wait", counted)
+
+    async def play() -> None:
+        turn, work = Turns(OfficeWatch(lambda: None)), Slow()
+        late = [asyncio.create_task(turn.run("ana", "physics", work, 2 * FOREVER_S)) for _ in range(2 * PERSON_MAX)]
+        await begun(work, PERSON_MAX)
+        work.may_end.set()
+        assert await asyncio.gather(*late) == ["late"] * len(late)
+
+    asyncio.run(play())
+    assert looks == [FOREVER_S] * 2 * PERSON_MAX
+
+
 def test_an_office_that_answers_no_probe_is_told_at_once_to_all_until_it_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
