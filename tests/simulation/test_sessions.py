@@ -445,7 +445,7 @@ def test_a_session_never_has_two_leases_and_is_the_fold_of_its_records() -> None
     assert set(MET) == set(SessionEvent), f"never met: {set(SessionEvent) - set(MET)}"
 
 
-@pytest.mark.parametrize("seed", [44, 59])
+@pytest.mark.parametrize("seed", [42, 309])
 def test_a_crash_at_every_step_leaves_a_session_that_goes_on(seed: int) -> None:
     """The same day, with an offer that is accepted, again and again; its process dies one step later each time."""
     steps = run(seed).points
@@ -481,6 +481,33 @@ def test_a_session_that_is_ended_while_it_asks_gives_the_lease_back_at_once() ->
         asks.acquire("ana", {"content": "a", "smaller": False})
     assert not any(lease.is_live for lease in world.leases)
     assert ends.find("ana").is_over
+
+
+def test_a_new_session_asks_for_its_lease_and_the_office_for_nothing_else_before() -> None:
+    """No lease can have its label yet. One that has asked before may have a lease that no record names."""
+    world = World(1)
+    world.depth = 1
+    looks: list[str] = []
+
+    class Counting(_Office):
+        def live(self) -> list[Seen]:
+            looks.append("live")
+            return super().live()
+
+        def acquire(self, asking: Asking) -> Lease:
+            looks.append("acquire")
+            return super().acquire(asking)
+
+    sessions, asked = world.sessions[1], {"content": "a", "smaller": False}
+    sessions._office = Counting(world, 1)
+    ident = sessions.start("ana", Terms(vram=GIB)).id
+    sessions.acquire("ana", asked)
+    assert looks == ["acquire"]
+    sessions.rest("ana", even_if_busy=True)
+    lost = world.grant("by no record", "a", 1, ident)
+    looks.clear()
+    assert sessions.acquire("ana", asked).seen.id == lost.seen.id
+    assert looks == ["live"]
 
 
 def test_what_a_living_process_has_set_down_another_takes_over() -> None:

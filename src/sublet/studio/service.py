@@ -192,11 +192,12 @@ class PersonSessions:
 
     def start(self, name: str, terms: Terms, *, wait_s: float = _FOREVER, later: bool = False) -> Json:
         """A new session, for which a lease is asked unless that is left for ``later``."""
-        with self._lock:
-            self._check_count(Started(name=name, terms=terms))
-            made = self._sessions.start(name, terms)
-        self._changed()
-        return self._view(made.id) if later else self._ask(made, wait_s)
+        with self._store.kept():
+            with self._lock:
+                self._check_count(Started(name=name, terms=terms))
+                made = self._sessions.start(name, terms)
+            self._changed()
+            return self._view(made.id) if later else self._ask(made, wait_s)
 
     def resume(
         self, text: str, *, wait_s: float = _FOREVER, or_smaller: bool | int = False, or_model: bool | str = False
@@ -211,7 +212,8 @@ class PersonSessions:
         more = {name: value for name, value in (("or_smaller", or_smaller), ("or_model", or_model)) if value}
         if session.terms.model is None:
             more.pop("or_model", None)
-        return self._ask(session, wait_s, more)
+        with self._store.kept():
+            return self._ask(session, wait_s, more)
 
     def accept(self, text: str) -> Json:
         """Accept the offer that is open. Raises where none is, and what became of it."""

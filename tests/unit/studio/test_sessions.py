@@ -168,6 +168,21 @@ def test_two_programs_see_what_the_other_has_appended(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*~*")), "nothing is left of making it"
 
 
+def test_while_a_store_is_kept_open_its_log_is_not_moved_with_each_record(tmp_path: Path) -> None:
+    """Each record is on disk when its append returns, as otherwise; what is synced besides can wait for the end."""
+    here, there = SqliteStore(tmp_path / "studio"), SqliteStore(tmp_path / "studio")
+    log = tmp_path / "studio" / "sessions.db-wal"
+    with here.kept(), there.kept():
+        assert here.append(entry(1, Started(name="thesis", terms=TERMS)))
+        sizes = [log.stat().st_size]
+        assert there.append(entry(2, Asked(by=ME)))
+        sizes.append(log.stat().st_size)
+        assert 0 < sizes[0] < sizes[1]
+        assert [one.seq for one in here.read(0)] == [1, 2]
+    assert not log.exists()
+    assert [one.seq for one in there.read(0)] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
