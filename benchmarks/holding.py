@@ -36,7 +36,7 @@ from sublet.wire.guests import (
     Start,
     Started,
 )
-from sublet.wire.happenings import Data, Event, Over
+from sublet.wire.link_events import Data, Event, Over
 
 __all__ = ["Guest", "Holder", "Lease", "News", "ended_within", "new_tenant", "supervisor_pid"]
 

@@ -52,28 +52,40 @@ NUMBER: Final = 400
 # ------------------------------------------------------------------------------------------------- what is looked at
 
 DRIVERS: Final = (
-    *("client/transport.py", "client/aio_transport.py", "client/keeper.py", "client/aio_keeper.py"),
+    *("client/transport.py", "client/aio_transport.py", "client/renewal_thread.py", "client/aio_keeper.py"),
     *("client/handle.py", "client/lease.py", "client/aio_lease.py", "client/fabric.py", "client/aio_fabric.py"),
-    *("client/driver.py", "client/aio_driver.py", "client/core.py", "client/book.py"),
-    *("client/guests.py", "client/aio_guests.py", "client/guest_watch.py", "client/errands.py", "client/line.py"),
+    *("client/driver.py", "client/aio_driver.py", "client/operations.py", "client/lease_table.py"),
+    *(
+        "client/guests.py",
+        "client/aio_guests.py",
+        "client/guest_watch.py",
+        "client/background_requests.py",
+        "client/line.py",
+    ),
     *("office/driver.py", "office/journal/[!h]*.py"),
-    *("office/api/[!av]*.py", "office/api/app.py"),
+    *("office/api/[!aft]*.py", "office/api/app.py"),
     *(
         "node/supervisor/holder_link.py",
         "node/supervisor/office_link.py",
         "node/supervisor/service.py",
-        "node/supervisor/predecessor.py",
+        "node/supervisor/recovery.py",
     ),
     *(
-        "node/storage/publishing*.py",
+        "node/storage/publish_queue.py",
         "node/storage/publish_door.py",
+        "node/storage/publish.py",
         "node/processes/guests.py",
         "node/processes/group.py",
     ),
-    *("node/supervisor/office_link.py", "node/processes/ends.py", "node/processes/notes.py", "node/loop.py"),
+    *(
+        "node/supervisor/office_link.py",
+        "node/processes/stdio_pipes.py",
+        "node/processes/guest_records.py",
+        "node/loop.py",
+    ),
     *(
         "node/agent/supervised.py",
-        "node/agent/doors.py",
+        "node/agent/data_door.py",
         "node/agent/health.py",
         "node/agent/starting.py",
         "node/agent/tokens.py",

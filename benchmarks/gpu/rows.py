@@ -22,12 +22,12 @@ from sublet.compute.session import GpuSession
 from sublet.devices import nvrtc
 from sublet.devices.cuda_driver import open_driver
 from sublet.guest.launch_counter import CONCURRENT_KERNEL, start_counting
-from sublet.guest.tally import VRAM_VARIABLE
+from sublet.guest.usage_counters import VRAM_VARIABLE
 from sublet.node.agent.clean_card import look, scrub
 from sublet.values import GIB, MIB, format_size
 from sublet.wire.cards import CardFound
 from sublet.wire.codec import loads
-from sublet.wire.tally import TALLY_VARIABLE, TallyFile
+from sublet.wire.usage_counters import TALLY_VARIABLE, TallyFile
 from tests.gpu.far_end import FarEnd
 from tests.gpu.gpus import LARGE
 from tests.gpu.resident import Helper, Resident

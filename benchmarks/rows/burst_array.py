@@ -24,7 +24,7 @@ from benchmarks.machine import usable_cores
 from benchmarks.ours import DISTRIBUTIONS, Office
 from benchmarks.peers.bursts import BurstPeer
 from benchmarks.procs import memory_of
-from sublet.compute.kept import lent_memory
+from sublet.compute.buffer_cache import lent_memory
 
 SIZE: Final = 1 << 30
 CHUNKS: Final = 100

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sublet.errors import SubletError
-from sublet.node.storage.publishing_work import publish, said_of
+from sublet.node.storage.publish import publish, said_of
 from sublet.node.storage.stores_work import KEPT, NOTE, StoreNote, make_blocks, put_away
 from sublet.node.storage.volume_folder import Place, collect, lay_out
 from sublet.state.checkpoints.store import FolderStore

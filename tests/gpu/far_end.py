@@ -20,13 +20,13 @@ from sublet.compute.session_engine import Engine
 from sublet.compute.session_line import DeviceLine
 from sublet.errors import Disconnected, GpuSessionEnded, SubletError
 from sublet.guest.device_service import DeviceService
-from sublet.guest.tally import LeaseAccounts
+from sublet.guest.usage_counters import LeaseAccounts
 from sublet.values import NS_PER_S, Epoch, LeaseId, TenantId
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service, Visit
 from sublet.wire.link import Link
 from sublet.wire.page import PageReader, PageView, PageWriter, time_namespace
-from sublet.wire.tally import TallyFile
+from sublet.wire.usage_counters import TallyFile
 
 __all__ = ["FarEnd"]
 

@@ -11,7 +11,7 @@ from sublet.guest.inbox import Inbox
 from sublet.guest.serving import start_serving
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service, Visit
-from sublet.wire.happenings import Called, Over
+from sublet.wire.link_events import Called, Over
 
 
 def echo(conversation: Conversation, visit: Visit) -> None:

@@ -45,8 +45,8 @@ from sublet.wire.guests import (
     Start,
     Started,
 )
-from sublet.wire.happenings import Event, Over
 from sublet.wire.link import Link
+from sublet.wire.link_events import Event, Over
 from sublet.wire.orders import Device, Inventory, Order, Report
 from sublet.wire.settings import SupervisorSettings
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION

@@ -17,7 +17,7 @@ from sublet.values import GIB
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import OUTPUT_HEAD, Attach, Attached, GuestSpec, ListGuests
 from sublet.wire.guests import Guests as GuestList
-from sublet.wire.happenings import Data
+from sublet.wire.link_events import Data
 from tests.crash.office_process import Call
 from tests.integration.office_stage import PATH, Held, HolderProcess, OfficeStage, asked, called, office_stage, started
 from tests.integration.supervisor_stage import Freezer, needs_freezer

@@ -17,7 +17,7 @@ import sublet
 from sublet import jobs
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
-from sublet.compute.kept import LENT_MIN, LentMemory
+from sublet.compute.buffer_cache import LENT_MIN, LentMemory
 from sublet.errors import CheckpointFailed, InvalidRequest, JobFailed, LeaseEnded, Unpicklable
 from sublet.jobs.leases import LABEL, PROGRAM, leases_left
 from sublet.jobs.states import FailReason

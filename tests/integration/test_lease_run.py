@@ -34,7 +34,7 @@ from sublet.compute.session_line import device_guest
 from sublet.compute.worker_guest import Options
 from sublet.errors import CallTimeout, RemoteError, Unpicklable, WorkerLost
 from sublet.wire.guests import GuestSpec
-from sublet.wire.shared import write_shared
+from sublet.wire.sealed_memory import write_shared
 from tests.integration import run_functions
 
 PATIENCE_S = 60.0

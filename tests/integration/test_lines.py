@@ -19,8 +19,8 @@ from sublet.client.office import ensure_office
 from sublet.errors import Disconnected, InvalidRequest, NotFound, SubletError, Unsupported
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import GuestSpec, Service, StdioKind
-from sublet.wire.happenings import Over
-from sublet.wire.shared import SharedBuffer, map_shared
+from sublet.wire.link_events import Over
+from sublet.wire.sealed_memory import SharedBuffer, map_shared
 
 PATIENCE_S = 90.0
 ROOT = Path(__file__).parents[2]
@@ -136,7 +136,7 @@ def test_another_lease_of_the_same_tenant_does_not_open_it(fabric: sublet.Fabric
 
 
 def test_there_are_only_so_many(lease: sublet.Lease) -> None:
-    from sublet.node.processes.visits import VISITS_MAX
+    from sublet.node.processes.guest_connections import VISITS_MAX
 
     with serving(lease) as guest:
         lines = [open_line(lease, guest.id, Service.WORK) for _ in range(VISITS_MAX)]

@@ -539,7 +539,7 @@ def test_a_device_keeps_what_its_leases_hold(tmp_path: Path, monkeypatch: pytest
     home = tmp_path / "home"
 
     async def story() -> None:
-        from sublet.office.api.views import device_view
+        from sublet.office.api.to_wire import device_view
         from sublet.office.ledger.commands import Acquire
         from sublet.office.ledger.records import LOCAL_TENANT, Want
         from sublet.values import EndReason, Exclusivity, Kind, LeaseId, RequestId, ResourceId

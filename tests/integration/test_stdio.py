@@ -20,7 +20,7 @@ import pytest
 from sublet.clock import SystemClock
 from sublet.node.loop import Loop
 from sublet.node.processes import stdio as stdio_module
-from sublet.node.processes.following import Following
+from sublet.node.processes.log_readers import Following
 from sublet.node.processes.logs import GuestLog
 from sublet.node.processes.stdio import OUTPUT_READ_BYTES, STDIN_BYTES_MAX, Stdio, child_setup
 from tests.left_open import nothing_left_open, open_now

@@ -19,12 +19,12 @@ import pytest
 from sublet.clock import SystemClock
 from sublet.errors import NotFound, SubletError, Unauthorized
 from sublet.node.agent.starting import package_folder
+from sublet.node.output_budget import UNREAD_BYTES
 from sublet.node.processes.cgroups import Groups
-from sublet.node.processes.notes import Notes
+from sublet.node.processes.guest_records import Notes
 from sublet.node.processes.procs import Procs
-from sublet.node.supervisor.predecessor import Predecessor
+from sublet.node.supervisor.recovery import Predecessor
 from sublet.node.supervisor.service import SOCKET_NAME
-from sublet.node.unread import UNREAD_BYTES
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
 from sublet.wire.guests import (
     GUESTS_PAGE,
@@ -42,7 +42,7 @@ from sublet.wire.guests import (
     SignalGuest,
     Start,
 )
-from sublet.wire.happenings import Data
+from sublet.wire.link_events import Data
 from sublet.wire.orders import End, EndedHere, Grant, Part, TornDown
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
 from tests.integration.supervisor_stage import PATH, TENANT, HolderLine, SupervisorStage, supervisor_at

@@ -43,7 +43,7 @@ from sublet.node.processes.guest import Guest
 from sublet.node.processes.guests import Guests
 from sublet.node.processes.stdio import Stdio
 from sublet.node.processes.tree import Trees
-from sublet.node.processes.tenancy import Tenancy
+from sublet.node.processes.lease_runtime import Tenancy
 """
 HEARS = """
 hear = Stdio._hear

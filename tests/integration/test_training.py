@@ -27,7 +27,7 @@ from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.replicated import FolderReplica, ReplicaGroup, ReplicatedCheckpoint
 from sublet.training import lease_has_ended
-from sublet.training.law import ACTS, Act, Verdict, after_death_before
+from sublet.training.step_protocol import ACTS, Act, Verdict, after_death_before
 from tests.integration.training_program import FENCED, OVER, Life, real_batch, real_weights
 from tests.unit.training.stage import batch, uninterrupted
 

@@ -21,8 +21,8 @@ from sublet.notebook import warming
 from sublet.values import Epoch, Kind, LeaseId, ResourceId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import Admit, Front, GuestSpec, HolderReply, Profile, Start, Started
-from sublet.wire.happenings import Replied
 from sublet.wire.jupyter import KERNEL_IMPORTS
+from sublet.wire.link_events import Replied
 from sublet.wire.orders import Grant, Part
 from sublet.wire.settings import SupervisorSettings
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION

@@ -25,12 +25,12 @@ from sublet.node.prctl import is_child_subreaper, set_child_subreaper
 from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.cgroups_places import find_places
 from sublet.node.processes.group import Group
+from sublet.node.processes.guest_records import GuestNote
 from sublet.node.processes.limits import Limits
-from sublet.node.processes.notes import GuestNote
 from sublet.node.processes.procs import Identity, Procs, Stat
 from sublet.node.processes.stuck import is_frozen
 from sublet.node.processes.tree import Tree, Trees, marks_of
-from sublet.node.supervisor.predecessor import Sweep
+from sublet.node.supervisor.recovery import Sweep
 from sublet.values import Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.guests import Profile
 

@@ -566,7 +566,7 @@ def compute(*imports: str) -> object:
     """A child computes with the threads of its libraries, several times, and the zygote stays as it was."""
     stage = Stage(*imports)
     code = """
-from sublet.guest.proof import compute_a_little
+from sublet.guest.zygote_checks import compute_a_little
 import decimal
 print([compute_a_little() for _ in range(3)], decimal.Decimal(2).sqrt())
 """

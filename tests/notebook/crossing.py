@@ -7,7 +7,7 @@ from typing import Any
 from sublet.guest.cargo import encode, load, stow, unstow
 from sublet.notebook.lending import Lender
 from sublet.notebook.lodging import Lodger
-from sublet.notebook.spaces import GUEST, NOTEBOOK, Outgoing, Space, Taken
+from sublet.notebook.namespace_sync import GUEST, NOTEBOOK, Outgoing, Space, Taken
 from sublet.wire.frames import close_all
 from sublet.wire.work import Told, pack, unpack
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from sublet.notebook.surroundings import Surroundings
+from sublet.notebook.environment import Surroundings
 
 WHAT_TO_DO: Any = ("ignore", "always", "default", "once")
 LIBRARIES = ("numpy", "torch", "pandas", "matplotlib")

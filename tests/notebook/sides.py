@@ -16,8 +16,8 @@ from sublet.errors import SubletError
 from sublet.notebook import guest_side
 from sublet.notebook.lookups import looked_up
 from sublet.notebook.namespace import Steady, Told
+from sublet.notebook.namespace_sync import BESIDE, NOTEBOOK, Outgoing, Space
 from sublet.notebook.reading import read_cell
-from sublet.notebook.spaces import BESIDE, NOTEBOOK, Outgoing, Space
 from sublet.state.transfer.codec import Encoding
 from tests.notebook.module_digest import digest
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from sublet.notebook import import_hook
+from sublet.notebook.in_place import can_change
 from sublet.notebook.in_use import in_use
-from sublet.notebook.merging import can_change
 from sublet.state.transfer.reducers import loaded
 from tests.left_open import threads_now
 from tests.notebook.crossing import Sides

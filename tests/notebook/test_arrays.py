@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet.guest.cargo import encode, load, stow
-from sublet.notebook.spaces import GUEST, NOTEBOOK, Outgoing, Space
+from sublet.notebook.namespace_sync import GUEST, NOTEBOOK, Outgoing, Space
 from sublet.state.transfer import changes
 from sublet.state.transfer.memory import address_of
 from sublet.state.transfer.sealed import own_pages
 from sublet.wire.frames import close_all
-from sublet.wire.shared import map_shared
+from sublet.wire.sealed_memory import map_shared
 
 LENGTH = 3 * (1 << 17) + 5
 """Numbers of 8 bytes: 12 chunks and a bit."""

@@ -21,11 +21,11 @@ from sublet.cli import main
 from sublet.cli.declare import UsageError
 from sublet.cli.nb import target_of
 from sublet.errors import CheckpointDamaged, InvalidRequest, NotFound
-from sublet.notebook.batch.asked import Asked, cell_options, from_cell, in_words, read_options
+from sublet.notebook.batch.job_options import Asked, cell_options, from_cell, in_words, read_options
+from sublet.notebook.batch.job_states import ENDED, TABLE, Happening, JobRecord, JobState, after
 from sublet.notebook.batch.jobs import AT_ONCE, LOOKS, Job, JobSpec, Turn, all_jobs, find_job, make_job
-from sublet.notebook.batch.law import ENDED, TABLE, Happening, JobRecord, JobState, after
 from sublet.notebook.batch.page import first_line
-from sublet.notebook.batch.preparing import (
+from sublet.notebook.batch.prepare import (
     code_cells,
     has_gpu_cells,
     read_notebook,

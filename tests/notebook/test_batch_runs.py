@@ -23,8 +23,8 @@ from sublet.cli import main
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.notebook.batch import detached
+from sublet.notebook.batch.job_states import JobState
 from sublet.notebook.batch.jobs import Job, JobSpec, find_job, make_job
-from sublet.notebook.batch.law import JobState
 from sublet.notebook.batch.progress import Progress
 from sublet.notebook.batch.runner import Runner
 from sublet.notebook.example import Neighbour

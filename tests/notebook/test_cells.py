@@ -142,7 +142,7 @@ def test_what_is_gone_here_is_gone_there_and_a_large_array_is_as_it_is_here(nb: 
 def test_a_transfer_that_takes_long_names_the_variable(nb: Notebook, tmp_path: Path) -> None:
     """Each of the two takes until its line is there."""
     nb.run(
-        "from sublet.notebook.front import StatusLine\nlines, publish = [], StatusLine._publish\n"
+        "from sublet.notebook.output import StatusLine\nlines, publish = [], StatusLine._publish\n"
         "def noted(*what, **more):\n    lines.append(what[2])\n"
         "    for word in ('sending', 'receiving'):\n"
         f"        if word + ' slow' in what[2]: open({str(tmp_path)!r} + '/' + word, 'w').close()\n"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sublet.notebook import counting, probing, spaces
+from sublet.notebook import counting, namespace_sync, probing
 from sublet.notebook.counting import TOO_MANY, has_too_many
 from sublet.state.transfer import codec
 from tests.notebook.crossing import Sides
@@ -67,7 +67,7 @@ def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     def few(value: Any, most: int = MOST) -> bool:
         return has_too_many(value, most)
 
-    monkeypatch.setattr(spaces, "has_too_many", few)
+    monkeypatch.setattr(namespace_sync, "has_too_many", few)
     monkeypatch.setattr(probing, "has_too_many", few)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sublet.errors import CapacityExceeded
-from sublet.notebook.front import CellFailed, Front, StatusLine, failed_cell
+from sublet.notebook.output import CellFailed, Front, StatusLine, failed_cell
 from sublet.notebook.status import CellBill, Finished, Running, Starting, Waiting
 
 

@@ -12,9 +12,9 @@ from sublet.client.model import Place
 from sublet.errors import CapacityExceeded, Disconnected, LeaseEnded, NotFound, StaleEpoch, SubletError
 from sublet.lease.value import LeaseEnd
 from sublet.node.supervisor.parking import STAND_NS
-from sublet.notebook import going_on
-from sublet.notebook.going_on import give_up, go_on, is_parked
+from sublet.notebook import resume
 from sublet.notebook.options import CellOptions
+from sublet.notebook.resume import give_up, go_on, is_parked
 from sublet.notebook.status import Suspended
 from sublet.values import NS_PER_S, EndReason, LeaseId, Tier
 
@@ -98,9 +98,9 @@ def test_a_lease_that_is_being_taken_is_waited_for_as_long_as_its_guests_may_tak
     def sleep(seconds: float) -> None:
         now_s[0] += seconds
 
-    monkeypatch.setattr(going_on, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep))
+    monkeypatch.setattr(resume, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep))
     lease: Any = Noticed()
-    going_on.wait_until_taken(lease)
+    resume.wait_until_taken(lease)
     assert is_parked(lease)
     assert now_s[0] < parked_s + 1
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from sublet.errors import OutOfMemory
-from sublet.notebook import guest_side, holding
-from sublet.notebook.handles import Handles
+from sublet.notebook import guest_persistence, guest_side
+from sublet.notebook.cell_io import Traffic
 from sublet.notebook.lodging import Lodged
 from sublet.notebook.namespace import Bound
+from sublet.notebook.namespace_sync import GUEST, NOTEBOOK, Space
 from sublet.notebook.options import CellOptions
 from sublet.notebook.reading import Reading
-from sublet.notebook.spaces import GUEST, NOTEBOOK, Space
-from sublet.notebook.traffic import Traffic
+from sublet.notebook.remote_values import Handles
 from tests.notebook.crossing import crossed
 
 
@@ -27,7 +27,7 @@ class Guest:
         monkeypatch.setattr(guest_side, "seen", lambda: self.space)
         monkeypatch.setattr(guest_side, "_bound", Bound(self.names))
         monkeypatch.setattr(guest_side, "_before", guest_side._Before(frozenset(), {}))
-        monkeypatch.setattr(holding, "_state", holding._State())
+        monkeypatch.setattr(guest_persistence, "_state", guest_persistence._State())
 
 
 @pytest.mark.parametrize("value", [[1, 2], (1, 2), {"n": 1}])
@@ -81,10 +81,10 @@ def test_a_cell_that_does_not_come_leaves_everything_as_it_was(monkeypatch: pyte
     found = Space(here, NOTEBOOK).outgoing(["a"])
     guest_side.place(found.parcels, (), frozenset("a"), frozenset("b"))
     assert guest.names == {"a": [1]}
-    was_running = holding._state.is_running
+    was_running = guest_persistence._state.is_running
     guest_side.given_up()
     assert guest.names == {"a": [1], "b": 5}
-    assert (was_running, holding._state.is_running) == (True, False)
+    assert (was_running, guest_persistence._state.is_running) == (True, False)
     assert guest_side.collect().parcels == []
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.errors import NotFound
-from sublet.notebook.shelf import WITHIN, Joined, Key, Part, Shelf, join
+from sublet.notebook.checkpoint import WITHIN, Joined, Key, Part, Shelf, join
 from sublet.state.checkpoints.store import FolderStore, verify
 from tests.notebook.test_shelf import part
 

@@ -13,20 +13,20 @@ import pytest
 
 from sublet.errors import LeaseEnded, LeaseRevoked, Unpicklable, WorkerLost
 from sublet.lease.value import LeaseEnd, rfc3339
-from sublet.notebook import holding
+from sublet.notebook import guest_persistence
 from sublet.notebook.batch.page import JobBill
 from sublet.notebook.bill import NotebookBill, since_end
-from sublet.notebook.going_on import wait_until_gone
-from sublet.notebook.handles import Handles
+from sublet.notebook.cell_io import Fate, _saved, fates_text
+from sublet.notebook.checkpoint import About, Shelf
+from sublet.notebook.end_messages import cannot_travel, process_lost, session_ended
 from sublet.notebook.interrupts import interrupts_wait
-from sublet.notebook.news import cannot_travel, process_lost, session_ended
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import FOLDER_VARIABLE, Owner, Volume, notebook_path, volume_name
 from sublet.notebook.probing import describe, probe
 from sublet.notebook.remote_value import RemoteValue
-from sublet.notebook.shelf import About, Shelf
+from sublet.notebook.remote_values import Handles
+from sublet.notebook.resume import wait_until_gone
 from sublet.notebook.status import CellBill
-from sublet.notebook.traffic import Fate, _saved, fates_text
 from sublet.state.checkpoints.store import FolderStore
 from sublet.values import MIB, EndReason, Epoch, LeaseId, valid_name
 from sublet.wire.http import BillLine
@@ -262,14 +262,14 @@ def test_a_notice_in_a_cell_is_answered_when_the_notebook_has_its_results(monkey
     asked: list[str] = []
     here = SimpleNamespace(is_saving_by_hand=False, ask_again=lambda: asked.append("again"))
     monkeypatch.setattr("sublet.compute.behind.current", lambda: here)
-    monkeypatch.setattr(holding, "_state", holding._State())
-    holding.begin(7, frozenset(), {}, None)
-    holding.checkpoint()
-    holding._state.is_running, holding._state.is_taken = False, False
-    holding.checkpoint()
+    monkeypatch.setattr(guest_persistence, "_state", guest_persistence._State())
+    guest_persistence.begin(7, frozenset(), {}, None)
+    guest_persistence.checkpoint()
+    guest_persistence._state.is_running, guest_persistence._state.is_taken = False, False
+    guest_persistence.checkpoint()
     assert asked == ["again", "again"]
-    holding.taken()
-    holding.checkpoint()
+    guest_persistence.taken()
+    guest_persistence.checkpoint()
     assert asked == ["again", "again"]
 
 
@@ -393,24 +393,24 @@ def test_a_volume_that_is_gone_is_taken_anew_though_its_lease_has_not_heard_of_i
 
 
 def test_an_interrupt_waits_for_a_save_that_has_begun() -> None:
-    guest, handles = Guest(KeyboardInterrupt(), holding.News(number=7)), Handles({})
+    guest, handles = Guest(KeyboardInterrupt(), guest_persistence.News(number=7)), Handles({})
     news, interrupted = _saved(guest, handles, CellOptions())  # type: ignore[arg-type]
     assert news.number == 7
     assert isinstance(interrupted, KeyboardInterrupt)
-    assert guest.asked == [holding.save, holding.look]
+    assert guest.asked == [guest_persistence.save, guest_persistence.look]
 
 
 def test_two_interrupts_do_not_wait_and_nobody_claims_to_know() -> None:
     guest, handles = Guest(KeyboardInterrupt(), KeyboardInterrupt()), Handles({})
     news, interrupted = _saved(guest, handles, CellOptions())  # type: ignore[arg-type]
-    assert news == holding.News()
+    assert news == guest_persistence.News()
     assert isinstance(interrupted, KeyboardInterrupt)
 
 
 def test_a_save_that_is_not_wanted_is_not_made() -> None:
-    guest = Guest(holding.News())
+    guest = Guest(guest_persistence.News())
     _saved(guest, Handles({}), CellOptions(saves=False))  # type: ignore[arg-type]
-    assert guest.asked == [holding.look]
+    assert guest.asked == [guest_persistence.look]
 
 
 def test_what_a_value_is_is_told_without_asking_it() -> None:

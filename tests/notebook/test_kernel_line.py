@@ -20,7 +20,7 @@ from sublet.client.office import ensure_office
 from sublet.compute.kernel_guest import KernelGuest
 from sublet.notebook import guest_side
 from sublet.notebook.kernel_line import KernelLine, Message
-from sublet.notebook.queued import has_queued
+from sublet.notebook.queued_cells import has_queued
 
 PATIENCE_S = 60.0
 
@@ -221,7 +221,7 @@ def test_a_called_cell_is_interrupted_by_its_name(kernel: KernelGuest, line: Ker
 def test_a_cell_alone_has_no_other_behind_it(line: KernelLine) -> None:
     """A notebook that runs as a job has its own kernel in a guest, and asks that whether more cells are queued."""
     shown = Shown()
-    asks = "from sublet.notebook.queued import has_queued\nprint(has_queued(get_ipython().kernel, running=1))"
+    asks = "from sublet.notebook.queued_cells import has_queued\nprint(has_queued(get_ipython().kernel, running=1))"
     line.execute(asks, shown)
     assert shown.text == "False\n"
 

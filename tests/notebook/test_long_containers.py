@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet.notebook.spaces import Space
+from sublet.notebook.namespace_sync import Space
 from sublet.state.checkpoints import object_groups
 from tests.notebook.crossing import Sides
 from tests.notebook.sides import Notebook, Other

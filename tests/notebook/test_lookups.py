@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from sublet.notebook.cells import explain
+from sublet.notebook.end_messages import unnamed
 from sublet.notebook.lookups import looked_up
-from sublet.notebook.news import unnamed
+from sublet.notebook.namespace_sync import NOTEBOOK, Space
 from sublet.notebook.reading import read_cell
-from sublet.notebook.spaces import NOTEBOOK, Space
 from tests.notebook.sides import Notebook
 
 pytestmark = pytest.mark.filterwarnings("ignore")

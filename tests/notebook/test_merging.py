@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet.notebook.merging import merge
+from sublet.notebook.in_place import merge
 
 
 @dataclass

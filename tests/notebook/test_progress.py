@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sublet.notebook.traffic import EVERY_S, SLOW_S, Progress, describe_names
+from sublet.notebook.cell_io import EVERY_S, SLOW_S, Progress, describe_names
 from tests.notebook.crossing import Sides
 
 HERE: dict[str, Any] = {"words": set(map(str, range(2000))), "x": np.zeros(1 << 17), "n": 3}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sublet.notebook.environment import Surroundings
 from sublet.notebook.random_state import (
     CudaGenerators,
     NumpyGenerator,
@@ -18,7 +19,6 @@ from sublet.notebook.random_state import (
     write_torch,
 )
 from sublet.notebook.settings import table
-from sublet.notebook.surroundings import Surroundings
 
 
 def test_python_is_read_without_drawing_and_goes_on_where_it_stood() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sublet.notebook.replaced import ReplacedAttributes, assigned_attributes
+from sublet.notebook.monkeypatches import ReplacedAttributes, assigned_attributes
 
 LIBRARY = """
 class Thing:

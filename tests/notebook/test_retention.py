@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.errors import CheckpointFailed
-from sublet.notebook.shelf import KEEP, SPARE, WITHIN, Part, Shelf, how_many, make_room
+from sublet.notebook.checkpoint import KEEP, SPARE, WITHIN, Part, Shelf, how_many, make_room
 from sublet.state.checkpoints.store import FolderStore, verify
 from sublet.values import MIB
 from tests.notebook.test_shelf import part

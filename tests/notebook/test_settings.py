@@ -23,10 +23,10 @@ from typing import Any
 
 import pytest
 
+from sublet.notebook.environment import Changes, Surroundings
 from sublet.notebook.import_hook import ImportHook, is_imported
 from sublet.notebook.settings import Kind, Setting, documented, library_settings, process, table, written
 from sublet.notebook.settings.table import ENTRY_POINTS
-from sublet.notebook.surroundings import Changes, Surroundings
 from tests.notebook.crossing import crossed
 
 DOCS = Path(__file__).parents[2] / "docs"

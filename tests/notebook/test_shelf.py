@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sublet.errors import CheckpointFailed
-from sublet.notebook import holding
-from sublet.notebook.shelf import About, Part, Shelf, key_of
+from sublet.notebook import guest_persistence
+from sublet.notebook.checkpoint import About, Part, Shelf, key_of
 from sublet.state.checkpoints.store import FolderStore, verify
 
 
@@ -157,12 +157,12 @@ def test_what_is_on_a_device_that_was_taken_is_named_and_the_rest_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As when the parking lease of a notebook's guest ends: its card cannot be read any more."""
-    state = holding._State()
+    state = guest_persistence._State()
     state.place, state.held = str(tmp_path), {name: About(name=name, cell=1) for name in ("weights", "table")}
     state.dirty, state.elsewhere = set(state.held), {"weights": True, "table": False}
-    monkeypatch.setattr(holding, "_state", state)
-    monkeypatch.setattr(holding, "devices_are_away", lambda: True)
-    news = holding._save({"weights": object(), "table": [1, 2]}, everything=False, note="notice")
+    monkeypatch.setattr(guest_persistence, "_state", state)
+    monkeypatch.setattr(guest_persistence, "devices_are_away", lambda: True)
+    news = guest_persistence._save({"weights": object(), "table": [1, 2]}, everything=False, note="notice")
     assert not news.failed
     assert set(shelf(tmp_path).found()) == {"device:table"}
     assert "not saved, for its device was taken: weights" in capsys.readouterr().err

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from sublet.notebook.front import failed_cell
+from sublet.notebook.checkpoint import About
+from sublet.notebook.namespace_sync import NOTEBOOK, Space
+from sublet.notebook.output import failed_cell
 from sublet.notebook.remote_value import RemoteValue
-from sublet.notebook.shelf import About
 from sublet.notebook.sources import Source, keep_sources, sources_of
-from sublet.notebook.spaces import NOTEBOOK, Space
 
 
 class Keeper:

@@ -246,7 +246,7 @@ def test_what_cannot_be_sent_costs_two_encodings_the_first_time_and_one_later(
         encoded.append(roots)
         return object_groups.encode_roots(*roots, **named)
 
-    monkeypatch.setattr("sublet.notebook.spaces.encode_roots", count)
+    monkeypatch.setattr("sublet.notebook.namespace_sync.encode_roots", count)
     with nb.at_home():
         first = nb.space.outgoing(nb.space.visible())
         assert first.stays == dict.fromkeys("abc", "a generator")

@@ -152,7 +152,7 @@ def test_a_notice_saves_what_no_cell_has_saved(nb: Notebook, home: Path) -> None
 
 
 CUT = """
-import sublet.errors, sublet.notebook.traffic as traffic
+import sublet.errors, sublet.notebook.cell_io as traffic
 saved = traffic._saved
 def cut(kernel, *rest):
     saved(kernel, *rest)

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet.notebook import surroundings
+from sublet.notebook import environment
+from sublet.notebook.environment import Changes, Surroundings
 from sublet.notebook.settings import Kind, Setting
-from sublet.notebook.surroundings import Changes, Surroundings
 from tests.notebook.crossing import crossed
 
 MODULES = {"always": "", "early": "early_library", "late": "late_library", "generator": "late_library"}
@@ -54,7 +54,7 @@ class Sides:
         self.rows = MODULES if rows is None else rows
         self.here, self.there = World(self.rows), World(self.rows)
         self.looked_at = self.here
-        monkeypatch.setattr(surroundings, "is_imported", lambda name: name in self.looked_at.imported)
+        monkeypatch.setattr(environment, "is_imported", lambda name: name in self.looked_at.imported)
         self.notebook = self._side(self.here, is_notebook=True)
         self.device: Surroundings
         self.new_device()

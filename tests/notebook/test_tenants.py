@@ -15,8 +15,8 @@ import sublet
 from sublet.cli import main
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
+from sublet.notebook.batch.job_states import JobState
 from sublet.notebook.batch.jobs import find_job
-from sublet.notebook.batch.law import JobState
 
 pytestmark = [
     pytest.mark.slow,  # real kernels: one second each

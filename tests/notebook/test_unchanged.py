@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet.notebook import groups, object_graphs, spaces
+from sublet.notebook import groups, namespace_sync, object_graphs
 from sublet.notebook.groups import snapshot
 from sublet.state.checkpoints import object_groups
 from sublet.state.transfer import codec
@@ -158,9 +158,9 @@ def test_twice_the_objects_are_at_most_so_much_more_work(kind: str) -> None:
 
 def test_a_large_group_that_is_unchanged_is_pickled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that only its encoding tells to be unchanged."""
-    monkeypatch.setattr(spaces, "graphs_of", lambda values: {})
+    monkeypatch.setattr(namespace_sync, "graphs_of", lambda values: {})
     monkeypatch.setattr(object_groups, "LARGE_BYTES", 1000)
-    monkeypatch.setattr(spaces, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(namespace_sync, "LARGE_BYTES", 1000)
     sides = Sides()
     sides.here.update(one=KINDS["instances"](200))
     sides.here.update(two=[sides.here["one"][7]])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sublet.errors import Unpicklable
-from sublet.notebook.merging import merge
+from sublet.notebook.in_place import merge
 from sublet.notebook.untouchable import Untouchable, module_names
 from tests.notebook import library
 from tests.notebook.module_digest import changed, digest
@@ -250,9 +250,9 @@ def test_a_logger_crosses_by_name_and_its_handlers_are_left_alone(other: Other) 
         """Another thread changes it while a transfer is planned."""
 
     live.memo["events"] = Changing([1])
-    from sublet.notebook import merging
+    from sublet.notebook import in_place
 
-    plan = merging.merge
+    plan = in_place.merge
     assert plan({"it": came}, {id(came["copy"]): original})[0]["it"] is came
     assert came["copy"] is original
     assert live.memo["events"] == [1]

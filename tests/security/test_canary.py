@@ -25,12 +25,12 @@ from hypothesis import strategies as st
 
 from sublet.errors import SubletError
 from sublet.node.by_descriptor import change, opened_folder
+from sublet.node.processes.lease_runtime import Tenancy
 from sublet.node.processes.limits import Limits
-from sublet.node.processes.tenancy import Tenancy
 from sublet.node.sandbox import Ids
 from sublet.node.sandbox.cleaning import remove_tree
 from sublet.node.storage import stores_work, volume_folder
-from sublet.node.storage.publishing_work import publish
+from sublet.node.storage.publish import publish
 from sublet.node.storage.store import count
 from sublet.node.storage.stores_work import StoreNote, make_blocks, put_away
 from sublet.node.storage.volume_folder import Place, collect, has_files, lay_out, sweep_staging

@@ -11,7 +11,7 @@ import pytest
 import sublet
 from sublet.compute import outcomes
 from sublet.errors import QuotaExceeded
-from sublet.node.processes.aside import HELD_MAX
+from sublet.node.processes.trash import HELD_MAX
 from sublet.values import MIB
 from tests.security.conftest import Place
 from tests.security.test_unleased import group_of, has

@@ -12,7 +12,7 @@ import pytest
 import sublet
 from sublet.client.home import runtime_dir
 from sublet.values import MIB
-from sublet.wire.tally import TALLY_BYTES
+from sublet.wire.usage_counters import TALLY_BYTES
 from tests.security.conftest import Place, going_by
 from tests.traces import until
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import sublet
 from sublet.client.home import runtime_dir
-from sublet.node.errands import ERRANDS_MAX
+from sublet.node.forked_jobs import ERRANDS_MAX
 from sublet.node.processes.procs import Procs
 from sublet.node.storage.stores_work import NOTE
 from tests.security.conftest import Place

@@ -18,8 +18,8 @@ from sublet.errors import LeaseInterrupt
 from sublet.guest import bootstrap
 from sublet.guest.bootstrap import EndOfLease
 from sublet.node.processes.cgroups import Groups
+from sublet.node.processes.lease_runtime import Tenancy
 from sublet.node.processes.limits import Limits
-from sublet.node.processes.tenancy import Tenancy
 from sublet.values import EndReason, Epoch, LeaseId, TenantId
 from sublet.wire.page import PageReader, PageView
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sublet.lease.shelf import Shelf
+from sublet.lease.node_volumes import Shelf
 from sublet.office.ledger import promises, volumes
 from sublet.office.ledger.records import LeaseRecord, ResourceRecord, SliceRecord
 from sublet.office.ledger.state import State

@@ -87,7 +87,7 @@ def test_a_notebook_is_read_without_a_grammar_of_addresses(tmp_path: Path) -> No
     path = tmp_path / "one.ipynb"
     cell = '{"cell_type": "code", "id": "a", "metadata": {}, "source": "1", "outputs": [], "execution_count": null}'
     path.write_text(f'{{"cells": [{cell}], "metadata": {{}}, "nbformat": 4, "nbformat_minor": 5}}')
-    words = f"from sublet.notebook.batch.preparing import read_notebook; read_notebook(Path({str(path)!r}))"
+    words = f"from sublet.notebook.batch.prepare import read_notebook; read_notebook(Path({str(path)!r}))"
     loaded = loaded_by(f"from pathlib import Path; {words}")
     assert {"nbformat", "jsonschema"} <= loaded
     assert "lark" not in loaded

@@ -21,7 +21,7 @@ from sublet import background
 from sublet.background import SHORTAGES
 from sublet.client.guest_watch import Watch
 from sublet.compute.calls import Pending
-from sublet.compute.housekeeper import Housekeeper
+from sublet.compute.completion_thread import Housekeeper
 from sublet.errors import CheckpointFailed
 from sublet.guest import serving
 from sublet.guest.checkpoints import Checkpoints
@@ -35,8 +35,8 @@ from sublet.state.replicated.worker import Worker
 from sublet.values import Epoch, LeaseId, NodeId
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service
-from sublet.wire.happenings import Happening, Over
 from sublet.wire.link import Link
+from sublet.wire.link_events import Happening, Over
 from sublet.wire.orders import Inventory
 from sublet.wire.page import PageReader, PageState, PageView, PageWriter
 
@@ -56,9 +56,9 @@ LOOPS: Final = {
     "cards": "tests.unit.node.agent.test_cards:test_a_look_that_fails_is_followed_by_another",
     "control_door": "tests.unit.office.api.test_control_door:test_it_answers_again_after_a_shortage",
     "cut_off": "tests.unit.node.agent.test_supervised:test_who_lost_rights_is_cut_off_in_the_end",
-    "data_door": "tests.unit.node.agent.test_doors:test_a_connection_that_cannot_be_accepted_waits_until_it_can",
+    "data_door": "tests.unit.node.agent.test_data_door:test_a_connection_that_cannot_be_accepted_waits_until_it_can",
     "data_door_connections": (
-        "tests.unit.node.agent.test_doors:test_who_comes_when_there_is_no_descriptor_to_hand_over_is_told_so"
+        "tests.unit.node.agent.test_data_door:test_who_comes_when_there_is_no_descriptor_to_hand_over_is_told_so"
     ),
     "durable": f"{HERE}:test_a_save_in_the_background_that_fails_is_raised_and_the_next_one_works",
     "guests": f"{HERE}:test_news_of_guests_are_heard_after_a_failure",

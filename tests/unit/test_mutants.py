@@ -131,7 +131,7 @@ def test_a_result_does_not_count_when_its_function_has_changed(tmp_path: Path) -
 
 
 def test_all_that_is_planted_in_sublet_is_another_program_and_has_a_name_of_its_own() -> None:
-    for name in ("lease/renewal.py", "client/keeper.py", "node/supervisor/predecessor.py"):
+    for name in ("lease/renewal.py", "client/renewal_thread.py", "node/supervisor/recovery.py"):
         source = (ROOT / "src/sublet" / name).read_text()
         found = mutants_of(name, source)
         assert {one.operator for one in found} >= OPERATORS.keys() - {"except", "call", "plus-minus"}, name

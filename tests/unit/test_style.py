@@ -35,7 +35,7 @@ EDGES: Final[dict[str, str]] = {
     "office/api/service.py": "what its handlers share",
     "office/api/bills.py": "its handlers",
     "office/api/leases.py": "its handlers",
-    "office/api/looking.py": "its handlers",
+    "office/api/listings.py": "its handlers",
     "office/api/office.py": "its handlers",
     "office/api/policy.py": "its handlers",
     "office/api/reservations.py": "its handlers",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sublet.client.asking import ask_block, ask_gpu, ask_memory
+from sublet.client.requests import ask_block, ask_gpu, ask_memory
 from sublet.errors import InvalidRequest
 from sublet.values import GIB, MIB, format_size, parse_memory, parse_size
 

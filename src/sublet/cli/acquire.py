@@ -28,8 +28,8 @@ from sublet.cli.parsing import (
 )
 from sublet.cli.parsing import name as valid
 from sublet.cli.show import Json, amount, epoch, seconds, where
-from sublet.client.core import Core, Hooks, new_request_id
 from sublet.client.model import Offer, Place
+from sublet.client.operations import Core, Hooks, new_request_id
 from sublet.clock import SystemClock
 from sublet.invocation import typed
 from sublet.values import Exclusivity, Kind, Tier

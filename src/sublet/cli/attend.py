@@ -23,7 +23,7 @@ from sublet.cli.terminal import Terminal, size_of
 from sublet.errors import SubletError
 from sublet.wire.channels import WINDOW
 from sublet.wire.conversation import Conversation
-from sublet.wire.happenings import Closed, Data, Event, Happening, Over
+from sublet.wire.link_events import Closed, Data, Event, Happening, Over
 
 if TYPE_CHECKING:
     from sublet.cli.terminal_filter import TerminalFilter

@@ -47,7 +47,7 @@ def read(body: bytes) -> Json:
 
 
 def is_older(refusal: SubletError) -> bool:
-    """Whether the other side refused this because it is older than what was said (``wire.later``)."""
+    """Whether the other side refused this because it is older than what was said (``wire.compat``)."""
     return isinstance(refusal, InvalidRequest) and " has no field " in refusal.message
 
 

@@ -19,9 +19,9 @@ from sublet.invocation import installing, typeable
 from sublet.values import NS_PER_S, Tier
 
 if TYPE_CHECKING:
-    from sublet.notebook.batch.asked import Asked
+    from sublet.notebook.batch.job_options import Asked
+    from sublet.notebook.batch.job_states import JobRecord
     from sublet.notebook.batch.jobs import Job
-    from sublet.notebook.batch.law import JobRecord
 
 STOPPED_WITHIN_S: Final = 30.0
 """How long `nb stop` waits unless it is told otherwise: a cell is interrupted, and the state is saved."""
@@ -296,7 +296,7 @@ def _copy(job: Job, target: Path) -> None:
 def _make_page(job: Job) -> None:
     """Of one that is not over: as far as it is."""
     from sublet.notebook.batch.page import page_of
-    from sublet.notebook.batch.preparing import read_notebook
+    from sublet.notebook.batch.prepare import read_notebook
 
     with contextlib.suppress(SubletError):
         page = page_of(read_notebook(job.executed), job.spec(), job.record(), None)
@@ -346,7 +346,7 @@ def _revived(job: Job) -> None:
 def _stopped(job: Job, within_s: float) -> JobRecord:
     import signal
 
-    from sublet.notebook.batch.law import Happening, after
+    from sublet.notebook.batch.job_states import Happening, after
 
     job.ask_to_stop()
     until = time.monotonic() + within_s
@@ -407,10 +407,10 @@ def made(
 ) -> Job:
     """The job, on disk. What cannot work is said before anything is written."""
     _needs_the_extra()
-    from sublet.notebook.batch.asked import Asked, from_cell
+    from sublet.notebook.batch.job_options import Asked, from_cell
     from sublet.notebook.batch.jobs import JobSpec, make_job
     from sublet.notebook.batch.page import written
-    from sublet.notebook.batch.preparing import (
+    from sublet.notebook.batch.prepare import (
         code_cells,
         has_gpu_cells,
         read_notebook,
@@ -464,7 +464,7 @@ def asked_for(
     no_wait: bool,
     smaller_ok: bool,
 ) -> Asked:
-    from sublet.notebook.batch.asked import Asked
+    from sublet.notebook.batch.job_options import Asked
 
     if no_wait and waiting is not None:
         raise UsageError("--wait and --no-wait contradict each other", do="Give one of them.")

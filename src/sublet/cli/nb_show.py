@@ -13,9 +13,9 @@ from sublet.cli.live import LiveLine
 from sublet.cli.show import Json, paint, plural, seconds, table, visible
 from sublet.errors import NotFound, SubletError
 from sublet.invocation import typeable
-from sublet.notebook.batch.asked import in_words
+from sublet.notebook.batch.job_options import in_words
+from sublet.notebook.batch.job_states import JobRecord
 from sublet.notebook.batch.jobs import Job
-from sublet.notebook.batch.law import JobRecord
 from sublet.notebook.batch.page import bill_parts, first_line
 from sublet.notebook.batch.progress import Progress
 
@@ -153,7 +153,7 @@ def one_for_people(job: Job) -> str:
 
 
 def _cells_of(job: Job) -> list[str]:
-    from sublet.notebook.batch.preparing import code_cells, read_notebook
+    from sublet.notebook.batch.prepare import code_cells, read_notebook
 
     lines = []
     with contextlib.suppress(SubletError):
@@ -180,7 +180,7 @@ def continued(job: Job) -> bytes:
     import nbformat
 
     from sublet.notebook.batch.page import written
-    from sublet.notebook.batch.preparing import read_notebook
+    from sublet.notebook.batch.prepare import read_notebook
 
     spec, record = job.spec(), job.record()
     if not record.checkpoint:

@@ -299,9 +299,9 @@ def _end_what_is_left(runtime: Path) -> None:
     if not office:  # it was killed before it had a guest
         return
     from sublet.node.processes.cgroups import Groups
-    from sublet.node.processes.notes import Notes
+    from sublet.node.processes.guest_records import Notes
     from sublet.node.processes.procs import Procs
-    from sublet.node.supervisor.predecessor import Sweep
+    from sublet.node.supervisor.recovery import Sweep
 
     groups = Groups.probe(office)
     try:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import threading
 
     from sublet.cli.live import LiveLine
-    from sublet.client.core import Hooks
     from sublet.client.lease import Lease
     from sublet.client.model import Place
+    from sublet.client.operations import Hooks
 
 SAY_WAITING_AFTER_S: Final = 1.0
 """Away from a terminal, a shorter wait is not worth a line."""
@@ -116,7 +116,7 @@ class Taken:
         from msgspec import to_builtins
 
         from sublet.cli.call import Office
-        from sublet.client.core import Core
+        from sublet.client.operations import Core
         from sublet.clock import SystemClock
         from sublet.values import LeaseId
 
@@ -183,7 +183,7 @@ def _take_patiently(direct: Direct, request: dict[str, Any]) -> Taken:
 
     from sublet.cli.call import Office
     from sublet.cli.live import LiveLine
-    from sublet.client.core import Core
+    from sublet.client.operations import Core
     from sublet.clock import SystemClock
     from sublet.wire.decoders import convert_to
     from sublet.wire.http import AcquireRequest, GrantAnswer
@@ -206,7 +206,7 @@ def _patient_hooks(line: LiveLine) -> Iterator[Hooks]:
     """What is said while one waits: to a person at once, to a log only if it lasts."""
     from sublet.background import start_timer
     from sublet.cli.acquire import offered, told
-    from sublet.client.core import Hooks
+    from sublet.client.operations import Hooks
 
     timer: threading.Timer | None = None
     since_s = time.monotonic()

@@ -25,20 +25,30 @@ from sublet.client.aio_driver import run_program
 from sublet.client.aio_keeper import AioKeeper
 from sublet.client.aio_lease import Lease, Leases
 from sublet.client.aio_transport import AioTransport
-from sublet.client.asking import Asked, Asking, Duration, RenewText, Size, ask_many, holder_name, holder_pid, policy_of
-from sublet.client.book import Book, is_held
 from sublet.client.clocks import client_clock
-from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
 from sublet.client.fabric import EXIT_PATIENCE_S, HELLO_TRIES, close_at_exit, closed_error, give_back_all, start_office
 from sublet.client.guest_watch import Watch
 from sublet.client.handle import LeaseFacts
-from sublet.client.held import Owed
 from sublet.client.home import was_ended
+from sublet.client.lease_entry import Owed
+from sublet.client.lease_table import Book, is_held
 from sublet.client.many import own_leases
 from sublet.client.model import Offer
+from sublet.client.operations import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
 from sublet.client.paths import valid_path
 from sublet.client.progress import QueueLine
 from sublet.client.queries import ENDS_WAIT_S, bill_path, check_versions, ends_asked, listing_path
+from sublet.client.requests import (
+    Asked,
+    Asking,
+    Duration,
+    RenewText,
+    Size,
+    ask_many,
+    holder_name,
+    holder_pid,
+    policy_of,
+)
 from sublet.client.steps import Program
 from sublet.client.transport import Transport
 from sublet.client.volumes import Attachable, Volume

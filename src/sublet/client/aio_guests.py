@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, Self
 
 from sublet.background import start_task
 from sublet.client import guests
-from sublet.client.answers import end_of
 from sublet.client.guests import Output, StdioText, attach, piece_of
 from sublet.client.line import connect_data
+from sublet.client.responses import end_of
 from sublet.client.volume_line import lend
 from sublet.errors import Disconnected, LeaseEnded, NotFound, SubletError
 from sublet.lease.value import ended_error
@@ -25,8 +25,8 @@ from sublet.values import EndReason, GuestId, LeaseId
 from sublet.wire.channels import WINDOW
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Attach, GuestView
-from sublet.wire.happenings import Closed, Data, Over
 from sublet.wire.http import TokenView
+from sublet.wire.link_events import Closed, Data, Over
 
 if TYPE_CHECKING:
     from sublet.client.handle import LoopLease

@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from sublet.background import Guard, start_task
-from sublet.client import errands
+from sublet.client import background_requests
 from sublet.client.aio_driver import run_program
 from sublet.client.aio_transport import AioStream, AioTransport
-from sublet.client.book import Book
-from sublet.client.core import Core
-from sublet.client.keeper import LISTEN_AFTER_S, LISTEN_AGAIN_S, LISTEN_LINGER_S, SILENCE_S
+from sublet.client.lease_table import Book
+from sublet.client.operations import Core
+from sublet.client.renewal_thread import LISTEN_AFTER_S, LISTEN_AGAIN_S, LISTEN_LINGER_S, SILENCE_S
 from sublet.client.sse import EventReader
 from sublet.client.steps import Program
 from sublet.clock import Clock
@@ -116,11 +116,11 @@ class AioKeeper:
 
     def _begin_what_is_due(self) -> None:
         self._wake.clear()
-        for program in errands.give_back_what_is_owed(self._core, self._book, self._book.to_give_back()):
+        for program in background_requests.give_back_what_is_owed(self._core, self._book, self._book.to_give_back()):
             self._begin(program)
         while (batch := self._book.collect()).attempts:
-            self._begin(errands.renew(self._core, self._book, batch))
-        for program in errands.say_all(self._core, self._book, self._book.words()):
+            self._begin(background_requests.renew(self._core, self._book, batch))
+        for program in background_requests.say_all(self._core, self._book, self._book.words()):
             self._begin(program)
         if self._book.live and (self._listening is None or self._listening.done()):
             self._listening = start_task("news", self._listen, again=True)
@@ -131,13 +131,13 @@ class AioKeeper:
         failures = 0
         while self._book.live:
             try:
-                stream = await self._transport.open_stream("/v1/events", errands.FLIGHT_S)
+                stream = await self._transport.open_stream("/v1/events", background_requests.FLIGHT_S)
             except Disconnected:
                 stream = None
             if stream is not None and stream.status == 200:
                 failures = 0
                 # What happened before the stream was open is not in it.
-                self._begin(errands.catch_up(self._core, self._book))
+                self._begin(background_requests.catch_up(self._core, self._book))
                 await self._hear(stream)
             if not self._book.live:
                 return
@@ -162,7 +162,7 @@ class AioKeeper:
                 heard_ns = self._clock.now_ns()
                 for event in reader.feed(raw):
                     if self._book.heard(event):
-                        self._begin(errands.catch_up(self._core, self._book))
+                        self._begin(background_requests.catch_up(self._core, self._book))
                 self._wake.set()
         except Disconnected:
             return

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, overload
 
-from sublet.client import errands
-from sublet.client.book import Book
+from sublet.client import background_requests
 from sublet.client.handle import DroppedLease, LoopFabric, LoopLease
-from sublet.client.held import Held
+from sublet.client.lease_entry import Held
+from sublet.client.lease_table import Book
 from sublet.client.many import LeaseSequence, could_not_release
 from sublet.client.model import LeaseChange, Notice
 from sublet.errors import SubletError
@@ -67,7 +67,7 @@ class Lease(LoopLease):
     async def renew(self, ttl: float | str | None = None) -> None:
         """Renew it now, due or not; see `sublet.Lease.renew`."""
         attempt = self._renewal_by_hand(ttl)
-        program = errands.renew_one(self._fabric._core, self._book, attempt, self._patience_s(attempt))
+        program = background_requests.renew_one(self._fabric._core, self._book, attempt, self._patience_s(attempt))
         self._renewed_by_hand(attempt, await self._fabric._run(program))
 
     async def release(self) -> None:

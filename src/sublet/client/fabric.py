@@ -20,21 +20,31 @@ from msgspec import structs
 
 from sublet.client import volumes
 from sublet.client.address import Address, find_address
-from sublet.client.asking import Asked, Asking, Duration, RenewText, Size, ask_many, holder_name, holder_pid, policy_of
-from sublet.client.book import Book, is_held
 from sublet.client.clocks import client_clock
-from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
 from sublet.client.driver import run_program
 from sublet.client.handle import Courier, LeaseFacts
-from sublet.client.held import Held, Owed
 from sublet.client.home import was_ended
-from sublet.client.keeper import Keeper
 from sublet.client.lease import Lease
+from sublet.client.lease_entry import Held, Owed
+from sublet.client.lease_table import Book, is_held
 from sublet.client.many import Leases, own_leases
 from sublet.client.model import Offer
+from sublet.client.operations import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
 from sublet.client.paths import valid_path
 from sublet.client.progress import QueueLine
 from sublet.client.queries import ENDS_WAIT_S, bill_path, check_versions, ends_asked, listing_path
+from sublet.client.renewal_thread import Keeper
+from sublet.client.requests import (
+    Asked,
+    Asking,
+    Duration,
+    RenewText,
+    Size,
+    ask_many,
+    holder_name,
+    holder_pid,
+    policy_of,
+)
 from sublet.client.steps import Call, Program, Reply
 from sublet.client.transport import Transport
 from sublet.client.volumes import Attachable, Volume

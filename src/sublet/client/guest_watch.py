@@ -12,7 +12,7 @@ from collections.abc import Callable
 from sublet.background import Guard, is_shortage, start_thread
 from sublet.errors import Disconnected
 from sublet.wire.conversation import Conversation
-from sublet.wire.happenings import Happening, Over
+from sublet.wire.link_events import Happening, Over
 
 _LOOK_AGAIN_MS = 5_000
 """A wait stands still while the machine sleeps."""

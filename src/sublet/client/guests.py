@@ -45,7 +45,7 @@ from sublet.wire.guests import (
     Start,
     Started,
 )
-from sublet.wire.happenings import Closed, Data, Event, Happening, Over
+from sublet.wire.link_events import Closed, Data, Event, Happening, Over
 from sublet.wire.zygote import WARM_WITHIN_S, Warm
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ def start_spec(lease: LeaseHandle, spec: GuestSpec, *, busy: bool = True, volume
 
 def end_known_to_office(lease: LeaseHandle) -> LeaseEnd | None:
     """How the lease has ended; the supervisor may know that it has before we do: an operator ends both at once."""
-    from sublet.client.answers import end_of  # the parts for a bare machine do without what it needs
+    from sublet.client.responses import end_of  # the parts for a bare machine do without what it needs
 
     with contextlib.suppress(SubletError):
         if (end := lease._fabric.lease(lease.id).end) is not None:

@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, assert_never
 
 from sublet.background import start_thread
-from sublet.client.answers import end_of
-from sublet.client.book import Book
-from sublet.client.core import REQUEST_TIMEOUT_S, Core
-from sublet.client.held import Held, Owed
+from sublet.client.lease_entry import Held, Owed
+from sublet.client.lease_table import Book
 from sublet.client.model import LeaseChange, LeasedDevice, Notice
+from sublet.client.operations import REQUEST_TIMEOUT_S, Core
+from sublet.client.responses import end_of
 from sublet.client.steps import Program
 from sublet.clock import Clock
 from sublet.errors import (
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sublet.client.address import Address
     from sublet.client.aio_keeper import AioKeeper
     from sublet.client.guest_watch import Watch
-    from sublet.client.keeper import Keeper
+    from sublet.client.renewal_thread import Keeper
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
-from sublet.client import errands
-from sublet.client.book import Book
+from sublet.client import background_requests
 from sublet.client.handle import DroppedLease, FabricLink, LeaseHandle
-from sublet.client.held import Held
+from sublet.client.lease_entry import Held
+from sublet.client.lease_table import Book
 from sublet.client.model import LeaseChange, Notice
 from sublet.errors import SubletError
 from sublet.lease.holder import Holder
@@ -78,7 +78,7 @@ class Lease(LeaseHandle):
         renewal may be asked again.
         """
         attempt = self._renewal_by_hand(ttl)
-        program = errands.renew_one(self._fabric._core, self._book, attempt, self._patience_s(attempt))
+        program = background_requests.renew_one(self._fabric._core, self._book, attempt, self._patience_s(attempt))
         self._renewed_by_hand(attempt, self._fabric._run(program))
 
     def release(self) -> None:
@@ -280,7 +280,7 @@ class Lease(LeaseHandle):
 
     def send_renewal(self, attempt: Attempt) -> Outcome:
         """Send one renewal and say what came of it."""
-        program = errands.renew_one(self._fabric._core, self._book, attempt, self._patience_s(attempt))
+        program = background_requests.renew_one(self._fabric._core, self._book, attempt, self._patience_s(attempt))
         return self._fabric._run(program)
 
     def _take_events(self, changes: queue.SimpleQueue[LeaseChange]) -> Iterator[LeaseChange]:

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar, overload
 
 from sublet.client.handle import FabricLink, LeaseFacts
-from sublet.client.held import Held
 from sublet.client.lease import Lease
+from sublet.client.lease_entry import Held
 from sublet.errors import InvalidRequest, SubletError
 from sublet.values import shown
 

@@ -8,11 +8,11 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from sublet.client.asking import ask_block
-from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks
 from sublet.client.handle import LeaseFacts
-from sublet.client.held import Owed
+from sublet.client.lease_entry import Owed
+from sublet.client.operations import REQUEST_TIMEOUT_S, Core, Grant, Hooks
 from sublet.client.queries import listing_path
+from sublet.client.requests import ask_block
 from sublet.client.steps import Program
 from sublet.errors import InvalidRequest, NotFound, Unauthorized
 from sublet.lease.states import VolumeState

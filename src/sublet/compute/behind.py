@@ -3,8 +3,8 @@ middle of a cell, and the class of a kernel whose interrupts work as in a guest'
 
 from __future__ import annotations
 
-from sublet.guest.afterwards import afterwards
 from sublet.guest.current import current
+from sublet.guest.deferred import afterwards
 from sublet.guest.interrupts import kernel_class
 from sublet.guest.within import answer_calls, run_cell
 

@@ -26,9 +26,9 @@ from typing import Any, Final
 
 from sublet.errors import CapacityExceeded, Disconnected
 from sublet.wire.frames import close_all
-from sublet.wire.happenings import Event, Happening, Over, Refused, Replied
 from sublet.wire.line import Line
 from sublet.wire.link import Link
+from sublet.wire.link_events import Event, Happening, Over, Refused, Replied
 from sublet.wire.log_records import load_log_record
 from sublet.wire.work import Asked, Board, Message, ResultBuffer, Said, Told, pack, unpack
 

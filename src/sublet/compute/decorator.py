@@ -23,11 +23,11 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterat
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
 
 from sublet.background import start_thread
-from sublet.client.asking import Duration, ExclusivityText, Size, TierText
+from sublet.client.requests import Duration, ExclusivityText, Size, TierText
 from sublet.compute.options import Calls, options_of
 from sublet.compute.worker_guest import Options
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, NotFound, StaleEpoch
-from sublet.guest.desk import is_worker
+from sublet.guest.main_thread import is_worker
 from sublet.values import NS_PER_S, parse_duration_ns, shown
 
 if TYPE_CHECKING:

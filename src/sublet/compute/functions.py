@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from sublet.background import start_thread
-from sublet.compute.kept import LENT_MIN, Kept, Lent, lent_memory
+from sublet.compute.buffer_cache import LENT_MIN, Kept, Lent, lent_memory
 from sublet.errors import InvalidRequest, Unpicklable, Unsupported
 from sublet.guest.cargo import Cargo, Stowed, encode, stow
 from sublet.wire.frames import close_all

@@ -17,9 +17,9 @@ from sublet.compute.workers import Job, Worker
 from sublet.errors import SubletError
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import GuestSpec, Service, StdioKind
-from sublet.wire.happenings import Refused
 from sublet.wire.jupyter import KERNEL_ENTRY, KERNEL_IMPORTS
 from sublet.wire.line import Line
+from sublet.wire.link_events import Refused
 from sublet.wire.work import Flag, unpack
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from sublet.guest.cargo import load, unstow
 from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.values import EndReason, LeaseId
 from sublet.wire.frames import close_all
-from sublet.wire.happenings import Refused, Replied
+from sublet.wire.link_events import Refused, Replied
 from sublet.wire.page import ended_error
-from sublet.wire.shared import take_over
+from sublet.wire.sealed_memory import take_over
 from sublet.wire.work import Flag, Said, Told, unpack
 
 

@@ -30,7 +30,7 @@ from sublet.compute.worker_guest import Options
 from sublet.compute.workers import Job, Worker, workers_of
 from sublet.devices.primary_contexts import contexts, loaded_driver
 from sublet.errors import CallTimeout, InvalidRequest, LeaseEnded, SubletError
-from sublet.guest.desk import is_worker
+from sublet.guest.main_thread import is_worker
 from sublet.values import NS_PER_S, Kind, format_duration, shown
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from sublet.wire.device import (
     Sync,
 )
 from sublet.wire.frames import close_all
-from sublet.wire.shared import write_shared
+from sublet.wire.sealed_memory import write_shared
 
 if TYPE_CHECKING:
     from sublet.client.lease import Lease

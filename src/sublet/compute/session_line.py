@@ -20,7 +20,7 @@ from sublet.wire.conversation import Conversation
 from sublet.wire.device import DeviceCall, DeviceReply
 from sublet.wire.frames import close_all
 from sublet.wire.guests import GuestSpec, GuestView, Service, StdioKind
-from sublet.wire.happenings import Happening, Over, Refused, Replied
+from sublet.wire.link_events import Happening, Over, Refused, Replied
 
 if TYPE_CHECKING:
     from sublet.client.lease import Lease

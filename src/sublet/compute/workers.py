@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sublet.client.line import open_line
+from sublet.compute.buffer_cache import Kept
 from sublet.compute.calls import Exchange, Pending
+from sublet.compute.completion_thread import Housekeeper
 from sublet.compute.functions import Functions, Peer, is_library
-from sublet.compute.housekeeper import Housekeeper
-from sublet.compute.kept import Kept
 from sublet.compute.outcomes import read
 from sublet.compute.worker_guest import Options, end_worker, parked_worker, start_worker, why_lost
 from sublet.errors import Disconnected, SubletError

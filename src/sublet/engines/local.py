@@ -34,7 +34,7 @@ from sublet.engines.shared_folder import listen_for_all, prepare
 from sublet.errors import InvalidRequest, NotFound, Unauthorized, Unsupported
 from sublet.lease.states import SliceState
 from sublet.lease.token import TokenClaims
-from sublet.node.agent.doors import Door, Visitor
+from sublet.node.agent.data_door import Door, Visitor
 from sublet.node.agent.health import Cards, has_cards
 from sublet.node.agent.inventory import LOCAL_NODE, card_of, machine_inventory, parse_host_gpus
 from sublet.node.agent.limits import block_bytes, disk_bytes, offer_again

@@ -12,7 +12,7 @@ import os
 import threading
 from types import TracebackType
 
-from sublet.wire.tally import TALLY_VARIABLE, TallyFile
+from sublet.wire.usage_counters import TALLY_VARIABLE, TallyFile
 
 
 class AtWork:

@@ -51,7 +51,7 @@ from sublet.guest.program import __file__ as program_file
 from sublet.wire.cards import COUNT_VARIABLE
 from sublet.wire.page import PageReader, PageState
 from sublet.wire.page import __file__ as page_file
-from sublet.wire.tally import TALLY_VARIABLE, TallyFile
+from sublet.wire.usage_counters import TALLY_VARIABLE, TallyFile
 from sublet.wire.zygote import LEASE_ENDED
 
 SAVING_S: Final = 600.0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 from sublet.errors import InvalidRequest, LeaseInterrupt, NotFound, SubletError
 from sublet.guest.answers import Answer, fault, raised, told_error
 from sublet.guest.cargo import encode, lifted, load, unstow
-from sublet.guest.desk import CANCELLED, Desk
+from sublet.guest.main_thread import CANCELLED, Desk
 from sublet.wire.frames import close_all
 from sublet.wire.work import BEGUN, RESULT_MAX, WITHHELD, Asked, Board, Flag, ResultBuffer, Said, Told, Where, pack
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
-from sublet.guest.tally import VRAM_VARIABLE
+from sublet.guest.usage_counters import VRAM_VARIABLE
 from sublet.wire.orders import card_uuid
 
 _TORCH: Final = "torch"

@@ -22,8 +22,8 @@ from typing import Any, Final, NamedTuple, Protocol
 from sublet.errors import InvalidRequest, OutOfMemory, SubletError, Unpicklable, Unsupported
 from sublet.state.transfer.memory import lending, raw_view
 from sublet.wire.frames import close_all
-from sublet.wire.lasting import Lasting, map_lent
-from sublet.wire.shared import map_shared, write_shared
+from sublet.wire.persistent_memory import Lasting, map_lent
+from sublet.wire.sealed_memory import map_shared, write_shared
 from sublet.wire.work import INLINE_MAX, LARGE_BYTES, PIECES_MAX, Piece, Said, Where
 
 FDS_OF_ONE: Final = 12

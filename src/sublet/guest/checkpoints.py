@@ -24,8 +24,8 @@ from sublet.values import EndReason, Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.page import PageReader, PageState
 from sublet.wire.refusals import Refusal, error_of
-from sublet.wire.tally import TALLY_VARIABLE, TallyFile
 from sublet.wire.unix import connect_waiting
+from sublet.wire.usage_counters import TALLY_VARIABLE, TallyFile
 from sublet.wire.volumes import (
     MESSAGE_MAX,
     PUBLISH_VARIABLE,

@@ -24,17 +24,17 @@ from sublet.guest.inbox import Inbox
 from sublet.guest.launch_counter import is_counting
 from sublet.guest.serving import start_serving
 from sublet.guest.session import Session
-from sublet.guest.tally import LeaseAccounts, SharedAccount
+from sublet.guest.usage_counters import LeaseAccounts, SharedAccount
 from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.conversation import Conversation
 from sublet.wire.device import INLINE_MAX, Batch, CloseSession, DeviceCall, OpenSession, Read, SessionOpened
 from sublet.wire.frames import close_all
 from sublet.wire.guests import Service, Visit
-from sublet.wire.happenings import Called, Over
+from sublet.wire.link_events import Called, Over
 from sublet.wire.orders import card_uuid
 from sublet.wire.page import PageReader
-from sublet.wire.shared import SHARED_MAX, SharedBuffer, map_shared
+from sublet.wire.sealed_memory import SHARED_MAX, SharedBuffer, map_shared
 
 WAIT_S: Final = 60.0
 """Between two looks at a connection on which nothing is said."""

@@ -24,10 +24,10 @@ from typing import Any, Final, TypeVar
 from sublet.errors import LeaseInterrupt, Unsupported
 from sublet.guest.caps import cap_torch
 from sublet.guest.current import PAGE_VARIABLE
-from sublet.guest.desk import Desk
 from sublet.guest.inbox import Inbox
 from sublet.guest.interrupts import kernel_class
 from sublet.guest.launch_counter import flush_launches
+from sublet.guest.main_thread import Desk
 from sublet.guest.serving import start_serving
 from sublet.guest.streams import Speech, SpokenRecords
 from sublet.guest.within import kernels
@@ -36,8 +36,8 @@ from sublet.values import MIB
 from sublet.wire.channels import WINDOW
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service, Visit
-from sublet.wire.happenings import Closed, Credit, Data, Happening, Opened, Over
 from sublet.wire.jupyter import CHANNELS, Messages, pack_message
+from sublet.wire.link_events import Closed, Credit, Data, Happening, Opened, Over
 from sublet.wire.page import PageReader, PageState
 
 T = TypeVar("T")

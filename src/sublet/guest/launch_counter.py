@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from sublet.background import start_thread
-from sublet.guest.tally import LeaseAccounts, SharedAccount
+from sublet.guest.usage_counters import LeaseAccounts, SharedAccount
 
 _KINDS: Final = (3, 10)
 """Records of kernels: CUPTI_ACTIVITY_KIND_KERNEL, CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL."""

@@ -12,21 +12,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from sublet.errors import InvalidRequest, LeaseEnded, LeaseInterrupt, SubletError
-from sublet.guest.afterwards import answering
 from sublet.guest.answers import Answer, fault
 from sublet.guest.at_work import at_work
 from sublet.guest.calls import Calls, introduce
 from sublet.guest.current import end_of
-from sublet.guest.desk import Desk
+from sublet.guest.deferred import answering
 from sublet.guest.launch_counter import flush_launches
+from sublet.guest.main_thread import Desk
 from sublet.guest.streams import Speech, SpokenRecords
 from sublet.values import EndReason
 from sublet.wire.conversation import Conversation
 from sublet.wire.frames import close_all
 from sublet.wire.guests import Visit
-from sublet.wire.happenings import Called, Event, Over
 from sublet.wire.line import Line
 from sublet.wire.link import Link
+from sublet.wire.link_events import Called, Event, Over
 from sublet.wire.page import PageReader, PageState
 from sublet.wire.work import Asked, Board, Flag, ResultBuffer, Said, Told, numbers_in, pack, unpack
 

@@ -12,8 +12,8 @@ import sys
 
 from sublet.guest.caps import cap_torch
 from sublet.guest.current import PAGE_VARIABLE, own_device
-from sublet.guest.desk import Desk
 from sublet.guest.inbox import Inbox
+from sublet.guest.main_thread import Desk
 from sublet.guest.serving import start_serving
 from sublet.guest.streams import Speech, take_over
 from sublet.guest.work import Worker

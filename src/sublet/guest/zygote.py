@@ -30,14 +30,14 @@ from typing import Final, NoReturn
 
 from sublet.errors import InvalidRequest, SubletError, Unsupported
 from sublet.guest import bootstrap
-from sublet.guest.become import NOT_STARTED, become
+from sublet.guest.after_fork import NOT_STARTED, become
 from sublet.guest.ending import end_forked, keep_finalizers_back
 from sublet.guest.program import Program
-from sublet.guest.proof import find_fault
+from sublet.guest.zygote_checks import find_fault
 from sublet.wire.codec import dumps, loads
 from sublet.wire.frames import close_all
-from sublet.wire.happenings import Called, Over
 from sublet.wire.link import Link
+from sublet.wire.link_events import Called, Over
 from sublet.wire.sockets import receive_some, send_some
 from sublet.wire.zygote import FORK_FDS, LATER, OPTIONAL, Discarded, Fork, Forked, Ready, Stamp
 

@@ -46,7 +46,7 @@ from sublet.errors import (
 )
 from sublet.invocation import installing
 from sublet.values import format_size, parse_memory, shown
-from sublet.wire.tally import TALLY_VARIABLE, TallyFile
+from sublet.wire.usage_counters import TALLY_VARIABLE, TallyFile
 
 if TYPE_CHECKING:
     import wasmtime

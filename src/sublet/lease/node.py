@@ -22,9 +22,9 @@ from typing import Final, assert_never
 from sublet.lease.expiring import Expiring
 from sublet.lease.fence import FenceTable, Live, is_exclusive, same_hardware
 from sublet.lease.hardware import Hardware
+from sublet.lease.node_volumes import Shelf
 from sublet.lease.parking import ParkingLot
-from sublet.lease.repeats import Repeats
-from sublet.lease.shelf import Shelf
+from sublet.lease.retransmit import Repeats
 from sublet.lease.teardown import Bounds, Teardown
 from sublet.lease.teardowns import Teardowns
 from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId

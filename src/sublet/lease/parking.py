@@ -24,7 +24,7 @@ from typing import Final
 from sublet.lease.fence import FenceTable, Live
 from sublet.lease.hardware import Hardware
 from sublet.lease.policy import lead_ns
-from sublet.lease.repeats import Repeats
+from sublet.lease.retransmit import Repeats
 from sublet.lease.teardowns import Teardowns
 from sublet.values import GIB, NS_PER_S, EndReason, Epoch, LeaseId, NodeId
 from sublet.wire.orders import Grant, Notify, Parkable, Parking, Report

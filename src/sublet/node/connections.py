@@ -13,9 +13,9 @@ from typing import Final
 from sublet.background import is_shortage
 from sublet.errors import Disconnected, SubletError
 from sublet.node.loop import READ, WRITE, Loop, NotRead, confess, reading
-from sublet.node.unread import UNREAD_LEAST_BYTES, Unread
-from sublet.wire.happenings import Happening, Over
+from sublet.node.output_budget import UNREAD_LEAST_BYTES, Unread
 from sublet.wire.link import Link
+from sublet.wire.link_events import Happening, Over
 from sublet.wire.sockets import receive_some, send_some
 
 AGAIN_S: Final = 0.2

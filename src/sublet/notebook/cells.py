@@ -27,6 +27,7 @@ from sublet.errors import (
 )
 from sublet.notebook.additions import Additions
 from sublet.notebook.bill import NotebookBill, bill_in_the_end
+from sublet.notebook.cell_io import Placing, Traffic, fates_text, number_of
 from sublet.notebook.cell_terms import (
     Ran,
     as_numbered,
@@ -39,8 +40,27 @@ from sublet.notebook.cell_terms import (
     with_terms_of,
     with_what_is_free,
 )
-from sublet.notebook.front import SILENT, Front, Hints, StatusLine, failed_cell, say
-from sublet.notebook.going_on import (
+from sublet.notebook.end_messages import RERUN, process_lost, session_ended, unnamed, what_ended
+from sublet.notebook.environment import Surroundings
+from sublet.notebook.guest_side import be_plain
+from sublet.notebook.import_hook import Ahead
+from sublet.notebook.in_place import can_change
+from sublet.notebook.in_use import TASK, THREAD, in_use
+from sublet.notebook.interrupts import Interrupts, interrupts_wait
+from sublet.notebook.kernel_line import LOOK_S, Between, KernelLine, Message
+from sublet.notebook.lending import Lender
+from sublet.notebook.lookups import looked_up
+from sublet.notebook.monkeypatches import ReplacedAttributes
+from sublet.notebook.namespace_sync import NOTEBOOK, Space
+from sublet.notebook.on_demand import MESSAGE
+from sublet.notebook.options import CellOptions
+from sublet.notebook.output import SILENT, Front, Hints, StatusLine, failed_cell, say
+from sublet.notebook.ownership import Owner
+from sublet.notebook.queued_cells import QueuedCells
+from sublet.notebook.reading import Reading, read_cell
+from sublet.notebook.remote_value import RemoteValue
+from sublet.notebook.remote_values import Handles, Restored
+from sublet.notebook.resume import (
     GAVE_WAY,
     give_up,
     go_on,
@@ -49,27 +69,7 @@ from sublet.notebook.going_on import (
     wait_until_gone,
     wait_until_taken,
 )
-from sublet.notebook.guest_side import be_plain
-from sublet.notebook.handles import Handles, Restored
-from sublet.notebook.import_hook import Ahead
-from sublet.notebook.in_use import TASK, THREAD, in_use
-from sublet.notebook.interrupts import Interrupts, interrupts_wait
-from sublet.notebook.kernel_line import LOOK_S, Between, KernelLine, Message
-from sublet.notebook.lending import Lender
-from sublet.notebook.lookups import looked_up
-from sublet.notebook.merging import can_change
-from sublet.notebook.news import RERUN, process_lost, session_ended, unnamed, what_ended
-from sublet.notebook.on_demand import MESSAGE
-from sublet.notebook.options import CellOptions
-from sublet.notebook.ownership import Owner
-from sublet.notebook.queued import QueuedCells
-from sublet.notebook.reading import Reading, read_cell
-from sublet.notebook.remote_value import RemoteValue
-from sublet.notebook.replaced import ReplacedAttributes
-from sublet.notebook.spaces import NOTEBOOK, Space
 from sublet.notebook.status import CellBill, Ended, Finished, Notices, Offered, Starting, Waiting
-from sublet.notebook.surroundings import Surroundings
-from sublet.notebook.traffic import Placing, Traffic, fates_text, number_of
 from sublet.values import GIB, NS_PER_S, EndReason, Exclusivity, Tier, format_size
 from sublet.wire.http_views import SESSION_LABEL
 

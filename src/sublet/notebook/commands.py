@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, SubletError
 from sublet.notebook import options
+from sublet.notebook.cell_io import fates_text, number_of
 from sublet.notebook.remote_value import RemoteValue, clock_time
-from sublet.notebook.traffic import fates_text, number_of
 from sublet.values import NS_PER_S, format_duration, format_size
 
 if TYPE_CHECKING:
     from sublet.notebook.cells import Cells
+    from sublet.notebook.checkpoint import Shelf
     from sublet.notebook.ownership import Volume
-    from sublet.notebook.shelf import Shelf
 
 
 class Command(NamedTuple):

@@ -14,18 +14,18 @@ from typing import Any, Final, NamedTuple
 
 from sublet.compute.behind import afterwards, run_cell
 from sublet.errors import Unpicklable
-from sublet.notebook import holding, on_demand
+from sublet.notebook import guest_persistence, on_demand
 from sublet.notebook.counting import has_too_many
+from sublet.notebook.environment import Changes, Surroundings
 from sublet.notebook.home import HomeRules
+from sublet.notebook.in_place import can_change
 from sublet.notebook.in_use import CALLBACK, TASK, THREAD, in_use
 from sublet.notebook.in_use import NOTHING as NOTHING_USED
 from sublet.notebook.lodging import Lodged, Word
-from sublet.notebook.merging import can_change
 from sublet.notebook.namespace import Bound, Heard, Said, visible_among
+from sublet.notebook.namespace_sync import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
 from sublet.notebook.parcels import NO_WORD
 from sublet.notebook.sources import Source, compiler_flags, keep_sources, set_compiler_flags
-from sublet.notebook.spaces import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
-from sublet.notebook.surroundings import Changes, Surroundings
 from sublet.state.checkpoints.object_groups import encode_roots
 
 RESULT_BYTES: Final = 1 << 20
@@ -112,7 +112,7 @@ def place(
         taken = space.take(parcels, gone, afterwards=afterwards)
     _bound.noted(space.names, (*taken.changed, *taken.rebound, *gone))
     _check(taken)
-    _bound.noted(space.names, holding.prepare(space, handles, alive))
+    _bound.noted(space.names, guest_persistence.prepare(space, handles, alive))
     reads = reads | handles.keys() if handles else reads
     steady = _heard_steady.hear(steady) if isinstance(steady, Said) else steady
     hidden = (space.visible() - reads - steady) | (binds - reads)
@@ -124,7 +124,7 @@ def place(
     _results.clear()
     _before = _Before(reads, aside, number, deletes, is_open=True, unders=binds & LAST_RESULTS)
     _bound.noted(space.names, (*aside, *deletes, *old))
-    holding.begin(number, reads, _bound, room, around)
+    guest_persistence.begin(number, reads, _bound, room, around)
     shell = sys.modules["IPython"].get_ipython() if number else None
     if shell is not None:
         shell.execution_count = number
@@ -168,7 +168,7 @@ def place_fetched(
     _bound.noted(space.names, (*taken.changed, *taken.rebound, *back, *held))
     aside = {name: value for name, value in _before.aside.items() if name not in names and name not in held}
     _before = _before._replace(reads=_before.reads | names | held.keys(), aside=aside)
-    holding.read_as_well(names, handles.values())
+    guest_persistence.read_as_well(names, handles.values())
     _check(taken)
     on_demand.answer()
     return taken
@@ -198,7 +198,7 @@ def given_up() -> None:
     """It does not come after all."""
     on_demand.end()
     _put_back(seen())
-    holding.rest()
+    guest_persistence.rest()
 
 
 def _check(taken: Taken) -> None:
@@ -247,17 +247,19 @@ def _collected(space: Space, every: set[str], only: frozenset[str] | None, room:
     gone = [name for name in _before.reads | _before.deletes if name not in space.names]
     _put_back(space)
     if only is not None:
-        found = space.outgoing(only, new=only, room=room, stuck=holding.stuck(), held=holding.whys())
+        found = space.outgoing(
+            only, new=only, room=room, stuck=guest_persistence.stuck(), held=guest_persistence.whys()
+        )
         found.gone = ()
-        holding.finish(space, found.stays, found.names)
+        guest_persistence.finish(space, found.stays, found.names)
         return found
-    whys = holding.whys()
+    whys = guest_persistence.whys()
     reads = _before.reads - LAST_RESULTS
     is_any = bool(reads or rebound or whys)
     in_use_now = in_use(space.names, can_change) if is_any else NOTHING_USED
     used = in_use_now.changing
     back = {name for name, why in whys.items() if why in IN_USE and name not in used}
-    stuck = {name: why for name, why in holding.stuck().items() if name not in rebound | back}
+    stuck = {name: why for name, why in guest_persistence.stuck().items() if name not in rebound | back}
     rebound |= back & space.names.keys()
     wanted = reads | rebound
     wanted |= space.names_with_new_gradients(wanted)
@@ -272,11 +274,11 @@ def _collected(space: Space, every: set[str], only: frozenset[str] | None, room:
         room=room,
         stuck=stuck,
         staying=running,
-        held=holding.whys(),
+        held=guest_persistence.whys(),
         used=in_use_now,
     )
     found.gone = tuple(sorted({*found.gone, *gone}))
-    holding.finish(space, found.stays, {*found.names, *found.gone})
+    guest_persistence.finish(space, found.stays, {*found.names, *found.gone})
     space.sent(found)
     return found
 

@@ -17,8 +17,8 @@ from typing import Any, Final, Protocol
 from sublet.errors import Disconnected, SubletError
 from sublet.notebook.interrupts import Interrupts
 from sublet.wire.conversation import Conversation
-from sublet.wire.happenings import Closed, Data, Happening, Over
 from sublet.wire.jupyter import CHANNELS, Messages, pack_message
+from sublet.wire.link_events import Closed, Data, Happening, Over
 
 Message = dict[str, Any]
 """A message of the Jupyter protocol: ``header``, ``parent_header``, ``metadata``, ``content``, ``buffers``."""

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sublet.errors import InvalidRequest, NotFound, Unsupported
 from sublet.invocation import installing
+from sublet.notebook.error_display import said_plainly
 from sublet.notebook.options import parse_line
-from sublet.notebook.plain import said_plainly
 from sublet.notebook.routing import MAGIC, routed
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from sublet.state.transfer.pages import process_pages
 from sublet.state.transfer.sealed import is_sealed
 from sublet.state.transfer.shared_arrays import is_same, separate
 from sublet.values import MIB
-from sublet.wire.lasting import Lasting
+from sublet.wire.persistent_memory import Lasting
 
 LODGED_MIN: Final = 16 * MIB
 """Smaller arrays go as any other: they are copied in no time."""

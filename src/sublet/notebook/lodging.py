@@ -1,9 +1,9 @@
 """Shared memory, made by the notebook, in which its large arrays live on the device.
 
-The notebook's side fills a file of lasting memory (``wire.lasting``) with an array and lends it; on the device the
-array *is* that memory. When it has changed here, it is filled into another such file, once more for both sides at the
-same time: there the two change places, and the first is free for the next. When it has changed there, it is copied from
-where it lies. So it costs one copy each way, in memory that has long been there.
+The notebook's side fills a file of lasting memory (``wire.persistent_memory``) with an array and lends it; on the
+device the array *is* that memory. When it has changed here, it is filled into another such file, once more for both
+sides at the same time: there the two change places, and the first is free for the next. When it has changed there, it
+is copied from where it lies. So it costs one copy each way, in memory that has long been there.
 
 Where the kernel tracks pages neither side keeps hashes of it: each knows what was written to on its own side. The
 notebook's side can look at what the other has, so what was written to and has not changed is no news, whose ever it is.
@@ -30,7 +30,7 @@ from sublet.state.transfer.shared_arrays import (
     is_untouched,
     separate,
 )
-from sublet.wire.lasting import Lasting
+from sublet.wire.persistent_memory import Lasting
 
 Key = tuple[tuple[str, ...], int]
 """The names of a group, and which of its buffers."""

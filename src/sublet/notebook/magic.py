@@ -12,9 +12,9 @@ from sublet.errors import InvalidRequest
 from sublet.notebook.cells import Cells
 from sublet.notebook.commands import completions, run_command
 from sublet.notebook.commands import help_text as commands_text
-from sublet.notebook.front import CellFailed
+from sublet.notebook.error_display import said_plainly
 from sublet.notebook.options import CellOptions, configured, help_text, parse_line
-from sublet.notebook.plain import said_plainly
+from sublet.notebook.output import CellFailed
 from sublet.notebook.routing import is_about_shell
 
 ASKS: Final = ("-h", "--help", "?", "help")

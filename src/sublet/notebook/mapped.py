@@ -28,16 +28,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sublet.durable import rebuild
 from sublet.errors import CapacityExceeded, InvalidRequest, JobFailed, NotFound, SubletError, Unpicklable
+from sublet.notebook.cell_io import number_of
 from sublet.notebook.cell_terms import as_numbered, check_names, look_in, nearest_name, with_what_is_free
-from sublet.notebook.front import StatusLine, say
 from sublet.notebook.home import HomeRules
 from sublet.notebook.interrupts import interrupts_wait
 from sublet.notebook.namespace import HIDDEN
+from sublet.notebook.output import StatusLine, say
 from sublet.notebook.ownership import FOLDER_VARIABLE, SIZES
 from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.sources import compiler_flags
 from sublet.notebook.status import CellBill, Ended, Mapped
-from sublet.notebook.traffic import number_of
 from sublet.state.transfer.codec import Encoding, can_travel
 from sublet.state.transfer.loading import decode
 from sublet.values import GIB, NS_PER_S, shown

@@ -29,7 +29,7 @@ from sublet.values import GIB, MIB, LeaseId, parse_size, valid_name
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
-    from sublet.notebook.shelf import Shelf
+    from sublet.notebook.checkpoint import Shelf
 
 FOLDER_VARIABLE: Final = "SUBLET_NOTEBOOK_STATE"
 """A folder to save in instead of a volume: where the office lends no disk."""
@@ -213,7 +213,7 @@ class Owner:
 
     def _look(self, fabric: Fabric | None, second: Volume) -> int:
         """When it saved last; 0 if it has not, or that cannot be told now."""
-        from sublet.notebook.shelf import Shelf
+        from sublet.notebook.checkpoint import Shelf
 
         try:
             with self._read(fabric, second) as source:

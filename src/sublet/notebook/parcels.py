@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sublet.durable.rebuild import ClassState, leaving_classes
+from sublet.notebook.environment import Changes
 from sublet.notebook.identity import Tag
 from sublet.notebook.lodging import Freed, Lodged, Word
 from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.sources import Source
-from sublet.notebook.surroundings import Changes
 from sublet.state.checkpoints.object_groups import Group, met_by_name
 from sublet.state.transfer.codec import with_identity
 from sublet.state.transfer.loading import assembly_here, decode

@@ -10,7 +10,7 @@ from sublet.errors import GpuSessionEnded
 from sublet.values import format_size
 
 if TYPE_CHECKING:
-    from sublet.notebook.shelf import About
+    from sublet.notebook.checkpoint import About
 
 _all: weakref.WeakSet[RemoteValue] = weakref.WeakSet()
 

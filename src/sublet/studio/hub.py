@@ -21,8 +21,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from sublet.client.address import find_address
-from sublet.client.answers import decode
 from sublet.client.clocks import client_clock
+from sublet.client.responses import decode
 from sublet.client.steps import Call
 from sublet.client.transport import Transport
 from sublet.errors import Disconnected, InvalidRequest, SubletError

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from sublet.client.address import Address, find_address
-from sublet.client.answers import decode
 from sublet.client.clocks import client_clock
 from sublet.client.fabric import Fabric, connect, start_office
 from sublet.client.home import make_private_dir
+from sublet.client.responses import decode
 from sublet.client.steps import Call, Reply
 from sublet.client.transport import Flight, Transport
 from sublet.errors import Disconnected, InvalidRequest, Unauthorized, Unsupported

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from sublet.training.batch import Completed, Duplicate, Launch, Recovered, TrainingBatch, TrainingStepOutcome
-    from sublet.training.law import Act
     from sublet.training.leaving import Preempted
+    from sublet.training.progress_events import Account
+    from sublet.training.step_protocol import Act
     from sublet.training.steps import TrainingRecords, lease_has_ended, run_training_step, training_records
-    from sublet.training.telling import Account
     from sublet.training.trainer import PreemptibleTrainer
 
 __all__ = [
@@ -44,12 +44,12 @@ __all__ = [
 
 _LAZY: Final[dict[str, str]] = {
     **dict.fromkeys(("Completed", "Duplicate", "Launch", "Recovered", "TrainingBatch", "TrainingStepOutcome"), "batch"),
-    "Act": "law",
+    "Act": "step_protocol",
     **dict.fromkeys(("TrainingRecords", "lease_has_ended", "training_records"), "steps"),
     "run_training_step": "steps",
     "Preempted": "leaving",
     "PreemptibleTrainer": "trainer",
-    "Account": "telling",
+    "Account": "progress_events",
 }
 
 

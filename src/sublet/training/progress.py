@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sublet.training.telling import SEPARATOR, read_line
+from sublet.training.progress_events import SEPARATOR, read_line
 
 RECORD_MAX: Final = 64 * 1024
 """Bytes after a separator without an end of line: then it was not one of ours."""

@@ -22,17 +22,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sublet.background import start_thread, start_timer
-from sublet.client.core import new_request_id
 from sublet.client.guests import command_spec, start_spec
 from sublet.client.home import runtime_dir
+from sublet.client.operations import new_request_id
 from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError
 from sublet.lease.ranks import ENTRY
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import LeaseEnd
 from sublet.training.leaving import SIGTERM, TERMINATED
 from sublet.training.progress import Progress, Sieve
+from sublet.training.progress_events import VARIABLE
 from sublet.training.script import for_tenant
-from sublet.training.telling import VARIABLE
 from sublet.values import EndReason
 from sublet.wire.cards import VISIBLE
 from sublet.wire.guests import GuestSpec

@@ -31,7 +31,7 @@ from sublet.state.replicated.idempotency_record import Completed as Reserved
 from sublet.state.replicated.idempotency_record import New, Pending, Reservation
 from sublet.state.replicated.signing import SigningKey
 from sublet.training.batch import Completed, Duplicate, Launch, Recovered, TrainingBatch, TrainingStepOutcome
-from sublet.training.law import Act, Verdict, decide, what_is_saved
+from sublet.training.step_protocol import Act, Verdict, decide, what_is_saved
 from sublet.values import Epoch
 from sublet.wire.http import CheckpointKey
 from sublet.wire.scalars import u32, u64

@@ -29,10 +29,10 @@ from sublet.clock import Clock, SystemClock
 from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, SubletError
 from sublet.state.checkpoints.durable import Durable
 from sublet.state.checkpoints.writer import SaveReport
-from sublet.training.chance import chance_now, set_chance, set_generators
+from sublet.training.data_position import Source, source_of
 from sublet.training.leaving import SIGTERM, TERMINATED, Preempted, Told, Watchman
-from sublet.training.position import Source, source_of
-from sublet.training.telling import Account, Teller
+from sublet.training.progress_events import Account, Teller
+from sublet.training.rng_state import chance_now, set_chance, set_generators
 from sublet.training.together import group_here, own_state
 from sublet.values import NS_PER_S, parse_duration_ns
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sublet.values import GIB, MIB
-from sublet.wire.later import later
+from sublet.wire.compat import later
 
 WALLS: Final = ("uid", "pid", "ipc", "mount", "proc", "net", "no_new_privs", "seccomp", "landlock")
 """Parts of the isolation without which a tenant's guest is refused, unless the operator allows it."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sublet.wire.later import later
+from sublet.wire.compat import later
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 OWN_DEVICE: Final = "SUBLET_DEVICE"

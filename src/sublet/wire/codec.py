@@ -27,8 +27,8 @@ from typing import Any, Final, NoReturn, TypeAlias, TypeVar, overload
 
 from sublet.errors import InvalidRequest
 from sublet.values import Epoch
-from sublet.wire.later import LATER
-from sublet.wire.strict import (
+from sublet.wire.compat import LATER
+from sublet.wire.validators import (
     UPGRADE,
     Decoder,
     Json,

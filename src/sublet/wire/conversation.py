@@ -19,8 +19,8 @@ from sublet.errors import CapacityExceeded, Disconnected
 from sublet.values import NS_PER_S
 from sublet.wire import unix
 from sublet.wire.frames import close_all
-from sublet.wire.happenings import Buffer, Called, Event, Happening, Hello, Opened, Over, Refused, Replied, Welcome
 from sublet.wire.link import Link
+from sublet.wire.link_events import Buffer, Called, Event, Happening, Hello, Opened, Over, Refused, Replied, Welcome
 from sublet.wire.sockets import receive_some, send_some
 
 PATIENCE_S: Final = 10.0

@@ -5,8 +5,9 @@ read within one message. A launch comes in two parts. What many launches have in
 types of the arguments, is a ``LaunchShape``, named by its place in the list; a launch is that number and the packed
 values. A thousand launches of one kernel are checked once, then a thousand short lines.
 
-Bytes of up to ``INLINE_MAX`` lie in the message; larger ones in one piece of shared memory beside it (``wire.shared``),
-and the operation says where. What is read comes back in the order of the reads, all in the answer or all in one piece.
+Bytes of up to ``INLINE_MAX`` lie in the message; larger ones in one piece of shared memory beside it
+(``wire.sealed_memory``), and the operation says where. What is read comes back in the order of the reads, all in the
+answer or all in one piece.
 
 Operations are carried out in order. The first that fails ends the batch: what stands before it has happened, what
 stands behind it has not, and ``OpFailed`` says which one it was.

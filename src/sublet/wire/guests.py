@@ -17,7 +17,7 @@ from typing import Final
 from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.cards import CardUse
-from sublet.wire.later import later
+from sublet.wire.compat import later
 from sublet.wire.orders import Inventory, Order, Report
 from sublet.wire.volumes import HolderVolumeCall, HolderVolumeReply
 from sublet.wire.zygote import Warm

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from sublet.errors import Disconnected
 from sublet.wire.conversation import Conversation
-from sublet.wire.happenings import Happening, Over
 from sublet.wire.link import Link
+from sublet.wire.link_events import Happening, Over
 
 T = TypeVar("T")
 _LOOK_AGAIN_S = 1.0

@@ -32,7 +32,7 @@ from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, Sublet
 from sublet.values import MIB
 from sublet.wire.channels import WINDOW, Channel, Outgoing
 from sublet.wire.frames import DATA_MAX, Frame, FrameKind, FrameReader, broken, close_all, encode
-from sublet.wire.happenings import (
+from sublet.wire.link_events import (
     BUFFER_COST,
     Buffer,
     Called,

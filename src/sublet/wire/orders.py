@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, ResourceId, Suspend, TenantId
-from sublet.wire.later import later
+from sublet.wire.compat import later
 
 _CARDS = ("GPU-", "MIG-")
 

@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 
 from sublet.errors import Disconnected
 from sublet.wire.frames import FDS_MAX, broken, close_all
-from sublet.wire.happenings import Happening
 from sublet.wire.link import Link
+from sublet.wire.link_events import Happening
 
 RECEIVE_MAX: Final = 256 * 1024
 """Bytes taken from a socket at a time, so that one busy connection does not keep the others waiting."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sublet.values import Epoch, LeaseId
+from sublet.wire.compat import later
 from sublet.wire.frames import FDS_MAX
-from sublet.wire.later import later
 from sublet.wire.refusals import Refusal
 
 PUBLISH_VARIABLE: Final = "SUBLET_PUBLISH"

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
 from sublet.errors import InvalidRequest
-from sublet.wire.shared import SHARED_MAX
+from sublet.wire.sealed_memory import SHARED_MAX
 
 INLINE_MAX: Final = 512 * 1024
 """Bytes of all pieces that lie in one message; half of what a frame may have."""

@@ -25,8 +25,8 @@ from sublet.cli import doctor, guests, main, nb_show
 from sublet.cli.table import COMMANDS, load
 from sublet.client import fabric
 from sublet.client.home import runtime_dir
+from sublet.notebook.batch.job_states import JobRecord
 from sublet.notebook.batch.jobs import JobSpec
-from sublet.notebook.batch.law import JobRecord
 from sublet.office.api.routes import ROUTES
 from sublet.state.checkpoints import verifying
 from sublet.values import Epoch, GuestId, LeaseId, TenantId

@@ -14,8 +14,8 @@ from sublet.client import guest_watch
 from sublet.client.guest_watch import Watch
 from sublet.errors import Disconnected
 from sublet.wire.conversation import Conversation
-from sublet.wire.happenings import Event, Happening, Over
 from sublet.wire.link import Link
+from sublet.wire.link_events import Event, Happening, Over
 
 PATIENCE_S = 60.0
 

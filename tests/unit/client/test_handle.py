@@ -19,8 +19,8 @@ import pytest
 
 from sublet.client.aio_lease import Lease as AioLease
 from sublet.client.handle import DroppedLease
-from sublet.client.held import Owed
 from sublet.client.lease import Lease
+from sublet.client.lease_entry import Owed
 from sublet.client.steps import Program
 from sublet.errors import Disconnected, InvalidRequest, LeaseExpired, LeaseNotActive, LeaseRevoked
 from sublet.lease.policy import RenewalPolicy
@@ -28,7 +28,7 @@ from sublet.lease.states import LeaseStatus
 from sublet.values import EndReason, Epoch, LeaseId, RenewMode
 from sublet.wire.http import RenewAnswer
 from tests.unit.client.script import SILENCE, ended, error, noticed, reply, view
-from tests.unit.client.test_book import Desk
+from tests.unit.client.test_lease_table import Desk
 
 pytestmark = pytest.mark.filterwarnings("ignore::sublet.client.handle.DroppedLease")  # at the end of a test
 

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Final
 import pytest
 
 import sublet
-from sublet.client import book, keeper
+from sublet.client import lease_table, renewal_thread
 from sublet.client.clocks import client_clock
 from sublet.client.fabric import Fabric
 from sublet.values import NS_PER_S, Epoch
@@ -322,7 +322,7 @@ def test_two_interrupts_leave_no_lease(
 ) -> None:
     """What the second one leaves undone is found by the keeper, which looks every few seconds. It does not wait for
     the garbage collector."""
-    for module in (book, keeper):
+    for module in (lease_table, renewal_thread):
         monkeypatch.setattr(module, "SWEEP_NS", NS_PER_S // 20)
     chance = random.Random(f"two {SEED} {program.__name__}")
     helper, fabric = Helper(office), fabric_of(office)
@@ -359,7 +359,7 @@ def test_what_two_interrupts_leave_is_given_back_by_a_keeper_that_slept(
 ) -> None:
     """The second one comes when the lease has been given up, and the keeper was not told yet. It held nothing, and had
     no reason to wake."""
-    for module in (book, keeper):
+    for module in (lease_table, renewal_thread):
         monkeypatch.setattr(module, "SWEEP_NS", NS_PER_S // 5)
     helper = Helper(office)
     fabric = fabric_of(office)

@@ -22,11 +22,11 @@ import pytest
 from sublet.client.address import Address
 from sublet.client.aio_keeper import AioKeeper
 from sublet.client.aio_transport import AioTransport
-from sublet.client.book import Book
-from sublet.client.core import Core, Grant
-from sublet.client.errands import FLIGHT_S
-from sublet.client.held import Held
-from sublet.client.keeper import LISTEN_AFTER_S, LISTEN_AGAIN_S, LISTEN_LINGER_S, SILENCE_S, Keeper
+from sublet.client.background_requests import FLIGHT_S
+from sublet.client.lease_entry import Held
+from sublet.client.lease_table import Book
+from sublet.client.operations import Core, Grant
+from sublet.client.renewal_thread import LISTEN_AFTER_S, LISTEN_AGAIN_S, LISTEN_LINGER_S, SILENCE_S, Keeper
 from sublet.client.steps import Call, Program, ask
 from sublet.client.transport import Transport
 from sublet.errors import Disconnected

@@ -16,12 +16,12 @@ from typing import Any, Final
 import pytest
 
 from sublet import background
-from sublet.client import book, errands
+from sublet.client import background_requests, lease_table
 from sublet.client.aio_keeper import AioKeeper
-from sublet.client.book import Book
-from sublet.client.core import Core, Grant
 from sublet.client.handle import Courier
-from sublet.client.keeper import Keeper
+from sublet.client.lease_table import Book
+from sublet.client.operations import Core, Grant
+from sublet.client.renewal_thread import Keeper
 from sublet.client.steps import Call, Reply
 from sublet.clock import SystemClock
 from sublet.errors import Disconnected, SubletError
@@ -145,7 +145,7 @@ class Desk:
             "poll": (select, "poll"),
             "launch": (self.office, "launch"),
             "exchange": (self.office, "exchange"),
-            "program": (errands, "renew"),
+            "program": (background_requests, "renew"),
         }[place]
         failing = Failing(getattr(where, name), error)
         if place == "program":
@@ -156,7 +156,7 @@ class Desk:
                 except BaseException as found:
                     return Failed(found)
 
-            monkeypatch.setattr(errands, "renew", broken)
+            monkeypatch.setattr(background_requests, "renew", broken)
         else:
             monkeypatch.setattr(where, name, failing)
         return failing
@@ -165,7 +165,7 @@ class Desk:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "PAUSES_S", (0.001,))
-    monkeypatch.setattr(book, "RETURN_AGAIN_NS", NS_PER_S // 100)
+    monkeypatch.setattr(lease_table, "RETURN_AGAIN_NS", NS_PER_S // 100)
 
 
 @pytest.mark.parametrize("place", ["collect", "words", "settle", "next_wake", "poll", "launch", "program"])

@@ -7,9 +7,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from sublet.client.asking import Terms, ask_cpu, ask_many, check_many
-from sublet.client.core import POLL_S, RELEASES_MAX, Core, Grant, Hooks
-from sublet.client.held import Owed
+from sublet.client.lease_entry import Owed
+from sublet.client.operations import POLL_S, RELEASES_MAX, Core, Grant, Hooks
+from sublet.client.requests import Terms, ask_cpu, ask_many, check_many
 from sublet.client.steps import Reply
 from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, LeaseEnded, Unsupported
 from sublet.values import NS_PER_S, Epoch, LeaseId, RequestId

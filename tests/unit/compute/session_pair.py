@@ -16,13 +16,13 @@ from sublet.devices.host import HostDevice
 from sublet.devices.interface import Device
 from sublet.guest.device_service import DeviceService
 from sublet.guest.serving import _serve
-from sublet.guest.tally import LeaseAccounts
+from sublet.guest.usage_counters import LeaseAccounts
 from sublet.values import MIB, NS_PER_S, Epoch, LeaseId, TenantId
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service, Visit
 from sublet.wire.link import Link
 from sublet.wire.page import PageReader, PageView, PageWriter, time_namespace
-from sublet.wire.tally import TallyFile
+from sublet.wire.usage_counters import TallyFile
 
 LEASE, EPOCH = LeaseId("l-7"), Epoch(1, 42)
 VISIT = Visit(service=Service.DEVICE, tenant=TenantId("local"), lease=LEASE, epoch=EPOCH, operations=("run",))

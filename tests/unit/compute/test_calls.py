@@ -12,10 +12,10 @@ import pytest
 
 from sublet.compute import calls as calls_module
 from sublet.compute.calls import Exchange, Pending
-from sublet.compute.housekeeper import Housekeeper
+from sublet.compute.completion_thread import Housekeeper
 from sublet.compute.kernel_guest import CellCall
-from sublet.wire.happenings import Called, Event, Over
 from sublet.wire.line import Line, pair
+from sublet.wire.link_events import Called, Event, Over
 from sublet.wire.work import Asked, Board, Flag, Message, Told, pack, unpack
 from tests.left_open import left_of, open_now, threads_now
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from sublet.compute.buffer_cache import Kept
 from sublet.compute.functions import Functions, Packed, Peer
-from sublet.compute.kept import Kept
 from sublet.errors import Unpicklable, Unsupported
 from sublet.guest.cargo import load, unstow
 from sublet.wire.frames import close_all

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from sublet.compute.buffer_cache import Kept
 from sublet.compute.calls import Exchange, Pending
 from sublet.compute.functions import Functions, Peer
-from sublet.compute.kept import Kept
 from sublet.errors import Disconnected
 from sublet.values import LeaseId
 from sublet.wire.device import OpenSession
-from sublet.wire.happenings import Called, Event
 from sublet.wire.line import pair
+from sublet.wire.link_events import Called, Event
 from sublet.wire.work import Asked, Message, Told, pack, unpack
 from tests.left_open import open_now
 from tests.unit.compute.session_pair import EPOCH, SessionPair
@@ -266,7 +266,7 @@ def test_descriptors_are_closed_once_whenever_a_ctrl_c_comes(
 def test_an_answer_that_nobody_took_is_let_go_of_once(pair: SessionPair) -> None:
     line = pair.line()
     fd = os.open(os.devnull, os.O_RDONLY)
-    from sublet.wire.happenings import Replied
+    from sublet.wire.link_events import Replied
 
     line._come = Replied(1, b"", (fd,))
     line.close()

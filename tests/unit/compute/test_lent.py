@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import pytest
 
-from sublet.compute import kept
+from sublet.compute import buffer_cache
+from sublet.compute.buffer_cache import LENT_MIN, Lent, LentMemory
 from sublet.compute.functions import Packed
-from sublet.compute.kept import LENT_MIN, Lent, LentMemory
 from sublet.errors import InvalidRequest
 from sublet.guest.cargo import load, unstow
-from sublet.wire.lasting import LENT_SEALS, map_lent
+from sublet.wire.persistent_memory import LENT_SEALS, map_lent
 from sublet.wire.work import unpack
 from tests.left_open import nothing_left_open
 
@@ -95,19 +95,19 @@ def test_what_was_given_back_is_filled_for_the_next_of_about_its_size() -> None:
 
 def test_what_is_kept_is_bounded_in_bytes_and_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     later: list[object] = []
-    monkeypatch.setattr(kept, "start_timer", lambda name, seconds, call: later.append(call))
+    monkeypatch.setattr(buffer_cache, "start_timer", lambda name, seconds, call: later.append(call))
     now_s = [100.0]
-    monkeypatch.setattr(kept, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(buffer_cache, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     with nothing_left_open():
         memory = LentMemory(bytes_max=2 * SIZE)
         memory.give_back([memory.holding(content(n)) for n in range(3)])
         assert memory.kept_bytes == 2 * SIZE
         assert len(later) == 1, "one timer for all of them"
-        now_s[0] += kept.KEPT_FOR_S
+        now_s[0] += buffer_cache.KEPT_FOR_S
         memory.give_back([memory.holding(content(7))])  # used again, and free from now on
         memory._look()
         assert memory.kept_bytes == SIZE
-        now_s[0] += kept.KEPT_FOR_S
+        now_s[0] += buffer_cache.KEPT_FOR_S
         memory._look()
         assert (memory.kept_bytes, len(later)) == (0, 2)
         gc.collect()

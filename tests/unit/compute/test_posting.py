@@ -23,7 +23,7 @@ from sublet.errors import LeaseRevoked, SubletError, WorkerLost
 from sublet.guest.answers import Answer
 from sublet.guest.cargo import encode
 from sublet.values import Kind
-from sublet.wire.happenings import Replied
+from sublet.wire.link_events import Replied
 from sublet.wire.work import Message, ResultBuffer, Told, pack, unpack
 
 EXECUTING = 7

@@ -15,7 +15,7 @@ from sublet.guest.device_service import SessionCalls
 from sublet.values import MIB, NS_PER_S, Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.device import Batch, BatchDone, CloseSession, DeviceReply, LaunchShape, Op, OpenSession, SessionClosed
-from sublet.wire.happenings import Called, Refused, Replied
+from sublet.wire.link_events import Called, Refused, Replied
 from sublet.wire.page import PageReader, PageView, PageWriter, time_namespace
 from tests.unit.wire.pair import Pair, greeted
 

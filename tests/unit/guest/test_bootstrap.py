@@ -17,7 +17,7 @@ from sublet.errors import LeaseInterrupt
 from sublet.guest.bootstrap import EndOfLease
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
 from sublet.wire.page import PageReader, PageState, PageView, PageWriter, time_namespace
-from sublet.wire.tally import TallyFile
+from sublet.wire.usage_counters import TallyFile
 from sublet.wire.zygote import python_argv
 
 BOOTSTRAP: Final = "sublet.guest.bootstrap"

@@ -13,7 +13,7 @@ from sublet.errors import Unsupported
 from sublet.guest.checkpoints import Checkpoints
 from sublet.values import EndReason, Epoch, LeaseId
 from sublet.wire.page import PageReader, PageState, PageView, PageWriter
-from sublet.wire.tally import TallyFile
+from sublet.wire.usage_counters import TallyFile
 from tests.traces import PATIENCE_S, until
 
 LIVE = PageView(lease=LeaseId("l-a"), epoch=Epoch(1, 5), deadline_ns=1 << 60, now_ns=0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sublet.errors import InvalidRequest
-from sublet.guest.become import shown_marks
+from sublet.guest.after_fork import shown_marks
 from sublet.guest.program import Program, read_entry
-from sublet.guest.proof import mapped_device, open_device
+from sublet.guest.zygote_checks import mapped_device, open_device
 
 
 def test_an_entry_point_is_a_module_and_a_name() -> None:

@@ -53,7 +53,7 @@ from sublet.wire.device import (
 )
 from sublet.wire.page import PageState
 from sublet.wire.scalars import ArgKind, packing
-from sublet.wire.shared import SharedBuffer, map_shared
+from sublet.wire.sealed_memory import SharedBuffer, map_shared
 from tests.left_open import nothing_left_open
 from tests.unit.guest.session_stage import EPOCH, LEASE, HeldSession, Stage, now_ns
 

@@ -13,14 +13,14 @@ from typing import Any, cast
 import pytest
 
 from sublet.guest.calls import Calls
-from sublet.guest.desk import Desk
+from sublet.guest.main_thread import Desk
 from sublet.guest.streams import Speech, SpokenRecords
 from sublet.guest.work import Worker
 from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.guests import Service, Visit
-from sublet.wire.happenings import Over, Refused, Replied
 from sublet.wire.line import Line
 from sublet.wire.line import pair as line_pair
+from sublet.wire.link_events import Over, Refused, Replied
 from sublet.wire.page import PageReader, PageState
 from sublet.wire.work import Asked, Flag, Told, pack, unpack
 

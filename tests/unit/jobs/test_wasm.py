@@ -31,7 +31,7 @@ from sublet.errors import (
 )
 from sublet.jobs import wasm
 from sublet.jobs.wasm import WasmTasklet, run_tasklet
-from sublet.wire.tally import TallyFile, total
+from sublet.wire.usage_counters import TallyFile, total
 
 pytestmark = pytest.mark.needs("wasmtime")
 

@@ -29,7 +29,7 @@ from sublet.training import (
     TrainingStepOutcome,
     run_training_step,
 )
-from sublet.training.law import ACTS, Verdict, after_death_before
+from sublet.training.step_protocol import ACTS, Verdict, after_death_before
 from sublet.training.steps import TIDY_EVERY
 from tests.unit.training.stage import JOB, TWO, Killed, World, batch, uninterrupted, wait_for_replicas
 

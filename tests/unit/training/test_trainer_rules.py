@@ -20,7 +20,7 @@ from sublet.state.checkpoints.store import FolderStore
 from sublet.state.checkpoints.writer import Staged
 from sublet.training import Preempted, PreemptibleTrainer
 from sublet.training.progress import Progress, Sieve
-from sublet.training.telling import SEPARATOR, Account, Teller
+from sublet.training.progress_events import SEPARATOR, Account, Teller
 from sublet.training.trainer import part_of, put_back
 from sublet.values import EndReason
 from tests.unit.training.test_trainer import Lease, Program, Rows, same, shuffled

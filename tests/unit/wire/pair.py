@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from sublet.wire.happenings import Happening, Hello, Over
 from sublet.wire.link import Link
+from sublet.wire.link_events import Happening, Hello, Over
 
 
 @dataclass

@@ -42,9 +42,9 @@ from sublet.wire.guests import (
     Orders,
     Reports,
 )
-from sublet.wire.happenings import Called, Event, Happening, Hello, Over, Replied
 from sublet.wire.http import ErrorView
 from sublet.wire.link import CREDIT_BODY, FINISHED, VERSION_BODY, VERSIONS_BODY, Link
+from sublet.wire.link_events import Called, Event, Happening, Hello, Over, Replied
 from sublet.wire.orders import Held, Report, TornDown
 from sublet.wire.work import pack, unpack
 from sublet.wire.zygote import Discarded, Fork, Forked, Ready

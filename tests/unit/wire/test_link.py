@@ -12,7 +12,8 @@ import pytest
 from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, LeaseExpired, NotFound, SubletError
 from sublet.wire.channels import CREDIT_MAX, WINDOW
 from sublet.wire.frames import CONTROL_MAX, DATA_MAX, FrameKind, close_all, encode
-from sublet.wire.happenings import (
+from sublet.wire.link import CALLS_MAX, CHANNELS_MAX, DATA_OUT_MAX, LINK_OUT_MAX, Link
+from sublet.wire.link_events import (
     BUFFER_COST,
     Buffer,
     Called,
@@ -28,7 +29,6 @@ from sublet.wire.happenings import (
     Replied,
     Welcome,
 )
-from sublet.wire.link import CALLS_MAX, CHANNELS_MAX, DATA_OUT_MAX, LINK_OUT_MAX, Link
 from tests.left_open import nothing_left_open, same_file, some_fd
 from tests.unit.wire.pair import Pair, greeted, how_it_ended
 from tests.unit.wire.test_frames import mutated

@@ -14,7 +14,7 @@ from sublet.errors import LeaseNotActive, StaleEpoch
 from sublet.guest.at_work import AtWork
 from sublet.values import Epoch, LeaseId
 from sublet.wire.page import PageReader, PageState, PageView, PageWriter, decode, encode
-from sublet.wire.tally import TallyFile
+from sublet.wire.usage_counters import TallyFile
 
 A, UNDER, AGAIN = LeaseId("a"), LeaseId("a-p1"), LeaseId("again")
 FAR_NS = 1 << 62

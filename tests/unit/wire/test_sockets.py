@@ -17,9 +17,21 @@ from sublet.wire import conversation
 from sublet.wire.channels import WINDOW
 from sublet.wire.conversation import Conversation
 from sublet.wire.frames import CONTROL_MAX, FDS_MAX, FrameKind, close_all, encode
-from sublet.wire.happenings import Buffer, Called, Closed, Data, Event, Happening, Hello, Opened, Over, Replied, Welcome
 from sublet.wire.link import LINK_OUT_MAX, Link
-from sublet.wire.shared import SharedBuffer, map_shared
+from sublet.wire.link_events import (
+    Buffer,
+    Called,
+    Closed,
+    Data,
+    Event,
+    Happening,
+    Hello,
+    Opened,
+    Over,
+    Replied,
+    Welcome,
+)
+from sublet.wire.sealed_memory import SharedBuffer, map_shared
 from sublet.wire.sockets import RECEIVE_MAX, RECEIVE_USUAL, peer_of, receive_some, send_some
 from tests.left_open import nothing_left_open, same_file, some_fd
 

@@ -44,8 +44,8 @@ from sublet.wire.guests import (
     Revoke,
     Troubles,
 )
-from sublet.wire.happenings import Event, Happening, Hello, Over, Refused, Replied
 from sublet.wire.link import Link
+from sublet.wire.link_events import Event, Happening, Hello, Over, Refused, Replied
 from sublet.wire.orders import End, Inventory, Order, RemoveVolume, Report, Verify
 from sublet.wire.sockets import receive_some, send_some
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Final
 
 from sublet.lease.states import GuestEvent, GuestState, next_guest
+from sublet.node.processes.guest_connections import Visits
 from sublet.node.processes.limits import Usage
 from sublet.node.processes.logs import GuestLog
 from sublet.node.processes.reaper import Exit
 from sublet.node.processes.stdio import Stdio
 from sublet.node.processes.tree import Tree
-from sublet.node.processes.visits import Visits
 from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.guests import GUESTS_PAGE, GuestNews, Guests, GuestSpec, GuestView, Profile
 

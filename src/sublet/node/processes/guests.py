@@ -22,19 +22,19 @@ from sublet.lease.states import GuestEvent, GuestState
 from sublet.node.connections import mistake
 from sublet.node.loop import READ, Loop, confess
 from sublet.node.priority import Priority
-from sublet.node.processes.endings import Endings
 from sublet.node.processes.guest import Guest, page_of
-from sublet.node.processes.kept import Kept, Room
+from sublet.node.processes.guest_connections import Visits
+from sublet.node.processes.guest_limits import Kept, Room
+from sublet.node.processes.guest_records import Notes, note_of
 from sublet.node.processes.launch import Launch, Prepared
+from sublet.node.processes.lease_runtime import Borrowed, Tenancy
 from sublet.node.processes.logs import GuestLog, LogRoom
-from sublet.node.processes.looking import UNSEEN_S, Looking
-from sublet.node.processes.notes import Notes, note_of
+from sublet.node.processes.messages import out_of_memory, refused_by_machine
 from sublet.node.processes.reaper import Exit, Reaper
+from sublet.node.processes.scan_schedule import UNSEEN_S, Looking
 from sublet.node.processes.spawn import Child, SpawnFailed, read_failure
-from sublet.node.processes.tenancy import Borrowed, Tenancy
+from sublet.node.processes.termination import Endings
 from sublet.node.processes.tree import Look, Tree, Trees
-from sublet.node.processes.visits import Visits
-from sublet.node.processes.words import out_of_memory, refused_by_machine
 from sublet.values import NS_PER_S, EndReason, GuestId, LeaseId, TenantId
 from sublet.wire.guests import GuestSpec, Profile
 

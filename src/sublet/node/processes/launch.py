@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from sublet.errors import InvalidRequest, SubletError
-from sublet.node.errands import Errands
 from sublet.node.fair_slots import AWAITED
+from sublet.node.forked_jobs import Errands
 from sublet.node.loop import Loop
-from sublet.node.processes.aside import Aside, HeldMemory
 from sublet.node.processes.cgroups import Groups
-from sublet.node.processes.ends import child_setup
 from sublet.node.processes.group import Group
 from sublet.node.processes.lease_limits import limits_for
+from sublet.node.processes.lease_runtime import Borrowed, Tenancy
 from sublet.node.processes.limits import choose, pin
 from sublet.node.processes.logs import GuestLog
 from sublet.node.processes.spawn import Child, SpawnPlan, spawn
 from sublet.node.processes.stdio import Stdio
-from sublet.node.processes.tenancy import Borrowed, Tenancy
+from sublet.node.processes.stdio_pipes import child_setup
+from sublet.node.processes.trash import Aside, HeldMemory
 from sublet.node.processes.tree import Trees, marks_of
 from sublet.node.processes.zygote_policy import ZygoteKey, arguments_of, is_python, walled_key
 from sublet.node.processes.zygotes import Zygotes

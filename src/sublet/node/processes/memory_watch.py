@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
 
 from sublet.node.processes.guests import Guests
+from sublet.node.processes.lease_runtime import Tenancy
+from sublet.node.processes.messages import out_of_memory
 from sublet.node.processes.procs import PAGE_BYTES, Procs, Stat
-from sublet.node.processes.tenancy import Tenancy
 from sublet.node.processes.tree import Look
-from sublet.node.processes.words import out_of_memory
 from sublet.values import MIB, EndReason, GuestId, LeaseId, format_size
 from sublet.wire.cards import CardUse
 from sublet.wire.orders import Part, card_uuid

@@ -16,9 +16,17 @@ from functools import partial
 from typing import Final
 
 from sublet.node.loop import READ, WRITE, Loop, Timer, reading
-from sublet.node.processes.ends import ChildEnds, Ends, child_setup, open_pipes, open_serving, open_terminal, read_some
-from sublet.node.processes.following import Follower, Following, Nobody
+from sublet.node.processes.log_readers import Follower, Following, Nobody
 from sublet.node.processes.logs import NOTICE, GuestLog
+from sublet.node.processes.stdio_pipes import (
+    ChildEnds,
+    Ends,
+    child_setup,
+    open_pipes,
+    open_serving,
+    open_terminal,
+    read_some,
+)
 from sublet.wire.guests import STDERR, STDOUT
 
 __all__ = ["OUTPUT_READ_BYTES", "STDIN_BYTES_MAX", "Stdio", "child_setup"]

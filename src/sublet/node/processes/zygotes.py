@@ -26,8 +26,8 @@ from sublet.node.processes.spawn import Child, SpawnPlan, read_failure, spawn
 from sublet.node.processes.zygote_policy import ZYGOTES_MAX, Shelf, ZygoteKey, without
 from sublet.wire.codec import loads
 from sublet.wire.frames import close_all
-from sublet.wire.happenings import Event, Happening, Hello, Over, Refused, Replied
 from sublet.wire.link import Link
+from sublet.wire.link_events import Event, Happening, Hello, Over, Refused, Replied
 from sublet.wire.sockets import receive_some, send_some
 from sublet.wire.zygote import (
     Discarded,

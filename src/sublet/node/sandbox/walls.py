@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sublet.errors import Unsupported
-from sublet.node.processes.tenancy import Tenancy
+from sublet.node.processes.lease_runtime import Tenancy
 from sublet.node.sandbox import Blocks, Ids, Part, Plan, Policy, Refusal, Uids, Wish, clean_env, enter, plan
 from sublet.node.sandbox import Profile as IsolationProfile
 from sublet.node.sandbox.plan import SYSTEM_PATHS

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sublet.errors import CapacityExceeded, CheckpointDamaged, InvalidRequest, NotFound
-from sublet.node.storage.publishing_work import check_pack, copy_bytes, plain_name
+from sublet.node.storage.publish import check_pack, copy_bytes, plain_name
 from sublet.node.storage.volume_folder import FILE, FOLDER, Place, numbers_in, ours, staging_of
 from sublet.values import format_size
 from sublet.wire.manifest import MANIFEST_MAX, Contents, damaged, manifest_name, read_manifest

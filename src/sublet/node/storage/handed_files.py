@@ -19,7 +19,7 @@ from typing import Final
 
 from sublet.errors import CapacityExceeded, InvalidRequest, NotFound, SubletError
 from sublet.node.sandbox.cleaning import remove_tree
-from sublet.node.storage.publishing_work import plain_name, publish
+from sublet.node.storage.publish import plain_name, publish
 from sublet.node.storage.volume_folder import FILE, FOLDER, Place, needed_by, numbers_in, ours, staging_of
 from sublet.values import Epoch
 from sublet.wire.volumes import (

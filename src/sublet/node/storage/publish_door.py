@@ -16,7 +16,7 @@ from sublet.errors import CapacityExceeded, InvalidRequest, SubletError, Unautho
 from sublet.node.by_descriptor import change
 from sublet.node.loop import READ, Accepting, Loop
 from sublet.node.processes.guest import Guest
-from sublet.node.storage.publishing import AnyReply, Asker, Handed, Publishing
+from sublet.node.storage.publish_queue import AnyReply, Asker, Handed, Publishing
 from sublet.values import NS_PER_S
 from sublet.wire.codec import dumps, loads
 from sublet.wire.refusals import refusal_of

@@ -21,11 +21,11 @@ from typing import Final
 
 from sublet.errors import CapacityExceeded, InvalidRequest, SubletError
 from sublet.lease.hardware import Leftover
-from sublet.node.errands import Errands
 from sublet.node.fair_slots import AWAITED
+from sublet.node.forked_jobs import Errands
 from sublet.node.keyed_names import keyed_names
 from sublet.node.loop import Loop
-from sublet.node.processes.tenancy import Tenancy
+from sublet.node.processes.lease_runtime import Tenancy
 from sublet.node.storage.store import Count, State, Store
 from sublet.node.storage.stores_work import (
     KEPT,

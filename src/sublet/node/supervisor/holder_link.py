@@ -23,15 +23,15 @@ from sublet.errors import (
 from sublet.lease.node import Node
 from sublet.node.connections import Connection, mistake
 from sublet.node.loop import Loop, confess
-from sublet.node.processes.following import Following
+from sublet.node.output_budget import Unread
 from sublet.node.processes.guest import Guest
 from sublet.node.processes.guests import Guests
+from sublet.node.processes.log_readers import Following
+from sublet.node.processes.messages import what_to_do
 from sublet.node.processes.spawn import SpawnFailed
-from sublet.node.processes.words import what_to_do
-from sublet.node.storage.publishing import AnyCall, AnyReply, Handed
-from sublet.node.supervisor.premises import Premises
-from sublet.node.supervisor.volume_desk import VolumeDesk
-from sublet.node.unread import Unread
+from sublet.node.storage.publish_queue import AnyCall, AnyReply, Handed
+from sublet.node.supervisor.real_hardware import Premises
+from sublet.node.supervisor.volume_service import VolumeDesk
 from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.frames import close_all
@@ -59,8 +59,8 @@ from sublet.wire.guests import (
     Visit,
 )
 from sublet.wire.guests import Guests as GuestList
-from sublet.wire.happenings import Buffer, Called, Closed, Credit, Data, Event, Happening, Hello, Opened, Over
 from sublet.wire.link import Link
+from sublet.wire.link_events import Buffer, Called, Closed, Credit, Data, Event, Happening, Hello, Opened, Over
 from sublet.wire.refusals import Refusal, error_of
 from sublet.wire.sockets import peer_of
 from sublet.wire.volumes import Collect, CopyIn, LendVolume, ListVolume, OpenFiles, OpenVolume, Publish, VolumeLent

@@ -38,8 +38,8 @@ from sublet.wire.guests import (
     Revoke,
     Troubles,
 )
-from sublet.wire.happenings import Called, Event, Happening, Hello, Over
 from sublet.wire.link import Link
+from sublet.wire.link_events import Called, Event, Happening, Hello, Over
 from sublet.wire.orders import End, Grant, NotHeld, Order
 
 

@@ -27,9 +27,9 @@ from sublet.lease.parking import copy_ns
 from sublet.lease.states import GuestEvent, GuestState
 from sublet.node.loop import Loop, confess
 from sublet.node.processes.guest import Guest
-from sublet.node.processes.notes import Notes, note_of
+from sublet.node.processes.guest_records import Notes, note_of
+from sublet.node.processes.lease_runtime import Tenancy
 from sublet.node.processes.procs import PAGE_BYTES, Identity, Stat
-from sublet.node.processes.tenancy import Tenancy
 from sublet.node.processes.tree import Trees, stands_still
 from sublet.node.supervisor.suspending import Suspending
 from sublet.values import MIB, NS_PER_S, GuestId, LeaseId, format_size
@@ -55,7 +55,7 @@ these seconds what its cell needs grows by that much; with 16 MiB one in three o
 SESSIONS: Final = "sublet.guest.device_service:main"
 """The guest of a holder's sessions on a device, which end with the lease."""
 SERVES_CALLS: Final = frozenset({"sublet.guest.worker:main", SESSIONS})
-"""Guests that hold a lock on the tally of their lease while they answer a call (``wire.tally``)."""
+"""Guests that hold a lock on the tally of their lease while they answer a call (``wire.usage_counters``)."""
 
 SAYS_WHAT_IS_SAVED: Final = SERVES_CALLS | {KERNEL_ENTRY}
 """Guests that do nothing between two calls or cells, and hold a lock on the tally while they have something to save."""

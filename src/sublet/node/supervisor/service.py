@@ -16,35 +16,35 @@ from typing import Final
 from sublet.background import troubles
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseNotActive, QuotaExceeded, SubletError, Unauthorized
 from sublet.lease.node import Node
-from sublet.node.errands import Errands
+from sublet.node.forked_jobs import Errands
 from sublet.node.loop import Accepting, Timer, confess
+from sublet.node.output_budget import Unread
 from sublet.node.prctl import set_child_subreaper
-from sublet.node.processes.aside import Aside
 from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.files import FILES_WANTED, allowance
 from sublet.node.processes.guest import Guest
+from sublet.node.processes.guest_limits import GUESTS_MAX
+from sublet.node.processes.guest_records import Notes
 from sublet.node.processes.guests import Guests
-from sublet.node.processes.kept import GUESTS_MAX
 from sublet.node.processes.launch import Launch
 from sublet.node.processes.lease_limits import office_limits
+from sublet.node.processes.lease_runtime import Tenancy
 from sublet.node.processes.memory_watch import MemoryWatch, VramWatch
-from sublet.node.processes.notes import Notes
 from sublet.node.processes.procs import Procs
-from sublet.node.processes.tenancy import Tenancy
+from sublet.node.processes.trash import Aside
 from sublet.node.processes.tree import Look, Trees
 from sublet.node.processes.zygotes import Zygotes
 from sublet.node.storage.store import Store
 from sublet.node.storage.stores import Stores
+from sublet.node.supervisor.guarded_hardware import Shielded
 from sublet.node.supervisor.holder_link import HolderLink
 from sublet.node.supervisor.locks import AGAIN_NS, Claims, DeviceLocks
 from sublet.node.supervisor.office_link import OfficeLink
 from sublet.node.supervisor.parking import Parker
-from sublet.node.supervisor.predecessor import Predecessor
-from sublet.node.supervisor.premises import Premises
-from sublet.node.supervisor.shielded import Shielded
+from sublet.node.supervisor.real_hardware import Premises
+from sublet.node.supervisor.recovery import Predecessor
 from sublet.node.supervisor.suspending import Suspending
-from sublet.node.supervisor.volume_desk import VolumeDesk
-from sublet.node.unread import Unread
+from sublet.node.supervisor.volume_service import VolumeDesk
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, TenantId
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.cards import CardUse
@@ -64,7 +64,7 @@ from sublet.wire.guests import (
     Troubles,
 )
 from sublet.wire.guests import Guests as GuestList
-from sublet.wire.happenings import Hello
+from sublet.wire.link_events import Hello
 from sublet.wire.orders import End, Report, Saved
 from sublet.wire.settings import SupervisorSettings
 from sublet.wire.sockets import peer_of

@@ -116,8 +116,8 @@ def _done(folder: Path) -> int:
 
 
 def _give_up(folder: Path, message: str, do: str) -> int:
+    from sublet.notebook.batch.job_states import Happening, after
     from sublet.notebook.batch.jobs import Job
-    from sublet.notebook.batch.law import Happening, after
 
     job = Job(folder)
     with job.taken():

@@ -21,11 +21,11 @@ from typing import Any, Final
 
 from sublet.client.fabric import connect
 from sublet.errors import CheckpointFailed, InvalidRequest, LeaseEnded, NotFound, SubletError, Unpicklable
+from sublet.notebook.environment import Surroundings
 from sublet.notebook.home import HomeRules
 from sublet.notebook.namespace import HIDDEN
+from sublet.notebook.namespace_sync import NOTEBOOK, Space
 from sublet.notebook.ownership import Owner
-from sublet.notebook.spaces import NOTEBOOK, Space
-from sublet.notebook.surroundings import Surroundings
 from sublet.state.checkpoints.durable import store_of
 from sublet.state.checkpoints.object_groups import Group, encode_roots
 from sublet.state.checkpoints.save_size import needed_bytes

@@ -29,8 +29,8 @@ from typing import Any, Final, TypeVar
 
 from sublet.client.home import home_dir, make_private_dir
 from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest, NotFound, SubletError
-from sublet.notebook.batch.asked import Asked
-from sublet.notebook.batch.law import JobRecord, JobState
+from sublet.notebook.batch.job_options import Asked
+from sublet.notebook.batch.job_states import JobRecord, JobState
 from sublet.state.checkpoints.atomic_files import move_into_place, read_whole, sync_folder, write_synced
 
 T = TypeVar("T")

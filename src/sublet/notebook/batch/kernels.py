@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sublet.client.home import home_dir, make_private_dir, runtime_dir
 from sublet.errors import CheckpointFailed, InvalidRequest, LeaseEnded, RemoteError, SubletError, Unsupported
-from sublet.notebook.batch.asked import Asked
 from sublet.notebook.batch.guest_client import GuestClient, beside
-from sublet.notebook.going_on import give_up, go_on, is_parked
+from sublet.notebook.batch.job_options import Asked
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import Owner, Volume
+from sublet.notebook.resume import give_up, go_on, is_parked
 from sublet.notebook.status import Suspended, as_text
 from sublet.values import GIB, NS_PER_S, Tier
 from sublet.wire.unix import ADDRESS_BYTES_MAX

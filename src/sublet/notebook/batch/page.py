@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from sublet.errors import Unsupported
 from sublet.invocation import installing
+from sublet.notebook.batch.job_states import JobRecord, JobState
 from sublet.notebook.batch.jobs import JobSpec
-from sublet.notebook.batch.law import JobRecord, JobState
-from sublet.notebook.batch.preparing import code_cells
+from sublet.notebook.batch.prepare import code_cells
 from sublet.notebook.status import WHOLE_S, CellBill
 from sublet.values import NS_PER_S, format_cost, format_duration
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sublet.notebook.batch.law import JobRecord
+from sublet.notebook.batch.job_states import JobRecord
 
 
 class Progress:

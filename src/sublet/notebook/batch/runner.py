@@ -24,12 +24,12 @@ from typing import Any, Final
 from sublet.background import start_task
 from sublet.client.fabric import Fabric, connect
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, QuotaExceeded, RemoteError, SubletError
-from sublet.notebook.batch.asked import cell_options
+from sublet.notebook.batch.job_options import cell_options
+from sublet.notebook.batch.job_states import Happening, JobRecord, JobState, after
 from sublet.notebook.batch.jobs import Job, Turn, put
 from sublet.notebook.batch.kernels import JobKernel, OrdinaryKernel, WholeKernel
-from sublet.notebook.batch.law import Happening, JobRecord, JobState, after
 from sublet.notebook.batch.page import JobBill, page_of, written
-from sublet.notebook.batch.preparing import code_cells, read_notebook
+from sublet.notebook.batch.prepare import code_cells, read_notebook
 from sublet.notebook.batch.progress import Progress
 from sublet.values import EndReason
 

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from sublet.errors import InvalidRequest, NotFound
-from sublet.office.api.asking import choice, flag, request_id
+from sublet.office.api.from_wire import choice, flag, request_id
 from sublet.office.api.service import Call, Reply, Service, is_live, json_reply
-from sublet.office.api.views import rfc3339
+from sublet.office.api.to_wire import rfc3339
 from sublet.office.journal.history import History, wire_lines
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.bills import Usage, check_window, fold, micros_of, to_csv

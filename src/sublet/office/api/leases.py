@@ -18,7 +18,7 @@ from sublet.errors import (
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.lease.value import LeaseEnd
-from sublet.office.api.asking import (
+from sublet.office.api.from_wire import (
     acquire_command,
     acquire_many_command,
     busy_ns,
@@ -29,7 +29,7 @@ from sublet.office.api.asking import (
     text,
 )
 from sublet.office.api.service import Asked, Call, Reply, Service, json_reply
-from sublet.office.api.views import offer_answer, place_answer, refusal_answer, renew_answer, rfc3339, volume_view
+from sublet.office.api.to_wire import offer_answer, place_answer, refusal_answer, renew_answer, rfc3339, volume_view
 from sublet.office.core import BATCH_MAX
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.answers import Answer, Granted, GrantedMany, Offer, Place, Refusal

@@ -12,10 +12,10 @@ import msgspec
 from sublet.errors import InvalidRequest, NotFound, Unauthorized
 from sublet.metrics import CONTENT_TYPE
 from sublet.office.access import new_token, token_hash
-from sublet.office.api.asking import choice, number, quota, text
-from sublet.office.api.looking import all_troubles
+from sublet.office.api.from_wire import choice, number, quota, text
+from sublet.office.api.listings import all_troubles
 from sublet.office.api.service import Call, Reply, Service, is_live, json_reply
-from sublet.office.api.views import (
+from sublet.office.api.to_wire import (
     audit_entry,
     device_view,
     fence_views,

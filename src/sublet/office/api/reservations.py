@@ -10,7 +10,7 @@ import msgspec
 
 from sublet.errors import InvalidRequest, NotFound
 from sublet.office.api.service import Call, Reply, Service, json_reply
-from sublet.office.api.views import rfc3339
+from sublet.office.api.to_wire import rfc3339
 from sublet.office.driver import Driver
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev

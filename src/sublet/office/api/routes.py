@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sublet.errors import NotFound, Unauthorized
 from sublet.office.access import Caller
-from sublet.office.api import bills, leases, looking, office, reservations
+from sublet.office.api import bills, leases, listings, office, reservations
 from sublet.office.api import policy as limits
 from sublet.office.api.service import Asked, Call, Reply, Service
 from sublet.office.ledger.state import State
@@ -115,7 +115,7 @@ def _table() -> tuple[Route, ...]:
             "GET",
             "/v1/troubles",
             Right.OPERATOR,
-            looking.troubles,
+            listings.troubles,
             "What has failed in background loops",
             answers={200: list[wire.TroubleView]},
         ),
@@ -169,7 +169,7 @@ def _table() -> tuple[Route, ...]:
             "GET",
             f"{lease}/explain",
             Right.TENANT,
-            looking.explain,
+            listings.explain,
             "Why it waits, or what may end it",
             answers={200: wire.ExplainAnswer},
             of="lease",
@@ -281,7 +281,7 @@ def _table() -> tuple[Route, ...]:
             "GET",
             "/v1/guests",
             Right.TENANT,
-            looking.guests,
+            listings.guests,
             "What runs under leases",
             answers={200: list[wire.GuestEntry]},
             query={
@@ -324,7 +324,7 @@ def _table() -> tuple[Route, ...]:
             "GET",
             "/v1/queue",
             Right.TENANT,
-            looking.queue,
+            listings.queue,
             "The queue: requests with their places, the next first",
             answers={200: list[wire.PlaceAnswer]},
             query={"limit": "how many at most (1000)"},

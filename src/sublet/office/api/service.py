@@ -18,7 +18,7 @@ from sublet.office.access import AccessList, Caller, Origin
 from sublet.office.api.processes import Peer
 from sublet.office.api.signing import Signer
 from sublet.office.api.sse import STREAMS_MAX, STREAMS_TENANT_MAX, Hub, Stream
-from sublet.office.api.views import lease_view
+from sublet.office.api.to_wire import lease_view
 from sublet.office.counting import Counting
 from sublet.office.driver import Driver
 from sublet.office.journal.audit import Record

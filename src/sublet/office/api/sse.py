@@ -18,7 +18,7 @@ import msgspec
 
 from sublet.lease.states import LeaseStatus
 from sublet.office.access import Caller
-from sublet.office.api.views import lease_view, seconds
+from sublet.office.api.to_wire import lease_view, seconds
 from sublet.office.driver import Driver
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.budgets import reached

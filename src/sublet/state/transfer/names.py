@@ -24,6 +24,8 @@ MOVED: Final[dict[tuple[str, str], str]] = {
         for name in names
     },
     ("sublet.replicated.policy", "FailureDomain"): "sublet.state.replicated.replica",
+    ("sublet.training.law", "Act"): "sublet.training.step_protocol",
+    ("sublet.training.telling", "Account"): "sublet.training.progress_events",
 }
 """Public classes of which values were saved: the module and name that they were saved under → their module now."""
 

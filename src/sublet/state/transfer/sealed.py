@@ -1,4 +1,4 @@
-"""Memory from a sealed file (``wire.shared``), and which of its pages this process has written to.
+"""Memory from a sealed file (``wire.sealed_memory``), and which of its pages this process has written to.
 
 Such a file is mapped privately. It can no longer be written to, so a page that is still the file's holds what it held
 when it came; the first write to one, also by a device that pins it, makes it a page of the process's own.
@@ -18,7 +18,7 @@ from typing import Final
 
 from sublet.state.transfer.memory import PAGE, address_of
 from sublet.state.transfer.pages import something_pins
-from sublet.wire.shared import sealed_maps
+from sublet.wire.sealed_memory import sealed_maps
 
 Range = tuple[int, int]
 

@@ -1,4 +1,4 @@
-"""Arrays in long-lived shared memory (``wire.lasting``), exchanged between two processes without a copy.
+"""Arrays in long-lived shared memory (``wire.persistent_memory``), exchanged between two processes without a copy.
 
 On the side that works with it such memory is the array's own, written to at full speed. What comes anew for it comes in
 another file, and the two change places: their pages are moved, so nothing is copied, and nothing is touched for the
@@ -24,7 +24,7 @@ from typing import Final
 from sublet.state.transfer.memory import COPIERS, PAGE, PARALLEL_MIN, address_of, copy_bytes
 from sublet.state.transfer.pages import something_pins
 from sublet.state.transfer.sealed import written_privately
-from sublet.wire.lasting import Lasting
+from sublet.wire.persistent_memory import Lasting
 
 _MAY_MOVE: Final = 1
 _FIXED: Final = 2

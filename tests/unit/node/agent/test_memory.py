@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet.errors import LeaseExpired, LeaseNotActive, LeaseRevoked
-from sublet.lease.repeats import Repeats
+from sublet.lease.retransmit import Repeats
 from sublet.testing import HeldClock, preempt
 from sublet.testing.machine import FaultName, Faults, Machine
 from sublet.testing.memory import MemoryAgent

@@ -30,8 +30,8 @@ from sublet.wire.guests import (
     Reports,
     Revoke,
 )
-from sublet.wire.happenings import Called, Event, Hello
 from sublet.wire.link import LINK_OUT_MAX, Link
+from sublet.wire.link_events import Called, Event, Hello
 from sublet.wire.orders import End, Held, Inventory, Order, RemoveVolume, Report, VolumeRef
 from sublet.wire.sockets import receive_some, send_some
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION

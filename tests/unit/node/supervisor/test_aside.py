@@ -13,7 +13,8 @@ import pytest
 
 from sublet.errors import QuotaExceeded
 from sublet.node.loop import Loop
-from sublet.node.processes.aside import (
+from sublet.node.processes.group import Group
+from sublet.node.processes.trash import (
     AGAIN_MAX_S,
     AGAIN_S,
     HELD_GROUPS_MAX,
@@ -24,7 +25,6 @@ from sublet.node.processes.aside import (
     Aside,
     HeldMemory,
 )
-from sublet.node.processes.group import Group
 from sublet.node.sandbox.cleaning import Left
 from sublet.testing.clock import HeldClock
 from sublet.values import TenantId
@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_removed_now_is_removed_later(
         return Left(left=1, named=[f"{path}: Too many open files"])
 
     with monkeypatch.context() as patch:
-        patch.setattr("sublet.node.processes.aside.remove_tree", no_descriptor)
+        patch.setattr("sublet.node.processes.trash.remove_tree", no_descriptor)
         for _ in range(40):
             clock.advance_ns(NEARLY_NS * 10)
             loop.turn(0)

@@ -15,8 +15,8 @@ from sublet.node.loop import Loop
 from sublet.node.supervisor.service import Supervisor
 from sublet.values import EndReason, Epoch, LeaseId, TenantId
 from sublet.wire.guests import Orders
-from sublet.wire.happenings import Event, Hello
 from sublet.wire.link import Link
+from sublet.wire.link_events import Event, Hello
 from sublet.wire.orders import End, Extend, Grant
 from sublet.wire.sockets import receive_some
 from tests.left_open import nothing_left_open

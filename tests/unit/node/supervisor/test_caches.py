@@ -11,7 +11,7 @@ import pytest
 
 from sublet.clock import SystemClock
 from sublet.node.loop import Loop
-from sublet.node.processes.visits import Visits
+from sublet.node.processes.guest_connections import Visits
 from sublet.node.supervisor import parking
 from sublet.node.supervisor.parking import Caches
 from sublet.values import Epoch, LeaseId, TenantId

@@ -11,8 +11,8 @@ import pytest
 
 from sublet.clock import SystemClock
 from sublet.node.loop import Loop
-from sublet.node.processes.endings import Endings
 from sublet.node.processes.guest import Guest
+from sublet.node.processes.termination import Endings
 from sublet.values import EndReason
 
 LINE = "the lease is over (released)"

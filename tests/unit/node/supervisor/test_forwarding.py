@@ -19,10 +19,10 @@ from sublet.node.storage import stores
 from sublet.testing.clock import HeldClock
 from sublet.wire.conversation import Conversation
 from sublet.wire.frames import FrameKind, close_all, encode
-from sublet.wire.happenings import Buffer, Called, Event, Opened, Over, Replied
-from sublet.wire.lasting import Lasting
 from sublet.wire.link import Link
-from sublet.wire.shared import write_shared
+from sublet.wire.link_events import Buffer, Called, Event, Opened, Over, Replied
+from sublet.wire.persistent_memory import Lasting
+from sublet.wire.sealed_memory import write_shared
 from sublet.wire.sockets import receive_some, send_some
 from sublet.wire.work import Board
 from tests.left_open import left_of, open_now

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from sublet.errors import CapacityExceeded, QuotaExceeded
-from sublet.node.processes.kept import (
+from sublet.node.processes.guest_limits import (
     ENDED_MAX,
     ENDED_PER_TENANT_MAX,
     GUESTS_MAX,

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet.clock import SystemClock
-from sublet.node.processes.following import Following
+from sublet.node.processes.log_readers import Following
 from sublet.node.processes.logs import GuestLog, LogReader
 
 BOUND: Final = 4096

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sublet.clock import SystemClock
 from sublet.node.loop import Loop
-from sublet.node.processes.looking import Looking
+from sublet.node.processes.scan_schedule import Looking
 
 
 def test_a_scan_that_nothing_needed_does_not_make_the_next_look_a_scan() -> None:

@@ -16,8 +16,8 @@ from sublet.node.supervisor.office_link import OfficeLink, read_orders
 from sublet.values import EndReason, Epoch, LeaseId, NodeId, TenantId
 from sublet.wire.codec import dumps, loads, to_wire
 from sublet.wire.guests import Configure, Configured, Orders, Reports
-from sublet.wire.happenings import Event, Happening, Over
 from sublet.wire.link import Link
+from sublet.wire.link_events import Event, Happening, Over
 from sublet.wire.orders import End, Extend, Grant, Inventory, NotHeld, Order
 from sublet.wire.sockets import receive_some, send_some
 

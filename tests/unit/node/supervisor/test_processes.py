@@ -13,11 +13,11 @@ import pytest
 from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.cgroups_places import Place
 from sublet.node.processes.group import Group
-from sublet.node.processes.notes import GuestNote
+from sublet.node.processes.guest_records import GuestNote
 from sublet.node.processes.procs import NS_PER_TICK, Identity, Procs, Stat
 from sublet.node.processes.stuck import is_frozen, why_alive
 from sublet.node.processes.tree import Look, Tree, Trees, marks_of
-from sublet.node.supervisor.predecessor import Sweep
+from sublet.node.supervisor.recovery import Sweep
 from sublet.values import Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.guests import Profile
 

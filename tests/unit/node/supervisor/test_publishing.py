@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from sublet.errors import LeaseNotActive, StaleEpoch, SubletError, Unauthorized
-from sublet.node.processes.tenancy import Tenancy
-from sublet.node.storage.publishing import TICKETS_MAX, WAITING_MAX, AnyReply, Asker, Handed, Lent, Publishing
+from sublet.node.processes.lease_runtime import Tenancy
+from sublet.node.storage.publish_queue import TICKETS_MAX, WAITING_MAX, AnyReply, Asker, Handed, Lent, Publishing
 from sublet.node.storage.store import State, Store
 from sublet.node.storage.stores_work import Made, StoreNote
 from sublet.values import MIB, EndReason, Epoch, Kind, LeaseId, ResourceId, TenantId

@@ -24,7 +24,7 @@ from sublet.errors import (
     VersionConflict,
 )
 from sublet.node.storage import volume_folder
-from sublet.node.storage.publishing_work import publish, said_of
+from sublet.node.storage.publish import publish, said_of
 from sublet.node.storage.volume_folder import Place, collect, has_files, lay_out, sweep_staging
 from sublet.state.checkpoints.store import FolderStore, verify
 from sublet.state.checkpoints.writer import Author, Saver, Staged
@@ -301,7 +301,7 @@ def test_where_there_are_no_leases_of_files_it_is_copied(bench: Bench, monkeypat
         assert what == fcntl.F_SETLEASE
         raise OSError(errno.EINVAL, "no leases here")
 
-    monkeypatch.setattr("sublet.node.storage.publishing_work.fcntl.fcntl", refuse)
+    monkeypatch.setattr("sublet.node.storage.publish.fcntl.fcntl", refuse)
     asked, staged = bench.stage(big(1))
     publish(bench.place, asked)
     staged.packs[0].chmod(0o600)
@@ -323,7 +323,7 @@ def test_while_it_is_published_nobody_begins_to_write(bench: Bench, monkeypatch:
         link(*names, **how)
 
     asked, staged = bench.stage(big(1))
-    monkeypatch.setattr("sublet.node.storage.publishing_work.os.link", watched)
+    monkeypatch.setattr("sublet.node.storage.publish.os.link", watched)
     before = signal.getsignal(signal.SIGIO)
     try:
         answer = loads(VolumeReply, said_of(lambda: publish(bench.place, asked)).encode())
@@ -359,7 +359,7 @@ def test_a_full_disk_is_a_refusal_and_the_next_save_is_whole(bench: Bench, monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sublet.node.storage.publishing_work.os.write", full)
+        patch.setattr("sublet.node.storage.publish.os.write", full)
         answer = loads(VolumeReply, said_of(lambda: publish(bench.place, asked)).encode())
     assert isinstance(answer, Refusal)
     assert answer.kind == "CheckpointFailed"
@@ -497,9 +497,7 @@ def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_all_of_them(
     write = os.write
     asked, staged = bench.stage(big(1)[:20_000])
     with open(staged.packs[0] if is_open else os.devnull, "r+b"):
-        monkeypatch.setattr(
-            "sublet.node.storage.publishing_work.os.write", lambda fd, data: write(fd, bytes(data[:777]))
-        )
+        monkeypatch.setattr("sublet.node.storage.publish.os.write", lambda fd, data: write(fd, bytes(data[:777])))
         publish(bench.place, asked)
     monkeypatch.undo()
     assert bench.values() == {1: big(1)[:20_000]}

@@ -16,8 +16,8 @@ import pytest
 from sublet.clock import SystemClock
 from sublet.errors import InvalidRequest
 from sublet.node.loop import Loop
+from sublet.node.processes.guest_records import GuestNote, Notes
 from sublet.node.processes.launch import ARGUMENTS_MAX, check_spec
-from sublet.node.processes.notes import GuestNote, Notes
 from sublet.node.processes.reaper import Exit, Reaper
 from sublet.node.processes.spawn import Child, SpawnFailed, SpawnPlan, read_failure, spawn
 from sublet.values import Epoch, GuestId, Kind, LeaseId, ResourceId, TenantId

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from sublet.clock import SystemClock
-from sublet.node.errands import ERRANDS_MAX, Errands
+from sublet.node.forked_jobs import ERRANDS_MAX, Errands
 from sublet.node.loop import Loop
 from sublet.node.processes.limits import choose
 from sublet.node.processes.memory_watch import share_of
+from sublet.node.processes.messages import out_of_memory
 from sublet.node.processes.procs import PAGE_BYTES, Procs, Stat
 from sublet.node.processes.tree import Trees
-from sublet.node.processes.words import out_of_memory
 from sublet.node.storage.mounts import Mount, loops_in, mounts_in, who_else_has
 from sublet.node.storage.store import NAMES_MAX, Count, count
 from sublet.values import MIB

@@ -7,7 +7,7 @@ from typing import Any
 
 from sublet.lease.hardware import NotYet
 from sublet.node.processes.guests import Guests
-from sublet.node.supervisor.premises import LOOK_AGAIN_NS, Premises
+from sublet.node.supervisor.real_hardware import LOOK_AGAIN_NS, Premises
 from sublet.values import Epoch, LeaseId, ResourceId
 
 

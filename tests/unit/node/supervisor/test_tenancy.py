@@ -13,10 +13,10 @@ import pytest
 
 from sublet.clock import SystemClock
 from sublet.node.loop import Loop
-from sublet.node.processes.aside import NAMES_AT_ONCE, Aside
 from sublet.node.processes.cgroups import Group, Groups
+from sublet.node.processes.lease_runtime import Tenancy
 from sublet.node.processes.limits import Limits
-from sublet.node.processes.tenancy import Tenancy
+from sublet.node.processes.trash import NAMES_AT_ONCE, Aside
 from sublet.node.sandbox import remove_tree
 from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.page import PageWriter

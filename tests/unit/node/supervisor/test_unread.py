@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sublet.errors import SubletError
-from sublet.node.unread import UNREAD_BYTES, UNREAD_BYTES_MAX, UNREAD_LEAST_BYTES, Unread
+from sublet.node.output_budget import UNREAD_BYTES, UNREAD_BYTES_MAX, UNREAD_LEAST_BYTES, Unread
 
 
 class Line:

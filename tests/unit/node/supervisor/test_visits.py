@@ -9,7 +9,7 @@ import pytest
 
 from sublet.clock import SystemClock
 from sublet.node.loop import Loop
-from sublet.node.processes.visits import Visits
+from sublet.node.processes.guest_connections import Visits
 from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.codec import loads
 from sublet.wire.guests import Service, Visit

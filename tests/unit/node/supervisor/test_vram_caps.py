@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sublet.guest.tally import SharedAccount
+from sublet.guest.usage_counters import SharedAccount
 from sublet.node.processes.cgroups import Group, Groups
+from sublet.node.processes.lease_runtime import Tenancy
 from sublet.node.processes.limits import Limits
-from sublet.node.processes.tenancy import Tenancy
 from sublet.values import GIB, MIB, EndReason, Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Metered, Part
-from sublet.wire.tally import TALLY_BYTES, Row, TallyFile
+from sublet.wire.usage_counters import TALLY_BYTES, Row, TallyFile
 
 HOST = Part(resource=ResourceId("local/gpu0"), kind=Kind.GPU, amount=64 * MIB)
 CARD = Part(resource=ResourceId("local/GPU-1b4e28ba"), kind=Kind.GPU, amount=40 * GIB)

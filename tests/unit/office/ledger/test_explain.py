@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sublet.lease.states import LeaseStatus
-from sublet.office.api.views import explain_answer
+from sublet.office.api.to_wire import explain_answer
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.explain import Because, Explanation, Reason, ReasonKind
 from sublet.office.ledger.fairness import DEFAULT_GROUP

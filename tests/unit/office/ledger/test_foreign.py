@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet.lease.states import LeaseStatus
-from sublet.office.api.views import device_view
+from sublet.office.api.to_wire import device_view
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Offer, RefusalCode

@@ -22,7 +22,7 @@ from sublet.errors import (
     VersionConflict,
 )
 from sublet.node.storage.copying_work import copy_in
-from sublet.node.storage.publishing_work import publish, said_of
+from sublet.node.storage.publish import publish, said_of
 from sublet.node.storage.volume_folder import Place, collect, lay_out
 from sublet.state.checkpoints.durable import Durable, store_of
 from sublet.state.checkpoints.object_groups import encode_roots

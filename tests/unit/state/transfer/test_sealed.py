@@ -12,7 +12,7 @@ from sublet.state.transfer import changes, sealed
 from sublet.state.transfer.changes import CHUNK_BYTES, HASH_BYTES, ChangeFinder, chunk_hash
 from sublet.state.transfer.encoded import Buffer, BufferKind
 from sublet.state.transfer.memory import PAGE, address_of
-from sublet.wire.shared import map_shared, sealed_maps, write_shared
+from sublet.wire.sealed_memory import map_shared, sealed_maps, write_shared
 
 SIZE = 8 * CHUNK_BYTES + 3 * PAGE + 17
 

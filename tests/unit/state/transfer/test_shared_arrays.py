@@ -20,7 +20,7 @@ from sublet.state.transfer.shared_arrays import (
     rejoin,
     separate,
 )
-from sublet.wire.lasting import Lasting
+from sublet.wire.persistent_memory import Lasting
 
 SIZE = 6 * PAGE + 11
 
