@@ -1,4 +1,4 @@
-"""What is killed: publication in a volume, its collection, and the removal of the volume, as the supervisor's errands
+"""What is killed: publication in a volume, its collection, and the removal of the volume, as the supervisor's forked_jobs
 do them.
 
 ``python -m tests.crash.volume_program`` reads one order per line and carries it out in a fork
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sublet.errors import SubletError
-from sublet.node.storage.publish import publish, said_of
+from sublet.node.storage.publish import publish, run_and_encode
 from sublet.node.storage.stores_work import KEPT, NOTE, StoreNote, make_blocks, put_away
 from sublet.node.storage.volume_folder import Place, collect, lay_out
 from sublet.state.checkpoints.store import FolderStore
@@ -56,7 +56,7 @@ def place_of(folder: Path) -> Place:
 
 def done(work: Callable[[], object]) -> None:
     """As an errand answers; what it refuses is raised here."""
-    answer = loads(VolumeReply, said_of(work).encode("utf-8", "surrogateescape"))
+    answer = loads(VolumeReply, run_and_encode(work).encode("utf-8", "surrogateescape"))
     if isinstance(answer, Refusal):
         raise error_of(answer)
 

@@ -133,7 +133,7 @@ def test_an_asyncio_program_goes_on_with_its_workers(fabric: sublet.Fabric) -> N
             assert lease.end is not None
             await other.release()
             async with await mine.gpu(resume=lease, ttl="60s", wait="60s") as again:
-                assert again._ground is not None
+                assert again._blocking_lease is not None
                 second = await again.run(parked_functions.pid)
                 return first, second, await again.run(parked_functions.remembered)
 

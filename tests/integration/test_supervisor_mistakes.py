@@ -43,7 +43,7 @@ from sublet.node.processes.guest import Guest
 from sublet.node.processes.guests import Guests
 from sublet.node.processes.stdio import Stdio
 from sublet.node.processes.tree import Trees
-from sublet.node.processes.lease_runtime import Tenancy
+from sublet.node.processes.lease_runtime import LeaseRuntime
 """
 HEARS = """
 hear = Stdio._hear
@@ -71,13 +71,13 @@ def failing(self, trees):
 Trees.kill = failing
 """
 SHOWS = """
-show, shown = Tenancy.show, set()
+show, shown = LeaseRuntime.show, set()
 def failing(self, now_ns):
     if self.lease == "lease-b" and self._page is not None and self.lease in shown:
         raise RuntimeError("a mistake in show")
     shown.add(self.lease)
     show(self, now_ns)
-Tenancy.show = failing
+LeaseRuntime.show = failing
 """
 TAKES = """
 from sublet.wire.link import Link

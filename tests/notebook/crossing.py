@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sublet.guest.cargo import encode, load, stow, unstow
+from sublet.guest.cargo import encode, fetch_buffers, load, place_buffers
 from sublet.notebook.lending import Lender
 from sublet.notebook.lodging import Lodger
 from sublet.notebook.namespace_sync import GUEST, NOTEBOOK, Outgoing, Space, Taken
@@ -78,9 +78,9 @@ class Sides:
 
 
 def crossed(found: Any) -> Any:
-    stowed = stow(encode(found, "it"))
+    placed = place_buffers(encode(found, "it"))
     try:
-        said = unpack(pack(Told.VALUE, pieces=stowed.pieces, inline=stowed.inline))
-        return load(*unstow(said, stowed.fds, lambda number: -1))
+        said = unpack(pack(Told.VALUE, pieces=placed.pieces, inline=placed.inline))
+        return load(*fetch_buffers(said, placed.fds, lambda number: -1))
     finally:
-        close_all(stowed.fds)
+        close_all(placed.fds)

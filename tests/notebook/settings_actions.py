@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from sublet.notebook.environment import Surroundings
+from sublet.notebook.environment import CellEnvironment
 
 WHAT_TO_DO: Any = ("ignore", "always", "default", "once")
 LIBRARIES = ("numpy", "torch", "pandas", "matplotlib")
@@ -161,7 +161,7 @@ def serve(is_notebook: bool | None) -> None:
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
     for name in ("TEST_SETTING", *(one for one in os.environ if one.startswith("OMP_"))):
         os.environ.pop(name, None)
-    side = None if is_notebook is None else Surroundings(is_notebook=is_notebook)
+    side = None if is_notebook is None else CellEnvironment(is_notebook=is_notebook)
     problems: dict[str, str] = {}
     while True:
         try:

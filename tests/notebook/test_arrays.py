@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet.guest.cargo import encode, load, stow
+from sublet.guest.cargo import encode, load, place_buffers
 from sublet.notebook.namespace_sync import GUEST, NOTEBOOK, Outgoing, Space
 from sublet.state.transfer import changes
 from sublet.state.transfer.memory import address_of
@@ -52,15 +52,15 @@ def crossed(found: Outgoing) -> list[Any]:
     parcels = []
     for parcel in found.parcels:
         cargo = encode(parcel, "it")
-        stowed = stow(cargo)
+        placed = place_buffers(cargo)
         try:
             views = [
-                map_shared(stowed.fds[piece.fd], piece.offset, piece.length, writable=True)
-                for piece in stowed.pieces[1:]
+                map_shared(placed.fds[piece.fd], piece.offset, piece.length, writable=True)
+                for piece in placed.pieces[1:]
             ]
             parcels.append(load(cargo.head, views))
         finally:
-            close_all(stowed.fds)
+            close_all(placed.fds)
     return parcels
 
 

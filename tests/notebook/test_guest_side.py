@@ -14,7 +14,7 @@ from sublet.notebook.namespace import Bound
 from sublet.notebook.namespace_sync import GUEST, NOTEBOOK, Space
 from sublet.notebook.options import CellOptions
 from sublet.notebook.reading import Reading
-from sublet.notebook.remote_values import Handles
+from sublet.notebook.remote_values import RemoteValues
 from tests.notebook.crossing import crossed
 
 
@@ -117,7 +117,7 @@ def test_what_cannot_come_late_is_no_cell_and_is_sent_with_the_next(monkeypatch:
     kernel: Any = Kernel(guest)
     here: dict[str, Any] = {"a": np.zeros(8), "b": 1}
     space = Space(here, NOTEBOOK)
-    traffic = Traffic(space, Handles(here))
+    traffic = Traffic(space, RemoteValues(here))
     reading = Reading(reads=frozenset("a"), binds=frozenset("b"), asked=frozenset("a"))
     traffic.send(kernel, reading, CellOptions(), 0)
     guest_side.collect()
@@ -148,7 +148,7 @@ def test_where_nothing_has_to_be_sent_nothing_is_asked_before_the_cell(monkeypat
     guest = Guest(monkeypatch)
     kernel: Any = Kernel(guest)
     here: dict[str, Any] = {f"n{number}": [number] for number in range(100)}
-    traffic = Traffic(Space(here, NOTEBOOK), Handles(here))
+    traffic = Traffic(Space(here, NOTEBOOK), RemoteValues(here))
     reads = frozenset(here)
     reading = Reading(reads=reads, binds=frozenset(), asked=reads)
     assert traffic.send(kernel, reading, CellOptions(), 0)[2] == ()

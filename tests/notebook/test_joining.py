@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.errors import NotFound
-from sublet.notebook.checkpoint import WITHIN, Joined, Key, Part, Shelf, join
+from sublet.notebook.checkpoint import WITHIN, Joined, Key, NotebookCheckpoint, Part, join
 from sublet.state.checkpoints.store import FolderStore, verify
 from tests.notebook.test_shelf import part
 
@@ -68,7 +68,7 @@ def large(value: int) -> np.ndarray:
 
 
 def test_a_copy_comes_into_what_is_here_as_one_save(tmp_path: Path) -> None:
-    first, second = Shelf(FolderStore(tmp_path / "1")), Shelf(FolderStore(tmp_path / "2"))
+    first, second = NotebookCheckpoint(FolderStore(tmp_path / "1")), NotebookCheckpoint(FolderStore(tmp_path / "2"))
     shared = [0]
     first.save(*part(Part.DEVICE, w=large(1), own=large(2), a=shared, b=shared))
     first.save(*part(Part.NOTEBOOK, x=3))
@@ -94,7 +94,7 @@ def test_a_copy_comes_into_what_is_here_as_one_save(tmp_path: Path) -> None:
 
 
 def test_from_nothing_comes_nothing(tmp_path: Path) -> None:
-    second = Shelf(FolderStore(tmp_path / "2"))
+    second = NotebookCheckpoint(FolderStore(tmp_path / "2"))
     with pytest.raises(NotFound):
         second.bring(str(tmp_path / "1"), never)
     FolderStore(tmp_path / "1")

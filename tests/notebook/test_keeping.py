@@ -17,14 +17,14 @@ from sublet.notebook import guest_persistence
 from sublet.notebook.batch.page import JobBill
 from sublet.notebook.bill import NotebookBill, since_end
 from sublet.notebook.cell_io import Fate, _saved, fates_text
-from sublet.notebook.checkpoint import About, Shelf
+from sublet.notebook.checkpoint import About, NotebookCheckpoint
 from sublet.notebook.end_messages import cannot_travel, process_lost, session_ended
 from sublet.notebook.interrupts import interrupts_wait
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import FOLDER_VARIABLE, Owner, Volume, notebook_path, volume_name
 from sublet.notebook.probing import describe, probe
 from sublet.notebook.remote_value import RemoteValue
-from sublet.notebook.remote_values import Handles
+from sublet.notebook.remote_values import RemoteValues
 from sublet.notebook.resume import wait_until_gone
 from sublet.notebook.status import CellBill
 from sublet.state.checkpoints.store import FolderStore
@@ -209,11 +209,11 @@ def test_a_cell_is_told_of_the_end_a_moment_later_and_does_not_pay_for_that() ->
     assert since_end(None, 3) == since_end(LeaseEnd(reason=EndReason.OPERATOR, at=""), 3) == 0
 
 
-def saves_in(folder: Path, names: dict[str, Any]) -> tuple[Handles, Volume, Shelf]:
+def saves_in(folder: Path, names: dict[str, Any]) -> tuple[RemoteValues, Volume, NotebookCheckpoint]:
     """A notebook, its volume, and the guest's hand on that."""
-    handles, volume = Handles(names), Volume(name="", folder=str(folder))
+    handles, volume = RemoteValues(names), Volume(name="", folder=str(folder))
     handles.save_in(volume)
-    return handles, volume, Shelf(FolderStore(folder))
+    return handles, volume, NotebookCheckpoint(FolderStore(folder))
 
 
 def test_what_a_guest_saves_after_the_end_was_told_is_not_gone_on_from(tmp_path: Path) -> None:
@@ -224,26 +224,26 @@ def test_what_a_guest_saves_after_the_end_was_told_is_not_gone_on_from(tmp_path:
     assert handles.ended(time.time_ns()) == {}
     guest.save({"device:w": [2]}, about, note="within cell 2")
     handles.settle()
-    assert Shelf(FolderStore(tmp_path / "v")).load(["device:w"]) == {"device:w": [1]}
+    assert NotebookCheckpoint(FolderStore(tmp_path / "v")).load(["device:w"]) == {"device:w": [1]}
 
 
 def test_what_it_saves_in_that_moment_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handles, volume, guest = saves_in(tmp_path / "v", {"w": handle(wall_ns=1)})
     about = {"device:w": About(name="w", cell=1)}
     volume.committed = guest.save({"device:w": [1]}, about, note="cell 1").number
-    began_ns, settle, late = time.time_ns(), Shelf.settle, [1]
+    began_ns, settle, late = time.time_ns(), NotebookCheckpoint.settle, [1]
 
-    def saved_after(shelf: Shelf, number: int, **how: bool) -> int:
+    def saved_after(shelf: NotebookCheckpoint, number: int, **how: bool) -> int:
         found = settle(shelf, number, **how)
         if late:
             late.clear()
             guest.save({"device:w": [2]}, about, note="within cell 2")
         return found
 
-    monkeypatch.setattr(Shelf, "settle", saved_after)
+    monkeypatch.setattr(NotebookCheckpoint, "settle", saved_after)
     assert list(handles.ended(began_ns)) == ["w"]
     handles.settle()
-    assert Shelf(FolderStore(tmp_path / "v")).load(["device:w"]) == {"device:w": [2]}
+    assert NotebookCheckpoint(FolderStore(tmp_path / "v")).load(["device:w"]) == {"device:w": [2]}
 
 
 def test_who_looks_for_what_a_guest_saved_waits_until_it_is_gone() -> None:
@@ -393,7 +393,7 @@ def test_a_volume_that_is_gone_is_taken_anew_though_its_lease_has_not_heard_of_i
 
 
 def test_an_interrupt_waits_for_a_save_that_has_begun() -> None:
-    guest, handles = Guest(KeyboardInterrupt(), guest_persistence.News(number=7)), Handles({})
+    guest, handles = Guest(KeyboardInterrupt(), guest_persistence.News(number=7)), RemoteValues({})
     news, interrupted = _saved(guest, handles, CellOptions())  # type: ignore[arg-type]
     assert news.number == 7
     assert isinstance(interrupted, KeyboardInterrupt)
@@ -401,7 +401,7 @@ def test_an_interrupt_waits_for_a_save_that_has_begun() -> None:
 
 
 def test_two_interrupts_do_not_wait_and_nobody_claims_to_know() -> None:
-    guest, handles = Guest(KeyboardInterrupt(), KeyboardInterrupt()), Handles({})
+    guest, handles = Guest(KeyboardInterrupt(), KeyboardInterrupt()), RemoteValues({})
     news, interrupted = _saved(guest, handles, CellOptions())  # type: ignore[arg-type]
     assert news == guest_persistence.News()
     assert isinstance(interrupted, KeyboardInterrupt)
@@ -409,7 +409,7 @@ def test_two_interrupts_do_not_wait_and_nobody_claims_to_know() -> None:
 
 def test_a_save_that_is_not_wanted_is_not_made() -> None:
     guest = Guest(guest_persistence.News())
-    _saved(guest, Handles({}), CellOptions(saves=False))  # type: ignore[arg-type]
+    _saved(guest, RemoteValues({}), CellOptions(saves=False))  # type: ignore[arg-type]
     assert guest.asked == [guest_persistence.look]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sublet.notebook.environment import Surroundings
+from sublet.notebook.environment import CellEnvironment
 from sublet.notebook.random_state import (
     CudaGenerators,
     NumpyGenerator,
@@ -85,7 +85,7 @@ def test_torch_is_read_without_drawing() -> None:
 def test_a_crossing_draws_no_number() -> None:
     """Of any of the generators, on either side."""
     pytest.importorskip("numpy")
-    sides = Surroundings(is_notebook=True), Surroundings(is_notebook=False)
+    sides = CellEnvironment(is_notebook=True), CellEnvironment(is_notebook=False)
     try:
         sides[0].begin(sees_files=True)
         state = random.getstate()
@@ -244,10 +244,10 @@ def test_another_device_goes_on_where_the_last_one_stood(cards: int, monkeypatch
 def test_a_checkpoint_has_the_states_of_the_cards(saves: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another kernel that is restored from it gives them to its first device."""
 
-    def side(torch: Torch, *, is_notebook: bool) -> Surroundings:
+    def side(torch: Torch, *, is_notebook: bool) -> CellEnvironment:
         monkeypatch.setitem(sys.modules, "torch", torch)
         rows = [row for row in table(is_notebook=is_notebook) if row.key == "torch CUDA generators"]
-        return Surroundings(is_notebook=is_notebook, rows=rows)
+        return CellEnvironment(is_notebook=is_notebook, rows=rows)
 
     def at(torch: Torch) -> None:
         monkeypatch.setitem(sys.modules, "torch", torch)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.errors import CheckpointFailed
-from sublet.notebook.checkpoint import KEEP, SPARE, WITHIN, Part, Shelf, how_many, make_room
+from sublet.notebook.checkpoint import KEEP, SPARE, WITHIN, NotebookCheckpoint, Part, how_many, make_room
 from sublet.state.checkpoints.store import FolderStore, verify
 from sublet.values import MIB
 from tests.notebook.test_shelf import part
@@ -112,7 +112,7 @@ def store(tmp_path: Path) -> Iterator[Small]:
 
 
 def test_a_state_that_changes_wholly_is_saved_again_and_again(store: Small) -> None:
-    shelf = Shelf(store)
+    shelf = NotebookCheckpoint(store)
     gone = [shelf.save(*state(seed)).let_go for seed in range(6)]
     assert gone == [0, 0, 1, 1, 1, 1]
     assert store.numbers() == [5, 6]
@@ -120,7 +120,7 @@ def test_a_state_that_changes_wholly_is_saved_again_and_again(store: Small) -> N
 
 
 def test_what_does_not_fit_twice_is_refused_and_nothing_went_for_it(store: Small) -> None:
-    shelf = Shelf(store)
+    shelf = NotebookCheckpoint(store)
     shelf.save(*state(1))
     shelf.save(*part(Part.NOTEBOOK, x=1))
     large = np.frombuffer(np.random.default_rng(2).bytes(2 * MIB), np.uint8)
@@ -133,7 +133,7 @@ def test_what_does_not_fit_twice_is_refused_and_nothing_went_for_it(store: Small
 
 
 def test_until_its_results_are_taken_the_checkpoint_before_it_stays_to_go_back_to(store: Small) -> None:
-    shelf = Shelf(store)
+    shelf = NotebookCheckpoint(store)
     good = shelf.save(*state(1)).number
     shelf.save(*state(2), good=good)
     with pytest.raises(CheckpointFailed, match="beside"):
@@ -144,7 +144,7 @@ def test_until_its_results_are_taken_the_checkpoint_before_it_stays_to_go_back_t
 
 
 def test_a_long_cell_saves_itself_as_often_as_it_likes(store: Small) -> None:
-    shelf = Shelf(store)
+    shelf = NotebookCheckpoint(store)
     shelf.save(*state(0))
     for seed in range(1, 5):
         shelf.save(*state(seed), note=f"{WITHIN}cell 2")

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from sublet.notebook.environment import Changes, Surroundings
+from sublet.notebook.environment import CellEnvironment, Changes
 from sublet.notebook.import_hook import ImportHook, is_imported
 from sublet.notebook.settings import Kind, Setting, documented, library_settings, process, table, written
 from sublet.notebook.settings.table import ENTRY_POINTS
@@ -109,8 +109,8 @@ class Two:
     """Both sides in this process, which is enough for what one of them reads and the other sets."""
 
     def __init__(self, rows: tuple[Setting, ...], *, sees_files: bool = True) -> None:
-        self.here = Surroundings(is_notebook=True, rows=rows)
-        self.there = Surroundings(is_notebook=False, rows=rows)
+        self.here = CellEnvironment(is_notebook=True, rows=rows)
+        self.there = CellEnvironment(is_notebook=False, rows=rows)
         self.here.begin(sees_files=sees_files)
 
     def send(self) -> None:
@@ -150,8 +150,8 @@ def test_a_tenants_guest_keeps_its_files_and_gets_the_rest() -> None:
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    side = Surroundings(is_notebook=False, rows=(row("working folder", is_notebook=False),))
-    other = Surroundings(is_notebook=True, rows=(row("working folder"),))
+    side = CellEnvironment(is_notebook=False, rows=(row("working folder", is_notebook=False),))
+    other = CellEnvironment(is_notebook=True, rows=(row("working folder"),))
     try:
         (tmp_path / "gone").mkdir()
         other.begin(sees_files=True)
@@ -740,7 +740,7 @@ def test_a_library_that_the_other_side_has_imported_draws_nothing_here(tmp_path:
     for name in ("drawing", "drawing_alone"):
         (tmp_path / f"{name}.py").write_text("import random\nrandom.random()\n")
     path.insert(0, str(tmp_path))
-    side = Surroundings(is_notebook=False, rows=(row("random"),))
+    side = CellEnvironment(is_notebook=False, rows=(row("random"),))
     before = random.getstate()
     try:
         side.apply(Changes(modules=("drawing",)), files=True)

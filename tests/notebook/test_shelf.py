@@ -9,7 +9,7 @@ import pytest
 
 from sublet.errors import CheckpointFailed
 from sublet.notebook import guest_persistence
-from sublet.notebook.checkpoint import About, Part, Shelf, key_of
+from sublet.notebook.checkpoint import About, NotebookCheckpoint, Part, key_of
 from sublet.state.checkpoints.store import FolderStore, verify
 
 
@@ -18,8 +18,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "volume"
 
 
-def shelf(folder: Path) -> Shelf:
-    return Shelf(FolderStore(folder))
+def shelf(folder: Path) -> NotebookCheckpoint:
+    return NotebookCheckpoint(FolderStore(folder))
 
 
 def device(**values: object) -> tuple[dict[str, object], dict[str, About]]:

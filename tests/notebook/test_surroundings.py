@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet.notebook import environment
-from sublet.notebook.environment import Changes, Surroundings
+from sublet.notebook.environment import CellEnvironment, Changes
 from sublet.notebook.settings import Kind, Setting
 from tests.notebook.crossing import crossed
 
@@ -56,12 +56,12 @@ class Sides:
         self.looked_at = self.here
         monkeypatch.setattr(environment, "is_imported", lambda name: name in self.looked_at.imported)
         self.notebook = self._side(self.here, is_notebook=True)
-        self.device: Surroundings
+        self.device: CellEnvironment
         self.new_device()
 
-    def _side(self, world: World, *, is_notebook: bool) -> Surroundings:
+    def _side(self, world: World, *, is_notebook: bool) -> CellEnvironment:
         self.looked_at = world
-        made = Surroundings(is_notebook=is_notebook, rows=world.rows)
+        made = CellEnvironment(is_notebook=is_notebook, rows=world.rows)
         made.close()
         return made
 
@@ -87,7 +87,7 @@ class Sides:
         else:
             self._exchange(self.device, self.there, self.notebook, self.here)
 
-    def _exchange(self, source: Surroundings, source_world: World, to: Surroundings, world: World) -> None:
+    def _exchange(self, source: CellEnvironment, source_world: World, to: CellEnvironment, world: World) -> None:
         self.looked_at = source_world
         changes: Changes | None = crossed(source.changes())
         self.looked_at = world
@@ -175,8 +175,8 @@ def test_what_belongs_to_the_context_of_cells_is_set_in_it(monkeypatch: pytest.M
         write=lambda new, gone: value.set(new[""]),
         kind=Kind.LOCAL,
     )
-    here = Surroundings(is_notebook=True, rows=(setting,))
-    there = Surroundings(is_notebook=False, rows=(setting,), in_cells=True)
+    here = CellEnvironment(is_notebook=True, rows=(setting,))
+    there = CellEnvironment(is_notebook=False, rows=(setting,), in_cells=True)
     cells, between = contextvars.copy_context(), contextvars.copy_context()
 
     def cell(context: contextvars.Context, sets: int | None = None) -> int:

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from sublet.errors import SubletError
 from sublet.node.by_descriptor import change, opened_folder
-from sublet.node.processes.lease_runtime import Tenancy
+from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.processes.limits import Limits
 from sublet.node.sandbox import Ids
 from sublet.node.sandbox.cleaning import remove_tree
@@ -250,8 +250,10 @@ class World:
         self.let_go()
         self.tenancy = self.made()
 
-    def made(self) -> Tenancy:
-        made = Tenancy(lease=LEASE, tenant=TENANT, epoch=EPOCH, parts=(GPU, BLOCK), deadline_ns=1 << 60, office="o")
+    def made(self) -> LeaseRuntime:
+        made = LeaseRuntime(
+            lease=LEASE, tenant=TENANT, epoch=EPOCH, parts=(GPU, BLOCK), deadline_ns=1 << 60, office="o"
+        )
         made.open(str(self.leases), NoGroups(), 1, lambda _: (), Limits())
         return made
 
@@ -354,8 +356,8 @@ def before(module: object, name: str, also: Callable[[str], object]) -> Callable
     """This function of the privileged part does something more with the folder that it is given, first."""
     real = getattr(module, name)
 
-    def wrong(folder: str | Place | Tenancy, *arguments: object, **named: object) -> object:
-        path = folder.folder if isinstance(folder, Place | Tenancy) else folder
+    def wrong(folder: str | Place | LeaseRuntime, *arguments: object, **named: object) -> object:
+        path = folder.folder if isinstance(folder, Place | LeaseRuntime) else folder
         with contextlib.suppress(OSError):
             also(path)
         return real(folder, *arguments, **named)
@@ -404,7 +406,7 @@ MISTAKES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Life]] = {
         (False, [LINK._replace(root="volume"), ("keep", "a", NEVER), ("start", "a", NEVER)], NEVER),
     ),
     "a start after a restart, by path in the home": (
-        before(Tenancy, "make_home", lambda folder: readable(f"{folder}/home")),
+        before(LeaseRuntime, "make_home", lambda folder: readable(f"{folder}/home")),
         (False, [LINK._replace(root="home"), ("restart", "a", NEVER), ("start", "a", NEVER)], NEVER),
     ),
     "adoption that looks first, and then changes by path": (

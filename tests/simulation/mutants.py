@@ -288,11 +288,11 @@ def _kept_without_looking(_original: Any) -> Any:
 
 
 def _adopted_without_deadlines(original: Any) -> Any:
-    def say_again(self: Node, now_ns: int) -> None:
+    def resend_reports(self: Node, now_ns: int) -> None:
         original(self, now_ns)
         self.fence._deadlines.clear()
 
-    return say_again
+    return resend_reports
 
 
 def _takes_the_hardware_for_empty(_original: Any) -> Any:
@@ -382,7 +382,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "Z20": Mutant(
         "a supervisor that another office takes over forgets its deadlines",
         "timers that die with a connection",
-        ((Node, "say_again", _adopted_without_deadlines),),
+        ((Node, "resend_reports", _adopted_without_deadlines),),
     ),
     "Z21": Mutant(
         "a new supervisor takes the hardware for empty",

@@ -18,7 +18,7 @@ from sublet.errors import LeaseInterrupt
 from sublet.guest import bootstrap
 from sublet.guest.bootstrap import EndOfLease
 from sublet.node.processes.cgroups import Groups
-from sublet.node.processes.lease_runtime import Tenancy
+from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.processes.limits import Limits
 from sublet.values import EndReason, Epoch, LeaseId, TenantId
 from sublet.wire.page import PageReader, PageView
@@ -82,9 +82,9 @@ class World:
             self._handle._tally.close()
         assert self.here.close(lambda _: None, lambda _: None) in ([], [self.here.folder])
 
-    def _tenancy(self) -> Tenancy:
+    def _tenancy(self) -> LeaseRuntime:
         n = next(self._numbers)
-        return Tenancy(
+        return LeaseRuntime(
             lease=LeaseId(f"l-{n}"), tenant=TenantId("t"), epoch=Epoch(1, n), parts=(), deadline_ns=1 << 60, office="o"
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sublet.lease.node_volumes import Shelf
+from sublet.lease.node_volumes import NodeVolumes
 from sublet.office.ledger import promises, volumes
 from sublet.office.ledger.records import LeaseRecord, ResourceRecord, SliceRecord
 from sublet.office.ledger.state import State
@@ -37,7 +37,7 @@ def _forgets_at_a_crash(original: Any) -> Any:
 
 
 def _removed_when_ordered(_original: Any) -> Any:
-    def remove(self: Shelf, order: RemoveVolume, now_ns: int) -> None:
+    def remove(self: NodeVolumes, order: RemoveVolume, now_ns: int) -> None:
         removed = VolumeRemoved(node=self._node, lease=order.lease, epoch=order.epoch, volume=order.volume)
         self._report(removed)
 
@@ -65,7 +65,7 @@ VOLUMES: Final[dict[str, Mutant]] = {
     "K3": Mutant(
         "a volume is removed when it was ordered, not when it was seen to be gone",
         "kubernetes #141471",
-        ((Shelf, "remove", _removed_when_ordered),),
+        ((NodeVolumes, "remove", _removed_when_ordered),),
     ),
     "K4": Mutant(
         "two leases have one volume",

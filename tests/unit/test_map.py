@@ -431,7 +431,7 @@ def judge(source: str, importer: str) -> list[str]:
         ("office.ledger.ledger", "import sublet.wire.orders"),
         ("office.ledger.ledger", "from sublet import __version__"),
         ("office.ledger.ledger", "import json, sqlite3"),
-        ("node.storage.stores", "from sublet.node.processes.lease_runtime import Tenancy"),
+        ("node.storage.stores", "from sublet.node.processes.lease_runtime import LeaseRuntime"),
         ("errors", "from sublet.values import LeaseId"),
         ("errors", "if TYPE_CHECKING:\n    from sublet.lease.value import LeaseEnd"),
         ("jobs.executor", "import sublet"),

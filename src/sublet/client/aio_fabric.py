@@ -31,7 +31,7 @@ from sublet.client.guest_watch import Watch
 from sublet.client.handle import LeaseFacts
 from sublet.client.home import was_ended
 from sublet.client.lease_entry import Owed
-from sublet.client.lease_table import Book, is_held
+from sublet.client.lease_table import LeaseTable, is_held
 from sublet.client.many import own_leases
 from sublet.client.model import Offer
 from sublet.client.operations import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
@@ -140,7 +140,7 @@ class Fabric(Asking[Acquiring[Lease], Acquiring[Leases]]):
         self._bound = bound
         self._core = Core(clock, partial(was_ended, address.home))
         self._transport = AioTransport(address, clock, wire=WIRE_VERSION, ca=ca)
-        self._book = Book(clock, new_request_id)
+        self._book = LeaseTable(clock, new_request_id)
         self._keeper = AioKeeper(self._book, self._core, self._transport, clock, self._revive, self._give_back_later)
         self._calls: set[asyncio.Task[None]] = set()
         self._unbinding: set[asyncio.Task[None]] = set()
@@ -372,7 +372,7 @@ class Fabric(Asking[Acquiring[Lease], Acquiring[Leases]]):
                         await old.release()
                 if isinstance(goes_on, Lease):
                     lease._go_on_from(goes_on)
-                lease._takes_up = goes_on is not None and lease._ground is None
+                lease._takes_up = goes_on is not None and lease._blocking_lease is None
 
             try:
                 with contextlib.nullcontext() if old is None else old._kept():

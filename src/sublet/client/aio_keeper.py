@@ -10,7 +10,7 @@ from sublet.background import Guard, start_task
 from sublet.client import background_requests
 from sublet.client.aio_driver import run_program
 from sublet.client.aio_transport import AioStream, AioTransport
-from sublet.client.lease_table import Book
+from sublet.client.lease_table import LeaseTable
 from sublet.client.operations import Core
 from sublet.client.renewal_thread import LISTEN_AFTER_S, LISTEN_AGAIN_S, LISTEN_LINGER_S, SILENCE_S
 from sublet.client.sse import EventReader
@@ -25,7 +25,7 @@ class AioKeeper:
 
     def __init__(
         self,
-        book: Book,
+        book: LeaseTable,
         core: Core,
         transport: AioTransport,
         clock: Clock,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, overl
 from sublet.client import background_requests
 from sublet.client.handle import DroppedLease, LoopFabric, LoopLease
 from sublet.client.lease_entry import Held
-from sublet.client.lease_table import Book
+from sublet.client.lease_table import LeaseTable
 from sublet.client.many import LeaseSequence, could_not_release
 from sublet.client.model import LeaseChange, Notice
 from sublet.errors import SubletError
@@ -35,10 +35,10 @@ class Lease(LoopLease):
     """A time-bounded grant, for asyncio. ``activity``, ``check`` and the facts are as in `sublet.Lease`: they wait for
     nothing, so they are not awaited."""
 
-    def __init__(self, fabric: LoopFabric, book: Book, held: Held) -> None:
+    def __init__(self, fabric: LoopFabric, book: LeaseTable, held: Held) -> None:
         self._fabric = fabric
         super().__init__(book, held, fabric._clock, contextlib.nullcontext())
-        self._ground = None
+        self._blocking_lease = None
         self._loop = asyncio.get_running_loop()
         self._volume_line: Callable[[], LoopLine | None] = lambda: None
 
@@ -84,8 +84,8 @@ class Lease(LoopLease):
             await self._close_what_runs()
 
     async def _close_what_runs(self) -> None:
-        if self._ground is not None and self._ground._workers is not None:
-            self._ground._workers.close()
+        if self._blocking_lease is not None and self._blocking_lease._workers is not None:
+            self._blocking_lease._workers.close()
         if (line := self._volume_line()) is not None:
             await asyncio.to_thread(line.close)
 
@@ -196,22 +196,22 @@ class Lease(LoopLease):
         return self._calls(options_of(timeout=timeout, python=python, env=env, cwd=cwd, name=name, volume=volume))
 
     def _calls(self, options: Any = None) -> Calls:
-        from sublet.compute.aio_calls import Calls, Options, new_ground
+        from sublet.compute.aio_calls import Calls, Options, new_blocking_lease
 
-        if self._ground is None:
-            self._ground = new_ground(self)
+        if self._blocking_lease is None:
+            self._blocking_lease = new_blocking_lease(self)
         return Calls(self, Options() if options is None else options)
 
     def _go_on_from(self, old: Lease) -> None:
         """What ran under that one was parked, and is under this one now; see `sublet.Lease`."""
-        from sublet.compute.aio_calls import new_ground
+        from sublet.compute.aio_calls import new_blocking_lease
 
-        workers = None if old._ground is None else old._ground._workers
+        workers = None if old._blocking_lease is None else old._blocking_lease._workers
         if workers is not None:
-            old._ground._workers = None
-            self._ground = new_ground(self)
-            self._ground._workers = workers
-            workers.now_under(self._ground)
+            old._blocking_lease._workers = None
+            self._blocking_lease = new_blocking_lease(self)
+            self._blocking_lease._workers = workers
+            workers.now_under(self._blocking_lease)
 
     async def _take_events(self, changes: asyncio.Queue[LeaseChange]) -> AsyncIterator[LeaseChange]:
         try:

@@ -10,7 +10,7 @@ from typing import Final
 
 from sublet.background import is_shortage
 from sublet.client.lease_entry import Owed, Word
-from sublet.client.lease_table import Book
+from sublet.client.lease_table import LeaseTable
 from sublet.client.operations import Core
 from sublet.client.outcomes import item_of, outcome_of
 from sublet.client.responses import end_of, error_of
@@ -30,7 +30,7 @@ SAID_AT_ONCE: Final = 8
 """Messages about leases that became busy or idle, side by side."""
 
 
-def renew(core: Core, book: Book, batch: Batch) -> Program[None]:
+def renew(core: Core, book: LeaseTable, batch: Batch) -> Program[None]:
     """Send renewals that are due. Those that ask for another TTL go alone, the rest in one message."""
     together = [attempt for attempt in batch.attempts if attempt.ttl_ns is None]
     for attempt in batch.attempts:
@@ -42,7 +42,7 @@ def renew(core: Core, book: Book, batch: Batch) -> Program[None]:
         book.settle(Batch(tuple(together)), outcomes)
 
 
-def renew_one(core: Core, book: Book, attempt: Attempt, timeout_s: float) -> Program[Outcome]:
+def renew_one(core: Core, book: LeaseTable, attempt: Attempt, timeout_s: float) -> Program[Outcome]:
     """One renewal, and what its answer means."""
     request = RenewRequest(
         epoch=attempt.epoch or Epoch(0, 0),
@@ -60,17 +60,17 @@ def renew_one(core: Core, book: Book, attempt: Attempt, timeout_s: float) -> Pro
     return outcome_of(attempt, answer, None, "")
 
 
-def say_all(core: Core, book: Book, words: Sequence[Word]) -> list[Program[None]]:
+def say_all(core: Core, book: LeaseTable, words: Sequence[Word]) -> list[Program[None]]:
     """Tell the office that leases became busy or idle: side by side, but on a bounded number of connections."""
     return [_say_some(core, book, words[start::SAID_AT_ONCE]) for start in range(min(len(words), SAID_AT_ONCE))]
 
 
-def _say_some(core: Core, book: Book, words: Sequence[Word]) -> Program[None]:
+def _say_some(core: Core, book: LeaseTable, words: Sequence[Word]) -> Program[None]:
     for word in words:
         yield from say(core, book, word)
 
 
-def say(core: Core, book: Book, word: Word) -> Program[None]:
+def say(core: Core, book: LeaseTable, word: Word) -> Program[None]:
     """Tell the office that a lease became busy or idle."""
     held = word.held
     try:
@@ -82,7 +82,7 @@ def say(core: Core, book: Book, word: Word) -> Program[None]:
         book.said(word, heard=True)
 
 
-def give_back_what_is_owed(core: Core, book: Book, owed: Sequence[Owed]) -> list[Program[None]]:
+def give_back_what_is_owed(core: Core, book: LeaseTable, owed: Sequence[Owed]) -> list[Program[None]]:
     """Give back what nothing in this program holds: several leases in one message, anything else by itself."""
     plain = [one for one in owed if one.is_plain]
     if len(plain) < 2:
@@ -90,7 +90,7 @@ def give_back_what_is_owed(core: Core, book: Book, owed: Sequence[Owed]) -> list
     return [_give_back_many(core, book, plain), *(give_back(core, book, one) for one in owed if not one.is_plain)]
 
 
-def _give_back_many(core: Core, book: Book, owed: Sequence[Owed]) -> Program[None]:
+def _give_back_many(core: Core, book: LeaseTable, owed: Sequence[Owed]) -> Program[None]:
     try:
         yield from core.release_many(owed)
     except SubletError as error:
@@ -109,7 +109,7 @@ def _give_back_many(core: Core, book: Book, owed: Sequence[Owed]) -> Program[Non
             book.given_back(one)
 
 
-def give_back(core: Core, book: Book, owed: Owed) -> Program[None]:
+def give_back(core: Core, book: LeaseTable, owed: Owed) -> Program[None]:
     """Give back what nothing in this program holds. If the office cannot be reached, it is tried again later."""
     try:
         yield from core.give_back(owed)
@@ -125,7 +125,7 @@ def give_back(core: Core, book: Book, owed: Owed) -> Program[None]:
         book.given_back(owed)
 
 
-def catch_up(core: Core, book: Book) -> Program[None]:
+def catch_up(core: Core, book: LeaseTable) -> Program[None]:
     """Read the state again, after news may have been missed."""
     try:
         as_of_ns = book.now_ns()
@@ -147,7 +147,7 @@ def catch_up(core: Core, book: Book) -> Program[None]:
 _FORGOTTEN: Final = "the office does not know it (any more)"
 
 
-def _renew_together(core: Core, book: Book, attempts: Sequence[Attempt]) -> Program[list[Outcome]]:
+def _renew_together(core: Core, book: LeaseTable, attempts: Sequence[Attempt]) -> Program[list[Outcome]]:
     try:
         answer, _ = yield from core.renew_many([item_of(attempt) for attempt in attempts], FLIGHT_S)
     except SubletError as error:

@@ -26,14 +26,14 @@ from sublet.client.handle import Courier, LeaseFacts
 from sublet.client.home import was_ended
 from sublet.client.lease import Lease
 from sublet.client.lease_entry import Held, Owed
-from sublet.client.lease_table import Book, is_held
+from sublet.client.lease_table import LeaseTable, is_held
 from sublet.client.many import Leases, own_leases
 from sublet.client.model import Offer
 from sublet.client.operations import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
 from sublet.client.paths import valid_path
 from sublet.client.progress import QueueLine
 from sublet.client.queries import ENDS_WAIT_S, bill_path, check_versions, ends_asked, listing_path
-from sublet.client.renewal_thread import Keeper
+from sublet.client.renewal_thread import RenewalThread
 from sublet.client.requests import (
     Asked,
     Asking,
@@ -140,11 +140,11 @@ class Fabric(Asking[Lease, Leases]):
     def _furnish(self, *, closed: bool) -> None:
         """What belongs to one process: a fork begins with its own."""
         self._lock = threading.RLock()
-        self._book = Book(self._clock, new_request_id)
+        self._book = LeaseTable(self._clock, new_request_id)
         self._book.closing = closed
         self._courier = Courier()
         self._guest_watch: Watch | None = None
-        self._keeper = Keeper(self._book, self._core, self._transport, self._clock, self._lock, self._reviver())
+        self._keeper = RenewalThread(self._book, self._core, self._transport, self._clock, self._lock, self._reviver())
 
     def __repr__(self) -> str:
         return f"<Fabric {self.address.url}{' closed' if self._closed else ''}>"
@@ -487,7 +487,7 @@ def closed_error() -> SubletError:
 
 
 def give_back_all(
-    core: Core, book: Book, transport: Transport, clock: Clock, until_ns: int, only: Sequence[Owed] = ()
+    core: Core, book: LeaseTable, transport: Transport, clock: Clock, until_ns: int, only: Sequence[Owed] = ()
 ) -> None:
     """Give back what is owed, with blocking calls, and no later than then. No answer is awaited for longer,
     and no office is started for it."""

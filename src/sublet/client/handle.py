@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, assert_never
 
 from sublet.background import start_thread
 from sublet.client.lease_entry import Held, Owed
-from sublet.client.lease_table import Book
+from sublet.client.lease_table import LeaseTable
 from sublet.client.model import LeaseChange, LeasedDevice, Notice
 from sublet.client.operations import REQUEST_TIMEOUT_S, Core
 from sublet.client.responses import end_of
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sublet.client.address import Address
     from sublet.client.aio_keeper import AioKeeper
     from sublet.client.guest_watch import Watch
-    from sublet.client.renewal_thread import Keeper
+    from sublet.client.renewal_thread import RenewalThread
 
 T = TypeVar("T")
 
@@ -53,7 +53,9 @@ class DroppedLease(ResourceWarning):
 class LeaseFacts:
     """The facts of a lease, as its holder knows them now."""
 
-    def __init__(self, book: Book, held: Held, clock: Clock, lock: contextlib.AbstractContextManager[object]) -> None:
+    def __init__(
+        self, book: LeaseTable, held: Held, clock: Clock, lock: contextlib.AbstractContextManager[object]
+    ) -> None:
         self._book = book
         self._clock = clock
         self._lock = lock
@@ -348,9 +350,9 @@ class FabricLink(Protocol):
     @property
     def _lock(self) -> contextlib.AbstractContextManager[object]: ...
     @property
-    def _book(self) -> Book: ...
+    def _book(self) -> LeaseTable: ...
     @property
-    def _keeper(self) -> Keeper: ...
+    def _keeper(self) -> RenewalThread: ...
     @property
     def _courier(self) -> Courier: ...
     @property
@@ -391,7 +393,7 @@ class LoopFabric(Protocol):
     @property
     def _clock(self) -> Clock: ...
     @property
-    def _book(self) -> Book: ...
+    def _book(self) -> LeaseTable: ...
     @property
     def _keeper(self) -> AioKeeper: ...
     @property
@@ -407,7 +409,7 @@ class LoopLease(LeaseFacts):
     """A lease of an asyncio program, as what runs under it knows it. ``client.aio_lease.Lease`` is it."""
 
     _fabric: LoopFabric
-    _ground: Any
+    _blocking_lease: Any
     """What runs Python functions under it, from the first call on."""
 
     def on_end(self, callback: Callable[[LeaseEnd], object]) -> Callable[[LeaseEnd], object]:

@@ -132,9 +132,9 @@ class Word:
 class Owed:
     """A lease, or a place in the queue, that must be given back unless it gets a handle.
 
-    It is in ``Book.owed`` from before the request is sent until the handle is handed over, and again from the release
-    until the office has confirmed it. An interrupt may come between any two bytecodes, so the fields that say what is
-    left to do are plain stores: none of them takes a call, in which an interrupt could come before the store.
+    It is in ``LeaseTable.owed`` from before the request is sent until the handle is handed over, and again from the
+    release until the office has confirmed it. An interrupt may come between any two bytecodes, so the fields that say
+    what is left to do are plain stores: none of them takes a call, in which an interrupt could come before the store.
     """
 
     __slots__ = (

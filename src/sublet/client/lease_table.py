@@ -46,7 +46,7 @@ _log = logging.getLogger("sublet.client")
 _decode_news = decoder(News).decode
 
 
-class Book:
+class LeaseTable:
     """All leases of one fabric. Not thread-safe, but for ``dropped``, ``abandoned`` and ``owed``, to which anything may
     add."""
 
@@ -442,7 +442,7 @@ class Book:
         held.tell(news.word.value, news.detail)
 
 
-_books: weakref.WeakSet[Book] = weakref.WeakSet()
+_books: weakref.WeakSet[LeaseTable] = weakref.WeakSet()
 
 
 def is_held(lease: LeaseId, epoch: Epoch | None) -> bool:

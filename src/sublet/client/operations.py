@@ -222,7 +222,7 @@ class Core:
                 raise _ran_out(request, place, declined) from error
             raise
         except BaseException as error:
-            if over or not _may_linger(error, lease):
+            if over or not _may_have_side_effect(error, lease):
                 owed.done = True
             elif lease is None or not isinstance(error, Disconnected) or error.sent:
                 with contextlib.suppress(SubletError):  # an office that does not answer is asked again by the keeper
@@ -464,7 +464,7 @@ class Core:
         return reply
 
 
-def _may_linger(error: BaseException, lease: LeaseId | None) -> bool:
+def _may_have_side_effect(error: BaseException, lease: LeaseId | None) -> bool:
     """Whether an acquire that failed so may have left something at the office."""
     if isinstance(error, Disconnected):
         return error.sent or lease is not None

@@ -22,7 +22,7 @@ from typing import Final
 
 from sublet.background import Guard, start_thread
 from sublet.client import background_requests
-from sublet.client.lease_table import SWEEP_NS, Book
+from sublet.client.lease_table import SWEEP_NS, LeaseTable
 from sublet.client.operations import Core
 from sublet.client.sse import EventReader
 from sublet.client.steps import Call, Pause, Program, Reply, Revive
@@ -56,12 +56,12 @@ class _Errand:
         """Until when the answer is awaited, or the pause lasts."""
 
 
-class Keeper:
+class RenewalThread:
     """Starts its thread with the first lease. The book is touched only under the lock it shares with the fabric."""
 
     def __init__(
         self,
-        book: Book,
+        book: LeaseTable,
         core: Core,
         transport: Transport,
         clock: Clock,
@@ -198,7 +198,7 @@ class Keeper:
             while (batch := self._book.collect()).attempts:
                 begun += self._note([background_requests.renew(self._core, self._book, batch)])
             begun += self._note(background_requests.say_all(self._core, self._book, self._book.words()))
-            self._mind_the_stream(bool(self._book.live))
+            self._update_stream_state(bool(self._book.live))
         for errand in begun:
             self._advance(errand, None)
         if self._listen_now():
@@ -318,7 +318,7 @@ class Keeper:
 
     # ---- the stream of news
 
-    def _mind_the_stream(self, wanted: bool) -> None:
+    def _update_stream_state(self, wanted: bool) -> None:
         """Whether there is anything to listen for, and since when."""
         now_ns = self._clock.now_ns()
         if wanted:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sublet.client.handle import LoopFabric, LoopLease
     from sublet.client.lease import Lease as BlockingLease
 
-__all__ = ["Calls", "Options", "RemoteAsyncIterator", "new_ground"]
+__all__ = ["Calls", "Options", "RemoteAsyncIterator", "new_blocking_lease"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,7 +60,7 @@ class Calls:
 
     async def _map(self, function: Callable[..., R], iterables: tuple[Iterable[Any], ...]) -> AsyncIterator[R]:
         found: Iterator[Any] = await asyncio.to_thread(
-            map_calls, _ground(self._lease), self._options, function, iterables
+            map_calls, _blocking_lease(self._lease), self._options, function, iterables
         )
         try:
             while True:
@@ -73,7 +73,7 @@ class Calls:
             await asyncio.to_thread(found.close)  # type: ignore[attr-defined]
 
     def _submit(self, function: Callable[..., Any], args: Any, kwargs: Any) -> CallFuture:
-        return submit_call(_ground(self._lease), self._options, function, args, kwargs)
+        return submit_call(_blocking_lease(self._lease), self._options, function, args, kwargs)
 
 
 class RemoteAsyncIterator(AsyncIterator[Any]):
@@ -182,10 +182,10 @@ class _Ground:
         return answer.result(LOOP_WITHIN_S)
 
 
-def _ground(lease: LoopLease) -> BlockingLease:
-    return cast("BlockingLease", lease._ground)
+def _blocking_lease(lease: LoopLease) -> BlockingLease:
+    return cast("BlockingLease", lease._blocking_lease)
 
 
-def new_ground(lease: LoopLease) -> Any:
+def new_blocking_lease(lease: LoopLease) -> Any:
     """Made once for each lease, in its loop."""
     return _Ground(lease)

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 from sublet.background import start_thread
 from sublet.compute.buffer_cache import LENT_MIN, Kept, Lent, lent_memory
 from sublet.errors import InvalidRequest, Unpicklable, Unsupported
-from sublet.guest.cargo import Cargo, Stowed, encode, stow
+from sublet.guest.cargo import Cargo, PlacedBuffers, encode, place_buffers
 from sublet.wire.frames import close_all
 from sublet.wire.work import Asked, Flag, Message, Where, pack, pack_numbers
 
@@ -48,7 +48,7 @@ class Packed:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self._lock = threading.Lock()
-        self._stowed: Stowed | None = None
+        self._placed: PlacedBuffers | None = None
         self._let_go: Callable[[], object] = _nothing
         self._lent: list[Lent] = []
 
@@ -59,7 +59,7 @@ class Packed:
         """Let go of the function and of its arrays: no worker needs it any more. Harmless twice. ``is_unused``: it is
         known that no worker has it any more, so that the memory can be used again."""
         with self._lock:
-            self.function, self._stowed = _nothing, None
+            self.function, self._placed = _nothing, None
             self._let_go()
             lent, self._lent = self._lent, []
         if is_unused and lent:
@@ -75,12 +75,12 @@ class Packed:
         with contextlib.suppress(RuntimeError):  # no room for a thread
             start_thread("burst_function", work)
 
-    def _taken_apart(self) -> Stowed:
+    def _taken_apart(self) -> PlacedBuffers:
         with self._lock:
-            if self._stowed is None:
-                self._stowed = stow(encoded(self.function), lend=self._lend)
-                self._let_go = weakref.finalize(self, close_all, self._stowed.fds)
-            return self._stowed
+            if self._placed is None:
+                self._placed = place_buffers(encoded(self.function), lend=self._lend)
+                self._let_go = weakref.finalize(self, close_all, self._placed.fds)
+            return self._placed
 
     def _lend(self, view: memoryview) -> int:
         if view.nbytes < LENT_MIN:
@@ -90,9 +90,9 @@ class Packed:
 
     def definition(self, number: int) -> Message:
         """What makes it function ``number`` of a worker. The descriptors are the caller's."""
-        stowed = self._taken_apart()
-        body = pack(Asked.DEFINE, subject=number, pieces=stowed.pieces, inline=stowed.inline)
-        return Message(body, tuple(map(os.dup, stowed.fds)))
+        placed = self._taken_apart()
+        body = pack(Asked.DEFINE, subject=number, pieces=placed.pieces, inline=placed.inline)
+        return Message(body, tuple(map(os.dup, placed.fds)))
 
 
 class Functions:
@@ -173,19 +173,19 @@ class Functions:
         self, function: Callable[..., object], constant: object, module: str | None
     ) -> tuple[int, list[Message]]:
         self._check_peer(function)
-        stowed = stow(encode(function, _shown(function), of=sys.modules.get(module or "")), self._kept)
+        placed = place_buffers(encode(function, _shown(function), of=sys.modules.get(module or "")), self._kept)
         digest = hashlib.blake2b(digest_size=16)
-        for part in stowed.inline:
+        for part in placed.inline:
             digest.update(part)
-        is_all_kept = all(piece.where is not Where.SHARED for piece in stowed.pieces)
-        key = (digest.digest(), *(piece.number for piece in stowed.pieces))
+        is_all_kept = all(piece.where is not Where.SHARED for piece in placed.pieces)
+        key = (digest.digest(), *(piece.number for piece in placed.pieces))
         if is_all_kept and (known := self._known(key)):
             return known, []
         number = self._new(key)
         if constant is not None:
             self._numbers[constant] = number
-        body = pack(Asked.DEFINE, subject=number, pieces=stowed.pieces, inline=stowed.inline)
-        return number, [Message(body, stowed.fds)]
+        body = pack(Asked.DEFINE, subject=number, pieces=placed.pieces, inline=placed.inline)
+        return number, [Message(body, placed.fds)]
 
     def _known(self, key: object) -> int:
         number = self._numbers.get(key, 0)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sublet import errors
 from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, OutOfMemory, RemoteError, SubletError
-from sublet.guest.cargo import load, unstow
+from sublet.guest.cargo import fetch_buffers, load
 from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.values import EndReason, LeaseId
 from sublet.wire.frames import close_all
@@ -173,7 +173,7 @@ def _no_module(error: ModuleNotFoundError) -> InvalidRequest:
 
 
 def _value(said: Said, fds: tuple[int, ...]) -> Any:
-    head, buffers = unstow(said, fds, _nothing_is_kept)
+    head, buffers = fetch_buffers(said, fds, _nothing_is_kept)
     try:
         return load(head, buffers)
     except ModuleNotFoundError as error:

@@ -26,7 +26,7 @@ from sublet.compute.functions import Functions, Peer, is_library
 from sublet.compute.outcomes import read
 from sublet.compute.worker_guest import Options, end_worker, parked_worker, start_worker, why_lost
 from sublet.errors import Disconnected, SubletError
-from sublet.guest.cargo import encode, lifted, stow
+from sublet.guest.cargo import encode, out_of_band, place_buffers
 from sublet.lease.value import LeaseEnd
 from sublet.values import LeaseId
 from sublet.wire.guests import Service
@@ -136,8 +136,12 @@ class Worker:
         number, before = self._functions.refer(job.function)
         for message in before:
             self.exchange.tell(message)
-        what = job.args if job.is_many else (lifted(job.args), {name: lifted(job.kwargs[name]) for name in job.kwargs})
-        stowed = stow(encode(what, "the arguments" if job.is_many else "(args, kwargs)"), self._kept)
+        what = (
+            job.args
+            if job.is_many
+            else (out_of_band(job.args), {name: out_of_band(job.kwargs[name]) for name in job.kwargs})
+        )
+        placed = place_buffers(encode(what, "the arguments" if job.is_many else "(args, kwargs)"), self._kept)
         for message in self._functions.to_forget():
             self.exchange.tell(message)
         if numbers := self._kept.to_forget():
@@ -149,10 +153,10 @@ class Worker:
             flags=Flag.MANY if job.is_many else Flag.NONE,
             subject=number,
             amount=logging.getLogger().getEffectiveLevel(),
-            pieces=stowed.pieces,
-            inline=stowed.inline,
+            pieces=placed.pieces,
+            inline=placed.inline,
         )
-        return Message(body, stowed.fds)
+        return Message(body, placed.fds)
 
     def _introduce(self) -> Peer:
         """Say what our interpreter looks like, and hear about the other."""

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sublet.errors import SubletError
-from sublet.guest.cargo import Cargo, encode, load, stow
+from sublet.guest.cargo import Cargo, encode, load, place_buffers
 from sublet.guest.current import note_host_device
 from sublet.wire.work import Flag, Piece, Told, Where, pack
 
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
             )
             return body, ()
         try:
-            stowed = stow(self.cargo)
+            placed = place_buffers(self.cargo)
         except SubletError as error:
             return fault(error)._replace(took_ns=self.took_ns).packed()
         body = pack(
@@ -55,10 +55,10 @@ class Answer(NamedTuple):
             flags=self.flags,
             subject=self.subject,
             amount=self.took_ns,
-            pieces=stowed.pieces,
-            inline=stowed.inline,
+            pieces=placed.pieces,
+            inline=placed.inline,
         )
-        return body, stowed.fds
+        return body, placed.fds
 
 
 def fault(error: SubletError) -> Answer:

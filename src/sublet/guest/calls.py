@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 from sublet.errors import InvalidRequest, LeaseInterrupt, NotFound, SubletError
 from sublet.guest.answers import Answer, fault, raised, told_error
-from sublet.guest.cargo import encode, lifted, load, unstow
+from sublet.guest.cargo import encode, fetch_buffers, load, out_of_band
 from sublet.guest.main_thread import CANCELLED, Desk
 from sublet.wire.frames import close_all
 from sublet.wire.work import BEGUN, RESULT_MAX, WITHHELD, Asked, Board, Flag, ResultBuffer, Said, Told, Where, pack
@@ -160,7 +160,7 @@ class Calls:
 
     def _run(self, said: Said, fds: tuple[int, ...]) -> object:
         function = self._function(said.subject)
-        head, buffers = unstow(said, fds, self._fd)
+        head, buffers = fetch_buffers(said, fds, self._fd)
         args, kwargs = _loaded(head, buffers, "its arguments")
         return self._called(function, args, kwargs)
 
@@ -185,7 +185,7 @@ class Calls:
 
         def work() -> None:
             function = self._function(said.subject)
-            head, buffers = unstow(said, fds, self._fd)
+            head, buffers = fetch_buffers(said, fds, self._fd)
             items = _loaded(head, buffers, "its arguments")
             keep, note, dumps, plain = kept.put, self._unsent.values.append, pickle.dumps, _PLAIN
             words = board.words
@@ -227,7 +227,7 @@ class Calls:
             found = self._awaited(found)
         if isinstance(found, types.GeneratorType | types.AsyncGeneratorType):
             raise _Wrapped(_no_generators())
-        cargo = encode(lifted(found), "the result")
+        cargo = encode(out_of_band(found), "the result")
         with self._desk.undisturbed():
             if not cargo.buffers and len(cargo.head) <= RESULT_MAX and self._keep_pickle(kept, cargo.head):
                 return
@@ -273,7 +273,7 @@ class Calls:
             self._series[self._last_series] = series
             flags = Flag.ASYNC if series.is_async else Flag.NONE
             return Answer(Told.GENERATOR, flags=flags, subject=self._last_series)
-        return Answer(Told.VALUE, encode(lifted(found), "the result"))
+        return Answer(Told.VALUE, encode(out_of_band(found), "the result"))
 
     def _interrupted(self, error: BaseException) -> Answer:
         """Cancelled, or something raised it."""
@@ -288,7 +288,7 @@ class Calls:
             if Flag.NAMED in found.said.flags:
                 found.loaded = _by_name(found.said)
             else:
-                head, buffers = unstow(found.said, found.fds, self._fd)
+                head, buffers = fetch_buffers(found.said, found.fds, self._fd)
                 found.loaded = _loaded(head, buffers, "the function")
         return found.loaded
 
@@ -312,7 +312,9 @@ class Calls:
                 value = getattr(stop, "value", None)
                 del self._series[number]
                 return Answer(
-                    Told.ITEMS, encode((list(map(lifted, items)), lifted(value)), "the items"), flags=Flag.DONE
+                    Told.ITEMS,
+                    encode((list(map(out_of_band, items)), out_of_band(value)), "the items"),
+                    flags=Flag.DONE,
                 )
             except _Wrapped as wrapped:
                 series.raised = wrapped.error
@@ -321,7 +323,7 @@ class Calls:
         if series.raised is not None and not items:
             del self._series[number]
             return self._interrupted(series.raised) if _is_cancel(series.raised) else raised(series.raised)
-        return Answer(Told.ITEMS, encode((list(map(lifted, items)), None), "the items"))
+        return Answer(Told.ITEMS, encode((list(map(out_of_band, items)), None), "the items"))
 
     def _gather(self, series: _Series, items: list[object], most: int) -> None:
         began = time.monotonic()

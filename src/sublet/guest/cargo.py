@@ -42,7 +42,7 @@ class Cargo(NamedTuple):
     """Its large buffers (format ``B``), in the order the pickle wants them back."""
 
 
-class Stowed(NamedTuple):
+class PlacedBuffers(NamedTuple):
     """A value, ready to be sent. The descriptors are the sender's to close."""
 
     pieces: tuple[Piece, ...]
@@ -93,7 +93,7 @@ class _Large:
         return bytes, (pickle.PickleBuffer(self._data),)
 
 
-def lifted(value: Any, depth: int = 3) -> Any:
+def out_of_band(value: Any, depth: int = 3) -> Any:
     """The same for ``encode``, with large bytes beside the pickle: a value that is bytes, or a tuple with some. What
     can be changed is left as it is, since it may be meant to be one thing in two places."""
     if type(value) is bytes:
@@ -102,7 +102,7 @@ def lifted(value: Any, depth: int = 3) -> Any:
         return value
     for one in value:
         if type(one) is bytes or type(one) is tuple:
-            return tuple(lifted(each, depth - 1) for each in value)
+            return tuple(out_of_band(each, depth - 1) for each in value)
     return value
 
 
@@ -122,12 +122,14 @@ class Keeper(Protocol):
         ``fd`` stays the caller's."""
 
 
-def stow(cargo: Cargo, keeper: Keeper | None = None, lend: Callable[[memoryview], int] | None = None) -> Stowed:
+def place_buffers(
+    cargo: Cargo, keeper: Keeper | None = None, lend: Callable[[memoryview], int] | None = None
+) -> PlacedBuffers:
     """Decide where each piece goes, and put the large ones into shared memory. ``lend`` may have memory for one that is
     filled again later: the descriptor, or -1."""
     stowing = _Stowing(keeper, lend)
     try:
-        return stowing.stow(cargo)
+        return stowing.place_buffers(cargo)
     except OSError as error:
         close_all(stowing.fds)
         raise OutOfMemory(f"there is no memory to hand the value over in ({error})", do="Send less.") from error
@@ -136,7 +138,7 @@ def stow(cargo: Cargo, keeper: Keeper | None = None, lend: Callable[[memoryview]
         raise
 
 
-def unstow(said: Said, fds: Sequence[int], kept: Callable[[int], int]) -> tuple[memoryview, list[memoryview]]:
+def fetch_buffers(said: Said, fds: Sequence[int], kept: Callable[[int], int]) -> tuple[memoryview, list[memoryview]]:
     """The first piece and the others of a message. ``kept`` gives the descriptor of a kept piece.
 
     What was writable is so again, and what is written stays here: neither the sender nor a later call sees it.
@@ -178,12 +180,12 @@ class _Stowing:
         self._inline_bytes = 0
         self._together: list[tuple[int, memoryview]] = []
 
-    def stow(self, cargo: Cargo) -> Stowed:
+    def place_buffers(self, cargo: Cargo) -> PlacedBuffers:
         self._add_head(cargo.head)
         for buffer in cargo.buffers:
             self._add_buffer(buffer)
         self._share_the_rest()
-        return Stowed(tuple(self._pieces), tuple(self._inline), tuple(self.fds))
+        return PlacedBuffers(tuple(self._pieces), tuple(self._inline), tuple(self.fds))
 
     def _add_head(self, head: bytes) -> None:
         if len(head) <= INLINE_MAX:

@@ -22,7 +22,7 @@ from typing import Final, assert_never
 from sublet.lease.expiring import Expiring
 from sublet.lease.fence import FenceTable, Live, is_exclusive, same_hardware
 from sublet.lease.hardware import Hardware
-from sublet.lease.node_volumes import Shelf
+from sublet.lease.node_volumes import NodeVolumes
 from sublet.lease.parking import ParkingLot
 from sublet.lease.retransmit import Repeats
 from sublet.lease.teardown import Bounds, Teardown
@@ -88,7 +88,7 @@ class Node:
             self.name, hardware, bounds if bounds is not None else Bounds(), report, self._ended_here.may_be_answered
         )
         self._parking = ParkingLot(self.name, hardware, self.fence, self._teardowns)
-        self.shelf = Shelf(self.name, hardware, report, self.fence, self._tenants, self._names)
+        self.shelf = NodeVolumes(self.name, hardware, report, self.fence, self._tenants, self._names)
         # A previous agent may have left guests, or their memory. The office need not know of them (it may be a
         # restored one), so nothing is granted on their resources before they are cleared away.
         for left in hardware.leftovers():
@@ -178,11 +178,11 @@ class Node:
             self._faulted.stop(resource)
         self.inventory, self._capacity = inventory, capacity
 
-    def say_again(self, now_ns: int) -> None:
+    def resend_reports(self, now_ns: int) -> None:
         """An office has come that may not have heard: what is still true is said again at the next ``tick``."""
         self._ended_here.again(now_ns)
         self._faulted.again(now_ns)
-        self._parking.say_again(now_ns)
+        self._parking.resend_reports(now_ns)
         self.shelf.say(now_ns)
 
     # ---- what can be seen ----
@@ -230,9 +230,9 @@ class Node:
             self._answer(order, held=False, detail=dirty.detail)
         else:
             self._waiting[order.lease] = order
-            self._push_out_older(order, now_ns)
+            self._evict_older(order, now_ns)
 
-    def _push_out_older(self, order: Grant, now_ns: int) -> None:
+    def _evict_older(self, order: Grant, now_ns: int) -> None:
         """An older lease on an exclusive part is one that the office forgot, as after a restore: the newer grant wins,
         but gets the hardware only when the older one is verified to be off it."""
         for part in order.parts:

@@ -28,7 +28,7 @@ SAY_LATER_NS: Final = 1 * NS_PER_S
 """After an attempt that failed."""
 
 
-class Shelf:
+class NodeVolumes:
     """What is kept on this node beyond the leases that made it."""
 
     def __init__(

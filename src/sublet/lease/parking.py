@@ -97,7 +97,7 @@ class ParkingLot:
         if lease in self._unsafe:
             self._unsafe[lease] = 0
 
-    def say_again(self, now_ns: int) -> None:
+    def resend_reports(self, now_ns: int) -> None:
         """To an office that may not have heard."""
         self._parkable.again(now_ns)
 

@@ -12,8 +12,8 @@ from typing import Final
 
 from sublet.background import is_shortage
 from sublet.errors import Disconnected, SubletError
-from sublet.node.loop import READ, WRITE, Loop, NotRead, confess, reading
-from sublet.node.output_budget import UNREAD_LEAST_BYTES, Unread
+from sublet.node.loop import READ, WRITE, Loop, NotRead, log_internal_error, reading
+from sublet.node.output_budget import UNREAD_LEAST_BYTES, OutputBudget
 from sublet.wire.link import Link
 from sublet.wire.link_events import Happening, Over
 from sublet.wire.sockets import receive_some, send_some
@@ -31,7 +31,7 @@ class Connection:
         sock: socket.socket,
         link: Link,
         heard: Callable[[Happening], None],
-        unread: Unread | None = None,
+        unread: OutputBudget | None = None,
         on_room: Callable[[], None] = lambda: None,
     ) -> None:
         """``unread``: the account of what it leaves unread, with that of others. ``on_room`` is called when everything
@@ -39,7 +39,7 @@ class Connection:
         sock.setblocking(False)
         self.link = link
         self._on_room = on_room
-        self._unread = Unread() if unread is None else unread
+        self._unread = OutputBudget() if unread is None else unread
         self._is_short = False
         self._loop = loop.guarded(self._failed)
         self.sock = sock
@@ -83,7 +83,7 @@ class Connection:
         except SubletError as error:
             self.cut(error)
         except Exception as error:  # noqa: BLE001 - one connection must not be able to end the guests of all others
-            confess(error)
+            log_internal_error(error)
             self.cut(mistake())
 
     def hand_over(self) -> socket.socket | None:

@@ -244,14 +244,14 @@ class _Guarded(Loop):
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        confess(error)
+        log_internal_error(error)
         try:
             self._on_error(error)
         except Exception as worse:  # noqa: BLE001 - the same
-            confess(worse)
+            log_internal_error(worse)
 
 
-def confess(error: BaseException) -> None:
+def log_internal_error(error: BaseException) -> None:
     """Count and log an internal error that ends only the part that it concerns; `sublet doctor` shows the count. The
     same error is logged once a minute at most, since some come again with every turn."""
     count(MISTAKES, error)
@@ -331,5 +331,5 @@ class Accepting:
         except Exception as error:  # noqa: BLE001 - one connection must not be able to close the door for others
             sock.close()
             if not is_shortage(error):
-                confess(error)
+                log_internal_error(error)
             self.rest(self._guard.failed(error))

@@ -24,7 +24,7 @@ class _Connection(Protocol):
     def cut(self, error: SubletError | None = None) -> None: ...
 
 
-class Unread:
+class OutputBudget:
     """The account of all of them."""
 
     def __init__(self, bytes_: int = UNREAD_BYTES, bytes_max: int = UNREAD_BYTES_MAX) -> None:

@@ -20,13 +20,13 @@ from sublet.notebook.end_messages import cannot_travel
 from sublet.notebook.namespace import Steady, Told
 from sublet.notebook.namespace_sync import BESIDE, Outgoing, Parcel, Taken
 from sublet.notebook.remote_value import RemoteValue, again, clock_time
-from sublet.notebook.remote_values import Handles, Restored
+from sublet.notebook.remote_values import RemoteValues, Restored
 from sublet.notebook.sources import compiler_flags, keep_sources, set_compiler_flags
 from sublet.values import format_size
 
 if TYPE_CHECKING:
     from sublet.compute.kernel_guest import CellCall, KernelGuest
-    from sublet.notebook.environment import Surroundings
+    from sublet.notebook.environment import CellEnvironment
     from sublet.notebook.namespace_sync import Space
     from sublet.notebook.options import CellOptions
     from sublet.notebook.reading import Reading
@@ -88,7 +88,7 @@ class Traffic:
     """Of one notebook."""
 
     space: Space
-    handles: Handles
+    handles: RemoteValues
     fates: dict[str, tuple[Fate, str]] = field(default_factory=dict)
     """Of every name that cells on devices have left."""
     told: Told = field(default_factory=Told)
@@ -96,7 +96,7 @@ class Traffic:
     steady: Steady = field(default_factory=Steady)
     steady_told: Told = field(default_factory=Told)
     """What was said of names that stand for the same constant on both sides."""
-    surroundings: Surroundings | None = None
+    surroundings: CellEnvironment | None = None
     """The notebook's settings and random states."""
     problems: dict[str, str] = field(default_factory=dict)
     """Settings that do not cross, and why, until they are shown."""
@@ -371,7 +371,7 @@ def _only(options: CellOptions) -> frozenset[str] | None:
 
 
 def _saved(
-    kernel: KernelGuest, handles: Handles, options: CellOptions
+    kernel: KernelGuest, handles: RemoteValues, options: CellOptions
 ) -> tuple[guest_persistence.News, KeyboardInterrupt | None]:
     """Before the notebook takes what came: if the lease ends now the cell has not finished, here or there, and what was
     saved is given up. Raises that. An interrupt is for the person's own work, and a save that has begun is waited for;

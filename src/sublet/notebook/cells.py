@@ -41,7 +41,7 @@ from sublet.notebook.cell_terms import (
     with_what_is_free,
 )
 from sublet.notebook.end_messages import RERUN, process_lost, session_ended, unnamed, what_ended
-from sublet.notebook.environment import Surroundings
+from sublet.notebook.environment import CellEnvironment
 from sublet.notebook.guest_side import be_plain
 from sublet.notebook.import_hook import Ahead
 from sublet.notebook.in_place import can_change
@@ -59,7 +59,7 @@ from sublet.notebook.ownership import Owner
 from sublet.notebook.queued_cells import QueuedCells
 from sublet.notebook.reading import Reading, read_cell
 from sublet.notebook.remote_value import RemoteValue
-from sublet.notebook.remote_values import Handles, Restored
+from sublet.notebook.remote_values import RemoteValues, Restored
 from sublet.notebook.resume import (
     GAVE_WAY,
     give_up,
@@ -122,14 +122,14 @@ class Cells:
         self._behind = ""
         """The lease of the guest before this one, if that may still be saving."""
         self._line: KernelLine | None = None
-        self.surroundings = Surroundings(is_notebook=True)
+        self.surroundings = CellEnvironment(is_notebook=True)
         """Settings and random states of this process."""
         self._replaced = ReplacedAttributes(shell.user_ns, self.surroundings.assigned)
         self._additions = Additions(shell)
         self._copied: set[str] = set()
         """Names that were told to be copied while running code of the notebook changes them."""
         self._space = Space(shell.user_ns, NOTEBOOK, lender=Lender())
-        self.handles = Handles(shell.user_ns)
+        self.handles = RemoteValues(shell.user_ns)
         self.owner = Owner(shell.user_ns)
         self.traffic = Traffic(self._space, self.handles, surroundings=self.surroundings)
         self.reports = False
@@ -493,7 +493,7 @@ class Cells:
         self._call = None
         number = number_of(self.shell)
         kernel, line = self._ready(lease, options, status)
-        kernel.when_parked = lambda: self._stand_still(options, status)
+        kernel.when_parked = lambda: self._wait_while_suspended(options, status)
         progress = self.traffic.progress
         kernel.when_waiting = progress.look
         progress.show = lambda what, is_first: status.show(moving(self.lease or lease, what), quiet=not is_first)
@@ -530,7 +530,7 @@ class Cells:
         except _Early:
             raise KeyboardInterrupt from None
         except KeyboardInterrupt:
-            self._get_away()
+            self._abandon_cell()
             raise
         except SubletError:
             if kernel.is_lost:
@@ -556,7 +556,7 @@ class Cells:
             said = "; ".join(filter(None, (said, self.owner.tight())))
         return Ran(came.reply, bill, said, failed, sent.names)
 
-    def _get_away(self) -> None:
+    def _abandon_cell(self) -> None:
         """Give up the kernel: a repeated interrupt came, so it is unknown now what the other side has."""
         lease, self.lease = self.lease, None
         try:
@@ -618,7 +618,7 @@ class Cells:
         late_s = time.monotonic() + QUICK_S
 
         def look() -> float:
-            self._stand_still(options, status)
+            self._wait_while_suspended(options, status)
             if time.monotonic() < late_s:
                 return QUICK_S
             self._say_it_runs(status)
@@ -649,7 +649,7 @@ class Cells:
         if self.lease is not None and self.lease.end is None:
             status.show(running(self.lease), quiet=True)
 
-    def _stand_still(self, options: CellOptions, status: StatusLine) -> None:
+    def _wait_while_suspended(self, options: CellOptions, status: StatusLine) -> None:
         """In the middle of a cell: if the device was taken and the guest lives on without one, wait for another."""
         lease, kernel, fabric = self.lease, self._kernel, self._fabric
         if lease is None or kernel is None or fabric is None or not is_parked(lease):

@@ -61,7 +61,7 @@ def key_of(part: Part, name: str) -> Key:
 
 
 GENERATORS: Final[Key] = key_of(Part.BESIDE, "random generators")
-"""The states of the random generators (``Surroundings.generators``) of the side that saved last."""
+"""The states of the random generators (``CellEnvironment.generators``) of the side that saved last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class Saved:
     """Older checkpoints that went, because there was no room beside them."""
 
 
-class Shelf:
+class NotebookCheckpoint:
     """One side's hand on the volume. Not for two threads at once."""
 
     def __init__(self, store: CheckpointStore, clock: Clock | None = None) -> None:
@@ -416,7 +416,7 @@ def join(here: Iterable[Names], there: Iterable[Names], may_go: Callable[[str], 
 
 
 SPARE: Final = 64 << 10
-"""Room that a save leaves: to go back to the checkpoint before it (``Shelf.settle``) takes a manifest."""
+"""Room that a save leaves: to go back to the checkpoint before it (``NotebookCheckpoint.settle``) takes a manifest."""
 
 
 class Kept(Protocol):

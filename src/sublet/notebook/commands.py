@@ -15,7 +15,7 @@ from sublet.values import NS_PER_S, format_duration, format_size
 
 if TYPE_CHECKING:
     from sublet.notebook.cells import Cells
-    from sublet.notebook.checkpoint import Shelf
+    from sublet.notebook.checkpoint import NotebookCheckpoint
     from sublet.notebook.ownership import Volume
 
 
@@ -227,7 +227,7 @@ def _volume(cells: Cells) -> Volume:
     return volume
 
 
-def _shelf(cells: Cells, volume: Volume) -> Shelf:
+def _shelf(cells: Cells, volume: Volume) -> NotebookCheckpoint:
     shelf = cells.handles.save_in(volume)
     assert shelf is not None
     return shelf

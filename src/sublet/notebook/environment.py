@@ -85,7 +85,7 @@ class _Track:
         return self.row.kind == Kind.LOCAL
 
 
-class Surroundings:
+class CellEnvironment:
     """Those of one side."""
 
     def __init__(self, *, is_notebook: bool, rows: Iterable[Setting] | None = None, in_cells: bool = False) -> None:

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from sublet.errors import CheckpointFailed, NotFound, SubletError
-from sublet.notebook.checkpoint import GENERATORS, NOTICE, WITHIN, About, Key, Part, Saved, Shelf, key_of
-from sublet.notebook.environment import Surroundings
+from sublet.notebook.checkpoint import GENERATORS, NOTICE, WITHIN, About, Key, NotebookCheckpoint, Part, Saved, key_of
+from sublet.notebook.environment import CellEnvironment
 from sublet.notebook.home import HomeRules
 from sublet.notebook.in_place import can_change
 from sublet.notebook.namespace_sync import Space
@@ -70,9 +70,9 @@ class _State:
     def __init__(self) -> None:
         self.place: str | None = None
         """Where to save; None: nowhere."""
-        self.shelf: Shelf | None = None
+        self.shelf: NotebookCheckpoint | None = None
         self.space: Space | None = None
-        self.around: Surroundings | None = None
+        self.around: CellEnvironment | None = None
         """Of this kernel: its random generators are saved with what stays here."""
         self.held: dict[str, About] = {}
         self.lost: dict[str, str] = {}
@@ -140,7 +140,7 @@ def begin(
     reads: frozenset[str],
     bound: Mapping[str, Callable[[], object]],
     room: int | None,
-    around: Surroundings | None = None,
+    around: CellEnvironment | None = None,
 ) -> None:
     """It begins. ``bound``: what each name has now; ``room``: bytes of the largest that may come back."""
     with _turn:
@@ -416,13 +416,13 @@ def _let_go(name: str) -> None:
     _state.dirty.discard(name)
 
 
-def _shelf() -> Shelf:
+def _shelf() -> NotebookCheckpoint:
     if _state.place is None:
         raise CheckpointFailed(
             "there is no volume to save to", do="Fetch what is worth keeping (%gpu fetch NAME), or see %gpu."
         )
     if _state.shelf is None:
-        _state.shelf = Shelf(store_of(_state.place) if _state.place else _own_volume())
+        _state.shelf = NotebookCheckpoint(store_of(_state.place) if _state.place else _own_volume())
     return _state.shelf
 
 

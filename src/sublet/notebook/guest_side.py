@@ -16,7 +16,7 @@ from sublet.compute.behind import afterwards, run_cell
 from sublet.errors import Unpicklable
 from sublet.notebook import guest_persistence, on_demand
 from sublet.notebook.counting import has_too_many
-from sublet.notebook.environment import Changes, Surroundings
+from sublet.notebook.environment import CellEnvironment, Changes
 from sublet.notebook.home import HomeRules
 from sublet.notebook.in_place import can_change
 from sublet.notebook.in_use import CALLBACK, TASK, THREAD, in_use
@@ -65,7 +65,7 @@ _bound = Bound({})
 _heard, _heard_steady = Heard(), Heard()
 _results: Final[set[str]] = set()
 """Names under which the shell here keeps what the last cell gave."""
-_surroundings: Surroundings | None = None
+_surroundings: CellEnvironment | None = None
 
 
 def place(
@@ -344,13 +344,13 @@ class NotKept:
         return f"<the result of cell {self.cell} stayed on the device and was not kept; give it a name>"
 
 
-def surroundings_here() -> Surroundings:
+def surroundings_here() -> CellEnvironment:
     """The settings and random states of this kernel; first looked at when they are first asked for."""
     global _surroundings
     if _surroundings is None:
         interpreter = sys.modules.get("IPython")
         shell = None if interpreter is None else interpreter.get_ipython()
-        _surroundings = Surroundings(is_notebook=False, in_cells=shell is not None)
+        _surroundings = CellEnvironment(is_notebook=False, in_cells=shell is not None)
         if shell is not None:
             shell.events.register("pre_run_cell", lambda _: surroundings_here().enter())
             shell.events.register("post_run_cell", lambda _: surroundings_here().leave())

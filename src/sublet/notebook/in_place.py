@@ -27,7 +27,7 @@ from sublet.notebook.memories import (
 from sublet.notebook.operations import FigureContents, Operation, apply
 from sublet.notebook.parcels import LOST, Came
 from sublet.notebook.untouchable import Untouchable
-from sublet.notebook.updater_choice import can_change, can_take_over, can_wait, is_as_it_was, ordinary_way, way_of
+from sublet.notebook.updater_choice import can_change, can_take_over, can_wait, is_as_it_was, ordinary_way, updater_for
 from sublet.notebook.updaters import ATOMS, Way
 from sublet.state.transfer.figures import Assembly
 
@@ -150,7 +150,7 @@ class _Plan:
         if is_memory(new):
             is_fresh = target is new or id(new) in self._views or (is_tensor(new) and is_given_memory(target, new))
             self._windows += windows_of(target, new, is_fresh=is_fresh)
-        way = None if id(new) in self._views else way_of(new)
+        way = None if id(new) in self._views else updater_for(new)
         if way is None:
             return target
         if can_wait(new):

@@ -42,7 +42,7 @@ from sublet.notebook.lodging import Freed, Key, Lodged, Lodger, Word
 from sublet.notebook.memories import is_array, is_memory
 from sublet.notebook.namespace import HIDDEN, Shared, results, visible, visible_among
 from sublet.notebook.object_graphs import Graph, graphs_of, joined
-from sublet.notebook.parcels import BESIDE, LOST, Came, Outgoing, Parcel, Taken, without_scaffolding
+from sublet.notebook.parcels import BESIDE, LOST, Came, Outgoing, Parcel, Taken, drop_temporaries
 from sublet.notebook.reading import names_of
 from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.sources import sources_of
@@ -764,7 +764,7 @@ class Space:
                     continue
                 for group in groups:
                     if isinstance(group.encoded.met, dict) and group.plain is None and not group.is_still:
-                        without_scaffolding(group.encoded.met)
+                        drop_temporaries(group.encoded.met)
                 return [replace(one, is_joined=True) if one.names in parts else one for one in groups]
             except Unpicklable as error:
                 values = {name: here[name] for name in line}

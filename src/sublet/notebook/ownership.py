@@ -29,7 +29,7 @@ from sublet.values import GIB, MIB, LeaseId, parse_size, valid_name
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
-    from sublet.notebook.checkpoint import Shelf
+    from sublet.notebook.checkpoint import NotebookCheckpoint
 
 FOLDER_VARIABLE: Final = "SUBLET_NOTEBOOK_STATE"
 """A folder to save in instead of a volume: where the office lends no disk."""
@@ -213,15 +213,15 @@ class Owner:
 
     def _look(self, fabric: Fabric | None, second: Volume) -> int:
         """When it saved last; 0 if it has not, or that cannot be told now."""
-        from sublet.notebook.checkpoint import Shelf
+        from sublet.notebook.checkpoint import NotebookCheckpoint
 
         try:
             with self._read(fabric, second) as source:
-                return Shelf(second.store).look(source).wall_ns
+                return NotebookCheckpoint(second.store).look(source).wall_ns
         except SubletError:
             return 0
 
-    def bring(self, fabric: Fabric, shelf: Shelf, is_bound: Callable[[str], bool]) -> tuple[str, ...]:
+    def bring(self, fabric: Fabric, shelf: NotebookCheckpoint, is_bound: Callable[[str], bool]) -> tuple[str, ...]:
         """A copy of what the kernel that has the name left with its last finished cell, into this kernel's volume.
         Names that could not come along."""
         volume = self.volume

@@ -161,7 +161,7 @@ class Came:
         beside = set(map(id, self.figures.beside))  # made to put the figures together
         self.met = with_identity((n, one) for n, one in met.items() if id(one) not in beside)
         met.clear()
-        without_scaffolding(self.met)
+        drop_temporaries(self.met)
 
     def _broken(self, met: dict[int, Any], why: str) -> dict[str, str]:
         """All of its names are, but one was at work: the last whose turn had come."""
@@ -170,7 +170,7 @@ class Came:
         return {name: why if name == culprit else BESIDE for name in self.parcel.names if not name.startswith(LOST)}
 
 
-def without_scaffolding(met: dict[int, Any]) -> None:
+def drop_temporaries(met: dict[int, Any]) -> None:
     """Let go of what was made only to take the values apart or to put them together, such as the state that an object
     is given: nothing else holds it, and on the other side its number may stand for something that lives. And of the
     namespaces of functions, which never cross: each side has its own."""

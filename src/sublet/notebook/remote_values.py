@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sublet.durable import rebuild
 from sublet.errors import InvalidRequest, SubletError, Unpicklable
 from sublet.notebook import guest_persistence
-from sublet.notebook.checkpoint import GENERATORS, About, Key, Part, Saved, Shelf, key_of
+from sublet.notebook.checkpoint import GENERATORS, About, Key, NotebookCheckpoint, Part, Saved, key_of
 from sublet.notebook.home import HomeRules
 from sublet.notebook.probing import MODULE, describe, probe
 from sublet.notebook.remote_value import RemoteValue, any_handles, clock_time, lost_handle
@@ -71,7 +71,7 @@ def _some(names: Iterable[str]) -> str:
     return f"{', '.join(found[:NAMES_MAX])}{more}"
 
 
-class Handles:
+class RemoteValues:
     """Those of one notebook."""
 
     def __init__(self, names: dict[str, Any]) -> None:
@@ -81,7 +81,7 @@ class Handles:
         self._saved: dict[Key, About] = {}
         """What is in the volume."""
         self._volume: Volume | None = None
-        self._open: Shelf | None = None
+        self._open: NotebookCheckpoint | None = None
         self._is_new = True
         """Nothing was seen of the volume yet."""
         self._inside: dict[str, bytes] = {}
@@ -133,17 +133,17 @@ class Handles:
         if volume.committed is None:
             volume.committed = number
 
-    def save_in(self, volume: Volume | None) -> Shelf | None:
+    def save_in(self, volume: Volume | None) -> NotebookCheckpoint | None:
         """The notebook's own hand on the volume."""
         if volume is not self._volume:
             self._volume, self._open = volume, None
         return self._shelf
 
     @property
-    def _shelf(self) -> Shelf | None:
+    def _shelf(self) -> NotebookCheckpoint | None:
         """Opened when it is first needed."""
         if self._open is None and self._volume is not None:
-            self._open = Shelf(self._volume.store)
+            self._open = NotebookCheckpoint(self._volume.store)
         return self._open
 
     def settle(self) -> int | None:
@@ -302,7 +302,7 @@ class Handles:
     # ---- the notebook's own
 
     def checkpoint(
-        self, names: Iterable[str], shelf: Shelf, cell: int, generators: Changes
+        self, names: Iterable[str], shelf: NotebookCheckpoint, cell: int, generators: Changes
     ) -> tuple[Saved | None, dict[str, str]]:
         """Save these of the notebook's own variables, and the states of random generators; what cannot be saved, and
         why."""
@@ -334,7 +334,7 @@ class Handles:
         name = key.partition(":")[2]
         return name in self._names or any(one.name == name for one in self.all().values())
 
-    def restore(self, shelf: Shelf) -> Restored:
+    def restore(self, shelf: NotebookCheckpoint) -> Restored:
         """Into a kernel that is new: what is saved, but for names it has a value of its own for."""
         found = shelf.found()
         self._saved, self._is_new = dict(found), False

@@ -32,7 +32,7 @@ MANAGED_DICT, MANAGED_WEAKREFS = 1 << 4, 1 << 3
 """Flags of classes whose instances have these before the object, not in it (``Py_TPFLAGS_...``)."""
 
 
-def way_of(new: Any) -> Way | None:
+def updater_for(new: Any) -> Way | None:
     """How something like this is gone through; None: it is taken as it is."""
     kind = type(new)
     found = _WAYS.get(kind)
@@ -54,13 +54,13 @@ def way_of(new: Any) -> Way | None:
         return updaters.into_image
     if updaters.is_image_draw(new):
         return updaters.into_image_draw
-    core = core_of(kind)
+    core = builtin_base(kind)
     if core is not None:
         return functools.partial(_as_core, _WAYS.get(core))
     if _by_state(kind) is not None:
         return _stated
     if kind.__module__ in APART and not isinstance(new, BaseException):
-        return updaters.into_taken_apart
+        return updaters.update_by_reduce
     return updaters.into_attributes if updaters.has_attributes(kind) else None
 
 
@@ -73,7 +73,7 @@ def ordinary_way(kind: type) -> Way | None:
         return None
     if _frees_at_its_end(kind) or any(str(one.__module__).startswith("PIL.") for one in kind.__mro__):
         return None
-    core = core_of(kind)
+    core = builtin_base(kind)
     if core is object and _by_state(kind) is None and kind.__module__ not in APART and updaters.has_attributes(kind):
         return functools.partial(updaters.into_attributes, slots=updaters.slots_of(kind))
     return None
@@ -83,7 +83,7 @@ def can_wait(new: Any) -> bool:
     """Whether what stands for it is known before its parts are looked at. Its parts may then be looked at later, so
     that no chain of objects is too long. Of objects that cannot change, or may have to be made anew, it is not."""
     kind = type(new)
-    core = kind if kind in _WAYS else core_of(kind)
+    core = kind if kind in _WAYS else builtin_base(kind)
     if core is not None:
         return core not in _AT_ONCE
     return isinstance(new, type | types.ModuleType) or _by_state(kind) is not None
@@ -92,7 +92,7 @@ def can_wait(new: Any) -> bool:
 def can_take_over(plan: Plan, old: Any, new: Any) -> bool:
     """Of two of one type, whether the first can become what the second is."""
     kind = type(old)
-    core = kind if kind in _WAYS else core_of(kind)
+    core = kind if kind in _WAYS else builtin_base(kind)
     if core is None and _by_state(kind) is not None:
         return True
     if _frees_at_its_end(kind):
@@ -145,7 +145,7 @@ def is_as_it_was(old: Any, new: Any) -> bool:
         return False
     if is_memory(new) or is_frame(new) or _by_state(type(new)) is not None:
         return False
-    if core_of(type(new)) is not None and not _frees_at_its_end(type(new)):
+    if builtin_base(type(new)) is not None and not _frees_at_its_end(type(new)):
         return False
     try:
         one, other = encode(old, gpu="refuse"), encode(new, gpu="refuse")
@@ -163,10 +163,10 @@ def can_change(value: Any) -> bool:
         return getattr(value, "__module__", "__main__") == "__main__"
     if _by_state(kind) is not None:
         return True
-    return is_memory(value) or is_frame(value) or core_of(kind) not in (None, *MADE_ANEW)
+    return is_memory(value) or is_frame(value) or builtin_base(kind) not in (None, *MADE_ANEW)
 
 
-def core_of(kind: type) -> type | None:
+def builtin_base(kind: type) -> type | None:
     """The type of Python's that an instance has the contents of, beside attributes and slots: ``object`` where these
     are all there is. None where there are others: a class written in C has them, and may look like one in Python, but
     its instances are larger."""
@@ -237,7 +237,7 @@ _WAYS: Final[dict[type, Way]] = {
     types.MappingProxyType: updaters.into_mapping_proxy,
     memoryview: updaters.into_memoryview,
     functools.partial: updaters.into_partial,
-    functools._lru_cache_wrapper: updaters.into_remembering,
+    functools._lru_cache_wrapper: updaters.update_lru_cache,
     weakref.ReferenceType: updaters.into_weak_reference,
     rebuild.HeldReference: updaters.into_weak_reference,
 }

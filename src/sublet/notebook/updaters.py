@@ -68,15 +68,15 @@ __all__ = [
     "into_module",
     "into_partial",
     "into_property",
-    "into_remembering",
     "into_set",
-    "into_taken_apart",
     "into_tensor",
     "into_tuple",
     "into_weak_reference",
     "is_frame",
     "is_looked_at",
     "slots_of",
+    "update_by_reduce",
+    "update_lru_cache",
 ]
 
 _FUNCTION_PARTS: Final = tuple(
@@ -271,7 +271,7 @@ def into_partial(plan: Plan, target: Any, new: Any) -> Any:
     return target
 
 
-def into_remembering(plan: Plan, target: Any, new: Any) -> Any:
+def update_lru_cache(plan: Plan, target: Any, new: Any) -> Any:
     """What ``functools.lru_cache`` made. What it remembers stays; where its function is what it was, so is it."""
     old, function = plan.original(new), plan.choose(new.__wrapped__)
     same = type(old) is type(new) and old.__wrapped__ is function and old.cache_parameters() == new.cache_parameters()
@@ -390,7 +390,7 @@ def into_weak_reference(plan: Plan, target: Any, new: Any) -> Any:
     return new if found is referent else weakref.ref(found)
 
 
-def into_taken_apart(plan: Plan, target: Any, new: Any) -> Any:
+def update_by_reduce(plan: Plan, target: Any, new: Any) -> Any:
     """Of a type that has no way: its parts are those that pickle sees. Where one of them is ours it is made anew."""
     with contextlib.suppress(Exception):  # whatever it is, it came as it is
         reduced = new.__reduce_ex__(4)

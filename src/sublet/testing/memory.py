@@ -120,7 +120,7 @@ class MemoryAgent:
         """Another office has come to what runs here, and says what this node has now."""
         self._inventory = inventory
         self._law.inventory_changed(inventory)
-        self._law.say_again(self._clock.now_ns())
+        self._law.resend_reports(self._clock.now_ns())
 
     def _begin(self) -> None:
         self._hardware = PretendedHardware(self.machine, self.faults, self._timings)
@@ -132,7 +132,7 @@ class MemoryAgent:
             bounds=self._timings.bounds,
         )
         if self.machine.disk.stored:
-            self._law.say_again(self._clock.now_ns())
+            self._law.resend_reports(self._clock.now_ns())
 
     def _lose_memory_if_told(self) -> None:
         if self.faults.take(FaultName.AMNESIA):

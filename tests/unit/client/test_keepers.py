@@ -24,9 +24,9 @@ from sublet.client.aio_keeper import AioKeeper
 from sublet.client.aio_transport import AioTransport
 from sublet.client.background_requests import FLIGHT_S
 from sublet.client.lease_entry import Held
-from sublet.client.lease_table import Book
+from sublet.client.lease_table import LeaseTable
 from sublet.client.operations import Core, Grant
-from sublet.client.renewal_thread import LISTEN_AFTER_S, LISTEN_AGAIN_S, LISTEN_LINGER_S, SILENCE_S, Keeper
+from sublet.client.renewal_thread import LISTEN_AFTER_S, LISTEN_AGAIN_S, LISTEN_LINGER_S, SILENCE_S, RenewalThread
 from sublet.client.steps import Call, Program, ask
 from sublet.client.transport import Transport
 from sublet.errors import Disconnected
@@ -164,7 +164,7 @@ class Side:
         self.office = office
         self.clock = HeldClock()
         self.core = Core(self.clock)
-        self.book = Book(self.clock, lambda: "r-release")
+        self.book = LeaseTable(self.clock, lambda: "r-release")
         self.address = Address(url=f"unix://{path}", socket=path, token="sublet_x")
         self.revived = 0
 
@@ -204,7 +204,7 @@ class Blocking(Side):
         super().__init__(office, path)
         self.lock = threading.RLock()
         self.transport = Transport(self.address, self.clock, wire=1)
-        self.keeper = Keeper(self.book, self.core, self.transport, self.clock, self.lock, self.revive)
+        self.keeper = RenewalThread(self.book, self.core, self.transport, self.clock, self.lock, self.revive)
 
     def wake(self) -> None:
         self.keeper.wake()

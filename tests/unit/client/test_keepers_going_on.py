@@ -19,9 +19,9 @@ from sublet import background
 from sublet.client import background_requests, lease_table
 from sublet.client.aio_keeper import AioKeeper
 from sublet.client.handle import Courier
-from sublet.client.lease_table import Book
+from sublet.client.lease_table import LeaseTable
 from sublet.client.operations import Core, Grant
-from sublet.client.renewal_thread import Keeper
+from sublet.client.renewal_thread import RenewalThread
 from sublet.client.steps import Call, Reply
 from sublet.clock import SystemClock
 from sublet.errors import Disconnected, SubletError
@@ -128,7 +128,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.clock = SystemClock()
-        self.core, self.book = Core(self.clock), Book(self.clock, lambda: "r-release")
+        self.core, self.book = Core(self.clock), LeaseTable(self.clock, lambda: "r-release")
         self.office = Office()
         grant = Grant(view=view(ttl=TTL_S, remaining=TTL_S), sent_ns=self.clock.now_ns())
         policy = RenewalPolicy(mode=RenewMode.ALWAYS, every=0.02, backoff_first=0.01, backoff_max=0.02)
@@ -174,7 +174,7 @@ def test_a_failed_turn_of_the_thread_ends_no_renewing(
     monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
 ) -> None:
     desk = Desk()
-    keeper = Keeper(desk.book, desk.core, desk.office, desk.clock, threading.RLock(), lambda: None)  # type: ignore[arg-type]
+    keeper = RenewalThread(desk.book, desk.core, desk.office, desk.clock, threading.RLock(), lambda: None)  # type: ignore[arg-type]
     failing = desk.fail_at(monkeypatch, place, error)
     keeper.start()
     try:
@@ -226,7 +226,7 @@ def test_a_turn_of_the_thread_takes_no_descriptor(monkeypatch: pytest.MonkeyPatc
     """What takes one is refused; then the renewals still come."""
     monkeypatch.setattr(select, "epoll", Failing(select.epoll, OSError(errno.EMFILE, "Too many open files"), 10**9))
     desk = Desk()
-    keeper = Keeper(desk.book, desk.core, desk.office, desk.clock, threading.RLock(), lambda: None)  # type: ignore[arg-type]
+    keeper = RenewalThread(desk.book, desk.core, desk.office, desk.clock, threading.RLock(), lambda: None)  # type: ignore[arg-type]
     keeper.start()
     until(lambda: desk.office.renewals >= 3)
     keeper.stop(20)
@@ -234,7 +234,7 @@ def test_a_turn_of_the_thread_takes_no_descriptor(monkeypatch: pytest.MonkeyPatc
 
 def test_a_thread_that_has_died_is_started_by_the_next_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
-    keeper = Keeper(desk.book, desk.core, desk.office, desk.clock, threading.RLock(), lambda: None)  # type: ignore[arg-type]
+    keeper = RenewalThread(desk.book, desk.core, desk.office, desk.clock, threading.RLock(), lambda: None)  # type: ignore[arg-type]
     dead = threading.Thread(target=lambda: None)
     dead.start()
     dead.join()
@@ -246,7 +246,7 @@ def test_a_thread_that_has_died_is_started_by_the_next_lease(monkeypatch: pytest
 
 def test_where_no_thread_can_be_started_the_call_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
-    keeper = Keeper(desk.book, desk.core, desk.office, desk.clock, threading.RLock(), lambda: None)  # type: ignore[arg-type]
+    keeper = RenewalThread(desk.book, desk.core, desk.office, desk.clock, threading.RLock(), lambda: None)  # type: ignore[arg-type]
     start = Failing(threading.Thread.start, RuntimeError("can't start new thread"), 1)
     monkeypatch.setattr(threading.Thread, "start", lambda thread: start(thread))  # noqa: PLW0108 - a method
     with pytest.raises(SubletError, match="could not be started"):

@@ -10,7 +10,7 @@ import pytest
 
 from sublet.client import background_requests
 from sublet.client.lease_entry import Held, Owed
-from sublet.client.lease_table import Book
+from sublet.client.lease_table import LeaseTable
 from sublet.client.model import LeaseChange
 from sublet.client.operations import Core, Grant
 from sublet.client.outcomes import outcome_of
@@ -43,7 +43,7 @@ class Desk:
         self.clock = HeldClock()
         self.script = Script(self.clock)
         self.core = Core(self.clock)
-        self.book = Book(self.clock, lambda: "r-release")
+        self.book = LeaseTable(self.clock, lambda: "r-release")
         self.told: list[LeaseChange] = []
 
     def open(self, policy: RenewalPolicy | None = None, **facts: Any) -> Held:

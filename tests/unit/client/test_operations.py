@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from sublet.client import background_requests
-from sublet.client.lease_table import Book
+from sublet.client.lease_table import LeaseTable
 from sublet.client.model import Offer, Place
 from sublet.client.operations import PATIENCE_S, Core, Grant, Hooks, _offer
 from sublet.client.requests import ask_gpu
@@ -365,7 +365,7 @@ def test_a_release_is_repeated_with_the_same_request_id(script: Script) -> None:
 def test_an_office_that_was_told_to_end_is_not_started_for_a_lease_that_it_has_ended(script: Script) -> None:
     """It is for a new one."""
     core = Core(script.clock, lambda: True)
-    book = Book(script.clock, lambda: "r-1")
+    book = LeaseTable(script.clock, lambda: "r-1")
     held = book.open(Grant(view=view(), sent_ns=script.clock.now_ns()), RenewalPolicy())
     many = [held.owed, book.open(Grant(view=view(id="l-2"), sent_ns=0), RenewalPolicy()).owed]
     alone = book.open(Grant(view=view(id="l-3"), sent_ns=0), RenewalPolicy()).owed

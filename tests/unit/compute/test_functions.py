@@ -15,7 +15,7 @@ import pytest
 from sublet.compute.buffer_cache import Kept
 from sublet.compute.functions import Functions, Packed, Peer
 from sublet.errors import Unpicklable, Unsupported
-from sublet.guest.cargo import load, unstow
+from sublet.guest.cargo import fetch_buffers, load
 from sublet.wire.frames import close_all
 from sublet.wire.work import LARGE_BYTES, Message, unpack
 
@@ -32,7 +32,7 @@ def worker(python: tuple[int, int, int] = sys.version_info[:3]) -> Functions:
 
 def loaded(message: Message) -> object:
     """What a worker makes of a definition."""
-    head, buffers = unstow(unpack(message.body), message.fds, lambda number: pytest.fail("nothing is kept"))
+    head, buffers = fetch_buffers(unpack(message.body), message.fds, lambda number: pytest.fail("nothing is kept"))
     return load(head, buffers)
 
 

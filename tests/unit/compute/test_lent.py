@@ -16,7 +16,7 @@ from sublet.compute import buffer_cache
 from sublet.compute.buffer_cache import LENT_MIN, Lent, LentMemory
 from sublet.compute.functions import Packed
 from sublet.errors import InvalidRequest
-from sublet.guest.cargo import load, unstow
+from sublet.guest.cargo import fetch_buffers, load
 from sublet.wire.persistent_memory import LENT_SEALS, map_lent
 from sublet.wire.work import unpack
 from tests.left_open import nothing_left_open
@@ -140,7 +140,7 @@ def _call_it_once(*, is_unused: bool) -> None:
     message = packed.definition(1)
     said = unpack(message.body)
     assert [piece.is_lent for piece in said.pieces] == [False, True]
-    head, buffers = unstow(said, message.fds, lambda number: -1)
+    head, buffers = fetch_buffers(said, message.fds, lambda number: -1)
     there = load(head, buffers)
     there.data[3] = ord("y")
     assert (there(3), there(4), function(3)) == (ord("y"), ord("x"), ord("x"))

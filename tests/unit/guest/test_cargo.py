@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet.errors import InvalidRequest, Unpicklable
-from sublet.guest.cargo import encode, lifted, load, stow, unstow
+from sublet.guest.cargo import encode, fetch_buffers, load, out_of_band, place_buffers
 from sublet.wire.frames import close_all
 from sublet.wire.work import LARGE_BYTES, Piece, Told, Where, pack, unpack
 
@@ -35,13 +35,13 @@ class Remembering:
 
 
 def there_and_back(value: Any, keeper: Remembering | None = None) -> tuple[Any, list[Piece]]:
-    stowed = stow(encode(value, "it"), keeper)
-    said = unpack(pack(Told.VALUE, pieces=stowed.pieces, inline=stowed.inline))
+    placed = place_buffers(encode(value, "it"), keeper)
+    said = unpack(pack(Told.VALUE, pieces=placed.pieces, inline=placed.inline))
     try:
-        head, buffers = unstow(said, stowed.fds, lambda number: keeper.fds[number] if keeper else -1)
+        head, buffers = fetch_buffers(said, placed.fds, lambda number: keeper.fds[number] if keeper else -1)
         return load(head, buffers), list(said.pieces)
     finally:
-        close_all(stowed.fds)
+        close_all(placed.fds)
 
 
 def test_small_values_lie_in_the_message() -> None:
@@ -185,9 +185,9 @@ def test_a_value_that_breaks_while_it_is_taken_apart() -> None:
 def test_messages_without_their_memory_are_refused() -> None:
     said = unpack(pack(Told.VALUE, pieces=[Piece(Where.SHARED, 10)]))
     with pytest.raises(InvalidRequest):
-        unstow(said, (), lambda number: -1)
+        fetch_buffers(said, (), lambda number: -1)
     with pytest.raises(InvalidRequest):
-        unstow(unpack(pack(Told.VALUE)), (), lambda number: -1)
+        fetch_buffers(unpack(pack(Told.VALUE)), (), lambda number: -1)
 
 
 @pytest.mark.needs("torch")
@@ -210,16 +210,16 @@ def test_large_bytes_lie_beside_the_pickle_and_what_can_be_changed_stays_one_thi
     """Bytes by themselves or in tuples; a list that is meant twice is still one list, with its bytes within."""
     large, small = os.urandom(LARGE_BYTES), b"small"
     for value in (large, (large, small), ((large, 1), {"a": large}), ("plain", 5)):
-        cargo = encode(lifted(value), "it")
+        cargo = encode(out_of_band(value), "it")
         assert load(cargo.head, cargo.buffers) == value
-    assert [len(buffer) for buffer in encode(lifted((large, (large, small))), "it").buffers] == [LARGE_BYTES] * 2
-    assert lifted(small) is small
+    assert [len(buffer) for buffer in encode(out_of_band((large, (large, small))), "it").buffers] == [LARGE_BYTES] * 2
+    assert out_of_band(small) is small
     shared = [large]
-    found, again = load(encode(lifted((shared, shared)), "it").head)
+    found, again = load(encode(out_of_band((shared, shared)), "it").head)
     assert found is again
     deep: tuple[Any, ...] = ()
     for _ in range(100_000):
         deep = (deep,)
-    lifted(deep)
+    out_of_band(deep)
     while deep:
         (deep,) = deep

@@ -788,7 +788,7 @@ def test_a_new_office_hears_at_once_what_it_would_have_heard_in_a_minute() -> No
     before = len(rig.said(EndedHere))
     rig.at(101)
     assert len(rig.said(EndedHere)) == before
-    rig.node.say_again(rig.now_ns)
+    rig.node.resend_reports(rig.now_ns)
     rig.node.tick(rig.now_ns)
     assert len(rig.said(EndedHere)) == before + 1
 

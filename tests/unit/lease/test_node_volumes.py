@@ -204,7 +204,7 @@ def test_an_office_that_comes_hears_of_everything_that_is_kept_and_again_from_ti
     """But not of what a lease has."""
     r = rig(stored(), stored(VolumeRef(tenant=ALICE, name="held")))
     r.paper.had = {VolumeRef(tenant=ALICE, name="held")}
-    r.node.say_again(0)
+    r.node.resend_reports(0)
     (named,) = said(r, Volumes)
     assert (named.volumes, named.is_all) == ((stored(),), True)
     assert r.node.tick(0) == node_volumes.SAY_AGAIN_NS
@@ -215,7 +215,7 @@ def test_an_office_that_comes_hears_of_everything_that_is_kept_and_again_from_ti
 @pytest.mark.parametrize("count", [0, 1, SAID_AT_ONCE, SAID_AT_ONCE + 1])
 def test_very_many_volumes_are_said_in_several_messages_of_which_none_claims_to_be_all(count: int) -> None:
     r = rig(*(stored(VolumeRef(tenant=ALICE, name=f"v{n}")) for n in range(count)))
-    r.node.say_again(0)
+    r.node.resend_reports(0)
     named = said(r, Volumes)
     assert sum(len(report.volumes) for report in named) == count
     assert [report.is_all for report in named] == [count <= SAID_AT_ONCE] * len(named)
@@ -226,7 +226,7 @@ def test_volumes_that_cannot_be_listed_now_are_not_reported_as_gone(monkeypatch:
     """An office that was told of none would take each for lost."""
     r = rig(stored())
     monkeypatch.setattr(r.paper, "volumes", lambda: None)
-    r.node.say_again(0)
+    r.node.resend_reports(0)
     assert said(r, Volumes) == []
     assert r.node.tick(0) == node_volumes.SAY_LATER_NS
     monkeypatch.undo()

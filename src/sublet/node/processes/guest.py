@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from sublet.lease.states import GuestEvent, GuestState, next_guest
-from sublet.node.processes.guest_connections import Visits
+from sublet.node.processes.guest_connections import GuestConnections
 from sublet.node.processes.limits import Usage
 from sublet.node.processes.logs import GuestLog
 from sublet.node.processes.reaper import Exit
@@ -85,7 +85,7 @@ class Guest:
         """Whether it was told that its lease runs out, even if the lease was renewed after that."""
         self.on_gone: Callable[[], object] = lambda: None
         """Told once nothing of it runs."""
-        self.visits: Visits | None = None
+        self.visits: GuestConnections | None = None
         """Connections of holders that it serves itself; None if it takes none."""
         self._used: Usage | None = None
         self.listeners: list[Callable[[GuestNews], None]] = []

@@ -28,7 +28,7 @@ VISITS_MAX: Final = 64
 HANG_UP: Final = select.EPOLLRDHUP
 
 
-class Visits:
+class GuestConnections:
     """Those of one guest."""
 
     def __init__(self, loop: Loop, inbox: int, refused: Callable[[SubletError], None] | None = None) -> None:

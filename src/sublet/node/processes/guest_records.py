@@ -41,7 +41,7 @@ class GuestNote:
     """Its control group, if it has one."""
 
 
-class Notes:
+class GuestRecords:
     """The folder of notes."""
 
     def __init__(self, folder: str) -> None:

@@ -20,14 +20,14 @@ from sublet.clock import Clock
 from sublet.errors import LeaseNotActive, NotFound, SubletError
 from sublet.lease.states import GuestEvent, GuestState
 from sublet.node.connections import mistake
-from sublet.node.loop import READ, Loop, confess
+from sublet.node.loop import READ, Loop, log_internal_error
 from sublet.node.priority import Priority
 from sublet.node.processes.guest import Guest, page_of
-from sublet.node.processes.guest_connections import Visits
+from sublet.node.processes.guest_connections import GuestConnections
 from sublet.node.processes.guest_limits import Kept, Room
-from sublet.node.processes.guest_records import Notes, note_of
+from sublet.node.processes.guest_records import GuestRecords, note_of
 from sublet.node.processes.launch import Launch, Prepared
-from sublet.node.processes.lease_runtime import Borrowed, Tenancy
+from sublet.node.processes.lease_runtime import Borrowed, LeaseRuntime
 from sublet.node.processes.logs import GuestLog, LogRoom
 from sublet.node.processes.messages import out_of_memory, refused_by_machine
 from sublet.node.processes.reaper import Exit, Reaper
@@ -63,7 +63,7 @@ class Guests:
         loop: Loop,
         clock: Clock,
         trees: Trees,
-        notes: Notes,
+        notes: GuestRecords,
         launch: Launch,
         logs: str,
         on_gone: Callable[[LeaseId], None],
@@ -99,7 +99,7 @@ class Guests:
     # ---- starting ----
 
     def start(
-        self, tenancy: Tenancy, profile: Profile, spec: GuestSpec, begun: Begun, volume: Borrowed | None = None
+        self, tenancy: LeaseRuntime, profile: Profile, spec: GuestSpec, begun: Begun, volume: Borrowed | None = None
     ) -> None:
         """Run it; ``begun`` is told when it runs, or why it cannot. Raises for what can be said at once. ``volume``: of
         another lease, where it may save."""
@@ -118,14 +118,14 @@ class Guests:
             except SubletError as refused:
                 begun(None, refused)
             except Exception as error:  # noqa: BLE001 - the call returned long ago, and its caller must be told
-                confess(error)
+                log_internal_error(error)
                 begun(None, mistake())
 
         if not self._launch.make_room(tenancy, profile, spec, room_made, volume):
             self._start(tenancy, profile, spec, begun, volume)
 
     def _start(
-        self, tenancy: Tenancy, profile: Profile, spec: GuestSpec, begun: Begun, volume: Borrowed | None
+        self, tenancy: LeaseRuntime, profile: Profile, spec: GuestSpec, begun: Begun, volume: Borrowed | None
     ) -> None:
         id_ = GuestId("g-" + os.urandom(5).hex())
         folder = os.path.join(self._logs, id_)
@@ -148,7 +148,7 @@ class Guests:
 
     def _came(
         self,
-        tenancy: Tenancy,
+        tenancy: LeaseRuntime,
         profile: Profile,
         id_: GuestId,
         prepared: Prepared,
@@ -159,7 +159,7 @@ class Guests:
         try:
             self._forked(tenancy, profile, id_, prepared, child, begun)
         except Exception as error:  # noqa: BLE001 - this may be a zygote's turn, or a holder's, and is neither's fault
-            confess(error)
+            log_internal_error(error)
             is_told = isinstance(child, Child) and child.failure in self._starting
             if isinstance(child, Child) and not is_told:
                 child.forget()
@@ -172,7 +172,7 @@ class Guests:
 
     def _forked(
         self,
-        tenancy: Tenancy,
+        tenancy: LeaseRuntime,
         profile: Profile,
         id_: GuestId,
         prepared: Prepared,
@@ -213,7 +213,7 @@ class Guests:
             guest.volumes[prepared.volume.tenancy.lease] = prepared.volume.epoch
         if prepared.stdio.inbox >= 0:
             refused = None if profile is Profile.LOCAL else lambda error: guest.stdio.say(str(error))
-            guest.visits = Visits(prepared.loop, prepared.stdio.inbox, refused)
+            guest.visits = GuestConnections(prepared.loop, prepared.stdio.inbox, refused)
         tenancy.guests[id_] = self.by_id[id_] = guest
         guest.on_gone = partial(tenancy.guests.pop, id_, None)
         self._trees.add(tree)
@@ -232,7 +232,7 @@ class Guests:
         assert identity is not None, "a child that was not waited for is always there"
         return Tree(id_, lease, identity, group=prepared.group, uid=prepared.uid, stands_in=prepared.stands_in)
 
-    def _note(self, guest: Guest, tenancy: Tenancy) -> None:
+    def _note(self, guest: Guest, tenancy: LeaseRuntime) -> None:
         self._notes.write(note_of(guest, tenancy.parts))
 
     def _began(self, failure: int) -> None:
@@ -285,7 +285,7 @@ class Guests:
             try:
                 guest.give_up()
             except Exception as error:  # noqa: BLE001 - the listeners are not told, and the rest is done
-                confess(error)
+                log_internal_error(error)
             return
         self._endings.insist(guest)
         for starting in tuple(self._starting.values()):
@@ -298,14 +298,14 @@ class Guests:
             try:
                 guest.stdio.say("internal error in the supervisor; this command is ended (see the supervisor's log)")
             except Exception as error:  # noqa: BLE001 - perhaps it is this that is broken
-                confess(error)
+                log_internal_error(error)
 
     def _safely(self, guest: Guest, call: Callable[[], object]) -> None:
         """Do this for the guest; a failure ends that guest and no other."""
         try:
             call()
         except Exception as error:  # noqa: BLE001 - see the head of the module
-            confess(error)
+            log_internal_error(error)
             self.broken(guest.id)
 
     def look_after(self) -> None:
@@ -340,7 +340,7 @@ class Guests:
         try:
             self._on_look(look)
         except Exception as error:  # noqa: BLE001 - what is measured besides must not hide who is gone
-            confess(error)
+            log_internal_error(error)
         self.strangers = len(look.strangers)
         if look.strangers:
             self._trees.kill_strangers()

@@ -12,18 +12,18 @@ from typing import Final
 
 from sublet.errors import InvalidRequest, SubletError
 from sublet.node.fair_slots import AWAITED
-from sublet.node.forked_jobs import Errands
+from sublet.node.forked_jobs import ForkedJobs
 from sublet.node.loop import Loop
 from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.group import Group
 from sublet.node.processes.lease_limits import limits_for
-from sublet.node.processes.lease_runtime import Borrowed, Tenancy
+from sublet.node.processes.lease_runtime import Borrowed, LeaseRuntime
 from sublet.node.processes.limits import choose, pin
 from sublet.node.processes.logs import GuestLog
 from sublet.node.processes.spawn import Child, SpawnPlan, spawn
 from sublet.node.processes.stdio import Stdio
 from sublet.node.processes.stdio_pipes import child_setup
-from sublet.node.processes.trash import Aside, HeldMemory
+from sublet.node.processes.trash import HeldMemory, Trash
 from sublet.node.processes.tree import Trees, marks_of
 from sublet.node.processes.zygote_policy import ZygoteKey, arguments_of, is_python, walled_key
 from sublet.node.processes.zygotes import Zygotes
@@ -91,8 +91,8 @@ class Launch:
         groups: Groups,
         trees: Trees,
         zygotes: Zygotes,
-        errands: Errands,
-        aside: Aside,
+        forked_jobs: ForkedJobs,
+        aside: Trash,
         stores: Stores,
         pinned: Callable[[], Iterable[tuple[int, ...]]],
         door: Callable[[], str],
@@ -115,7 +115,7 @@ class Launch:
         self.helper_lives: Callable[[int, bool], None] = trees.helper_lives
         """Told of each process that is the supervisor's own, when it was made and when it has ended."""
         self._door = door
-        self.errands = errands
+        self.forked_jobs = forked_jobs
         self.aside = aside
         self.held = HeldMemory(loop, aside)
         self.stores = stores
@@ -133,7 +133,7 @@ class Launch:
 
     def make_room(
         self,
-        tenancy: Tenancy,
+        tenancy: LeaseRuntime,
         profile: Profile,
         spec: GuestSpec,
         then: Callable[[SubletError | None], None],
@@ -154,12 +154,12 @@ class Launch:
             except SubletError as error:
                 then(error)
 
-        self.errands.run(lambda: self.walls.look_at(spec.python), looked, tenant=tenancy.tenant, by_ns=AWAITED)
+        self.forked_jobs.run(lambda: self.walls.look_at(spec.python), looked, tenant=tenancy.tenant, by_ns=AWAITED)
         return True
 
     def _make_room(
         self,
-        tenancy: Tenancy,
+        tenancy: LeaseRuntime,
         profile: Profile,
         spec: GuestSpec,
         then: Callable[[SubletError | None], None],
@@ -196,7 +196,7 @@ class Launch:
 
     def _open_stores(
         self,
-        tenancy: Tenancy,
+        tenancy: LeaseRuntime,
         profile: Profile,
         then: Callable[[SubletError | None], None],
         volume: Borrowed | None,
@@ -216,7 +216,7 @@ class Launch:
 
     def prepare(
         self,
-        tenancy: Tenancy,
+        tenancy: LeaseRuntime,
         profile: Profile,
         spec: GuestSpec,
         guest: GuestId,

@@ -31,7 +31,7 @@ def lease_of_folder(name: str) -> LeaseId:
     return LeaseId(name.rsplit(".", 2)[0])
 
 
-class Tenancy:
+class LeaseRuntime:
     """One live lease. Folder, page and group are made when the first guest needs them: most leases of an office whose
     holders use the device themselves never have one.
     """
@@ -210,7 +210,7 @@ class Tenancy:
         """Whether a guest has memory of a device that Sublet gave it."""
         return self._tally is None or self._tally.is_any_used()
 
-    def move_to(self, other: Tenancy, *, is_parked: bool) -> None:
+    def move_to(self, other: LeaseRuntime, *, is_parked: bool) -> None:
         """Guests, page, folder and groups are the other's from now on. What was counted up to here is this lease's."""
         if self._tally is not None:
             so_far = self._so_far(self._tally)
@@ -341,7 +341,7 @@ def _namespace() -> int:
 class Borrowed(NamedTuple):
     """The volume of another lease of the same tenant, as a guest gets it."""
 
-    tenancy: Tenancy
+    tenancy: LeaseRuntime
     epoch: Epoch
     """Under which it was lent; under a later one it is not."""
 

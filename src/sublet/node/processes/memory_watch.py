@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
 
 from sublet.node.processes.guests import Guests
-from sublet.node.processes.lease_runtime import Tenancy
+from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.processes.messages import out_of_memory
 from sublet.node.processes.procs import PAGE_BYTES, Procs, Stat
 from sublet.node.processes.tree import Look
@@ -32,7 +32,7 @@ _KIB: Final = 1024
 class MemoryWatch:
     """Looks at the leases that have a cap on memory."""
 
-    def __init__(self, guests: Guests, procs: Procs, tenancies: Callable[[], Iterable[Tenancy]]) -> None:
+    def __init__(self, guests: Guests, procs: Procs, tenancies: Callable[[], Iterable[LeaseRuntime]]) -> None:
         self._guests = guests
         self._procs = procs
         self._tenancies = tenancies
@@ -53,7 +53,7 @@ class MemoryWatch:
             elif asks and tenancy.over is None:  # of many that end at once none needs this, and all wait for it
                 self._ask(tenancy)
 
-    def _measure(self, tenancy: Tenancy, look: Look) -> None:
+    def _measure(self, tenancy: LeaseRuntime, look: Look) -> None:
         stats = [stat for guest in tenancy.running() for stat in look.of(guest.tree)]
         if sum(stat.rss_pages for stat in stats) * PAGE_BYTES <= tenancy.memory_max:
             return
@@ -66,7 +66,7 @@ class MemoryWatch:
                 guest.stdio.say(out_of_memory(tenancy.memory_max, used))
         self._guests.kill(tenancy.running(), EndReason.OUT_OF_MEMORY)
 
-    def _ask(self, tenancy: Tenancy) -> None:
+    def _ask(self, tenancy: LeaseRuntime) -> None:
         """The kernel ended one of its processes, and the guest may go on without."""
         for guest in tenancy.running():
             if not guest.is_told_of_memory and guest.tree.oom_kills():

@@ -12,7 +12,7 @@ import resource
 import signal
 from collections.abc import Callable
 
-from sublet.node.loop import READ, Loop, confess
+from sublet.node.loop import READ, Loop, log_internal_error
 
 
 class Exit:
@@ -72,12 +72,12 @@ class Reaper:
                     try:
                         exited(Exit(pid, status, used))
                     except Exception as error:  # noqa: BLE001 - others wait to be reaped
-                        confess(error)
+                        log_internal_error(error)
         if any_ended:
             try:
                 self._then()
             except Exception as error:  # noqa: BLE001 - others end later, and are reaped then
-                confess(error)
+                log_internal_error(error)
 
     def _woken(self, events: int) -> None:
         with contextlib.suppress(OSError):  # there is nothing, or no memory to read it: it comes again

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from sublet.node.loop import Loop, confess
+from sublet.node.loop import Loop, log_internal_error
 
 REST_MAX_NS: Final = 20_000_000
 UNSEEN_S: Final = 0.2
@@ -46,7 +46,7 @@ class Looking:
             self._take(at_all)
         except Exception as error:  # noqa: BLE001 - nothing is concluded, so nothing becomes free by it
             if not isinstance(error, OSError):
-                confess(error)
+                log_internal_error(error)
             self._loop.after(UNSEEN_S, lambda: self.soon(at_all=at_all))
         now_ns = self._loop.now_ns()
         self._rest_until_ns = now_ns + min(2 * (now_ns - began_ns), REST_MAX_NS)

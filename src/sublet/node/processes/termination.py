@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from sublet.node.loop import Loop, Timer, confess
+from sublet.node.loop import Loop, Timer, log_internal_error
 from sublet.node.priority import Priority
 from sublet.node.processes.guest import Guest
 from sublet.node.processes.scan_schedule import UNSEEN_S
@@ -106,7 +106,7 @@ class Endings:
             self._to_tell, self._to_kill = told + self._to_tell, killed + self._to_kill
             self._loop.after(UNSEEN_S, self._act_soon)
         except Exception as error:  # noqa: BLE001 - whichever of them it was, the others are reached all the same
-            confess(error)
+            log_internal_error(error)
             for guest in told:
                 self._safely(guest, lambda guest=guest: self._reach([guest], []))  # type: ignore[misc]
             for guest in killed:

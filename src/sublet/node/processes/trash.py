@@ -20,8 +20,8 @@ from typing import Final
 
 from sublet.background import is_shortage
 from sublet.errors import QuotaExceeded
-from sublet.node.forked_jobs import Errands
-from sublet.node.loop import Loop, Timer, confess
+from sublet.node.forked_jobs import ForkedJobs
+from sublet.node.loop import Loop, Timer, log_internal_error
 from sublet.node.processes.group import Group
 from sublet.node.processes.lease_limits import OWNER
 from sublet.node.sandbox import remove_tree
@@ -46,12 +46,12 @@ HELD_LOOK_S: Final = 3.0
 """The kernel sums up what a control group has every two seconds; what is little shows only then."""
 
 
-class Aside:
+class Trash:
     """Everything that one supervisor has put aside."""
 
-    def __init__(self, loop: Loop, errands: Errands) -> None:
+    def __init__(self, loop: Loop, forked_jobs: ForkedJobs) -> None:
         self._loop = loop.guarded(lambda _: self._again())
-        self._errands = errands
+        self._forked_jobs = forked_jobs
         self._groups: dict[str, Group] = {}
         """By name, those that are on their way out."""
         self._acts: deque[Callable[[], object]] = deque()
@@ -117,7 +117,7 @@ class Aside:
             except Exception as error:
                 if is_shortage(error):
                     raise
-                confess(error)
+                log_internal_error(error)
             first.popleft()
         if group is not None:
             self._remove_group(group)
@@ -137,7 +137,7 @@ class Aside:
         """Until it is gone: while descriptors or processes are short it cannot be."""
         left = remove_tree(folder, count_max=NAMES_AT_ONCE)
         if left.is_cut_short:
-            self._errands.run(lambda: _said(remove_tree(folder)), lambda said: self._removed(folder, said))
+            self._forked_jobs.run(lambda: _said(remove_tree(folder)), lambda said: self._removed(folder, said))
         elif not left.is_clean:
             raise OSError(errno.EBUSY, str(left), folder)
 
@@ -149,7 +149,7 @@ class Aside:
 class HeldMemory:
     """The control groups of ended leases of tenants, each of which stays while memory of its guests is kept."""
 
-    def __init__(self, loop: Loop, aside: Aside) -> None:
+    def __init__(self, loop: Loop, aside: Trash) -> None:
         self._loop = loop.guarded(lambda _: self._later())
         self._aside = aside
         self._held: dict[str, tuple[TenantId, Group]] = {}

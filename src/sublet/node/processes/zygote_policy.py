@@ -6,9 +6,9 @@ interpreter or a library starts. All other variables a guest gets with its fork.
 
 No zygote ever holds a request, so guests of several tenants may come from one. Still each tenant has its own where
 memory allows: then two tenants share not even the addresses at which libraries lie. What those of single tenants cost
-together has a bound (``Shelf.tenant_bytes``, a part of what the office may use), and is added up from what the finished
-ones measured. A tenant gets its own while that bound is kept, if need be in place of one whose tenant has started
-nothing for a while; all others share one.
+together has a bound (``ZygoteRegistry.tenant_bytes``, a part of what the office may use), and is added up from what the
+finished ones measured. A tenant gets its own while that bound is kept, if need be in place of one whose tenant has
+started nothing for a while; all others share one.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class _Entry:
 
 
 @dataclass(slots=True)
-class Shelf:
+class ZygoteRegistry:
     """Which kinds there are, and how each stands."""
 
     zygotes_max: int = ZYGOTES_MAX

@@ -23,7 +23,7 @@ from sublet.background import is_shortage
 from sublet.errors import SubletError, Unsupported
 from sublet.node.loop import READ, WRITE, Loop, Timer, reading
 from sublet.node.processes.spawn import Child, SpawnPlan, read_failure, spawn
-from sublet.node.processes.zygote_policy import ZYGOTES_MAX, Shelf, ZygoteKey, without
+from sublet.node.processes.zygote_policy import ZYGOTES_MAX, ZygoteKey, ZygoteRegistry, without
 from sublet.wire.codec import loads
 from sublet.wire.frames import close_all
 from sublet.wire.link import Link
@@ -76,7 +76,7 @@ class Zygotes:
         self.on_life = on_life
         self.loop: Final = loop
         self._enter = enter
-        self.shelf: Final = Shelf(zygotes_max, tenant_bytes)
+        self.shelf: Final = ZygoteRegistry(zygotes_max, tenant_bytes)
         self.cold: Final = cold
         self._running: dict[ZygoteKey, _Zygote] = {}
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sublet.errors import Unsupported
-from sublet.node.processes.lease_runtime import Tenancy
+from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.sandbox import Blocks, Ids, Part, Plan, Policy, Refusal, Uids, Wish, clean_env, enter, plan
 from sublet.node.sandbox import Profile as IsolationProfile
 from sublet.node.sandbox.plan import SYSTEM_PATHS
@@ -130,7 +130,7 @@ class Walls:
             raise Unsupported(f"the interpreter {python} was not looked at", do="Start the guest again.")
         return seen
 
-    def nodes(self, tenancy: Tenancy) -> tuple[str, ...]:
+    def nodes(self, tenancy: LeaseRuntime) -> tuple[str, ...]:
         """Device files of its cards. Raises ``Unsupported`` where they are not found: it would see no card at all."""
         cards = [part.resource for part in tenancy.parts if card_uuid(part.resource)]
         found = device_nodes([self.card_nodes.get(card, ()) for card in cards]) if cards else ()
@@ -142,7 +142,7 @@ class Walls:
             )
         return found
 
-    def with_driver(self, spec: GuestSpec, tenancy: Tenancy) -> GuestSpec:
+    def with_driver(self, spec: GuestSpec, tenancy: LeaseRuntime) -> GuestSpec:
         """The guest, told where the driver's libraries are if the loader does not find them by itself. Raises
         ``Unsupported`` where it may not be shown them."""
         if not any(card_uuid(part.resource) for part in tenancy.parts):
@@ -170,7 +170,7 @@ class _Behind:
         self._ids = ids
 
     def room(
-        self, tenancy: Tenancy, spec: GuestSpec, *, counted: bool, lent: tuple[str, ...] = (), door: str = ""
+        self, tenancy: LeaseRuntime, spec: GuestSpec, *, counted: bool, lent: tuple[str, ...] = (), door: str = ""
     ) -> Room:
         """Home and temporary files are the guest's own memory, and go with it. ``lent``: folders of another lease;
         ``door``: where it may ask for publication."""
@@ -200,7 +200,7 @@ class _Behind:
         return Room(env, spec.cwd or home, lambda parent: enter(steps, parent=parent), self._ids, steps.forks, steps)
 
 
-def policy_for(tenancy: Tenancy, policy: Policy, *, lends: bool = False) -> Policy:
+def policy_for(tenancy: LeaseRuntime, policy: Policy, *, lends: bool = False) -> Policy:
     """The same for the guests of one lease: nothing that they can fill is larger than what the lease may use.
 
     Where a control group caps memory, what lies in these folders is counted there. Where none does it is not counted

@@ -66,7 +66,7 @@ _NO_LEASES: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOLCK, errno.EACCES,
 """What a file system says that has no leases, or a kernel that gives us none."""
 
 
-def said_of(work: Callable[[], object]) -> str:
+def run_and_encode(work: Callable[[], object]) -> str:
     """Do it; what came of it, as the asker is told."""
     signal.signal(signal.SIGIO, signal.SIG_IGN)  # a read lease sends it when another process opens to write
     try:

@@ -5,7 +5,7 @@ have waited past the end of its lease. What is under way when a lease ends or is
 if it takes too long), and until then no later request is served: so a holder of a newer epoch never finds that a
 checkpoint of an older one has appeared meanwhile.
 
-The work itself is done by errands of their own, in which tenants take turns, and a tenant's most urgent save is first.
+The work itself is done by forked_jobs of their own, in which tenants take turns, and a tenant's most urgent save is first.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from sublet.errors import (
 )
 from sublet.node.connections import mistake
 from sublet.node.fair_slots import NO_DEADLINE
-from sublet.node.forked_jobs import HANDED_FD, Errands
-from sublet.node.loop import Loop, confess
-from sublet.node.processes.lease_runtime import Borrowed, Tenancy
+from sublet.node.forked_jobs import HANDED_FD, ForkedJobs
+from sublet.node.loop import Loop, log_internal_error
+from sublet.node.processes.lease_runtime import Borrowed, LeaseRuntime
 from sublet.node.storage.copying_work import copy_in
 from sublet.node.storage.handed_files import list_volume, open_files, publish_and_forget, take_handed
-from sublet.node.storage.publish import publish, said_of
+from sublet.node.storage.publish import publish, run_and_encode
 from sublet.node.storage.store import State, Store
 from sublet.node.storage.stores import Stores
 from sublet.node.storage.stores_work import among_errands
@@ -148,9 +148,9 @@ class Publishing:
         self,
         *,
         loop: Loop,
-        errands: Errands,
+        forked_jobs: ForkedJobs,
         stores: Stores,
-        tenancies: Mapping[LeaseId, Tenancy],
+        tenancies: Mapping[LeaseId, LeaseRuntime],
         fence: Fence,
         on_saved: Callable[[LeaseId, int], None],
     ) -> None:
@@ -160,7 +160,7 @@ class Publishing:
         self.saved: dict[LeaseId, Saved] = {}
         """What was published for each lease: the volume's own, and that of the guest which saved."""
         self._loop = loop.guarded(lambda _: None)
-        self._errands = errands
+        self._forked_jobs = forked_jobs
         self._stores = stores
         self._tenancies = tenancies
         self._on_saved = on_saved
@@ -208,7 +208,7 @@ class Publishing:
         except SubletError as error:
             then(refusal_of(error))
         except Exception as error:  # noqa: BLE001 - what one guest asks must not be able to end the others
-            confess(error)
+            log_internal_error(error)
             then(refusal_of(mistake()))
 
     def _ask(self, asker: Asker, call: AnyCall, then: Then) -> None:
@@ -269,7 +269,7 @@ class Publishing:
         tenancy = self._tenancies.get(lease)
         return tenancy is not None and any(part.kind is Kind.BLOCK for part in tenancy.parts)
 
-    def _block_of(self, lease: LeaseId) -> Tenancy:
+    def _block_of(self, lease: LeaseId) -> LeaseRuntime:
         if not self._has_block(lease):
             raise InvalidRequest(f"lease {lease} has no blocks to save in", do='Ask for `fabric.block("2GiB")`.')
         return self._tenancies[lease]
@@ -297,7 +297,7 @@ class Publishing:
             except SubletError as error:
                 job.then(refusal_of(error))
             except Exception as error:  # noqa: BLE001 - and those behind it come next
-                confess(error)
+                log_internal_error(error)
                 job.then(refusal_of(mistake()))
         if not self._waiting.get(folder):
             self._waiting.pop(folder, None)
@@ -308,7 +308,7 @@ class Publishing:
 
         def errand() -> str:
             with among_errands(lock, after_others=False):
-                return said_of(work)
+                return run_and_encode(work)
 
         began_ns = self._loop.now_ns()
         keep = -1
@@ -317,7 +317,7 @@ class Publishing:
             keep = job.handed[1].fileno()
         for store in stores:
             store.at_work += 1
-        key = self._errands.run(
+        key = self._forked_jobs.run(
             errand,
             lambda said: self._done(job, said, self._loop.now_ns() - began_ns),
             tenant=job.store.note.tenant,
@@ -445,12 +445,12 @@ class Publishing:
         self._tickets.pop(store.note.lease, None)
         for running in self._running.values():
             if store in running.stores:
-                self._loop.after(STOPPED_AFTER_S, lambda key=running.key: self._errands.stop(key))  # type: ignore[misc]
+                self._loop.after(STOPPED_AFTER_S, lambda key=running.key: self._forked_jobs.stop(key))  # type: ignore[misc]
         for job in self._waiting.pop(store.folder, ()):
             job.then(refusal_of(LeaseNotActive(f"lease {job.pair[0]} is over")))
 
 
-def _store(tenancy: Tenancy) -> Store:
+def _store(tenancy: LeaseRuntime) -> Store:
     found = next((one for one in tenancy.stores if one.note.kind is Kind.BLOCK), None)
     if found is None or not found.made.paths:
         raise LeaseNotActive(f"the volume of lease {tenancy.lease} is gone")

@@ -1,7 +1,7 @@
 """Disk and memory of leases on this machine: a folder per block lease, a segment per memory lease.
 
 They are made when the first guest of the lease starts, which waits for them, and taken away when the lease is over,
-which is verified. Both are done by errands; here it is known how far each has come.
+which is verified. Both are done by forked_jobs; here it is known how far each has come.
 
 Folders of blocks lie in the state folder: ``blocks/leases/<hash>``, and with a name, which is kept when its lease ends,
 ``blocks/named/<tenant>/<name>``. Segments lie in the runtime folder, ``memory/<hash>``. It is a keyed hash of lease and
@@ -22,10 +22,10 @@ from typing import Final
 from sublet.errors import CapacityExceeded, InvalidRequest, SubletError
 from sublet.lease.hardware import Leftover
 from sublet.node.fair_slots import AWAITED
-from sublet.node.forked_jobs import Errands
+from sublet.node.forked_jobs import ForkedJobs
 from sublet.node.keyed_names import keyed_names
 from sublet.node.loop import Loop
-from sublet.node.processes.lease_runtime import Tenancy
+from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.storage.store import Count, State, Store
 from sublet.node.storage.stores_work import (
     KEPT,
@@ -67,7 +67,7 @@ class Stores:
         self,
         *,
         loop: Loop,
-        errands: Errands,
+        forked_jobs: ForkedJobs,
         state: str,
         runtime: str,
         on_gone: Callable[[LeaseId], None],
@@ -80,7 +80,7 @@ class Stores:
         self._on_leave = on_leave
         self._on_stuck = on_stuck
         self._loop = loop.guarded(lambda _: None)
-        self._errands = errands
+        self._forked_jobs = forked_jobs
         self.blocks: Final = os.path.join(state, "blocks")
         self.memory: Final = os.path.join(runtime, "memory")
         self.lock: Final = os.path.join(self.blocks, "lock")
@@ -89,7 +89,7 @@ class Stores:
 
     # ---- making ----
 
-    def open(self, tenancy: Tenancy, ids: Ids, then: Then) -> bool:
+    def open(self, tenancy: LeaseRuntime, ids: Ids, then: Then) -> bool:
         """Make the stores of this lease; ``then`` is told when they are there. False: they are there now (or there are
         none to make), and ``then`` is not called. Raises for what can be said at once."""
         if not tenancy.has_stores:
@@ -104,7 +104,7 @@ class Stores:
         self._wait(tenancy, stores, then)
         return True
 
-    def _wait(self, tenancy: Tenancy, stores: list[Store], then: Then) -> None:
+    def _wait(self, tenancy: LeaseRuntime, stores: list[Store], then: Then) -> None:
         is_told = False
 
         def look() -> None:
@@ -122,7 +122,7 @@ class Stores:
         for store in stores:
             store.waiting.append(look)
 
-    def _check(self, tenancy: Tenancy, stores: list[Store]) -> None:
+    def _check(self, tenancy: LeaseRuntime, stores: list[Store]) -> None:
         """Whether all is there; if it is, guests learn of it. What was refused may be asked for again."""
         refused = next((store for store in stores if store.made.refused), None)
         if refused is not None:
@@ -139,7 +139,7 @@ class Stores:
             *((os.path.dirname(tenancy.segment),) if memory is not None and memory.segment < 0 else ()),
         )
 
-    def _begun(self, tenancy: Tenancy) -> list[Store]:
+    def _begun(self, tenancy: LeaseRuntime) -> list[Store]:
         found = []
         name = self._hash(f"{tenancy.lease}.{tenancy.epoch}")
         for kind, base in ((Kind.BLOCK, os.path.join(self.blocks, "leases")), (Kind.MEMORY, self.memory)):
@@ -188,12 +188,14 @@ class Stores:
                 with among_errands(self.lock, after_others=False):
                     return dumps(work(store.folder, store.note, ids)).decode("utf-8", "surrogateescape")
 
-            self._errands.run(make, lambda said: self._was_made(store, said), tenant=store.note.tenant, by_ns=AWAITED)
+            self._forked_jobs.run(
+                make, lambda said: self._was_made(store, said), tenant=store.note.tenant, by_ns=AWAITED
+            )
 
     def _was_made(self, store: Store, said: str | None) -> None:
         store.is_asked = False
         if said is None:
-            store.made = Made(refused=f"the folder of the lease could not be made: {self._errands.why_failed}")
+            store.made = Made(refused=f"the folder of the lease could not be made: {self._forked_jobs.why_failed}")
         else:
             store.made = loads(Made, said.encode("utf-8", "surrogateescape"))
         if store.note.kind is Kind.MEMORY and store.made.counted:
@@ -223,7 +225,7 @@ class Stores:
 
     # ---- taking away ----
 
-    def leave(self, tenancy: Tenancy) -> None:
+    def leave(self, tenancy: LeaseRuntime) -> None:
         """The lease is over and no guest uses its stores any more: they go, soon."""
         for store in tenancy.stores:
             if store.state not in (State.LEAVING, State.GONE):
@@ -279,7 +281,7 @@ class Stores:
 
     def close(self) -> None:
         """This process ends, so now it may wait: whatever is still there is put away."""
-        self._errands.close()
+        self._forked_jobs.close()
         for store in self._all:
             if store.segment >= 0:
                 os.close(store.segment)
@@ -305,7 +307,7 @@ class Stores:
                 note = None if store.is_left else store.note
                 return put_away(store.folder, keep=store.is_named, note=note, forced=store.tries >= FORCED_AFTER)
 
-        self._errands.run(away, lambda said: self._was_put_away(store, said), tenant=store.note.tenant)
+        self._forked_jobs.run(away, lambda said: self._was_put_away(store, said), tenant=store.note.tenant)
 
     def _let_go_of_segment(self, store: Store) -> None:
         """Not while another process has it. To free a large one takes long, so an errand does that."""
@@ -314,7 +316,7 @@ class Stores:
         elif segment_bytes(store.segment) > IN_PASSING_MAX:
             store.is_asked = True
             path = segment_path(store.segment)
-            self._errands.run(
+            self._forked_jobs.run(
                 lambda: empty(path), lambda said: self._was_put_away(store, said), tenant=store.note.tenant
             )
         else:
@@ -330,7 +332,7 @@ class Stores:
             self._all.remove(store)
             self._loop.soon(lambda: self._on_gone(store.note.lease))  # not while the caller is still at work
             return
-        store.why = said or f"{store.folder} could not be removed: {self._errands.why_failed}"
+        store.why = said or f"{store.folder} could not be removed: {self._forked_jobs.why_failed}"
         store.again_ns = self._loop.now_ns() + AGAIN_NS[min(store.tries, len(AGAIN_NS) - 1)]
         store.tries += 1
         self._on_stuck(store)
@@ -397,7 +399,7 @@ class Stores:
                     yield Store(folder, _read(folder) or begun, State.LEAVING)
 
 
-def _note_of(tenancy: Tenancy, parts: tuple[Part, ...], name: str) -> StoreNote:
+def _note_of(tenancy: LeaseRuntime, parts: tuple[Part, ...], name: str) -> StoreNote:
     return StoreNote(lease=tenancy.lease, epoch=tenancy.epoch, tenant=tenancy.tenant, parts=parts, name=name)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 from sublet.lease.hardware import Hardware, Leftover, Need, NotYet, Verdict
-from sublet.node.loop import confess
+from sublet.node.loop import log_internal_error
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Notify, Parking, Part, StoredVolume, VolumeRef
 
@@ -22,7 +22,7 @@ AGAIN_NS: Final = NS_PER_S // 2
 """After a question that could not be answered, so that a mistake that stays does not fill the log."""
 
 
-class Shielded:
+class GuardedHardware:
     """``lease.hardware.Hardware`` over another one, which may fail."""
 
     def __init__(self, inner: Hardware, on_mistake: Callable[[LeaseId], None] = lambda _: None) -> None:
@@ -111,12 +111,12 @@ class Shielded:
         try:
             call()
         except Exception as error:  # noqa: BLE001 - see the head of the module
-            confess(error)
+            log_internal_error(error)
             self._asked(lambda: self._on_mistake(lease), None)
 
     def _asked(self, call: Callable[[], T], otherwise: T) -> T:
         try:
             return call()
         except Exception as error:  # noqa: BLE001 - the same
-            confess(error)
+            log_internal_error(error)
             return otherwise

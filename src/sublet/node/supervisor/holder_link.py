@@ -22,16 +22,16 @@ from sublet.errors import (
 )
 from sublet.lease.node import Node
 from sublet.node.connections import Connection, mistake
-from sublet.node.loop import Loop, confess
-from sublet.node.output_budget import Unread
+from sublet.node.loop import Loop, log_internal_error
+from sublet.node.output_budget import OutputBudget
 from sublet.node.processes.guest import Guest
 from sublet.node.processes.guests import Guests
 from sublet.node.processes.log_readers import Following
 from sublet.node.processes.messages import what_to_do
 from sublet.node.processes.spawn import SpawnFailed
 from sublet.node.storage.publish_queue import AnyCall, AnyReply, Handed
-from sublet.node.supervisor.real_hardware import Premises
-from sublet.node.supervisor.volume_service import VolumeDesk
+from sublet.node.supervisor.real_hardware import RealHardware
+from sublet.node.supervisor.volume_service import VolumeService
 from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.frames import close_all
@@ -85,11 +85,11 @@ class HolderLink:
         hello: Hello,
         front: Front,
         node: Node,
-        premises: Premises,
+        premises: RealHardware,
         guests: Guests,
         on_over: Callable[[HolderLink], None],
-        unread: Unread,
-        desk: VolumeDesk,
+        unread: OutputBudget,
+        desk: VolumeService,
         warm: Callable[[Warm], None],
     ) -> None:
         self.front = front
@@ -141,7 +141,7 @@ class HolderLink:
         except SubletError as error:
             self._link.refuse(called.call, error)
         except Exception as error:  # noqa: BLE001 - what one holder asks must not be able to end the guests of all
-            confess(error)
+            log_internal_error(error)
             self._link.refuse(called.call, mistake())
         self._connection.push()
 

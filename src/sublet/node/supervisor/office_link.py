@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, assert_never
 
 from sublet.errors import InvalidRequest, SubletError
 from sublet.node.connections import Connection, mistake
-from sublet.node.loop import Loop, confess
+from sublet.node.loop import Loop, log_internal_error
 from sublet.values import EndReason, Epoch, LeaseId, NodeId
 from sublet.wire.codec import MARK, dumps, from_wire, loads
 from sublet.wire.frames import close_all
@@ -117,7 +117,7 @@ class OfficeLink:
             self.report(Reports(reports=refused))
         if unread and not self._has_confessed:  # they are said again and again; once is enough
             self._has_confessed = True
-            confess(unread[0].why)
+            log_internal_error(unread[0].why)
 
     def _called(self, called: Called) -> None:
         try:

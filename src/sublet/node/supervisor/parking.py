@@ -25,10 +25,10 @@ from sublet.errors import SubletError
 from sublet.lease.hardware import Need
 from sublet.lease.parking import copy_ns
 from sublet.lease.states import GuestEvent, GuestState
-from sublet.node.loop import Loop, confess
+from sublet.node.loop import Loop, log_internal_error
 from sublet.node.processes.guest import Guest
-from sublet.node.processes.guest_records import Notes, note_of
-from sublet.node.processes.lease_runtime import Tenancy
+from sublet.node.processes.guest_records import GuestRecords, note_of
+from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.processes.procs import PAGE_BYTES, Identity, Stat
 from sublet.node.processes.tree import Trees, stands_still
 from sublet.node.supervisor.suspending import Suspending
@@ -66,8 +66,8 @@ LEAVING: Final = "it was told to save and leave before, and leaves"
 
 @dataclass(slots=True)
 class _Leaving:
-    tenancy: Tenancy
-    under: Tenancy
+    tenancy: LeaseRuntime
+    under: LeaseRuntime
     until_ns: int
     failed: Callable[[str], None]
     moved: Callable[[], None]
@@ -77,7 +77,12 @@ class Parker:
     """Parks and resumes, for all leases of one supervisor."""
 
     def __init__(
-        self, loop: Loop, trees: Trees, notes: Notes, suspending: Suspending, on_lost: Callable[[Guest, str], None]
+        self,
+        loop: Loop,
+        trees: Trees,
+        notes: GuestRecords,
+        suspending: Suspending,
+        on_lost: Callable[[Guest, str], None],
     ) -> None:
         """``on_lost`` is called with a guest that could not be resumed on its cards, and the reason: it has to end."""
         self._on_lost = on_lost
@@ -91,7 +96,7 @@ class Parker:
         self._caches = Caches(loop)
         self._leaving: dict[LeaseId, _Leaving] = {}
 
-    def need(self, tenancy: Tenancy) -> Need:
+    def need(self, tenancy: LeaseRuntime) -> Need:
         """What its guests would need, if they are not to end."""
         used = self._used(tenancy)
         if not used:
@@ -109,8 +114,8 @@ class Parker:
 
     def park(
         self,
-        tenancy: Tenancy,
-        under: Tenancy,
+        tenancy: LeaseRuntime,
+        under: LeaseRuntime,
         room: int,
         until_ns: int,
         *,
@@ -174,7 +179,7 @@ class Parker:
         spare_ns = until_ns - self._loop.now_ns() - copy_ns(self._on_their_cards(leaving.tenancy)) - LOCK_NS
         self._once_saved(leaving.tenancy, self._loop.now_ns() + min(SAVE_NS, spare_ns), saved)
 
-    def _once_saved(self, tenancy: Tenancy, until_ns: int, then: Callable[[], None]) -> None:
+    def _once_saved(self, tenancy: LeaseRuntime, until_ns: int, then: Callable[[], None]) -> None:
         """The notice told them to save. Without a volume there is nowhere to, and nothing is waited for."""
         has_volume = any(guest.volumes for guest in tenancy.running())
         if has_volume and tenancy.notice is not None and tenancy.is_unsaved() and self._loop.now_ns() < until_ns:
@@ -182,7 +187,7 @@ class Parker:
         else:
             then()
 
-    def let_leave(self, tenancy: Tenancy) -> None:
+    def let_leave(self, tenancy: LeaseRuntime) -> None:
         """What is parked there was told to leave, and goes on so that it can: with what that sends in this turn, and
         without its cards. Calls of the driver go on waiting."""
 
@@ -196,7 +201,7 @@ class Parker:
         """Whether it is being parked."""
         return lease in self._leaving
 
-    def resume(self, tenancy: Tenancy, onto: Tenancy, now_ns: int) -> None:
+    def resume(self, tenancy: LeaseRuntime, onto: LeaseRuntime, now_ns: int) -> None:
         """What is parked there goes on under the other lease. What it had on cards is put back while its calls of the
         driver wait."""
         pids, had = tenancy.suspended, tenancy.cards
@@ -212,7 +217,7 @@ class Parker:
         pairs = tuple(zip(had, _cards_of(onto), strict=False))
         self._suspending.resume(pids, pairs, lambda said: self._resumed(onto, said))
 
-    def _resumed(self, tenancy: Tenancy, said: Mapping[str, Any]) -> None:
+    def _resumed(self, tenancy: LeaseRuntime, said: Mapping[str, Any]) -> None:
         for guest in tenancy.running():
             if guest.state is not GuestState.RESUMING:
                 continue
@@ -287,7 +292,7 @@ class Parker:
             self._standstill.go(guest)
         leaving.failed(why)
 
-    def _now_under(self, guest: Guest, tenancy: Tenancy, event: GuestEvent) -> None:
+    def _now_under(self, guest: Guest, tenancy: LeaseRuntime, event: GuestEvent) -> None:
         guest.lease, guest.epoch = tenancy.lease, tenancy.epoch
         guest.on_gone = lambda: self._is_gone(guest, tenancy)
         if guest.visits is not None:
@@ -297,13 +302,13 @@ class Parker:
         try:
             self._notes.write(note_of(guest, tenancy.parts))
         except OSError as error:  # the old one names the same process, which is what it is for
-            confess(error)
+            log_internal_error(error)
 
-    def _is_gone(self, guest: Guest, tenancy: Tenancy) -> None:
+    def _is_gone(self, guest: Guest, tenancy: LeaseRuntime) -> None:
         tenancy.guests.pop(guest.id, None)
         self._standstill.forget(guest.id)
 
-    def _used(self, tenancy: Tenancy) -> int:
+    def _used(self, tenancy: LeaseRuntime) -> int:
         """Bytes: by their groups where they are counted, else as the process table has it."""
         guests = list(tenancy.running())
         if not guests:
@@ -314,10 +319,10 @@ class Parker:
         on_cards = self._of_cards(tenancy, {stat.pid for stat in stats})
         return max(1, seen, sum(guest.usage().memory_bytes for guest in guests)) + on_cards
 
-    def _on_their_cards(self, tenancy: Tenancy) -> int:
+    def _on_their_cards(self, tenancy: LeaseRuntime) -> int:
         return self._of_cards(tenancy, set(self._pids(tenancy.running())))
 
-    def _of_cards(self, tenancy: Tenancy, pids: Collection[int]) -> int:
+    def _of_cards(self, tenancy: LeaseRuntime, pids: Collection[int]) -> int:
         """Bytes of cards that these processes of the lease have."""
         found = sum(use.bytes for use in self.uses if use.pid in pids)
         unseen = {use.card: use.bytes for use in self.uses if use.pid == UNSEEN}
@@ -325,7 +330,7 @@ class Parker:
             found += min(part.amount, unseen.get(card_uuid(part.resource), 0))
         return found
 
-    def _on_cards(self, tenancy: Tenancy) -> set[int]:
+    def _on_cards(self, tenancy: LeaseRuntime) -> set[int]:
         """Processes that have memory on its cards, as the driver last said: of any lease."""
         cards = _cards_of(tenancy)
         return {use.pid for use in self.uses if use.card in cards and use.bytes}
@@ -335,7 +340,7 @@ class Parker:
         return [stat.pid for guest in guests for stat in look.of(guest.tree)]
 
 
-def _cards_of(tenancy: Tenancy) -> tuple[str, ...]:
+def _cards_of(tenancy: LeaseRuntime) -> tuple[str, ...]:
     return tuple(filter(None, (card_uuid(part.resource) for part in tenancy.parts)))
 
 

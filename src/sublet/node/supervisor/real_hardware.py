@@ -15,13 +15,13 @@ from typing import Final
 
 from sublet.errors import SubletError
 from sublet.lease.hardware import Clean, Leftover, Need, NotYet, Unclean, Verdict
-from sublet.node.forked_jobs import ANSWER_FD, ANSWERED, Errands
+from sublet.node.forked_jobs import ANSWER_FD, ANSWERED, ForkedJobs
 from sublet.node.loop import log_trouble
 from sublet.node.processes.group import Group
 from sublet.node.processes.guest import Guest
 from sublet.node.processes.guests import Guests
-from sublet.node.processes.lease_runtime import Tenancy
-from sublet.node.processes.trash import Aside, HeldMemory
+from sublet.node.processes.lease_runtime import LeaseRuntime
+from sublet.node.processes.trash import HeldMemory, Trash
 from sublet.node.sandbox import remove_tree
 from sublet.node.storage.stores import Stores
 from sublet.node.supervisor.parking import Parker
@@ -39,7 +39,7 @@ METERED_KEPT: Final = 4096
 """Leases whose counts are kept after their end: an office that was away asks again for what it has not heard."""
 
 
-class Premises:
+class RealHardware:
     """Every lease that is on this machine, until nothing of it is left. Implements ``lease.hardware.Hardware``."""
 
     def __init__(
@@ -47,8 +47,8 @@ class Premises:
         *,
         guests: Guests,
         stores: Stores,
-        errands: Errands,
-        aside: Aside,
+        forked_jobs: ForkedJobs,
+        aside: Trash,
         held: HeldMemory,
         parker: Parker,
         office: str,
@@ -62,7 +62,7 @@ class Premises:
         """``cut`` ends every connection of a lease. ``on_moved`` is told when the guests of a lease were taken off its
         devices alive, or when that failed. ``still_left`` says what a predecessor's guests of a lease still have here,
         empty if nothing; ``name_of`` what its holder calls a lease; ``saved_of`` what was published for it."""
-        self.tenancies: dict[LeaseId, Tenancy] = {}
+        self.tenancies: dict[LeaseId, LeaseRuntime] = {}
         """The newest of each lease."""
         self._still_left = still_left
         self._name_of = name_of
@@ -78,11 +78,11 @@ class Premises:
         self._cut = cut
         self.left: Iterable[Leftover] = ()
         """What a predecessor had on which resources."""
-        self._older: list[Tenancy] = []
+        self._older: list[LeaseRuntime] = []
         """Ended, and not yet gone when their lease was granted anew."""
         self._kills: dict[tuple[LeaseId, ResourceId], int] = {}
         self._metered: dict[LeaseId, Metered] = {}
-        self.cards = CardCleaning(errands, begun_ns=now_ns())
+        self.cards = CardCleaning(forked_jobs, begun_ns=now_ns())
 
     # ---- while a lease lives ----
 
@@ -93,7 +93,7 @@ class Premises:
             self.cards.lent(card, self._now_ns())
         tenancy = self.tenancies.get(lease)
         if tenancy is None or tenancy.over is not None:  # what was ended before does not go on under this epoch
-            self.tenancies[lease] = Tenancy(
+            self.tenancies[lease] = LeaseRuntime(
                 lease=lease,
                 tenant=tenant,
                 epoch=epoch,
@@ -162,7 +162,7 @@ class Premises:
         for guest in tenancy.running():
             guest.tell(GuestNews(guest=guest.id, what="notice", reason=EndReason.EXPIRED, take_at_ns=deadline_ns))
 
-    def _let_leave(self, tenancy: Tenancy, line: str, reason: EndReason) -> None:
+    def _let_leave(self, tenancy: LeaseRuntime, line: str, reason: EndReason) -> None:
         """What is parked goes on for as long as it takes to save. Its page says that it has no device, and the signal
         to leave is the first thing that it meets."""
         self._guests.tell(tenancy.running(), line, reason)
@@ -281,7 +281,7 @@ class Premises:
         verdict = self.cards.look(card, lease, epoch, neighbours=neighbours, now_ns=now_ns)
         return replace(verdict, metered=metered, saved=saved) if isinstance(verdict, Clean) else verdict
 
-    def _remember(self, tenancy: Tenancy) -> None:
+    def _remember(self, tenancy: LeaseRuntime) -> None:
         """What it did, until the office has heard of its end, and for some time after."""
         if tenancy.metered is not None:
             self._metered[tenancy.lease] = tenancy.metered
@@ -315,19 +315,19 @@ class Premises:
     # ---- which ----
 
     @property
-    def everything(self) -> Iterator[Tenancy]:
+    def everything(self) -> Iterator[LeaseRuntime]:
         """Each of which something may be here."""
         return self._all()
 
-    def _is_alone(self, tenancy: Tenancy) -> bool:
+    def _is_alone(self, tenancy: LeaseRuntime) -> bool:
         newest = self.tenancies.get(tenancy.lease, tenancy)
         return newest is tenancy and not any(one.lease == tenancy.lease and one is not tenancy for one in self._older)
 
-    def _all(self) -> Iterator[Tenancy]:
+    def _all(self) -> Iterator[LeaseRuntime]:
         yield from self._older
         yield from self.tenancies.values()
 
-    def _of(self, lease: LeaseId, epoch: Epoch) -> Iterator[Tenancy]:
+    def _of(self, lease: LeaseId, epoch: Epoch) -> Iterator[LeaseRuntime]:
         """What there is of the lease, up to this epoch."""
         for one in tuple(self._older):
             if one.lease == lease and one.epoch <= epoch:
@@ -339,7 +339,7 @@ class Premises:
     def _guests_of(self, lease: LeaseId, epoch: Epoch) -> Iterator[Guest]:
         return (guest for tenancy in self._of(lease, epoch) for guest in tenancy.running())
 
-    def _drop(self, tenancy: Tenancy) -> None:
+    def _drop(self, tenancy: LeaseRuntime) -> None:
         if self.tenancies.get(tenancy.lease) is tenancy:
             del self.tenancies[tenancy.lease]
         else:
@@ -395,12 +395,17 @@ class CardCleaning:
     """All cards of this machine."""
 
     def __init__(
-        self, errands: Errands, run: Run | None = None, *, is_root: bool | None = None, begun_ns: int | None = None
+        self,
+        forked_jobs: ForkedJobs,
+        run: Run | None = None,
+        *,
+        is_root: bool | None = None,
+        begun_ns: int | None = None,
     ) -> None:
         """``is_root``: whether guests may change the settings of a card. Where they may not, whatever changes them is
         an operator, or the card itself. ``begun_ns``: when this supervisor began; no guest had a card before, but for
         what ``was_lent``."""
-        self._errands = errands
+        self._forked_jobs = forked_jobs
         self._run = run or run_program
         self._is_root = os.geteuid() == 0 if is_root is None else is_root
         self._begun_ns = begun_ns
@@ -422,7 +427,7 @@ class CardCleaning:
             found = _found_in(said)
             known.settings = found.settings if found is not None else ""
 
-        self._errands.run(lambda: self._run((card, "--look")), told)
+        self._forked_jobs.run(lambda: self._run((card, "--look")), told)
 
     def was_lent(self, card: str, since_ns: int) -> None:
         """An earlier supervisor had guests on it since then, or since before."""
@@ -459,7 +464,7 @@ class CardCleaning:
         since = ("--since", str(known.since_ns)) if known.since_ns is not None else ()
         rest = ("--rest", str(known.rest)) if known.rest else ()
         beside = ("--beside", "1") if self.lends_beside else ()
-        self._errands.run(lambda: self._run((card, "--scrub", *settings, *since, *rest, *beside)), told)
+        self._forked_jobs.run(lambda: self._run((card, "--scrub", *settings, *since, *rest, *beside)), told)
         return look
 
 

@@ -18,7 +18,7 @@ from sublet.clock import Clock
 from sublet.lease.hardware import Leftover
 from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.group import Group
-from sublet.node.processes.guest_records import GuestNote, Notes
+from sublet.node.processes.guest_records import GuestNote, GuestRecords
 from sublet.node.processes.lease_runtime import lease_of_folder
 from sublet.node.processes.procs import Identity, Procs, Stat, Table
 from sublet.node.processes.stuck import why_alive
@@ -40,7 +40,7 @@ class Predecessor:
         *,
         procs: Procs,
         groups: Groups,
-        notes: Notes,
+        notes: GuestRecords,
         leases: str,
         clock: Clock,
         put_away: Callable[[str], object] = remove_tree,

@@ -16,35 +16,35 @@ from typing import Final
 from sublet.background import troubles
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseNotActive, QuotaExceeded, SubletError, Unauthorized
 from sublet.lease.node import Node
-from sublet.node.forked_jobs import Errands
-from sublet.node.loop import Accepting, Timer, confess
-from sublet.node.output_budget import Unread
+from sublet.node.forked_jobs import ForkedJobs
+from sublet.node.loop import Accepting, Timer, log_internal_error
+from sublet.node.output_budget import OutputBudget
 from sublet.node.prctl import set_child_subreaper
 from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.files import FILES_WANTED, allowance
 from sublet.node.processes.guest import Guest
 from sublet.node.processes.guest_limits import GUESTS_MAX
-from sublet.node.processes.guest_records import Notes
+from sublet.node.processes.guest_records import GuestRecords
 from sublet.node.processes.guests import Guests
 from sublet.node.processes.launch import Launch
 from sublet.node.processes.lease_limits import office_limits
-from sublet.node.processes.lease_runtime import Tenancy
+from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.processes.memory_watch import MemoryWatch, VramWatch
 from sublet.node.processes.procs import Procs
-from sublet.node.processes.trash import Aside
+from sublet.node.processes.trash import Trash
 from sublet.node.processes.tree import Look, Trees
 from sublet.node.processes.zygotes import Zygotes
 from sublet.node.storage.store import Store
 from sublet.node.storage.stores import Stores
-from sublet.node.supervisor.guarded_hardware import Shielded
+from sublet.node.supervisor.guarded_hardware import GuardedHardware
 from sublet.node.supervisor.holder_link import HolderLink
 from sublet.node.supervisor.locks import AGAIN_NS, Claims, DeviceLocks
 from sublet.node.supervisor.office_link import OfficeLink
 from sublet.node.supervisor.parking import Parker
-from sublet.node.supervisor.real_hardware import Premises
+from sublet.node.supervisor.real_hardware import RealHardware
 from sublet.node.supervisor.recovery import Predecessor
 from sublet.node.supervisor.suspending import Suspending
-from sublet.node.supervisor.volume_service import VolumeDesk
+from sublet.node.supervisor.volume_service import VolumeService
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, TenantId
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.cards import CardUse
@@ -105,10 +105,10 @@ class Supervisor:
         self.node: Node | None = None
         self._started_ns = clock.now_ns()
         self._groups = Groups.probe(settings.office)
-        self._notes = Notes(os.path.join(settings.runtime, "notes"))
+        self._notes = GuestRecords(os.path.join(settings.runtime, "notes"))
         self._procs = Procs()
         self._trees = Trees(self._procs, os.getpid())
-        errands = Errands(self.loop, self._trees.helper_lives)
+        forked_jobs = ForkedJobs(self.loop, self._trees.helper_lives)
         self._launch = Launch(
             loop=self.loop,
             office=settings.office,
@@ -117,11 +117,11 @@ class Supervisor:
             groups=self._groups,
             trees=self._trees,
             zygotes=zygotes,
-            errands=errands,
-            aside=Aside(self.loop, errands),
+            forked_jobs=forked_jobs,
+            aside=Trash(self.loop, forked_jobs),
             stores=Stores(
                 loop=self.loop,
-                errands=errands,
+                forked_jobs=forked_jobs,
                 state=settings.state,
                 runtime=settings.runtime,
                 on_gone=self._guest_gone,
@@ -147,7 +147,7 @@ class Supervisor:
         self._claim_again_ns = 0
         self._office: OfficeLink | None = None
         self._holders: set[HolderLink] = set()
-        self.unread = Unread()
+        self.unread = OutputBudget()
         self._reports: list[Report] = []
         self._gone: set[LeaseId] = set()
         """Leases with guests that are gone since the last turn."""
@@ -166,10 +166,10 @@ class Supervisor:
         self._suspending = Suspending(self.loop, self._launch.helper_lives)
         self._parker = Parker(self.loop, self._trees, self._notes, self._suspending, self._lost)
         self._vram_watch = VramWatch()
-        self.premises = Premises(
+        self.premises = RealHardware(
             guests=self.guests,
             stores=self._launch.stores,
-            errands=self._launch.errands,
+            forked_jobs=self._launch.forked_jobs,
             aside=self._launch.aside,
             held=self._launch.held,
             parker=self._parker,
@@ -182,7 +182,7 @@ class Supervisor:
             saved_of=self._saved_of,
         )
         self._launch.stores.begin()
-        self._desk = VolumeDesk(
+        self._desk = VolumeService(
             loop=self.loop,
             launch=self._launch,
             guests=self.guests,
@@ -255,7 +255,7 @@ class Supervisor:
         self._safely(lambda: self._claim_again(now_ns))
         self._safely(self._stop_if_idle)
 
-    def _cut_tally(self, tenancy: Tenancy) -> None:
+    def _cut_tally(self, tenancy: LeaseRuntime) -> None:
         if not tenancy.cut_tally():
             return
         for guest in tenancy.running():
@@ -271,7 +271,7 @@ class Supervisor:
         try:
             call()
         except Exception as error:  # noqa: BLE001 - the law alone may end this process
-            confess(error)
+            log_internal_error(error)
 
     def _mistaken(self, lease: LeaseId) -> None:
         """What the guests of this lease had to be told could not be: a guest that cannot be told of an end must not
@@ -319,10 +319,10 @@ class Supervisor:
             for card, since_ns in self._predecessor.cards_since().items():
                 self.premises.cards.was_lent(card, since_ns)
             self.premises.left = [*left, *self._launch.stores.leftovers()]
-            self.node = Node(asked.inventory, Shielded(self.premises, self._mistaken), report=self._report)
+            self.node = Node(asked.inventory, GuardedHardware(self.premises, self._mistaken), report=self._report)
         else:
             self.node.inventory_changed(asked.inventory)
-        self.node.say_again(self.loop.now_ns())
+        self.node.resend_reports(self.loop.now_ns())
         if self._office is not None:
             self._office.cut(Unauthorized("another office of the same home took over"))
         self._office, self._may_quit = link, False

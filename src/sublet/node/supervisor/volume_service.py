@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from sublet.errors import InvalidRequest, Unauthorized
-from sublet.node.forked_jobs import Errands
+from sublet.node.forked_jobs import ForkedJobs
 from sublet.node.loop import Loop
 from sublet.node.processes.guest import Guest
 from sublet.node.processes.guests import Guests
 from sublet.node.processes.launch import Launch
-from sublet.node.processes.lease_runtime import Borrowed, Tenancy
+from sublet.node.processes.lease_runtime import Borrowed, LeaseRuntime
 from sublet.node.processes.tree import Trees
 from sublet.node.storage.publish_door import PublishDoor
 from sublet.node.storage.publish_queue import AnyCall, AnyReply, Asker, Fence, Handed, Lent, Publishing
@@ -32,7 +32,7 @@ WRITE: Final = "write"
 READ: Final = "read"
 
 
-class VolumeDesk:
+class VolumeService:
     """All of it, for ``Supervisor``."""
 
     def __init__(
@@ -42,7 +42,7 @@ class VolumeDesk:
         launch: Launch,
         guests: Guests,
         trees: Trees,
-        tenancies: Mapping[LeaseId, Tenancy],
+        tenancies: Mapping[LeaseId, LeaseRuntime],
         runtime: str,
         fence: Fence,
         on_saved: Callable[[LeaseId, int], None],
@@ -54,9 +54,14 @@ class VolumeDesk:
         self._trees = trees
         self._tenancies = tenancies
         self._loop = loop.guarded(lambda _: None)
-        self._errands = Errands(loop, launch.helper_lives, longest_s=PUBLICATION_S)
+        self._forked_jobs = ForkedJobs(loop, launch.helper_lives, longest_s=PUBLICATION_S)
         self.publishing: Final = Publishing(
-            loop=loop, errands=self._errands, stores=launch.stores, tenancies=tenancies, fence=fence, on_saved=on_saved
+            loop=loop,
+            forked_jobs=self._forked_jobs,
+            stores=launch.stores,
+            tenancies=tenancies,
+            fence=fence,
+            on_saved=on_saved,
         )
         self._door = PublishDoor(loop, runtime, self.publishing, who=self._guest_of, asker=self._of_guest)
 
@@ -67,7 +72,7 @@ class VolumeDesk:
     def close(self) -> None:
         """The supervisor ends."""
         self._door.close()
-        self._errands.close()
+        self._forked_jobs.close()
 
     def of_holder(self, front: Front, uid: int, call: AnyCall, then: Callable[[AnyReply | Handed], None]) -> None:
         """A holder asks, whose process is this user's."""

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from sublet.client.fabric import connect
 from sublet.errors import CheckpointFailed, InvalidRequest, LeaseEnded, NotFound, SubletError, Unpicklable
-from sublet.notebook.environment import Surroundings
+from sublet.notebook.environment import CellEnvironment
 from sublet.notebook.home import HomeRules
 from sublet.notebook.namespace import HIDDEN
 from sublet.notebook.namespace_sync import NOTEBOOK, Space
@@ -220,12 +220,12 @@ def _put_beside(beside: Mapping[str, Any]) -> None:
         print(f"sublet: {what} could not be restored: {why}", file=sys.stderr)  # noqa: T201
 
 
-def _surroundings() -> Surroundings:
+def _surroundings() -> CellEnvironment:
     """Those that ``%%gpu`` keeps as well; or, where that is not loaded, of this moment."""
     magics = _shell().magics_manager.registry.get("GpuMagics")
     if magics is None:
-        return Surroundings(is_notebook=True)
-    found: Surroundings = magics.cells.surroundings
+        return CellEnvironment(is_notebook=True)
+    found: CellEnvironment = magics.cells.surroundings
     return found
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from sublet.clock import SystemClock
 from sublet.node.loop import Loop
-from sublet.node.processes.guest_connections import Visits
+from sublet.node.processes.guest_connections import GuestConnections
 from sublet.node.supervisor import parking
 from sublet.node.supervisor.parking import Caches
 from sublet.values import Epoch, LeaseId, TenantId
@@ -26,7 +26,7 @@ class Asked:
     def __init__(self, loop: Loop, *, serves: bool = True) -> None:
         inbox, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.inbox = inbox.detach()
-        self.visits = Visits(loop, self.inbox) if serves else None
+        self.visits = GuestConnections(loop, self.inbox) if serves else None
         self.main_runs = True
         self.tenant, self.lease, self.epoch = TenantId("local"), LeaseId("l-1"), Epoch(1, 1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn, cast
 
 from sublet.lease.hardware import Hardware, NotYet
-from sublet.node.supervisor.guarded_hardware import Shielded
+from sublet.node.supervisor.guarded_hardware import GuardedHardware
 from sublet.values import EndReason, Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import VolumeRef
 
@@ -24,7 +24,7 @@ class Broken:
 
 def test_a_mistake_is_told_once_for_each_thing_said_and_raises_nothing() -> None:
     told: list[LeaseId] = []
-    shield = Shielded(cast("Hardware", Broken()), told.append)
+    shield = GuardedHardware(cast("Hardware", Broken()), told.append)
     shield.grant(A, TenantId("t"), E5, (), 0)
     shield.extend(A, E5, 0)
     shield.notice(A, None)
@@ -35,7 +35,7 @@ def test_a_mistake_is_told_once_for_each_thing_said_and_raises_nothing() -> None
 
 
 def test_what_cannot_be_answered_is_answered_so_that_nothing_becomes_free() -> None:
-    shield = Shielded(cast("Hardware", Broken()))
+    shield = GuardedHardware(cast("Hardware", Broken()))
     assert shield.is_there(R, A, E5)
     verdict = shield.look(R, A, E5, 7)
     assert isinstance(verdict, NotYet)
@@ -55,4 +55,4 @@ def test_a_mistake_in_what_is_told_of_mistakes_raises_nothing() -> None:
     def fail(_: LeaseId) -> None:
         raise RuntimeError("again")
 
-    Shielded(cast("Hardware", Broken()), fail).extend(A, E5, 0)
+    GuardedHardware(cast("Hardware", Broken()), fail).extend(A, E5, 0)

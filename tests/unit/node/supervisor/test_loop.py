@@ -15,7 +15,7 @@ import pytest
 from sublet import background
 from sublet.background import SHORTAGES
 from sublet.clock import SystemClock
-from sublet.node.loop import MISTAKES, READ, Accepting, Loop, confess, reading
+from sublet.node.loop import MISTAKES, READ, Accepting, Loop, log_internal_error, reading
 
 
 class Mistake(Exception):
@@ -205,7 +205,7 @@ def test_a_mistake_that_comes_again_is_counted_and_logged_once(capfd: pytest.Cap
         try:
             raise Mistake("the same")
         except Mistake as error:
-            confess(error)
+            log_internal_error(error)
     assert capfd.readouterr().err.count("Traceback") == 1
     trouble = trouble_of(MISTAKES)
     assert (trouble.errors, trouble.last) == (100, "Mistake: the same")

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from sublet.errors import LeaseNotActive, StaleEpoch, SubletError, Unauthorized
-from sublet.node.processes.lease_runtime import Tenancy
+from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.storage.publish_queue import TICKETS_MAX, WAITING_MAX, AnyReply, Asker, Handed, Lent, Publishing
 from sublet.node.storage.store import State, Store
 from sublet.node.storage.stores_work import Made, StoreNote
@@ -38,7 +38,7 @@ PUBLISH = Publish(lease=A, epoch=E5, staging="s", manifest="m", save_ns=7)
 
 @dataclass
 class Work:
-    """Stands for loop, errands, stores and clock: what was begun waits until the test says that it is done."""
+    """Stands for loop, forked_jobs, stores and clock: what was begun waits until the test says that it is done."""
 
     begun: list[Callable[[str | None], None]] = field(default_factory=list)
     shares: list[tuple[str, int]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Work:
     def stop(self, key: object) -> None:
         self.stopped.append(key)
 
-    def open(self, tenancy: Tenancy, ids: object, then: object) -> bool:
+    def open(self, tenancy: LeaseRuntime, ids: object, then: object) -> bool:
         return False
 
     def rested(self, store: Store) -> None:
@@ -76,7 +76,7 @@ class Bench:
     def __init__(self) -> None:
         self.work = Work()
         self.live = {A: E5}
-        self.tenancy = Tenancy(lease=A, tenant=ANNA, epoch=E5, parts=(PART,), deadline_ns=1 << 60, office="o")
+        self.tenancy = LeaseRuntime(lease=A, tenant=ANNA, epoch=E5, parts=(PART,), deadline_ns=1 << 60, office="o")
         self.store = Store(
             "/volume", StoreNote(lease=A, epoch=E5, tenant=ANNA, parts=(PART,), name="ckpt"), State.THERE
         )
@@ -86,7 +86,7 @@ class Bench:
         work = cast("Any", self.work)
         self.publishing = Publishing(
             loop=work,
-            errands=work,
+            forked_jobs=work,
             stores=work,
             tenancies={A: self.tenancy},
             fence=self.check,
@@ -134,7 +134,7 @@ def test_one_after_the_other(bench: Bench) -> None:
 
 def test_a_save_is_due_when_the_first_of_its_leases_ends_or_is_taken(bench: Bench) -> None:
     """That of the volume, or that of the guest which saves."""
-    gpu = Tenancy(lease=C, tenant=ANNA, epoch=E6, parts=(), deadline_ns=1 << 50, office="o")
+    gpu = LeaseRuntime(lease=C, tenant=ANNA, epoch=E6, parts=(), deadline_ns=1 << 50, office="o")
     bench.publishing._tenancies = {A: bench.tenancy, C: gpu}
     for notice in (None, Notify(lease=C, epoch=E6, number=1, reason=EndReason.PREEMPTED, take_at_ns=1 << 40)):
         gpu.notice = notice
@@ -269,7 +269,7 @@ class Two(Bench):
     def __init__(self) -> None:
         super().__init__()
         self.live[C] = E5
-        self.other = Tenancy(lease=C, tenant=ANNA, epoch=E5, parts=(PART,), deadline_ns=1 << 60, office="o")
+        self.other = LeaseRuntime(lease=C, tenant=ANNA, epoch=E5, parts=(PART,), deadline_ns=1 << 60, office="o")
         note = StoreNote(lease=C, epoch=E5, tenant=ANNA, parts=(PART,), name="other")
         self.there = Store("/other", note, State.THERE)
         self.there.made = Made(paths=("/other/0",))

@@ -24,7 +24,7 @@ from sublet.errors import (
     VersionConflict,
 )
 from sublet.node.storage import volume_folder
-from sublet.node.storage.publish import publish, said_of
+from sublet.node.storage.publish import publish, run_and_encode
 from sublet.node.storage.volume_folder import Place, collect, has_files, lay_out, sweep_staging
 from sublet.state.checkpoints.store import FolderStore, verify
 from sublet.state.checkpoints.writer import Author, Saver, Staged
@@ -326,7 +326,7 @@ def test_while_it_is_published_nobody_begins_to_write(bench: Bench, monkeypatch:
     monkeypatch.setattr("sublet.node.storage.publish.os.link", watched)
     before = signal.getsignal(signal.SIGIO)
     try:
-        answer = loads(VolumeReply, said_of(lambda: publish(bench.place, asked)).encode())
+        answer = loads(VolumeReply, run_and_encode(lambda: publish(bench.place, asked)).encode())
     finally:
         signal.signal(signal.SIGIO, before)  # ignored for good, as in a process that does nothing else
     assert isinstance(answer, Published)
@@ -360,7 +360,7 @@ def test_a_full_disk_is_a_refusal_and_the_next_save_is_whole(bench: Bench, monke
 
     with monkeypatch.context() as patch:
         patch.setattr("sublet.node.storage.publish.os.write", full)
-        answer = loads(VolumeReply, said_of(lambda: publish(bench.place, asked)).encode())
+        answer = loads(VolumeReply, run_and_encode(lambda: publish(bench.place, asked)).encode())
     assert isinstance(answer, Refusal)
     assert answer.kind == "CheckpointFailed"
     assert "earlier checkpoints are whole" in answer.do

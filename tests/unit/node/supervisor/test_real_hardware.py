@@ -35,8 +35,8 @@ class Desk:
     def __init__(self, *, is_root: bool = True, begun_ns: int | None = None) -> None:
         self.asked: list[tuple[str, ...]] = []
         self.answer = CardFound(scrubbed_bytes=1, scrub_ns=7)
-        self.errands = PretendedErrands()
-        self.cleaning = CardCleaning(self.errands, self._run, is_root=is_root, begun_ns=begun_ns)  # type: ignore[arg-type]
+        self.forked_jobs = PretendedErrands()
+        self.cleaning = CardCleaning(self.forked_jobs, self._run, is_root=is_root, begun_ns=begun_ns)  # type: ignore[arg-type]
 
     def _run(self, arguments: Sequence[str]) -> str:
         self.asked.append(tuple(arguments))
@@ -50,8 +50,8 @@ def test_it_is_clean_when_the_program_said_so_and_not_before() -> None:
     desk = Desk()
     assert isinstance(desk.look(), NotYet)
     assert isinstance(desk.look(), NotYet)
-    assert len(desk.errands.waiting) == 1, "it is begun once"
-    desk.errands.end()
+    assert len(desk.forked_jobs.waiting) == 1, "it is begun once"
+    desk.forked_jobs.end()
     assert desk.look() == Clean(scrub_ns=7)
     assert desk.asked == [(CARD, "--scrub")]
     assert isinstance(desk.look(), NotYet), "asked again, it is looked at again"
@@ -62,10 +62,10 @@ def test_settings_of_before_are_handed_on() -> None:
     desk.answer = CardFound(settings='{"power limit": 7}')
     desk.cleaning.lent(CARD, 5)
     desk.cleaning.lent(CARD, 6)
-    desk.errands.end()
-    assert not desk.errands.waiting, "they are looked at once"
+    desk.forked_jobs.end()
+    assert not desk.forked_jobs.waiting, "they are looked at once"
     desk.look()
-    desk.errands.end()
+    desk.forked_jobs.end()
     assert desk.asked == [(CARD, "--look"), (CARD, "--scrub", "--settings", '{"power limit": 7}', "--since", "5")]
 
 
@@ -73,14 +73,14 @@ def test_what_drew_before_the_lease_is_told_by_when_the_card_was_lent() -> None:
     """From one clean look to the next, since the card may be several leases' between them."""
     desk = Desk()
     desk.cleaning.lent(CARD, 5)
-    desk.errands.end()
+    desk.forked_jobs.end()
     desk.look()
-    desk.errands.end()
+    desk.forked_jobs.end()
     assert isinstance(desk.look(), Clean)
     desk.cleaning.lent(CARD, 9)
-    desk.errands.end()
+    desk.forked_jobs.end()
     desk.look()
-    desk.errands.end()
+    desk.forked_jobs.end()
     assert [asked[-2:] for asked in desk.asked if "--since" in asked] == [("--since", "5"), ("--since", "9")]
 
 
@@ -90,15 +90,15 @@ def test_settings_are_those_of_the_latest_lend_and_nobodys_where_guests_cannot_c
     for power in (7, 5):
         desk.answer = CardFound(settings=f'{{"power limit": {power}}}')
         desk.cleaning.lent(CARD, power)
-        desk.errands.end()
+        desk.forked_jobs.end()
         desk.answer = CardFound(note="its power limit was changed")
         desk.look()
-        desk.errands.end()
+        desk.forked_jobs.end()
         assert isinstance(desk.look(), Clean), "that is a note, and no fault"
     assert [asked[3] for asked in desk.asked if "--settings" in asked] == ['{"power limit": 7}', '{"power limit": 5}']
     ordinary = Desk(is_root=False)
     ordinary.cleaning.lent(CARD, 5)
-    assert not ordinary.errands.waiting
+    assert not ordinary.forked_jobs.waiting
 
 
 def test_what_an_earlier_supervisor_lent_is_known_by_its_guests() -> None:
@@ -107,11 +107,11 @@ def test_what_an_earlier_supervisor_lent_is_known_by_its_guests() -> None:
     desk.cleaning.was_lent(CARD, 3)
     desk.cleaning.lent(CARD, 9)
     desk.look()
-    desk.errands.end()
+    desk.forked_jobs.end()
     assert desk.asked == [(CARD, "--scrub", "--since", "3")]
     after = Desk(begun_ns=8)
     after.look()
-    after.errands.end()
+    after.forked_jobs.end()
     assert after.asked == [(CARD, "--scrub", "--since", "8")], "its guests were gone before the supervisor ended"
 
 
@@ -126,7 +126,7 @@ def test_what_it_says_is_what_follows(answer: CardFound, kind: type) -> None:
     desk = Desk()
     desk.answer = answer
     desk.look()
-    desk.errands.end()
+    desk.forked_jobs.end()
     found: object = desk.look()
     assert isinstance(found, kind)
     assert CARD in str(found)
@@ -137,14 +137,14 @@ def test_a_program_that_says_nothing_of_use_makes_nothing_clean(said: str) -> No
     """It is tried again, until the patience of the law is at its end."""
     desk = Desk()
     desk.look()
-    desk.errands.end(said)
+    desk.forked_jobs.end(said)
     assert isinstance(desk.look(), NotYet)
     desk.look()
-    desk.errands.end()
+    desk.forked_jobs.end()
     assert isinstance(desk.look(), Clean)
 
 
 def test_among_neighbours_nothing_is_overwritten() -> None:
     desk = Desk()
     assert desk.look(neighbours=True) == Clean()
-    assert not desk.errands.waiting
+    assert not desk.forked_jobs.waiting

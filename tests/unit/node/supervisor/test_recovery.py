@@ -16,7 +16,7 @@ import pytest
 from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.cgroups_places import Files, Place
 from sublet.node.processes.group import Group
-from sublet.node.processes.guest_records import GuestNote, Notes
+from sublet.node.processes.guest_records import GuestNote, GuestRecords
 from sublet.node.processes.procs import Identity, Procs
 from sublet.node.processes.tree import LEASE_MARK, OFFICE_MARK
 from sublet.node.supervisor.recovery import Predecessor
@@ -113,7 +113,7 @@ def note(pid: int, epoch: Epoch, guest: str = "g-1", part: Part = ONE) -> GuestN
 
 
 def successor(place: Path, kernel: Procs, *notes: GuestNote, groups: Groups | None = None) -> Predecessor:
-    found = Notes(str(place / "notes"))
+    found = GuestRecords(str(place / "notes"))
     for one in notes:
         found.write(one)
     (place / "leases").mkdir(exist_ok=True)
@@ -247,7 +247,7 @@ def test_a_group_that_does_not_go_at_once_goes_later_though_nobody_asks(tmp_path
     Predecessor(
         procs=Procs(),
         groups=groups,
-        notes=Notes(str(tmp_path / "notes")),
+        notes=GuestRecords(str(tmp_path / "notes")),
         leases=str(tmp_path / "leases"),
         clock=HeldClock(),
         later=acts.append,
@@ -270,7 +270,7 @@ def test_groups_that_cannot_be_looked_for_are_not_taken_for_gone(tmp_path: Path)
         Predecessor(
             procs=Procs(),
             groups=groups,
-            notes=Notes(str(tmp_path / "notes")),
+            notes=GuestRecords(str(tmp_path / "notes")),
             leases=str(tmp_path / "leases"),
             clock=HeldClock(),
         )

@@ -16,7 +16,7 @@ import pytest
 from sublet.clock import SystemClock
 from sublet.errors import InvalidRequest
 from sublet.node.loop import Loop
-from sublet.node.processes.guest_records import GuestNote, Notes
+from sublet.node.processes.guest_records import GuestNote, GuestRecords
 from sublet.node.processes.launch import ARGUMENTS_MAX, check_spec
 from sublet.node.processes.reaper import Exit, Reaper
 from sublet.node.processes.spawn import Child, SpawnFailed, SpawnPlan, read_failure, spawn
@@ -156,11 +156,11 @@ def note(guest: str = "g-1", pid: int = 7) -> GuestNote:
 
 
 def test_notes_are_read_as_they_were_written_until_they_are_dropped(tmp_path: Path) -> None:
-    notes = Notes(str(tmp_path / "notes"))
+    notes = GuestRecords(str(tmp_path / "notes"))
     notes.write(note("g-1"))
     notes.write(note("g-2"))
     notes.write(note("g-2", pid=9))
-    assert Notes(notes.folder).read_all() == ([note("g-1"), note("g-2", pid=9)], [])
+    assert GuestRecords(notes.folder).read_all() == ([note("g-1"), note("g-2", pid=9)], [])
     notes.drop(GuestId("g-1"))
     notes.drop(GuestId("g-1"))
     assert notes.read_all() == ([note("g-2", pid=9)], [])
@@ -168,7 +168,7 @@ def test_notes_are_read_as_they_were_written_until_they_are_dropped(tmp_path: Pa
 
 def test_damaged_and_foreign_files_hide_no_note(tmp_path: Path) -> None:
     """Every truncation of a note is damaged, never another note."""
-    notes = Notes(str(tmp_path / "notes"))
+    notes = GuestRecords(str(tmp_path / "notes"))
     notes.write(note("g-1"))
     whole = (tmp_path / "notes" / "g-1.note").read_bytes()
     for length in range(len(whole)):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sublet.clock import SystemClock
-from sublet.node.forked_jobs import ERRANDS_MAX, Errands
+from sublet.node.forked_jobs import ERRANDS_MAX, ForkedJobs
 from sublet.node.loop import Loop
 from sublet.node.processes.limits import choose
 from sublet.node.processes.memory_watch import share_of
@@ -142,13 +142,13 @@ def test_the_line_says_how_much_was_allowed() -> None:
 
 
 class Runner:
-    """A loop with errands."""
+    """A loop with forked_jobs."""
 
     def __init__(self) -> None:
         self.loop = Loop(SystemClock())
         self.alive: set[int] = set()
         self.most = 0
-        self.errands = Errands(self.loop, self.life)
+        self.forked_jobs = ForkedJobs(self.loop, self.life)
 
     def life(self, pid: int, lives: bool) -> None:
         (self.alive.add if lives else self.alive.discard)(pid)
@@ -169,7 +169,7 @@ def test_errands_are_done_elsewhere_and_few_at_a_time() -> None:
     runner, said = Runner(), list[str | None]()
     here = os.getpid()
     for number in range(10):
-        runner.errands.run(lambda number=number: f"{number} {os.getpid() != here}", said.append)  # type: ignore[misc]
+        runner.forked_jobs.run(lambda number=number: f"{number} {os.getpid() != here}", said.append)  # type: ignore[misc]
     runner.until(lambda: len(said) == 10)
     assert sorted(map(str, said)) == [f"{number} True" for number in range(10)]
     assert runner.most == ERRANDS_MAX // 2
@@ -187,9 +187,9 @@ def test_an_errand_of_one_tenant_does_not_wait_for_those_of_another(tmp_path: Pa
     """However many there are, and however long each of them takes."""
     runner, said = Runner(), list[str | None]()
     for _ in range(20):
-        runner.errands.run(lambda: waits_for(tmp_path / "word"), said.append, tenant="ben")
+        runner.forked_jobs.run(lambda: waits_for(tmp_path / "word"), said.append, tenant="ben")
     for name in ("ana", "cat"):
-        runner.errands.run(lambda name=name: name, said.append, tenant=name)  # type: ignore[misc]
+        runner.forked_jobs.run(lambda name=name: name, said.append, tenant=name)  # type: ignore[misc]
     runner.until(lambda: len(said) == 2)
     assert sorted(map(str, said)) == ["ana", "cat"]
     (tmp_path / "word").touch()
@@ -200,11 +200,11 @@ def test_an_errand_of_one_tenant_does_not_wait_for_those_of_another(tmp_path: Pa
 def test_an_errand_that_is_stopped_before_its_turn_is_never_begun(tmp_path: Path) -> None:
     runner, said = Runner(), list[str | None]()
     for _ in range(ERRANDS_MAX // 2):
-        runner.errands.run(lambda: waits_for(tmp_path / "word"), said.append)
-    key = runner.errands.run(lambda: str((tmp_path / "done").write_text("done")), said.append)
-    runner.errands.stop(key)
+        runner.forked_jobs.run(lambda: waits_for(tmp_path / "word"), said.append)
+    key = runner.forked_jobs.run(lambda: str((tmp_path / "done").write_text("done")), said.append)
+    runner.forked_jobs.stop(key)
     runner.until(lambda: said == [None])
-    assert runner.errands.why_failed == "it was stopped before its turn"
+    assert runner.forked_jobs.why_failed == "it was stopped before its turn"
     (tmp_path / "word").touch()
     runner.until(lambda: len(said) == 1 + ERRANDS_MAX // 2)
     assert not (tmp_path / "done").exists()
@@ -224,14 +224,14 @@ def test_an_errand_that_fails_has_no_answer_and_one_that_hangs_is_ended_with_us(
         return ""
 
     with nothing_left_open():
-        runner.errands.run(fails, said.append)
+        runner.forked_jobs.run(fails, said.append)
         runner.until(lambda: said == [None])
         assert "no such luck" in capfd.readouterr().err
-        assert "no such luck" in runner.errands.why_failed, "whose log lies on a full disk hears of it all the same"
-        runner.errands.run(hangs, said.append)
+        assert "no such luck" in runner.forked_jobs.why_failed, "whose log lies on a full disk hears of it all the same"
+        runner.forked_jobs.run(hangs, said.append)
         runner.until(lambda: runner.alive)
         (pid,) = runner.alive
-        runner.errands.close()
+        runner.forked_jobs.close()
     assert not runner.alive
     assert said == [None]
     with pytest.raises(ProcessLookupError):
@@ -241,11 +241,11 @@ def test_an_errand_that_fails_has_no_answer_and_one_that_hangs_is_ended_with_us(
 
 def test_why_an_errand_has_no_answer_is_known_to_whoever_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     runner, why = Runner(), list[str]()
-    errands = Errands(runner.loop, runner.life, longest_s=0.01)
+    forked_jobs = ForkedJobs(runner.loop, runner.life, longest_s=0.01)
 
     def told(said: str | None) -> None:
         assert said is None
-        why.append(errands.why_failed)
+        why.append(forked_jobs.why_failed)
 
     def full() -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -259,19 +259,19 @@ def test_why_an_errand_has_no_answer_is_known_to_whoever_asked(monkeypatch: pyte
         return ""
 
     with nothing_left_open():
-        errands.run(hangs, told)
+        forked_jobs.run(hangs, told)
         runner.until(lambda: why == ["it took too long"])
-        errands = Errands(runner.loop, runner.life)  # with time to die of something else
-        errands.run(dies, told)
+        forked_jobs = ForkedJobs(runner.loop, runner.life)  # with time to die of something else
+        forked_jobs.run(dies, told)
         runner.until(lambda: why[1:] == ["its process was killed"])
-        errands.run(full, told)
+        forked_jobs.run(full, told)
         runner.until(lambda: why[2:] == ["No space left on device"])
 
         def no_process() -> int:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
         monkeypatch.setattr(os, "fork", no_process)
-        errands.run(lambda: "", told)
+        forked_jobs.run(lambda: "", told)
         runner.until(lambda: why[3:] == ["no process could be started for it (Resource temporarily unavailable)"])
     runner.loop.close()
 
@@ -286,16 +286,16 @@ def test_an_errand_that_cannot_be_watched_is_ended_and_says_so() -> None:
         if lives:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    errands = Errands(runner.loop, life)
+    forked_jobs = ForkedJobs(runner.loop, life)
 
     def hangs() -> str:
         select.select([], [], [])
         return ""
 
     with nothing_left_open():
-        errands.run(hangs, said.append)
+        forked_jobs.run(hangs, said.append)
         runner.until(lambda: said == [None])
-    assert errands.why_failed == "no process could be started for it (Too many open files)"
+    assert forked_jobs.why_failed == "no process could be started for it (Too many open files)"
     assert os.waitpid(met[0], 0)[1] == signal.SIGKILL
     runner.loop.close()
 

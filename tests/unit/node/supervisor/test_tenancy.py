@@ -14,9 +14,9 @@ import pytest
 from sublet.clock import SystemClock
 from sublet.node.loop import Loop
 from sublet.node.processes.cgroups import Group, Groups
-from sublet.node.processes.lease_runtime import Tenancy
+from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.processes.limits import Limits
-from sublet.node.processes.trash import NAMES_AT_ONCE, Aside
+from sublet.node.processes.trash import NAMES_AT_ONCE, Trash
 from sublet.node.sandbox import remove_tree
 from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.page import PageWriter
@@ -32,15 +32,15 @@ class NoGroups(Groups):
         return None
 
 
-def opened(place: Path, groups: Groups | None = None) -> Tenancy:
-    made = Tenancy(
+def opened(place: Path, groups: Groups | None = None) -> LeaseRuntime:
+    made = LeaseRuntime(
         lease=LeaseId("l-1"), tenant=TenantId("t"), epoch=Epoch(1, 2), parts=(), deadline_ns=9, office="o", name=""
     )
     made.open(str(place), groups or NoGroups(), 1, lambda _: (), Limits())
     return made
 
 
-class Errands:
+class ForkedJobs:
     """Those that were asked for."""
 
     def __init__(self) -> None:
@@ -66,21 +66,21 @@ def turn_until(loop: Loop, is_over: Callable[[], bool]) -> None:
 
 
 def test_its_folder_is_out_of_the_way_at_once_and_gone_soon(tmp_path: Path, loop: Loop) -> None:
-    tenancy, errands = opened(tmp_path), Errands()
+    tenancy, forked_jobs = opened(tmp_path), ForkedJobs()
     (tmp_path / "l-1.1.2/tmp/file").touch()
-    assert tenancy.close(Aside(loop, errands).put, Group.remove) == []  # type: ignore[arg-type]
+    assert tenancy.close(Trash(loop, forked_jobs).put, Group.remove) == []  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["~l-1.1.2"]
     turn_until(loop, lambda: not any(tmp_path.iterdir()))
-    assert errands.asked == []
+    assert forked_jobs.asked == []
 
 
 def test_a_folder_that_nobody_can_wait_for_is_an_errand(tmp_path: Path, loop: Loop) -> None:
-    tenancy, errands = opened(tmp_path), Errands()
+    tenancy, forked_jobs = opened(tmp_path), ForkedJobs()
     for number in range(NAMES_AT_ONCE + 100):
         (tmp_path / f"l-1.1.2/tmp/{number}").touch()
-    assert tenancy.close(Aside(loop, errands).put, Group.remove) == []  # type: ignore[arg-type]
-    turn_until(loop, lambda: bool(errands.asked))
-    (work,) = errands.asked
+    assert tenancy.close(Trash(loop, forked_jobs).put, Group.remove) == []  # type: ignore[arg-type]
+    turn_until(loop, lambda: bool(forked_jobs.asked))
+    (work,) = forked_jobs.asked
     work()
     assert not any(tmp_path.iterdir())
 
@@ -88,11 +88,11 @@ def test_a_folder_that_nobody_can_wait_for_is_an_errand(tmp_path: Path, loop: Lo
 def test_a_folder_that_cannot_be_put_aside_is_in_the_way(tmp_path: Path, loop: Loop) -> None:
     tenancy = opened(tmp_path)
     (tmp_path / "~l-1.1.2/left").mkdir(parents=True)
-    assert tenancy.close(Aside(loop, Errands()).put, Group.remove) == [str(tmp_path / "l-1.1.2")]  # type: ignore[arg-type]
+    assert tenancy.close(Trash(loop, ForkedJobs()).put, Group.remove) == [str(tmp_path / "l-1.1.2")]  # type: ignore[arg-type]
 
 
 def test_of_much_that_was_put_aside_all_is_gone_even_if_one_thing_fails(tmp_path: Path, loop: Loop) -> None:
-    aside, done = Aside(loop, Errands()), list[int]()  # type: ignore[arg-type]
+    aside, done = Trash(loop, ForkedJobs()), list[int]()  # type: ignore[arg-type]
 
     def act(number: int) -> None:
         if number == 3:
@@ -116,7 +116,7 @@ def test_without_its_page_no_guest_starts_and_the_next_one_tries_again(
     def full(*_: object, **__: object) -> PageWriter:
         raise OSError(errno.ENOSPC, "no space")
 
-    tenancy = Tenancy(
+    tenancy = LeaseRuntime(
         lease=LeaseId("l-1"), tenant=TenantId("t"), epoch=Epoch(1, 2), parts=(), deadline_ns=9, office="o", name=""
     )
     with monkeypatch.context() as patched:
@@ -166,7 +166,7 @@ def test_its_group_is_left_although_its_folder_could_not_be_made(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
-    tenancy = Tenancy(
+    tenancy = LeaseRuntime(
         lease=LeaseId("l-1"), tenant=TenantId("t"), epoch=Epoch(1, 2), parts=(), deadline_ns=9, office="o", name=""
     )
     with monkeypatch.context() as patched:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from sublet.errors import SubletError
-from sublet.node.output_budget import UNREAD_BYTES, UNREAD_BYTES_MAX, UNREAD_LEAST_BYTES, Unread
+from sublet.node.output_budget import UNREAD_BYTES, UNREAD_BYTES_MAX, UNREAD_LEAST_BYTES, OutputBudget
 
 
 class Line:
     """A connection."""
 
-    def __init__(self, unread: Unread) -> None:
+    def __init__(self, unread: OutputBudget) -> None:
         self.unread = unread
         self.error: SubletError | None = None
 
@@ -19,7 +19,7 @@ class Line:
 
 
 def test_who_reads_nothing_takes_no_room_from_others() -> None:
-    unread = Unread()
+    unread = OutputBudget()
     greedy = [Line(unread) for _ in range(1000)]
     waiting = dict.fromkeys(greedy, 0)
     for _ in range(3):
@@ -35,7 +35,7 @@ def test_who_reads_nothing_takes_no_room_from_others() -> None:
 
 
 def test_who_leaves_most_is_cut_off_and_told_and_counted() -> None:
-    unread = Unread()
+    unread = OutputBudget()
     worst, other = Line(unread), Line(unread)
     unread.now(other, UNREAD_BYTES_MAX // 2)
     unread.now(worst, UNREAD_BYTES_MAX // 2)

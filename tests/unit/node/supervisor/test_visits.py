@@ -9,7 +9,7 @@ import pytest
 
 from sublet.clock import SystemClock
 from sublet.node.loop import Loop
-from sublet.node.processes.guest_connections import Visits
+from sublet.node.processes.guest_connections import GuestConnections
 from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.codec import loads
 from sublet.wire.guests import Service, Visit
@@ -22,7 +22,7 @@ class Bench:
     def __init__(self) -> None:
         self.loop = Loop(SystemClock())
         self.inbox, self.guest = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.visits = Visits(self.loop, self.inbox.fileno())
+        self.visits = GuestConnections(self.loop, self.inbox.fileno())
         self.holders: list[socket.socket] = []
 
     def connected(self, lease: LeaseId = A, tenant: TenantId = ANN, n: int = 5) -> socket.socket:

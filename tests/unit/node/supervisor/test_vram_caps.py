@@ -9,7 +9,7 @@ import pytest
 
 from sublet.guest.usage_counters import SharedAccount
 from sublet.node.processes.cgroups import Group, Groups
-from sublet.node.processes.lease_runtime import Tenancy
+from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.processes.limits import Limits
 from sublet.values import GIB, MIB, EndReason, Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Metered, Part
@@ -20,8 +20,8 @@ CARD = Part(resource=ResourceId("local/GPU-1b4e28ba"), kind=Kind.GPU, amount=40 
 MEMORY = Part(resource=ResourceId("local/memory"), kind=Kind.MEMORY, amount=2 * GIB)
 
 
-def tenancy(*parts: Part) -> Tenancy:
-    return Tenancy(
+def tenancy(*parts: Part) -> LeaseRuntime:
+    return LeaseRuntime(
         lease=LeaseId("l-1"), tenant=TenantId("local"), epoch=Epoch(1, 7), parts=parts, deadline_ns=0, office="o"
     )
 

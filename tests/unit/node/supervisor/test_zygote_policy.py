@@ -17,9 +17,9 @@ from sublet.node.processes.zygote_policy import (
     REMEMBERED_MAX,
     TENANT_IDLE_NS,
     TENANT_ZYGOTES_MAX,
-    Shelf,
     State,
     ZygoteKey,
+    ZygoteRegistry,
     arguments_of,
     is_python,
     walled_key,
@@ -32,9 +32,9 @@ from sublet.wire.zygote import LATER, TENANT_WARM_VARIABLE, Stamp, fingerprint, 
 A, B, C, D = (ZygoteKey(f"/usr/bin/python{name}") for name in "abcd")
 
 
-def shelf_of(*keys: ZygoteKey, zygotes_max: int = 2) -> Shelf:
+def shelf_of(*keys: ZygoteKey, zygotes_max: int = 2) -> ZygoteRegistry:
     """These, ready, made one second apart."""
-    shelf = Shelf(zygotes_max)
+    shelf = ZygoteRegistry(zygotes_max)
     for second, key in enumerate(keys):
         assert shelf.want(key, second * NS_PER_S) == (True, ())
         shelf.proved(key, ())
@@ -42,7 +42,7 @@ def shelf_of(*keys: ZygoteKey, zygotes_max: int = 2) -> Shelf:
 
 
 def test_one_of_a_kind_is_started_once() -> None:
-    shelf = Shelf()
+    shelf = ZygoteRegistry()
     assert shelf.want(A, 0) == (True, ())
     assert shelf.want(A, 1) == (False, ())
     assert not shelf.is_ready(A)
@@ -61,7 +61,7 @@ def test_the_least_recently_used_goes_when_there_are_too_many() -> None:
 
 
 def test_what_is_just_being_made_is_not_thrown_away() -> None:
-    shelf = Shelf(1)
+    shelf = ZygoteRegistry(1)
     assert shelf.want(A, 0) == (True, ())
     assert shelf.want(B, 1) == (False, ())
     shelf.proved(A, ())
@@ -82,7 +82,7 @@ def test_one_that_died_comes_back_after_growing_pauses() -> None:
 
 
 def test_one_that_dies_before_it_is_ready_is_given_up_for_long() -> None:
-    shelf, now_ns, last_ns = Shelf(), 0, 0
+    shelf, now_ns, last_ns = ZygoteRegistry(), 0, 0
     for _ in range(DEATHS_MAX):
         assert shelf.want(A, now_ns) == (True, ())
         shelf.died(A, "no such file", now_ns)
@@ -107,7 +107,7 @@ def test_one_out_of_date_is_made_anew_at_once() -> None:
 
 
 def test_dead_kinds_do_not_count_and_are_not_remembered_for_ever() -> None:
-    shelf = Shelf(2)
+    shelf = ZygoteRegistry(2)
     for n in range(2 * REMEMBERED_MAX):
         key = ZygoteKey(f"/{n}")
         assert shelf.want(key, n) == (True, ())
@@ -116,7 +116,7 @@ def test_dead_kinds_do_not_count_and_are_not_remembered_for_ever() -> None:
 
 
 def test_word_of_one_that_is_not_there_any_more_changes_nothing() -> None:
-    shelf = Shelf()
+    shelf = ZygoteRegistry()
     shelf.proved(A, ())
     shelf.died(A, "x", 0)
     shelf.discarded(A, "x", 0)
@@ -203,7 +203,7 @@ WALLED = ZygoteKey("/usr/bin/python", ("numpy?",), walled=True)
 MINUTE_NS = 60 * NS_PER_S
 
 
-def owned(shelf: Shelf, tenant: str, now_ns: int, *, mib: int = 0, key: ZygoteKey = WALLED) -> ZygoteKey:
+def owned(shelf: ZygoteRegistry, tenant: str, now_ns: int, *, mib: int = 0, key: ZygoteKey = WALLED) -> ZygoteKey:
     """What this tenant is given; if that is its own, it is made and measured."""
     found = shelf.of_tenant(key, tenant, now_ns)
     if found.tenant:
@@ -214,7 +214,7 @@ def owned(shelf: Shelf, tenant: str, now_ns: int, *, mib: int = 0, key: ZygoteKe
 
 
 def test_a_tenant_has_one_of_its_own_while_memory_lasts_and_shares_one_afterwards() -> None:
-    shelf = Shelf(tenant_bytes=100 * MIB)
+    shelf = ZygoteRegistry(tenant_bytes=100 * MIB)
     keys = [owned(shelf, tenant, n, mib=30) for n, tenant in enumerate(("ana", "ben", "cleo", "dan"))]
     assert [key.tenant for key in keys] == ["ana", "ben", "cleo", ""]
     assert keys[3] == WALLED
@@ -223,7 +223,7 @@ def test_a_tenant_has_one_of_its_own_while_memory_lasts_and_shares_one_afterward
 
 
 def test_before_one_was_measured_it_is_assumed_to_be_large() -> None:
-    shelf = Shelf(tenant_bytes=2 * ASSUMED_BYTES)
+    shelf = ZygoteRegistry(tenant_bytes=2 * ASSUMED_BYTES)
     own = shelf.of_tenant(WALLED, "ana", 0)
     assert shelf.want(own, 0) == (True, ())
     assert shelf.want(shelf.of_tenant(WALLED, "ben", 0), 0) == (True, ())
@@ -233,7 +233,7 @@ def test_before_one_was_measured_it_is_assumed_to_be_large() -> None:
 
 
 def test_what_a_tenant_has_not_used_for_long_makes_way_for_another_tenants() -> None:
-    shelf = Shelf(tenant_bytes=70 * MIB)
+    shelf = ZygoteRegistry(tenant_bytes=70 * MIB)
     ana, ben = owned(shelf, "ana", 0, mib=30), owned(shelf, "ben", MINUTE_NS, mib=30)
     assert shelf.of_tenant(WALLED, "cleo", TENANT_IDLE_NS - 1) == WALLED
     cleo = shelf.of_tenant(WALLED, "cleo", TENANT_IDLE_NS)
@@ -245,14 +245,14 @@ def test_what_a_tenant_has_not_used_for_long_makes_way_for_another_tenants() -> 
 
 
 def test_there_is_a_number_of_them_too() -> None:
-    shelf = Shelf(tenant_bytes=1 << 60)
+    shelf = ZygoteRegistry(tenant_bytes=1 << 60)
     for n in range(TENANT_ZYGOTES_MAX):
         assert owned(shelf, f"t{n}", n, mib=1).tenant
     assert shelf.of_tenant(WALLED, "one more", 99) == WALLED
 
 
 def test_those_of_single_tenants_and_all_others_do_not_displace_one_another() -> None:
-    shelf = Shelf(1, tenant_bytes=100 * MIB)
+    shelf = ZygoteRegistry(1, tenant_bytes=100 * MIB)
     ana = owned(shelf, "ana", 0, mib=30)
     assert shelf.want(A, 9 * TENANT_IDLE_NS) == (True, ())
     shelf.proved(A, ())
@@ -262,7 +262,7 @@ def test_those_of_single_tenants_and_all_others_do_not_displace_one_another() ->
 
 
 def test_without_memory_for_them_all_tenants_share() -> None:
-    assert Shelf().of_tenant(WALLED, "ana", 0) == WALLED
+    assert ZygoteRegistry().of_tenant(WALLED, "ana", 0) == WALLED
 
 
 def test_only_an_interpreter_outside_of_walls_reads_nothing_but_its_installation() -> None:
