@@ -1,5 +1,5 @@
-"""What is killed: publication in a volume, its collection, and the removal of the volume, as the supervisor's forked_jobs
-do them.
+"""What is killed: publication in a volume, its collection, and the removal of the volume, in the supervisor's forked
+jobs.
 
 ``python -m tests.crash.volume_program`` reads one order per line and carries it out in a fork
 that it traces, as ``journal_program`` does. Everything is deterministic, so what any checkpoint must hold is known from

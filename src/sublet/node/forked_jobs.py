@@ -53,7 +53,7 @@ class _Errand:
 
 
 class ForkedJobs:
-    """The forked_jobs of one supervisor, whose ``Reaper`` reaps the copies."""
+    """The forked jobs of one supervisor, whose ``Reaper`` reaps the copies."""
 
     def __init__(self, loop: Loop, on_life: Callable[[int, bool], None], *, longest_s: float = ERRAND_S) -> None:
         """``on_life`` is told the pid of each copy that was made, and of each that has ended."""

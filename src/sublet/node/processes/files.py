@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 FILES_WANTED: Final = 32_768
 """Enough for all guests and connections that may be."""
 _OWN: Final = 96
-"""The loop, notes, zygotes, forked_jobs, locks, and whatever is opened for a moment."""
+"""The loop, notes, zygotes, forked jobs, locks, and whatever is opened for a moment."""
 _PER_GUEST: Final = 6
 _HOLDERS_SHARE: Final = 4
 """At most this part of the descriptors is for connections."""

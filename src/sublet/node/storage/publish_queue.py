@@ -5,7 +5,7 @@ have waited past the end of its lease. What is under way when a lease ends or is
 if it takes too long), and until then no later request is served: so a holder of a newer epoch never finds that a
 checkpoint of an older one has appeared meanwhile.
 
-The work itself is done by forked_jobs of their own, in which tenants take turns, and a tenant's most urgent save is first.
+The work itself is done in forked jobs, in which tenants take turns, and a tenant's most urgent save is first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Disk and memory of leases on this machine: a folder per block lease, a segment per memory lease.
 
 They are made when the first guest of the lease starts, which waits for them, and taken away when the lease is over,
-which is verified. Both are done by forked_jobs; here it is known how far each has come.
+which is verified. Both are done by forked jobs; here it is known how far each has come.
 
 Folders of blocks lie in the state folder: ``blocks/leases/<hash>``, and with a name, which is kept when its lease ends,
 ``blocks/named/<tenant>/<name>``. Segments lie in the runtime folder, ``memory/<hash>``. It is a keyed hash of lease and

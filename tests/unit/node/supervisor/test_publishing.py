@@ -38,7 +38,7 @@ PUBLISH = Publish(lease=A, epoch=E5, staging="s", manifest="m", save_ns=7)
 
 @dataclass
 class Work:
-    """Stands for loop, forked_jobs, stores and clock: what was begun waits until the test says that it is done."""
+    """Stands for loop, forked jobs, stores and clock: what was begun waits until the test says that it is done."""
 
     begun: list[Callable[[str | None], None]] = field(default_factory=list)
     shares: list[tuple[str, int]] = field(default_factory=list)

@@ -142,7 +142,7 @@ def test_the_line_says_how_much_was_allowed() -> None:
 
 
 class Runner:
-    """A loop with forked_jobs."""
+    """A loop with forked jobs."""
 
     def __init__(self) -> None:
         self.loop = Loop(SystemClock())
