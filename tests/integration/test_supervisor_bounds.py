@@ -21,7 +21,7 @@ from sublet.errors import NotFound, SubletError, Unauthorized
 from sublet.node.agent.starting import package_folder
 from sublet.node.output_budget import UNREAD_BYTES
 from sublet.node.processes.cgroups import Groups
-from sublet.node.processes.guest_records import Notes
+from sublet.node.processes.guest_records import GuestRecords
 from sublet.node.processes.procs import Procs
 from sublet.node.supervisor.recovery import Predecessor
 from sublet.node.supervisor.service import SOCKET_NAME
@@ -191,7 +191,7 @@ def test_what_a_predecessor_had_put_aside_goes_beside_the_work(tmp_path: Path) -
     Predecessor(
         procs=Procs(),
         groups=Groups("none", ()),
-        notes=Notes(str(tmp_path / "run/notes")),
+        notes=GuestRecords(str(tmp_path / "run/notes")),
         leases=str(leases),
         clock=SystemClock(),
         put_away=put.append,

@@ -299,7 +299,7 @@ def _end_what_is_left(runtime: Path) -> None:
     if not office:  # it was killed before it had a guest
         return
     from sublet.node.processes.cgroups import Groups
-    from sublet.node.processes.guest_records import Notes
+    from sublet.node.processes.guest_records import GuestRecords
     from sublet.node.processes.procs import Procs
     from sublet.node.supervisor.recovery import Sweep
 
@@ -309,7 +309,7 @@ def _end_what_is_left(runtime: Path) -> None:
             raise OfficeInUse(
                 "this command itself runs under a lease of the office", do="Purge from a terminal outside of it."
             )
-        notes, _ = Notes(os.fspath(runtime / "notes")).read_all()
+        notes, _ = GuestRecords(os.fspath(runtime / "notes")).read_all()
         sweep = Sweep(Procs(), groups, notes=notes)
         until = time.monotonic() + LEFT_GONE_S
         while not sweep.again():

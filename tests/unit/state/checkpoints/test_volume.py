@@ -22,7 +22,7 @@ from sublet.errors import (
     VersionConflict,
 )
 from sublet.node.storage.copying_work import copy_in
-from sublet.node.storage.publish import publish, said_of
+from sublet.node.storage.publish import publish, run_and_encode
 from sublet.node.storage.volume_folder import Place, collect, lay_out
 from sublet.state.checkpoints.durable import Durable, store_of
 from sublet.state.checkpoints.object_groups import encode_roots
@@ -66,7 +66,7 @@ class Desk:
             return refusal_of(StaleEpoch(f"epoch {call.epoch} of lease {A} is not live; {self.epoch} is"))
         if self.silent == "before" and isinstance(call, Publish):
             raise Disconnected("the supervisor hung up")
-        answer: VolumeReply = loads(VolumeReply, said_of(lambda: self._done(call)).encode())
+        answer: VolumeReply = loads(VolumeReply, run_and_encode(lambda: self._done(call)).encode())
         if self.silent == "after" and isinstance(call, Publish):
             raise Disconnected("the supervisor hung up")
         return answer
