@@ -22,6 +22,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGE: Final = "sublet"
+NONE: Final = "(?!)"
+"""A pattern that matches nothing: of a table that has only paths."""
 
 
 def git(*words: str) -> str:
@@ -66,9 +68,11 @@ class Rewriter:
     def __init__(self, modules: dict[str, str], moved: dict[str, str]) -> None:
         self.modules = modules
         ordered = sorted(modules, key=len, reverse=True)
-        names = "|".join(re.escape(one) for one in ordered)
+        names = "|".join(re.escape(one) for one in ordered) or NONE
         self.full = re.compile(rf"(?<![\w.])({PACKAGE}\.)({names})(?![\w])")
-        self.short = re.compile(rf"(?<![\w./])()({'|'.join(re.escape(one) for one in ordered if '.' in one)})(?![\w/])")
+        self.short = re.compile(
+            rf"(?<![\w./])()({'|'.join(re.escape(one) for one in ordered if '.' in one) or NONE})(?![\w/])"
+        )
         inside = {
             old.removeprefix(f"src/{PACKAGE}/"): new.removeprefix(f"src/{PACKAGE}/")
             for old, new in moved.items()

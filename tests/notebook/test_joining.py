@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sublet.errors import NotFound
 from sublet.notebook.checkpoint import WITHIN, Joined, Key, NotebookCheckpoint, Part, join
 from sublet.state.checkpoints.store import FolderStore, verify
-from tests.notebook.test_shelf import part
+from tests.notebook.test_checkpoint import part
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from sublet.errors import CheckpointFailed
 from sublet.notebook.checkpoint import KEEP, SPARE, WITHIN, NotebookCheckpoint, Part, how_many, make_room
 from sublet.state.checkpoints.store import FolderStore, verify
 from sublet.values import MIB
-from tests.notebook.test_shelf import part
+from tests.notebook.test_checkpoint import part
 
 
 @pytest.mark.parametrize(
