@@ -107,7 +107,8 @@ def ada() -> Iterator[User]:
 def test_what_holds_in_roots_office_holds_in_an_ordinary_users(ada: User) -> None:
     whole = "SUBLET_FRAMES" in os.environ
     done = ada.run(
-        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
+        *(sys.executable, "-m", "pytest", "-q"),
+        *(word for plugin in ("cacheprovider", "xdist", "hypothesispytest") for word in ("-p", f"no:{plugin}")),
         *(f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}", f"--basetemp={ada.folder}/tests"),
         *("-k", " and ".join(f"not {name}" for name in ("torch", *(() if whole else SAME_FOR_BOTH)))),
         *(str(HERE / name) for name in (*TRIED, *(IN_SOAK if whole else ()))),

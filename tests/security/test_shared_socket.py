@@ -85,7 +85,7 @@ class Place:
             return self.fabric.request(*words, shape=shape)
 
 
-PLAIN: Final = {COLD_VARIABLE: "torch,warp", TENANT_WARM_VARIABLE: "no"}
+PLAIN: Final = {COLD_VARIABLE: "torch,warp,matplotlib_inline", TENANT_WARM_VARIABLE: "no"}
 """Warm interpreters are of no interest here: one for both tenants, without what takes long to import."""
 
 
