@@ -7,6 +7,7 @@ who is nobody's.
 from __future__ import annotations
 
 import contextlib
+import encodings.ascii  # noqa: F401 - the owner of an office may not be able to read the interpreter's files
 import json
 import os
 import re
@@ -37,7 +38,6 @@ pytestmark = [
     pytest.mark.needs("unshare"),
     pytest.mark.skipif(os.geteuid() != 0, reason="another user can only be played by root"),
     pytest.mark.skipif(closed_folder(ROOT) is not None, reason="other users cannot enter this checkout"),
-    pytest.mark.xdist_group("shared_socket"),
 ]
 ANA, BEN, STRANGER, OWNER = 64_001, 64_002, 64_003, 64_004
 
@@ -89,7 +89,12 @@ PLAIN: Final = {COLD_VARIABLE: "torch,warp,matplotlib_inline", TENANT_WARM_VARIA
 """Warm interpreters are of no interest here: one for both tenants, without what takes long to import."""
 
 
-@pytest.fixture(scope="module", params=[0, OWNER], ids=["root", "ordinary"])
+ROOTS: Final = pytest.param(0, id="root", marks=pytest.mark.xdist_group("shared_socket_root"))
+ORDINARY: Final = pytest.param(OWNER, id="ordinary", marks=pytest.mark.xdist_group("shared_socket_ordinary"))
+"""Whose office it is. Each is used by one process of the suite, and the two at the same time."""
+
+
+@pytest.fixture(scope="module", params=[ROOTS, ORDINARY])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     with (
         tempfile.TemporaryDirectory(prefix="sublet-shared-", dir="/tmp", ignore_cleanup_errors=True) as text,
@@ -241,7 +246,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("place", [0], ids=["root"], indirect=True)
+@pytest.mark.parametrize("place", [ROOTS], indirect=True)
 def test_a_leasing_kernel_of_another_user_works(place: Place) -> None:
     """The kernel that `sublet kernelspec` puts into Jupyter's menu: its cells run on a device, as the tenant's number,
     its state is saved when the lease ends and comes back with the next; all by a user with no rights in the office."""
