@@ -192,13 +192,14 @@ def test_each_way_to_misbehave_has_its_end_and_the_next_request_is_answered(
         assert bad.ask("/") == (200, b"fine"), "a reader who hangs up ends the answer"
         assert bad.ask("/", b"x" * ((16 << 20) + 1))[0] == 413
         assert live(office)[0]["id"] == lease, "all of this is one request's trouble"
-        for path, status, kind in (
-            ("/hang", 504, "late"),
-            ("/exit", 503, "lost"),
-            ("/junk", 503, "lost"),
-            ("/print", 503, "lost"),
+        for path, status, kind, says in (
+            ("/hang", 504, "late", "did not answer in time"),
+            ("/exit", 503, "lost", "exit 7"),
+            ("/junk", 503, "lost", "there is no frame of kind"),
+            ("/print", 503, "lost", "it printed more than 64 MiB"),
         ):
-            assert bad.error(path)[:2] == (status, kind), path
+            error = bad.error(path)
+            assert (error[:2], says in error[2]) == ((status, kind), True), (path, error)
             assert bad.ask("/") == (200, b"fine"), f"after {path}"
         said = bad.log.read_text()
         assert "broke the protocol: there is no frame of kind" in said

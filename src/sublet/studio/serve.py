@@ -122,6 +122,8 @@ class _Run:
         self.frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.has_left = threading.Event()
         self.is_gone = threading.Event()
+        self.broke = ""
+        """How it broke the protocol, for which it is ended."""
 
 
 class ServedProgram:
@@ -293,6 +295,8 @@ class ServedProgram:
     def _broke(self, how: str) -> list[Effect]:
         """The program sent what is no protocol: it is ended."""
         _log(f"The program broke the protocol: {how}.")
+        if self._run is not None:
+            self._run.broke = how
         with contextlib.suppress(TransitionError):
             return self._served.failed(how, self._now())
         return []
@@ -351,7 +355,7 @@ class ServedProgram:
                 run.is_gone.set()
                 guest.close()
             end = lease.end
-            said = f"exit {guest.exit_code}" if end is None else f"{end.reason}: {end.detail}"
+            said = run.broke or (f"exit {guest.exit_code}" if end is None else f"{end.reason}: {end.detail}")
         except LeaseEnded as error:  # before it was started
             said = str(error)
         except (OSError, SubletError) as error:
@@ -431,7 +435,8 @@ class ServedProgram:
                         run.has_left.set()
                     self._post(functools.partial(self._came, frame))
             except BrokenFrames as error:
-                self._post(functools.partial(self._broke, str(error)))
+                run.broke = str(error)
+                self._post(functools.partial(self._broke, run.broke))
                 _end(run)
                 return
 
