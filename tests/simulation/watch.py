@@ -14,7 +14,7 @@ from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted, Outcome
-from sublet.office.ledger.checks import check_books
+from sublet.office.ledger.checks import check_after, check_books
 from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, RenewMode, ResourceId, Suspend, Tier
 from sublet.wire.orders import Held, Order, Parkable, Report, Resumed, TornDown
@@ -109,7 +109,7 @@ class Watch:
             return
         if outcome.events:
             try:
-                check_books(state)
+                check_after(state, outcome.events)
             except AssertionError as error:
                 self.fail("books", str(error))
         answered = isinstance(outcome.answer, Granted)

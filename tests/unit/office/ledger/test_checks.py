@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from sublet.lease.states import LeaseStatus, SliceState, VolumeState
-from sublet.office.ledger.checks import check_books
+from sublet.office.ledger import events as ev
+from sublet.office.ledger.checks import check_after, check_books
 from sublet.office.ledger.records import NoticeRecord
 from sublet.office.ledger.state import State
 from sublet.values import GIB, EndReason, Epoch, Kind, LeaseId, ResourceId, TenantId, Tier
@@ -127,6 +128,27 @@ def test_what_is_wrong_is_seen(what: str) -> None:
     WRONG[what](state)
     with pytest.raises(AssertionError):
         check_books(state)
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        ev.ActivityNoted(lease=LeaseId("held"), busy_ns=0, idle=False),
+        ev.FateSealed(lease=LeaseId("held"), reason=EndReason.IDLE),
+        ev.Renewed(lease=LeaseId("held"), deadline_ns=1, number=1),
+    ],
+    ids=lambda news: type(news).__name__,
+)
+def test_after_a_renewal_its_lease_is_looked_at_and_no_other(news: ev.Event) -> None:
+    """It changes nothing else: an index that is wrong is seen after the next event of another kind."""
+    state = full()
+    state.live_count += 1
+    check_after(state, [news])
+    with pytest.raises(AssertionError, match="the index of nodes is out of date"):
+        check_after(state, [news, ev.Forgotten(leases=())])
+    state.leases[LeaseId("held")].deadline_ns = None
+    with pytest.raises(AssertionError, match=r"held .* has no deadline"):
+        check_after(state, [news])
 
 
 def test_an_exclusive_slice_has_no_neighbours() -> None:
