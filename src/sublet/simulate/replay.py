@@ -533,9 +533,12 @@ class Replay:
             self._at(self._tick_ns, self._tick, self._tick_ns)
 
     def _tick(self, planned_ns: int) -> None:
+        """Unless a command that came meanwhile has left the ledger nothing to do."""
         if planned_ns == self._tick_ns:
             self._tick_ns = None
-            self._tell(cmd.Tick())
+            wake_ns = self._ledger.next_wake_ns(self._now())
+            if wake_ns is not None and wake_ns <= self._now_ns:
+                self._tell(cmd.Tick())
 
 
 def _holds(notebook: _Notebook, cell: Cell) -> bool:
