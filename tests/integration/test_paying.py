@@ -37,7 +37,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     asyncio.set_event_loop(None)  # nbclient and tornado ask for the thread's loop; ours are closed by asyncio.run
 
 
-def test_each_program_pays_for_the_gpus_of_its_leases(home: Path, tmp_path: Path) -> None:
+def test_each_program_pays_for_the_gpus_of_its_leases(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     book = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
     book.cells.append(nbformat.v4.new_code_cell("#SUBLET --vram 256MiB --pay-priority\nx = 1"))  # type: ignore[no-untyped-call]
     book.cells.append(nbformat.v4.new_code_cell("%%gpu\ny = x + 1"))  # type: ignore[no-untyped-call]
@@ -64,5 +66,15 @@ def test_each_program_pays_for_the_gpus_of_its_leases(home: Path, tmp_path: Path
         note("training")
         assert list(jobs.map(abs, [-3], gpu="256MiB", want=1, pay_priority=True, name="paid", fabric=fabric)) == [3]
         note("a job")
+        assert main(["session", "start", "thesis", "--vram", "256MiB", "--pay-priority"]) == 0
+        note("a session")
+        assert main(["session", "rest", "thesis"]) == 0
+        monkeypatch.setenv("SUBLET_SESSION", "thesis")
+        book.cells[0].source = "x = 1"  # the session says it, and no cell does
+        nbformat.write(book, tmp_path / "work.ipynb")  # type: ignore[no-untyped-call]
+        assert main(["nb", "run", notebook, "-o", out]) == 0
+        note("a cell of the session")
+        of_session = [line for line in fabric.bill(by="session") if line.key and line.priority_cost]
+        assert [line.leases for line in of_session] == [2], "its first lease, and the cell's"
     assert paid == sorted(set(paid)), "each of them had a lease of its own"
-    assert len(paid) == 5
+    assert len(paid) == 7

@@ -934,6 +934,13 @@ def test_the_page_shows_place_reason_and_bill_and_its_buttons_work(studio: Studi
         shown = as_text(until_shown(browser, "place 1"))
         assert "waiting, place 1" in shown
         assert re.search(r"queue place 1.*: \w+", shown)
+    answer = browser.press("/start", name="paid", vram="1GiB", pay="1")
+    assert (answer.status, "Priority is not for sale in this office" in answer.text) == (400, True), answer.text
+    assert "pays for priority" in as_text(browser.look())
+    assert ana.done("POST", "/v1/sessions/paid/end")["terms"]["pay_priority"] is True
+    body = {"name": "paid", "vram": GIB, "later": True, "pay_priority": True}
+    assert ana.done("POST", "/v1/sessions", body)["terms"]["pay_priority"] is True
+    assert ana.done("POST", "/v1/sessions/paid/end")["state"] == "ended"
     session = ana.done("GET", "/v1/sessions/thesis")["id"]
     shown = as_text(until_shown(browser, "time left"))
     assert "2 × 1GiB of GPU memory" in shown

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.exits import DONE
-from sublet.cli.parsing import FOREVER, AsJson, OrModel, count, duration, name, other_model, size, vram, wait
+from sublet.cli.parsing import (
+    FOREVER,
+    AsJson,
+    OrModel,
+    PayPriority,
+    count,
+    duration,
+    name,
+    other_model,
+    size,
+    vram,
+    wait,
+)
 from sublet.cli.show import Json, document, paint, seconds, table, visible
 from sublet.invocation import typeable, typed
 from sublet.values import Exclusivity, Tier, format_size
@@ -46,6 +58,7 @@ def start(
     tier: Annotated[
         str, Opt("--tier", choices=[t.value for t in Tier], help="Scheduling tier (default: interactive).")
     ] = Tier.INTERACTIVE.value,
+    pay_priority: PayPriority = False,
     exclusivity: Annotated[
         str | None,
         Opt("--exclusivity", choices=[e.value for e in Exclusivity], help="How the GPU is shared (default: session)."),
@@ -73,6 +86,7 @@ def start(
         count=gpus,
         ttl_s=ttl,
         tier=tier,
+        pay_priority=pay_priority,
         exclusivity=exclusivity,
         model=model,
         **_less(smaller_ok=smaller_ok, at_least=at_least, or_model=or_model),
@@ -178,7 +192,7 @@ def show(*, session: SessionArg, as_json: AsJson = False) -> int:
         ("state", state(view)),
         *([("queue", place(view))] if view["position"] else []),
         *(offer_facts(view["offer"]) if view["offer"] else []),
-        ("asks for", _what(view)),
+        ("asks for", f"{_what(view)}{', pays for priority' if view['terms']['pay_priority'] else ''}"),
         ("tenant", view["tenant"] or "-"),
         ("started at", view["started_at"]),
         ("volume", view["volume"]),

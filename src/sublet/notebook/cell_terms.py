@@ -83,6 +83,7 @@ def with_terms_of(options: CellOptions, terms: Terms) -> CellOptions:
         gpus=terms.count if options.gpus == 1 else options.gpus,
         ttl_ns=round(terms.ttl_s * NS_PER_S) if options.ttl_ns is None and terms.ttl_s else options.ttl_ns,
         tier=Tier(terms.tier) if options.tier is None else options.tier,
+        pay_priority=options.pay_priority or terms.pay_priority,
         shared=options.shared or terms.exclusivity == Exclusivity.SHARED,
     )
 

@@ -331,6 +331,7 @@ class Cells:
                 count=options.gpus,
                 ttl_s=None if options.ttl_ns is None else options.ttl_ns / NS_PER_S,
                 tier=(options.tier or Tier.INTERACTIVE).value,
+                pay_priority=options.pay_priority,
                 exclusivity=Exclusivity.SHARED.value if options.shared else None,
             )
             found = NotebookSession(name, self.fabric(), terms)

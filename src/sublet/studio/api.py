@@ -34,6 +34,8 @@ class StartBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ttl: Annotated[float, msgspec.Meta(ge=2, le=7 * 86_400)] | None = None
     """Seconds."""
     tier: Tier = Tier.INTERACTIVE
+    pay_priority: bool = False
+    """Whether its leases go before requests of their tier that do not pay, for the rate of the office."""
     exclusivity: Exclusivity | None = None
     model: str | None = None
     or_smaller: _OrSmaller = False
@@ -53,6 +55,7 @@ class StartBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             count=self.count,
             ttl_s=self.ttl,
             tier=self.tier.value,
+            pay_priority=self.pay_priority,
             exclusivity=exclusivity,
             model=model,
             or_smaller=self.or_smaller,

@@ -67,6 +67,7 @@ class FabricOffice:
             "bound": self._bound,
             "on_offer": lambda offer: asking.offered(_offer_record(offer)),
             "request_id": asking.request_id,
+            **({"pay_priority": True} if terms.pay_priority else {}),  # which an older office would not know
             **{name: value for name, value in asking.more.items() if value is not None},
         }
         asked["labels"] = {**(asked.get("labels") or {}), **asking.labels}

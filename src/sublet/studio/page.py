@@ -343,6 +343,7 @@ def _start_form(form: str) -> Html:
         return tag("label", label, tag("input", name=name, autocomplete="off", **more))
 
     less = tag("input", type="checkbox", name="less", value="1")
+    pay = tag("input", type="checkbox", name="pay", value="1")
     return tag(
         "section",
         tag("h2", "New session"),
@@ -355,6 +356,7 @@ def _start_form(form: str) -> Html:
             field("ttl", "Time to live (optional)", maxlength="20", placeholder="5m"),
             field("model", "Model (optional)", maxlength="100", placeholder="A100"),
             tag("label", less, "Less will do: offer me a smaller GPU, or another model", class_="check"),
+            tag("label", pay, "Pay for priority, where the office sells it", class_="check"),
             tag("button", "Start"),
             class_="start",
         ),
@@ -426,4 +428,5 @@ def _what(view: Json) -> str:
     terms = view["terms"]
     size = f"{format_size(terms['vram'])} of GPU memory"
     many = f"{terms['count']} × {size}" if terms["count"] > 1 else size
-    return f"{many}{', or less' if terms['or_smaller'] else ''}, tier {terms['tier']}"
+    paid = ", pays for priority" if terms["pay_priority"] else ""
+    return f"{many}{', or less' if terms['or_smaller'] else ''}, tier {terms['tier']}{paid}"

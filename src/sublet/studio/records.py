@@ -32,6 +32,8 @@ class Terms(_Value, frozen=True, kw_only=True):
     count: int = 1
     ttl_s: float | None = None
     tier: str = "interactive"
+    pay_priority: bool = False
+    """Go before requests that do not pay, for a rate. Each lease of the session pays."""
     exclusivity: str | None = None
     model: str | None = None
     or_smaller: bool | int = False

@@ -303,6 +303,8 @@ def _started_by_form(visit: _Visit, form: Mapping[str, str]) -> None:
         given["ttl"] = parse_duration_ns(ttl, "time to live") / NS_PER_S
     if model := form.get("model", "").strip():
         given["model"] = model
+    if form.get("pay") == "1":
+        given["pay_priority"] = True
     if form.get("less") == "1":
         given |= {"or_smaller": True, "or_model": "model" in given}
     try:
