@@ -215,8 +215,16 @@ def rm(*, tenant: _Name, as_json: AsJson = False) -> int:
     return DONE
 
 
-def ls(*, as_json: AsJson = False) -> int:
+def ls(
+    *,
+    connected: Annotated[
+        bool, Opt("--connected", help="List the processes of other users that are connected to the office instead.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
     """List the tenants with their limits and what they use."""
+    if connected:
+        return _ls_connected(as_json)
     found: list[Json] = Office.reach().get("/v1/tenants")
     if as_json:
         document(found)
@@ -236,6 +244,29 @@ def ls(*, as_json: AsJson = False) -> int:
         for view in found
     ]
     print(table(heads, rows, right=["LEASES", "WAITING", "GPU TIME, LAST HOUR"]))
+    return DONE
+
+
+def _ls_connected(as_json: bool) -> int:
+    """Over the shared socket: the kernel says which user's process each connection is."""
+    found: list[Json] = Office.reach().get("/v1/connections")
+    if as_json:
+        document(found)
+    elif not found:
+        print("No process of another user is connected.")
+    else:
+        heads = ["USER", "PROCESS", "TENANT", "CONNECTIONS", "SINCE"]
+        rows = [
+            [
+                "-" if one["uid"] is None else str(one["uid"]),
+                "-" if one["pid"] is None else str(one["pid"]),
+                ", ".join(one["tenants"]) or "-",
+                str(one["connections"]),
+                one["since"],
+            ]
+            for one in found
+        ]
+        print(table(heads, rows, right=["CONNECTIONS"]))
     return DONE
 
 

@@ -17,6 +17,7 @@ from sublet.values import NS_PER_S
 from sublet.wire.http import (
     AuditEntry,
     ClearFenceRequest,
+    ConnectedView,
     DrainRequest,
     FenceView,
     GroupView,
@@ -54,6 +55,8 @@ class Overview:
     fences: list[FenceView]
     noisy: NoisyView
     """Of the last ``NOISY_H`` hours, at most ``NOISY_S`` old."""
+    connected: list[ConnectedView]
+    """Processes of other users at the office's shared socket; none where the office is too old to say."""
 
 
 class OfficeOverview:
@@ -111,7 +114,14 @@ class OfficeOverview:
             reservations=ask("GET", "/v1/reservations", shape=list[ReservationView]),
             fences=self._fences(),
             noisy=self._noisily.again(self._read_noisy, NoisyView(rules={}, neighbours=[])),
+            connected=self._connected(),
         )
+
+    def _connected(self) -> list[ConnectedView]:
+        try:
+            return self._fabric.request("GET", "/v1/connections", shape=list[ConnectedView])
+        except NotFound:
+            return []
 
     def _read_noisy(self) -> NoisyView:
         since = rfc3339(time.time_ns() - NOISY_H * 3600 * NS_PER_S)

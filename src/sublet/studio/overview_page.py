@@ -16,6 +16,7 @@ from sublet.studio.views import about
 from sublet.values import NS_PER_S, Kind, format_duration, format_size
 from sublet.wire.http import (
     AuditEntry,
+    ConnectedView,
     DeviceView,
     FenceView,
     GroupView,
@@ -72,6 +73,10 @@ def overview_part(seen: Overview, people: Sequence[Presence], form: str) -> str:
         *section("Tenants", table(("Tenant", "Group", "Weight", "Share", "Leases", "Waiting"), _tenants(seen.tenants))),
         *_noisy(seen.noisy),
         *section("People", table(("Person", "Tenant", "User", "Role", "Connected"), _people(people, seen))),
+        *section(
+            "Connected to the office",
+            table(("User", "Process", "Tenant", "Connections", "Since"), _processes(seen.connected)),
+        ),
         *section(
             "Reservations",
             table(("Reservation", "Group", "GPUs", "When", "State", "Next"), map(reservation_row, seen.reservations)),
@@ -242,6 +247,15 @@ def _people(people: Sequence[Presence], seen: Overview) -> Iterable[Sequence[str
         yield person.name, person.tenant, user, role, _connected(one, seen.at_s)
     if len(people) > PEOPLE_SHOWN:
         yield f"and {len(people) - PEOPLE_SHOWN} more", "", "", "", ""
+
+
+def _processes(connected: Sequence[ConnectedView]) -> Iterable[Sequence[str]]:
+    """Those of other users of the machine, over the shared socket."""
+    for one in connected[:PEOPLE_SHOWN]:
+        user, process = ("-" if number is None else str(number) for number in (one.uid, one.pid))
+        yield user, process, ", ".join(one.tenants) or "-", str(one.connections), moment(one.since)
+    if len(connected) > PEOPLE_SHOWN:
+        yield f"and {len(connected) - PEOPLE_SHOWN} more", "", "", "", ""
 
 
 def _connected(one: Presence, now_s: float) -> str:

@@ -278,6 +278,20 @@ class BillLine(Message, kw_only=True):
     """The part of the cost that was paid for priority."""
 
 
+class ConnectedView(Message, kw_only=True):
+    """One process of another user that is connected over the shared socket."""
+
+    uid: int | None
+    """None: the kernel did not say."""
+    pid: int | None
+    """None: it cannot be seen from here, as one of a container."""
+    tenants: list[str]
+    """Whose requests came; empty until one was accepted."""
+    connections: int
+    since: str
+    """When the oldest of them was opened."""
+
+
 class NeighbourView(Message, kw_only=True):
     """A tenant that disturbs others, and the rule that says so."""
 

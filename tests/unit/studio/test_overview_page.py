@@ -17,6 +17,7 @@ from sublet.studio.presence import Presence
 from sublet.values import GIB
 from sublet.wire.http import (
     AuditEntry,
+    ConnectedView,
     FenceView,
     GroupView,
     LeaseView,
@@ -106,6 +107,7 @@ def overview(text: str = "text", leases: list[Any] | None = None, **status: Any)
         reservations=msgspec.convert([kept], list[ReservationView]),
         fences=msgspec.convert([fence, {**fence, "hard": False}], list[FenceView]),
         noisy=msgspec.convert({"rules": {"use": text, "churn": "x"}, "neighbours": [noisy]}, NoisyView),
+        connected=[ConnectedView(uid=1001, pid=4711, tenants=[text], connections=2, since=text)],
     )
 
 
@@ -203,3 +205,15 @@ def test_people_are_shown_with_user_role_and_whether_they_are_connected() -> Non
         ["cem", "biology", "-", "member", "not since the studio was started"],
     ]
     assert "and 10 more" in overview_part(seen, people * 20, "f")
+
+
+def test_processes_at_the_shared_socket_are_shown_with_user_and_tenant() -> None:
+    seen = [
+        ConnectedView(uid=2001, pid=4711, tenants=["physics"], connections=2, since=moment(60)),
+        ConnectedView(uid=None, pid=None, tenants=[], connections=1, since=moment(60)),
+    ]
+    page = overview_part(replace(overview("text"), connected=seen), PEOPLE, "f")
+    rows = [re.findall(r"<td>([^<]*)", row) for row in page.partition("Connected to the office")[2].split("<tr>")[2:4]]
+    assert [row[:4] for row in rows] == [["2001", "4711", "physics", "2"], ["-", "-", "-", "1"]]
+    assert "Connected to the office" not in overview_part(replace(overview("text"), connected=[]), PEOPLE, "f")
+    assert "and 1 more" in overview_part(replace(overview("text"), connected=seen[:1] * 51), PEOPLE, "f")

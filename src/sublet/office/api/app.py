@@ -174,6 +174,8 @@ class App:
                 self.service.count_shared(origin, self.service.driver.clock.now_ns())
         else:
             caller = self.service.caller(authorization, origin, as_tenant=as_tenant, keeps=route.keeps)
+            if peer is not None:
+                peer.asked_as(caller.tenant)
             if for_tenant is not None:
                 caller = self.service.access.acting_for(caller, for_tenant)
             self.service.count_requests(caller.tenant, keeps=route.keeps)

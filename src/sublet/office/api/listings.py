@@ -14,12 +14,14 @@ from typing import Final
 
 from sublet import background
 from sublet.errors import Disconnected, SubletError
+from sublet.office.access import Origin
 from sublet.office.api.from_wire import flag, number
+from sublet.office.api.processes import Peer
 from sublet.office.api.service import Call, Reply, Service, json_reply
 from sublet.office.api.to_wire import explain_answer, place_answer, rfc3339, seconds
 from sublet.office.ledger.order import InOrder
 from sublet.wire.guests import GuestView, ListGuests
-from sublet.wire.http import GuestEntry, PlaceAnswer, TroubleView
+from sublet.wire.http import ConnectedView, GuestEntry, PlaceAnswer, TroubleView
 
 COMMAND_MAX: Final = 2000
 """Characters of a command line that are shown."""
@@ -93,6 +95,25 @@ async def all_troubles(service: Service) -> list[TroubleView]:
                 for one in noted
             ]
     return found
+
+
+async def connections(service: Service, call: Call) -> Reply:
+    """Which processes of other users are connected over the shared socket."""
+    found: dict[Origin, list[Peer]] = {}
+    for peer in service.connected:
+        found.setdefault(peer.origin, []).append(peer)
+    return json_reply(
+        [
+            ConnectedView(
+                uid=origin.uid,
+                pid=origin.pid or None,
+                tenants=sorted(set[str]().union(*(one.tenants for one in peers))),
+                connections=len(peers),
+                since=rfc3339(min(one.since_wall_ns for one in peers)),
+            )
+            for origin, peers in sorted(found.items(), key=lambda item: (item[0].uid or 0, item[0].pid))
+        ]
+    )
 
 
 async def queue(service: Service, call: Call) -> Reply:

@@ -19,6 +19,7 @@ import os
 import select
 import socket
 import struct
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,13 +32,15 @@ from sublet.office.ledger.bound import BoundLeases
 from sublet.office.ledger.commands import HolderGone, HolderUnseen
 from sublet.office.ledger.events import Event
 from sublet.office.ledger.records import Now, ProcessRecord
-from sublet.values import NS_PER_S
+from sublet.values import NS_PER_S, TenantId
 
 SO_PEERPIDFD: Final = 77
 """As on x86 and Arm; Python has no name for it."""
 _NS_PER_TICK: Final = NS_PER_S // os.sysconf("SC_CLK_TCK")
 _CREDENTIALS: Final = struct.Struct("3i")
 _PEER: Final = struct.Struct("iII")
+TENANTS_MAX: Final = 8
+"""Tenants that are remembered of one connection."""
 NO_UID: Final = (1 << 32) - 1
 """What the kernel says of a socket whose other end is no process, such as one of TCP."""
 _NO_START: Final = -1
@@ -236,6 +239,14 @@ class Peer:
         self._accepted_ns = accepted_ns
         self._found: dict[int, ProcessRecord] = {}
         self.origin: Final = _origin(sock, shared=shared)
+        self.since_wall_ns: Final = time.time_ns()
+        self.tenants: set[TenantId] = set()
+        """Whose requests came over the connection; it is one, unless the program has several tokens."""
+
+    def asked_as(self, tenant: TenantId) -> None:
+        """A request of this tenant came."""
+        if len(self.tenants) < TENANTS_MAX:
+            self.tenants.add(tenant)
 
     def process(self, own_pid: int) -> ProcessRecord | None:
         """The process that connected, if it is the one that has this pid for itself and can be seen."""

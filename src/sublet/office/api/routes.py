@@ -332,6 +332,15 @@ def _table() -> tuple[Route, ...]:
         ),
         route(
             "GET",
+            "/v1/connections",
+            Right.OPERATOR,
+            looking.connections,
+            "Processes of other users that are connected over the shared socket",
+            answers={200: list[wire.ConnectedView]},
+            studios=ForStudios.READS,
+        ),
+        route(
+            "GET",
             "/v1/tenants",
             Right.OPERATOR,
             office.tenants,

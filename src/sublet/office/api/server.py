@@ -69,6 +69,7 @@ class HttpServer:
         the process with a line. ``of_user``: connections that each other user may have; None: a quarter of all.
         ``shared``: it serves the shared socket."""
         self._shared = shared
+        self._connected = app.service.connected
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients send wrongly is told to clients
         config = Config(
             app,
@@ -150,6 +151,7 @@ class HttpServer:
             processes=self._processes,
             limits=self._limits,
             shared=self._shared,
+            connected=self._connected,
         )
 
 
@@ -182,8 +184,11 @@ class _Protocol(HttpToolsProtocol):
         processes: Processes | None,
         limits: PeerLimits[_Protocol],
         shared: bool,
+        connected: dict[Peer, None],
     ) -> None:
         self._shared = shared
+        self._connected = connected
+        self._peer: Peer | None = None
         self._limits = limits
         self._is_silent = True
         """Until the head of a first request has come."""
@@ -205,7 +210,9 @@ class _Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         if self._processes is not None:
             sock, accepted_ns = transport.get_extra_info("socket"), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-            self.app_state["peer"] = Peer(self._processes, sock, accepted_ns, shared=self._shared)
+            self._peer = self.app_state["peer"] = Peer(self._processes, sock, accepted_ns, shared=self._shared)
+            if self._shared:
+                self._connected[self._peer] = None
         admitted = self._limits.admit(self, _user_of(transport))
         if isinstance(admitted, Refused):
             self._on_limit(admitted.limit)
@@ -219,6 +226,8 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._limits.left(self)
+        if self._peer is not None:
+            self._connected.pop(self._peer, None)
         self._awaited = ""
         self._time_what_is_awaited()
         super().connection_lost(exc)

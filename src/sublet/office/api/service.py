@@ -141,6 +141,8 @@ class Service:
     rate_limits: RateLimits = field(init=False)
     shared: SharedSocket = field(default_factory=SharedSocket)
     """What holds for those who come over the shared sockets."""
+    connected: dict[Peer, None] = field(default_factory=dict)
+    """Open connections over the shared control socket, oldest first."""
     list_guests: Callable[[ListGuests], Awaitable[Guests]] | None = None
     """What runs, of all tenants; None where nothing can run."""
     list_troubles: Callable[[], Awaitable[Troubles]] | None = None

@@ -1,4 +1,4 @@
-"""How many connections a user of the machine may have to one socket, as the operator's file says."""
+"""The connections of users of the machine: how many they may have to one socket, and who of them is connected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import socket
 
 import pytest
 
+from sublet.office.access import Origin
+from sublet.office.api import processes as seen_processes
 from sublet.office.api import server as http_server
+from sublet.office.api.processes import Processes
 from sublet.office.api.server import HttpServer
 from tests.unit.office.api.bench import bench, run
 
@@ -36,5 +39,42 @@ def test_a_user_has_as_many_connections_as_the_operator_says(monkeypatch: pytest
                 assert answers[:4] == [b"HTTP/1.1 200 OK"] * 4
                 assert answers[4] == b"HTTP/1.1 503 Service Unavailable"
             await server.close()
+
+    run(story)
+
+
+def test_operators_see_who_is_connected_over_the_shared_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """User and process as the kernel says, and the tenant once a request of it was accepted; nobody else sees that."""
+    monkeypatch.setattr(seen_processes, "_origin", lambda _sock, shared: Origin(shared=shared, uid=STRANGER, pid=77))
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        async with bench() as b:
+            ana = (await b.ask("POST", "/v1/tenants", {"id": "ana"})).json["token"]
+            server = HttpServer(b.app, on_limit=b.service.limit, processes=Processes(), shared=True)
+            own = HttpServer(b.app, on_limit=b.service.limit, processes=Processes())
+            with contextlib.ExitStack() as stack:
+                here: list[socket.socket] = []
+                for each in (server, server, own):
+                    near, far = socket.socketpair()
+                    stack.callback(near.close)
+                    near.setblocking(False)
+                    await loop.connect_accepted_socket(each._protocol, far)
+                    here.append(near)
+                [seen] = (await b.ask("GET", "/v1/connections")).json
+                assert seen.pop("since").endswith("Z")
+                assert seen == {"uid": STRANGER, "pid": 77, "tenants": [], "connections": 2}
+                asked = b"GET /v1/leases HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n"
+                for token, status in ((b"sublet_no", b"401"), (ana.encode(), b"200")):
+                    await loop.sock_sendall(here[0], asked % token)
+                    assert (await loop.sock_recv(here[0], 4096)).split()[1] == status
+                [seen] = (await b.ask("GET", "/v1/connections")).json
+                assert seen["tenants"] == ["ana"]
+                assert (await b.ask("GET", "/v1/connections", token=ana)).status in (401, 403)
+            await server.close()
+            await own.close()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert (await b.ask("GET", "/v1/connections")).json == []
 
     run(story)
