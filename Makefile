@@ -78,6 +78,7 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 	@$(PY) -m tests.simulation --seeds $(SEEDS) --from $(FROM)
 	@$(PY) -m tests.simulation.registers --seeds $(SEEDS) --from $(FROM)
 	@$(PY) -m tests.simulation.bursts --seeds $(SEEDS) --from $(FROM)
+	@$(PY) -m tests.simulation.people_world --seeds 10000 --from $(FROM)
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/crash
 	@SUBLET_SEQUENCES=6000 $(PY) -m pytest tests/unit/office/ledger/test_model.py tests/unit/office/ledger/test_taking_model.py
 	@$(PY) -m pytest -m soak tests/unit tests/notebook

@@ -75,6 +75,8 @@ class ParkedRules:
         if is_in and under is not None and under.epoch is not None and asked is not None and asked < under.epoch:
             self._fail("P2", f"{command.lease} may go on with {under.id} by epoch {asked}; {under.epoch} is live")
         refused = isinstance(outcome.answer, InvalidRequest | NotFound)
+        if under is not None and under.tenant != command.tenant:
+            return  # it is not the holder that was told of it
         there = under is not None and under.status in LIVE_STATES
         if refused and command.resume in self._holding and (there or under is None):
             taken = under is not None and under.parks is not None and under.parks.resumed_by is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import random
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from tests.simulation.node import NodeProcess
 from tests.simulation.office import OfficeProcess
 from tests.simulation.process import MachineClock, Process
 from tests.simulation.progress import Progress
-from tests.simulation.scenario import Mode, draw
+from tests.simulation.scenario import Mode, Scenario, draw
 from tests.simulation.supervisor import SupervisorProcess
 from tests.simulation.thin import ThinAgent
 from tests.simulation.watch import Watch
@@ -34,8 +35,10 @@ STEPS_MAX: Final = 400_000
 class World:
     """One seed, from its start to its end. ``run`` raises ``Violation`` at the first broken rule."""
 
+    office_class: type[OfficeProcess] = OfficeProcess
+
     def __init__(self, seed: int, mode: Mode = "safety") -> None:
-        self.scenario, self.random = draw(seed, mode)
+        self.scenario, self.random = self.drawn(seed, mode)
         self.now = 0
         self.steps = 0
         self._heap: list[tuple[int, int, Process | None, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -43,17 +46,25 @@ class World:
         self.in_jeopardy: set[LeaseId] = set()
         self.programs = Programs()
         self.coverage = Coverage(self)
-        self.watch = Watch(self)
+        self.watch = self.onlooker()
         self.net = Network(self)
         self._build()
         self.faults = FaultPlan(self)
         self.progress = Progress(self)
 
+    def drawn(self, seed: int, mode: Mode) -> tuple[Scenario, random.Random]:
+        """What the seed comes to, and where all other chance comes from."""
+        return draw(seed, mode)
+
+    def onlooker(self) -> Watch:
+        """What checks the rules."""
+        return Watch(self)
+
     def _build(self) -> None:
         plan, chance = self.scenario, self.random.random
         self.office_clock = MachineClock(self, "office", start_ns=int(chance() * 10_000) * _S)
         disk = Disk(plan.policy)
-        self.office = OfficeProcess(self, "office", self.office_clock, disk)
+        self.office = self.office_class(self, "office", self.office_clock, disk)
         self.deposed: OfficeProcess | None = None
         self.supervisor: SupervisorProcess | None = None
         if plan.embedded:

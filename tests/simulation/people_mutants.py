@@ -1,0 +1,140 @@
+"""Known kinds of bugs of session services, put into the real parts while a seed runs; each must break its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from sublet.errors import InvalidRequest, NotFound
+from sublet.office.access import AccessList
+from sublet.office.ledger import bills, finding, holders, keeping
+from sublet.office.ledger import events as ev
+from sublet.office.ledger.bills import Line
+from sublet.office.ledger.order import Shares
+from sublet.office.ledger.records import LeaseRecord, TenantRecord
+from sublet.office.ledger.step import Step
+from sublet.studio import sessions
+from sublet.studio.records import Entry, Session, fold
+from sublet.studio.sessions import Sessions
+from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, LeaseId, RequestId, TenantId
+from tests.simulation.mutant import Mutant, in_force
+
+
+def switched_on(name: str | None) -> AbstractContextManager[None]:
+    """The mutant of this name is in force; None changes nothing."""
+    return in_force(PEOPLE_MUTANTS[name].changes if name is not None else ())
+
+
+def _an_id_for_each_request(_original: Any) -> Any:
+    return lambda session: RequestId(f"{session.id}-{session.changed_ns}")
+
+
+def _known_before_it_is_written(_original: Any) -> Any:
+    def put(self: Sessions[Any], entry: Entry) -> bool:
+        try:
+            self._found[entry.session] = fold(self._found.get(entry.session), entry)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
+        if not self._store.append(entry):
+            return False
+        self._seq = entry.seq
+        return True
+
+    return put
+
+
+def _any_name(_original: Any) -> Any:
+    return lambda self, record: None
+
+
+def _ends_are_not_noticed(_original: Any) -> Any:
+    return lambda self, session, held, live: None
+
+
+def _whole_seconds(original: Any) -> Any:
+    def by_device(*given: Any) -> dict[str, Line]:
+        lines: dict[str, Line] = original(*given)
+        for line in lines.values():
+            line.gpu_milli_ns -= line.gpu_milli_ns % (MILLIS_PER_DEVICE * NS_PER_S)
+        return lines
+
+    return by_device
+
+
+def _of_any_tenant(_original: Any) -> Any:
+    def find(step: Step, tenant: TenantId, lease_id: LeaseId) -> LeaseRecord:
+        lease = step.state.leases.get(lease_id)
+        if lease is None:
+            raise NotFound(f"there is no lease {lease_id}")
+        return lease
+
+    return find
+
+
+def _whose_it_is(original: Any) -> Any:
+    def find(step: Step, tenant: TenantId, lease_id: LeaseId) -> LeaseRecord:
+        lease = step.state.leases.get(lease_id)
+        if lease is not None and lease.tenant != tenant:
+            raise NotFound(f"that lease is of {lease.tenant}")
+        found: LeaseRecord = original(step, tenant, lease_id)
+        return found
+
+    return find
+
+
+def _tokens_stay(original: Any) -> Any:
+    def take(self: AccessList, tenant: TenantId) -> TenantRecord | None:
+        before = dict(self._by_hash)
+        found: TenantRecord | None = original(self, tenant)
+        self._by_hash = before
+        return found
+
+    return take
+
+
+def _a_word_is_work(original: Any) -> Any:
+    def activity(step: Step, lease: LeaseRecord, busy_ns: int, *, idle: bool) -> ev.Event:
+        noted: ev.Event = original(step, lease, busy_ns, idle=idle)
+        if idle or lease.deadline_ns is None:
+            return noted
+        return ev.Renewed(lease=lease.id, deadline_ns=step.now.ns + lease.ttl_ns, number=lease.number + 1)
+
+    return activity
+
+
+def _never_free(_original: Any) -> Any:
+    def check_free(self: Sessions[Any], session: Session, live: object) -> None:
+        raise InvalidRequest(f"session {session.name} is held")
+
+    return check_free
+
+
+def _by_arrival_alone(_original: Any) -> Any:
+    return lambda self, tenant: 0
+
+
+def _mutant(breaks: str, *changes: tuple[Any, str, Callable[[Any], Any]]) -> Mutant:
+    return Mutant(breaks, "session services", changes)
+
+
+PEOPLE_MUTANTS: Final = {
+    "request": _mutant("a request has a new id each time", (sessions, "request_id", _an_id_for_each_request)),
+    "memory": _mutant("what is not on disk yet is believed", (Sessions, "_put", _known_before_it_is_written)),
+    "name": _mutant("a name is given twice", (Sessions, "_check_start", _any_name)),
+    "end": _mutant("ends of leases are not noticed", (Sessions, "_compare_active", _ends_are_not_noticed)),
+    "bill": _mutant("device time is rounded on the way", (bills, "_by_device", _whole_seconds)),
+    "foreign": _mutant(
+        "a lease is found whose ever it is", (finding, "find", _of_any_tenant), (holders, "find", _of_any_tenant)
+    ),
+    "told": _mutant(
+        "a refusal says whose the lease is", (finding, "find", _whose_it_is), (holders, "find", _whose_it_is)
+    ),
+    "token": _mutant("a token that was replaced still opens", (AccessList, "_take", _tokens_stay)),
+    "word": _mutant("saying that something runs renews", (keeping, "activity", _a_word_is_work)),
+    "served": _mutant("a session is never free", (Sessions, "_check_free", _never_free)),
+}
+"""Each breaks a rule of ``people_world.RULES`` in one seed."""
+
+BY_ARRIVAL: Final = _mutant("shares are not looked at", (Shares, "of_tenant", _by_arrival_alone))
+"""Breaks what is compared over many seeds."""
