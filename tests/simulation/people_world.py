@@ -383,12 +383,20 @@ class PeopleRules:
     met: Counter[SessionEvent] = field(default_factory=Counter)
     former: list[str] = field(default_factory=list)
     """Tokens that were valid once."""
+    _folded: dict[TenantId, tuple[int, dict[str, Session]]] = field(default_factory=dict)
     _deadlines: dict[LeaseId, int] = field(default_factory=dict)
     _pretended: dict[LeaseId, int] = field(default_factory=dict)
     _disabled_since: dict[TenantId, int] = field(default_factory=dict)
 
     def fail(self, rule: str, text: str) -> None:
         self.world.watch.fail(rule, text)
+
+    def _sessions(self, person: Person) -> dict[str, Session]:
+        """The fold of a person's records, which only grow."""
+        seen, found = self._folded.setdefault(person.tenant, (0, {}))
+        fold_all(found, person.store.entries[seen:])
+        self._folded[person.tenant] = (len(person.store.entries), found)
+        return found
 
     # ---- what is told
 
@@ -398,10 +406,9 @@ class PeopleRules:
         if event is not None:
             self.met[event] += 1
         if isinstance(entry.record, Started):
-            names = Counter(one.name for one in folded(person.store.entries).values() if not one.is_over)
-            twice = [name for name, count in names.items() if count > 1]
-            if twice:
-                self.fail("N3", f"{person.tenant} has two sessions {twice[0]}")
+            name = entry.record.name
+            if sum(one.name == name and not one.is_over for one in self._sessions(person).values()) > 1:
+                self.fail("N3", f"{person.tenant} has two sessions {name}")
 
     def told(self, program: Program, error: SubletError, asked: str = "") -> None:
         """A message reached a person."""
@@ -409,7 +416,7 @@ class PeopleRules:
         for person in self.world.people:
             if person is program.person:
                 continue
-            named = [person.tenant, person.token, *(one.id for one in folded(person.store.entries).values())]
+            named = [person.tenant, person.token, *self._sessions(person)]
             for secret in named:
                 if secret in text:
                     self.fail("N8", f"{program.person.tenant} was told {text!r}, which names {secret}")
@@ -478,7 +485,9 @@ class PeopleRules:
     def look(self, program: Program) -> None:
         """An operation of a program is over."""
         sessions = program.sessions
-        if sessions._found != folded(program.person.store.entries[: sessions._seq]):
+        entries = program.person.store.entries
+        is_newest = sessions._seq == len(entries)
+        if sessions._found != (self._sessions(program.person) if is_newest else folded(entries[: sessions._seq])):
             self.fail("N2", f"{program.name} has other sessions than the records of {program.person.tenant} come to")
         self._one_lease_each()
 
