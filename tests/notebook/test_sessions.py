@@ -118,7 +118,13 @@ def test_a_session_goes_from_kernel_to_kernel_and_has_one_lease_at_a_time(
             assert "last lease" in session("explain", "thesis")
             assert "Session thesis is ended" in session("end", "thesis")
             until("its kernel is told", lambda: "session thesis has ended" in two.run("%%gpu\n1")["said"])
-    assert session.view("thesis")["bill"]["leases"] == 2
+    whole = session.view("thesis")["bill"]
+    assert whole["leases"] == 2
+    lines = json.loads(session("bill", "thesis", "--json"))
+    assert [one["end"] for one in lines if one["cell"] is None] == ["holder_gone", "released"]
+    for what, unit in (("cost", 10**6), ("gpu_seconds", 10**9), ("held_seconds", 10**9)):
+        assert sum(round(one[what] * unit) for one in lines) == round(whole[what] * unit), what
+    assert session("bill", "thesis", "--csv").startswith("session,name,cell,lease,")
     assert session("ls").startswith("No sessions.")
     assert "there is no session nothing" in session("show", "nothing", status=1)
 

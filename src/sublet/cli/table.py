@@ -48,6 +48,7 @@ COMMANDS: Final[dict[str, str]] = {
     "session decline": "session:decline",
     "session end": "session:end",
     "session explain": "session:explain",
+    "session bill": "session:bill",
     "studio": "studio:studio",
     "studio serve": "serve:serve",
     "person add": "person:add",

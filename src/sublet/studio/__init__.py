@@ -5,7 +5,8 @@
 
 # General layout: states (the table) · records (values and their fold) · store (records on disk) · remote (records that
 # a studio keeps) · sessions (what is done with them, step by step) · office (the public API, as sessions use it) ·
-# views (sessions as documents) · drawing (the table in the docs). For many people: people (who, and their tokens) ·
+# views (sessions as documents) · cell_bill (a line for each cell) · drawing (the table in the docs). For many people:
+# people (who, and their tokens) ·
 # right (the studio's own, at the office) · roster (a list of them) · service (the sessions of each) · look (the office,
 # read once for all open pages) · open_pages (which of them have changed) · overview (the office, for operators) ·
 # presence (who is connected) · api (what programs ask) · web
