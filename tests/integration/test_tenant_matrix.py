@@ -340,6 +340,7 @@ SHOWN: Final = {
     "fences",
     "bill",
     "bill/neighbours",
+    "connections",
     "events",
     "metrics",
 }
