@@ -25,7 +25,7 @@ from sublet.errors import (
     SubletError,
     Unauthorized,
 )
-from sublet.office.api.views import lease_view
+from sublet.office.api.to_wire import lease_view
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.records import Now, Want
 from sublet.studio.office import is_of_session, seen_as

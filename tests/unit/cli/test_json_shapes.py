@@ -29,6 +29,7 @@ from sublet.notebook.batch.job_states import JobRecord
 from sublet.notebook.batch.jobs import JobSpec
 from sublet.office.api.routes import ROUTES
 from sublet.state.checkpoints import verifying
+from sublet.studio.cell_bill import CellLine
 from sublet.values import Epoch, GuestId, LeaseId, TenantId
 from sublet.wire import http as wire
 from sublet.wire import http_views
@@ -249,6 +250,9 @@ def use_no_office(run: Commands, place: Path, patch: pytest.MonkeyPatch) -> None
     record = JobRecord(unsaved=("x",), exit_code=0)
     job: Any = SimpleNamespace(id="1", folder="/f", runner=3, spec=lambda: spec, record=lambda: record)
     run.printed["nb submit"] = [nb_show.as_document(job)]
+    outside = CellLine(session="s", name="n", lease="l", launch_errors=0, end="idle")
+    cell = CellLine(session="s", name="n", lease="l", cell=1, at="2026", vram_byte_seconds=1.0, launches=1)
+    run.printed["session bill"] = [[cell.document(), outside.document()]]
     guest = GuestView(
         id=GuestId("g"),
         lease=LeaseId("l"),

@@ -334,7 +334,7 @@ def _table() -> tuple[Route, ...]:
             "GET",
             "/v1/connections",
             Right.OPERATOR,
-            looking.connections,
+            listings.connections,
             "Processes of other users that are connected over the shared socket",
             answers={200: list[wire.ConnectedView]},
             studios=ForStudios.READS,
