@@ -385,6 +385,26 @@ def test_an_unchanged_frame_with_text_is_not_sent_again(nb: Notebook) -> None:
     assert nb.names["df"].loc[5, ["t", "o"]].tolist() == ["there", "there"]
 
 
+def test_frames_are_sent_each_by_itself_whichever_of_them_cells_read(nb: Notebook) -> None:
+    """All frames of pandas hold some objects of its classes; those that were made of one another hold its labels."""
+    nb.here(
+        "import pandas as pd\ndef frame(n):\n    return pd.DataFrame({'a': range(n), 't': [str(i) for i in range(n)]})"
+    )
+    nb.here("f, g, h = frame(30), frame(40), frame(50)")
+    assert nb.there("k = len(f) + len(g)") is None
+    assert nb.there("k = len(g) + len(h)") is None
+    assert [one.names for one in nb.sent.parcels] == [("h",)]
+    assert nb.there("part = g[g.a > 3]") is None
+    assert [one.names for one in nb.came.parcels] == [("part",)]
+    for reads in ("f, h", "g, h", "f, g, part"):
+        assert nb.there(f"k = len([{reads}])") is None
+        assert [one.names for one in nb.came.parcels] == [("k",)]
+        assert not nb.sent.parcels
+    assert nb.there("g.loc[3, 't'] = 'there'\nk = len(f) + len(part)") is None
+    assert [one.names for one in nb.came.parcels] == [("g",), ("k",)]
+    assert nb.names["g"].t[3] == "there"
+
+
 SCALED = """
 scale = 3
 def scaled(n):

@@ -49,6 +49,7 @@ from sublet.notebook.sources import sources_of
 from sublet.state.checkpoints.object_groups import (
     CHANGING,
     LARGE_BYTES,
+    PLAIN,
     Group,
     Order,
     StandsFor,
@@ -197,6 +198,8 @@ class Space:
         """Groups, and what each was when the sides agreed; its memory the finder remembers."""
         self._figures: dict[int, Any] = {}
         """Figures that were pickled for what is being looked at: no code of the program runs meanwhile."""
+        self._kinds: dict[type, Any] = {}
+        """The rules that were found for types, for as long."""
         self._still: dict[str, Snapshot] = {}
         """Large containers of atoms that were agreed on, by name."""
         self._graphs: dict[str, Graph] = {}
@@ -510,7 +513,7 @@ class Space:
 
     def _same(self, parcel: Parcel) -> dict[int, Any] | None:
         """Of a parcel that was sent because it may have changed: what it holds, if that is here and just so."""
-        self._figures = {}
+        self._figures, self._kinds = {}, {}
         lodged = [one for one in parcel.buffers if isinstance(one, Lodged)]
         if not lodged or parcel.names not in self._agreed or not self.names.keys() >= set(parcel.names):
             return None
@@ -720,7 +723,7 @@ class Space:
         ``anew``: all others need not be encoded if they are known to be unchanged; None: all are encoded. ``like``:
         groups that came from the other side; None: large ones of the last time stay as they are if nothing in them has
         changed."""
-        rules.figures = self._figures
+        rules.figures, rules.of_kinds = self._figures, self._kinds
         left = names - found.stays.keys() if found.stays else names
         few = len(left) < ORDERED_MIN
         here: dict[str, Any] = {name: self.names[name] for name in left} if few else self.names.copy()
@@ -806,7 +809,11 @@ class Space:
         be a change of all."""
         large = {name for group in self._large for name in group}
         values, surveyed = self.names, self._surveyed
-        return {name for name in names if name in large or name in surveyed or is_long(values.get(name))}
+        return {
+            name
+            for name in names
+            if name in large or name in surveyed or type(values.get(name)) not in PLAIN or is_long(values.get(name))
+        }
 
     def _joined_before(self, names: Collection[str], but: Collection[str]) -> set[tuple[str, ...]]:
         """What is left of joined groups without names that rarely are what joins the others: results of cells (which
@@ -840,7 +847,8 @@ class Space:
         return found
 
     def _stays(self, parts: Collection[tuple[str, ...]], group: Group) -> bool:
-        return group.names in parts or self._is_agreed(group)
+        """To find out whether what has changed still shares objects takes longer than to send all of a small group."""
+        return group.names in parts or group.encoded.nbytes <= LARGE_BYTES or self._is_agreed(group)
 
     def _is_agreed(self, group: Group) -> bool:
         return self._agreed.get(group.names) == digest(group)
@@ -923,7 +931,7 @@ class Space:
 
     def _look_again(self) -> None:
         """Code of the program has run, or will: what was looked at may be another."""
-        self._figures, self._surveyed, self._verdicts = {}, {}, {}
+        self._figures, self._kinds, self._surveyed, self._verdicts = {}, {}, {}, {}
 
     def _is_same(self, graph: Graph) -> bool:
         if graph not in self._verdicts:

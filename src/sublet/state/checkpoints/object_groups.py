@@ -112,7 +112,7 @@ class Still:
 
     plain = False
     is_large = False
-    spans: Sequence[tuple[int, int]] = ()
+    spans: Sequence[tuple[int, int, bool]] = ()
 
     def __init__(self, names: tuple[str, ...], met: Mapping[int, Any]) -> None:
         """``met``: by id, the objects in them that another bundle could have met as well. They have no memory that
@@ -238,8 +238,10 @@ class _Bundle:
         return len(self._own) if self.plain else len(self.met)
 
     @property
-    def spans(self) -> list[tuple[int, int]]:
-        found = [(one.address, one.end) for one in self._encoding.seen if one.length and not one.private]
+    def spans(self) -> list[tuple[int, int, bool]]:
+        """Memory from one address to another, and whether one that looks at it may write to it."""
+        seen = self._encoding.seen
+        found = [(one.address, one.end, not one.is_arrow) for one in seen if one.length and not one.private]
         if self.plain:
             return found
         if set(OWNERS).isdisjoint(map(type, self.met.values())):
@@ -247,7 +249,7 @@ class _Bundle:
         for value in self.met.values():
             if type(value) in OWNERS and (view := memoryview(value)).nbytes:
                 start = address_of(view)
-                found.append((start, start + view.nbytes))
+                found.append((start, start + view.nbytes, True))
         return found
 
     def group(self) -> Group:
@@ -268,14 +270,26 @@ def _links(bundles: Sequence[_Bundle | Still]) -> list[tuple[int, int]]:
         return links
     if len(set().union(*(bundle.ids for bundle in bundles))) < sum(bundle.count for bundle in bundles):
         links += _met_twice(bundles)
-    spans = sorted((start, end, n) for n, bundle in enumerate(bundles) for start, end in bundle.spans)
-    reach, owner = -1, -1
-    for start, end, n in spans:
-        if start < reach and n != owner:
-            links.append((owner, n))
-        if end > reach:
-            reach, owner = end, n
+    spans = sorted((start, end, n, writes) for n, bundle in enumerate(bundles) for start, end, writes in bundle.spans)
+    for region in _regions(spans):
+        first, *others = sorted({n for _, _, n, _ in region})
+        if others and any(writes for *_, writes in region):
+            links += [(first, other) for other in others]
     return links
+
+
+def _regions(spans: Iterable[tuple[int, int, int, bool]]) -> Iterator[list[tuple[int, int, int, bool]]]:
+    """Those that overlap, together."""
+    region: list[tuple[int, int, int, bool]] = []
+    reach = -1
+    for span in spans:
+        if span[0] >= reach and region:
+            yield region
+            region = []
+        region.append(span)
+        reach = max(reach, span[1])
+    if region:
+        yield region
 
 
 def _met_twice(bundles: Sequence[_Bundle | Still]) -> Iterator[tuple[int, int]]:
@@ -319,8 +333,11 @@ def _has_identity(value: object) -> bool:
     if isinstance(value, IDENTITY_FREE):
         return False
     kind = type(value)
-    if kind is types.FunctionType:
+    if kind is types.FunctionType or kind.__name__ == "cython_function_or_method":
         return not found_by_name(value)
+    pandas = sys.modules.get("pandas.core.dtypes.base")
+    if pandas is not None and isinstance(value, pandas.ExtensionDtype):
+        return False
     return kind.__module__ not in ("numpy.dtypes", "torch")  # numpy's dtypes; dtypes, sizes and devices of PyTorch
 
 

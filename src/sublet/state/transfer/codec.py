@@ -87,6 +87,8 @@ class Seen:
     length: int
     view: memoryview
     private: bool
+    is_arrow: bool = False
+    """Arrow's own: no array of Arrow writes to its memory."""
     buffer: int = NO_BUFFER
     offset: int = 0
 
@@ -157,11 +159,10 @@ class Encoding:
     def remember(self, pickler: Any) -> dict[int, Any]:
         """What the pickler has met whose identity can matter, by number; kept if the rules want that."""
         found = with_identity(pickler.memo.copy().values())
+        if made := {*self.rules.temporary, *map(id, self.made)}:
+            found = {n: value for n, value in found.items() if id(value) not in made}
         if self.rules.remembers:
-            made = {*self.rules.temporary, *map(id, self.made)}
-            self.met = {n: value for n, value in found.items() if id(value) not in made} if made else found
-            if self.rules.units:
-                self.met = self.met | dict(numbered(self.rules.units))
+            self.met = found | dict(numbered(self.rules.units)) if self.rules.units else found
         return found
 
     def may_hold_byte_arrays(self) -> bool:
@@ -191,7 +192,8 @@ class Encoding:
         owner = owner_of(view)
         if type(owner) in OWNERS:
             self.owners[id(owner)] = owner
-        self.seen.append(Seen(address_of(view), view.nbytes, view, id(buffer) in self.rules.private))
+        is_arrow = type(owner).__module__ == "pyarrow.lib"
+        self.seen.append(Seen(address_of(view), view.nbytes, view, id(buffer) in self.rules.private, is_arrow))
 
     def wasteful(self) -> frozenset[int]:
         """Arrays whose window is mostly gaps, and shared with nothing."""

@@ -209,6 +209,8 @@ class Rules:
                 return self._array_of_kind
             if kind is numpy.ufunc:
                 return self._ufunc
+            if kind is numpy.dtypes.VoidDType:
+                return self._structured_dtype
         if (torch := loaded("torch")) is not None:
             if kind is torch.storage.TypedStorage:
                 return self._typed_storage
@@ -234,6 +236,12 @@ class Rules:
             column = arrow.ArrowExtensionArray
             if issubclass(kind, column) and kind.__getstate__ is column.__getstate__:
                 return self._arrow_column
+        if (pandas := loaded("pandas")) is not None:
+            frame = pandas.core.generic.NDFrame
+            if issubclass(kind, frame) and _is_pickled_as(kind, frame):
+                return self._pandas_frame
+            if issubclass(kind, pandas.Index):
+                return self._pandas_index
         return None
 
     # ---- functions and classes ----
@@ -430,6 +438,12 @@ class Rules:
         attributes = dict(vars(value)) if hasattr(value, "__dict__") else {}
         return rebuild.array_of_kind, (kind, _Made(reduced)), attributes, None, None, rebuild.set_attributes
 
+    def _structured_dtype(self, value: Any) -> Any:
+        """Its table of fields cannot change: arrays of one dtype have nothing in common by it."""
+        make, arguments, state = value.__reduce__()
+        self.temporary.update(id(part) for part in state if type(part) is dict)
+        return make, arguments, state
+
     def _ufunc(self, value: Any) -> Any:
         if getattr(sys.modules["numpy"], value.__name__, None) is value:
             return NotImplemented
@@ -570,6 +584,22 @@ class Rules:
 
     # ---- pandas ----
 
+    def _pandas_frame(self, value: Any) -> Any:
+        """Each pickle of one holds the list of names that its class has, so no two frames would seem to be apart."""
+        kind = type(value)
+        state = value.__getstate__()
+        if state.get("_metadata") == kind._metadata:
+            del state["_metadata"]
+        return copyreg.__newobj__, (kind,), state  # type: ignore[attr-defined]
+
+    def _pandas_index(self, value: Any) -> Any:
+        """What is in one cannot change, so that frames whose columns are the same labels have nothing in common."""
+        reduced = value.__reduce__()
+        match reduced:
+            case (_, (_, {"data": data}), *_) if type(data).__module__.startswith("pandas."):
+                self.temporary.add(id(data))
+        return reduced
+
     def _arrow_column(self, value: Any) -> Any:
         """pandas copies a column of Arrow's for each pickle, since a slice of one would bring the whole with it. Where
         it is whole it goes as it is, on memory that is told to be unchanged by where it lies."""
@@ -633,6 +663,11 @@ def has_plain_state(kind: type) -> bool:
 
 
 _BY_IDENTITY: Final[tuple[Any, ...]] = (object.__hash__, None)
+
+
+def _is_pickled_as(kind: type, base: type) -> bool:
+    """Whether a class has no other say in that than its base."""
+    return all(getattr(kind, name) is getattr(base, name) for name in ("__reduce_ex__", "__reduce__", "__getstate__"))
 
 
 def _is_made_by_init(kind: type[BaseException]) -> bool:

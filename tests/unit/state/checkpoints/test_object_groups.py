@@ -5,9 +5,11 @@ from __future__ import annotations
 import fractions
 import pickletools
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,6 +95,80 @@ def test_views_of_one_array_stay_together_under_whatever_name() -> None:
 def test_a_type_that_both_use_ties_nobody_together() -> None:
     roots = {name: np.zeros(LARGE_BYTES) for name in ("a", "b")} | {"c": np.dtype("f8"), "d": "text"}
     assert together(roots)["a"] == ("a",)
+
+
+def a_frame(**more: Any) -> pd.DataFrame:
+    rows = LARGE_BYTES // 8
+    return pd.DataFrame({"n": range(rows), "text": [f"row {n}" for n in range(rows)], **more})
+
+
+def test_what_a_library_has_in_all_its_objects_ties_none_of_them_together() -> None:
+    """The names that a class of pandas lists, functions of Cython that load a column, labels of columns, a dtype."""
+    base = a_frame()
+    dtype = np.dtype([("a", "i8"), ("b", "f8")])
+    roots = {
+        "base": base,
+        "other": a_frame(),
+        "part": base[base.n > 3],
+        "copy": base.copy(),
+        "column": base["text"].str.upper(),
+        "kinds": a_frame(kind=pd.Categorical(["x", "y"] * (LARGE_BYTES // 16))),
+        "records": np.zeros(LARGE_BYTES, dtype),
+        "more records": np.ones(LARGE_BYTES, dtype),
+    }
+    assert together(roots) == {name: (name,) for name in roots}
+    back = again(roots)
+    for name, value in roots.items():
+        if isinstance(value, pd.DataFrame):
+            pd.testing.assert_frame_equal(back[name], value)
+    assert back["records"].dtype == dtype
+
+
+def test_what_frames_truly_share_ties_them_together() -> None:
+    """Their index, what is in their ``attrs``, an array whose memory a column of Arrow's looks at."""
+    base = a_frame()
+    numbers = np.arange(LARGE_BYTES)
+    notes: list[int] = []
+    roots: dict[str, Any] = {
+        "base": base,
+        "index": base.index,
+        "notes": notes,
+        "noted": a_frame(),
+        "column": pd.Series(pa.array(numbers), dtype=pd.ArrowDtype(pa.int64())),
+        "numbers": numbers,
+    }
+    roots["noted"].attrs["notes"] = notes
+    found = together(roots)
+    assert found["base"] == ("base", "index")
+    assert found["noted"] == ("noted", "notes")
+    assert found["column"] == ("column", "numbers")
+    back = again(roots)
+    back["numbers"][0] = 7
+    assert back["column"][0] == 7
+    back["index"].name = "line"
+    assert back["base"].index.name == "line"
+    back["notes"].append(3)
+    assert back["noted"].attrs["notes"] == [3]
+
+
+def test_names_that_a_frame_of_ones_own_class_keeps_come_with_it() -> None:
+    value = Measured({"n": [1, 2]})
+    value.unit = "mm"
+    back = again({"a": value})["a"]
+    assert (type(back), back.unit, back._metadata) == (Measured, "mm", ["unit"])
+    value._metadata = ["unit", "place"]  # type: ignore[misc]  # pandas lets one
+    value.place = "here"
+    assert again({"a": value})["a"].place == "here"
+
+
+class Measured(pd.DataFrame):  # type: ignore[misc]  # pandas is not read by mypy
+    """As pandas' documentation says to make one."""
+
+    _metadata: ClassVar = ["unit"]
+
+    @property
+    def _constructor(self) -> Any:
+        return Measured
 
 
 def test_a_function_of_main_stays_with_what_it_names() -> None:
