@@ -8,6 +8,7 @@ of that answer, whole and nothing besides; what others print is written out in t
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -137,12 +138,16 @@ def run_all(place: Path, patch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     for name, value in (("SUBLET_HOME", home), ("XDG_STATE_HOME", place / "xdg"), ("XDG_RUNTIME_DIR", place)):
         patch.setenv(name, str(value))
     runtime = runtime_dir(home)
+    shutil.rmtree(runtime, ignore_errors=True)
     runtime.mkdir(parents=True, mode=0o700)
     run = Commands()
-    run("down")
-    with office_thread(runtime, name="office.sock") as office:
-        use_office(run, office, place)
-    use_no_office(run, place, patch)
+    try:
+        run("down")
+        with office_thread(runtime, name="office.sock") as office:
+            use_office(run, office, place)
+        use_no_office(run, place, patch)
+    finally:
+        shutil.rmtree(runtime)  # root's lies in /run, and not in the folder of the test
     return run.printed
 
 
