@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -307,7 +308,9 @@ async def ask_studio(folder: Path, asked: Iterable[tuple[str, str, str]]) -> lis
         patch.setattr(OfficeRight, "fabric", lambda *args, **more: stack.enter_context(fabric(*args, **more)))
         patch.setenv("XDG_RUNTIME_DIR", str(folder))
         runtime = runtime_dir(folder / "home")
+        shutil.rmtree(runtime, ignore_errors=True)
         runtime.mkdir(mode=0o700, parents=True)
+        stack.callback(shutil.rmtree, runtime)  # root's lies in /run, and not in the folder of the test
         (folder / "home").mkdir(mode=0o700)
         with office_thread(runtime, name="office.sock"):
             studio = await asyncio.to_thread(
