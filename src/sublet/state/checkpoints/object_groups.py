@@ -241,7 +241,7 @@ class _Bundle:
     def spans(self) -> list[tuple[int, int, bool]]:
         """Memory from one address to another, and whether one that looks at it may write to it."""
         seen = self._encoding.seen
-        found = [(one.address, one.end, not one.is_arrow) for one in seen if one.length and not one.private]
+        found = [(one.address, one.end, not one.is_column) for one in seen if one.length and not one.private]
         if self.plain:
             return found
         if set(OWNERS).isdisjoint(map(type, self.met.values())):

@@ -87,8 +87,8 @@ class Seen:
     length: int
     view: memoryview
     private: bool
-    is_arrow: bool = False
-    """Arrow's own: no array of Arrow writes to its memory."""
+    is_column: bool = False
+    """Seen by a column of pandas' that is Arrow's, which does not write to it."""
     buffer: int = NO_BUFFER
     offset: int = 0
 
@@ -192,8 +192,9 @@ class Encoding:
         owner = owner_of(view)
         if type(owner) in OWNERS:
             self.owners[id(owner)] = owner
-        is_arrow = type(owner).__module__ == "pyarrow.lib"
-        self.seen.append(Seen(address_of(view), view.nbytes, view, id(buffer) in self.rules.private, is_arrow))
+        address = address_of(view)
+        is_column = address in self.rules.columns and type(view.obj).__module__ == "pyarrow.lib"
+        self.seen.append(Seen(address, view.nbytes, view, id(buffer) in self.rules.private, is_column))
 
     def wasteful(self) -> frozenset[int]:
         """Arrays whose window is mostly gaps, and shared with nothing."""

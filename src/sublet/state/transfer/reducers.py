@@ -81,6 +81,8 @@ class Rules:
         """What was made for this encoding and must live as long."""
         self.temporary: set[int] = set()
         """Ids of objects that were made for this encoding alone and are none of the program's."""
+        self.columns: set[int] = set()
+        """Addresses of memory that columns of pandas' see which are Arrow's."""
         self.owned: frozenset[int] = frozenset()
         """Ids of byte arrays that travel, and whose memory something else that travels looks at."""
         self._rules: dict[type, Rule | None] = {}
@@ -606,6 +608,7 @@ class Rules:
         chunks = value._pa_array.chunks
         if len(chunks) != 1 or chunks[0].get_total_buffer_size() > chunks[0].nbytes + ARROW_PADDING_BYTES:
             return NotImplemented
+        self.columns.update(one.address for one in chunks[0].buffers() if one is not None)
         state = {**vars(value), "_pa_array": chunks[0], "_cache": {}}
         return copyreg.__newobj__, (type(value),), state  # type: ignore[attr-defined]
 

@@ -136,12 +136,15 @@ def test_what_frames_truly_share_ties_them_together() -> None:
         "noted": a_frame(),
         "column": pd.Series(pa.array(numbers), dtype=pd.ArrowDtype(pa.int64())),
         "numbers": numbers,
+        "texts": (texts := pa.array([str(n) for n in range(LARGE_BYTES)])),
+        "letters": np.frombuffer(texts.buffers()[2], "u1"),
     }
     roots["noted"].attrs["notes"] = notes
     found = together(roots)
     assert found["base"] == ("base", "index")
     assert found["noted"] == ("noted", "notes")
     assert found["column"] == ("column", "numbers")
+    assert found["texts"] == ("letters", "texts")
     back = again(roots)
     back["numbers"][0] = 7
     assert back["column"][0] == 7
