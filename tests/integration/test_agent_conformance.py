@@ -33,8 +33,8 @@ SLOW_S = 0.6
 """So long a slow teardown takes, in time that the suite lets pass. What the machine takes beside that does not count,
 or a busy one would thaw before the suite has looked."""
 PATIENT = """
-from sublet.node.supervisor import premises
-premises.KILL_AGAIN_NS = (*premises.KILL_AGAIN_NS[:-1], 60_000_000_000)
+from sublet.node.supervisor import real_hardware
+real_hardware.KILL_AGAIN_NS = (*real_hardware.KILL_AGAIN_NS[:-1], 60_000_000_000)
 """
 """A supervisor that gives up later than after 3.6 s, since such a machine may stand still for as long."""
 

@@ -362,7 +362,9 @@ def test_connections_of_a_tenant_count_wherever_they_lead(tmp_path: Path) -> Non
         stage.office_line.admit(lease, epoch, tenant=BEN).close()
 
 
-UNNOTED: Final = "from sublet.node.processes.guest_records import Notes; Notes.write = lambda self, note: None"
+UNNOTED: Final = (
+    "from sublet.node.processes.guest_records import GuestRecords; GuestRecords.write = lambda self, note: None"
+)
 """It is killed after the fork and before the note."""
 
 

@@ -301,7 +301,7 @@ def test_of_a_crowd_that_ends_in_one_message_each_is_seen_to_be_gone(stage: Supe
 
 # ---- groups that nobody is in any more ----
 
-NEVER = "from sublet.node.processes import aside; aside.WAIT_S = 1e6"
+NEVER = "from sublet.node.processes import trash; trash.WAIT_S = 1e6"
 """What nobody waits for is not removed."""
 
 

@@ -335,16 +335,16 @@ def test_a_guest_that_is_killed_while_it_saves_leaves_whole_checkpoints(stage: S
 
 SLOW = """
 import os, time
-from sublet.node.storage import publishing_work
+from sublet.node.storage import publish
 link = os.link
 def slow(*names, **how):
     if names[-1].endswith({where!r}) or names[0].endswith({where!r}):
         open({mark!r}, "w").close()
         time.sleep(1000)
     link(*names, **how)
-publishing_work.os = type(os)("os")
-publishing_work.os.__dict__.update(os.__dict__)
-publishing_work.os.link = slow
+publish.os = type(os)("os")
+publish.os.__dict__.update(os.__dict__)
+publish.os.link = slow
 """
 
 

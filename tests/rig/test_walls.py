@@ -40,7 +40,6 @@ import ctypes, json, os, sys
 from types import SimpleNamespace
 from dataclasses import replace
 from sublet.errors import Unsupported
-from sublet.node.processes import tenancy as rooms
 from sublet.node.sandbox.enter import enter
 from sublet.node.sandbox.plan import Bind
 from sublet.node.sandbox.walls import Walls
