@@ -43,7 +43,7 @@ CAUGHT_BY: Final = {
     "word": "N9",
     "served": "N10",
 }
-CAUGHT_AT: Final = {"memory": 2, "request": 6}
+CAUGHT_AT: Final = {"request": 2}
 """The seed that catches it, among honest people alone, where that is not the first."""
 
 
@@ -85,7 +85,7 @@ def test_the_bug_is_caught_by_its_rule(name: str) -> None:
 def test_each_rule_has_a_bug_that_breaks_it() -> None:
     assert set(CAUGHT_BY.values()) == set(RULES)
     assert set(CAUGHT_BY) == set(PEOPLE_MUTANTS)
-    assert run_seed(6, ())[1] is None, "without a bug that seed breaks none"
+    assert run_seed(2, ())[1] is None, "without a bug that seed breaks none"
 
 
 @dataclass(frozen=True, slots=True)
