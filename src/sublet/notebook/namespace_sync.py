@@ -847,7 +847,8 @@ class Space:
         return found
 
     def _stays(self, parts: Collection[tuple[str, ...]], group: Group) -> bool:
-        """To find out whether what has changed still shares objects takes longer than to send all of a small group."""
+        """A small group that has changed is sent as a whole: to find out whether its names still share objects takes
+        longer."""
         return group.names in parts or group.encoded.nbytes <= LARGE_BYTES or self._is_agreed(group)
 
     def _is_agreed(self, group: Group) -> bool:

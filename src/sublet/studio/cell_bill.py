@@ -10,7 +10,7 @@ together. So the lines come to the office's bill of the session, to the unit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from sublet.lease.value import rfc3339
@@ -102,7 +102,7 @@ class _Left:
 
     def without(self, others: Iterable[CellLine]) -> _Left:
         """What is left beside these lines."""
-        left = _Left(**{one.name: getattr(self, one.name) for one in fields(self)})
+        left = replace(self)
         for line in others:
             left.held_ns -= line.held_ns
             left.busy_ns -= line.busy_ns

@@ -32,7 +32,7 @@ class Follower(Protocol):
         """That was all; nothing is called after this."""
 
 
-class Nobody:
+class NullFollower:
     """Keeps a place for a reader that is still to come: it has room for nothing."""
 
     def room(self) -> int:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from sublet.node.loop import READ, WRITE, Loop, Timer, reading
-from sublet.node.processes.log_readers import Follower, Following, Nobody
+from sublet.node.processes.log_readers import Follower, Following, NullFollower
 from sublet.node.processes.logs import NOTICE, GuestLog
 from sublet.node.processes.stdio_pipes import (
     ChildEnds,
@@ -148,7 +148,7 @@ class Stdio:
     def await_reader(self) -> None:
         """Read nothing more from the guest until a lossless follower attaches."""
         if self._awaited is None:
-            self._awaited = self.attach(Nobody(), -1, lossless=True)
+            self._awaited = self.attach(NullFollower(), -1, lossless=True)
 
     def await_nobody(self) -> None:
         """Wait no longer: no follower will attach, or one has; harmless twice."""

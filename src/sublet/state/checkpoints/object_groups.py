@@ -239,7 +239,7 @@ class _Bundle:
 
     @property
     def spans(self) -> list[tuple[int, int, bool]]:
-        """Memory from one address to another, and whether one that looks at it may write to it."""
+        """The memory that is looked at, from one address to another, and whether it may be written to."""
         seen = self._encoding.seen
         found = [(one.address, one.end, not one.is_column) for one in seen if one.length and not one.private]
         if self.plain:

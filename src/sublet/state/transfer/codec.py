@@ -88,7 +88,7 @@ class Seen:
     view: memoryview
     private: bool
     is_column: bool = False
-    """Seen by a column of pandas' that is Arrow's, which does not write to it."""
+    """Arrow memory that a pandas column sees, and never writes to."""
     buffer: int = NO_BUFFER
     offset: int = 0
 

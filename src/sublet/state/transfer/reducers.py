@@ -82,7 +82,7 @@ class Rules:
         self.temporary: set[int] = set()
         """Ids of objects that were made for this encoding alone and are none of the program's."""
         self.columns: set[int] = set()
-        """Addresses of memory that columns of pandas' see which are Arrow's."""
+        """Addresses of the Arrow memory that pandas columns see."""
         self.owned: frozenset[int] = frozenset()
         """Ids of byte arrays that travel, and whose memory something else that travels looks at."""
         self._rules: dict[type, Rule | None] = {}
@@ -441,7 +441,7 @@ class Rules:
         return rebuild.array_of_kind, (kind, _Made(reduced)), attributes, None, None, rebuild.set_attributes
 
     def _structured_dtype(self, value: Any) -> Any:
-        """Its table of fields cannot change: arrays of one dtype have nothing in common by it."""
+        """Its table of fields cannot change, so arrays of one dtype do not share it."""
         make, arguments, state = value.__reduce__()
         self.temporary.update(id(part) for part in state if type(part) is dict)
         return make, arguments, state
@@ -587,7 +587,8 @@ class Rules:
     # ---- pandas ----
 
     def _pandas_frame(self, value: Any) -> Any:
-        """Each pickle of one holds the list of names that its class has, so no two frames would seem to be apart."""
+        """The pickle of a frame or series holds ``_metadata``, a list of its class, so all frames would share an object.
+        Where it is the class' own it is left out, and is found there again."""
         kind = type(value)
         state = value.__getstate__()
         if state.get("_metadata") == kind._metadata:
@@ -595,7 +596,7 @@ class Rules:
         return copyreg.__newobj__, (kind,), state  # type: ignore[attr-defined]
 
     def _pandas_index(self, value: Any) -> Any:
-        """What is in one cannot change, so that frames whose columns are the same labels have nothing in common."""
+        """The labels in an index cannot change, so frames that were made of one another do not share them."""
         reduced = value.__reduce__()
         match reduced:
             case (_, (_, {"data": data}), *_) if type(data).__module__.startswith("pandas."):
