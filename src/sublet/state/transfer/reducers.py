@@ -587,7 +587,7 @@ class Rules:
     # ---- pandas ----
 
     def _pandas_frame(self, value: Any) -> Any:
-        """The pickle of a frame or series holds ``_metadata``, a list of its class, so all frames would share an object.
+        """The pickle of a frame or series holds ``_metadata``, a list of its class, so all frames would share it.
         Where it is the class' own it is left out, and is found there again."""
         kind = type(value)
         state = value.__getstate__()
