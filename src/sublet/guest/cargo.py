@@ -177,7 +177,6 @@ class _Stowing:
         self._lend = lend
         self._pieces: list[Piece] = []
         self._inline: list[bytes | memoryview] = []
-        self._inline_bytes = 0
         self._together: list[tuple[int, memoryview]] = []
 
     def place_buffers(self, cargo: Cargo) -> PlacedBuffers:

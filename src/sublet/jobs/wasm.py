@@ -540,8 +540,6 @@ def _short(error: object) -> str:
 _SUCCESS: Final = 0
 _BADF: Final = 8
 _FAULT: Final = 21
-_INVAL: Final = 28
-_NOSYS: Final = 52
 _SPIPE: Final = 70
 _NOTCAPABLE: Final = 76
 _CLOCK_NS: Final = 1_000_000_000 * 1_000_000_000

@@ -20,7 +20,7 @@ from sublet.values import NS_PER_S
 from sublet.wire import unix
 from sublet.wire.frames import close_all
 from sublet.wire.link import Link
-from sublet.wire.link_events import Buffer, Called, Event, Happening, Hello, Opened, Over, Refused, Replied, Welcome
+from sublet.wire.link_events import Called, Event, Happening, Hello, Opened, Over, Refused, Replied, Welcome
 from sublet.wire.sockets import receive_some, send_some
 
 PATIENCE_S: Final = 10.0
@@ -232,7 +232,5 @@ def _let_go(one: Happening) -> None:
     match one:
         case Called() | Replied() | Event() | Opened():
             close_all(one.fds)
-        case Buffer():
-            close_all((one.fd,))
         case _:
             pass

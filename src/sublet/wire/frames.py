@@ -60,8 +60,7 @@ class FrameKind(enum.IntEnum):
     """So many more bytes may be sent on this channel."""
     CLOSE = 10
     """No more will be sent on this channel (and, if it says so, no more will be read)."""
-    BUFFER = 11
-    """A piece of a stream that lies in shared memory: a descriptor, and which part of it."""
+    # 11 was a piece of a stream in shared memory; nothing ever sent one, and the number is not used again
     PING = 12
     PONG = 13
 
@@ -77,7 +76,6 @@ BODY_MAX: Final[dict[FrameKind, int]] = {
     FrameKind.DATA: DATA_MAX,
     FrameKind.CREDIT: 4,
     FrameKind.CLOSE: CLOSE_MAX,
-    FrameKind.BUFFER: 16,
     FrameKind.PING: PING_MAX,
     FrameKind.PONG: PING_MAX,
 }

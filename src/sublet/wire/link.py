@@ -33,8 +33,6 @@ from sublet.values import MIB
 from sublet.wire.channels import WINDOW, Channel, Outgoing
 from sublet.wire.frames import DATA_MAX, Frame, FrameKind, FrameReader, broken, close_all, encode
 from sublet.wire.link_events import (
-    BUFFER_COST,
-    Buffer,
     Called,
     Closed,
     Credit,
@@ -66,7 +64,6 @@ NUMBER_MAX: Final = (1 << 32) - 2
 VERSIONS_BODY: Final = struct.Struct("!HH")
 VERSION_BODY: Final = struct.Struct("!H")
 CREDIT_BODY: Final = struct.Struct("!I")
-BUFFER_BODY: Final = struct.Struct("!QQ")
 FINISHED: Final = b"\0"
 WHOLLY_CLOSED: Final = b"\1"
 
@@ -284,14 +281,6 @@ class Link:
             self._channels[channel].credit -= count
         return count
 
-    def send_buffer(self, channel: int, fd: int, offset: int, length: int) -> bool:
-        """Send a piece that lies in shared memory; False, with ``fd`` still the caller's, while credit is short."""
-        if self.may_send(channel) < BUFFER_COST:
-            return False
-        self._channels[channel].credit -= BUFFER_COST
-        self._send(FrameKind.BUFFER, channel, BUFFER_BODY.pack(offset, length), (fd,))
-        return True
-
     def finish(self, channel: int) -> None:
         """Nothing more will be sent on this channel; what comes is still read."""
         found = self._channels.get(channel)
@@ -431,16 +420,6 @@ class Link:
         if not channel.is_deaf:
             self._news.append(Data(frame.channel, frame.body))
 
-    def _take_buffer(self, frame: Frame) -> None:
-        channel = self._channel(frame)
-        if len(frame.fds) != 1 or len(frame.body) != BUFFER_BODY.size:
-            raise broken("a BUFFER came that is not one descriptor, an offset and a length")
-        channel.spend(BUFFER_COST, frame.channel)
-        if channel.is_deaf:
-            close_all(frame.fds)
-        else:
-            self._news.append(Buffer(frame.channel, frame.fds[0], *BUFFER_BODY.unpack(frame.body)))
-
     def _take_credit(self, frame: Frame) -> None:
         channel = self._late_channel(frame)
         if len(frame.body) != CREDIT_BODY.size:
@@ -558,7 +537,7 @@ class Link:
         return True
 
 
-_WITH_FDS: Final = frozenset((FrameKind.CALL, FrameKind.REPLY, FrameKind.EVENT, FrameKind.OPEN, FrameKind.BUFFER))
+_WITH_FDS: Final = frozenset((FrameKind.CALL, FrameKind.REPLY, FrameKind.EVENT, FrameKind.OPEN))
 
 _TAKERS: Final[dict[FrameKind, Callable[[Link, Frame], None]]] = {
     FrameKind.HELLO: Link._take_hello,
@@ -571,7 +550,6 @@ _TAKERS: Final[dict[FrameKind, Callable[[Link, Frame], None]]] = {
     FrameKind.DATA: Link._take_data,
     FrameKind.CREDIT: Link._take_credit,
     FrameKind.CLOSE: Link._take_close,
-    FrameKind.BUFFER: Link._take_buffer,
     FrameKind.PING: lambda link, frame: link._send(FrameKind.PONG, 0, frame.body, ()),
     FrameKind.PONG: lambda link, frame: link._news.append(Pong(frame.body)),
 }

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sublet.errors import SubletError
-
-BUFFER_COST: Final = 64 * 1024
-"""What a buffer in shared memory costs of the channel's credit, whatever its size: it holds a descriptor open, so the
-number of those under way is bounded like everything else."""
 
 
 class Hello(NamedTuple):
@@ -80,20 +76,6 @@ class Data(NamedTuple):
         return len(self.data)
 
 
-class Buffer(NamedTuple):
-    """A piece of a stream that lies in shared memory: for ``shared.map``. Close ``fd`` when it is mapped."""
-
-    channel: int
-    fd: int
-    offset: int
-    length: int
-
-    @property
-    def cost(self) -> int:
-        """Of the credit we granted."""
-        return BUFFER_COST
-
-
 class Credit(NamedTuple):
     """We may send so many more bytes: see ``may_send``."""
 
@@ -127,5 +109,5 @@ class Over(NamedTuple):
 
 
 Happening: TypeAlias = (
-    Hello | Welcome | Called | Replied | Refused | Event | Opened | Data | Buffer | Credit | Closed | Pong | Over
+    Hello | Welcome | Called | Replied | Refused | Event | Opened | Data | Credit | Closed | Pong | Over
 )

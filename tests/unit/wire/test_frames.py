@@ -79,6 +79,7 @@ def test_the_longest_body_passes_and_one_byte_more_does_not(kind: FrameKind) -> 
     ("data", "words"),
     [
         (header(kind=0), "no frame of kind 0"),
+        (header(kind=11), "no frame of kind 11"),
         (header(kind=14), "no frame of kind 14"),
         (header(kind=255), "no frame of kind 255"),
         (header(version=2), "of version 2 came where 1"),

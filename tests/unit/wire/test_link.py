@@ -14,8 +14,6 @@ from sublet.wire.channels import CREDIT_MAX, WINDOW
 from sublet.wire.frames import CONTROL_MAX, DATA_MAX, FrameKind, close_all, encode
 from sublet.wire.link import CALLS_MAX, CHANNELS_MAX, DATA_OUT_MAX, LINK_OUT_MAX, Link
 from sublet.wire.link_events import (
-    BUFFER_COST,
-    Buffer,
     Called,
     Closed,
     Credit,
@@ -360,24 +358,6 @@ def test_closes_that_cross_each_other_are_no_mistake(first: str, second: str, th
     assert pair.b.is_idle
 
 
-def test_a_buffer_in_shared_memory_goes_with_its_descriptor_and_costs_a_fixed_credit() -> None:
-    with nothing_left_open():
-        pair = greeted()
-        channel = open_one(pair, grant=2 * BUFFER_COST)
-        fd = some_fd()
-        assert pair.a.send_buffer(channel, fd, 4096, 1 << 40)
-        other = some_fd()
-        assert pair.a.send_buffer(channel, other, 0, 1)
-        assert not pair.a.send_buffer(channel, other, 0, 1), "the credit is used up, the descriptor is still ours"
-        pair.carry()
-        first, second = pair.take_b()
-        assert isinstance(first, Buffer)
-        assert isinstance(second, Buffer)
-        assert (first.offset, first.length, first.cost) == (4096, 1 << 40, BUFFER_COST)
-        assert same_file(first.fd, fd)
-        close_all((first.fd, second.fd))
-
-
 def test_channels_beyond_the_limit_are_refused_here_and_end_it_there() -> None:
     pair = greeted()
     for _ in range(CHANNELS_MAX):
@@ -432,7 +412,6 @@ RULES: tuple[tuple[bytes, str], ...] = (
     (encode(FrameKind.CREDIT, 1, credit(CREDIT_MAX + 1)), "over the limit"),
     (encode(FrameKind.CREDIT, 1, credit(CREDIT_MAX)) + encode(FrameKind.CREDIT, 1, credit(1)), "over the limit"),
     (encode(FrameKind.CREDIT, 1, b"\0"), "without an amount"),
-    (encode(FrameKind.BUFFER, 1, bytes(16)), "not one descriptor"),
     (encode(FrameKind.CALL, 7, version=2), "version 2 came where 1"),
     (encode(FrameKind.CALL, 7, fds=(0,)), "announced 1 descriptors and 0 came"),
     (b"\xff" * 12, "no frame of kind 255"),
@@ -479,7 +458,7 @@ def test_a_stranger_gets_nothing_before_the_greeting(data: bytes, words: str) ->
     assert words in str(how_it_ended(link.receive(data)).error)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FrameKind if kind is not FrameKind.BUFFER])
+@pytest.mark.parametrize("kind", list(FrameKind))
 def test_descriptors_where_none_belong_are_closed(kind: FrameKind) -> None:
     with nothing_left_open():
         pair = greeted()
@@ -684,8 +663,6 @@ def test_whatever_comes_a_link_answers_in_order_or_ends_and_never_breaks() -> No
                     link.reply(one.call)
                 if isinstance(one, Called | Replied | Event | Opened):
                     close_all(one.fds)
-                elif isinstance(one, Buffer):
-                    close_all((one.fd,))
             assert all(not isinstance(one, Over) for one in told[:-1])
             assert (link.over is not None) == (bool(told) and told[-1] == link.over)
             ended += link.over is not None

@@ -19,7 +19,6 @@ from sublet.wire.conversation import Conversation
 from sublet.wire.frames import CONTROL_MAX, FDS_MAX, FrameKind, close_all, encode
 from sublet.wire.link import LINK_OUT_MAX, Link
 from sublet.wire.link_events import (
-    Buffer,
     Called,
     Closed,
     Data,
@@ -31,7 +30,6 @@ from sublet.wire.link_events import (
     Replied,
     Welcome,
 )
-from sublet.wire.sealed_memory import SharedBuffer, map_shared
 from sublet.wire.sockets import RECEIVE_MAX, RECEIVE_USUAL, peer_of, receive_some, send_some
 from tests.left_open import nothing_left_open, same_file, some_fd
 
@@ -291,24 +289,6 @@ def test_room_for_much_is_made_only_while_much_comes(ends: Ends) -> None:
     assert receive_some(asked, ends.b) == []  # type: ignore[arg-type]
     receive_some(asked, ends.b)  # type: ignore[arg-type]
     assert asked.rooms == [RECEIVE_USUAL, RECEIVE_USUAL, RECEIVE_MAX, RECEIVE_MAX, RECEIVE_USUAL, RECEIVE_USUAL]
-
-
-def test_a_large_array_crosses_in_shared_memory(ends: Ends) -> None:
-    channel = ends.a.open_channel(b"arrays")
-    ends.turn()
-    ends.b.grant(channel, WINDOW)
-    ends.turn()
-    with SharedBuffer.create(8 << 20) as buffer:
-        buffer.view[-4:] = b"last"
-        assert ends.a.send_buffer(channel, buffer.publish(), 4 << 20, 4 << 20)
-    ends.turn()
-    found = ends.told_b[-1]
-    assert isinstance(found, Buffer)
-    view = map_shared(found.fd, found.offset, found.length)
-    os.close(found.fd)
-    assert len(view) == 4 << 20
-    assert bytes(view[-4:]) == b"last"
-    view.release()
 
 
 # ------------------------------------------------------------------------------------------------------ conversation

@@ -60,7 +60,7 @@ from sublet.wire.guests import (
 )
 from sublet.wire.guests import Guests as GuestList
 from sublet.wire.link import Link
-from sublet.wire.link_events import Buffer, Called, Closed, Credit, Data, Event, Happening, Hello, Opened, Over
+from sublet.wire.link_events import Called, Closed, Credit, Data, Event, Happening, Hello, Opened, Over
 from sublet.wire.refusals import Refusal, error_of
 from sublet.wire.sockets import peer_of
 from sublet.wire.volumes import Collect, CopyIn, LendVolume, ListVolume, OpenFiles, OpenVolume, Publish, VolumeLent
@@ -122,8 +122,6 @@ class HolderLink:
                 self._called(happening)
             case Event() | Opened():
                 close_all(happening.fds)
-            case Buffer():
-                close_all((happening.fd,))
             case Data():
                 self._typed(happening)
             case Credit():

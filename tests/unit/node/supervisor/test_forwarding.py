@@ -20,7 +20,7 @@ from sublet.testing.clock import HeldClock
 from sublet.wire.conversation import Conversation
 from sublet.wire.frames import FrameKind, close_all, encode
 from sublet.wire.link import Link
-from sublet.wire.link_events import Buffer, Called, Event, Opened, Over, Replied
+from sublet.wire.link_events import Called, Event, Opened, Over, Replied
 from sublet.wire.persistent_memory import Lasting
 from sublet.wire.sealed_memory import write_shared
 from sublet.wire.sockets import receive_some, send_some
@@ -334,7 +334,7 @@ def test_a_conversation_arrives_as_it_was_said_however_it_is_cut(bench: Bench, s
                     content = body + b"".join(os.pread(fd, 100, 0) for fd in fds)
                     heard[name].append(content)
                     close_all(fds)
-                case Over() | Buffer():
+                case Over():
                     raise AssertionError(happening)
                 case _:
                     pass
