@@ -251,8 +251,9 @@ def main(arguments: Sequence[str] = (), lines: Iterable[str] | None = None, out:
 TINY: Final = """
 import ctypes, sys
 ctypes.CDLL(None).prctl(1, 9)
-from sublet.devices.cuda_driver import open_driver, retain_context
-driver = open_driver()
+from sublet.devices.cuda_driver import retain_context
+from sublet.devices.plain_cuda import open_plain_driver
+driver = open_plain_driver()
 context = retain_context(driver, "probe", driver("probe", "cuDeviceGet", 0))
 driver("probe", "cuCtxSetCurrent", context)
 memory = driver("probe", "cuMemAlloc", 1 << 20)
@@ -260,9 +261,9 @@ driver("probe", "cuMemsetD8", memory, 0x5A, 1 << 20)
 driver("probe", "cuCtxSynchronize")
 print("ready", flush=True)
 for _ in sys.stdin:
-    back = bytearray(1 << 20)
-    driver("probe", "cuMemcpyDtoH", back, memory, 1 << 20)
-    print("same" if back == bytes([0x5A]) * (1 << 20) else "other", flush=True)
+    back = ctypes.create_string_buffer(1 << 20)
+    driver("probe", "cuMemcpyDtoH", ctypes.addressof(back), memory, 1 << 20)
+    print("same" if back.raw == bytes([0x5A]) * (1 << 20) else "other", flush=True)
 """
 """Fills a piece of device memory, waits, and says each time whether it is still what it was. It ends with its parent,
 since a process that is left locked would have its part of a card for good."""

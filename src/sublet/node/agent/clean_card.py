@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sublet.devices.cuda_driver import CudaDriver, DeviceTaken, find_device
@@ -275,8 +275,8 @@ def _value(lib: Any, question: str, handle: Any) -> int:
         return _NO_ANSWER
 
 
-def main(arguments: list[str]) -> int:
-    """The program."""
+def answer(arguments: Sequence[str]) -> str:
+    """What the program writes, for its arguments."""
     uuid, what, *rest = arguments
     if what == "--look":
         found = look(uuid)
@@ -285,7 +285,12 @@ def main(arguments: list[str]) -> int:
         given = dict(zip(rest[::2], rest[1::2], strict=True))
         since_ns, at_rest = int(given.get("--since", 0)), int(given.get("--rest", 0))
         found = clean(uuid, given.get("--settings", ""), since_ns, rest=at_rest, beside="--beside" in given)
-    sys.stdout.write(dumps(found).decode())
+    return dumps(found).decode()
+
+
+def main(arguments: list[str]) -> int:
+    """The program."""
+    sys.stdout.write(answer(arguments))
     return 0
 
 

@@ -1,25 +1,30 @@
-"""Rehearses cards before they are lent: uses, cleans and watches each once, in a program of its own.
+"""Rehearses cards before they are lent: uses, cleans and watches each once, in a process of its own.
 
-    python -m sublet.node.agent.rehearsal GPU-1b4e28ba-…
+    python -m sublet.node.agent.rehearsal GPU-1b4e28ba-… GPU-…
 
-It opens the driver twice (NVML and CUDA), writes 2 MiB to the card, reads them back, and looks whether NVML lists it
-under its own pid. It writes one ``Rehearsal`` as JSON. The office runs it in the environment that its supervisor has,
-and lends no card on which it failed; ``sublet doctor --gpu`` shows every step.
+For each card a process is forked that opens the driver twice (NVML and CUDA), writes 2 MiB to the card, reads them
+back, and looks whether NVML lists it under its own pid; a few at a time. The program loads what they need once, and
+nothing of the driver's itself. It writes one ``Rehearsal`` as JSON in a line for each card. The office runs it in the
+environment that its supervisor has, and lends no card on which it failed; ``sublet doctor --gpu`` shows every step.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
+import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from sublet.devices.cuda_driver import LINGERS_S, CudaDriver, DeviceTaken, find_device, retain_context
 from sublet.errors import GpuError, OutOfMemory, SubletError
 from sublet.node.agent.nvml import Library, Nvml
+from sublet.node.prctl import set_pdeathsig
 from sublet.values import MIB, TEXT_MAX
 from sublet.wire.cards import VISIBLE
 from sublet.wire.codec import dumps, loads
@@ -136,53 +141,116 @@ def _write_and_read(cuda: CudaDriver) -> None:
         )
 
 
-# ---- from outside: what only the office needs is imported here, since the program runs once for each card ----
+# ---- each card in a process of its own ----
 
 
-async def rehearse_all(
-    cards: Sequence[str], argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None
+@dataclass(slots=True)
+class _Try:
+    """A forked process that tries a card out."""
+
+    card: str
+    pid: int
+    until_s: float
+    said: bytes = b""
+
+
+def rehearse_each(
+    cards: Sequence[str], try_out: Callable[[str], Rehearsal] = rehearse, *, longest_s: float = REHEARSAL_S
 ) -> list[Rehearsal]:
-    """Each card in a process of its own, a few at a time. Never raises for what a driver does."""
+    """All of them, in this order. What a driver does to the process of one card is told of that card, and no more."""
+    waiting, running, found = deque(cards), dict[int, _Try](), dict[str, Rehearsal]()
+    looks = select.poll()
+    while waiting or running:
+        while waiting and len(running) < AT_ONCE:
+            card = waiting.popleft()
+            reading, pid = _forked(card, try_out)
+            running[reading] = _Try(card, pid, time.monotonic() + longest_s)
+            looks.register(reading, select.POLLIN)
+        left_s = min(one.until_s for one in running.values()) - time.monotonic()
+        ready = {reading for reading, _ in looks.poll(max(0, round(left_s * 1000) + 1))}
+        for reading, one in tuple(running.items()):
+            if reading in ready:
+                piece = os.read(reading, 65_536)
+                one.said += piece
+                if piece:
+                    continue
+                found[one.card] = _came_of(one)
+            elif time.monotonic() > one.until_s:
+                os.kill(one.pid, signal.SIGKILL)  # not waited for: a driver may keep it for as long as it likes
+                do = "See the kernel's log for what the driver is busy with."
+                late = f"the driver did not answer in {longest_s:.0f} s"
+                found[one.card] = Rehearsal(card=one.card, failed=late, do=do)
+            else:
+                continue
+            looks.unregister(reading)
+            os.close(reading)
+            del running[reading]
+    return [found[card] for card in cards]
+
+
+def _forked(card: str, try_out: Callable[[str], Rehearsal]) -> tuple[int, int]:
+    """Where its answer is read, and the process. A neighbour that is sick, or split, must not decide about this card;
+    and only so a part is seen at all."""
+    reading, writing = os.pipe()
+    parent, pid = os.getpid(), os.fork()
+    if pid:
+        os.close(writing)
+        return reading, pid
+    try:
+        os.close(reading)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 1)  # who reads what the program writes does not wait for a process that hangs
+        set_pdeathsig(signal.SIGKILL, parent)
+        os.environ[VISIBLE] = card
+        os.write(writing, dumps(try_out(card)))
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _came_of(one: _Try) -> Rehearsal:
+    """Of a process that has written all that it will ever write."""
+    _, status = os.waitpid(one.pid, 0)
+    with contextlib.suppress(SubletError):
+        return loads(Rehearsal, one.said)
+    code = os.waitstatus_to_exitcode(status)
+    how = f"signal {-code}" if code < 0 else f"status {code}"
+    return Rehearsal(
+        card=one.card, failed=f"the program that tried it out ended with {how}", do="See the kernel's log."
+    )
+
+
+# ---- from outside: what only the office needs is imported here ----
+
+
+async def rehearse_all(cards: Sequence[str]) -> list[Rehearsal]:
+    """By the program. Never raises for what a driver does."""
     import asyncio
 
     from sublet.node.agent.starting import supervisor_environment
 
-    slots = asyncio.Semaphore(AT_ONCE)
-    program = tuple(argv) if argv is not None else python_argv(sys.executable, PROGRAM)
-    given = supervisor_environment() if env is None else dict(env)
-
-    async def one(card: str) -> Rehearsal:
-        async with slots:
-            # A neighbour that is sick, or split, must not decide about this card; and only so a part is seen at all.
-            return await _run((*program, card), given | {VISIBLE: card}, card)
-
-    return list(await asyncio.gather(*(one(card) for card in cards)))
-
-
-async def _run(argv: Sequence[str], env: Mapping[str, str], card: str) -> Rehearsal:
-    import asyncio
-
+    if not cards:
+        return []
+    argv, env = python_argv(sys.executable, PROGRAM, *cards), supervisor_environment()
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    said, why = b"", "it could not be tried out"
     try:
         process = await asyncio.create_subprocess_exec(*argv, stdin=null, stdout=pipe, stderr=null, env=env)
     except OSError as error:
-        return Rehearsal(card=card, failed=f"it could not be tried out ({error.strerror})")
-    try:
-        said, _ = await asyncio.wait_for(process.communicate(), REHEARSAL_S)
-        return loads(Rehearsal, said)
-    except TimeoutError:
-        do = "See the kernel's log for what the driver is busy with."
-        return Rehearsal(card=card, failed=f"the driver did not answer in {REHEARSAL_S:.0f} s", do=do)
-    except SubletError:
-        status = process.returncode
-        how = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
-        return Rehearsal(
-            card=card, failed=f"the program that tried it out ended with {how}", do="See the kernel's log."
-        )
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        why += f" ({error.strerror})"
+    else:
+        try:
+            said, _ = await process.communicate()  # it has limits of its own
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    found = dict[str, Rehearsal]()
+    for line in said.splitlines():
+        with contextlib.suppress(SubletError):  # the program was ended while it wrote
+            one = loads(Rehearsal, line)
+            found[one.card] = one
+    return [found.get(card) or Rehearsal(card=card, failed=why) for card in cards]
 
 
 def offered(inventory: Inventory, tried: Collection[Rehearsal]) -> Inventory:
@@ -213,7 +281,10 @@ def shows_pids(tried: Collection[Rehearsal]) -> bool | None:
 
 def main(arguments: list[str]) -> int:
     """The program."""
-    sys.stdout.write(dumps(rehearse(arguments[0])).decode())
+    with contextlib.suppress(ImportError):  # then each card is told so
+        import pynvml  # noqa: F401 - once for all of them
+    for found in rehearse_each(arguments):
+        sys.stdout.write(dumps(found).decode() + "\n")
     return 0
 
 

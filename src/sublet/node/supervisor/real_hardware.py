@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from typing import Final
 
 from sublet.errors import SubletError
@@ -358,14 +359,15 @@ class RealHardware:
 #
 # Cleans a card between two leases: no process on it, memory at baseline, settings restored, memory overwritten.
 #
-# The driver is asked, and the card overwritten, by a short-lived program of its own (``sublet.node.agent.clean_card``):
+# The driver is asked, and the card overwritten, by a short-lived process of its own (``sublet.node.agent.clean_card``):
 # a driver may block its caller, and a process that has once used CUDA keeps a piece of the card. This module only
-# starts that program and reads its answer. A card that was not seen to be clean is not free.
+# starts that process and reads its answer. A card that was not seen to be clean is not free.
 
 
 AGAIN_NS: Final = 200_000_000
 """Between two looks while the program runs, or a card comes to rest."""
 PROGRAM: Final = "sublet.node.agent.clean_card"
+NEEDED: Final = "pynvml"
 
 Run = Callable[[Sequence[str]], str]
 """What an errand does to have the program run: its answer is what that writes."""
@@ -486,9 +488,28 @@ def _found_in(said: str | None) -> CardFound | None:
 
 
 def run_program(arguments: Sequence[str]) -> str:
-    """Become that program, in a fresh interpreter. In an errand, whose answer is then what the program writes: so it is
-    still the errand that is known, and ended when it takes too long."""
-    argv = python_argv(sys.executable, PROGRAM, *arguments)
-    os.dup2(ANSWER_FD, 1)
-    os.write(1, ANSWERED)
-    os.execv(argv[0], argv)
+    """Do what that program does, in an errand, which ends after it: an interpreter that is started anew loads for three
+    times as long. Where the packages of this interpreter are not found so, it becomes the program after all; its answer
+    is then what that writes, and it is still the errand that is known, and ended when it takes too long."""
+    if not has_packages():
+        argv = python_argv(sys.executable, PROGRAM, *arguments)
+        os.dup2(ANSWER_FD, 1)
+        os.write(1, ANSWERED)
+        os.execv(argv[0], argv)
+    answer: Callable[[Sequence[str]], str] = import_module(PROGRAM).answer
+    return answer(arguments)
+
+
+def has_packages() -> bool:
+    """Whether the binding of NVML can be loaded here, once the folders are searched that an interpreter searches: the
+    supervisor was started without them. Loads no library of the driver's."""
+    import site
+
+    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
+    site.main()
+    try:
+        import_module(NEEDED)
+    except ImportError:
+        return False
+    return True
