@@ -21,9 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from sublet.node.supervisor.locks import PREFIX, ROOTS, lock_folder
 from tests.rig.personalities import Personality
 
-__all__ = ["Rig", "State", "build", "make_rig"]
+__all__ = ["Rig", "State", "build", "make_rig", "remove_locks"]
 
 CARDS: Final = 16
 PROCESSES: Final = 64
@@ -191,6 +192,19 @@ def clear(trouble: Trouble) -> None:
     trouble.call = b""
 
 
+_made: Final[set[str]] = set()
+"""The UUIDs of all cards that this process made."""
+
+
+def remove_locks() -> None:
+    """The files by which offices locked the cards that this process made. An office leaves them, as names that are its
+    user's; there will never be such a card again. To be called when those offices have ended."""
+    for folder in (lock_folder(), ROOTS):
+        for card in _made:
+            Path(folder, f"{PREFIX}{card}.{os.geteuid()}").unlink(missing_ok=True)
+    _made.clear()
+
+
 def make_rig(place: Path, personality: Personality) -> Rig:
     """A machine of this kind, with nobody on its cards."""
     folder = place / "rig"
@@ -212,6 +226,7 @@ def make_rig(place: Path, personality: Personality) -> Rig:
             file.truncate(card.memory)
     (folder / "state").write_bytes(bytes(state))
     rig = Rig(folder, personality)
+    _made.update(rig.card(index).name for index in range(len(personality.cards)))
     for answer in personality.answers:
         rig.trouble(answer.field, code=answer.value)
     return rig

@@ -7,7 +7,6 @@ goes, and the exit status is 1 if a check fails. At a terminal it ends with a sh
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import shutil
@@ -15,14 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import sublet
 from sublet.client.home import runtime_dir
 from sublet.values import format_size
 from tests.rig.personalities import SHOWN, Personality
-from tests.rig.rig import Rig, make_rig
+from tests.rig.rig import Rig, make_rig, remove_locks
 
 PATIENCE_S: Final = 60.0
 LABEL: Final = "PRETENDED CARDS"
@@ -71,21 +71,32 @@ class Show:
 
     def await_free(self) -> None:
         """Until the cards were torn down and overwritten."""
+        with self.asked() as office:
+            self.until("a card was not free again after a minute", lambda: all(map(_is_free, _cards(office))))
+
+    def await_fence(self, why: str) -> None:
+        """Until a card is quarantined for this reason."""
+        with self.asked() as office:
+            self.until(
+                "the office did not see it within a minute",
+                lambda: any(why in one["detail"] for one in office.request("GET", "/v1/fences", shape=list)),
+            )
+
+    def until(self, otherwise: str, is_so: Callable[[], bool]) -> None:
         end_s = time.monotonic() + PATIENCE_S
-        while any(device["state"] != "free" or device["leases"] for device in self.devices()):
-            self.check(time.monotonic() < end_s, "a card was not free again after a minute")
+        while not is_so():
+            self.check(time.monotonic() < end_s, otherwise)
             time.sleep(0.1)
 
-    def devices(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.quiet("sublet", "status", "--json"))["devices"]
-        return [device for device in found if device["kind"] == "gpu"]
-
-    def quiet(self, *words: str) -> str:
-        return subprocess.run(words, env=self.env, capture_output=True, text=True, check=False).stdout
+    def asked(self) -> sublet.Fabric:
+        """Nobody types this: a command for each look would take longer than what is waited for."""
+        return sublet.connect(home=self.home, start=False)
 
     def end(self) -> None:
-        self.quiet("sublet", "down", "--now")
+        words = ("sublet", "down", "--now")
+        subprocess.run(words, env=self.env, capture_output=True, check=False)
         shutil.rmtree(runtime_dir(self.home.resolve()), ignore_errors=True)
+        remove_locks()
 
 
 def say(text: str) -> None:
@@ -119,12 +130,18 @@ def play(show: Show) -> None:
     last = max(index for index in range(len(rig.personality.cards)) if index not in rig.personality.hidden)
     say(f"The driver reports Xid 79 of card {last} (it fell off its bus): it is lent no more until a person vouches.")
     rig.xid(last, 79)
-    end_s = time.monotonic() + PATIENCE_S
-    while "Xid 79" not in show.quiet("sublet", "fence", "ls"):
-        show.check(time.monotonic() < end_s, "the office did not see it within a minute")
-        time.sleep(0.1)
+    show.await_fence("Xid 79")
     show.type("sublet", "fence", "ls")
     show.type("sublet", "status")
+
+
+def _cards(office: sublet.Fabric) -> list[dict[str, Any]]:
+    found = office.request("GET", "/v1/status", shape=dict)["devices"]
+    return [device for device in found if device["kind"] == "gpu"]
+
+
+def _is_free(card: dict[str, Any]) -> bool:
+    return bool(card["state"] == "free" and not card["leases"])
 
 
 def _lends(personality: Personality) -> bool:

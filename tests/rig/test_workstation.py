@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +13,11 @@ from typing import Final
 import pytest
 
 from sublet.client.home import runtime_dir
+from sublet.node.supervisor.locks import ROOTS, lock_folder
 from sublet.values import MIB
 from tests.crash.office_process import release_all
 from tests.integration.test_run import Shell, finished, first_line, until
-from tests.rig.personalities import WORKSTATION
+from tests.rig.personalities import SHOWN, WORKSTATION
 from tests.rig.rig import Rig, make_rig
 from tests.rig.test_interface import SOURCES
 from tests.rig.test_office import USES_A_CARD, WAIT_S, card_of, cards_of, index_of, is_free
@@ -103,6 +105,10 @@ def test_a_person_is_shown_an_office_on_pretended_cards(machine: str, status: in
     for words in said:
         assert words in done.stdout + done.stderr, words
     assert status or done.stdout.count("PRETENDED CARDS") == 2
+    cards = set(re.findall(r"GPU-[0-9a-f]{8}", done.stdout))
+    assert status or len(cards) == len(SHOWN[machine].cards)
+    locks = [name for folder in (lock_folder(), ROOTS) if os.path.isdir(folder) for name in os.listdir(folder)]
+    assert [name for name in locks if any(card in name for card in cards)] == [], "what locked them is left"
 
 
 def is_lendable(sublet: Shell, rig: Rig) -> bool:
