@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -23,6 +23,8 @@ from sublet.node.storage.mounts import mounts_below
 from sublet.wire.guests import GuestSpec
 from tests.security.kernels import KERNELS, on_kernel
 from tests.traces import supervisor_of, until
+
+HERE: Final = Path(__file__).parent
 
 
 @dataclass
@@ -103,9 +105,39 @@ def going_by(place: Place, policy: str) -> Iterator[Place]:
         place.apply("")
 
 
+SECOND: Final = "test_o"
+"""Files from here on, by their names, use an office of their own: one process for all of them would be the last to be
+done."""
+FIRST: Final = (
+    "security_office_1",
+    "security_office_2",
+    "shared_socket_root",
+    "shared_socket_ordinary",
+    "ordinary_office",
+    "test_copied_office.py",
+    "test_warm_secrets.py",
+    "test_canary.py",
+    "test_full_disk.py",
+    "no_paths",
+    "test_doctor_strict.py",
+)
+"""What takes longest begins first: groups, and files of tests that stand alone."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before files with something of their own get groups of their own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever uses the office runs in one process: it is started once."""
-    for item in items:
+    """Whoever uses the office runs in one process of two: it is started once in each."""
+    places = [at for at, item in enumerate(items) if item.path.parent == HERE]
+    for item in (items[at] for at in places):
         if "place" in getattr(item, "fixturenames", ()) and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group("security_office"))
+            number = 1 + (item.path.name >= SECOND)
+            item.add_marker(pytest.mark.xdist_group(f"security_office_{number}"))
+    ordered = sorted((items[at] for at in places), key=_turn)
+    for at, item in zip(places, ordered, strict=True):
+        items[at] = item
+
+
+def _turn(item: pytest.Item) -> int:
+    group = item.get_closest_marker("xdist_group")
+    name = item.path.name if group is None else group.args[0]
+    return FIRST.index(name) if name in FIRST else len(FIRST)

@@ -8,6 +8,7 @@ import from its own room and from rooms earlier in the list; imports inside func
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import sys
 from collections.abc import Iterator
@@ -243,6 +244,8 @@ def all_imports(source: str, importer: str, *, is_package: bool = False) -> Iter
     package = ["sublet", *importer.split(".")] if importer else ["sublet"]
     if not is_package:
         package = package[:-1]
+    calls = "import_module" in source or "__import__" in source
+    """Else no expression holds an import, and most of a source is expressions."""
 
     def walk(node: ast.AST, type_only: bool) -> Iterator[tuple[str, int, bool]]:
         match node:
@@ -257,6 +260,8 @@ def all_imports(source: str, importer: str, *, is_package: bool = False) -> Iter
             case ast.If(test=test, body=body, orelse=orelse) if _is_type_checking(test):
                 yield from (found for statement in body for found in walk(statement, True))
                 yield from (found for statement in orelse for found in walk(statement, type_only))
+            case ast.expr() if not calls:
+                pass
             case _:
                 for child in ast.iter_child_nodes(node):
                     yield from walk(child, type_only)
@@ -286,12 +291,14 @@ def house_imports(source: str, importer: str, *, is_package: bool = False) -> It
         yield Import(importer=importer, imported=imported, line=line, type_only=type_only)
 
 
+@functools.cache
 def _is_in_the_house(name: str) -> bool:
     """Whether ``sublet.x`` names a room (a known or a new one), not something the face fetches from one."""
     room = name.split(".")[1]
     return room in RANK or (SOURCE / room).is_dir() or (SOURCE / f"{room}.py").is_file()
 
 
+@functools.cache
 def _module_part(name: str) -> str:
     """``lease.value.LeaseEnd`` → ``lease.value``, as far as the files tell; else the name as it stands."""
     parts = name.split(".")
