@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from sublet.lease.hardware import Clean, NotYet, Unclean
+from sublet.node.agent.starting import package_folder
 from sublet.node.supervisor.real_hardware import CardCleaning
 from sublet.values import Epoch, LeaseId
 from sublet.wire.cards import CardFound
@@ -148,3 +153,26 @@ def test_among_neighbours_nothing_is_overwritten() -> None:
     desk = Desk()
     assert desk.look(neighbours=True) == Clean()
     assert not desk.forked_jobs.waiting
+
+
+ASKS = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from sublet.node.supervisor import real_hardware
+real_hardware.NEEDED = sys.argv[2]
+os.dup2(1, real_hardware.ANSWER_FD)
+said = real_hardware.run_program((sys.argv[3], "--look"))
+os.write(real_hardware.ANSWER_FD, b"in the errand: " + said.encode())
+"""
+"""In an interpreter as a supervisor has it: without ``site``, and so without packages."""
+
+
+@pytest.mark.parametrize(("needed", "said"), [("pynvml", "in the errand: "), ("no_such_package", "=")])
+def test_the_errand_does_it_itself_where_it_finds_the_packages(needed: str, said: str) -> None:
+    """Else it becomes the program that does: a machine may have them where only a fresh interpreter looks."""
+    argv = [sys.executable, "-I", "-S", "-c", ASKS, package_folder(), needed, CARD]
+    env = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(said), done
+    assert json.loads(done.stdout.removeprefix(said))["failed"], "there is no such card"
