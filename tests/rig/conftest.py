@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
 import pytest
 
+from tests.longest_first import begin_first
 from tests.rig.rig import remove_locks
+
+FIRST: Final = (
+    "tests/rig/test_office.py",
+    "tests/rig/test_office.py, second office",
+    "rig_rounds_1",
+    "rig_rounds_2",
+    "test_gpu_suite.py",
+    "tests/rig/test_workstation.py",
+    "test_machines.py",
+    "tests/rig/show",
+    "test_schedules.py",
+    "test_personalities.py",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    begin_first(items, Path(__file__).parent, FIRST)
 
 
 @pytest.fixture(scope="session", autouse=True)

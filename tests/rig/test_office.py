@@ -20,6 +20,8 @@ from tests.traces import supervisor_of
 
 pytestmark = [pytest.mark.needs("gcc"), pytest.mark.xdist_group("tests/rig/test_office.py")]
 
+SECOND: Final = pytest.mark.xdist_group("tests/rig/test_office.py, second office")
+"""For half of the tests, by the time that they take: these have a machine and an office of their own."""
 WAIT_S: Final = 120.0
 
 USES_A_CARD: Final = """
@@ -392,6 +394,7 @@ def billed(office: Shell, lease: str) -> Any:
     return line
 
 
+@SECOND
 def test_a_program_goes_on_with_its_memory_on_the_same_card_and_on_another(
     office: Shell, sublet: Shell, rig: Rig
 ) -> None:
@@ -405,6 +408,7 @@ def test_a_program_goes_on_with_its_memory_on_the_same_card_and_on_another(
     assert moved[0] != again[0]
 
 
+@SECOND
 def test_a_guest_saves_before_the_driver_is_asked_to_suspend_it(office: Shell, sublet: Shell, rig: Rig) -> None:
     """NVIDIA promises nothing for a process in which that fails: what it had not saved by then was lost with it."""
     broken = [rig.trouble(f"cuCheckpointProcess{step}", code=999) for step in ("Checkpoint", "Unlock")]
@@ -415,6 +419,7 @@ def test_a_guest_saves_before_the_driver_is_asked_to_suspend_it(office: Shell, s
     assert value == "saved before"
 
 
+@SECOND
 def test_a_guest_is_warned_once_before_it_is_ended_for_memory(sublet: Shell, rig: Rig) -> None:
     """XLA, TensorFlow and vLLM take most of a card at their first line, and were ended before anything was said."""
     done = sublet("run", "--gpu", "1GiB", "--shared", "--", sys.executable, "-c", TAKES_MORE)
@@ -424,6 +429,7 @@ def test_a_guest_is_warned_once_before_it_is_ended_for_memory(sublet: Shell, rig
     assert ended.endswith("(out_of_memory)")
 
 
+@SECOND
 def test_a_card_is_free_again_when_nothing_of_anybody_is_left_on_it(sublet: Shell, rig: Rig) -> None:
     """Whether the guest ends by itself or is killed. What it had lingers for a moment, and is waited for."""
     for end in (finished, killed):
@@ -436,6 +442,7 @@ def test_a_card_is_free_again_when_nothing_of_anybody_is_left_on_it(sublet: Shel
         assert not rig.dirty(index)
 
 
+@SECOND
 def test_a_card_that_cannot_be_overwritten_is_lent_to_nobody_until_an_operator_vouches(sublet: Shell, rig: Rig) -> None:
     process, said = using_a_card(sublet)
     index = index_of(rig, said["uuid"])
@@ -453,6 +460,7 @@ def test_a_card_that_cannot_be_overwritten_is_lent_to_nobody_until_an_operator_v
     assert vouched.status == 0, vouched
 
 
+@SECOND
 def test_a_fault_of_the_hardware_quarantines_and_a_fault_of_a_program_does_not(sublet: Shell, rig: Rig) -> None:
     """Any tenant can bring about those of programs."""
     await_the_watch(rig)

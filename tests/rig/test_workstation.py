@@ -89,6 +89,7 @@ def test_a_desktop_is_none_of_what_a_supervisor_that_died_had_left(sublet: Shell
     until(lambda: is_lendable(sublet, rig), WAIT_S)
 
 
+@pytest.mark.xdist_group("tests/rig/show")  # it uses neither this machine nor its office
 @pytest.mark.parametrize(
     ("machine", "status", "said"),
     [

@@ -21,10 +21,9 @@ from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.node.storage.mounts import mounts_below
 from sublet.wire.guests import GuestSpec
+from tests.longest_first import begin_first
 from tests.security.kernels import KERNELS, on_kernel
 from tests.traces import supervisor_of, until
-
-HERE: Final = Path(__file__).parent
 
 
 @dataclass
@@ -127,17 +126,8 @@ FIRST: Final = (
 @pytest.hookimpl(tryfirst=True)  # before files with something of their own get groups of their own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whoever uses the office runs in one process of two: it is started once in each."""
-    places = [at for at, item in enumerate(items) if item.path.parent == HERE]
-    for item in (items[at] for at in places):
+    for item in items:
         if "place" in getattr(item, "fixturenames", ()) and item.get_closest_marker("xdist_group") is None:
             number = 1 + (item.path.name >= SECOND)
             item.add_marker(pytest.mark.xdist_group(f"security_office_{number}"))
-    ordered = sorted((items[at] for at in places), key=_turn)
-    for at, item in zip(places, ordered, strict=True):
-        items[at] = item
-
-
-def _turn(item: pytest.Item) -> int:
-    group = item.get_closest_marker("xdist_group")
-    name = item.path.name if group is None else group.args[0]
-    return FIRST.index(name) if name in FIRST else len(FIRST)
+    begin_first(items, Path(__file__).parent, FIRST)
