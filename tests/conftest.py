@@ -393,7 +393,8 @@ def pytest_sessionfinish() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(*LOOK_AFTER)
-    if config.pluginmanager.hasplugin("hypothesispytest"):  # a bare GPU machine may be without it
+    hands_out = bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
+    if config.pluginmanager.hasplugin("hypothesispytest") and not hands_out:  # a bare GPU machine may be without it
         _same_examples_on_every_run()
     # Started with `nohup`, or in the background by a script, the suite sees what it always sees: what is ignored there
     # would be ignored in every program that a test starts.
