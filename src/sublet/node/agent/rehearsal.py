@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Final
 from sublet.devices.cuda_driver import LINGERS_S, CudaDriver, DeviceTaken, find_device, retain_context
 from sublet.errors import GpuError, OutOfMemory, SubletError
 from sublet.node.agent.nvml import Library, Nvml
-from sublet.node.prctl import set_pdeathsig
 from sublet.values import MIB, TEXT_MAX
 from sublet.wire.cards import VISIBLE
 from sublet.wire.codec import dumps, loads
@@ -39,6 +38,7 @@ PATTERN: Final = 0x5A
 REHEARSAL_S: Final = 90.0
 """Eight cards without persistence mode take some ten seconds to come up."""
 AT_ONCE: Final = 4
+_PR_SET_PDEATHSIG: Final = 1
 ONE_PROCESS: Final = frozenset((1, 3))
 """Compute modes (exclusive thread, exclusive process) in which a second process is refused."""
 
@@ -200,11 +200,20 @@ def _forked(card: str, try_out: Callable[[str], Rehearsal]) -> tuple[int, int]:
         os.close(reading)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)  # who reads what the program writes does not wait for a process that hangs
-        set_pdeathsig(signal.SIGKILL, parent)
+        _end_with(parent)
         os.environ[VISIBLE] = card
         os.write(writing, dumps(try_out(card)))
         os._exit(0)
     finally:
+        os._exit(1)
+
+
+def _end_with(parent: int) -> None:
+    """The program may be ended while the driver keeps this process waiting."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
         os._exit(1)
 
 
