@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -21,16 +22,85 @@ from tests.notebook.crossing import Sides
 @pytest.mark.parametrize(
     ("cell", "found"),
     [
-        ("import torch", {"torch"}),
-        ("import torch.nn as nn, numpy", {"torch", "numpy"}),
-        ("from torch.nn import Linear\nawait x", {"torch"}),
-        ("def f():\n    import torch", set()),
-        ("from . import torch", set()),
-        ("torch = 1", set()),
+        ("import torch", {"torch": set()}),
+        ("import torch.nn as nn, numpy", {"torch.nn": set(), "numpy": set()}),
+        ("from torch.nn import Linear as L\nawait x", {"torch.nn": {"Linear"}}),
+        ("from sklearn import tree\nfrom sklearn import svm, base", {"sklearn": {"tree", "svm", "base"}}),
+        ("from numpy import *", {"numpy": set()}),
+        ("def f():\n    import torch", {}),
+        ("from . import torch", {}),
+        ("torch = 1", {}),
     ],
 )
-def test_what_the_statements_of_a_cell_import(cell: str, found: set[str]) -> None:
+def test_what_the_statements_of_a_cell_import(cell: str, found: dict[str, set[str]]) -> None:
     assert import_hook.imported_by(cell) == found
+
+
+@pytest.fixture
+def slow_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    package = tmp_path / "slow_one"
+    package.mkdir()
+    (package / "__init__.py").write_text("value = 1\n")
+    for name in ("part", "other", "third"):
+        (package / f"{name}.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(import_hook, "SLOW", ("slow_one",))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "slow_one"]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("slow_package")
+@pytest.mark.parametrize(
+    ("cells", "loaded"),
+    [
+        (["import slow_one.part"], {"part"}),
+        (["import slow_one", "import slow_one.part as p"], {"part"}),
+        (["import slow_one", "from slow_one import part, value"], {"part"}),
+        (["from slow_one import value", "from slow_one.other import x", "import slow_one.third"], {"other", "third"}),
+        (["import slow_one", "slow_one.part"], set()),
+    ],
+)
+def test_the_modules_that_a_cell_names_are_imported_also_of_a_package_that_is_there(
+    cells: list[str], loaded: set[str]
+) -> None:
+    one = import_hook.Ahead()
+    for cell in cells:
+        one.look(cell, gives=True)
+        one.begin(is_sent=True)
+        one.settle()
+    assert {name for name in ("part", "other", "third") if f"slow_one.{name}" in sys.modules} == loaded
+
+
+@pytest.mark.usefixtures("slow_package")
+def test_what_values_are_looked_up_in_is_not_half_imported_while_they_are_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = import_hook.Ahead()
+    one.look("import slow_one.part", gives=True)
+    one.begin(is_sent=False)
+    one.settle()
+    assert "slow_one" not in sys.modules
+    one.begin(is_sent=True)
+    one.settle()
+    assert "slow_one.part" in sys.modules
+    monkeypatch.setattr(import_hook, "EARLY", ("slow_one",))
+    one.look("import slow_one.third", gives=True)
+    one.begin(is_sent=False)
+    one.settle()
+    assert "slow_one.third" in sys.modules
+
+
+@pytest.mark.usefixtures("slow_package")
+def test_what_is_there_starts_no_thread() -> None:
+    one = import_hook.Ahead()
+    for expected in (1, 0):
+        before = threads_now("sublet-import")
+        one.look("from slow_one import value\nfrom slow_one import part", gives=True)
+        one.begin(is_sent=True)
+        assert len(one._threads) == expected
+        one.settle()
+        assert not threads_now("sublet-import") - before
 
 
 def test_a_slow_module_is_imported_meanwhile_and_is_not_seen_half(
@@ -45,12 +115,12 @@ def test_a_slow_module_is_imported_meanwhile_and_is_not_seen_half(
     try:
         one = import_hook.Ahead()
         one.look("slow_one = 1", gives=True)
-        one.begin()
+        one.begin(is_sent=True)
         one.look("import slow_one", gives=False)
-        one.begin()
+        one.begin(is_sent=True)
         one.look("import slow_one", gives=True)
         assert "slow_one" not in sys.modules
-        one.begin()
+        one.begin(is_sent=True)
         assert slow_gate.begun.wait(30)
         assert "slow_one" in sys.modules
         assert loaded("slow_one") is None
@@ -69,7 +139,7 @@ def test_what_cannot_be_imported_is_nobodys_question(monkeypatch: pytest.MonkeyP
     before = threads_now("sublet-import")
     one = import_hook.Ahead()
     one.look("import no_such_module", gives=True)
-    one.begin()
+    one.begin(is_sent=True)
     one.settle()
     assert not threads_now("sublet-import") - before
 

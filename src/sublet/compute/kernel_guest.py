@@ -42,10 +42,11 @@ class KernelGuest:
         name: str = "kernel",
         volume: HasVolume | None = None,
         patient: bool = False,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
         """Start one and connect. Raises what keeps it from being there. ``volume``: a lease of blocks that it may save
         to, as long as that lives. ``patient``: it will need what a warm interpreter has, and rather waits for one that
-        is being made."""
+        is being made. ``meanwhile`` is called when it was started and is not there yet."""
         check_python(python, "ipykernel")
         spec = GuestSpec(
             entry=KERNEL_ENTRY,
@@ -64,6 +65,11 @@ class KernelGuest:
         self.when_waiting: Callable[[], object] = lambda: None
         """Called every tenth of a second while a call waits for an answer."""
         self.guest = start_spec(lease, spec, busy=False, volume=volume)
+        try:
+            meanwhile()
+        except BaseException:
+            end_worker(self.guest)
+            raise
         try:
             self.channels: Conversation = open_line(lease, self.guest.id, Service.JUPYTER)
             """For the messages of the Jupyter protocol; see ``wire.jupyter``."""

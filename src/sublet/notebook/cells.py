@@ -156,7 +156,10 @@ class Cells:
         ``%%gpu`` stands above it."""
         with interrupts_wait() as self._interrupts:
             self._front.may_stop = self._interrupts.cut_short
-            self._run_one(source, options, is_whole)
+            try:
+                self._run_one(source, options, is_whole)
+            finally:
+                self._ahead.settle()  # what is imported finds ``get_ipython`` only as long as a cell runs
 
     def _run_one(self, source: str, options: CellOptions, is_whole: bool) -> None:
         python = self.shell.transform_cell(source)
@@ -173,7 +176,7 @@ class Cells:
             while ran is None:
                 with status.left_behind(), self._interrupts.open():
                     lease = self._leased(options, status)
-                self._ahead.begin()
+                self._ahead.begin(is_sent=False)
                 waited_s = time.monotonic() - began_s - self._stood_s
                 with self._activities:
                     self._activities.enter_context(lease.activity())
@@ -432,15 +435,20 @@ class Cells:
         self._let_go()
         status.show(Starting(device=lease.devices[0].id, host=lease.devices[0].host), quiet=True)
         volume = self.owner.take(self.fabric())
-        self.surroundings.begin(sees_files=sees_our_folders(lease))
-        self._replaced.begin()
-        self._additions.begin()
+
+        def prepare() -> None:
+            self.surroundings.begin(sees_files=sees_our_folders(lease))
+            self._replaced.begin()
+            self._additions.begin()
+            self.handles.save_in(volume)
+
         kernel = self._kernel = KernelGuest(
             lease,
             python=options.python,
             name="notebook",
             volume=None if volume is None else volume.lease,
             patient=self._ahead.is_slow,
+            meanwhile=prepare,
         )
         line = self._line = KernelLine(kernel.channels)
         if self._front.is_terminal:
@@ -451,7 +459,6 @@ class Cells:
         behind, self._behind = self._behind, ""
         if volume is not None and behind not in ("", lease.id):
             wait_until_gone(self.fabric(), behind)
-        self.handles.save_in(volume)
         try:
             self.handles.settle()
         except SubletError:
@@ -628,6 +635,7 @@ class Cells:
         def show(channel: str, message: Message) -> None:
             self._call = None
             if message["header"]["msg_type"] == MESSAGE:
+                self._ahead.settle()
                 self.traffic.fetch(kernel, sent, message["content"]["name"], message["content"]["bound"])
                 return
             if message["header"]["msg_type"] not in SILENT:
@@ -638,6 +646,7 @@ class Cells:
         try:
             request = line.request(content)
             call = self._call = self.traffic.begin(kernel, options, placing, request)
+            self._ahead.begin(is_sent=True)
             with self._interrupts.patient():  # each stops the cell, and the lease stays
                 asked = request["header"]["msg_id"]
                 line.finish(asked, show, look=look, interrupts=self._interrupts, call=call)

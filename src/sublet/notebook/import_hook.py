@@ -13,7 +13,7 @@ import importlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -126,14 +126,19 @@ def is_imported(name: str) -> bool:
 #
 # Imports in the notebook, meanwhile, what a cell imports on the device, since it comes back by name.
 #
-# Only of a few libraries that take seconds, where the notebook has not got them yet, and not before the cell has its
-# lease: until then an office may be starting, which the cell waits for. A failure is not reported: code that needs
+# Only modules of a few libraries that take long, where the notebook has not got them yet, and not before the cell has
+# its lease: until then an office may be starting, which the cell waits for. A failure is not reported: code that needs
 # the module will raise it.
 
 
-SLOW: Final = ("numpy", "torch", "warp")
+EARLY: Final = ("numpy", "torch", "warp")
+"""What may be half imported while values are sent: it is imported from when the cell has its lease."""
+SLOW: Final = (*EARLY, "pandas", "matplotlib", "scipy", "sklearn", "seaborn", "sympy")
+"""Libraries whose imports take long, and do nothing but define names."""
 SLOWEST: Final = ("torch", "warp")
 """What takes longer than to start a kernel."""
+Imports = Mapping[str, Set[str]]
+"""Modules, and the names taken from each: some of these may be modules of it."""
 
 
 class Ahead:
@@ -142,51 +147,75 @@ class Ahead:
     def __init__(self) -> None:
         self.is_slow = False
         """Whether the cell will have one of the slowest imported where it runs."""
-        self._thread: threading.Thread | None = None
-        self._wanted: list[str] = []
+        self._threads: list[threading.Thread] = []
+        self._wanted: Imports = {}
 
     def look(self, python: str, *, gives: bool) -> None:
         """A cell is to run. ``python`` is its text; ``gives``: whatever it binds comes back."""
         self.is_slow = any(name in python or name in sys.modules for name in SLOWEST)
-        wanted = [name for name in SLOW if gives and name in python and name not in sys.modules]
-        found = imported_by(python) if wanted else frozenset()
-        self._wanted = [name for name in wanted if name in found]
+        is_any = gives and "import" in python and any(name in python for name in SLOW)
+        self._wanted = _missing(imported_by(python)) if is_any else {}
 
-    def begin(self) -> None:
-        """Import beside the cell what it imports."""
-        if self._wanted and self._thread is None:
-            self._thread = start_thread("import", lambda: _import(self._wanted))
+    def begin(self, *, is_sent: bool) -> None:
+        """Import beside the cell what it imports. ``is_sent``: what the cell needs was sent, so no value is looked at
+        until ``settle``."""
+        now = {module: names for module, names in self._wanted.items() if is_sent or _package(module) in EARLY}
+        self._wanted = {module: names for module, names in self._wanted.items() if module not in now}
+        if now:
+            before = [*self._threads]
+            self._threads.append(start_thread("import", lambda: _import(now, before)))
 
     def settle(self) -> None:
         """Before anything of these libraries arrives here."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        while self._threads:
+            self._threads[0].join()
+            self._threads.pop(0)
 
 
-def imported_by(python: str) -> frozenset[str]:
-    """The packages whose modules, or parts of them, the statements of a cell bind, whatever way it takes."""
-    found = set()
+def imported_by(python: str) -> Imports:
+    """What the statements of a cell import, whatever way it takes."""
+    found: dict[str, set[str]] = {}
     for statement in ast.parse(python).body:
         match statement:
             case ast.Import(names=names):
-                found |= {alias.name.partition(".")[0] for alias in names}
-            case ast.ImportFrom(module=str(module), level=0):
-                found.add(module.partition(".")[0])
+                for alias in names:
+                    found.setdefault(alias.name, set())
+            case ast.ImportFrom(module=str(module), level=0, names=names):
+                found.setdefault(module, set()).update(alias.name for alias in names if alias.name != "*")
             case _:
                 pass
-    return frozenset(found)
+    return found
 
 
-def _import(names: list[str]) -> None:
+def _missing(imports: Imports) -> Imports:
+    """Of these what is of a slow library and may not be here yet."""
+    slow = {module: names for module, names in imports.items() if _package(module) in SLOW}
+    return {module: names for module, names in slow.items() if any(_is_missing(module, name) for name in ("", *names))}
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _is_missing(module: str, name: str) -> bool:
+    there = sys.modules.get(module)
+    return there is None or (bool(name) and name not in vars(there) and f"{module}.{name}" not in sys.modules)
+
+
+def _import(wanted: Imports, before: Sequence[threading.Thread]) -> None:
     """Imports make many objects and hardly any garbage: to look for it again and again would take a fifth of the time.
-    So collection is off meanwhile, and afterwards all of it counts as old."""
+    So collection is off meanwhile, and afterwards all of it counts as old. ``before``: threads that go first."""
+    for thread in before:
+        thread.join()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        for name in names:
+        for module, names in wanted.items():
             with contextlib.suppress(Exception):
-                importlib.import_module(name)
+                importlib.import_module(module)
+                for name in sorted(names):
+                    if not hasattr(sys.modules[module], name):  # a module of it, or loaded when it is asked for
+                        importlib.import_module(f"{module}.{name}")
     finally:
         if not gc.get_freeze_count():
             gc.freeze()
