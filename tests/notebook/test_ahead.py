@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import sys
 import types
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 from sublet.notebook import import_hook
+from sublet.notebook.environment import CellEnvironment
 from sublet.notebook.in_place import can_change
 from sublet.notebook.in_use import in_use
 from sublet.state.transfer.reducers import loaded
@@ -64,7 +67,7 @@ def slow_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 def test_the_modules_that_a_cell_names_are_imported_also_of_a_package_that_is_there(
     cells: list[str], loaded: set[str]
 ) -> None:
-    one = import_hook.Ahead()
+    one = import_hook.Ahead(contextlib.nullcontext)
     for cell in cells:
         one.look(cell, gives=True)
         one.begin(is_sent=True)
@@ -76,7 +79,7 @@ def test_the_modules_that_a_cell_names_are_imported_also_of_a_package_that_is_th
 def test_what_values_are_looked_up_in_is_not_half_imported_while_they_are_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = import_hook.Ahead()
+    one = import_hook.Ahead(contextlib.nullcontext)
     one.look("import slow_one.part", gives=True)
     one.begin(is_sent=False)
     one.settle()
@@ -92,8 +95,25 @@ def test_what_values_are_looked_up_in_is_not_half_imported_while_they_are_sent(
 
 
 @pytest.mark.usefixtures("slow_package")
+def test_an_import_beside_a_cell_draws_no_number(tmp_path: Path) -> None:
+    """``sklearn.ensemble`` does, on the device as well, whose state comes back, unless it had imported it before."""
+    (tmp_path / "slow_one" / "part.py").write_text("import random\ndrawn = random.random()\n")
+    surroundings = CellEnvironment(is_notebook=True)
+    try:
+        before = random.getstate()
+        one = import_hook.Ahead(surroundings.undrawn)
+        one.look("import slow_one.part", gives=True)
+        one.begin(is_sent=True)
+        one.settle()
+        assert sys.modules["slow_one.part"].drawn
+        assert random.getstate() == before
+    finally:
+        surroundings.close()
+
+
+@pytest.mark.usefixtures("slow_package")
 def test_what_is_there_starts_no_thread() -> None:
-    one = import_hook.Ahead()
+    one = import_hook.Ahead(contextlib.nullcontext)
     for expected in (1, 0):
         before = threads_now("sublet-import")
         one.look("from slow_one import value\nfrom slow_one import part", gives=True)
@@ -113,7 +133,7 @@ def test_a_slow_module_is_imported_meanwhile_and_is_not_seen_half(
     import slow_gate  # type: ignore[import-not-found]
 
     try:
-        one = import_hook.Ahead()
+        one = import_hook.Ahead(contextlib.nullcontext)
         one.look("slow_one = 1", gives=True)
         one.begin(is_sent=True)
         one.look("import slow_one", gives=False)
@@ -137,7 +157,7 @@ def test_a_slow_module_is_imported_meanwhile_and_is_not_seen_half(
 def test_what_cannot_be_imported_is_nobodys_question(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_hook, "SLOW", ("no_such_module",))
     before = threads_now("sublet-import")
-    one = import_hook.Ahead()
+    one = import_hook.Ahead(contextlib.nullcontext)
     one.look("import no_such_module", gives=True)
     one.begin(is_sent=True)
     one.settle()

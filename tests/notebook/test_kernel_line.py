@@ -21,6 +21,8 @@ from sublet.compute.kernel_guest import KernelGuest
 from sublet.notebook import guest_side
 from sublet.notebook.kernel_line import KernelLine, Message
 from sublet.notebook.queued_cells import has_queued
+from sublet.values import GuestId
+from tests.traces import until
 
 PATIENCE_S = 60.0
 
@@ -64,6 +66,22 @@ class Shown:
     @property
     def text(self) -> str:
         return "".join(one["text"] for one in self.of("stream"))
+
+
+def test_one_that_was_started_ends_if_what_is_done_meanwhile_fails(fabric: sublet.Fabric, kernel: KernelGuest) -> None:
+    at_that_moment: list[GuestId] = []
+
+    def guests() -> list[GuestId]:
+        return [one.id for one in fabric.guests(kernel.lease)]
+
+    def fail() -> None:
+        at_that_moment.extend(guests())
+        raise ValueError("as told")
+
+    with pytest.raises(ValueError, match="as told"):
+        KernelGuest(kernel.lease, cwd="/", meanwhile=fail)
+    assert len(at_that_moment) == 2
+    until("only the first", lambda: guests() == [kernel.guest.id])
 
 
 def test_it_computes_and_says_so(line: KernelLine) -> None:

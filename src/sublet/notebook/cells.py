@@ -117,13 +117,13 @@ class Cells:
         self._between = Between(shell, self._front.show)
         self._queued = QueuedCells(shell)
         Hints(shell)
-        self._ahead = Ahead()
         self._kernel: KernelGuest | None = None
         self._behind = ""
         """The lease of the guest before this one, if that may still be saving."""
         self._line: KernelLine | None = None
         self.surroundings = CellEnvironment(is_notebook=True)
         """Settings and random states of this process."""
+        self._ahead = Ahead(self.surroundings.undrawn)
         self._replaced = ReplacedAttributes(shell.user_ns, self.surroundings.assigned)
         self._additions = Additions(shell)
         self._copied: set[str] = set()

@@ -144,7 +144,10 @@ Imports = Mapping[str, Set[str]]
 class Ahead:
     """Of one notebook."""
 
-    def __init__(self) -> None:
+    def __init__(self, quietly: Callable[[], AbstractContextManager[object]]) -> None:
+        """``quietly``: what runs around the imports. Some draw a random number, and the one that counts is the
+        device's, which comes back."""
+        self._quietly = quietly
         self.is_slow = False
         """Whether the cell will have one of the slowest imported where it runs."""
         self._threads: list[threading.Thread] = []
@@ -163,7 +166,7 @@ class Ahead:
         self._wanted = {module: names for module, names in self._wanted.items() if module not in now}
         if now:
             before = [*self._threads]
-            self._threads.append(start_thread("import", lambda: _import(now, before)))
+            self._threads.append(start_thread("import", lambda: _import(now, before, self._quietly)))
 
     def settle(self) -> None:
         """Before anything of these libraries arrives here."""
@@ -202,7 +205,9 @@ def _is_missing(module: str, name: str) -> bool:
     return there is None or (bool(name) and name not in vars(there) and f"{module}.{name}" not in sys.modules)
 
 
-def _import(wanted: Imports, before: Sequence[threading.Thread]) -> None:
+def _import(
+    wanted: Imports, before: Sequence[threading.Thread], quietly: Callable[[], AbstractContextManager[object]]
+) -> None:
     """Imports make many objects and hardly any garbage: to look for it again and again would take a fifth of the time.
     So collection is off meanwhile, and afterwards all of it counts as old. ``before``: threads that go first."""
     for thread in before:
@@ -210,12 +215,13 @@ def _import(wanted: Imports, before: Sequence[threading.Thread]) -> None:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        for module, names in wanted.items():
-            with contextlib.suppress(Exception):
-                importlib.import_module(module)
-                for name in sorted(names):
-                    if not hasattr(sys.modules[module], name):  # a module of it, or loaded when it is asked for
-                        importlib.import_module(f"{module}.{name}")
+        with quietly():
+            for module, names in wanted.items():
+                with contextlib.suppress(Exception):
+                    importlib.import_module(module)
+                    for name in sorted(names):
+                        if not hasattr(sys.modules[module], name):  # a module of it, or loaded when it is asked for
+                            importlib.import_module(f"{module}.{name}")
     finally:
         if not gc.get_freeze_count():
             gc.freeze()
