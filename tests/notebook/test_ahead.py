@@ -43,7 +43,9 @@ def test_what_the_statements_of_a_cell_import(cell: str, found: dict[str, set[st
 def slow_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     package = tmp_path / "slow_one"
     package.mkdir()
-    (package / "__init__.py").write_text("value = 1\n")
+    (package / "__init__.py").write_text(
+        "value = 1\ndef __getattr__(name):\n    import warnings; warnings.warn(name, FutureWarning)\n    return 2\n"
+    )
     for name in ("part", "other", "third"):
         (package / f"{name}.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -62,10 +64,11 @@ def slow_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
         (["import slow_one", "from slow_one import part, value"], {"part"}),
         (["from slow_one import value", "from slow_one.other import x", "import slow_one.third"], {"other", "third"}),
         (["import slow_one", "slow_one.part"], set()),
+        (["from slow_one import old, part"], {"part"}),
     ],
 )
 def test_the_modules_that_a_cell_names_are_imported_also_of_a_package_that_is_there(
-    cells: list[str], loaded: set[str]
+    cells: list[str], loaded: set[str], recwarn: pytest.WarningsRecorder
 ) -> None:
     one = import_hook.Ahead(contextlib.nullcontext)
     for cell in cells:
@@ -73,6 +76,7 @@ def test_the_modules_that_a_cell_names_are_imported_also_of_a_package_that_is_th
         one.begin(is_sent=True)
         one.settle()
     assert {name for name in ("part", "other", "third") if f"slow_one.{name}" in sys.modules} == loaded
+    assert not recwarn.list
 
 
 @pytest.mark.usefixtures("slow_package")

@@ -201,8 +201,11 @@ def _package(module: str) -> str:
 
 
 def _is_missing(module: str, name: str) -> bool:
+    """``name``: one that is taken from the module; empty: the module itself."""
     there = sys.modules.get(module)
-    return there is None or (bool(name) and name not in vars(there) and f"{module}.{name}" not in sys.modules)
+    if not name or there is None:
+        return there is None
+    return name not in getattr(there, "__dict__", ()) and f"{module}.{name}" not in sys.modules
 
 
 def _import(
@@ -217,11 +220,10 @@ def _import(
     try:
         with quietly():
             for module, names in wanted.items():
-                with contextlib.suppress(Exception):
-                    importlib.import_module(module)
-                    for name in sorted(names):
-                        if not hasattr(sys.modules[module], name):  # a module of it, or loaded when it is asked for
-                            importlib.import_module(f"{module}.{name}")
+                for name in ("", *sorted(names)):
+                    with contextlib.suppress(Exception):
+                        if _is_missing(module, name):  # to ask the module for a name may warn of it
+                            importlib.import_module(f"{module}.{name}".rstrip("."))
     finally:
         if not gc.get_freeze_count():
             gc.freeze()
