@@ -7,11 +7,12 @@ that are mounted just then are not kept by its copy of the mounts: a lease could
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -80,6 +81,35 @@ class User:
 
     def run(self, *argv: str, said: str = "", **more: str) -> subprocess.CompletedProcess[str]:
         """A command of this user's, with nothing of our environment."""
+        return subprocess.run(
+            self._words(argv, more),
+            input=said,
+            cwd="/",
+            env={**os.environ, **places(self._kept)},
+            capture_output=True,
+            text=True,
+            timeout=self.patience_s,
+            check=False,
+        )
+
+    @contextlib.contextmanager
+    def running(self, source: str, *arguments: str, **more: str) -> Iterator[subprocess.Popen[str]]:
+        """A program of this user's meanwhile: what it says and is told are lines."""
+        process = subprocess.Popen(
+            self._words((sys.executable, "-W", "ignore", "-c", source, *arguments), more),
+            cwd="/",
+            env={**os.environ, **places(self._kept)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def _words(self, argv: Sequence[str], more: dict[str, str]) -> list[str]:
         env = {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": str(self.folder),
@@ -89,17 +119,7 @@ class User:
             **self.env,
             **more,
         }
-        words = ["env", "-i", *(f"{name}={value}" for name, value in env.items()), *argv]
-        return subprocess.run(
-            self._as_user(words),
-            input=said,
-            cwd="/",
-            env={**os.environ, **places(self._kept)},
-            capture_output=True,
-            text=True,
-            timeout=self.patience_s,
-            check=False,
-        )
+        return self._as_user(["env", "-i", *(f"{name}={value}" for name, value in env.items()), *argv])
 
     def sublet(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
         """A command line."""

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ import sublet
 from sublet.client.home import runtime_dir
 from sublet.errors import Unauthorized
 from sublet.office.api.routes import ROUTES, Right
+from sublet.studio.people import TOKEN_PREFIX
 from sublet.wire.guests import HolderCall
 from sublet.wire.zygote import COLD_VARIABLE, TENANT_WARM_VARIABLE
 from tests.integration.test_tenant_matrix import example
@@ -39,7 +41,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="another user can only be played by root"),
     pytest.mark.skipif(closed_folder(ROOT) is not None, reason="other users cannot enter this checkout"),
 ]
-ANA, BEN, STRANGER, OWNER = 64_001, 64_002, 64_003, 64_004
+ANA, BEN, STRANGER, OWNER, LEE = 64_001, 64_002, 64_003, 64_004, 64_005
 
 
 class Owner(User):
@@ -507,6 +509,225 @@ def _token(place: Place, tenant: str) -> str:
 def _audited(place: Place) -> list[Any]:
     found: list[Any] = place.request("GET", "/v1/audit", shape=list)
     return found
+
+
+KEEPER: Final = """
+import json, os, socket, sys, time
+import sublet
+from sublet.wire import guests as g
+from sublet.wire.codec import dumps
+from sublet.wire.conversation import Conversation
+base, token = os.path.dirname(os.environ["SUBLET_URL"].removeprefix("unix://")), os.environ.get("SUBLET_TOKEN", "")
+
+def head(method, path, size=0):
+    shown = f"authorization: Bearer {token}\\r\\n" if token else ""
+    return f"{method} {path} HTTP/1.1\\r\\nhost: x\\r\\n{shown}content-length: {size}\\r\\n\\r\\n".encode()
+
+def line(first, heard=b""):
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(120)
+    sock.connect(base + "/office.sock")
+    sock.sendall(first)
+    data = b""
+    while heard not in data:
+        data += sock.recv(65536)
+    return sock
+
+def ways(wait):  # open connections, and what is still to be sent over each
+    asked = {"request_id": os.urandom(8).hex(), "ttl": 60, "wants": [{"kind": "memory", "amount": 1 << 26}]}
+    body = json.dumps(asked).encode()
+    return {
+        "idle": (line(head("GET", "/v1/budgets"), b"[]"), head("GET", "/v1/leases")),
+        "half": (line(head("POST", "/v1/leases", len(body)) + body[:9]), body[9:]),
+        "poll": (line(head("GET", f"/v1/leases/{lease.id}?wait={wait}&after=active")), b""),
+    }
+
+fabric = sublet.connect()
+lease = fabric.gpu(min_vram="64MiB", ttl="10m")
+device = sublet.GpuSession(lease)
+memory = device.mem_alloc(16)
+device.mem_write(memory, 0, b"0123456789abcdef")
+talk = Conversation.connect(base + "/data.sock", dumps(g.Greeting(access=token)), named=True)
+talk.call(dumps(g.ListGuests(ended=True)))
+kept = [ways(0.1), {**ways(60), "news": (line(head("GET", "/v1/events"), b": news"), b"")}]
+with socket.socket(socket.AF_UNIX) as out:
+    out.connect(sys.argv[1])
+    rest = json.dumps([{name: text.hex() for name, (_, text) in some.items()} for some in kept])
+    socket.send_fds(out, [rest.encode()], [sock.fileno() for some in kept for sock, _ in some.values()])
+print(json.dumps(lease.id), flush=True)
+sys.stdin.readline()
+found, limit_s = {}, time.monotonic() + 60
+for name, use in (
+    ("device", lambda: device.mem_read(memory, 0, 4)),
+    ("data", lambda: talk.call(dumps(g.ListGuests(ended=True)), timeout_s=60)),
+    ("command", lambda: lease.start(["true"], cwd="/")),
+):
+    while name not in found and time.monotonic() < limit_s:  # in the background, at once
+        try:
+            use()
+        except sublet.SubletError as error:
+            found[name] = type(error).__name__
+print(json.dumps(found), flush=True)
+os._exit(0)
+"""
+RECEIVER: Final = """
+import json, os, socket, sys
+
+def told(fd, rest):
+    sock = socket.socket(fileno=fd)
+    sock.settimeout(90)
+    data = b""
+    try:
+        sock.sendall(bytes.fromhex(rest))
+        while b"content-length" not in data and not data.endswith(b"\\r\\n0\\r\\n\\r\\n"):  # whole, or a stream's end
+            piece = sock.recv(65536)
+            if not piece:
+                break
+            data += piece
+    except OSError as error:
+        return f"{type(error).__name__}: {data.decode()}"
+    return data.decode()
+
+with socket.socket(socket.AF_UNIX) as door:
+    door.bind(sys.argv[1])
+    os.chmod(sys.argv[1], 0o777)
+    door.listen()
+    print(json.dumps("listens"), flush=True)
+    said, fds, _, _ = socket.recv_fds(door.accept()[0], 1 << 16, 16)
+for some in json.loads(said):
+    sys.stdin.readline()
+    print(json.dumps({name: told(fds.pop(0), rest) for name, rest in some.items()}), flush=True)
+"""
+
+
+def _goes_on(program: subprocess.Popen[str], said: str = "") -> None:
+    assert program.stdin is not None
+    program.stdin.write(f"{said}\n")
+    program.stdin.flush()
+
+
+def _said(program: subprocess.Popen[str]) -> Any:
+    assert program.stdout is not None
+    return json.loads(program.stdout.readline())
+
+
+@pytest.mark.parametrize("place", [ORDINARY], indirect=True)
+@pytest.mark.parametrize("tenant", ["kim", "lee"])
+def test_a_connection_that_was_kept_is_worth_nothing_when_the_rights_are_gone(place: Place, tenant: str) -> None:
+    """Kim's token is replaced; lee, a user who needed none, needs one. Opened before, and in a program of another user:
+    an idle connection, a request whose second half comes now, one that waits for an answer, a stream of news; and the
+    tenant's own data connection and device session. Before, each of them works."""
+    body: dict[str, Any] = {"id": tenant, **({"uid": LEE, "needs_token": False} if tenant == "lee" else {})}
+    token = place.request("POST", "/v1/tenants", body, shape=dict)["token"]
+    keeper = User(LEE, place.stranger.folder.parent / tenant, place.url, None if tenant == "lee" else token)
+    door = f"{place.stranger.folder}/{tenant}.sock"
+    with place.stranger.running(RECEIVER, door) as receiver:
+        assert _said(receiver) == "listens"
+        with keeper.running(KEEPER, door) as program:
+            lease = _said(program)
+            _goes_on(receiver)
+            before = {name: text.split()[1] for name, text in _said(receiver).items()}
+            assert before == {"idle": "200", "half": "201", "poll": "200"}
+            leases = _leases_of(place, tenant)
+            change = {"needs_token": True} if tenant == "lee" else {"new_token": True}
+            place.request("PATCH", f"/v1/tenants/{tenant}", change, shape=dict)
+            [other] = leases - {lease}
+            place.request("POST", f"/v1/leases/{other}/revoke", {}, shape=dict)
+            _goes_on(receiver)
+            after = _said(receiver)
+            news = after.pop("news")
+            assert news.endswith("\r\n0\r\n\r\n"), "the stream has ended"
+            assert other in news
+            assert "ending" not in news, "it told of what happened afterwards"
+            assert {name: text.split()[1] for name, text in after.items()} == dict.fromkeys(before, "401"), after
+            assert not [text for text in after.values() if lease in text]
+            assert _leases_of(place, tenant) <= leases
+            _goes_on(program)
+            found = _said(program)
+    assert found.keys() == {"device", "data", "command"}, "some connection was never cut"
+
+
+def _leases_of(place: Place, tenant: str) -> set[str]:
+    return {one["id"] for one in place.request("GET", f"/v1/leases?tenant={tenant}", shape=list)}
+
+
+STUDIO: Final = "import sys; from sublet.cli import main; main(['studio', '--socket', sys.argv[1]])"
+HAS_TOKENS: Final = """
+import json, os, sys
+import sublet
+with sublet.connect() as fabric, fabric.cpu(1, ttl="10m") as lease:
+    guest = lease.start(["sleep", "600"], cwd="/")
+    lease.run(os.getpid)
+    capability = fabric.request("GET", f"/v1/leases/{lease.id}/token", shape=dict)["token"]
+    own = open("/proc/self/environ").read()
+    assert os.environ["SUBLET_TOKEN"] in own and os.environ["SUBLET_STUDIO_TOKEN"] in own
+    print(json.dumps([os.getpid(), capability]), flush=True)
+    sys.stdin.readline()
+"""
+LOOKS: Final = """
+import collections, ctypes, json, os, sys
+secrets = [one.encode() for one in json.loads(sys.stdin.readline())]
+libc, found, got = ctypes.CDLL(None), [], collections.Counter()
+
+def read(path):
+    with open(path, "rb", buffering=0) as file:
+        data = file.read(1 << 20)
+    got[os.path.basename(path)] += bool(data)  # of a thread of the kernel's there is nothing to read
+    found.extend(path for one in secrets if one in data)
+
+def tried(what, *given):
+    try:
+        return what(*given)
+    except OSError:
+        return ()
+
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    base = f"/proc/{pid}"
+    if tried(lambda: os.stat(base).st_uid) in ((), os.getuid()):
+        continue
+    for name in ("cmdline", "environ", "mem", "maps", "auxv", "status", "mountinfo", f"task/{pid}/environ"):
+        tried(read, f"{base}/{name}")
+    for folder in ("fd", "map_files"):
+        for name in tried(os.listdir, f"{base}/{folder}"):
+            got[folder] += 1
+            tried(read, f"{base}/{folder}/{name}")
+    handle = tried(os.pidfd_open, int(pid))
+    if handle != ():
+        got["pidfd"] += 1
+        got["taken"] += sum(libc.syscall(438, handle, number, 0) >= 0 for number in range(32))  # pidfd_getfd
+        os.close(handle)
+print(json.dumps([sorted(set(found)), got]), flush=True)
+sys.stdin.readline()
+"""
+
+
+UNREADABLE: Final = ("environ", "mem", "maps", "auxv", "fd", "map_files", "taken")
+
+
+def test_no_other_user_finds_a_token_in_proc(place: Place) -> None:
+    """Of a person's program, its guests, the office and the studio: nothing that another user may read of them has an
+    access token, a person's token, a capability token or the studio's right in it; and what they have open cannot be
+    taken. The person's own environment shows two of them, so they are there to be found."""
+    env = {"SUBLET_HOME": str(place.home)}
+    person = place.owner.sublet("person", "add", "ana", "--tenant", "ana", **env).stdout.strip()
+    assert place.ana.token is not None
+    assert person.startswith(TOKEN_PREFIX)
+    socket_path = f"{place.owner.folder}/studio.sock"
+    with place.owner.running(STUDIO, socket_path, **env) as studio:
+        until("the studio", lambda: os.path.exists(socket_path) and (place.home / "studio" / "office-token").exists())
+        with place.ana.running(HAS_TOKENS, SUBLET_STUDIO_TOKEN=person) as program:
+            pid, capability = _said(program)
+            secrets = [place.ana.token, person, capability, (place.home / "studio" / "office-token").read_text()]
+            for user in (place.ben, place.stranger):
+                with user.running(LOOKS) as looks:
+                    _goes_on(looks, json.dumps(secrets))
+                    found, got = _said(looks)
+                assert found == [], f"user {user.uid} reads {found}"
+                assert got["cmdline"] > 3, "it sees other processes"
+                assert not sum(got.get(name, 0) for name in UNREADABLE), got
+            environ = Path(f"/proc/{pid}/environ").read_text()
+            assert place.ana.token in environ, "root would have found it there"
+        assert studio.poll() is None
 
 
 def test_an_office_that_was_killed_comes_back_with_its_shared_sockets(place: Place) -> None:

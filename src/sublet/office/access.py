@@ -79,6 +79,8 @@ class AccessList:
         self._by_hash: dict[str, TenantRecord] = {}
         self._records: dict[TenantId, TenantRecord] = {}
         self._by_uid: dict[int, TenantRecord] = {}
+        self.changes = 0
+        """How often it has changed: while this stays the same, so does who every caller is."""
 
     def is_owner(self, uid: int | None) -> bool:
         """Whether a process of this user has the owner's rights over the office anyway."""
@@ -106,6 +108,7 @@ class AccessList:
         return None if record is None or record.disabled else record.generation
 
     def _take(self, tenant: TenantId) -> TenantRecord | None:
+        self.changes += 1
         before = self._records.pop(tenant, None)
         if before is not None and before.token_hash is not None:
             self._by_hash.pop(before.token_hash, None)

@@ -134,25 +134,27 @@ class App:
         headers = scope["headers"]
         route, object_id = self._find(scope["method"], scope["raw_path"])
         peer: Peer | None = scope.get("state", {}).get("peer")
-        caller, query = self._check(route, scope["query_string"], headers, peer)
+        caller, query, recheck = self._check(route, scope["query_string"], headers, peer)
         body = None
         if route.request is not None:
-            body = self._body(route, await self._read(receive))
+            body = read_message(route.request, await self._read(receive))
         elif any(name == b"content-length" and value != b"0" for name, value in headers):
             await self._read(receive)
         self._check_message(caller, route, object_id, body)
         service = self.service
         if route.method == "GET" and route.right is not Right.OPEN:
             await service.turn(caller.tenant)
-        made = route.handler(service, Call(caller, object_id, query, body, lambda: _gone(receive), peer))
+        recheck()  # a body may come a minute after its head
+        made = route.handler(service, Call(caller, object_id, query, body, lambda: _gone(receive), recheck, peer))
         if isinstance(made, Asked):
             return made.finish(await service.driver.submit(made.command, made.render, made.without))
         return made if isinstance(made, Reply) else await made
 
     def _check(
         self, route: Route, query_string: bytes, headers: Iterable[tuple[bytes, bytes]], peer: Peer | None
-    ) -> tuple[Caller, dict[str, str]]:
-        """The caller and the query; raises if the caller has no right to it, or the request is malformed."""
+    ) -> tuple[Caller, dict[str, str], Callable[[], None]]:
+        """The caller, the query, and what raises once the caller has lost the rights that were found; raises if there
+        is no right to the request, or it is malformed."""
         authorization, as_tenant, for_tenant = None, False, None
         for name, value in headers:
             if name == b"content-length":
@@ -168,22 +170,32 @@ class App:
                 for_tenant = value
             elif name == _WIRE_NAME and route.right is not Right.OPEN:
                 _check_wire(value)
+        access, recheck = self.service.access, _nothing_to_check
         caller, origin = _NOBODY, UNKNOWN_ORIGIN if peer is None else peer.origin
         if route.right is Right.OPEN:
             if origin.shared:
                 self.service.count_shared(origin, self.service.driver.clock.now_ns())
         else:
-            caller = self.service.caller(authorization, origin, as_tenant=as_tenant, keeps=route.keeps)
+            shown = caller = self.service.caller(authorization, origin, as_tenant=as_tenant, keeps=route.keeps)
             if peer is not None:
                 peer.asked_as(caller.tenant)
             if for_tenant is not None:
-                caller = self.service.access.acting_for(caller, for_tenant)
+                caller = access.acting_for(caller, for_tenant)
+            changes, found = access.changes, caller
+
+            def recheck() -> None:
+                if access.changes == changes:
+                    return
+                now = access.caller(authorization, origin, as_tenant=as_tenant)
+                if now != shown or (for_tenant is not None and access.acting_for(now, for_tenant) != found):
+                    raise Unauthorized("your rights have changed since you asked", do="Ask again.")
+
             self.service.count_requests(caller.tenant, keeps=route.keeps)
             if caller.studio is not None:
                 caller = reader_or_actor(caller, route)
             if route.right is Right.OPERATOR and not caller.operator:
                 raise Unauthorized("that is for operators", do="Use the token of a tenant with operator rights.")
-        return caller, _query(query_string, route) if query_string else {}
+        return caller, _query(query_string, route) if query_string else {}, recheck
 
     def _check_message(self, caller: Caller, route: Route, object_id: str, message: object) -> None:
         if caller.studio is not None and caller.tenant != caller.studio:
@@ -230,16 +242,6 @@ class App:
         )
         return _Refused(413, error, (b"connection", b"close"))
 
-    def _body(self, route: Route, body: bytes) -> object:
-        if route.request is None:
-            return None
-        try:
-            return decoder(route.request).decode(body or b"{}")
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(f"the message does not fit: {error}", do="See /openapi.json for its form.") from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidRequest(f"the message is not JSON: {error}", do="Send one JSON object in UTF-8.") from None
-
     async def _stream(self, stream: Stream, receive: Receive, send: Send) -> None:
         service, lease = self.service, stream.lease
         presence = service.driver.presence
@@ -262,6 +264,20 @@ class App:
             for lease_id in watched:
                 presence.disconnected(lease_id, service.driver.clock.now_ns())
             gone.cancel()
+
+
+def read_message(shape: Any, raw: bytes) -> Any:
+    """The message of a request, as its route says. Raises ``InvalidRequest``."""
+    try:
+        return decoder(shape).decode(raw or b"{}")
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"the message does not fit: {error}", do="See /openapi.json for its form.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the message is not JSON: {error}", do="Send one JSON object in UTF-8.") from None
+
+
+def _nothing_to_check() -> None:
+    """What is open to everybody needs no rights."""
 
 
 async def _gone(receive: Receive) -> None:

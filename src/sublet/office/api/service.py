@@ -85,6 +85,8 @@ class Call:
     body: Any
     gone: Callable[[], Awaitable[None]]
     """Returns when the caller has closed the connection."""
+    recheck: Callable[[], None]
+    """Raises ``Unauthorized`` where the caller has lost the rights that this call began with."""
     peer: Peer | None = None
     """The process at the other end, where it is one of this machine."""
 
@@ -248,6 +250,7 @@ class Service:
                     watchers.discard(future)
                     if not watchers:
                         self._watchers.pop(lease.id, None)
+                    call.recheck()
             return True
         finally:
             gone.cancel()
@@ -386,8 +389,10 @@ class Service:
         return self.signer.mint(lease, self.driver.now(), generation)
 
     def _cut_off(self, tenant: TenantId, generation: int) -> None:
-        """Its news here, and its connections on the machine."""
+        """Its news here, what it waits for, and its connections on the machine."""
         self.hub.cut(tenant)
+        for watchers in self._watchers.values():
+            _wake(watchers)
         self.cut_off(tenant, generation)
 
     def _note(self, now: Now, events: Sequence[ev.Event]) -> None:

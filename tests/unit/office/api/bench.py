@@ -184,8 +184,10 @@ async def exchange(
     headers: Sequence[tuple[bytes, bytes]] = (),
     gone: asyncio.Event | None = None,
     on_body: Callable[[bytes], None] | None = None,
+    held: asyncio.Event | None = None,
 ) -> Answer:
-    """Speak ASGI with the application. ``gone`` closes the connection from the caller's side."""
+    """Speak ASGI with the application. ``gone`` closes the connection from the caller's side; the last piece of the
+    body is ``held`` back."""
     raw_path, _, query = path.encode().partition(b"?")
     sent = list(headers)
     if token is not None:
@@ -198,6 +200,8 @@ async def exchange(
     async def receive() -> dict[str, Any]:
         if waiting:
             piece = waiting.pop(0)
+            if held is not None and not waiting:
+                await held.wait()
             return {"type": "http.request", "body": piece, "more_body": bool(waiting)}
         await left.wait()
         return {"type": "http.disconnect"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -152,6 +153,59 @@ def test_a_long_poll_answers_when_the_status_changes() -> None:
             answer = await poll
             assert answer.json["lease"]["status"] == "granted"
             assert 0 < answer.json["lease"]["claim_within"] <= 10
+
+    run(story)
+
+
+async def new_token(b: Bench) -> None:
+    answer = await b.ask("PATCH", "/v1/tenants/ann", {"new_token": True})
+    assert answer.status == 200
+
+
+async def disabled(b: Bench) -> None:
+    answer = await b.ask("POST", "/v1/tenants/ann/disable", {"notice": False})
+    assert answer.status == 200
+
+
+@pytest.mark.parametrize("change", [new_token, disabled])
+def test_a_request_whose_rights_are_taken_back_comes_to_nothing(change: Callable[[Bench], Awaitable[None]]) -> None:
+    """One whose body is not whole yet, and one that waits: both are refused, and the second one at once. Nothing was
+    done for the first."""
+
+    async def story() -> None:
+        async with bench() as b:
+            token = await b.tenant("ann")
+            lease = (await b.acquire(token))["lease"]["id"]
+            late = asyncio.Event()
+            body = json.dumps({"request_id": "late", "wants": [{"kind": "memory", "amount": GIB}]}).encode()
+            pieces = [body[:9], body[9:]]
+            half = asyncio.ensure_future(exchange(b.app, "POST", "/v1/leases", pieces, token=token, held=late))
+            poll = asyncio.ensure_future(b.ask("GET", f"/v1/leases/{lease}?wait=60&after=active", token=token))
+            ends = asyncio.ensure_future(b.ask("POST", "/v1/ends", {"labels": {}, "wait": 60}, token=token))
+            await turns()
+            assert not any(one.done() for one in (half, poll, ends))
+            await change(b)
+            late.set()
+            for answer in (await half, await poll, await ends):
+                assert (answer.status, answer.json["error"]["kind"]) == (401, "Unauthorized")
+            assert "late" not in str(b.driver.ledger.state.requests)
+
+    run(story)
+
+
+def test_what_others_are_allowed_changes_nothing_for_who_waits() -> None:
+    async def story() -> None:
+        async with bench() as b:
+            token = await b.tenant("ann")
+            lease = (await b.acquire(token))["lease"]["id"]
+            poll = asyncio.ensure_future(b.ask("GET", f"/v1/leases/{lease}?wait=60&after=active", token=token))
+            await turns()
+            await b.tenant("ben")
+            await b.ask("PATCH", "/v1/tenants/ben", {"new_token": True})
+            assert not poll.done()
+            await b.ask("POST", f"/v1/leases/{lease}/release", {}, token=token)
+            await b.pass_time("1s")
+            assert (await poll).json["lease"]["status"] == "ending"
 
     run(story)
 
