@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Final
 
 from sublet.errors import InvalidRequest, NotFound
@@ -14,9 +16,13 @@ from sublet.office.ledger.bills import Line
 from sublet.office.ledger.order import Shares
 from sublet.office.ledger.records import LeaseRecord, TenantRecord
 from sublet.office.ledger.step import Step
-from sublet.studio import sessions
+from sublet.studio import api, sessions
+from sublet.studio.hub_api import HubAway
+from sublet.studio.hub_people import HubPeople
+from sublet.studio.people import Token
 from sublet.studio.records import Entry, Session, fold
 from sublet.studio.sessions import Sessions
+from sublet.testing.machine import Machine
 from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, LeaseId, RequestId, TenantId
 from tests.simulation.mutant import Mutant, in_force
 
@@ -110,6 +116,39 @@ def _never_free(_original: Any) -> Any:
     return check_free
 
 
+def _claims_are_not_audited(original: Any) -> Any:
+    return original - {ev.Claimed}
+
+
+def _reads_with_another_parser(original: Any) -> Any:
+    def decode_as(raw: bytes, shape: type[Any]) -> Any:
+        json.loads(raw)
+        return original(raw, shape)
+
+    return decode_as
+
+
+def _reads_pickles(original: Any) -> Any:
+    def decode_as(raw: bytes, shape: type[Any]) -> Any:
+        if raw.startswith(b"\x80"):
+            pickle.loads(raw)  # noqa: S301 - that is the bug
+        return original(raw, shape)
+
+    return decode_as
+
+
+def _silence_is_a_yes(original: Any) -> Any:
+    def check(self: HubPeople, cookie: str, token: Token) -> None:
+        with suppress(HubAway):
+            original(self, cookie, token)
+
+    return check
+
+
+def _nothing_is_cleared(_original: Any) -> Any:
+    return lambda self, resource, lease: None
+
+
 def _by_arrival_alone(_original: Any) -> Any:
     return lambda self, tenant: 0
 
@@ -132,6 +171,11 @@ PEOPLE_MUTANTS: Final = {
     ),
     "token": _mutant("a token that was replaced still opens", (AccessList, "_take", _tokens_stay)),
     "word": _mutant("saying that something runs renews", (keeping, "activity", _a_word_is_work)),
+    "audit": _mutant("a claim is not in the audit chain", (ev, "AUDITED", _claims_are_not_audited)),
+    "words": _mutant("what is no message is no error of ours", (api, "decode_as", _reads_with_another_parser)),
+    "pickle": _mutant("a message is unpickled", (api, "decode_as", _reads_pickles)),
+    "hub": _mutant("a hub that does not answer is taken for a yes", (HubPeople, "check", _silence_is_a_yes)),
+    "left": _mutant("memory is not cleared between tenants", (Machine, "scrub", _nothing_is_cleared)),
     "served": _mutant("a session is never free", (Sessions, "_check_free", _never_free)),
 }
 """Each breaks a rule of ``people_world.RULES`` in one seed."""

@@ -15,12 +15,14 @@ import itertools
 import random
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from sublet.errors import SubletError, Unauthorized
+from sublet.lease.fence import is_exclusive
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.office.access import AccessList, Origin, token_hash
 from sublet.office.journal import audit
@@ -33,7 +35,7 @@ from sublet.office.ledger.records import LeaseRecord, Now, TenantRecord
 from sublet.studio.records import Entry, ProcessIdentity, Session, Started, event_of, fold_all
 from sublet.studio.states import SessionEvent, SessionState
 from sublet.testing.machine import FaultName
-from sublet.values import Epoch, Kind, LeaseId, TenantId
+from sublet.values import Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.http_views import SESSION_LABEL
 from tests.simulation.holder import HolderProcess
 from tests.simulation.office import OfficeProcess
@@ -49,19 +51,25 @@ from tests.simulation.people import (
     Program,
     StudioPart,
 )
+from tests.simulation.people_bytes import Forger
+from tests.simulation.people_hub import RECHECK_S, PretendedHub, Visitor
 from tests.simulation.process import Process
 from tests.simulation.replies import Reply
 from tests.simulation.scenario import Mode, Scenario, draw
 from tests.simulation.watch import Violation, Watch
 from tests.simulation.world import World
 
+if TYPE_CHECKING:
+    from sublet.office.ledger.state import State
+    from tests.simulation.node import NodeProcess
+
 _S: Final = 1_000_000_000
 SECONDS: Final = 150
 REST_S: Final = 240
 """Within so long after all is well again, everything is at rest, and an honest person is served."""
-ADVERSARIES: Final[tuple[type[Notebook], ...]] = (Flooder, Churner, Pretender, Liar, Prober)
+ADVERSARIES: Final[tuple[type[Notebook], ...]] = (Flooder, Churner, Pretender, Liar, Prober, Forger)
 PROGRAMS: Final[dict[type[Notebook], int]] = {Flooder: 3}
-RATES_PER_MINUTE: Final = {"studio killed": 1.5, "records: disk full": 1.0, "tenant disabled": 0.5}
+RATES_PER_MINUTE: Final = {"studio killed": 1.5, "records: disk full": 1.0, "tenant disabled": 0.5, "hub away": 1.0}
 REVOKED_WITHIN_NS: Final = 20 * _S
 """The notice, the longest end of guests on healthy hardware, and a look once a second."""
 RULES: Final = {
@@ -75,7 +83,25 @@ RULES: Final = {
     "N8": "no message names another person, or what is another's (A8)",
     "N9": "what is not work lengthens no lease",
     "N10": "when all is well, an honest person is served within a bound",
+    "N11": "each change of a lease or a tenant has one audit record, and a chain that was touched is found out (A7)",
+    "N12": "a message that is none is refused in words of a bounded length, and leaves nothing behind (A6)",
+    "N13": "nothing of a message is executed, unpickled or given to a shell (A4)",
+    "N14": "a page is shown while the hub has said of this browser lately who it is, and not else",
+    "N15": "no program finds on its device what another tenant's left there (A5)",
 }
+
+
+STATUS_OF: Final[dict[type, LeaseStatus]] = {
+    ev.Queued: LeaseStatus.QUEUED,
+    ev.Granted: LeaseStatus.GRANTED,
+    ev.Ungranted: LeaseStatus.QUEUED,
+    ev.Claimed: LeaseStatus.ACTIVE,
+    ev.Noticed: LeaseStatus.NOTICED,
+    ev.Spared: LeaseStatus.ACTIVE,
+    ev.Ending: LeaseStatus.ENDING,
+    ev.Ended: LeaseStatus.ENDED,
+}
+"""What a lease is after each event that changes that."""
 
 
 class DoorOffice(OfficeProcess):
@@ -124,6 +150,10 @@ class PeopleWatch(Watch):
         super().decided(office, command, outcome, now)
         self._world.people_rules.decided(office, command, outcome)
 
+    def effect_taken(self, node: NodeProcess, lease: LeaseId, epoch: Epoch) -> None:
+        super().effect_taken(node, lease, epoch)
+        self._world.people_rules.used(node, lease, epoch)
+
     def look(self) -> None:
         super().look()
         self._world.people_rules.each_second()
@@ -142,6 +172,7 @@ class PeopleWorld(World):
         self.dies = 0.0 if calm else 0.01
         """The chance that a program dies at a step of its own, beside the faults."""
         self.people: list[Person] = []
+        self.hub = PretendedHub(self)
         self._numbers = itertools.count(1)
         self.people_rules = PeopleRules(self)
         super().__init__(seed, "safety")
@@ -186,6 +217,8 @@ class PeopleWorld(World):
                 self._add(kind, person, next(number))
             if kind is Notebook and not self.calm:
                 self._add(StudioPart, person, next(number))
+                if index == 0:
+                    self._add(Visitor, person, next(number))
 
     def _add(self, kind: type[Program], person: Person, number: int) -> None:
         name = f"p{number}"
@@ -264,6 +297,8 @@ class PeopleWorld(World):
                 for program in [one for each in self.people for one in each.programs if isinstance(one, StudioPart)]:
                     if program.alive:
                         self.restart(program)
+            case "hub away":
+                self.hub.away_until = self.now + int((2 + self.random.random() * 25) * _S)
             case "records: disk full":
                 person.store.full_until = self.now + int((1 + self.random.random() * 15) * _S)
             case _:
@@ -302,6 +337,7 @@ class PeopleWorld(World):
             for fault in FaultName:
                 for resource in (None, *(device.id for device in node.agent.inventory().devices)):
                     node.turn(fault, on=False, resource=resource)
+        self.hub.away_until = 0
         for person in self.people:
             person.store.full_until = 0
         for holder in self.holders:
@@ -387,6 +423,10 @@ class PeopleRules:
     _deadlines: dict[LeaseId, int] = field(default_factory=dict)
     _pretended: dict[LeaseId, int] = field(default_factory=dict)
     _disabled_since: dict[TenantId, int] = field(default_factory=dict)
+    _statuses: dict[LeaseId, LeaseStatus] = field(default_factory=dict)
+    _used: dict[ResourceId, tuple[LeaseId, TenantId]] = field(default_factory=dict)
+    """Under which lease, and of whom, the last call was that a device took."""
+    _accounts: int = 0
 
     def fail(self, rule: str, text: str) -> None:
         self.world.watch.fail(rule, text)
@@ -435,6 +475,31 @@ class PeopleRules:
             self._pretended[lease] = record.deadline_ns
             self.world.coverage.seen["pretended"] += 1
 
+    def shown(self, visitor: Visitor) -> None:
+        """A browser is shown the page of its person."""
+        now, yes_at = self.world.now, visitor.yes_at
+        self.world.coverage.seen["page shown"] += 1
+        if yes_at is None or now - yes_at > RECHECK_S * _S:
+            self.fail("N14", f"{visitor.name} is shown a page, and the hub has not said lately who it is")
+        if self.world.now < self.world.hub.away_until:
+            self.world.coverage.seen["page shown, the hub is away"] += 1
+
+    def used(self, node: NodeProcess, lease: LeaseId, epoch: Epoch) -> None:
+        """A call on the devices of a lease was taken."""
+        for guest in node.machine.of(lease, epoch):
+            resource = guest.part.resource
+            before = self._used.get(resource)
+            if guest.part.kind is not Kind.GPU or before == (lease, guest.tenant):
+                continue
+            self._used[resource] = (lease, guest.tenant)
+            self.world.coverage.seen["device of another tenant before"] += (
+                before is not None and before[1] != guest.tenant
+            )
+            for left in node.machine.leftovers():
+                there = left.part.resource == resource and left.tenant != guest.tenant
+                if there and (is_exclusive(guest.part) or is_exclusive(left.part)):
+                    self.fail("N15", f"{resource}: {lease} of {guest.tenant} can read what {left.tenant} has there")
+
     # ---- the office
 
     def decided(self, office: OfficeProcess, command: cmd.Command, outcome: Outcome) -> None:
@@ -450,6 +515,7 @@ class PeopleRules:
             before, after = self._deadlines.get(lease.id), lease.deadline_ns
             if before is not None and after is not None and after > before:
                 self.fail("N9", f"{type(command).__name__} gave {lease.id} {(after - before) / _S:.1f} s more")
+        self._are_on_record(state, command, outcome.events)
         for event in outcome.events:
             match event:
                 case ev.TenantSet():
@@ -473,6 +539,32 @@ class PeopleRules:
                 for one in state.tenants.values()
                 if one.disabled
             }
+
+    def _are_on_record(self, state: State, command: cmd.Command, events: Sequence[ev.Event]) -> None:
+        """What the audited events of one decision say of each lease leads to what it is now, each step once."""
+        if isinstance(command, cmd.OpenOffice):  # what was not durable is gone
+            self._statuses = {one.id: one.status for one in state.leases.values()}
+            return
+        steps: dict[LeaseId, list[LeaseStatus]] = {}
+        for event in events:
+            touched = getattr(event, "lease", None)
+            if touched is not None:
+                told = steps.setdefault(touched.id if isinstance(touched, LeaseRecord) else touched, [])
+                if type(event) in ev.AUDITED and (status := STATUS_OF.get(type(event))) is not None:
+                    told.append(status)
+            elif isinstance(event, ev.Forgotten):
+                for lease in event.leases:
+                    self._statuses.pop(lease, None)
+        for lease, told in steps.items():
+            record = state.leases.get(lease)
+            if record is None:
+                continue
+            before = self._statuses.get(lease)
+            if (told[-1] if told else before) is not record.status:
+                self.fail("N11", f"{lease} was {before}, is {record.status}, and the audit records say {told}")
+            if any(one is other for one, other in itertools.pairwise([before, *told])):
+                self.fail("N11", f"one change of {lease} has two audit records: {before}, {told}")
+            self._statuses[lease] = record.status
 
     def _tenant_set(self, tenant: TenantRecord) -> None:
         if tenant.disabled:
@@ -564,6 +656,7 @@ class PeopleRules:
         verdict = audit.verify(records)
         if not verdict.ok:
             self.fail("N5", f"the audit chain does not hold: {verdict.problem}")
+        self._touch(records)
         history, now_ns = History().read(records), office.clock.now_ns()
         usages = history.usages(now_ns)
         if not bills.reconcile(usages, history.devices(now_ns)).ok:
@@ -581,6 +674,34 @@ class PeopleRules:
         billed = {line.key for line in bills.fold(usages, by="session").lines} - {""}
         if not billed <= known:
             self.fail("N5", f"on the bill are sessions that no record knows: {sorted(billed - known)}")
+
+    def _touch(self, records: list[audit.Record]) -> None:
+        """Somebody changes the journal afterwards, each time in another way: the chain or its anchor tells."""
+        self._accounts += 1
+        last = records[-1]
+        anchor = audit.Anchor(journal="pretended", seq=last.seq, audit_seq=last.seq, head=last.hash)
+        chance = random.Random(f"{self.world.scenario.seed}/{self._accounts}")
+        at = chance.randrange(1, len(records))
+        ways: dict[str, Callable[[], list[audit.Record]]] = {
+            "edited": lambda: [*records[:at], records[at]._replace(body=records[at].body + b" "), *records[at + 1 :]],
+            "deleted": lambda: [*records[:at], *records[at + 1 :]],
+            "moved": lambda: [*records[: at - 1], records[at], records[at - 1], *records[at + 1 :]],
+            "cut off": lambda: records[:at],
+            "made anew": lambda: _linked([*records[:at], records[at]._replace(wall_ns=1), *records[at + 1 :]]),
+        }
+        way = sorted(ways)[(self.world.scenario.seed + self._accounts) % len(ways)]
+        self.world.coverage.seen[f"chain {way}"] += 1
+        if audit.verify(ways[way](), [anchor]).ok:
+            self.fail("N11", f"record {at} of {len(records)} was {way}, and the chain holds")
+
+
+def _linked(records: list[audit.Record]) -> list[audit.Record]:
+    """With the hashes that fit."""
+    head, found = audit.GENESIS, []
+    for one in records:
+        head = audit.link(head, one.seq, one.ns, one.wall_ns, one.kind, one.body)
+        found.append(one._replace(hash=head))
+    return found
 
 
 def folded(entries: list[Entry]) -> dict[str, Session]:

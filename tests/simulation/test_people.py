@@ -14,8 +14,9 @@ from typing import Final
 import pytest
 
 from sublet.studio.states import SessionEvent
-from tests.simulation.mutant import in_force
+from tests.simulation.mutant import Mutant, in_force
 from tests.simulation.people import Churner, Flooder, Greedy, Liar, Notebook
+from tests.simulation.people_bytes import Forger
 from tests.simulation.people_mutants import BY_ARRIVAL, PEOPLE_MUTANTS, switched_on
 from tests.simulation.people_world import ADVERSARIES, RULES, run_calm, run_seed
 
@@ -24,6 +25,10 @@ CALM: Final = range(5)
 MET: Final = (
     *("foreign id", "pretended", "studio killed", "tenant disabled", "record on a full disk", "died while it asked"),
     *("program died between two steps", "ended with its process", "parked", "resumed", "effect refused"),
+    *("message refused", "message taken", *(f"message spoilt, way {way}" for way in range(8))),
+    *("hub away", "page shown", "page shown, the hub is away", "page refused, the hub is away"),
+    *("signed out by the hub", "device of another tenant before"),
+    *(f"chain {how}" for how in ("edited", "deleted", "moved", "cut off", "made anew")),
 )
 FAULTS: Final = (
     *("office crash", "sync failed", "wall jump", "reboot", "stuck_teardown", "device_fault", "scrub_failure"),
@@ -42,8 +47,18 @@ CAUGHT_BY: Final = {
     "token": "N7",
     "word": "N9",
     "served": "N10",
+    "audit": "N11",
+    "words": "N12",
+    "pickle": "N13",
+    "hub": "N14",
+    "left": "N15",
 }
-CAUGHT_AT: Final = {"request": 2}
+BESIDE: Final[dict[str, tuple[type[Notebook], ...]]] = {
+    **dict.fromkeys(("foreign", "told"), ADVERSARIES),
+    **dict.fromkeys(("words", "pickle"), (Forger,)),
+}
+"""Who is there beside honest people, for those that honest people never meet."""
+CAUGHT_AT: Final = {"request": 15, "memory": 2, "hub": 4}
 """The seed that catches it, among honest people alone, where that is not the first."""
 
 
@@ -75,9 +90,9 @@ def test_a_seed_of_people_always_tells_the_same_story() -> None:
 
 @pytest.mark.parametrize("name", PEOPLE_MUTANTS)
 def test_the_bug_is_caught_by_its_rule(name: str) -> None:
-    """Among honest people alone; those of foreign ids with all the others."""
+    """Among honest people alone, but for those that need others."""
     with switched_on(name):
-        _, violation = run_seed(CAUGHT_AT.get(name, 0), ADVERSARIES if name in ("foreign", "told") else ())
+        _, violation = run_seed(CAUGHT_AT.get(name, 0), BESIDE.get(name, ()))
     assert violation is not None, f"{name} ({PEOPLE_MUTANTS[name].breaks}) was not caught"
     assert violation.rule == CAUGHT_BY[name], str(violation)
 
@@ -100,16 +115,24 @@ class Outcome:
     """Device time of the one beside them."""
 
 
-def beside(kind: type[Notebook], programs: int) -> Outcome:
+_LOOKED_AT: Final[dict[tuple[str, int, str], Outcome]] = {}
+
+
+def beside(kind: type[Notebook], programs: int, mutant: Mutant | None = None) -> Outcome:
     """Two honest people, and one of these with so many programs."""
-    found = [run_calm(seed, kind, programs) for seed in CALM]
-    return Outcome(
-        wait_s=mean(wait for one in found for wait in (*one.waits_s, *one.unserved_s)),
-        honest_s=sum(sum(one.used_s[:2]) for one in found),
-        other_s=sum(one.used_s[2] for one in found),
-    )
+    key = (kind.__name__, programs, "" if mutant is None else mutant.breaks)
+    if key not in _LOOKED_AT:
+        with in_force(() if mutant is None else mutant.changes):
+            found = [run_calm(seed, kind, programs) for seed in CALM]
+        _LOOKED_AT[key] = Outcome(
+            wait_s=mean(wait for one in found for wait in (*one.waits_s, *one.unserved_s)),
+            honest_s=sum(sum(one.used_s[:2]) for one in found),
+            other_s=sum(one.used_s[2] for one in found),
+        )
+    return _LOOKED_AT[key]
 
 
+@pytest.mark.xdist_group("calm_people")  # who always works is looked at once
 @pytest.mark.parametrize(("kind", "programs"), [(Flooder, 3), (Churner, 1), (Liar, 1)])
 def test_who_floods_churns_or_pretends_gains_nothing(kind: type[Notebook], programs: int) -> None:
     """S11, S5: beside each of them honest people wait hardly longer, and have hardly less, than beside a person who
@@ -119,7 +142,6 @@ def test_who_floods_churns_or_pretends_gains_nothing(kind: type[Notebook], progr
     assert other.honest_s >= 0.75 * greedy.honest_s
     assert other.other_s <= 1.25 * (greedy if programs == 1 else beside(Greedy, programs)).other_s
     if kind is Flooder:  # the comparison can fail: in an order by arrival who floods has more of it
-        with in_force(BY_ARRIVAL.changes):
-            flooded = beside(kind, programs)
+        flooded = beside(kind, programs, BY_ARRIVAL)
         assert flooded.wait_s > 2 * greedy.wait_s
         assert flooded.honest_s < 0.75 * greedy.honest_s

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -66,9 +66,9 @@ class _SignIn:
 class HubPeople:
     """The users of one hub. Safe to use from several threads."""
 
-    def __init__(self, studio: Studio, hub: Hub, token: str) -> None:
+    def __init__(self, studio: Studio, hub: Hub, token: str, *, now_s: Callable[[], float] = time.monotonic) -> None:
         """``token``: what the hub shows when it asks for a server's token; the one that it knows the studio by."""
-        self._studio, self.hub = studio, hub
+        self._studio, self.hub, self._now_s = studio, hub, now_s
         self._token = token
         self._lock = threading.Lock()
         self._admitting = threading.Lock()
@@ -87,7 +87,7 @@ class HubPeople:
         with self._lock:
             if len(self._sign_ins) >= SIGN_INS_MAX:
                 del self._sign_ins[next(iter(self._sign_ins))]
-            self._sign_ins[_digest(cookie)] = _SignIn(token, time.monotonic(), threading.Lock())
+            self._sign_ins[_digest(cookie)] = _SignIn(token, self._now_s(), threading.Lock())
         return cookie
 
     def sign_out(self, cookie: str) -> None:
@@ -105,7 +105,7 @@ class HubPeople:
         if found is None:  # the studio was started again
             raise NotSignedIn("the studio was started again since this browser signed in", do="Sign in again.")
         with found.asks:  # several pages of one browser are one question
-            now_s = time.monotonic()
+            now_s = self._now_s()
             if now_s - found.checked_s <= self._studio.settings.hub_recheck_s:
                 return
             if found.failed is not None and now_s - found.failed[0] <= AGAIN_S:
