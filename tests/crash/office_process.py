@@ -106,6 +106,8 @@ class OfficeProcess:
     devices: str = DEVICES
     words: tuple[str, ...] = ()
     """More options of `sublet up`."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """More of its environment."""
     home: Path = field(init=False)
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     lines: list[Line] = field(default_factory=list, init=False)
@@ -125,7 +127,7 @@ class OfficeProcess:
     def env(self, **more: str) -> dict[str, str]:
         env = plain_env()
         own = {"SUBLET_HOME": str(self.home), "XDG_STATE_HOME": str(self.place / "state")}
-        return env | own | {"PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "error", **more}
+        return env | own | {"PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "error", **self.variables, **more}
 
     def start(self, *, strace: Iterable[str] = (), before: Iterable[str] = ()) -> bool:
         """Start it; whether it came to answer. Under strace it may end before that, and elsewhere it must not."""

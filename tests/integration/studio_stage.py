@@ -85,6 +85,11 @@ class StudioStage:
         """By this signal; its exit status."""
         assert self.process is not None
         self.process.send_signal(number)
+        return self.gone()
+
+    def gone(self) -> int:
+        """Wait for the end of one that did not come up; its exit status."""
+        assert self.process is not None
         status = self.process.wait(PATIENCE_S)
         assert self.process.stdout is not None
         self.process.stdout.close()

@@ -199,11 +199,13 @@ def test_settings_that_are_read_again_hold_for_the_next_sign_in(hub: HubStage) -
 
 
 def test_a_hub_that_does_not_answer_lets_no_browser_in(hub: HubStage, ana: str) -> None:
-    """The page says so, and shows nothing of the person's; tokens of the studio's own, and leases, do not ask the hub.
-    When it answers again, so does the page."""
+    """The page says so, and shows nothing of the person's; tokens of the studio's own, and leases, do not ask the hub:
+    a session goes on though studio and office are killed meanwhile. When the hub answers again, so does the page."""
     browser = logged_in(hub, ana)
     assert browser.studio().status_code == 200
     token = hub.studio.people.new_token(ana)
+    mine = Member(hub.studio, token)
+    kept = mine.done("POST", "/v1/sessions", {"name": "kept", "vram": 1 << 30, "ttl": 600})
     assert hub.process is not None
     hub.process.send_signal(signal.SIGSTOP)
     try:
@@ -216,15 +218,22 @@ def test_a_hub_that_does_not_answer_lets_no_browser_in(hub: HubStage, ana: str) 
         until("the sign-in is checked", is_asked, PATIENCE_S)
         assert "JupyterHub did not answer in time" in found[0].text
         assert f"tenant of-{ana}" not in found[0].text
-        assert Member(hub.studio, token).ask("GET", "/v1/sessions").status == 200
+        assert mine.ask("GET", "/v1/sessions").status == 200
         fresh = hub.browser()
         fresh.client.get("/services/studio/hub/sign-in", follow_redirects=False)
         secret = fresh.client.cookies["sublet_studio_hub"]
         answer = fresh.client.get(f"/services/studio/oauth_callback?code=x&state={Handshake(secret).state('/')}")
         assert (answer.status_code, "JupyterHub did not answer" in answer.text) == (503, True)
+        hub.studio.kill()
+        hub.office.kill_office()
+        hub.office.start()
+        hub.studio.start()
+        [same] = mine.done("GET", "/v1/sessions")
+        assert (same["state"], same["lease"]) == ("active", kept["lease"])
     finally:
         hub.process.send_signal(signal.SIGCONT)
-    until("the page is there again", lambda: browser.studio().status_code == 200, PATIENCE_S)
+    until("the page is there again", lambda: card(browser, "kept") == "active", PATIENCE_S)
+    mine.done("POST", f"/v1/sessions/{kept['id']}/end", {"now": True})
 
 
 def test_a_studio_that_is_started_again_asks_the_hub_again(hub: HubStage, ana: str) -> None:
