@@ -36,6 +36,8 @@ from sublet.office.ledger.answers import Granted
 from sublet.office.ledger.records import Want
 from sublet.studio.office import sessions_folder
 from sublet.studio.people import People
+from sublet.studio.records import CellRecord, Entry, Ran
+from sublet.studio.remote import RemoteStore
 from sublet.testing import HeldClock
 from sublet.testing.machine import FaultName
 from sublet.testing.memory import MemoryAgent
@@ -50,8 +52,24 @@ STUDENTS += ["jun", "kofi", "lea", "mia", "noor", "omar", "pia", "quinn", "rosa"
 LAB = ["sven", "tara"]
 GPUS = 4
 MINUTES = 62
-"""Before the pictures."""
+"""Before the people come to the studio."""
+STUDY = 14
+"""Minutes that ana works before the pictures."""
 BROKEN = ResourceId("local/gpu3")
+CELLS = (
+    (41.2, 12.5, 310, 0),
+    (8.4, 2.0, 44, 0),
+    (212.0, 180.3, 9120, 2 * GIB),
+    (3.1, 0.4, 2, 0),
+    (305.7, 298.9, 14400, 0),
+)
+    (41.2, 12.5, 310, 0),
+    (8.4, 2.0, 44, 0),
+    (212.0, 180.3, 9120, 2 * GIB),
+    (3.1, 0.4, 2, 0),
+    (305.7, 298.9, 14400, 0),
+)
+"""Of ana's notebook: seconds held and busy, launches, bytes saved."""
 WIDE = {"width": 1000, "height": 800}
 PHONE = {"width": 360, "height": 740}
 PATIENCE_MS = 60_000
@@ -76,7 +94,7 @@ class Day:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        started = datetime.now(UTC) - timedelta(minutes=MINUTES)
+        started = datetime.now(UTC) - timedelta(minutes=MINUTES + STUDY)
         self.clock = HeldClock(wall_ns=round(started.timestamp() * 1e9))
         self.people = People(sessions_folder(str(home)), wall_ns=time.time_ns, random=secrets.token_bytes)
         self.tokens: dict[str, str] = {}
@@ -186,13 +204,16 @@ class Day:
         self.at_studio("ana", "POST", f"/v1/sessions/{self.find('ana', 'baseline')}/end", {})
         self.start("ana", "ablation", 24)
         self.at_studio("ana", "POST", f"/v1/sessions/{self.find('ana', 'ablation')}/rest", {"now": True})
+        for name in ("ana", "ben"):
+            self.start(name, "thesis", 40, exclusivity="shared")
+            self.busy(name, "thesis")
+        for _ in range(STUDY):
+            asyncio.run_coroutine_threadsafe(self._pass(60.0), self.loop).result()
+        self.cells("ana", "thesis")
         begins = datetime.now(UTC).replace(second=0, microsecond=0)
         ends = min(begins + timedelta(hours=2), begins.replace(hour=23, minute=59))
         when = f"{begins:%Y-%m-%d %H:%M}-{ends:%H:%M}"
         self.ask("POST", "/v1/reservations", {"id": "lab-3", "group": "ml1", "gpus": 1, "when": when, "zone": "UTC"})
-        for name in ("ana", "ben"):
-            self.start(name, "thesis", 40, exclusivity="shared")
-            self.busy(name, "thesis")
         for name, vram in (("cem", 40), ("dora", 40), ("tara", 80), ("eli", 24)):
             self.start(name, "lab-3" if name != "tara" else "sweep", vram)
 
@@ -232,6 +253,25 @@ class Day:
             body = {"epoch": list(held.epoch), "active": True}
             fabric.request("POST", f"/v1/leases/{lease}/activity", body, shape=dict)
             held.leave()
+
+    def cells(self, name: str, session: str) -> None:
+        """What its notebook tells of the cells that ran under its lease."""
+        lease = self.at_studio(name, "GET", f"/v1/sessions/{session}")["lease"]
+        store, ident = RemoteStore(self._address, self.tokens[name]), self.find(name, session)
+        for number, (held_s, busy_s, launches, saved) in enumerate(CELLS, 1):
+            last, now_ns = store.read(0)[-1], time.time_ns()
+            cell = CellRecord(
+                cell=number,
+                lease=lease,
+                at_ns=now_ns - round((sum(one[0] for one in CELLS[number:]) + 20) * 1e9),
+                held_s=held_s,
+                busy_s=busy_s,
+                vram_byte_s=held_s * 40 * GIB,
+                launches=launches,
+                bytes_saved=saved,
+                failed=number == 4,
+            )
+            assert store.append(Entry(seq=last.seq + 1, session=ident, at_ns=now_ns, record=Ran(cell=cell)))
 
 
 @contextlib.contextmanager
@@ -322,6 +362,10 @@ def pictures(day: Day, studio: subprocess.Popen[str], address: str, folder: Path
         keep(visit("cem"), "waiting")
         keep(visit("cem", **phone), "waiting-phone")
         keep(visit("pia"), "empty")
+        bill = f"/sessions/{day.find('ana', 'thesis')}/bill"
+        keep(visit("ana", bill), "bill")
+        keep(visit("ana", bill, **phone, **dark), "bill-phone-dark")
+        keep(visit("ana", f"/sessions/{day.find('ana', 'baseline')}/bill"), "bill-empty")
         keyboard = visit("pia")
         for _ in range(2):
             keyboard.keyboard.press("Tab")

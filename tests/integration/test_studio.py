@@ -28,10 +28,11 @@ from sublet.errors import Disconnected, InvalidRequest, NotFound, Unauthorized, 
 from sublet.studio import FabricOffice, Sessions, open_sessions
 from sublet.studio.office import sessions_folder, this_process
 from sublet.studio.people import INVITE_PREFIX, TOKEN_PREFIX, Scope
-from sublet.studio.records import Abandoned, Asked, Declined, Entry, Started, Terms
+from sublet.studio.records import Abandoned, Asked, CellRecord, Declined, Entry, Ran, Started, Terms
 from sublet.studio.remote import RemoteStore
 from sublet.studio.right import find_right
 from sublet.studio.service import Studio
+from sublet.studio.session_bill import bill_row
 from sublet.studio.web import BODY_MAX_BYTES, studio_app
 from sublet.values import GIB, MIB
 from tests.integration.office_stage import OfficeStage
@@ -229,12 +230,14 @@ def test_what_is_anothers_does_not_exist(studio: StudioStage, ana: Member, bob: 
                     asked = path.replace("{id}", ident).replace("{what}", what)
                     if path.startswith("/v1/"):
                         answer = bob.ask(method, asked, {} if method == "POST" else None)
+                    elif method == "GET":
+                        answer = browser.look(asked)
                     else:
                         answer = browser.press(asked)
                     answers.append((answer.status, answer.text.replace(ident, "ID")))
                 assert answers[0] == answers[1] == answers[2], path
                 assert answers[0][0] == 404
-    assert met == 12
+    assert met == 14
     assert bob.done("GET", "/v1/sessions?all=1") == []
     assert hers["id"] not in browser.look().text
     assert ana.done("GET", "/v1/sessions?all=1") == before
@@ -692,6 +695,54 @@ def test_records_are_taken_from_the_persons_own_programs_as_the_table_allows(stu
         RemoteStore(studio.address, None)
     with pytest.raises(Disconnected, match=r"the studio at .* did not answer"):
         RemoteStore("http://127.0.0.1:1", "x").read(0)
+
+
+def test_a_bill_by_cell_is_the_same_to_program_and_page_and_comes_to_the_sessions_bill(
+    studio: StudioStage, ana: Member
+) -> None:
+    """Of two leases and the cells that its notebook told of, also some lines at a time; and of what held nothing."""
+    session = start(ana, "billed")["id"]
+    start(ana, "empty", "resting", later=True)
+    store, number = RemoteStore(studio.address, ana.token), 0
+    for _ in range(2):
+        lease = ana.done("GET", f"/v1/sessions/{session}")["lease"]
+        for _ in range(2):
+            number += 1
+            cell = CellRecord(
+                cell=number, lease=lease, at_ns=time.time_ns(), held_s=0.01, busy_s=0.004, vram_byte_s=1.0
+            )
+            entry = Entry(seq=store.read(0)[-1].seq + 1, session=session, at_ns=time.time_ns(), record=Ran(cell=cell))
+            assert store.append(entry)
+        ana.done("POST", f"/v1/sessions/{session}/rest", {})
+        if number < 4:
+            assert ana.done("POST", f"/v1/sessions/{session}/resume", {})["state"] == "active"
+    path = f"/v1/sessions/{session}/bill"
+    until("both leases are billed", lambda: ana.done("GET", path)["count"] == 6)
+    whole = ana.done("GET", path)
+    assert [one["cell"] for one in whole["lines"]] == [1, 2, None, 3, 4, None]
+    assert [one["end"] for one in whole["lines"] if one["cell"] is None] == ["released", "released"]
+    assert whole["next"] is None
+    with sublet.connect(home=studio.home) as owner:
+        (billed,) = [line for line in owner.bill(by="session") if line.key == session]
+    for what, unit in (("cost", 10**6), ("gpu_seconds", 10**9), ("held_seconds", 10**9)):
+        came_to = sum(round(one[what] * unit) for one in whole["lines"])
+        assert came_to == round(whole["total"][what] * unit) == round(getattr(billed, what) * unit), what
+    parts, after = list[Any](), ""
+    while after is not None:
+        part = ana.done("GET", f"{path}?limit=4&after={after}" if after else f"{path}?limit=4")
+        parts += part["lines"]
+        after = part["next"]
+    assert parts == whole["lines"]
+    for bad in ("limit=0", "limit=1001", "limit=x", "after=x", f"after={time.time_ns() + 10**12}.1.1"):
+        assert ana.ask("GET", f"{path}?{bad}").status == 400, bad
+    browser = ana.browser()
+    shown = as_text(browser.look(f"/sessions/{session}/bill"))
+    for one in whole["lines"]:
+        assert " ".join(bill_row(one)) in shown, (one, shown)
+    assert f"/sessions/{session}/bill" in browser.look().text
+    empty = ana.done("GET", "/v1/sessions/empty")["id"]
+    assert "Nothing was held by this session" in browser.look(f"/sessions/{empty}/bill").text
+    assert browser.look(f"/sessions/{session}/bill?after=x").status == 400
 
 
 def test_the_owners_person_has_the_sessions_of_the_command(studio: StudioStage) -> None:
@@ -1487,6 +1538,7 @@ BY_TOKEN: Final[dict[str, set[str]]] = {
     "POST /v1/sessions": {"bob", "ana", "olga"},
     "GET /v1/sessions/{id}": {"looks", "reads", *HERS},
     "GET /v1/sessions/{id}/explain": {"looks", "reads", *HERS},
+    "GET /v1/sessions/{id}/bill": {"looks", "reads", *HERS},
     "POST /v1/sessions/{id}/resume": HERS,
     "POST /v1/sessions/{id}/accept": HERS,
     "POST /v1/sessions/{id}/decline": HERS,
@@ -1507,6 +1559,7 @@ BY_COOKIE: Final[dict[str, set[str]]] = {
     "POST /office/clear": {"olga"},
     "GET /course/{group}": {"tea", "olga"},
     "GET /course/{group}/live": {"tea", "olga"},
+    "GET /sessions/{id}/bill": {"looks", *HERS},
     "POST /sessions/{id}/{what}": HERS,
     "POST /sign-out": {"bob", "other", "one", "looks", "ana", "tea", "olga"},
 }

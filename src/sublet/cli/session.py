@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
-from urllib.parse import urlencode
 
 from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.exits import DONE
@@ -230,48 +229,30 @@ def bill(
     session`. What a cell did is what its notebook measured; what was billed for a lease is divided by how long each
     cell had it.
     """
-    from sublet.lease.value import rfc3339
-    from sublet.studio.cell_bill import CellLine, cell_bill
-    from sublet.wire.http import BillLine
+    from msgspec import to_builtins
+
+    from sublet.studio.cell_bill import CellLine
+    from sublet.studio.session_bill import bill_heads, bill_lines, bill_row, sum_row
 
     if as_csv and as_json:
         raise UsageError("--csv and --json contradict each other", do="Give one of them.")
     fabric, sessions = _reach()
     found = _settled(sessions, session)
-    until = urlencode({"until": rfc3339(time.time_ns())})
-    leases = fabric.request("GET", f"/v1/bill?by=lease&{until}", shape=list[BillLine])
-    totals = fabric.request("GET", f"/v1/bill?by=session&{until}", shape=list[BillLine])
     own = [entry for entry in sessions.entries(0) if entry.session == found.id]
-    total = next((line for line in totals if line.key == found.id), None)
-    lines = [] if total is None else [one.document() for one in cell_bill(found, own, leases, total)]
+    cells, total = bill_lines(fabric, found, own, time.time_ns())
+    lines = [one.document() for one in cells]
     if as_json:
         document(lines)
     elif as_csv:
         writer = csv.DictWriter(sys.stdout, list(CellLine(session="", name="").document()), lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines)
-    elif not lines:
+    elif total is None:
         print("Nothing was held by this session.")
     else:
-        print(table(["CELL", "LEASE", "HELD", "BUSY", "GPU TIME", "SAVED", "WAITED", "COST", "END"], _cell_rows(lines)))
+        rows = [*map(bill_row, lines), sum_row(to_builtins(total))]
+        print(table([head.upper() for head in bill_heads(total.currency)], [list(row) for row in rows]))
     return DONE
-
-
-def _cell_rows(lines: list[Json]) -> list[list[str]]:
-    return [
-        [
-            "outside of cells" if one["cell"] is None else f"[{one['cell']}]" + " failed" * one["failed"],
-            one["lease"] or "others",
-            seconds(one["held_seconds"]),
-            seconds(one["busy_seconds"]),
-            seconds(one["gpu_seconds"]),
-            format_size(one["bytes_saved"]) if one["bytes_saved"] > 0 else "-",
-            seconds(one["waited_seconds"]),
-            f"{one['cost']:.6f}",
-            one["end"] or "-",
-        ]
-        for one in lines
-    ]
 
 
 def explain(*, session: SessionArg, as_json: AsJson = False) -> int:

@@ -5,15 +5,14 @@
 
 # General layout: states (the table) · records (values and their fold) · store (records on disk) · remote (records that
 # a studio keeps) · sessions (what is done with them, step by step) · office (the public API, as sessions use it) ·
-# views (sessions as documents) · cell_bill (a line for each cell) · drawing (the table in the docs). For many people:
-# people (who, and their tokens) ·
-# right (the studio's own, at the office) · roster (a list of them) · service (the sessions of each) · look (the office,
-# read once for all open pages) · open_pages (which of them have changed) · overview (the office, for operators) ·
-# presence (who is connected) · api (what programs ask) · web
-# (the API and the pages over HTTP) · page, overview_page and course_page (the pages as text) · plan (what the planner
-# found for a course) · config (its settings) · metrics (its numbers). With a JupyterHub: hub (for the hub's own
-# configuration) · hub_api (what is asked of the hub) · hub_people (its users here, and their servers). A program behind
-# HTTP: serving (the table and the rules) · serve (its driver).
+# views (sessions as documents) · cell_bill (a line for each cell) · session_bill (as a document, some lines at a time)
+# · drawing (the table in the docs). For many people: people (who, and their tokens) · right (the studio's own, at the
+# office) · roster (a list of them) · service (the sessions of each) · look (the office, read once for all open pages) ·
+# open_pages (which of them have changed) · overview (the office, for operators) · presence (who is connected) · api
+# (what programs ask) · web (the API and the pages over HTTP) · page, overview_page and course_page (the pages as text)
+# · plan (what the planner found for a course) · config (its settings) · metrics (its numbers). With a JupyterHub: hub
+# (for the hub's own configuration) · hub_api (what is asked of the hub) · hub_people (its users here, and their
+# servers). A program behind HTTP: serving (the table and the rules) · serve (its driver).
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import msgspec
 from sublet.errors import InvalidRequest
 from sublet.studio.records import Entry, Terms
 from sublet.studio.service import PersonSessions
+from sublet.studio.session_bill import LINES, LINES_MAX
 from sublet.studio.views import Json
 from sublet.values import MIB, Exclusivity, Tier, valid_text
 from sublet.wire.decoders import decode_as
@@ -160,6 +161,55 @@ class SessionView(msgspec.Struct, kw_only=True):
     bill: BillLine | None
 
 
+class LineOfBill(msgspec.Struct, kw_only=True):
+    """What one cell consumed, or what of a lease no cell had."""
+
+    session: str
+    name: str
+    cell: int | None
+    """Null: outside of cells."""
+    lease: str
+    """Empty: of leases that no record of the session names."""
+    at: str | None
+    """When the cell ended."""
+    held_seconds: float
+    busy_seconds: float
+    gpu_seconds: float
+    """Of whole devices."""
+    vram_byte_seconds: float | None
+    """Of GPU memory that was leased; null outside of cells."""
+    launches: int | None
+    """Null where they were not counted."""
+    launch_errors: int | None
+    """Known of a lease, in its line outside of cells."""
+    bytes_saved: int
+    waited_seconds: float
+    """In the queue."""
+    cost: float
+    currency: str
+    end: str | None
+    """How the lease ended, in its line outside of cells."""
+    failed: bool
+
+
+class BillOfSession(msgspec.Struct, kw_only=True):
+    """Lines of the bill of one session as of one moment; all lines come to ``total``, to the unit."""
+
+    session: str
+    name: str
+    until: str
+    """The moment, RFC 3339."""
+    total: BillLine | None
+    """The session's line of the office's bill; null where nothing was held."""
+    count: int
+    """Of all lines."""
+    before: int
+    """Of lines before these."""
+    lines: list[LineOfBill]
+    next: str | None
+    """For ``after``: the lines behind these, of the same moment; null: there are none."""
+
+
 class ExplainView(msgspec.Struct, kw_only=True):
     """A session, and the office's explanation of its lease or request."""
 
@@ -207,6 +257,13 @@ def _rest(mine: PersonSessions, ask: Ask) -> Json:
 
 def _end(mine: PersonSessions, ask: Ask) -> Json:
     return mine.end(ask.id, now=ask.read(StopBody).now)
+
+
+def _bill(mine: PersonSessions, ask: Ask) -> Json:
+    limit = ask.query.get("limit", str(LINES))
+    if not limit.isascii() or not limit.isdigit() or len(limit) > 4 or not 1 <= int(limit) <= LINES_MAX:
+        raise InvalidRequest("limit is no number of lines", do=f"Give a number from 1 to {LINES_MAX}.")
+    return mine.bill(ask.id, after=ask.query.get("after", ""), most=int(limit))
 
 
 def _records(mine: PersonSessions, ask: Ask) -> list[Entry]:
@@ -276,6 +333,17 @@ API: Final = (
         handler=lambda mine, ask: mine.explain(ask.id),
         summary="Why it waits, or what may end its lease",
         answer=ExplainView,
+    ),
+    ApiRoute(
+        method="GET",
+        path=f"{_SESSION}/bill",
+        handler=_bill,
+        summary="Its bill, a line for each cell",
+        answer=BillOfSession,
+        query={
+            "after": "`next` of the answer before, for the lines behind it",
+            "limit": f"how many lines at most (default {LINES}, at most {LINES_MAX})",
+        },
     ),
     ApiRoute(
         method="POST",

@@ -12,6 +12,7 @@ from sublet.errors import SubletError
 from sublet.invocation import typeable
 from sublet.lease.value import rfc3339
 from sublet.studio.people import Person, Token
+from sublet.studio.session_bill import bill_heads, bill_row, sum_row
 from sublet.studio.views import CELL_HEADS, Json, about, cell_row, offer_facts, place, state, the_bill
 from sublet.values import format_size
 
@@ -92,6 +93,44 @@ def sessions_part(token: Token, views: Sequence[Json], form: str) -> str:
         body = tag("table", tag("thead", heads), tag("tbody", *rows))
         parts.append(_details("ended", f"Ended ({len(ended)})", body))
     return "".join(parts)
+
+
+def bill_page(person: Person, form: str, bill: Json) -> str:
+    """The bill of one session, a line for each cell."""
+    back = tag("p", tag("a", "Back to your sessions", href="/"))
+    total, said = bill["total"], list[str]()
+    if total is None:
+        said.append(tag("p", "Nothing was held by this session, so it has cost nothing.", class_="none"))
+    else:
+        heads = tag("tr", *(tag("th", text, scope="col") for text in bill_heads(total["currency"])))
+        rows = (_bill_row(bill_row(line), class_="" if line["cell"] is None else "cell") for line in bill["lines"])
+        table = tag("table", tag("thead", heads), tag("tbody", *rows), tag("tfoot", _bill_row(sum_row(total))))
+        said.append(tag("p", the_bill(total)))
+        said.append(tag("article", tag("div", table, class_="wide", tabindex="0"), *_bill_pages(bill), class_="bill"))
+        said.append(tag("p", "What no cell had of a lease stands outside of cells.", class_="dim"))
+    as_of = tag("p", f"As of {bill['until'][:10]} {bill['until'][11:19]} UTC", class_="dim")
+    title = tag("h2", f"Bill of {bill['name']}")
+    return whole_page(header(person, form), tag("main", title, as_of, *said, back))
+
+
+def _bill_row(cells: Sequence[str], **more: str) -> Html:
+    name, *rest = cells
+    return tag("tr", tag("th", name, scope="row"), *(tag("td", cell) for cell in rest), **more)
+
+
+def _bill_pages(bill: Json) -> list[Html]:
+    """Which lines these are, where they are not all."""
+    path, before, shown = f"/sessions/{bill['session']}/bill", bill["before"], len(bill["lines"])
+    if shown == bill["count"]:
+        return []
+    first = (tag("a", "First lines, as of now", href=path),) if before else ()
+    following = (tag("a", "Next lines", href=f"{path}?after={bill['next']}"),) if bill["next"] else ()
+    said = (
+        f"Lines {before + 1} to {before + shown} of {bill['count']}"
+        if shown
+        else f"All {bill['count']} lines are before"
+    )
+    return [tag("p", tag("span", said), *first, *following, class_="pages")]
 
 
 def sign_in_page(error: SubletError | None = None) -> str:
@@ -279,7 +318,7 @@ def _card(view: Json, form: str, *, may_change: bool) -> Html:
         why = f"{last['reason']}: {last['detail']}" if last["detail"] else last["reason"]
         facts.append(("last lease", f"{why}, {moment(last['until'])}"))
     facts.append(("saved", moment(view["saved_at"]) if view["saved_at"] else "nothing yet"))
-    facts.append(("bill so far", the_bill(view["bill"]) if view["bill"] else "nothing yet"))
+    facts.append(("bill so far", _bill_and_lines(view) if view["bill"] else "nothing yet"))
     if view["suspended"]:
         next_step = "Its program is suspended: run the next cell of its notebook, which goes on with it."
     elif offer:
@@ -332,8 +371,14 @@ def _details(ident: str, summary: str, body: Html) -> Html:
     return tag("details", tag("summary", summary), tag("div", body, class_="wide"), id=ident)
 
 
+def _bill_and_lines(view: Json) -> Html:
+    """The bill so far, and where its lines are."""
+    lines = tag("a", "line by line", href=f"/sessions/{view['id']}/bill")
+    return tag("span", the_bill(view["bill"]), " · ", lines)
+
+
 def _ended_row(view: Json) -> Html:
-    bill = the_bill(view["bill"]) if view["bill"] else "nothing"
+    bill = _bill_and_lines(view) if view["bill"] else "nothing"
     cells = (view["name"], moment(view["started_at"]), view["volume"], bill)
     return tag("tr", *(tag("td", cell) for cell in cells))
 

@@ -36,6 +36,7 @@ from sublet.studio.presence import Presence, Presences
 from sublet.studio.records import Entry, Record, Session, Started, Terms
 from sublet.studio.remote import PAGE
 from sublet.studio.right import OfficeRight
+from sublet.studio.session_bill import LINES, Place, bill_view
 from sublet.studio.sessions import NOTHING, Sessions, no_session
 from sublet.studio.states import SessionState
 from sublet.studio.store import SqliteStore
@@ -254,6 +255,17 @@ class PersonSessions:
         lease = view["lease"]
         why = None if lease is None else self._fabric.request("GET", f"/v1/leases/{lease}/explain", shape=dict)
         return {"session": view, "lease": why}
+
+    def bill(self, text: str, *, after: str = "", most: int = LINES) -> Json:
+        """The bill of a session, a line for each cell: at most so many lines, the first ones, or those ``after`` the
+        lines of an earlier answer."""
+        found, now_ns = self._sessions.find(text), time.time_ns()
+        place = Place.read(after, now_ns) if after else None
+        self._sessions.settle()
+        entries = self._sessions.entries(0)
+        if place is None:
+            place = Place(now_ns, entries[-1].seq)
+        return bill_view(self._fabric, found, entries, place, most)
 
     def records(self, after: int, only: str | None = None) -> list[Entry]:
         """Those behind this one, ``PAGE`` at a time: the store of the person's notebooks. ``only``: as if there were no

@@ -81,7 +81,7 @@ HEARTBEAT_S: Final = 10.0
 HANDSHAKE_COOKIE: Final = "sublet_studio_hub"
 HANDSHAKE_S: Final = 600
 """A sign-in at the hub may take so long."""
-_PAGES: Final = re.compile(r"/|/office(/audit)?|/course/[a-z0-9._-]{1,63}")
+_PAGES: Final = re.compile(r"/|/office(/audit)?|/course/[a-z0-9._-]{1,63}|/sessions/s-[0-9a-f]{12}/bill")
 """Where a browser may go on to when it is signed in."""
 _SECRET: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 TOKEN_VALID: Final = "90d"
@@ -153,6 +153,7 @@ def studio_app(studio: Studio, hub: HubPeople | None = None) -> Starlette:
         Route("/office/clear", web.form(_clear, "/office"), methods=["POST"]),
         Route("/course/{group}", web.page(_course), methods=["GET"]),
         Route("/course/{group}/live", web.live(_course_part, of_office=True), methods=["GET"]),
+        Route("/sessions/{id}/bill", web.page(_bill), methods=["GET"]),
         Route("/sessions/{id}/{what}", web.form(_changed_by_form), methods=["POST"]),
         Route("/live", web.live(_sessions_part), methods=["GET"]),
         Route("/studio.css", _file("studio.css", "text/css"), methods=["GET"]),
@@ -258,6 +259,13 @@ def _sessions(visit: _Visit) -> str:
 
 def _sessions_part(visit: _Visit) -> str:
     return page.sessions_part(visit.token, visit.sessions, visit.form)
+
+
+def _bill(visit: _Visit) -> str:
+    ident = visit.request.path_params["id"]
+    _check_scope(visit.token.scope, visit.request, visit.mine)
+    bill = visit.mine.bill(ident, after=visit.request.query_params.get("after", ""))
+    return page.bill_page(visit.person, visit.form, bill)
 
 
 def _office(visit: _Visit) -> str:

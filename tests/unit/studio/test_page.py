@@ -11,6 +11,7 @@ from sublet.errors import InvalidRequest
 from sublet.studio.page import (
     ConnectView,
     Html,
+    bill_page,
     error_page,
     insist_page,
     join_page,
@@ -231,3 +232,68 @@ def test_the_page_says_how_a_program_connects(how: dict[str, Any], says: str, ex
     assert found == {"SUBLET_STUDIO_TOKEN", *exports}
     assert 'action="/tokens/revoke"' in page
     assert "export SUBLET_STUDIO_TOKEN=secret" in token_page(PERSON, "f", "laptop", "secret", connect(**how))
+
+
+def bill(**more: Any) -> dict[str, Any]:
+    amounts = {"held_seconds": 60.0, "busy_seconds": 4.0, "gpu_seconds": 60.0, "waited_seconds": 0.0, "cost": 0.5}
+    cell = {**amounts, "cell": 3, "lease": "l-1", "bytes_saved": 0, "end": None, "failed": False}
+    said: dict[str, Any] = {
+        "leases": 1,
+        "launches": 0,
+        "launch_errors": 0,
+        "saves": 0,
+        "bytes_saved": 0,
+        "ended": {},
+        "currency": "EUR",
+    }
+    usual = {
+        "session": "s-1",
+        "name": "thesis",
+        "until": "2026-11-23T10:00:29Z",
+        "total": {**amounts, **said},
+        "count": 2,
+        "before": 0,
+        "lines": [cell, {**cell, "cell": None, "end": "idle"}],
+        "next": None,
+    }
+    return usual | more
+
+
+def test_a_bill_has_a_row_for_each_line_and_their_sum() -> None:
+    shown = bill_page(PERSON, "f", bill())
+    texts = Elements(shown).texts
+    assert texts[texts.index("[3]") :][:4] == ["[3]", "l-1", "1m", "4s"]
+    assert {"outside of cells", "idle", "in all", "Cost, EUR", "As of 2026-11-23 10:00:29 UTC"} <= set(texts)
+    assert "lines" not in "".join(texts), "all of them are here"
+
+
+@pytest.mark.parametrize(
+    ("before", "lines", "following", "says"),
+    [
+        (0, 2, "1.2.2", ["Lines 1 to 2 of 5", "Next lines"]),
+        (2, 2, "1.2.4", ["Lines 3 to 4 of 5", "First lines, as of now", "Next lines"]),
+        (4, 1, None, ["Lines 5 to 5 of 5", "First lines, as of now"]),
+        (9, 0, None, ["No more lines", "First lines, as of now"]),
+    ],
+)
+def test_a_long_bill_says_which_lines_these_are(
+    before: int, lines: int, following: str | None, says: list[str]
+) -> None:
+    part = bill()["lines"][:1] * lines
+    shown = bill_page(PERSON, "f", bill(count=5, before=before, lines=part, next=following))
+    found = Elements(shown)
+    assert [text for text in found.texts if "ines" in text] == says
+    assert (("href", "/sessions/s-1/bill?after=1.2.2") in found.attributes) is (following == "1.2.2")
+
+
+def test_a_session_that_held_nothing_has_a_bill_that_says_so() -> None:
+    shown = bill_page(PERSON, "f", bill(total=None, lines=[], count=0))
+    assert "Nothing was held by this session" in shown
+    assert "<table" not in shown
+
+
+def test_no_name_in_a_bill_is_markup() -> None:
+    line = bill()["lines"][0] | {"lease": EVIL, "end": EVIL}
+    shown = bill_page(PERSON, "f", bill(name=EVIL, lines=[line], total=bill()["total"] | {"currency": EVIL}))
+    assert "script" not in Elements(shown).names
+    assert "img" not in Elements(shown).names
