@@ -63,12 +63,6 @@ CELLS = (
     (3.1, 0.4, 2, 0),
     (305.7, 298.9, 14400, 0),
 )
-    (41.2, 12.5, 310, 0),
-    (8.4, 2.0, 44, 0),
-    (212.0, 180.3, 9120, 2 * GIB),
-    (3.1, 0.4, 2, 0),
-    (305.7, 298.9, 14400, 0),
-)
 """Of ana's notebook: seconds held and busy, launches, bytes saved."""
 WIDE = {"width": 1000, "height": 800}
 PHONE = {"width": 360, "height": 740}

@@ -125,11 +125,7 @@ def _bill_pages(bill: Json) -> list[Html]:
         return []
     first = (tag("a", "First lines, as of now", href=path),) if before else ()
     following = (tag("a", "Next lines", href=f"{path}?after={bill['next']}"),) if bill["next"] else ()
-    said = (
-        f"Lines {before + 1} to {before + shown} of {bill['count']}"
-        if shown
-        else f"All {bill['count']} lines are before"
-    )
+    said = f"Lines {before + 1} to {before + shown} of {bill['count']}" if shown else "No more lines"
     return [tag("p", tag("span", said), *first, *following, class_="pages")]
 
 

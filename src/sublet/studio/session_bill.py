@@ -86,18 +86,18 @@ def bill_view(fabric: Fabric, session: Session, entries: Sequence[Entry], place:
 def bill_heads(currency: str) -> tuple[str, ...]:
     """Of a table of lines."""
     cost = f"Cost, {currency}" if currency else "Cost"
-    return ("Cell", "Lease", "Held", "Busy", "GPU time", "Saved", "Waited", cost, "End")
+    return ("Cell", "Held", "Busy", "GPU time", cost, "Saved", "Waited", "Lease", "End")
 
 
 def bill_row(line: Json) -> tuple[str, ...]:
     """One line, under ``bill_heads``."""
     cell = "outside of cells" if line["cell"] is None else f"[{line['cell']}]{' failed' if line['failed'] else ''}"
-    return (cell, line["lease"] or "others", *_amounts(line), line["end"] or "-")
+    return (cell, *_amounts(line), line["lease"] or "others", line["end"] or "-")
 
 
 def sum_row(total: Json) -> tuple[str, ...]:
     """What all lines come to: the office's line of the session."""
-    return ("in all", "", *_amounts(total), "")
+    return ("in all", *_amounts(total), "", "")
 
 
 def _amounts(line: Json) -> tuple[str, ...]:
@@ -105,11 +105,11 @@ def _amounts(line: Json) -> tuple[str, ...]:
         _seconds(line["held_seconds"]),
         _seconds(line["busy_seconds"]),
         _seconds(line["gpu_seconds"]),
+        f"{line['cost']:.6f}",
         format_size(line["bytes_saved"]) if line["bytes_saved"] > 0 else "-",
         _seconds(line["waited_seconds"]),
-        f"{line['cost']:.6f}",
     )
 
 
 def _seconds(value: float) -> str:
-    return format_duration(round(value * NS_PER_S))
+    return format_duration(round(value * NS_PER_S)) if value else "-"
