@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import sublet
+from sublet.client.guest_streams import open_streams
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 
@@ -70,6 +72,31 @@ def test_it_reads_what_it_is_given(lease: sublet.Lease) -> None:
         assert guest.wait(PATIENCE_S) == 0
         with pytest.raises(BrokenPipeError):
             guest.write(b"more")
+
+
+def test_a_program_with_a_loop_of_its_own_reads_and_writes_without_waiting(lease: sublet.Lease) -> None:
+    """More both ways than any buffer has room for, before anything is read; and the end is told."""
+    blob = os.urandom(1 << 20) * 5
+    with lease.start(["cat"]) as guest:
+        streams = open_streams(guest)
+        with contextlib.closing(streams):
+            for at in range(0, len(blob), 700_000):
+                streams.send(blob[at : at + 700_000])
+            assert streams.wants_write, "the guest cannot have room for it"
+            came, room = bytearray(), select.poll()
+            while not streams.is_over:
+                room.register(streams.fileno(), select.POLLIN | (select.POLLOUT if streams.wants_write else 0))
+                assert room.poll(PATIENCE_S * 1000), f"after {len(came)} bytes nothing comes"
+                for piece in streams.pump():
+                    assert piece.stream == "stdout"
+                    came += piece.data
+                if len(came) == len(blob) and guest.exit_code is None:
+                    guest.close_stdin()
+            assert came == blob
+            assert streams.lost is None
+            streams.send(b"more")
+            assert streams.pump() == []
+        assert guest.wait(PATIENCE_S) == 0
 
 
 def test_its_input_goes_on_after_a_close(lease: sublet.Lease) -> None:

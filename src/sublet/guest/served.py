@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import queue
+import select
 import signal
 import sys
 import threading
@@ -81,6 +82,15 @@ class _Open:
                 raise Cancelled
             self.credit -= size
 
+    def takes_now(self, size: int) -> bool:
+        """Whether so much may be sent now, in which case it is taken."""
+        with self.changed:
+            if self.cancelled:
+                raise Cancelled
+            has_credit = self.credit >= size
+            self.credit -= size if has_credit else 0
+            return has_credit
+
     def give(self, size: int, *, cancelled: bool = False) -> None:
         with self.changed:
             self.credit += size
@@ -88,15 +98,47 @@ class _Open:
             self.changed.notify_all()
 
 
+class Out:
+    """Writes frames into a pipe, whole and in order, from any thread. Where nothing reads any more the program ends."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self._lock = threading.Lock()
+        self._rest = bytearray()
+        """What the pipe has no room for."""
+
+    def put(self, data: bytes = b"") -> bool:
+        """Write this after what is left, as far as there is room; whether nothing is left. It never waits."""
+        with self._lock:
+            self._rest += data
+            try:
+                while self._rest:
+                    del self._rest[: os.write(self.fd, self._rest)]
+            except BlockingIOError:
+                return False
+            except BrokenPipeError:
+                os._exit(1)
+            return True
+
+    def say(self, data: bytes) -> None:
+        """Write all of it. For threads that may wait."""
+        is_written = self.put(data)
+        while not is_written:
+            room = select.poll()
+            room.register(self.fd, select.POLLOUT)
+            room.poll()
+            is_written = self.put()
+
+
 class Program:
     """The loaded program, and its end of the line."""
 
     def __init__(self, out: int, place: Callable[[], Place]) -> None:
         """``place``: where it saves."""
-        self._out, self._place = out, place
+        self._out, self._place = Out(out), place
         self._kept: Durable[bytes] | None = None
         """What it saved last, and with what the next save goes on."""
-        self._writing = threading.Lock()
         self._open: dict[int, _Open] = {}
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
@@ -104,6 +146,8 @@ class Program:
         self._is_loaded = False
         self._todo: queue.SimpleQueue[tuple[int, dict[str, Any], bytes]] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
+        """Of an ASGI application, in a thread of its own: requests are refused also while the application blocks it."""
+        self._answering = set[asyncio.Task[None]]()
         self._module = types.ModuleType("app")
 
     # ---- loading
@@ -129,7 +173,7 @@ class Program:
             if restore is None:
                 raise Unfit("it saved something under an earlier lease, and has no function `restore` any more")
             restore(self._kept.value)
-        for _ in range(head["threads"]):
+        for _ in range(head["threads"] if self._loop is None else 0):
             threading.Thread(target=self._work, daemon=True).start()
         self._is_loaded = True
         self.say(FrameKind.LOADED)
@@ -148,7 +192,10 @@ class Program:
                 self.say(FrameKind.REFUSED, frame.request)
             case FrameKind.REQUEST:
                 head, (body,) = split_head(frame.body)
-                self._todo.put((frame.request, head, body))
+                if self._loop is None:
+                    self._todo.put((frame.request, head, body))
+                else:
+                    self._loop.call_soon_threadsafe(self._begin_asgi, self._loop, frame.request, head, body)
             case FrameKind.CANCEL if known is not None:
                 known.give(0, cancelled=True)
             case FrameKind.CREDIT if known is not None:
@@ -160,34 +207,76 @@ class Program:
         while True:
             number, head, body = self._todo.get()
             try:
-                if self._loop is not None:
-                    asyncio.run_coroutine_threadsafe(self._asgi(number, head, body), self._loop).result()
-                else:
-                    self._handle(number, head, body)
-                self.say(FrameKind.END, number)
-            except Cancelled:
-                self.say(FrameKind.END, number)
+                last = self._handle(number, head, body)
             except BaseException as error:  # noqa: BLE001 - the caller is told
-                traceback.print_exc()
-                kind = "unfit" if isinstance(error, Unfit) else "raised"
-                self.say(FrameKind.ERROR, number, _message(kind, error))
-            finally:
-                with self._lock:
-                    self._open.pop(number, None)
-                    self._idle.notify_all()
+                last = _end_of(number, error)
+            self._out.say(last)
+            self._close(number)
 
-    def _handle(self, number: int, head: dict[str, Any], body: bytes) -> None:
+    def _close(self, number: int) -> None:
+        """Its answer is whole, or will not be."""
+        with self._lock:
+            self._open.pop(number, None)
+            self._idle.notify_all()
+
+    def _handle(self, number: int, head: dict[str, Any], body: bytes) -> bytes:
+        """Answer it, but for the last frames, which are returned: those of a short answer go out together."""
         headers = {name.lower(): value for name, value in head["headers"]}
         request = Request(head["method"], head["path"], head["query"], headers, body)
         status, said, answer = _parts(self._module.handle(request))
-        self._begin(number, status, said)
+        known, begin, end = self._open[number], _head_of(number, status, said), encode(FrameKind.END, number)
+        if isinstance(answer, bytes) and len(answer) <= PIECE_MAX:
+            known.take(len(answer))
+            return b"".join((begin, *(encode(FrameKind.PIECE, number, part) for part in _parted(answer)), end))
+        self._out.say(begin)
         for piece in (answer,) if isinstance(answer, bytes) else answer:
             if not isinstance(piece, bytes):
                 raise Unfit(f"`handle` answered with a piece that is {type(piece).__name__}: pieces are bytes")
-            self._send(number, piece)
+            for part in _parted(piece):
+                known.take(len(part))
+                self._out.say(encode(FrameKind.PIECE, number, part))
+        return end
 
-    async def _asgi(self, number: int, head: dict[str, Any], body: bytes) -> None:
-        loop, came = asyncio.get_running_loop(), [False]
+    def _begin_asgi(self, loop: asyncio.AbstractEventLoop, number: int, head: dict[str, Any], body: bytes) -> None:
+        task = loop.create_task(self._answer_asgi(loop, number, head, body))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer_asgi(
+        self, loop: asyncio.AbstractEventLoop, number: int, head: dict[str, Any], body: bytes
+    ) -> None:
+        frames = bytearray()
+        """That go out together: the head with what follows it, and the last piece with the end."""
+
+        def flush() -> None:
+            data = bytes(frames)
+            frames.clear()
+            if not self._out.put(data):
+                loop.add_writer(self._out.fd, self._write_rest, loop)
+
+        def say(data: bytes, now: bool) -> None:
+            if not frames and not now:
+                loop.call_soon(flush)  # at the latest when the application waits for something
+            frames.extend(data)
+            if now:
+                flush()
+
+        try:
+            await self._asgi(number, head, body, say)
+            last = encode(FrameKind.END, number)
+        except BaseException as error:  # noqa: BLE001 - the caller is told
+            last = _end_of(number, error)
+        frames.extend(last)
+        flush()
+        self._close(number)
+
+    def _write_rest(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._out.put():
+            loop.remove_writer(self._out.fd)
+
+    async def _asgi(self, number: int, head: dict[str, Any], body: bytes, say: Callable[[bytes, bool], None]) -> None:
+        """``say`` takes a frame, and whether it goes out now."""
+        loop, known, came = asyncio.get_running_loop(), self._open[number], [False]
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in head["headers"]]
         scope = {
             "type": "http",
@@ -213,30 +302,17 @@ class Program:
         async def send(message: Mapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 said = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message.get("headers", ())]
-                self._begin(number, message["status"], said)
+                say(_head_of(number, message["status"], said), False)
             elif message["type"] == "http.response.body":
                 piece = message.get("body", b"")
                 if not isinstance(piece, bytes):
                     raise Unfit(f"the application sent a body that is {type(piece).__name__}: bodies are bytes")
-                await loop.run_in_executor(None, self._send, number, piece)
+                for part in _parted(piece):
+                    if not known.takes_now(len(part)):
+                        await loop.run_in_executor(None, known.take, len(part))
+                    say(encode(FrameKind.PIECE, number, part), bool(message.get("more_body")))
 
         await self._module.app(scope, receive, send)
-
-    def _begin(self, number: int, status: int, headers: _Headers) -> None:
-        if not 200 <= status <= 599:
-            raise Unfit(f"{status!r:.40} is no status of an answer")
-        body = json.dumps({"status": status, "headers": [[str(name), str(value)] for name, value in headers]}).encode()
-        if len(body) > HEAD_MAX:
-            raise Unfit(f"the headers of the answer take more than {HEAD_MAX} bytes")
-        self.say(FrameKind.HEAD, number, body)
-
-    def _send(self, number: int, piece: bytes) -> None:
-        with self._lock:
-            known = self._open[number]
-        for at in range(0, len(piece), PIECE_MAX):
-            part = piece[at : at + PIECE_MAX]
-            known.take(len(part))
-            self.say(FrameKind.PIECE, number, part)
 
     # ---- leaving
 
@@ -272,14 +348,32 @@ class Program:
         self._kept.checkpoint()
 
     def say(self, kind: FrameKind, request: int = 0, body: bytes = b"") -> None:
-        """A frame to the server. Where nothing reads any more there is nothing left to do here."""
-        view = memoryview(encode(kind, request, body))
-        with self._writing:
-            while view:
-                try:
-                    view = view[os.write(self._out, view) :]
-                except BrokenPipeError:
-                    os._exit(1)
+        """A frame to the server."""
+        self._out.say(encode(kind, request, body))
+
+
+def _head_of(number: int, status: int, headers: _Headers) -> bytes:
+    """The frame with which an answer begins."""
+    if not 200 <= status <= 599:
+        raise Unfit(f"{status!r:.40} is no status of an answer")
+    body = json.dumps({"status": status, "headers": [[str(name), str(value)] for name, value in headers]}).encode()
+    if len(body) > HEAD_MAX:
+        raise Unfit(f"the headers of the answer take more than {HEAD_MAX} bytes")
+    return encode(FrameKind.HEAD, number, body)
+
+
+def _end_of(number: int, error: BaseException) -> bytes:
+    """The frame with which an answer ends where this was raised."""
+    if isinstance(error, Cancelled):
+        return encode(FrameKind.END, number)
+    traceback.print_exception(error)
+    kind = "unfit" if isinstance(error, Unfit) else "raised"
+    return encode(FrameKind.ERROR, number, _message(kind, error))
+
+
+def _parted(piece: bytes) -> Iterable[bytes]:
+    """In parts of the size that one frame may have."""
+    return (piece[at : at + PIECE_MAX] for at in range(0, len(piece), PIECE_MAX))
 
 
 def _parts(answer: object) -> tuple[int, list[tuple[str, str]], bytes | Iterable[object]]:

@@ -14,7 +14,6 @@ import html
 import json
 import math
 import os
-import queue
 import signal
 import sys
 import threading
@@ -24,7 +23,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from sublet.background import start_task, start_thread
 from sublet.client.fabric import Fabric
-from sublet.client.guests import Guest, environment, start_spec
+from sublet.client.guest_streams import GuestStreams, open_streams
+from sublet.client.guests import Guest, Output, environment, start_spec
 from sublet.client.lease import Lease
 from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError
 from sublet.state.checkpoints.atomic_files import read_whole
@@ -76,6 +76,8 @@ SAVE_S: Final = 10.0
 LEAVE_S: Final = 2.0
 """And to end when it was told to."""
 TICK_S: Final = 0.25
+CREDIT_STEP: Final = WINDOW // 4
+"""Bytes that the reader of an answer has taken before the program is given credit for them again."""
 RETRY_S: Final = 1.0
 """Before a lease is asked for again where the office did not answer."""
 RETRY_AFTER_S: Final = 10
@@ -112,16 +114,28 @@ class _Answer:
         self.parts: asyncio.Queue[_Part] = asyncio.Queue()
         self.owed = WINDOW
         """Bytes that the program may still send."""
+        self.taken = 0
+        """Bytes that its reader took and that the program was given no new credit for."""
 
 
 class _Run:
     """The program under one lease."""
 
-    def __init__(self, guest: Guest) -> None:
+    def __init__(self, guest: Guest, streams: GuestStreams) -> None:
         self.guest = guest
-        self.frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.streams = streams
+        """Read and written on the loop alone, so that a request passes through no thread of its own."""
+        self.reader = FrameReader(FROM_PROGRAM)
+        self.said = set[FrameKind]()
+        self.printed = 0
         self.has_left = threading.Event()
+        self.is_silent = threading.Event()
+        """Nothing more comes from it."""
         self.is_gone = threading.Event()
+        self.is_watched = False
+        """Whether the loop waits for room to write to it."""
+        self.is_unreadable = False
+        """What it says is no sequence of frames any more."""
         self.broke = ""
         """How it broke the protocol, for which it is ended."""
 
@@ -202,12 +216,16 @@ class ServedProgram:
                     return  # what has gone out is not whole, and the server hangs up on its reader
 
     def _credit(self, number: int, answer: _Answer, size: int) -> None:
-        run = self._run
-        if run is not None and self._answers.get(number) is answer:
-            answer.owed += size
-            run.frames.put(encode(FrameKind.CREDIT, number, size.to_bytes(8, "big")))
-            with contextlib.suppress(TransitionError):
-                self._served.moved(number, self._now())
+        """The reader took a piece. Credit is given in steps, so that not every piece costs a frame."""
+        if self._run is None or self._answers.get(number) is not answer:
+            return
+        answer.taken += size
+        if answer.taken >= CREDIT_STEP:
+            answer.owed += answer.taken
+            self._tell(FrameKind.CREDIT, number, answer.taken.to_bytes(8, "big"))
+            answer.taken = 0
+        with contextlib.suppress(TransitionError):
+            self._served.moved(number, self._now())
 
     def _left(self, number: int) -> None:
         if self._answers.pop(number, None) is not None:
@@ -246,8 +264,7 @@ class ServedProgram:
                 case Send(number):
                     self._give(number)
                 case Cancel(number):
-                    if self._run is not None:
-                        self._run.frames.put(encode(FrameKind.CANCEL, number))
+                    self._tell(FrameKind.CANCEL, number)
                 case Say(number) | Break(number):
                     if (answer := self._answers.pop(number, None)) is not None:
                         answer.parts.put_nowait(effect)
@@ -270,9 +287,14 @@ class ServedProgram:
                 busy.close()
 
     def _give(self, number: int) -> None:
-        answer = self._answers.get(number)
-        if self._run is not None and answer is not None:
-            self._run.frames.put(encode(FrameKind.REQUEST, number, with_head(answer.head, answer.body)))
+        if (answer := self._answers.get(number)) is not None:
+            self._tell(FrameKind.REQUEST, number, with_head(answer.head, answer.body))
+
+    def _tell(self, kind: FrameKind, number: int, body: bytes = b"") -> None:
+        """A frame to the program. If it is gone its end will be heard of."""
+        if (run := self._run) is not None:
+            run.streams.send(encode(kind, number, body))
+            self._watch(run)
 
     async def _tick(self) -> None:
         while True:
@@ -281,16 +303,14 @@ class ServedProgram:
 
     def _post(self, act: Callable[[], list[Effect]]) -> None:
         """Decide on the loop, from another thread."""
-
-        def on_loop() -> None:
-            try:
-                effects = act()
-            except TransitionError as error:
-                effects = self._broke(str(error))
-            self._do(effects)
-
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(on_loop)
+            self._loop.call_soon_threadsafe(lambda: self._do(self._decided(act)))
+
+    def _decided(self, act: Callable[[], list[Effect]]) -> list[Effect]:
+        try:
+            return act()
+        except TransitionError as error:
+            return self._broke(str(error))
 
     def _broke(self, how: str) -> list[Effect]:
         """The program sent what is no protocol: it is ended."""
@@ -343,17 +363,20 @@ class ServedProgram:
                 raise InvalidRequest(f"{self._path} has more than {SOURCE_MAX} bytes")
             volume = block.enter_context(self._volume())
             # requests are its use, and not that it runs
-            run = _Run(guest := start_spec(lease, self._spec(lease), busy=False, volume=volume))
-            head = {"name": self._path.name, "threads": self._limits.concurrent}
-            run.frames.put(encode(FrameKind.LOAD, 0, with_head(head, source)))
-            _ = start_thread("served_frames", lambda: _write(run))
-            self._loop.call_soon_threadsafe(self._set_run, run)
+            guest = start_spec(lease, self._spec(lease), busy=False, volume=volume)
             try:
-                self._read(run)
-            finally:
-                run.frames.put(None)
+                run = _Run(guest, open_streams(guest))
+                head = {"name": self._path.name, "threads": self._limits.concurrent}
+                load = encode(FrameKind.LOAD, 0, with_head(head, source))
+                self._loop.call_soon_threadsafe(self._begin, run, load)
+                run.is_silent.wait()
+                with contextlib.suppress(TimeoutError, SubletError):  # how it ended is told on another connection
+                    guest.wait(LEAVE_S)
                 run.is_gone.set()
+            finally:
                 guest.close()
+            if run.streams.lost is not None:
+                raise run.streams.lost
             end = lease.end
             said = run.broke or (f"exit {guest.exit_code}" if end is None else f"{end.reason}: {end.detail}")
         except LeaseEnded as error:  # before it was started
@@ -393,9 +416,6 @@ class ServedProgram:
     def _load_failed(self, said: str) -> list[Effect]:
         return self._served.failed(said, self._now()) if self._served.state is ProgramState.LOADING else []
 
-    def _set_run(self, run: _Run) -> None:
-        self._run = run
-
     def _lost(self, said: str) -> list[Effect]:
         self._run, self._lease = None, None
         effects = self._served.lost(said, self._now())
@@ -411,34 +431,58 @@ class ServedProgram:
         with contextlib.suppress(SubletError):
             self._sessions.rest(self.session.id, even_if_busy=True)
 
-    # ---- on threads: what the program says
+    # ---- on the loop: what the program says
 
-    def _read(self, run: _Run) -> None:
-        reader, printed, said = FrameReader(FROM_PROGRAM), 0, set[FrameKind]()
-        for piece in run.guest.output():
-            if piece.stream == "stderr":
-                printed += len(piece.data)
-                if printed - len(piece.data) <= PRINTED_MAX < printed:
-                    self._post(lambda: self._broke(f"it printed more than {PRINTED_MAX >> 20} MiB"))
-            if piece.stream != "stdout":
-                continue
-            try:
-                frames = reader.feed(piece.data)
-                for frame in frames:
-                    if frame.kind in _ONCE:
-                        if frame.kind in said:
-                            raise BrokenFrames(f"it said {frame.kind.name} twice")
-                        said.add(frame.kind)
-                    if frame.kind is FrameKind.LEAVING:
-                        if error := message_in(frame.body):
-                            _log(f"The program could not save, and what it saved before is kept: {error}")
-                        run.has_left.set()
-                    self._post(functools.partial(self._came, frame))
-            except BrokenFrames as error:
-                run.broke = str(error)
-                self._post(functools.partial(self._broke, run.broke))
-                _end(run)
-                return
+    def _begin(self, run: _Run, load: bytes) -> None:
+        self._run = run
+        self._loop.add_reader(run.streams.fileno(), self._pump, run)
+        run.streams.send(load)
+        self._pump(run)  # it may have said something while it was attached to
+
+    def _watch(self, run: _Run) -> None:
+        """What found no room in the socket goes when there is some."""
+        streams = run.streams
+        if not streams.is_over and streams.wants_write is not run.is_watched:
+            run.is_watched = streams.wants_write
+            if run.is_watched:
+                self._loop.add_writer(streams.fileno(), self._pump, run)
+            else:
+                self._loop.remove_writer(streams.fileno())
+
+    def _pump(self, run: _Run) -> None:
+        streams = run.streams
+        for piece in streams.pump():
+            self._heard(run, piece)
+        if not streams.is_over:
+            self._watch(run)
+        elif not run.is_silent.is_set():
+            self._loop.remove_reader(streams.fileno())
+            self._loop.remove_writer(streams.fileno())
+            streams.close()
+            run.is_silent.set()
+
+    def _heard(self, run: _Run, piece: Output) -> None:
+        if piece.stream == "stderr":
+            run.printed += len(piece.data)
+            if run.printed - len(piece.data) <= PRINTED_MAX < run.printed:
+                self._do(self._broke(f"it printed more than {PRINTED_MAX >> 20} MiB"))
+        if piece.stream != "stdout" or run.is_unreadable:
+            return
+        try:
+            for frame in run.reader.feed(piece.data):
+                if frame.kind in _ONCE:
+                    if frame.kind in run.said:
+                        raise BrokenFrames(f"it said {frame.kind.name} twice")
+                    run.said.add(frame.kind)
+                if frame.kind is FrameKind.LEAVING:
+                    if error := message_in(frame.body):
+                        _log(f"The program could not save, and what it saved before is kept: {error}")
+                    run.has_left.set()
+                self._do(self._decided(functools.partial(self._came, frame)))
+        except BrokenFrames as error:
+            run.is_unreadable = True
+            self._do(self._broke(str(error)))
+            _ = start_thread("served_end", functools.partial(_end, run))
 
     def _came(self, frame: Frame) -> list[Effect]:
         """One frame, on the loop."""
@@ -507,14 +551,6 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return seen.st_mtime_ns, seen.st_size
-
-
-def _write(run: _Run) -> None:
-    while (frame := run.frames.get()) is not None:
-        try:
-            run.guest.write(frame)
-        except (OSError, SubletError):  # it is gone, which its reader notices
-            return
 
 
 def _end(run: _Run) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from sublet.errors import NotFound
-from sublet.guest.served import SCHEMA
+from sublet.guest.served import SCHEMA, Out
 from sublet.state.checkpoints.durable import Durable
 from sublet.wire.served import FROM_PROGRAM, WINDOW, Frame, FrameKind, FrameReader, encode, with_head
 
@@ -83,10 +87,10 @@ class Program:
         assert self.process.stdin is not None
         self.process.stdin.write(encode(kind, request, body))
 
-    def ask(self, path: str, body: bytes = b"", **headers: str) -> int:
+    def ask(self, path: str, body: bytes = b"", query: str = "", **headers: str) -> int:
         self._number += 1
         named = [(name.replace("_", "-"), value) for name, value in headers.items()]
-        head = {"method": "POST", "path": path, "query": "", "headers": named}
+        head = {"method": "POST", "path": path, "query": query, "headers": named}
         self.tell(K.REQUEST, self._number, with_head(head, body))
         return self._number
 
@@ -169,8 +173,18 @@ def test_what_is_no_answer_is_an_error_of_that_request_alone() -> None:
         assert served.answer("/body", b"ok")[1] == b"ko", "it goes on"
 
 
-def test_an_answer_waits_for_its_credit_and_ends_when_nothing_reads_it() -> None:
-    with program() as served:
+LARGE_ASGI: Final = """
+async def app(scope, receive, send):
+    body = (await receive())["body"]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    size = 5_000_000 if scope["path"] == "/large" else 0
+    await send({"type": "http.response.body", "body": b"x" * size + body[::-1]})
+"""
+
+
+@pytest.mark.parametrize("source", [HANDLERS, LARGE_ASGI], ids=["handle", "asgi"])
+def test_an_answer_waits_for_its_credit_and_ends_when_nothing_reads_it(source: str) -> None:
+    with program(source) as served:
         assert served.next().kind is K.LOADED
         number, got = served.ask("/large"), 0
         assert served.next().kind is K.HEAD
@@ -250,3 +264,77 @@ def test_an_asgi_application_is_served_as_it_is() -> None:
         assert served.answer("/", b"in", x_asked="y") == (head, b"onetwo")
         error, body = served.answer("/text", b"in", x_asked="y")
         assert ("a body that is str" in error, body) == (True, b"onetwo")
+
+
+@pytest.mark.parametrize("source", [HANDLERS, LARGE_ASGI], ids=["handle", "asgi"])
+def test_a_short_answer_is_one_write(source: str) -> None:
+    """Each write wakes the supervisor, and then the server: head, piece and end are not three of them."""
+    with program(source) as served:
+        assert served.next().kind is K.LOADED
+        for _ in range(3):
+            number = served.ask("/body", b"ab")
+            assert served.process.stdout is not None
+            frames = FrameReader(FROM_PROGRAM).feed(served.process.stdout.read(1 << 16))
+            assert [frame.kind for frame in frames] == [K.HEAD, K.PIECE, K.END]
+            assert {frame.request for frame in frames} == {number}
+
+
+BLOCKS: Final = """
+import os, time
+async def app(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+    while not os.path.exists(scope["query_string"].decode()):
+        time.sleep(0.01)
+    await send({"type": "http.response.body", "body": b"done"})
+"""
+
+
+def test_while_an_application_blocks_its_loop_its_pieces_are_there_and_late_requests_are_refused(
+    tmp_path: Path,
+) -> None:
+    """What is refused goes to the next lease, and is not lost with this one."""
+    with program(BLOCKS) as served:
+        assert served.next().kind is K.LOADED
+        first = served.ask("/", query=str(tmp_path / "go"))
+        assert [served.next().kind, served.next()] == [K.HEAD, Frame(K.PIECE, first, b"begun")]
+        served.process.send_signal(signal.SIGTERM)
+        late = served.ask("/", query=str(tmp_path / "go"))
+        while not select.select([served.process.stdout], [], [], 0.1)[0]:  # it was taken before the signal came
+            late = served.ask("/", query=str(tmp_path / "go"))
+        assert served.next() == Frame(K.REFUSED, late, b"")
+        (tmp_path / "go").touch()
+        ends = [served.next(), served.next()]
+        assert [(frame.kind, frame.request) for frame in ends] == [(K.PIECE, first), (K.END, first)]
+
+
+def test_frames_of_many_threads_are_whole_and_in_order_where_the_pipe_is_full() -> None:
+    reads, writes = os.pipe()
+    out = Out(writes)
+    try:
+        while out.put(b"#" * 1000):
+            pass
+
+        def say(thread: int) -> None:
+            for number in range(100):
+                out.say(encode(K.PIECE, thread, str(number).encode() * 1000))
+
+        threads = [threading.Thread(target=say, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        frames, reader, filling = list[Frame](), FrameReader(FROM_PROGRAM), True
+        while len(frames) < 400:
+            data = os.read(reads, 1 << 16)
+            if filling:
+                data = data.lstrip(b"#")
+                filling = not data
+            frames += reader.feed(data)
+        for thread in threads:
+            thread.join(60)
+        assert out.put()
+        for number in range(4):
+            own = [frame.body for frame in frames if frame.request == number]
+            assert own == [str(one).encode() * 1000 for one in range(100)]
+    finally:
+        os.close(reads)
+        os.close(writes)
