@@ -83,15 +83,16 @@ def test_a_program_with_a_loop_of_its_own_reads_and_writes_without_waiting(lease
             for at in range(0, len(blob), 700_000):
                 streams.send(blob[at : at + 700_000])
             assert streams.wants_write, "the guest cannot have room for it"
-            came, room = bytearray(), select.poll()
+            came, room, is_told = bytearray(), select.poll(), False
             while not streams.is_over:
                 room.register(streams.fileno(), select.POLLIN | (select.POLLOUT if streams.wants_write else 0))
                 assert room.poll(PATIENCE_S * 1000), f"after {len(came)} bytes nothing comes"
                 for piece in streams.pump():
                     assert piece.stream == "stdout"
                     came += piece.data
-                if len(came) == len(blob) and guest.exit_code is None:
+                if len(came) == len(blob) and not is_told:
                     guest.close_stdin()
+                    is_told = True
             assert came == blob
             assert streams.lost is None
             streams.send(b"more")

@@ -300,6 +300,7 @@ def test_while_an_application_blocks_its_loop_its_pieces_are_there_and_late_requ
         assert [served.next().kind, served.next()] == [K.HEAD, Frame(K.PIECE, first, b"begun")]
         served.process.send_signal(signal.SIGTERM)
         late = served.ask("/", query=str(tmp_path / "go"))
+        assert served.process.stdout is not None
         while not select.select([served.process.stdout], [], [], 0.1)[0]:  # it was taken before the signal came
             late = served.ask("/", query=str(tmp_path / "go"))
         assert served.next() == Frame(K.REFUSED, late, b"")

@@ -40,7 +40,7 @@ def pages(bills: Any, records: list[Entry], most: int, more: list[Entry]) -> lis
 def test_pages_are_of_one_moment_and_come_to_the_bill_whatever_is_recorded_meanwhile(most: int) -> None:
     records = entries(asked(), granted("l-1"), *(ran(number, "l-1", 7.0) for number in range(1, 6)))
     more = [Entry(seq=99, session=IDENT, at_ns=99, record=ran(6, "l-1", 4.0))]
-    bills = Bills(60.0)
+    bills: Any = Bills(60.0)
     found = pages(bills, records, most, more)
     lines = [one for page in found for one in page["lines"]]
     assert [one["cell"] for one in lines] == [1, 2, 3, 4, 5, None]
