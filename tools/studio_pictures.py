@@ -53,15 +53,15 @@ LAB = ["sven", "tara"]
 GPUS = 4
 MINUTES = 62
 """Before the people come to the studio."""
-STUDY = 14
+STUDY = 8
 """Minutes that ana works before the pictures."""
 BROKEN = ResourceId("local/gpu3")
 CELLS = (
     (41.2, 12.5, 310, 0),
     (8.4, 2.0, 44, 0),
-    (212.0, 180.3, 9120, 2 * GIB),
+    (150.2, 128.3, 9120, 2 * GIB),
     (3.1, 0.4, 2, 0),
-    (305.7, 298.9, 14400, 0),
+    (190.7, 188.9, 14400, 0),
 )
 """Of ana's notebook: seconds held and busy, launches, bytes saved."""
 WIDE = {"width": 1000, "height": 800}
@@ -95,6 +95,7 @@ class Day:
         self.loop = asyncio.new_event_loop()
         self.ready, self.over = threading.Event(), asyncio.Event()
         self.chance = random.Random(20)
+        self.is_lab_training = False
         self._address = ""
 
     def run(self) -> None:
@@ -147,8 +148,8 @@ class Day:
 
     async def _minute(self, minute: int) -> None:
         """Students come for some minutes each; the lab trains throughout; one card breaks."""
-        if minute == MINUTES - 20:
-            await self._lend("sven", "l-detector", minutes=45)
+        if minute >= MINUTES - 16 and not self.is_lab_training:
+            self.is_lab_training = await self._lend("sven", "l-detector", minutes=45)
         if minute % 3 == 0 and minute < MINUTES - 10:
             await self._lend(
                 STUDENTS[(minute // 3) % len(STUDENTS)], f"l-day-{minute}", minutes=self.chance.randint(3, 9)
@@ -157,7 +158,8 @@ class Day:
             self.agent.faults.turn_on(FaultName.SCRUB_FAILURE, BROKEN)
         await self._pass(60.0)
 
-    async def _lend(self, tenant: str, lease: str, *, minutes: int) -> None:
+    async def _lend(self, tenant: str, lease: str, *, minutes: int) -> bool:
+        """Whether a device was free for it."""
         command = cmd.Acquire(
             tenant=TenantId(tenant),
             lease=LeaseId(lease),
@@ -172,6 +174,7 @@ class Day:
             epoch = answer.lease.epoch
             assert epoch is not None
             self.agent.touch(LeaseId(lease), epoch)
+        return isinstance(answer, Granted)
 
     async def _pass(self, seconds: float) -> None:
         self.clock.advance(seconds)
