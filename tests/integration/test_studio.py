@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 from msgspec import structs
@@ -727,7 +727,7 @@ def test_a_bill_by_cell_is_the_same_to_program_and_page_and_comes_to_the_session
     for what, unit in (("cost", 10**6), ("gpu_seconds", 10**9), ("held_seconds", 10**9)):
         came_to = sum(round(one[what] * unit) for one in whole["lines"])
         assert came_to == round(whole["total"][what] * unit) == round(getattr(billed, what) * unit), what
-    parts, after = list[Any](), ""
+    parts, after = list[Any](), cast("str | None", "")
     while after is not None:
         part = ana.done("GET", f"{path}?limit=4&after={after}" if after else f"{path}?limit=4")
         parts += part["lines"]
