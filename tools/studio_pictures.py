@@ -52,16 +52,13 @@ STUDENTS += ["jun", "kofi", "lea", "mia", "noor", "omar", "pia", "quinn", "rosa"
 LAB = ["sven", "tara"]
 GPUS = 4
 MINUTES = 62
-"""Before the people come to the studio."""
-STUDY = 8
-"""Minutes that ana works before the pictures."""
+"""Before the pictures."""
 BROKEN = ResourceId("local/gpu3")
 CELLS = (
-    (41.2, 12.5, 310, 0),
-    (8.4, 2.0, 44, 0),
-    (150.2, 128.3, 9120, 2 * GIB),
-    (3.1, 0.4, 2, 0),
-    (190.7, 188.9, 14400, 0),
+    (0.81, 0.42, 310, 0),
+    (0.12, 0.06, 44, 0),
+    (1.24, 1.13, 9120, 2 * GIB),
+    (0.05, 0.02, 2, 0),
 )
 """Of ana's notebook: seconds held and busy, launches, bytes saved."""
 WIDE = {"width": 1000, "height": 800}
@@ -88,14 +85,13 @@ class Day:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        started = datetime.now(UTC) - timedelta(minutes=MINUTES + STUDY)
+        started = datetime.now(UTC) - timedelta(minutes=MINUTES)
         self.clock = HeldClock(wall_ns=round(started.timestamp() * 1e9))
         self.people = People(sessions_folder(str(home)), wall_ns=time.time_ns, random=secrets.token_bytes)
         self.tokens: dict[str, str] = {}
         self.loop = asyncio.new_event_loop()
         self.ready, self.over = threading.Event(), asyncio.Event()
         self.chance = random.Random(20)
-        self.is_lab_training = False
         self._address = ""
 
     def run(self) -> None:
@@ -148,8 +144,8 @@ class Day:
 
     async def _minute(self, minute: int) -> None:
         """Students come for some minutes each; the lab trains throughout; one card breaks."""
-        if minute >= MINUTES - 16 and not self.is_lab_training:
-            self.is_lab_training = await self._lend("sven", "l-detector", minutes=45)
+        if minute == MINUTES - 20:
+            await self._lend("sven", "l-detector", minutes=45)
         if minute % 3 == 0 and minute < MINUTES - 10:
             await self._lend(
                 STUDENTS[(minute // 3) % len(STUDENTS)], f"l-day-{minute}", minutes=self.chance.randint(3, 9)
@@ -158,8 +154,7 @@ class Day:
             self.agent.faults.turn_on(FaultName.SCRUB_FAILURE, BROKEN)
         await self._pass(60.0)
 
-    async def _lend(self, tenant: str, lease: str, *, minutes: int) -> bool:
-        """Whether a device was free for it."""
+    async def _lend(self, tenant: str, lease: str, *, minutes: int) -> None:
         command = cmd.Acquire(
             tenant=TenantId(tenant),
             lease=LeaseId(lease),
@@ -174,7 +169,6 @@ class Day:
             epoch = answer.lease.epoch
             assert epoch is not None
             self.agent.touch(LeaseId(lease), epoch)
-        return isinstance(answer, Granted)
 
     async def _pass(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -201,16 +195,14 @@ class Day:
         self.at_studio("ana", "POST", f"/v1/sessions/{self.find('ana', 'baseline')}/end", {})
         self.start("ana", "ablation", 24)
         self.at_studio("ana", "POST", f"/v1/sessions/{self.find('ana', 'ablation')}/rest", {"now": True})
-        for name in ("ana", "ben"):
-            self.start(name, "thesis", 40, exclusivity="shared")
-            self.busy(name, "thesis")
-        for _ in range(STUDY):
-            asyncio.run_coroutine_threadsafe(self._pass(60.0), self.loop).result()
-        self.cells("ana", "thesis")
         begins = datetime.now(UTC).replace(second=0, microsecond=0)
         ends = min(begins + timedelta(hours=2), begins.replace(hour=23, minute=59))
         when = f"{begins:%Y-%m-%d %H:%M}-{ends:%H:%M}"
         self.ask("POST", "/v1/reservations", {"id": "lab-3", "group": "ml1", "gpus": 1, "when": when, "zone": "UTC"})
+        for name in ("ana", "ben"):
+            self.start(name, "thesis", 40, exclusivity="shared")
+            self.busy(name, "thesis")
+        self.cells("ana", "thesis")
         for name, vram in (("cem", 40), ("dora", 40), ("tara", 80), ("eli", 24)):
             self.start(name, "lab-3" if name != "tara" else "sweep", vram)
 
@@ -260,7 +252,7 @@ class Day:
             cell = CellRecord(
                 cell=number,
                 lease=lease,
-                at_ns=now_ns - round((sum(one[0] for one in CELLS[number:]) + 20) * 1e9),
+                at_ns=now_ns - round((sum(one[0] for one in CELLS[number:])) * 1e9),
                 held_s=held_s,
                 busy_s=busy_s,
                 vram_byte_s=held_s * 40 * GIB,
