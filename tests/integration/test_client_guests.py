@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import sublet
-from sublet.client.guest_streams import open_streams
+from sublet.client.guests import open_streams
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 

@@ -329,6 +329,12 @@ EXEMPT: Final = (
         reason="awaited by the application that sends",
     ),
     Exemption(
+        module="guest.served",
+        call="create_task",
+        count=1,
+        reason="in a guest: one request to an application; each failure is told to who asked",
+    ),
+    Exemption(
         module="studio.serve",
         call="create_task",
         count=1,

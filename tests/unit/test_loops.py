@@ -114,7 +114,6 @@ ONCE: Final = {
     "served": "one connection to a guest; what it raises is told to the holder",
     "served_acquire": "one lease for a served program; if it fails, who waits is told, and the next request asks again",
     "served_end": "ends one run of a served program; it is gone with its lease otherwise",
-    "served_frames": "what one run of a served program is told; if it cannot be written, the run is lost",
     "served_launch": "one run of a served program; what ends it is told to who waits",
     "served_withdraw": "gives up one place in the queue; it lapses with the studio's sign of life otherwise",
     "status": "shows a line once",

@@ -23,8 +23,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from sublet.background import start_task, start_thread
 from sublet.client.fabric import Fabric
-from sublet.client.guest_streams import GuestStreams, open_streams
-from sublet.client.guests import Guest, Output, environment, start_spec
+from sublet.client.guests import Guest, GuestStreams, Output, environment, open_streams, start_spec
 from sublet.client.lease import Lease
 from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError
 from sublet.state.checkpoints.atomic_files import read_whole
