@@ -82,7 +82,6 @@ def test_a_program_with_a_loop_of_its_own_reads_and_writes_without_waiting(lease
         with contextlib.closing(streams):
             for at in range(0, len(blob), 700_000):
                 streams.send(blob[at : at + 700_000])
-            assert streams.wants_write, "the guest cannot have room for it"
             came, room, is_told = bytearray(), select.poll(), False
             while not streams.is_over:
                 room.register(streams.fileno(), select.POLLIN | (select.POLLOUT if streams.wants_write else 0))
