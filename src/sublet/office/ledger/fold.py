@@ -74,6 +74,7 @@ def _rebased(state: State, event: ev.Rebased, now: Now) -> None:
     for used in (*state.books.accounts.values(), *state.books.group_accounts.values()):
         used.shift(shift)
     state.books.periods_from_ns += shift
+    state.tenants_changed()
     for cooling in state.books.cool_until_ns.values():
         for tenant in cooling:
             cooling[tenant] += shift
@@ -85,6 +86,7 @@ def _rebased(state: State, event: ev.Rebased, now: Now) -> None:
         if lease.status in LIVE_STATES:
             lease.extended_ns += event.extended_ns
             lease.number += 1  # an agent on a clock of its own must take the new deadline for news
+    state.index_asked()
     state.timers.clear()
     state.armed.clear()
     for lease in state.leases.values():
@@ -205,7 +207,7 @@ def _tenant_set(state: State, event: ev.TenantSet, now: Now) -> None:
         state.move_tenant(event.tenant.id, into, now)
     state.tenants[event.tenant.id] = event.tenant
     state.books.removed.pop(event.tenant.id, None)
-    state.weights_changed()
+    state.tenants_changed()
     state.capacity_version += 1
 
 
@@ -214,19 +216,19 @@ def _tenant_removed(state: State, event: ev.TenantRemoved, now: Now) -> None:
     state.books.removed[event.tenant] = event.generation
     state.books.accounts.pop(event.tenant, None)
     state.books.bursts.pop(event.tenant, None)
-    state.weights_changed()
+    state.tenants_changed()
     tenant_gone(state, event.tenant)
 
 
 def _group_set(state: State, event: ev.GroupSet, now: Now) -> None:
     state.books.groups[event.group.id] = event.group
-    state.weights_changed()
+    state.tenants_changed()
     state.capacity_version += 1
 
 
 def _group_removed(state: State, event: ev.GroupRemoved, now: Now) -> None:
     state.books.groups.pop(event.group, None)
-    state.weights_changed()
+    state.tenants_changed()
     state.books.group_accounts.pop(event.group, None)
     group_gone(state, event.group)
     state.capacity_version += 1

@@ -43,16 +43,20 @@ class Shares:
         self._state, self._now_ns, self._policy = state, now_ns, policy
         self._capacity, self._decay = state.capacity, state.decay
         self._ahead = policy.held_counts_as_ns * self._decay.weight(now_ns)
+        self._at_rest = state.shares_at_rest(self._decay.period(now_ns)[0])
 
     def of_group(self, group: GroupId) -> tuple[int, GroupId]:
         account = self._state.books.group_accounts.get(group)
         return 0 if account is None else self._share(account, self._state.group(group).weight), group
 
     def of_tenant(self, tenant: TenantId) -> int:
-        account = self._state.books.accounts.get(tenant)
-        if account is None:  # as of most who wait in a long line
-            return 0
-        return self._share(account, self._state.weight_of(tenant))
+        found = self._at_rest.get(tenant)
+        if found is None:
+            account = self._state.books.accounts.get(tenant)
+            found = 0 if account is None else self._share(account, self._state.weight_of(tenant))
+            if account is None or not (any(account.level) or account.at_ns > self._now_ns):
+                self._at_rest[tenant] = found
+        return found
 
     def after_half_a_turn(self, account: Account, level: Sequence[int], weight: int) -> int:
         """The share per weight with half a maximum hold more, in which this much is held."""
@@ -95,18 +99,20 @@ class InOrder:
     def _group(self, lines: Mapping[TenantId, Sequence[Waiting]]) -> Iterator[LeaseId]:
         """The requests of one group, as they were when the walk came to it."""
         shares = self._shares
-        lines = {tenant: list(line) for tenant, line in lines.items()}
+        own: dict[TenantId, list[Waiting]] = {}
         heads = [(shares.of_tenant(tenant), line[0], tenant, 0) for tenant, line in lines.items()]
         heapq.heapify(heads)
         while heads:
             share, (*_, lease), tenant, index = heads[0]
+            if not index:  # a line changes only as its own requests are granted on the way
+                own[tenant] = list(lines[tenant])
             yield lease
-            if index + 1 == len(lines[tenant]):
+            if index + 1 == len(own[tenant]):
                 heapq.heappop(heads)
                 continue
             if not self._still_waits(lease):
                 share = shares.of_tenant(tenant)
-            heapq.heapreplace(heads, (share, lines[tenant][index + 1], tenant, index + 1))
+            heapq.heapreplace(heads, (share, own[tenant][index + 1], tenant, index + 1))
 
     def _still_waits(self, lease: LeaseId) -> bool:
         return self._state.leases[lease].status is LeaseStatus.QUEUED

@@ -7,13 +7,13 @@ empty device that is large enough, so that large things stay whole for those who
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest, nsmallest
 from typing import Final
 
 import msgspec
 
-from sublet.office.ledger.records import Want
+from sublet.office.ledger.records import LOCAL_TENANT, Want
 from sublet.office.ledger.rooms import Room
 from sublet.values import MILLIS_PER_DEVICE, Exclusivity, Kind, NodeId, TenantId
 from sublet.wire.orders import Device, Part
@@ -69,11 +69,16 @@ class FreeRooms:
         self._rooms = {node: [room for room in here if room.free > 0] for node, here in rooms.items()}
         self._too_much: set[Sequence[Want]] = set()
 
-    def have_room_for(self, wants: tuple[Want, ...], tenant: TenantId) -> bool:
+    def have_room_for(self, wants: tuple[Want, ...]) -> bool:
         """Whether the wants would fit on any node if nothing were kept for others."""
-        if wants not in self._too_much and fit(wants, tenant, self._rooms, mix=True) is None:
+        if wants not in self._too_much and not self.have_room_outside((), wants):
             self._too_much.add(wants)
         return wants not in self._too_much
+
+    def have_room_outside(self, closed: Container[NodeId], wants: tuple[Want, ...]) -> bool:
+        """The same on a node that is not closed."""
+        rooms = {node: here for node, here in self._rooms.items() if node not in closed}
+        return fit(wants, LOCAL_TENANT, rooms, mix=True) is not None  # mixed, tenants make no difference
 
 
 def _alternatives(wants: Sequence[Want]) -> Iterator[Sequence[Want]]:

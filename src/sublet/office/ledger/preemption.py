@@ -53,6 +53,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.office.ledger.groups import Floors, gpu_millis
@@ -143,6 +144,44 @@ def victim(
     return None
 
 
+class Takeable(NamedTuple):
+    """The leases that could be victims of any request at all, at one moment."""
+
+    leases: frozenset[LeaseId] | None
+    """None: all may be. Floors and reservations let requests take what no other request may."""
+    are_at_rest: bool
+    """All of them are idle, so that whose request it is makes no difference."""
+
+    @property
+    def are_some(self) -> bool:
+        return self.leases is None or bool(self.leases)
+
+
+def takeable(state: State, now_ns: int, policy: Policy) -> Takeable:
+    """Found once for all requests that look for victims at this moment: most leases cannot be taken for any of them."""
+    if state.reserved_by or any(group.floor for group in state.books.groups.values()):
+        return Takeable(None, are_at_rest=False)
+    found = [
+        lease
+        for leases in state.on_node.values()
+        for lease in map(state.leases.__getitem__, leases)
+        if _may_be_taken(lease, state, now_ns, policy)
+    ]
+    are_at_rest = all(is_at_rest(lease, state, now_ns, policy) for lease in found)
+    return Takeable(frozenset(lease.id for lease in found), are_at_rest)
+
+
+def _may_be_taken(lease: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:
+    if lease.status is not LeaseStatus.ACTIVE or lease.claimed_at_ns is None:
+        return False
+    ran_ns = now_ns - held_since_ns(lease)
+    if lease.tier is Tier.SPOT or ran_ns >= policy.max_hold_ns or is_at_rest(lease, state, now_ns, policy):
+        return True
+    if is_further_turn(lease, policy) and ran_ns >= least_turn_ns(lease, policy):
+        return True
+    return lease.tier is Tier.BATCH and ran_ns >= policy.min_run_batch_ns
+
+
 def has_had_its_turn(lease: LeaseRecord, request: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:
     """Whether its holder has held for the maximum, with this lease, and yields to this request; or with what it goes on
     with, in which case it yields only to requests that have not, and after a least run."""
@@ -171,8 +210,15 @@ def is_at_rest(lease: LeaseRecord, state: State, now_ns: int, policy: Policy) ->
     return now_ns >= since_ns + policy.idle_before_yielding_ns(lease.moving_ns, state.saves.get(lease.id, 0))
 
 
-def plan(request: LeaseRecord, rooms: RoomsByNode, state: State, now_ns: int, policy: Policy) -> Plan | None:
-    """The cheapest set of victims that makes room on one node, or None.
+def plan(
+    request: LeaseRecord,
+    rooms: RoomsByNode,
+    state: State,
+    now_ns: int,
+    policy: Policy,
+    among: frozenset[LeaseId] | None = None,
+) -> Plan | None:
+    """The cheapest set of victims that makes room on one node, or None. ``among``: those that could be taken.
 
     ``rooms`` are the rooms in service as this request may see them (what is promised to others is taken).
     """
@@ -186,8 +232,8 @@ def plan(request: LeaseRecord, rooms: RoomsByNode, state: State, now_ns: int, po
         found = None
         if is_inside:
             inside = floors.rooms_inside(request, here)
-            found = _plan_on_node(request, node, inside, floors, state, now_ns, policy, inside_floor=True)
-        return found or _plan_on_node(request, node, here, floors, state, now_ns, policy, inside_floor=False)
+            found = _plan_on_node(request, node, inside, floors, state, now_ns, policy, among, inside_floor=True)
+        return found or _plan_on_node(request, node, here, floors, state, now_ns, policy, among, inside_floor=False)
 
     plans = (found for node, here in soon.items() if (found := plan_on(node, here)) is not None)
     best = min(plans, key=lambda p: (p.potential_lost, len(p.victims), sum(v.ran_ns for v in p.victims)), default=None)
@@ -205,10 +251,11 @@ def _plan_on_node(
     state: State,
     now_ns: int,
     policy: Policy,
+    among: frozenset[LeaseId] | None,
     *,
     inside_floor: bool,
 ) -> Plan | None:
-    candidates = _candidates(request, here, state, now_ns, policy, inside_floor=inside_floor)
+    candidates = _candidates(request, here, state, now_ns, policy, among, inside_floor=inside_floor)
     if not candidates:
         return None
     mix = policy.share_across_tenants
@@ -264,7 +311,14 @@ def _without_leaving(room: Room, state: State, spoken_for: set[LeaseId]) -> Room
 
 
 def _candidates(
-    request: LeaseRecord, here: Sequence[Room], state: State, now_ns: int, policy: Policy, *, inside_floor: bool
+    request: LeaseRecord,
+    here: Sequence[Room],
+    state: State,
+    now_ns: int,
+    policy: Policy,
+    among: frozenset[LeaseId] | None,
+    *,
+    inside_floor: bool,
 ) -> list[Victim]:
     """Leases that could be preempted, the lowest priority and the least work to lose first."""
     kinds = kinds_of(request)
@@ -272,7 +326,8 @@ def _candidates(
     for room in here:
         if room.kind in kinds:
             for piece in islice(state.resources[room.resource].slices.values(), SLICES_MAX):
-                leases[piece.lease] = None
+                if among is None or piece.lease in among:
+                    leases[piece.lease] = None
     found = (
         victim(state.leases[lease], request, state, now_ns, policy, inside_floor=inside_floor)
         for lease in leases

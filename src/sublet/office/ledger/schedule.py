@@ -33,9 +33,9 @@ from sublet.office.ledger.placement import FreeRooms, RoomsByNode, fit, fit_on_n
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.office.ledger.replacing import held_since_ns
-from sublet.office.ledger.state import State
+from sublet.office.ledger.state import State, is_particular
 from sublet.office.ledger.step import Step
-from sublet.values import BudgetId, EndReason, Kind, LeaseId, NodeId, Tier
+from sublet.values import BudgetId, EndReason, Exclusivity, Kind, LeaseId, NodeId, Tier
 from sublet.wire.orders import Part
 
 ENDS_PER_TICK = 500
@@ -142,21 +142,35 @@ class Schedule:
             wake_ns = _sooner(wake_ns, _ended_at(state.leases[state.ended[0]]) + self.policy.ended_keep_ns)
         return wake_ns
 
-    def rooms_for(self, state: State, lease: LeaseRecord, now_ns: int, *, is_for_taking: bool = False) -> RoomsByNode:
+    def rooms_for(self, state: State, lease: LeaseRecord, now_ns: int) -> RoomsByNode:
         """Rooms as this lease, waiting or just come, may see them: without what is promised to others, and without
-        the nodes where it would have to go past a patient request. One that stands before that in the queue does not go
-        past it, but takes no lease there either (``is_for_taking``): what is taken there is for the patient one."""
-        rooms = promises.rooms_for(state, lease)
+        the nodes where it would have to go past a patient request."""
+        return self._open_to(lease, promises.rooms_for(state, lease), self._kept_from(state, lease, now_ns))
+
+    def _kept_from(
+        self, state: State, lease: LeaseRecord, now_ns: int, *, is_for_taking: bool = False, is_behind: bool = False
+    ) -> frozenset[_Guard]:
+        """What is kept for others than this lease. One that stands before a patient request in the queue does not go
+        past it, but takes no lease there either (``is_for_taking``): what is taken there is for the patient one.
+        ``is_behind``: it is known to stand behind all of them."""
         if not self._guarded:
-            return rooms
-        keeps_out = {
+            return frozenset()
+        return frozenset(
             guard
             for guard in set(self._guarded.values())
             if self._keeps_out(guard, lease)
-            and (is_for_taking or not goes_before(state, lease, state.leases[guard.lease], now_ns, self.policy))
-        }
+            and (
+                is_for_taking
+                or is_behind
+                or not goes_before(state, lease, state.leases[guard.lease], now_ns, self.policy)
+            )
+        )
+
+    def _open_to(self, lease: LeaseRecord, rooms: RoomsByNode, kept_from: frozenset[_Guard]) -> RoomsByNode:
+        if not self._guarded:
+            return rooms
         open_to_it = {
-            node for node in rooms if all(self._guarded.get((node, kind)) not in keeps_out for kind in kinds_of(lease))
+            node for node in rooms if all(self._guarded.get((node, kind)) not in kept_from for kind in kinds_of(lease))
         }
         return {
             node: here if node in open_to_it else kept
@@ -315,8 +329,11 @@ class Schedule:
         else:
             self._guarded, self._look_at_ns = {}, None
         if (due or yields) and state.queued_count:
-            for lease in self._to_plan_for(state, now_ns):
-                self._make_room(step, lease)
+            start, takeable = self._next_turn(state), preemption.takeable(state, now_ns, self.policy)
+            if takeable.are_some:
+                in_vain: set[tuple[object, ...]] = set()
+                for lease in self._to_plan_for(state, now_ns, start):
+                    self._make_room(step, lease, takeable, in_vain)
             self._planned_at_ns = now_ns
         if due:
             self._looked_at_ns = now_ns
@@ -365,13 +382,16 @@ class Schedule:
         """Look for victims at once for a newcomer; behind others it has to wait until they have had their look, but for
         what is reserved for its group, which is of no use to them."""
         state = step.state
+        takeable = preemption.takeable(state, step.now.ns, self.policy)
+        if not takeable.are_some:
+            return
         is_next = self._is_next(state, lease, step.now.ns)
         has_reserved = Kind.GPU in kinds_of(lease) and any(
             state.reserved_group(one) == state.group_of(lease.tenant) for one in state.reserved_by
         )
         if is_next or has_reserved:
             step.as_office()
-            self._make_room(step, lease, only_reserved=not is_next)
+            self._make_room(step, lease, takeable, set(), only_reserved=not is_next)
 
     def _is_next(self, state: State, lease: LeaseRecord, now_ns: int) -> bool:
         """Whether whatever goes before it in the queue is promised something."""
@@ -380,31 +400,54 @@ class Schedule:
             return not ahead
         return next(other for other in InOrder(state, now_ns, self.policy) if not other.promise) is lease
 
-    def _to_plan_for(self, state: State, now_ns: int) -> list[LeaseRecord]:
-        waiting = [lease for lease in InOrder(state, now_ns, self.policy) if not lease.promise]
-        first, rest = waiting[: PLANS_PER_SETTLE // 2], waiting[PLANS_PER_SETTLE // 2 :]
-        if rest:
-            start = self._turn % len(rest)
-            self._turn = start + PLANS_PER_SETTLE // 2
-            first += (rest[start:] + rest[:start])[: PLANS_PER_SETTLE // 2]
-        return first
+    def _next_turn(self, state: State) -> int:
+        """Which of the requests behind the first in line have their look in this pass: from where on."""
+        behind = state.queued_count - len(state.promises) - PLANS_PER_SETTLE // 2
+        if behind <= 0:
+            return 0
+        start = self._turn % behind
+        self._turn = start + PLANS_PER_SETTLE // 2
+        return start
 
-    def _make_room(self, step: Step, lease: LeaseRecord, *, only_reserved: bool = False) -> None:
-        """Evict and admit in one step: notice the victims and promise their parts to the request. ``only_reserved``: of
-        devices, only those that are reserved for its group."""
+    def _to_plan_for(self, state: State, now_ns: int, start: int) -> list[LeaseRecord]:
+        """The first in line, and as many behind them from ``start`` on."""
+        half = PLANS_PER_SETTLE // 2
+        waiting = (lease for lease in InOrder(state, now_ns, self.policy) if not lease.promise)
+        first, passed, in_turn = (list(islice(waiting, most)) for most in (half, start, half))
+        return [*first, *in_turn, *passed[: half - len(in_turn)]]
+
+    def _make_room(
+        self,
+        step: Step,
+        lease: LeaseRecord,
+        takeable: preemption.Takeable,
+        in_vain: set[tuple[object, ...]],
+        *,
+        only_reserved: bool = False,
+    ) -> None:
+        """Evict and admit in one step: notice the victims and promise their parts to the request. ``in_vain``: requests
+        for which there were no victims at this moment. ``only_reserved``: of devices, only those that are reserved for
+        its group."""
         state, policy = step.state, self.policy
         if admission.own_limit(state, lease, step.now, with_promises=True) is not None:
             return
-        rooms = self.rooms_for(state, lease, step.now.ns, is_for_taking=True)
+        kept_from = self._kept_from(state, lease, step.now.ns, is_for_taking=True)
+        alike = _alike(state, lease, kept_from, policy) if takeable.are_at_rest else None
+        if alike is not None and alike in in_vain:
+            return
+        rooms = self._open_to(lease, promises.rooms_for(state, lease), kept_from)
         if only_reserved:
             rooms = {
                 node: [room for room in here if room.reserved or room.kind is not Kind.GPU]
                 for node, here in rooms.items()
             }
         freed = replacing.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
-        plan = preemption.plan(lease, rooms if freed is None else freed, state, step.now.ns, policy)
+        plan = preemption.plan(lease, rooms if freed is None else freed, state, step.now.ns, policy, takeable.leases)
         if plan is None:
+            if alike is not None:
+                in_vain.add(alike)
             return
+        in_vain.clear()  # what leaves for this request is no more on its way to others
         victims = tuple(v.lease.id for v in plan.victims)
         if freed is not None and lease.replaces is not None:
             victims = (*victims, lease.replaces)  # the last to go, without a notice, once the others have left
@@ -433,7 +476,8 @@ class Schedule:
                 assert lease.promise_node is not None
                 step.grant(lease, lease.promise_node, lease.promise)
                 continue
-            found, old = self._fit(state, lease, step.now.ns), replacing.present(state, lease)
+            kept_from = self._kept_from(state, lease, step.now.ns)
+            found, old = self._fit(state, lease, kept_from), replacing.present(state, lease)
             if found is not None:  # room came from elsewhere: the victims may stay
                 step.grant(lease, *found)
             elif old is not None and promises.can_be_kept(state, lease, without=old):
@@ -442,44 +486,83 @@ class Schedule:
                 step.drop_promise(lease)
 
     def _admit(self, step: Step, most: int | None) -> None:
-        state, now_ns = step.state, step.now.ns
+        state, now_ns, policy = step.state, step.now.ns, self.policy
         hopeless: set[tuple[object, ...]] = set()
-        free = FreeRooms(state.rooms_by_node)
+        full: set[tuple[object, ...]] = set()
+        free, is_behind = FreeRooms(state.rooms_by_node), True
         self._guarded = {}
-        for lease in islice(InOrder(state, now_ns, self.policy), most):
+        if self._is_over(state, free, now_ns, is_behind=is_behind):
+            return
+        for lease in islice(InOrder(state, now_ns, policy), most):
             if lease.promise:
                 continue
-            volume = lease.name if state.volume_of(lease) is not None else None
-            shape = (
-                lease.wants,
-                tuple(sorted(lease.selector.items())),
-                lease.tenant,
-                volume,
-                lease.resume,
-                lease.replaces,
-                bool(state.reserved_by) and lease.tier is Tier.SPOT,  # it may see devices that are lent
-            )
+            kept = len(self._guarded)
+            shape = _shape(state, lease)
             if shape not in hopeless:
                 if admission.own_limit(state, lease, step.now) is not None:
                     if admission.over_seconds(state, lease, step.now) is not None:
                         self._moments.add(admission.seconds_free_at(state, lease, step.now))
                     continue
-                has_own = volume is not None or lease.replaces is not None  # parts that count as free to it alone
-                if has_own or free.have_room_for(lease.wants, lease.tenant):
-                    found = self._fit(state, lease, now_ns)
-                    if found is not None:
-                        step.grant(lease, *found)
-                        continue
-                    found = self._fit_in_its_place(step, lease)
-                    if found is not None:
-                        step.replace(lease, *found)
-                        continue
+                # a volume, and what is replaced, are parts that count as free to this request alone
+                if is_particular(lease) or free.have_room_for(lease.wants):
+                    kept_from = self._kept_from(state, lease, now_ns, is_behind=is_behind)
+                    alike = _alike(state, lease, kept_from, policy)
+                    if alike is None or alike not in full:
+                        if self._let_in_one(step, lease, kept_from):
+                            is_behind = is_behind and not kept  # shares have changed, and with them the order
+                            if self._is_over(state, free, now_ns, is_behind=is_behind):
+                                return
+                            continue
+                        if alike is not None:
+                            full.add(alike)
                 hopeless.add(shape)
-            if now_ns - lease.asked_at_ns >= self.policy.gang_patience_ns:
+            if now_ns - lease.asked_at_ns >= policy.gang_patience_ns:
                 self._guard(state, lease, now_ns)
+                if len(self._guarded) > kept and self._is_over(state, free, now_ns, is_behind=is_behind):
+                    return
 
-    def _fit(self, state: State, lease: LeaseRecord, now_ns: int) -> tuple[NodeId, list[Part]] | None:
-        return admission.place(lease, state, self.rooms_for(state, lease, now_ns), self.policy)
+    def _let_in_one(self, step: Step, lease: LeaseRecord, kept_from: frozenset[_Guard]) -> bool:
+        state = step.state
+        found = self._fit(state, lease, kept_from)
+        if found is not None:
+            step.grant(lease, *found)
+            return True
+        found = self._fit_in_its_place(step, lease)
+        if found is not None:
+            step.replace(lease, *found)
+        return found is not None
+
+    def _is_over(self, state: State, free: FreeRooms, now_ns: int, *, is_behind: bool) -> bool:
+        """Whether no request further down the queue can be granted anything, nor have room kept for it. Few of many
+        requests differ in what they want, so this is seen without a walk. ``is_behind``: they stand behind those for
+        which room is kept."""
+        if state.waiting_particular or state.limits_time or state.reserved_by:
+            return False
+        for wants in state.waiting_wants:
+            if free.have_room_for(wants):
+                closed = set()
+                if is_behind:
+                    kinds = {want.kind for want in wants}
+                    closed = {
+                        node
+                        for (node, kind), guard in self._guarded.items()
+                        if kind in kinds and not guard.lets_newcomers_past
+                    }
+                if not closed or free.have_room_outside(closed, wants):
+                    return False
+        kinds = {want.kind for wants in state.waiting_wants for want in wants}
+        if not any(
+            room.kind in kinds and (node, room.kind) not in self._guarded
+            for node, here in state.rooms_by_node.items()
+            for room in here
+        ):
+            return True
+        asked_ns = state.first_asked_ns()
+        return asked_ns is None or now_ns - asked_ns < self.policy.gang_patience_ns
+
+    def _fit(self, state: State, lease: LeaseRecord, kept_from: frozenset[_Guard]) -> tuple[NodeId, list[Part]] | None:
+        rooms = self._open_to(lease, promises.rooms_for(state, lease), kept_from)
+        return admission.place(lease, state, rooms, self.policy)
 
     def _fit_in_its_place(self, step: Step, lease: LeaseRecord) -> tuple[NodeId, list[Part]] | None:
         """Where it fits if its holder's present lease ends."""
@@ -575,6 +658,29 @@ class _Moments:
         self.add(lease.asked_at_ns + self._policy.gang_patience_ns)
         if preemption.is_further_turn(lease, self._policy):
             self.add(lease.asked_at_ns + self._policy.max_hold_ns)
+
+
+def _shape(state: State, lease: LeaseRecord) -> tuple[object, ...]:
+    """Where one request does not fit, no other of this shape does later in the same walk."""
+    if not is_particular(lease):
+        return lease.wants, lease.tenant, bool(state.reserved_by) and lease.tier is Tier.SPOT
+    return (
+        lease.wants,
+        tuple(sorted(lease.selector.items())),
+        lease.tenant,
+        lease.name if state.volume_of(lease) is not None else None,
+        lease.resume,
+        lease.replaces,
+        bool(state.reserved_by) and lease.tier is Tier.SPOT,  # it may see devices that are lent
+    )
+
+
+def _alike(state: State, lease: LeaseRecord, kept_from: frozenset[_Guard], policy: Policy) -> tuple[object, ...] | None:
+    """The same for requests of other tenants; None for one that sees other rooms than they do."""
+    if is_particular(lease) or state.reserved_by or state.group(state.group_of(lease.tenant)).ceiling is not None:
+        return None
+    mixes = policy.share_across_tenants or all(want.exclusivity is not Exclusivity.SHARED for want in lease.wants)
+    return lease.wants, lease.tier, kept_from, None if mixes else lease.tenant
 
 
 def _has_come(moments: tuple[int | None, int | None], now: Now) -> bool:

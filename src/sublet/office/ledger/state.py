@@ -47,6 +47,7 @@ from sublet.office.ledger.records import (
     SpentRecord,
     TenantRecord,
     VolumeRecord,
+    Want,
     volume_key,
 )
 from sublet.office.ledger.rooms import Room
@@ -191,10 +192,18 @@ class State:
         self.held_by_group: dict[GroupId, Held] = {}
         self._capacity: list[int] | None = None
         self._weights_differ: bool | None = None
+        self._limits_time: bool | None = None
+        self._shares_at_rest: dict[TenantId, int] = {}
+        self._rest_period = -1
         self.requests: dict[tuple[TenantId, RequestId], LeaseId] = {}
         self.queue: dict[Lane, dict[GroupId, dict[TenantId, list[Waiting]]]] = {lane: {} for lane in LANES}
         """Waiting leases, per tier, group and tenant in the order in which they go."""
         self.queued_count = 0
+        self.waiting_wants: dict[tuple[Want, ...], int] = {}
+        """How many waiting requests want what, but for those that are told apart by more (``is_particular``)."""
+        self.waiting_particular = 0
+        self._asked: list[tuple[int, LeaseId]] = []
+        """Heap of when requests were asked for. Entries of requests that do not wait any more are stale."""
         self.live_count = 0
         """Leases that are neither queued nor ended."""
         self.promises: dict[LeaseId, None] = {}
@@ -261,9 +270,25 @@ class State:
             self._weights_differ = any(one.weight != 1 for one in groups) or any(one.weight != 1 for one in tenants)
         return self._weights_differ
 
-    def weights_changed(self) -> None:
-        """A group or a tenant is there, is gone, or has another weight."""
-        self._weights_differ = None
+    @property
+    def limits_time(self) -> bool:
+        """Whether device time is limited for any tenant or group, so that time alone may allow what is waited for."""
+        if self._limits_time is None:
+            quotas = (*(one.quota for one in self.books.groups.values()), *(one.quota for one in self.tenants.values()))
+            self._limits_time = any(quota.gpu_seconds is not None for quota in quotas)
+        return self._limits_time or self.quota_default.gpu_seconds is not None
+
+    def tenants_changed(self) -> None:
+        """A group or a tenant is there, is gone, or has another weight or other limits."""
+        self._weights_differ = self._limits_time = None
+        self._shares_at_rest = {}
+
+    def shares_at_rest(self, period: int) -> dict[TenantId, int]:
+        """Shares of tenants that hold nothing, as far as they were asked for: such a share stays the same during a
+        period of the decay. A share that is used is at hand for thousands of waiting requests."""
+        if period != self._rest_period:
+            self._rest_period, self._shares_at_rest = period, {}
+        return self._shares_at_rest
 
     def reserved_group(self, resource: ResourceId) -> GroupId | None:
         """The group for which a reservation keeps the device; None if none does."""
@@ -395,6 +420,15 @@ class State:
                 for entries in tenants.values() if tenant is None else (tenants.get(tenant, ()),):
                     for *_, lease in entries:
                         yield self.leases[lease]
+
+    def first_asked_ns(self) -> int | None:
+        """When the request that has waited longest was asked for."""
+        while self._asked:
+            lease = self.leases.get(self._asked[0][1])
+            if lease is not None and lease.status is LeaseStatus.QUEUED:
+                return self._asked[0][0]
+            heapq.heappop(self._asked)
+        return None
 
     def slices_of(self, lease: LeaseRecord) -> Iterator[SliceRecord]:
         """What the lease's present epoch still takes."""
@@ -566,6 +600,7 @@ class State:
             books.group_accounts[group] = Account()
         decay = self.decay
         books.accounts[tenant].change(by, now.ns, decay)
+        self._shares_at_rest.pop(tenant, None)
         books.group_accounts[group].change(by, now.ns, decay)
 
     def move_tenant(self, tenant: TenantId, into: GroupId, now: Now) -> None:
@@ -591,6 +626,11 @@ class State:
         group = self.queue[lane_of(lease)].setdefault(self.group_of(lease.tenant), {})
         insort(group.setdefault(lease.tenant, []), waiting(lease))
         self.queued_count += 1
+        if is_particular(lease):
+            self.waiting_particular += 1
+        else:
+            self.waiting_wants[lease.wants] = self.waiting_wants.get(lease.wants, 0) + 1
+        heapq.heappush(self._asked, (lease.asked_at_ns, lease.id))
 
     def dequeue(self, lease: LeaseRecord) -> None:
         groups, name = self.queue[lane_of(lease)], self.group_of(lease.tenant)
@@ -601,6 +641,17 @@ class State:
             if not groups[name]:
                 del groups[name]
         self.queued_count -= 1
+        if is_particular(lease):
+            self.waiting_particular -= 1
+        elif self.waiting_wants[lease.wants] == 1:
+            del self.waiting_wants[lease.wants]
+        else:
+            self.waiting_wants[lease.wants] -= 1
+
+    def index_asked(self) -> None:
+        """The clock is another one."""
+        self._asked = [(lease.asked_at_ns, lease.id) for lease in self.queue_listing()]
+        heapq.heapify(self._asked)
 
     def index_node(self, node: NodeRecord) -> None:
         """Rooms in service: what placement may look at."""
@@ -610,7 +661,7 @@ class State:
             self.rooms_by_node[node.id] = in_service
         else:
             self.rooms_by_node.pop(node.id, None)
-        self._capacity = None
+        self._capacity, self._shares_at_rest = None, {}
 
     def index_reserved(self) -> None:
         self.reserved_by = {
@@ -651,6 +702,12 @@ class State:
 def lane_of(lease: LeaseRecord) -> Lane:
     """The part of the queue in which it waits."""
     return lease.tier, lease.has_priority
+
+
+def is_particular(lease: LeaseRecord) -> bool:
+    """Whether more than its wants decides where it fits: labels of nodes, a volume, what it resumes or replaces."""
+    is_volume = lease.name is not None and any(want.kind is Kind.BLOCK for want in lease.wants)
+    return bool(lease.selector) or is_volume or lease.resume is not None or lease.replaces is not None
 
 
 def waiting(lease: LeaseRecord) -> Waiting:

@@ -206,8 +206,8 @@ def test_of_one_tenant_that_goes_first_which_was_held_for_less() -> None:
     assert ahead.because is Because.HELD
 
 
-def test_a_newcomer_in_a_long_line_costs_two_looks_at_each_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One to see who is next, one to say where it stands, why and until when."""
+def test_a_newcomer_in_a_long_line_costs_no_look_at_shares_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The share of a tenant that holds nothing stays the same; that of the group, which holds a lease, does not."""
     bench = Bench(gpus=1, policy=LONG)
     tenants = [TenantId(f"t{number}") for number in range(20)]
     for tenant in tenants:
@@ -227,7 +227,10 @@ def test_a_newcomer_in_a_long_line_costs_two_looks_at_each_share(monkeypatch: py
 
     monkeypatch.setattr(order, "share", counting)
     bench.queued(tenant=tenants[0])
-    assert len(tenants) <= looked <= 2 * (len(tenants) + 2)
+    assert 1 <= looked <= 3
+    bench.do(cmd.SetGroup(group=GroupRecord(id=COURSE, weight=2)))
+    bench.queued(tenant=tenants[1])
+    assert len(tenants) <= looked <= len(tenants) + 6, "with another weight all are computed anew, once"
 
 
 # ---- ceilings and quotas
