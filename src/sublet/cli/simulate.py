@@ -357,6 +357,9 @@ def _curve(answer: Answer) -> list[str]:
         rows.append([str(point.gpus), share, between, met])
     seeds = max(len(point.shares) for point in answer.points)
     said = f"{plural(answer.gpus, 'GPU')} for {answer.goal}, over {plural(seeds, 'seed')}."
+    low, high = next(point.one_run for point in answer.points if point.gpus == answer.gpus)
+    if seeds > 1:
+        said += f" One such workload has a share between {low:.1%} and {high:.1%} (95 %)."
     if answer.exceptions:
         said += f" So would {', '.join(map(str, answer.exceptions))} be, but not all counts between."
     return [table(heads, rows, right=heads[:3]), "", said]

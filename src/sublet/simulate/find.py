@@ -85,6 +85,15 @@ class Point:
         half = _T95[min(count - 1, len(_T95)) - 1] * stdev(self.shares) / sqrt(count)
         return max(0.0, self.mean - half), min(1.0, self.mean + half)
 
+    @property
+    def one_run(self) -> tuple[float, float]:
+        """Between what the share of a single workload like these lies in 95 of 100 cases: the prediction interval."""
+        count = len(self.shares)
+        if count == 1:
+            return 0.0, 1.0
+        half = _T95[min(count - 1, len(_T95)) - 1] * stdev(self.shares) * sqrt(1 + 1 / count)
+        return max(0.0, self.mean - half), min(1.0, self.mean + half)
+
     def meets(self, goal: Goal) -> bool:
         """Whether the goal is reached even at the lower end of the interval."""
         return self.interval[0] >= goal.share
@@ -115,6 +124,7 @@ class Answer:
                     "mean": p.mean,
                     "low": p.interval[0],
                     "high": p.interval[1],
+                    "one_run": None if len(p.shares) == 1 else dict(zip(("low", "high"), p.one_run, strict=True)),
                     "seeds": list(p.shares),
                     "at_most": p.stopped,
                 }

@@ -46,12 +46,13 @@ from sublet.values import (
     RequestId,
     ResourceId,
     TenantId,
+    format_duration,
 )
 from sublet.wire.orders import Device, End, Inventory, Parkable, TornDown
 
 _MIN: Final = 60 * NS_PER_S
-TTL_NS: Final = 5 * _MIN
-RENEW_NS: Final = TTL_NS * 7 // 10
+RENEW_AT: Final = 0.7
+"""Of the time to live, when a holder that works renews."""
 POLICY: Final = Policy(ended_keep_ns=60 * NS_PER_S)
 _PRICES: Final = PricesRecord(currency="", gpu=0, models={}, cpu=0, memory=0, block=0, priority=1)
 """That priority is for sale is all that the order depends on."""
@@ -138,9 +139,10 @@ def assumptions(hardware: Hardware, costs: Costs, rules: Rules, *, shared: bool)
     found = [
         f"{hardware.gpus} GPUs of {hardware.vram_gib:g} GiB, all alike, on nodes of {hardware.per_node}",
         f"a device is clear {costs.clear_ns / NS_PER_S:.3g} s after its lease ({costs.source})",
+        "a cell begins in the moment of its grant, however many begin at once",
         f"a cell that is taken loses {costs.move_ns / NS_PER_S:.3g} s to saving and restoring ({costs.source})",
         "an idle holder has nothing left to save, and says so at once",
-        f"a holder keeps its GPUs, idle, for the rest of {TTL_NS // _MIN} minutes after a cell",
+        f"a holder keeps its GPUs, idle, for the rest of {format_duration(rules.policy.ttl_gpu_ns)} after a cell",
         "who waits longer asks for the next cell later (closed loop)",
         f"within a notice: {_notice_ns(rules.policy) / NS_PER_S:.0f} s, notice and the most that clearing may take",
     ]
@@ -252,6 +254,7 @@ class Replay:
         self._hardware, self._costs = hardware, costs or Costs()
         self._now_ns = 1_000 * NS_PER_S
         self._origin_ns = self.result.start_ns = self._now_ns
+        self._ttl_ns, self._renew_ns = policy.ttl_gpu_ns, round(RENEW_AT * policy.ttl_gpu_ns)
         self._wall_ns = rules.begins_at_ns() - self._origin_ns
         self._has_reservations = bool(rules.declared.reservations)
         self._ledger = Ledger(policy)
@@ -355,7 +358,7 @@ class Replay:
                 lease=lease,
                 request_id=RequestId(lease),
                 wants=(want,),
-                ttl_ns=TTL_NS,
+                ttl_ns=self._ttl_ns,
                 tier=notebook.session.tier,
                 pays_priority=notebook.session.pays_priority,
             )
@@ -380,11 +383,11 @@ class Replay:
         notebook.runs_since_ns = self._now_ns
         notebook.turn += 1
         self._at(self._now_ns + notebook.left_ns, self._done, notebook, notebook.turn)
-        self._at(self._now_ns + RENEW_NS, self._keep, notebook, notebook.turn)
+        self._at(self._now_ns + self._renew_ns, self._keep, notebook, notebook.turn)
 
     def _keep(self, notebook: _Notebook, turn: int) -> None:
         if notebook.turn == turn and self._renew(notebook, active=True):
-            self._at(self._now_ns + RENEW_NS, self._keep, notebook, turn)
+            self._at(self._now_ns + self._renew_ns, self._keep, notebook, turn)
 
     def _done(self, notebook: _Notebook, turn: int) -> None:
         """The cell is through; its lease stays, idle, for as long as it has time."""

@@ -100,6 +100,13 @@ def test_chance_counts_against_the_goal() -> None:
     assert (low, high) == pytest.approx((0.97 - 4.30 * 0.01 / 3**0.5, 0.97 + 4.30 * 0.01 / 3**0.5))
 
 
+def test_one_run_may_lie_further_from_the_mean_than_the_mean_of_all_is_unsure() -> None:
+    """The prediction interval; of one seed, nothing is known of another run."""
+    low, high = Point(3, (0.96, 0.97, 0.98)).one_run
+    assert (low, high) == pytest.approx((0.97 - 4.30 * 0.01 * (4 / 3) ** 0.5, 1.0))
+    assert Point(3, (0.96,)).one_run == (0.0, 1.0)
+
+
 def test_a_run_is_stopped_when_it_is_certain_to_miss_the_goal() -> None:
     """Ten cells of ten minutes for one GPU at once; the first four say enough."""
     sessions = [Session(f"s{n}", 0.0, (Cell(0, 10, 1),), 60.0) for n in range(10)]
@@ -190,6 +197,7 @@ def test_the_command_finds_the_number_and_draws_it(
     [point] = [one for one in answer["points"] if one["gpus"] == answer["gpus"]]
     assert point["low"] >= 0.6
     assert len(point["seeds"]) == 3
+    assert point["one_run"]["low"] <= point["low"] <= point["high"] <= point["one_run"]["high"]
     assert sorted(path.name for path in plots.iterdir()) == ["find.svg", "gpu-hours.svg", "queue.svg", "waits.svg"]
     for path in plots.iterdir():
         root = ET.parse(path).getroot()
@@ -198,7 +206,7 @@ def test_the_command_finds_the_number_and_draws_it(
         assert "nan" not in path.read_text()
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert f"{answer['gpus']} GPUs for start_within(10s) >= 0.6, over 3 seeds." in said
+    assert f"{answer['gpus']} GPUs for start_within(10s) >= 0.6, over 3 seeds. One such workload has a share" in said
 
 
 @pytest.mark.parametrize(

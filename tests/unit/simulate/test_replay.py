@@ -209,6 +209,14 @@ def test_a_trace_of_our_own_comes_out_as_counted_by_hand() -> None:
     assert result.done == [("s", HOUR_NS, HOUR_NS)]
 
 
+def test_an_idle_lease_is_kept_for_the_time_to_live_of_the_policy() -> None:
+    """One cell of an hour; with a minute to live instead of five less is held after it."""
+    session = [Session("s", 0.0, (Cell(0, 60, 1),), 600.0)]
+    short = replace(POLICY, ttl_gpu_ns=60 * NS_PER_S)
+    minute, five = (Replay(session, Hardware(gpus=1), rules=Rules(policy=policy)).run() for policy in (short, POLICY))
+    assert HOUR_NS < minute.held_ns <= HOUR_NS + 60 * NS_PER_S < five.held_ns
+
+
 # ---- courses, jobs, other seeds ----
 
 
