@@ -78,7 +78,7 @@ def acquire(
     model: Model = None,
     or_model: OrModel = None,
     resume: Annotated[
-        str | None, Opt("--resume", metavar="LEASE[@EPOCH]", help="Parked lease to resume, in place of amounts.")
+        str | None, Opt("--resume", metavar="LEASE[@EPOCH]", help="Parked lease to resume; amounts are left out.")
     ] = None,
     name: Annotated[str | None, Opt("--name", metavar="NAME", parse=valid, help="Name in listings.")] = None,
     label_pairs: Annotated[

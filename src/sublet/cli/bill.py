@@ -60,7 +60,7 @@ def bill(
         ),
     ] = "lease",
     per: Annotated[
-        str | None, Opt("--per", choices=BILL_PERIODS, help="Lines of their own for each day or month, in UTC.")
+        str | None, Opt("--per", choices=BILL_PERIODS, help="Separate lines for each day or month, in UTC.")
     ] = None,
     since: Annotated[
         str | None,
@@ -68,7 +68,11 @@ def bill(
     ] = None,
     until: Annotated[str | None, Opt("--until", metavar="WHEN", parse=instant, help="End, in the same forms.")] = None,
     noisy: Annotated[
-        bool, Opt("--noisy", help="Name tenants that disturb others, and the rules, instead of a bill (operators).")
+        bool,
+        Opt(
+            "--noisy",
+            help="List tenants that disturb others, and by which rule (operators).",
+        ),
     ] = False,
     as_csv: Annotated[bool, Opt("--csv", help="Print comma-separated values with a header line.")] = False,
     as_json: AsJson = False,

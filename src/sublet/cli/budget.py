@@ -14,9 +14,9 @@ from sublet.errors import Disconnected, InvalidRequest
 _Amount = Annotated[str, Arg("AMOUNT", help="Amount in the currency of rates.toml, such as 50 or 12.50.")]
 _Tenant = Annotated[str | None, Opt("--tenant", metavar="NAME", parse=name, help="Tenant whose budget it is.")]
 _Group = Annotated[str | None, Opt("--group", metavar="NAME", parse=name, help="Group whose budget it is.")]
-_Per = Annotated[str, Opt("--per", metavar="WINDOW", help="Window: day, month (of UTC) or total (default: month).")]
+_Per = Annotated[str, Opt("--per", metavar="WINDOW", help="Window: day, month (in UTC) or total (default: month).")]
 _Currency = Annotated[
-    str | None, Opt("--currency", metavar="NAME", help="Currency that is meant; another than that of the prices fails.")
+    str | None, Opt("--currency", metavar="NAME", help="Expected currency; the command fails if prices are in another.")
 ]
 
 
@@ -51,7 +51,7 @@ def credit(
         Opt(
             "--request-id",
             metavar="ID",
-            help="Id of this credit: one that is sent again with the same id counts once (default: a new one).",
+            help="Id of this credit; a retry with the same id counts once (default: a new id).",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -70,7 +70,7 @@ def burst(
     ] = None,
     deadline: Annotated[
         float | None,
-        Opt("--deadline", metavar="DURATION", parse=duration, help="Longest run of the whole (default: no limit)."),
+        Opt("--deadline", metavar="DURATION", parse=duration, help="Longest run of the burst (default: no limit)."),
     ] = None,
     entry: Annotated[str, Opt("--entry", metavar="NAME", help="Entry of a WebAssembly module (default: run).")] = "run",
     fuel: Annotated[

@@ -51,12 +51,8 @@ class Finding(NamedTuple):
 
 def doctor(
     *,
-    strict: Annotated[
-        bool, Opt("--strict", help="Fail where this machine, run for several tenants, would not hold.")
-    ] = False,
-    gpu: Annotated[
-        bool, Opt("--gpu", help="Only the GPUs: try each of them out, with the time of every step.")
-    ] = False,
+    strict: Annotated[bool, Opt("--strict", help="Fail if this machine does not isolate several tenants.")] = False,
+    gpu: Annotated[bool, Opt("--gpu", help="Test only the GPUs, and print the time of every step.")] = False,
     report: Annotated[
         str | None, Opt("--report", metavar="FILE", help="New file for the findings as text, to attach to an issue.")
     ] = None,

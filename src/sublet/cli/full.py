@@ -149,7 +149,7 @@ def _root(
         typer.Option(
             "--as-tenant",
             metavar="",
-            help="Before the command: root, or the office's owner, means to be the tenant of SUBLET_TOKEN.",
+            help="Before the command, for root or the office's owner: act as the tenant of SUBLET_TOKEN.",
         ),
     ] = False,
 ) -> None:

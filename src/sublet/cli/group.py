@@ -15,15 +15,20 @@ _Name = Annotated[
     str, Arg("NAME", parse=name, help="Name of the group: lower-case letters, digits, dots, dashes, underscores.")
 ]
 _Weight = Annotated[
-    int | None, Opt("--weight", metavar="N", parse=count, help="Share beside other groups that wait (default: 1).")
+    int | None, Opt("--weight", metavar="N", parse=count, help="Weight against other groups that wait (default: 1).")
 ]
 _Floor = Annotated[
     int | NoLimit | None,
-    Opt("--floor", metavar="N", parse=limit, help="GPUs that the group can always have, by preemption where need be."),
+    Opt(
+        "--floor",
+        metavar="N",
+        parse=limit,
+        help="Number of GPUs it can always get, by preemption if necessary.",
+    ),
 ]
 _Ceiling = Annotated[
     int | NoLimit | None,
-    Opt("--ceiling", metavar="N", parse=limit, help="GPUs that the group never has more of at once."),
+    Opt("--ceiling", metavar="N", parse=limit, help="Maximum number of GPUs of the group at once."),
 ]
 
 

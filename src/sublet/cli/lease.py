@@ -110,7 +110,7 @@ def renew(
     ] = None,
     at_epoch: Annotated[
         list[int] | None,
-        Opt("--epoch", metavar="EPOCH", parse=epoch, help="Epoch that the lease must have; refused if it has another."),
+        Opt("--epoch", metavar="EPOCH", parse=epoch, help="Expected epoch of the lease; any other is refused."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:

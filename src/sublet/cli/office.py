@@ -78,7 +78,7 @@ def up(
     ] = None,
     log_format: Annotated[
         str | None,
-        Opt("--log-format", choices=("text", "json"), help="How the office's log is written (default: text)."),
+        Opt("--log-format", choices=("text", "json"), help="Format of the office's log (default: text)."),
     ] = None,
     embedded: Annotated[
         bool, Opt("--embedded", hidden=True, help="Stay in the foreground, and end after ten idle minutes.")

@@ -42,7 +42,7 @@ _Url = Annotated[
 ]
 _InviteValid = Annotated[
     float | None,
-    Opt("--valid", metavar="DURATION", parse=duration, help="How long invites are good (default: 14d)."),
+    Opt("--valid", metavar="DURATION", parse=duration, help="Validity of invites (default: 14d)."),
 ]
 
 
@@ -54,11 +54,11 @@ def add(
     ],
     uid: Annotated[
         int | None,
-        Opt("--uid", metavar="USER", parse=_user, help="User of this machine whom the tenant is bound to (see below)."),
+        Opt("--uid", metavar="USER", parse=_user, help="User of this machine that the tenant is bound to (see below)."),
     ] = None,
     valid: Annotated[
         float | None,
-        Opt("--valid", metavar="DURATION", parse=duration, help="How long the token is good (default: until revoked)."),
+        Opt("--valid", metavar="DURATION", parse=duration, help="Validity of the token (default: until revoked)."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -83,14 +83,14 @@ def enrol(
     file: Annotated[str, Arg("FILE", help="CSV file whose first line names its columns; - for stdin.")],
     tenant: Annotated[
         str | None,
-        Opt("--tenant", metavar="TENANT", parse=name, help="Tenant of all of them (default: the column `tenant`)."),
+        Opt("--tenant", metavar="TENANT", parse=name, help="Tenant of every person (default: the column `tenant`)."),
     ] = None,
     group: Annotated[
         str | None,
-        Opt("--group", metavar="GROUP", parse=name, help="Make tenants of the list that are not there, in this group."),
+        Opt("--group", metavar="GROUP", parse=name, help="Create the missing tenants of the list, in this group."),
     ] = None,
     skip_known: Annotated[
-        bool, Opt("--skip-known", help="Pass over people of the list who are there already, with the same tenant.")
+        bool, Opt("--skip-known", help="Skip people of the list who exist already with the same tenant.")
     ] = False,
     valid: _InviteValid = None,
     url: _Url = URL,
@@ -176,15 +176,15 @@ def token(
     person: _Name,
     label: Annotated[
         str | None,
-        Opt("--label", metavar="LABEL", parse=name, help="Which token of the person's (default: `main`)."),
+        Opt("--label", metavar="LABEL", parse=name, help="Label of the token (default: `main`)."),
     ] = None,
     valid: Annotated[
         float | None,
-        Opt("--valid", metavar="DURATION", parse=duration, help="How long it is good (default: until revoked)."),
+        Opt("--valid", metavar="DURATION", parse=duration, help="Validity of the token (default: until revoked)."),
     ] = None,
-    read_only: Annotated[bool, Opt("--read-only", help="It shows sessions and changes none.")] = False,
+    read_only: Annotated[bool, Opt("--read-only", help="Make a token that shows sessions and changes none.")] = False,
     session: Annotated[
-        str | None, Opt("--session", metavar="ID", help="It opens the session of this id and nothing else.")
+        str | None, Opt("--session", metavar="ID", help="Id of the only session that the token opens.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -237,7 +237,9 @@ def change(
 def revoke(
     *,
     person: _Name,
-    label: Annotated[str | None, Arg("LABEL", parse=name, help="Which token (default: all, and the invite).")] = None,
+    label: Annotated[
+        str | None, Arg("LABEL", parse=name, help="Label of the token (default: all, and the invite).")
+    ] = None,
 ) -> int:
     """Revoke tokens of a person: they, and the browsers that showed them, are out at once."""
     ended = _people().revoke(person, label)

@@ -16,7 +16,7 @@ from sublet.client.home import home_dir
 def show(
     *,
     tenant: Annotated[
-        str | None, Opt("--tenant", metavar="NAME", parse=name, help="Show what holds for this tenant.")
+        str | None, Opt("--tenant", metavar="NAME", parse=name, help="Show the limits of this tenant.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -46,7 +46,7 @@ def show(
 
 def check(
     *,
-    file: Annotated[str, Arg("FILE", help="File to check (policy.toml in the state folder has no other form).")],
+    file: Annotated[str, Arg("FILE", help="File to check, in the form of policy.toml in the state folder.")],
     as_json: AsJson = False,
 ) -> int:
     """Check a file, and show what it would change in the office that runs.

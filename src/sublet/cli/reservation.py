@@ -29,7 +29,7 @@ def add(
     gpus: Annotated[int, Opt("--gpus", metavar="N", parse=count, help="Number of GPUs.")],
     zone: Annotated[str, Opt("--zone", metavar="ZONE", help="Time zone of WHEN, such as Europe/Berlin or UTC.")],
     model: Annotated[
-        str | None, Opt("--model", metavar="NAME", help="Only devices of this model; a part of the name will do.")
+        str | None, Opt("--model", metavar="NAME", help="Only devices of this model; part of the name is enough.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:

@@ -27,7 +27,8 @@ def serve(
     app: Annotated[str, Arg("FILE", help="Python file with a function `handle`, or an ASGI application `app`.")],
     gpu: Annotated[int, Opt("--vram", "--gpu", metavar="SIZE", parse=vram, help="GPU memory, such as 8GiB.")],
     session: Annotated[
-        str | None, Opt("--name", metavar="NAME", parse=name, help="Name of its session (default: that of the file).")
+        str | None,
+        Opt("--name", metavar="NAME", parse=name, help="Name of the session (default: that of the file)."),
     ] = None,
     listen: Annotated[
         Any,  # a host and a port
@@ -42,7 +43,7 @@ def serve(
         str | None, Opt("--socket", metavar="PATH", help="Unix socket to listen on, in place of an address.")
     ] = None,
     volume: Annotated[
-        int, Opt("--volume", metavar="SIZE", parse=size, help="Size of the volume that it saves in (default: 256MiB).")
+        int, Opt("--volume", metavar="SIZE", parse=size, help="Size of the volume for saved state (default: 256MiB).")
     ] = 256 * MIB,
     idle: Annotated[
         float | None,
@@ -54,14 +55,15 @@ def serve(
         ),
     ] = None,
     concurrent: Annotated[
-        int, Opt("--concurrent", metavar="N", parse=count, help="Requests that it answers at once (default: 8).")
+        int,
+        Opt("--concurrent", metavar="N", parse=count, help="Maximum number of requests at once (default: 8)."),
     ] = 8,
     patience: Annotated[
         float,
         Opt("--wait", metavar="DURATION", parse=duration, help="Longest wait of a request for a GPU (default: 20s)."),
     ] = 20.0,
     answer: Annotated[
-        float, Opt("--timeout", metavar="DURATION", parse=duration, help="Longest time of an answer (default: 1m).")
+        float, Opt("--timeout", metavar="DURATION", parse=duration, help="Time-out of an answer (default: 1m).")
     ] = 60.0,
     tier: Annotated[
         str, Opt("--tier", choices=[t.value for t in Tier], help="Scheduling tier (default: interactive).")

@@ -42,7 +42,7 @@ Burst = Annotated[
 ]
 BurstRefill = Annotated[
     int | NoLimit | None,
-    Opt("--burst-refill", metavar="DURATION", parse=limit_duration, help="What of that credit comes back in an hour."),
+    Opt("--burst-refill", metavar="DURATION", parse=limit_duration, help="Refill of that credit per hour."),
 ]
 Queue = Annotated[
     int | NoLimit | None, Opt("--queue", metavar="N", parse=limit, help="Maximum number of waiting requests at once.")
@@ -57,17 +57,18 @@ _Uid = Annotated[
         "--uid",
         metavar="UID",
         parse=user,
-        help="User number of the one user who may be this tenant (default: any user who shows its token).",
+        help="Number of the only user who may act as this tenant (default: any user with its token).",
     ),
 ]
 _NoTokenNeeded = Annotated[
-    bool, Opt("--no-token-needed", help="Let that user be this tenant on the shared socket without its token.")
+    bool, Opt("--no-token-needed", help="Accept that user as this tenant on the shared socket without a token.")
 ]
 _Group = Annotated[
     str | None, Opt("--group", metavar="NAME", parse=name, help="Group of the tenant (default: the default group).")
 ]
 _Weight = Annotated[
-    int | None, Opt("--weight", metavar="N", parse=count, help="Share beside other tenants of its group (default: 1).")
+    int | None,
+    Opt("--weight", metavar="N", parse=count, help="Weight against others of its group (default: 1)."),
 ]
 _TierMax = Annotated[str | None, Opt("--tier-max", choices=_TIERS, help="Highest tier that it may ask for.")]
 
@@ -95,7 +96,7 @@ def add(
         bool, Opt("--operator", help="Give operator rights: see and end all leases, add tenants.")
     ] = False,
     studio: Annotated[
-        bool, Opt("--studio", help="Make it the right of a studio: it reads what its page shows and acts on sessions.")
+        bool, Opt("--studio", help="Give the rights of a studio: read what its page shows, act on sessions.")
     ] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -138,7 +139,7 @@ def change(
     weight: _Weight = None,
     uid: _Uid = None,
     no_token_needed: _NoTokenNeeded = False,
-    token_needed: Annotated[bool, Opt("--token-needed", help="Ask that user for the token as well.")] = False,
+    token_needed: Annotated[bool, Opt("--token-needed", help="Require the token from that user as well.")] = False,
     operator: Annotated[bool, Opt("--operator", help="Give operator rights.")] = False,
     no_operator: Annotated[bool, Opt("--no-operator", help="Take operator rights away.")] = False,
     new_token: Annotated[bool, Opt("--new-token", help="Print a new token once; the old one stops working.")] = False,

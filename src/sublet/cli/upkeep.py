@@ -46,7 +46,7 @@ def fence_clear(
     resource: Annotated[str, Arg("RESOURCE", help="Id of the resource, from `sublet fence ls`.")],
     lease: Annotated[str | None, Opt("--lease", metavar="LEASE", help="Only what this lease left behind.")] = None,
     vouch: Annotated[
-        bool, Opt("--vouch", help="Clear it on your word, without verification; recorded in the audit log.")
+        bool, Opt("--vouch", help="Clear it without verification, on your responsibility; recorded in the audit log.")
     ] = False,
     as_json: AsJson = False,
 ) -> int:
