@@ -107,7 +107,7 @@ def wants_terminal(tty: bool, no_tty: bool) -> bool:
     if tty and no_tty:
         raise UsageError("--tty and --no-tty contradict each other", do="Give one of them.")
     if tty and not os.isatty(0):
-        raise UsageError("--tty needs a terminal to read from, and stdin is none", do="Leave it out.")
+        raise UsageError("--tty needs a terminal to read from, and stdin is not one", do="Leave it out.")
     if no_tty or not os.isatty(0):
         return False
     return (tty or os.isatty(1)) and os.tcgetpgrp(0) == os.getpgrp()

@@ -42,7 +42,7 @@ def read(body: bytes) -> Json:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise Disconnected("the supervisor said something that cannot be read")
+        raise Disconnected("the supervisor sent a message that cannot be read")
     return found
 
 

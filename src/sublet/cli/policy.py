@@ -72,7 +72,7 @@ def check(
         return DONE
     print(f"{visible(file)} is right: {plural(len(found.given), 'limit')} set, the others have their defaults.")
     if changes is None:
-        print("No office runs, so nothing is said of what it would change.")
+        print("No office runs, so what it would change is not listed.")
     elif not changes:
         print("It would change nothing in the office that runs.")
     else:

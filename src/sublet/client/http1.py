@@ -124,7 +124,7 @@ class AnswerReader:
                 if line is None:
                     return False
                 if line:
-                    raise ProtocolError("a chunk is longer than it said")
+                    raise ProtocolError("a chunk is longer than its header says")
                 self._part = _Part.CHUNK_SIZE
                 return True
             case _Part.TRAILER:
@@ -179,7 +179,7 @@ class AnswerReader:
             self._finish(reusable=self._keep)
         elif coding is not None:
             if coding.lower() != "chunked" or length is not None:
-                raise ProtocolError("the length of the answer is told in a way that is not understood")
+                raise ProtocolError("the length of the answer is not given in a known way")
             self._part = _Part.CHUNK_SIZE
         elif length is not None:
             if not (length.isascii() and length.isdigit()):

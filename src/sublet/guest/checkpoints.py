@@ -73,7 +73,7 @@ class Checkpoints:
         save = self._save
         if save is None:
             raise Unsupported(
-                "this program has not said how it is saved",
+                "this program has registered no function that saves it",
                 do="Register what saves it: sublet.current().on_checkpoint(function).",
             )
         with self._saving:

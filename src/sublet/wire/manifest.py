@@ -68,7 +68,7 @@ def pack_name(raw: bytes) -> str:
 def read_manifest(data: bytes) -> Contents:
     """Raises ``CheckpointDamaged`` for what is cut off, changed, or no manifest."""
     if len(data) < MANIFEST.size + TAIL.size or data[:8] != MANIFEST_MAGIC:
-        raise damaged("a manifest is cut off, or is none")
+        raise damaged("a manifest is truncated or malformed")
     end = len(data) - TAIL.size
     if crc32(memoryview(data)[:end]) != TAIL.unpack_from(data, end)[0]:
         raise damaged("a manifest has another checksum than it says")
@@ -85,7 +85,7 @@ def read_manifest(data: bytes) -> Contents:
         lease = data[at_texts : at_texts + texts[0]].decode()
         note = data[end - texts[-1] : end].decode()
     except UnicodeDecodeError:
-        raise damaged("a manifest has a text that is none") from None
+        raise damaged("a manifest has a text that is not UTF-8") from None
     refs = PACK_REF.iter_unpack(data[fixed:at_leaves])
     return Contents(
         number=number,

@@ -106,7 +106,7 @@ def read_bytes(value: Json) -> bytes:
     except ValueError:  # also binascii.Error and UnicodeEncodeError
         raise WrongError("is not base64") from None
     if base64(data) != value:  # bits left over in the last sign: two texts for the same bytes
-        raise WrongError("is not base64 as it is written here")
+        raise WrongError("is not base64 in its canonical form")
     return data
 
 

@@ -47,7 +47,7 @@ def counted(saves: Checkpoints) -> list[str]:
 
 
 def test_by_hand_it_is_called_and_what_it_returns_is_returned(saves: Checkpoints) -> None:
-    with pytest.raises(Unsupported, match="has not said how it is saved"):
+    with pytest.raises(Unsupported, match="has registered no function that saves it"):
         saves.save()
     saves.register(lambda: 5)
     assert saves.save() == 5

@@ -108,5 +108,5 @@ def test_numbers_that_contradict_each_other_are_damage_though_the_checksum_is_ri
 
 def test_a_lease_that_is_no_text_is_damage() -> None:
     body = MADE.dump()[: -TAIL.size].replace("l-ü".encode(), b"l-\xff\xff")
-    with pytest.raises(CheckpointDamaged, match="a text that is none"):
+    with pytest.raises(CheckpointDamaged, match="a text that is not UTF-8"):
         read_manifest(body + TAIL.pack(crc32(body), bytes(32)))

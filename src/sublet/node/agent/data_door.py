@@ -200,7 +200,7 @@ async def _hello(sock: socket.socket, link: Link) -> Hello:
             case [Hello(), *_]:
                 raise InvalidRequest("more came before the greeting was answered", do="Wait for the answer.")
             case [Over(error=error), *_]:
-                raise error or Disconnected("it hung up before it said who it is")
+                raise error or Disconnected("it hung up before it identified itself")
             case _:
                 pass
 

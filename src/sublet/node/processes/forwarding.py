@@ -160,7 +160,7 @@ class _Side:
         beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else ()
         try:
             if self.sock.sendmsg([data], beside, _SENDING) != len(data):
-                raise broken("the system took a part of a frame")
+                raise broken("a frame was only partly sent")
         finally:
             close_all(fds)
 

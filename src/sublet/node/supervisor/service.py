@@ -345,7 +345,7 @@ class Supervisor:
     def _check_live(self, lease: LeaseId, epoch: Epoch) -> None:
         """Raises unless the lease lives under this epoch."""
         if self.node is None:
-            raise LeaseNotActive("no office has said yet what this machine has")
+            raise LeaseNotActive("the office has not sent the inventory of this machine yet")
         self.node.check(lease, epoch, self.loop.now_ns())
 
     def _cap(self, caps: LeaseCaps) -> None:
@@ -373,7 +373,7 @@ class Supervisor:
 
     def admit(self, asked: Admit, fd: int) -> None:
         if self.node is None:
-            raise LeaseNotActive("no office has said yet what this machine has")
+            raise LeaseNotActive("the office has not sent the inventory of this machine yet")
         front = asked.front
         self._check_holders(front.tenant)
         holder = HolderLink(

@@ -178,7 +178,7 @@ class Manifest:
     @classmethod
     def parse(cls, data: bytes) -> Manifest:
         if len(data) < MANIFEST.size + TAIL.size or data[:8] != MANIFEST_MAGIC:
-            raise damaged("a manifest is cut off, or is none")
+            raise damaged("a manifest is truncated or malformed")
         body, tail = data[: -TAIL.size], data[-TAIL.size :]
         if (zlib.crc32(body), blake3(body).digest()) != TAIL.unpack(tail):
             raise damaged("a manifest has another checksum than it says")
@@ -200,7 +200,7 @@ class Manifest:
         try:
             lease, schema, note = (text.decode() for text in texts)
         except UnicodeDecodeError:
-            raise damaged("a manifest has a text that is none") from None
+            raise damaged("a manifest has a text that is not UTF-8") from None
         return cls(
             number=number,
             parent=parent,

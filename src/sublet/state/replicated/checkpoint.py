@@ -471,7 +471,7 @@ def as_group(
         if policy is not None and policy != replicas.policy:
             raise InvalidRequest("the group has a policy already", do="Give the policy where the group is made.")
         if office not in ("local", replicas.office):
-            raise InvalidRequest(f"the group trusts {replicas.office!r} already", do="Say office= where it is made.")
+            raise InvalidRequest(f"the group trusts {replicas.office!r} already", do="Give office= when it is created.")
         return replicas
     return ReplicaGroup(replicas, policy, office=office)
 

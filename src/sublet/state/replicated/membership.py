@@ -122,7 +122,7 @@ def _spread(replicas: ReplicaSet, tries: int) -> Generator[Step, object, None]:
         if replicas.writable(knows) and replicas.readable(knows):
             return
     raise CheckpointFailed(
-        f"only {len(knows)} of {len(replicas.voters)} replicas could be told of the change",
+        f"only {len(knows)} of {len(replicas.voters)} replicas could be informed of the change",
         do="Bring more of them back, then ask for the same change again: it goes on where it stopped.",
     )
 
