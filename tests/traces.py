@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from sublet.node.processes.cgroups_places import Files, find_places
-from sublet.node.processes.procs import Identity, Procs
+from sublet.node.processes.cgroups_places import CgroupFiles, find_places
+from sublet.node.processes.procs import ProcessInstance, Procs
 from sublet.node.processes.tree import LEASE_MARK, OFFICE_MARK
 from sublet.values import LeaseId
 from sublet.wire.zygote import COLD_VARIABLE
@@ -99,7 +99,7 @@ class Traces:
         self.runtime = runtime
         self.procs = Procs()
 
-    def marked(self, lease: LeaseId | None = None) -> list[Identity]:
+    def marked(self, lease: LeaseId | None = None) -> list[ProcessInstance]:
         """The living processes that carry the office's mark (and the lease's)."""
         found = []
         for pid in map(int, filter(str.isdigit, os.listdir(self.procs.root))):
@@ -114,7 +114,7 @@ class Traces:
 
     def groups(self) -> list[str]:
         """Folders of control groups that are the office's."""
-        files = Files()
+        files = CgroupFiles()
         found = []
         for place in find_places():
             for base in {place.base, place.top}:
@@ -122,7 +122,7 @@ class Traces:
         return found
 
     def lease_groups(self) -> list[str]:
-        files = Files()
+        files = CgroupFiles()
         return [folder for office in self.groups() for folder in files.folders(office)]
 
     def residue(self) -> list[str]:
@@ -146,7 +146,7 @@ class Traces:
         return not left
 
     def _remove_groups(self) -> bool:
-        files = Files()
+        files = CgroupFiles()
         left = self.groups()
         for office in left:
             for lease in files.folders(office):

@@ -24,7 +24,7 @@ from benchmarks.load.remote import ClosedGenerator
 from benchmarks.peers.etcd import Etcd, encoded
 from sublet.state.replicated.folder import FolderReplica
 from sublet.state.replicated.group import ReplicaGroup, nonce
-from sublet.state.replicated.register import CasOperation, Done, OpenOperation, Tenure
+from sublet.state.replicated.register import CasOperation, OpenOperation, OperationDone, Tenure
 from sublet.values import Epoch
 
 CLIENTS: Final = (1, 16)
@@ -54,7 +54,7 @@ class _Client:
         self.group, self.key, self.version = group, f"bench/{number}", 0
         self.tenure = Tenure(office="bench", epoch=Epoch(1, 1), nonce=nonce)
         opened = group.run(self.key, OpenOperation(group.view, self.tenure))
-        assert isinstance(opened, Done)
+        assert isinstance(opened, OperationDone)
         self.version = opened.state.version
 
     def run(self, until: float, took_ns: list[int]) -> None:
@@ -63,7 +63,7 @@ class _Client:
             operation = CasOperation(self.group.view, self.tenure, expected=self.version, write=nonce(), body=VALUE)
             result = self.group.run(self.key, operation)
             took_ns.append(time.perf_counter_ns() - began)
-            if not isinstance(result, Done):
+            if not isinstance(result, OperationDone):
                 raise RuntimeError(f"a compare-and-swap came to {result}")
             self.version = result.state.version
 

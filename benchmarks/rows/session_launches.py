@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.harness import Bench, Figure, Goal, Row, figure
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.host import HostDevice
 from sublet.devices.warp_modules import warp
 from sublet.guest.device_service import SessionCalls
@@ -92,7 +92,7 @@ def _ours(folder: Path) -> Iterator[Callable[[int], None]]:
     view = PageView(
         lease=LEASE, epoch=EPOCH, deadline_ns=now_ns + 3600 * NS_PER_S, now_ns=now_ns, namespace=time_namespace()
     )
-    account = Account(16 * MIB)
+    account = MemoryAccount(16 * MIB)
     with PageWriter.create(str(folder / "page"), view), closing(PageReader(str(folder / "page"))) as page:
         calls = SessionCalls(page, lambda place: HostDevice("host-0", account, cache=str(folder / "kernels")))
         opened = loads(DeviceReply, calls.answer(dumps(OpenSession(lease=LEASE, epoch=EPOCH)))[0])

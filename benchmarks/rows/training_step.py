@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 from benchmarks.harness import Bench, Figure, Goal, Row, figure
 from sublet.replicated import FolderReplica, ReplicaGroup
-from sublet.state.replicated.files import Files
+from sublet.state.replicated.files import RealFiles
 from sublet.training import Completed, TrainingBatch, run_training_step, training_records
 from sublet.values import Epoch
 
@@ -81,7 +81,7 @@ class _Session:
         """It is done."""
 
 
-class _Forgetful(Files):
+class _Forgetful(RealFiles):
     """Leaves it to the system when what is written reaches the disk."""
 
     def sync(self, fd: int) -> None:

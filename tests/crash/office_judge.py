@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from sublet.office.journal.files import JOURNAL_NAME
-from sublet.office.journal.history import History
+from sublet.office.journal.history import AuditHistory
 from sublet.office.journal.journal import entry_of, verify_file
-from sublet.office.journal.reader import Reader
+from sublet.office.journal.reader import JournalReader
 from sublet.office.ledger.bills import reconcile
 from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.fold import apply
@@ -28,7 +28,7 @@ TICK_S: Final = 2e-6
 
 def folded(path: Path) -> tuple[State, int]:
     """The state that a journal says, and the number of its last entry."""
-    reader = Reader(path)
+    reader = JournalReader(path)
     try:
         tip = reader.check()
         _, snapshot = reader.snapshot()
@@ -59,12 +59,12 @@ def judge_disk(office: OfficeProcess, told: Told) -> None:
     check_books(state)
     verdict = verify_file(path, office.anchors)
     assert verdict.ok, verdict.problem
-    reader = Reader(path)
+    reader = JournalReader(path)
     try:
         records = list(reader.records())
     finally:
         reader.close()
-    history = History().read(records)
+    history = AuditHistory().read(records)
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     account = reconcile(history.usages(now_ns), history.devices(now_ns))
     assert account.ok, f"the bill does not reconcile: {account}"
@@ -136,7 +136,7 @@ def judge_office(office: OfficeProcess) -> None:
         before, seq = folded(office.home / JOURNAL_NAME)
         shown = {view["id"]: view for view in office.ask("GET", "/v1/leases?all=1").doc}
         tenants = {view["id"] for view in office.ask("GET", "/v1/tenants").doc}
-        reader = Reader(office.home / JOURNAL_NAME)
+        reader = JournalReader(office.home / JOURNAL_NAME)
         still = reader.tip().seq == seq
         reader.close()
         if still:

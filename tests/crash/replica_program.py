@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from sublet.state.replicated.ballot import Ballot, Stamp
-from sublet.state.replicated.cell import Accept, Accepted, Cell, Here, Install, MissingPacks, Prepare, Query
+from sublet.state.replicated.ballot import Ballot, WriteStamp
+from sublet.state.replicated.cell import Accept, AcceptedWrite, Here, Install, MissingPacks, Prepare, Query, ReplicaCell
 from sublet.state.replicated.folder import FolderReplica
 from sublet.state.replicated.quorum import ReplicaSet, Seats
 from sublet.state.replicated.replica import PackName
@@ -37,10 +37,10 @@ def opened(home: Path) -> FolderReplica:
     return replica
 
 
-def cell_of(replica: FolderReplica, key: str) -> Cell:
+def cell_of(replica: FolderReplica, key: str) -> ReplicaCell:
     (here,) = replica.ask([(key, Query(1))])
     assert isinstance(here, Here)
-    return Cell(here.promised, here.accepted)
+    return ReplicaCell(here.promised, here.accepted)
 
 
 def said(replica: FolderReplica, note: Note, *requests: tuple[str, Prepare | Accept]) -> None:
@@ -53,9 +53,11 @@ def said(replica: FolderReplica, note: Note, *requests: tuple[str, Prepare | Acc
 def begin(home: Path, note: Note) -> None:
     """A folder becomes a replica, and promises."""
     replica = opened(home)
-    note({key: Cell().pack().hex() for key in KEYS})
+    note({key: ReplicaCell().pack().hex() for key in KEYS})
     said(replica, note, ("a", Prepare(1, ballot(1))))
-    said(replica, note, ("a", Accept(1, Accepted(Stamp(ballot(1), 0), b"first"))), ("b", Prepare(1, ballot(1))))
+    said(
+        replica, note, ("a", Accept(1, AcceptedWrite(WriteStamp(ballot(1), 0), b"first"))), ("b", Prepare(1, ballot(1)))
+    )
     replica.close()
 
 
@@ -64,11 +66,11 @@ def put(home: Path, note: Note) -> None:
     replica = opened(home)
     note({key: cell_of(replica, key).pack().hex() for key in KEYS})
     said(replica, note, ("a", Prepare(1, ballot(5))))
-    said(replica, note, ("a", Accept(1, Accepted(Stamp(ballot(5), 0), bytes(1500)))))
+    said(replica, note, ("a", Accept(1, AcceptedWrite(WriteStamp(ballot(5), 0), bytes(1500)))))
     replica.put_pack("b", PACK, b"x" * 3000)
-    packed = Accepted(Stamp(ballot(6), 0), b"packed", (PACK,))
-    said(replica, note, ("b", Accept(1, packed)), ("a", Accept(1, Accepted(Stamp(ballot(5), 1), b"second"))))
-    plain = Accepted(Stamp(ballot(6), 1), b"without")
+    packed = AcceptedWrite(WriteStamp(ballot(6), 0), b"packed", (PACK,))
+    said(replica, note, ("b", Accept(1, packed)), ("a", Accept(1, AcceptedWrite(WriteStamp(ballot(5), 1), b"second"))))
+    plain = AcceptedWrite(WriteStamp(ballot(6), 1), b"without")
     said(replica, note, ("b", Accept(1, plain)))
     replica.sweep("b", plain.stamp, [PACK])
     replica.close()
@@ -79,7 +81,7 @@ def fill(home: Path, note: Note) -> None:
     replica = opened(home)
     note({key: cell_of(replica, key).pack().hex() for key in KEYS})
     for seq in range(8):
-        said(replica, note, ("a", Accept(1, Accepted(Stamp(ballot(9), seq), bytes([seq]) * 2400))))
+        said(replica, note, ("a", Accept(1, AcceptedWrite(WriteStamp(ballot(9), seq), bytes([seq]) * 2400))))
     replica.close()
 
 

@@ -28,7 +28,7 @@ import pytest
 from sublet.errors import JournalError
 from sublet.office.journal import journal as journal_opening
 from sublet.office.journal.backup import restore
-from sublet.office.journal.history import History
+from sublet.office.journal.history import AuditHistory
 from sublet.office.journal.journal import Journal
 from sublet.office.ledger.bills import Usage, fold, reconcile
 from sublet.office.ledger.budgets import stands
@@ -229,7 +229,7 @@ def look(answered: list[Epoch], place: Path) -> None:
     (fresh,) = epochs_in(notes)
     assert all(fresh > epoch for epoch in answered), f"{fresh} is not above {max(answered)}"
     check_books(office.ledger.state)
-    past = History().read(office.journal.records())
+    past = AuditHistory().read(office.journal.records())
     usages = past.usages(office.ns)
     account = reconcile(usages, past.devices(office.ns))
     assert account.ok, account

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from sublet.state.replicated.ballot import Stamp
-from sublet.state.replicated.cell import Accept, Accepted, Cell, Took
+from sublet.state.replicated.ballot import WriteStamp
+from sublet.state.replicated.cell import Accept, AcceptedWrite, ReplicaCell, Took
 from sublet.state.replicated.folder_format import SECTOR
 from sublet.state.replicated.replica import ReplicaFaulty
 from tests.crash import replica_program as program
@@ -67,15 +67,15 @@ def test_after_any_kill_or_failed_write_what_was_answered_is_there(name: str, ru
     print(f"{name}: {len(points)} points")
 
 
-def cells_in(place: Path) -> list[dict[str, Cell]]:
+def cells_in(place: Path) -> list[dict[str, ReplicaCell]]:
     """What was answered, in order."""
     return [
-        {key: Cell.unpack(bytes.fromhex(str(text))) for key, text in note.items()}
+        {key: ReplicaCell.unpack(bytes.fromhex(str(text))) for key, text in note.items()}
         for note in Diary.read(place / "diary")
     ]
 
 
-def judge(point: Point, status: int, told: list[dict[str, Cell]], place: Path) -> None:
+def judge(point: Point, status: int, told: list[dict[str, ReplicaCell]], place: Path) -> None:
     answered = len(cells_in(place))
     home = place / "home"
     try:
@@ -89,7 +89,7 @@ def judge(point: Point, status: int, told: list[dict[str, Cell]], place: Path) -
     assert found in allowed or (status == 0 and found == told[-1]), f"{answered} answered, found {found}"
     assert replica.verify() == []
     # And it goes on: the next writer is not disturbed by what is left.
-    last = Accepted(Stamp(program.ballot(99), 0), b"after")
+    last = AcceptedWrite(WriteStamp(program.ballot(99), 0), b"after")
     assert replica.ask([("a", Accept(1, last))]) == [Took()]
     replica.close()
     again = program.opened(home)

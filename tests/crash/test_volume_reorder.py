@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from sublet.errors import SubletError
-from sublet.node.storage.volume_folder import Place
+from sublet.node.storage.volume_folder import VolumeAccess
 from sublet.state.checkpoints.store import FolderStore, verify
 from sublet.values import Epoch
 from sublet.wire.volumes import Publish
@@ -65,7 +65,7 @@ def recorded(home: Path, forgets: str = "", writer: str = "syncs") -> list[tuple
     def answered(note: dict[str, object]) -> None:
         recorder.answered = int(str(note["saved"]))
 
-    def staged(place: Place, epoch: Epoch) -> Publish:
+    def staged(place: VolumeAccess, epoch: Epoch) -> Publish:
         recorder.forgets = forgets if writer == "syncs" else "files"
         asked = real_staged(place, epoch)
         recorder.forgets = forgets

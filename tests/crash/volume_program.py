@@ -18,7 +18,7 @@ from typing import Any, Final
 from sublet.errors import SubletError
 from sublet.node.storage.publish import publish, run_and_encode
 from sublet.node.storage.stores_work import KEPT, NOTE, StoreNote, make_blocks, put_away
-from sublet.node.storage.volume_folder import Place, collect, lay_out
+from sublet.node.storage.volume_folder import VolumeAccess, collect, lay_out
 from sublet.state.checkpoints.store import FolderStore
 from sublet.state.checkpoints.writer import Author, Saver
 from sublet.values import Epoch, Kind, LeaseId, ResourceId, TenantId
@@ -49,9 +49,9 @@ def state_at(number: int) -> dict[str, Any]:
     return {"number": number, "now": random.Random(number).randbytes(9_000), "never": random.Random(5).randbytes(9_000)}
 
 
-def place_of(folder: Path) -> Place:
+def place_of(folder: Path) -> VolumeAccess:
     place, lock = str(folder / "0"), str(folder / "lock")
-    return Place(folder=place, lock=lock, size=SIZE, counted=False, owner=os.geteuid(), group=os.getegid())
+    return VolumeAccess(folder=place, lock=lock, size=SIZE, counted=False, owner=os.geteuid(), group=os.getegid())
 
 
 def done(work: Callable[[], object]) -> None:
@@ -61,7 +61,7 @@ def done(work: Callable[[], object]) -> None:
         raise error_of(answer)
 
 
-def opened(folder: Path, epoch: Epoch) -> Place:
+def opened(folder: Path, epoch: Epoch) -> VolumeAccess:
     """The lease has it, and somebody is going to save."""
     made = make_blocks(str(folder), note_of(epoch), None)
     if made.refused:
@@ -72,7 +72,7 @@ def opened(folder: Path, epoch: Epoch) -> Place:
     return place
 
 
-def staged(place: Place, epoch: Epoch) -> Publish:
+def staged(place: VolumeAccess, epoch: Epoch) -> Publish:
     """The next checkpoint, written and not published."""
     store = FolderStore(place.folder, create=False)
     base = store.base()

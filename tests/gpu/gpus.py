@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.cuda import CudaDevice
 from sublet.devices.cuda_driver import open_driver
 from sublet.values import MIB
@@ -27,7 +27,7 @@ def first_gpu() -> str:
     return f"GPU-{found[:8]}-{found[8:12]}-{found[12:16]}-{found[16:20]}-{found[20:]}"
 
 
-def open_first(account: Account, cache: str) -> CudaDevice:
+def open_first(account: MemoryAccount, cache: str) -> CudaDevice:
     """A session's device on it."""
     return CudaDevice("gpu-0", first_gpu(), account, cache=cache)
 

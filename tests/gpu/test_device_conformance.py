@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.interface import Device
-from sublet.guest.session import Session
+from sublet.guest.session import GuestSession
 from sublet.testing.device_conformance import CUDA_KERNELS, WARP_KERNELS, DeviceConformance
 from sublet.values import Epoch, LeaseId
 from sublet.wire.device import ModuleKind
@@ -38,7 +38,7 @@ class TestCudaDevice(DeviceConformance):
     def _at(self, tmp_path: Path) -> None:
         self._cache = str(tmp_path / "cache")
 
-    def open_device(self, account: Account) -> Device:
+    def open_device(self, account: MemoryAccount) -> Device:
         return open_first(account, self._cache)
 
 
@@ -53,17 +53,17 @@ class TestCudaDeviceWithWarp(DeviceConformance):
     def _at(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         self._cache = str(tmp_path_factory.getbasetemp() / "warp-kernels")
 
-    def open_device(self, account: Account) -> Device:
+    def open_device(self, account: MemoryAccount) -> Device:
         return open_first(account, self._cache)
 
 
 @pytest.mark.gpu
 def test_random_programs_do_what_the_model_says(tmp_path: Path) -> None:
     """The same programs that host devices are put through."""
-    account = Account(CAP_BYTES)
+    account = MemoryAccount(CAP_BYTES)
     for seed in range(PROGRAMS):
         device = open_first(account, str(tmp_path / "cache"))
-        session = Session(device, LeaseId("l-7"), Epoch(1, 42), lambda: None)
+        session = GuestSession(device, LeaseId("l-7"), Epoch(1, 42), lambda: None)
         try:
             run_program(session, seed, sources=CUDA_ONLY)
         finally:
@@ -73,13 +73,13 @@ def test_random_programs_do_what_the_model_says(tmp_path: Path) -> None:
 
 FAULTS = """
 import sys
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.errors import GpuError
 from sublet.wire.device import ModuleKind
 from sublet.wire.scalars import ArgKind
 from tests.gpu.gpus import FAULT, open_first
 
-device = open_first(Account(1 << 20), sys.argv[1])
+device = open_first(MemoryAccount(1 << 20), sys.argv[1])
 loaded = device.load({ModuleKind.CUDA: FAULT})
 x = device.alloc(64)
 device.launch(device.plan(loaded.handle, "fault", 1, 1, (ArgKind.U64,)), (8,))
@@ -96,7 +96,7 @@ print(device.account.used_bytes)
 @pytest.mark.gpu
 def test_a_kernel_that_faults_ends_its_guest_and_nobody_elses_session(tmp_path: Path) -> None:
     """Another session, in another process, goes on beside it."""
-    account = Account(1 << 20)
+    account = MemoryAccount(1 << 20)
     device = open_first(account, str(tmp_path / "cache"))
     loaded = device.load({ModuleKind.CUDA: CUDA_KERNELS})
     done = subprocess.run(
@@ -118,7 +118,7 @@ def test_a_cubin_made_ahead_is_loaded_as_it_is(tmp_path: Path) -> None:
     """And one for another GPU gives way to the source beside it."""
     from sublet.devices import nvrtc
 
-    device = open_first(Account(1 << 20), str(tmp_path / "cache"))
+    device = open_first(MemoryAccount(1 << 20), str(tmp_path / "cache"))
     own = nvrtc.compile_cuda(CUDA_KERNELS, device._arch)
     assert device.load({ModuleKind.CUBIN: own}).kind is ModuleKind.CUBIN
     other = nvrtc.compile_cuda(CUDA_KERNELS, 80 if device._arch >= 90 else 90)

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Literal
 
 from sublet.node.sandbox import syscalls
-from sublet.node.sandbox.abilities import Part
+from sublet.node.sandbox.abilities import SandboxPart
 from tests.integration.isolation_world import (
     KEYCTL,
     KEYRING_SESSION,
@@ -47,16 +47,16 @@ FILES_MAX = 200
 PROCESSES_MAX = 40
 TMP_BYTES = 4 << 20
 FILE_BYTES = 6 << 20
-ALWAYS: frozenset[Part] = frozenset()
-FILE_WALLS = frozenset((Part.MOUNT, Part.LANDLOCK))
-PEERS = frozenset((Part.PID, Part.LANDLOCK))
+ALWAYS: frozenset[SandboxPart] = frozenset()
+FILE_WALLS = frozenset((SandboxPart.MOUNT, SandboxPart.LANDLOCK))
+PEERS = frozenset((SandboxPart.PID, SandboxPart.LANDLOCK))
 
 
 @dataclass(frozen=True)
 class Attempt:
     name: str
     run: Callable[[World], str]
-    walls: frozenset[Part]
+    walls: frozenset[SandboxPart]
     """Each of these alone holds it off. Empty: it is held off by what every plan has."""
     control: Control
     landlock_abi: int = 1
@@ -65,16 +65,16 @@ class Attempt:
     def standing(self, active: Collection[str], landlock_abi: int) -> set[str]:
         """The names of those walls that stand here."""
         walls = {part.value for part in self.walls} & set(active)
-        return walls - {Part.LANDLOCK.value} if landlock_abi < self.landlock_abi else walls
+        return walls - {SandboxPart.LANDLOCK.value} if landlock_abi < self.landlock_abi else walls
 
 
 ATTEMPTS: dict[str, Attempt] = {}
 
 
 def attempt(
-    *walls: Part | frozenset[Part], control: Control = "anybody", abi: int = 1
+    *walls: SandboxPart | frozenset[SandboxPart], control: Control = "anybody", abi: int = 1
 ) -> Callable[[Callable[[World], str]], Callable[[World], str]]:
-    parts = frozenset(part for wall in walls for part in ([wall] if isinstance(wall, Part) else wall))
+    parts = frozenset(part for wall in walls for part in ([wall] if isinstance(wall, SandboxPart) else wall))
 
     def keep(run: Callable[[World], str]) -> Callable[[World], str]:
         ATTEMPTS[run.__name__] = Attempt(run.__name__, run, parts, control, abi)
@@ -184,7 +184,7 @@ def write_a_system_folder(world: World) -> str:
     return path
 
 
-@attempt(FILE_WALLS, Part.UID, Part.USER_NS, control="root")
+@attempt(FILE_WALLS, SandboxPart.UID, SandboxPart.USER_NS, control="root")
 def escape_from_a_chroot(world: World) -> str:
     jail = f"{world.own}/jail-{os.getpid()}"
     os.mkdir(jail)
@@ -211,12 +211,12 @@ def open_a_file_by_its_handle(world: World) -> str:
     return "a folder by its handle"
 
 
-@attempt(PEERS, Part.PROC)
+@attempt(PEERS, SandboxPart.PROC)
 def reach_files_through_the_root_of_another(world: World) -> str:
     return first(partial(read, f"/proc/{pid}/root{world.secret}") for pid in victims(world))
 
 
-@attempt(PEERS, Part.PROC)
+@attempt(PEERS, SandboxPart.PROC)
 def reach_files_through_the_folder_of_another(world: World) -> str:
     up = "../" * 40
     return first(partial(read, f"/proc/{pid}/cwd/{up}{world.secret}") for pid in victims(world))
@@ -225,7 +225,7 @@ def reach_files_through_the_folder_of_another(world: World) -> str:
 # ------------------------------------------------------------------------------------------------------ processes
 
 
-@attempt(Part.PROC)
+@attempt(SandboxPart.PROC)
 def see_other_processes(world: World) -> str:
     names = []
     for pid in os.listdir("/proc"):
@@ -312,26 +312,26 @@ def queue_a_signal_by_descriptor(world: World) -> str:
     return "signalled"
 
 
-@attempt(Part.PID, Part.LANDLOCK, control="nobody", abi=6)
+@attempt(SandboxPart.PID, SandboxPart.LANDLOCK, control="nobody", abi=6)
 def end_everybody(world: World) -> str:
     """Whether anybody fell is seen by those who come after."""
     os.kill(-1, signal.SIGKILL)
     return ""
 
 
-@attempt(Part.PID)
+@attempt(SandboxPart.PID)
 def renice_another(world: World) -> str:
     os.setpriority(os.PRIO_PROCESS, world.neighbour, os.getpriority(os.PRIO_PROCESS, world.neighbour))
     return "reniced"
 
 
-@attempt(Part.PID)
+@attempt(SandboxPart.PID)
 def bind_another_to_a_core(world: World) -> str:
     os.sched_setaffinity(world.neighbour, os.sched_getaffinity(world.neighbour))
     return "bound"
 
 
-@attempt(Part.PID)
+@attempt(SandboxPart.PID)
 def change_the_limits_of_another(world: World) -> str:
     _be_the_neighbour(world)
     resource.prlimit(world.neighbour, resource.RLIMIT_CORE, resource.prlimit(world.neighbour, resource.RLIMIT_CORE))
@@ -371,7 +371,7 @@ def enter_the_namespaces_of_another(world: World) -> str:
     return ""
 
 
-@attempt(Part.PROC, Part.PID, Part.LANDLOCK)
+@attempt(SandboxPart.PROC, SandboxPart.PID, SandboxPart.LANDLOCK)
 def make_another_the_first_to_be_ended(world: World) -> str:
     path = f"/proc/{world.neighbour}/oom_score_adj"
     with open(path) as file:
@@ -384,21 +384,21 @@ def make_another_the_first_to_be_ended(world: World) -> str:
 # -------------------------------------------------------------------------------------------------- between processes
 
 
-@attempt(Part.IPC)
+@attempt(SandboxPart.IPC)
 def attach_shared_memory(world: World) -> str:
     number = checked(libc.shmget(world.sysv_key, 0, 0))
     address = libc.shmat(number, None, 0o10000)
     return holds_secret(ctypes.string_at(address, 64))
 
 
-@attempt(Part.IPC)
+@attempt(SandboxPart.IPC)
 def take_a_message(world: World) -> str:
     number, message = checked(libc.msgget(world.sysv_key, 0)), Message()
     checked(libc.msgrcv(number, ctypes.byref(message), 64, 0, 0o44000))  # MSG_COPY | IPC_NOWAIT
     return holds_secret(message.text)
 
 
-@attempt(Part.IPC)
+@attempt(SandboxPart.IPC)
 def open_a_message_queue(world: World) -> str:
     os.close(checked(libc.mq_open(world.queue_name.encode(), os.O_RDWR)))
     return world.queue_name
@@ -416,17 +416,17 @@ def _connect(family: int, address: str | tuple[str, int]) -> str:
         return f"connected to {address!r}"
 
 
-@attempt(Part.MOUNT)
+@attempt(SandboxPart.MOUNT)
 def connect_to_the_supervisor(world: World) -> str:
     return _connect(socket.AF_UNIX, world.socket)
 
 
-@attempt(Part.NET, Part.LANDLOCK, abi=6)
+@attempt(SandboxPart.NET, SandboxPart.LANDLOCK, abi=6)
 def connect_to_an_abstract_socket(world: World) -> str:
     return _connect(socket.AF_UNIX, world.abstract)
 
 
-@attempt(Part.NET, Part.LANDLOCK, abi=4)
+@attempt(SandboxPart.NET, SandboxPart.LANDLOCK, abi=4)
 def connect_to_a_port(world: World) -> str:
     return _connect(socket.AF_INET, ("127.0.0.1", world.tcp_port))
 
@@ -437,7 +437,7 @@ def listen_to_the_wire(world: World) -> str:
         return "a raw socket"
 
 
-@attempt(Part.SECCOMP, control="root")
+@attempt(SandboxPart.SECCOMP, control="root")
 def make_a_socket_that_no_namespace_parts(world: World) -> str:
     """Those to the host of a virtual machine, of the kernel's ciphers, of other transports."""
     got = []
@@ -448,7 +448,7 @@ def make_a_socket_that_no_namespace_parts(world: World) -> str:
     return " ".join(map(str, got))
 
 
-@attempt(Part.SECCOMP, control="root")
+@attempt(SandboxPart.SECCOMP, control="root")
 def work_behind_the_back_of_a_filter(world: World) -> str:
     ring = ctypes.create_string_buffer(120)
     try:
@@ -473,7 +473,7 @@ def read_a_key_of_the_session(world: World) -> str:
     return _key(KEYRING_SESSION)
 
 
-@attempt(Part.USER_NS)
+@attempt(SandboxPart.USER_NS)
 def read_a_key_of_the_user(world: World) -> str:
     return _key(KEYRING_USER)
 
@@ -575,7 +575,7 @@ def change_the_root(world: World) -> str:
     return "another root"
 
 
-@attempt(Part.USER_NS, control="namespaces")
+@attempt(SandboxPart.USER_NS, control="namespaces")
 def make_a_user_namespace(world: World) -> str:
     syscalls.unshare(syscalls.CLONE_NEWUSER)
     return "all rights in it"
@@ -776,12 +776,12 @@ def _fill_up(folder: str, wanted: int) -> str:
     return f"{written} bytes" if written >= wanted else ""
 
 
-@attempt(Part.MOUNT, Part.LANDLOCK)
+@attempt(SandboxPart.MOUNT, SandboxPart.LANDLOCK)
 def fill_the_temporary_folder(world: World) -> str:
     return _fill_up("/tmp", 2 * TMP_BYTES)
 
 
-@attempt(Part.MOUNT, Part.LANDLOCK)
+@attempt(SandboxPart.MOUNT, SandboxPart.LANDLOCK)
 def fill_the_shared_memory(world: World) -> str:
     return _fill_up("/dev/shm", 2 * TMP_BYTES)
 

@@ -47,15 +47,15 @@ class Stage:
             os.chown(self.own, TENANT, TENANT)
         self.abilities = probe_abilities()
 
-    def plan(self, **wanted: Any) -> isolation.Plan:
+    def plan(self, **wanted: Any) -> isolation.SandboxPlan:
         ids = isolation.Ids(TENANT, TENANT)
         given = {"folder": f"{self.base}/guest", "writable": (self.own,), "readable": (sys.base_prefix,)}
         wish = isolation.Wish(**{"ids": ids, **given, **wanted})
-        plan = isolation.plan(isolation.Profile.TENANT, self.abilities, wish)
-        assert isinstance(plan, isolation.Plan), plan
+        plan = isolation.plan(isolation.SandboxProfile.TENANT, self.abilities, wish)
+        assert isinstance(plan, isolation.SandboxPlan), plan
         return plan
 
-    def start(self, plan: isolation.Plan, *argv: str, stdio: int = -1, cwd: str = "") -> tuple[int, int]:
+    def start(self, plan: isolation.SandboxPlan, *argv: str, stdio: int = -1, cwd: str = "") -> tuple[int, int]:
         """Its pid, and a pipe that ends at the exec or says which step failed."""
         read, write = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
@@ -79,7 +79,7 @@ class Stage:
         os.close(write)
         return pid, read
 
-    def run(self, *argv: str, plan: isolation.Plan | None = None) -> tuple[int, str]:
+    def run(self, *argv: str, plan: isolation.SandboxPlan | None = None) -> tuple[int, str]:
         """How it ended, and what it said."""
         out, into = os.pipe2(os.O_CLOEXEC)
         pid, failure = self.start(plan or self.plan(), *argv, stdio=into)
@@ -290,8 +290,8 @@ def hidden_folders_stay_hidden(stage: Stage) -> list[Any]:
 
 def milliseconds(stage: Stage) -> dict[str, float]:
     plan = stage.plan()
-    local = isolation.plan(isolation.Profile.LOCAL, stage.abilities, isolation.Wish(folder=stage.own))
-    assert isinstance(local, isolation.Plan)
+    local = isolation.plan(isolation.SandboxProfile.LOCAL, stage.abilities, isolation.Wish(folder=stage.own))
+    assert isinstance(local, isolation.SandboxPlan)
     times: dict[str, list[float]] = {"local": [], "tenant": []}
     for _ in range(50):  # in turns, so that a busy machine is as busy for the one as for the other
         for name, one in (("local", local), ("tenant", plan)):

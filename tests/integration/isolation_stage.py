@@ -47,7 +47,7 @@ LOADED = (multiprocessing.spawn, subprocess, select, probe)
 ORDINARY = 65534
 TENANT = 1_900_000_000
 PATIENCE_S = 30.0
-EVERYTHING = frozenset(part.value for part in isolation.Part)
+EVERYTHING = frozenset(part.value for part in isolation.SandboxPart)
 
 
 def become(kind: str) -> None:
@@ -63,8 +63,8 @@ def become(kind: str) -> None:
     syscalls.set_dumpable(True)  # as any process is after an exec
 
 
-def plan_for(world: World, abilities: isolation.Abilities) -> isolation.Plan:
-    policy = isolation.Policy(
+def plan_for(world: World, abilities: isolation.Abilities) -> isolation.SandboxPlan:
+    policy = isolation.SandboxPolicy(
         allow_missing=EVERYTHING,
         files_max=FILES_MAX,
         tmp_bytes=TMP_BYTES,
@@ -79,8 +79,8 @@ def plan_for(world: World, abilities: isolation.Abilities) -> isolation.Plan:
         ids=isolation.Ids(TENANT, TENANT),
         hidden=(world.state, world.home, world.other),
     )
-    plan = isolation.plan(isolation.Profile.TENANT, abilities, wish, policy)
-    assert isinstance(plan, isolation.Plan)
+    plan = isolation.plan(isolation.SandboxProfile.TENANT, abilities, wish, policy)
+    assert isinstance(plan, isolation.SandboxPlan)
     return plan
 
 
@@ -121,7 +121,7 @@ def answer(attempt: Attempt, world: World) -> str:
     return f"GOT {got}" if got else "refused"
 
 
-def as_guest(attempt: Attempt, world: World, plan: isolation.Plan) -> str:
+def as_guest(attempt: Attempt, world: World, plan: isolation.SandboxPlan) -> str:
     parent, text = os.getpid(), to_text(plan)
 
     def body(write: int) -> None:
@@ -156,7 +156,7 @@ def as_control(attempt: Attempt, world: World) -> str:
 
 def may_try(attempt: Attempt, abilities: isolation.Abilities) -> bool:
     """What is too harmful for a control is too harmful for a guest without a wall against it."""
-    active = [part.value for part in isolation.Part if abilities.has(part)]
+    active = [part.value for part in isolation.SandboxPart if abilities.has(part)]
     harmless = attempt.control != "nobody" or not attempt.walls
     return harmless or bool(attempt.standing(active, abilities.landlock_abi))
 
@@ -166,7 +166,7 @@ def may_control(attempt: Attempt, kind: str, abilities: isolation.Abilities, wor
         case "anybody":
             return True
         case "namespaces":
-            return abilities.has(isolation.Part.USER_NS)
+            return abilities.has(isolation.SandboxPart.USER_NS)
         case "set-uid":
             return kind != "confined" and bool(world.set_uid)
         case "root":
@@ -202,7 +202,7 @@ def main(kind: str) -> None:
             }
     finally:
         world.close()
-    active = [part.value for part in isolation.Part if abilities.has(part)]
+    active = [part.value for part in isolation.SandboxPart if abilities.has(part)]
     found = {"active": active, "abi": abilities.landlock_abi, "lines": abilities.lines(), "results": results}
     print(json.dumps({**found, "steps": plan.steps, "missing": plan.missing}))
 

@@ -18,12 +18,12 @@ from typing import Any, Final
 
 import sublet
 from sublet.errors import SubletError
-from sublet.node.processes.procs import Identity
+from sublet.node.processes.procs import ProcessInstance
 from sublet.node.processes.tree import LEASE_MARK
 from sublet.office.journal.files import JOURNAL_NAME
-from sublet.office.journal.history import History
+from sublet.office.journal.history import AuditHistory
 from sublet.office.journal.journal import verify_file
-from sublet.office.journal.reader import Reader
+from sublet.office.journal.reader import JournalReader
 from sublet.office.ledger import bills
 from sublet.studio import FabricOffice, open_sessions
 from sublet.studio.records import Entry, Session, Terms, fold_all
@@ -233,7 +233,7 @@ class Load:
         """Processes of two leases on one device, at one moment: devices are lent as a whole here."""
         traces = self.stage.office.traces
         assert traces is not None
-        found: dict[str, list[tuple[str, Identity]]] = {}
+        found: dict[str, list[tuple[str, ProcessInstance]]] = {}
         for one in traces.marked():
             marks = traces.procs.marks(one.pid, "SUBLET_")
             for device in (marks.get("SUBLET_DEVICES") or "").split(","):
@@ -316,9 +316,9 @@ class Judge:
         path = office.home / JOURNAL_NAME
         verdict = verify_file(path, office.anchors)
         assert verdict.ok, verdict.problem
-        with contextlib.closing(Reader(path)) as reader:
+        with contextlib.closing(JournalReader(path)) as reader:
             records = list(reader.records())
-        history, at_ns = History().read(records), now_ns()
+        history, at_ns = AuditHistory().read(records), now_ns()
         usages = history.usages(at_ns)
         account = bills.reconcile(usages, history.devices(at_ns))
         assert account.ok, f"the bill does not reconcile: {account}"

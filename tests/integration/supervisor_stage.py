@@ -22,7 +22,7 @@ import pytest
 
 from sublet.errors import Disconnected, SubletError
 from sublet.node.agent.starting import command, package_folder
-from sublet.node.processes.cgroups_places import Files, find_places
+from sublet.node.processes.cgroups_places import CgroupFiles, find_places
 from sublet.node.storage.mounts import mounts_below
 from sublet.node.supervisor.service import SOCKET_NAME
 from sublet.values import GIB, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
@@ -308,7 +308,7 @@ class Freezer:
 
     def __init__(self, top: str, name: str) -> None:
         self.folder = f"{top}/{name}"
-        self._files = Files()
+        self._files = CgroupFiles()
         self._files.make(self.folder)
 
     @classmethod

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sublet.errors import Disconnected, LeaseEnded, Unauthorized
-from sublet.node.processes.procs import Identity
+from sublet.node.processes.procs import ProcessInstance
 from sublet.values import GIB
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import OUTPUT_HEAD, Attach, Attached, GuestSpec, ListGuests
@@ -144,7 +144,7 @@ def test_a_killed_supervisor_takes_its_guests_along_and_the_office_starts_anothe
     until("no residue", lambda: not stage.residue)
 
 
-def _left(stage: OfficeStage, theirs: list[Identity]) -> list[Identity]:
+def _left(stage: OfficeStage, theirs: list[ProcessInstance]) -> list[ProcessInstance]:
     return [one for one in theirs if stage.procs.is_there(one)]
 
 

@@ -21,9 +21,9 @@ from sublet.errors import InvalidRequest
 from sublet.node.supervisor import locks
 from sublet.node.supervisor.locks import (
     PREFIX,
+    DeviceLocked,
     DeviceLocks,
-    DeviceTaken,
-    Holder,
+    LockHolder,
     LockUnusable,
     all_held,
     lock_folder,
@@ -38,7 +38,7 @@ needs_root = pytest.mark.skipif(not IS_ROOT, reason="another user can only be pl
 
 PROGRAM: Final = """
 import json, os, pwd, sys
-from sublet.node.supervisor.locks import DeviceLocks, DeviceTaken
+from sublet.node.supervisor.locks import DeviceLocks, DeviceLocked
 folder, home, user, roots = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 if user >= 0:  # after the imports, which this user may have no right to read
     os.setgroups([]); os.setgid(user); os.setuid(user)
@@ -48,7 +48,7 @@ for line in sys.stdin:
     try:
         locks.refresh() if what == "refresh" else getattr(locks, what)(device)
         answer = {"held": list(locks.held)}
-    except DeviceTaken as error:
+    except DeviceLocked as error:
         answer = {"taken": error.message, "uid": error.holder.uid, "pid": error.holder.pid, "home": error.holder.home}
     print(json.dumps(answer), flush=True)
 """
@@ -131,7 +131,7 @@ def test_a_holder_that_is_killed_has_nothing_any_more(office: Callable[..., Offi
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait()
     assert second.do("take") == {"held": [CARD]}
-    assert who_has(CARD, str(folder), None) == Holder(
+    assert who_has(CARD, str(folder), None) == LockHolder(
         device=CARD, uid=os.geteuid(), pid=second.process.pid, home="/b", since="noon"
     )
 
@@ -275,7 +275,7 @@ def test_whoever_locks_it_for_nothing_is_named_and_what_his_file_says_is_made_ha
         os.read(is_over[0], 1)
         os._exit(0)
     os.read(is_locked[0], 1)
-    with pytest.raises(DeviceTaken) as error:
+    with pytest.raises(DeviceLocked) as error:
         DeviceLocks("/a", folder=str(folder), roots=None).take(CARD)
     for end in (*is_locked, *is_over):
         os.close(end)
@@ -307,7 +307,7 @@ def test_what_came_into_other_hands_meanwhile_is_said(folder: Path, office: Call
     other = office("/b")
     assert other.do("take") == {"held": [CARD]}
     lost = locks.refresh()[CARD]
-    assert isinstance(lost, DeviceTaken)
+    assert isinstance(lost, DeviceLocked)
     assert lost.holder.home == "/b"
     assert locks.held == ()
 
@@ -319,7 +319,7 @@ def test_looking_leaves_no_descriptor_and_a_file_that_others_can_see_and_not_wri
             locks = DeviceLocks("/a", folder=str(folder), roots=None)
             for _ in range(3):
                 locks.take(CARD)
-                with pytest.raises(DeviceTaken):
+                with pytest.raises(DeviceLocked):
                     DeviceLocks("/b", folder=str(folder), roots=None).take(CARD, tries=2)
                 assert who_has(CARD, str(folder), None) is not None
                 locks.close()

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 
-from sublet.node.sandbox import Part
+from sublet.node.sandbox import SandboxPart
 from tests.integration.isolation_attempts import ATTEMPTS
 
 HERE: Final = Path(__file__).parent
@@ -57,7 +57,7 @@ def test_no_attempt_gets_out_where_a_wall_is_said_to_stand(kind: str, name: str)
     if attempt.walls and not attempt.standing(found["active"], found["abi"]):
         for part in attempt.walls:
             [line] = [line for line in found["lines"] if line.startswith(f"{part.value} ")]
-            assert "not active" in line or (part is Part.LANDLOCK and "(without" in line), line
+            assert "not active" in line or (part is SandboxPart.LANDLOCK and "(without" in line), line
         return
     assert result["guest"].startswith("refused"), result["guest"]
 

@@ -35,9 +35,9 @@ import sublet
 from sublet.client.home import runtime_dir
 from sublet.node.processes.procs import Procs
 from sublet.office.journal.files import JOURNAL_NAME, Anchors
-from sublet.office.journal.history import History
+from sublet.office.journal.history import AuditHistory
 from sublet.office.journal.journal import verify_file
-from sublet.office.journal.reader import Reader
+from sublet.office.journal.reader import JournalReader
 from sublet.office.ledger.bills import reconcile
 from sublet.office.ledger.checks import check_books
 from tests.crash.office_judge import folded
@@ -374,7 +374,7 @@ class Stage:
         anchors = Anchors(Path(self.env["XDG_STATE_HOME"]) / "sublet-anchors", self.home)
         verdict = verify_file(path, anchors)
         assert verdict.ok, verdict.problem
-        reader = Reader(path)
+        reader = JournalReader(path)
         records = list(reader.records())
         reader.close()
         held: dict[str, str] = {}
@@ -387,7 +387,7 @@ class Stage:
             if record.kind == "torn_down":
                 held.pop(fact["resource"], None)
         assert not held
-        history = History().read(records)
+        history = AuditHistory().read(records)
         now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         account = reconcile(history.usages(now_ns), history.devices(now_ns))
         assert account.ok, f"the bill does not reconcile: {account}"

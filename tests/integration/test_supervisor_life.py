@@ -20,7 +20,7 @@ from sublet.errors import (
     SubletError,
     Unauthorized,
 )
-from sublet.node.processes.cgroups_places import Files
+from sublet.node.processes.cgroups_places import CgroupFiles
 from sublet.values import EndReason, Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.codec import dumps
 from sublet.wire.guests import (
@@ -351,7 +351,7 @@ def test_who_was_put_into_the_group_of_a_guest_is_seen_and_ended_before_anything
             grant(stage, A, E5)
             stage.holder(A, E5).start("sleep", "1000")
             [lease] = [folder for folder in stage.lease_groups() if "/freezer/" in folder]
-            [folder] = Files().folders(lease)
+            [folder] = CgroupFiles().folders(lease)
             Path(folder, "cgroup.procs").write_text(str(stranger.pid))
             end(stage, A, E5)
             heard(stage, TornDown)

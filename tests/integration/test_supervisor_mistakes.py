@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sublet.errors import InvalidRequest, NotFound, SubletError
-from sublet.node.processes.cgroups_places import Files
+from sublet.node.processes.cgroups_places import CgroupFiles
 from sublet.node.supervisor.service import SOCKET_NAME
 from sublet.values import EndReason, Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId
 from sublet.wire.codec import dumps
@@ -39,8 +39,8 @@ def broken(kind, name, of=lambda self: self):
             raise RuntimeError("a mistake in " + name)
         return before(self, *given, **named)
     setattr(kind, name, failing)
-from sublet.node.processes.guest import Guest
-from sublet.node.processes.guests import Guests
+from sublet.node.processes.guest import GuestProcess
+from sublet.node.processes.guests import GuestTable
 from sublet.node.processes.stdio import Stdio
 from sublet.node.processes.tree import Trees
 from sublet.node.processes.lease_runtime import LeaseRuntime
@@ -230,7 +230,7 @@ def no(*given, **named):
 """
 LEAKS = {
     "the plan": "import sublet.node.processes.launch as launch\nlaunch.SpawnPlan = no",
-    "the group": "from sublet.node.processes.group import Group\nGroup.join_paths = no",
+    "the group": "from sublet.node.processes.group import ControlGroup\nGroup.join_paths = no",
     "the fork": "import os\nos.fork = no",
     "the pidfd": "import os\nos.pidfd_open = no",
     "a refusal": """
@@ -312,7 +312,7 @@ def no_more(stage: SupervisorStage, before: tuple[int, int, int, int]) -> bool:
 def things(stage: SupervisorStage) -> tuple[int, int, int, int]:
     """Descriptors, children, groups of guests, folders of logs."""
     stage.office_line.pump()
-    groups = [guest for lease in stage.lease_groups() for guest in Files().folders(lease)]
+    groups = [guest for lease in stage.lease_groups() for guest in CgroupFiles().folders(lease)]
     logs = stage.state / "guests"
     with open(f"/proc/{stage.pid}/task/{stage.pid}/children") as file:
         children = len(file.read().split())

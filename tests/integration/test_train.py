@@ -21,8 +21,8 @@ import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.model import Place
 from sublet.client.office import ensure_office
-from sublet.training.progress import Progress
-from sublet.training.running import Plan, TrainingRun
+from sublet.training.progress import TrainingProgress
+from sublet.training.running import TrainingPlan, TrainingRun
 from sublet.values import MIB
 
 pytestmark = pytest.mark.needs("torch")
@@ -55,7 +55,7 @@ def fabric(home: Path) -> Iterator[sublet.Fabric]:
 class Audience:
     """Keeps what it is shown; ``on_move`` may take the lease away."""
 
-    def __init__(self, on_move: Callable[[Progress, sublet.Lease], object] = lambda *_: None) -> None:
+    def __init__(self, on_move: Callable[[TrainingProgress, sublet.Lease], object] = lambda *_: None) -> None:
         self.out, self.err, self.heard = b"", b"", list[str]()
         self.on_move = on_move
 
@@ -68,17 +68,17 @@ class Audience:
     def news(self, text: str) -> None:
         self.heard.append(text)
 
-    def moved(self, progress: Progress, lease: sublet.Lease) -> None:
+    def moved(self, progress: TrainingProgress, lease: sublet.Lease) -> None:
         self.on_move(progress, lease)
 
     def waits(self, place: Place) -> None:
         """Nobody else is here."""
 
 
-def plan(name: str, *words: object, script: Path = EXAMPLE, **more: Any) -> Plan:
+def plan(name: str, *words: object, script: Path = EXAMPLE, **more: Any) -> TrainingPlan:
     env = {"PYTHONPATH": str(ROOT / "src")}
     argv = [sys.executable, str(script), *map(str, words)]
-    return Plan(argv=argv, name=name, vram=64 * MIB, ttl="1m", state=64 * MIB, env=env, **more)
+    return TrainingPlan(argv=argv, name=name, vram=64 * MIB, ttl="1m", state=64 * MIB, env=env, **more)
 
 
 def weights(out: bytes) -> str:
@@ -121,7 +121,7 @@ def test_a_network_is_trained_to_the_end_through_forced_preemptions(
     """By an operator, at whatever moment: every life leaves in good order, no step is done twice, the bill knows."""
     taken: dict[str, int] = {}
 
-    def take(progress: Progress, lease: sublet.Lease) -> None:
+    def take(progress: TrainingProgress, lease: sublet.Lease) -> None:
         if len(taken) < PREEMPTIONS and lease.id not in taken and progress.steps > max(taken.values(), default=0):
             taken[lease.id] = progress.steps
             fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {"detail": "a test"}, shape=dict)
@@ -167,7 +167,7 @@ def test_a_tenants_script_travels_and_is_run_behind_walls(home: Path, fabric: su
     made = fabric.request("POST", "/v1/tenants", {"id": "ann"}, shape=dict)
     taken: list[str] = []
 
-    def take(_: Progress, lease: sublet.Lease) -> None:
+    def take(_: TrainingProgress, lease: sublet.Lease) -> None:
         if not taken and b"life 1" in audience.out:
             taken.append(lease.id)
             fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {"detail": "a test"}, shape=dict)

@@ -15,8 +15,8 @@ import pytest
 import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
-from sublet.training.progress import Progress
-from sublet.training.running import Plan, TrainingRun
+from sublet.training.progress import TrainingProgress
+from sublet.training.running import TrainingPlan, TrainingRun
 from sublet.values import MIB
 from tests.integration.test_train import ROOT, Audience
 
@@ -63,10 +63,10 @@ def fabric(home: Path) -> Iterator[sublet.Fabric]:
         yield made
 
 
-def plan(name: str, script: Path, *words: object, count: int = 2, **more: Any) -> Plan:
+def plan(name: str, script: Path, *words: object, count: int = 2, **more: Any) -> TrainingPlan:
     argv = [sys.executable, str(script), *map(str, words)]
     env = {"PYTHONPATH": str(ROOT / "src")}
-    return Plan(argv=argv, name=name, vram=64 * MIB, count=count, ttl="1m", state=64 * MIB, env=env, **more)
+    return TrainingPlan(argv=argv, name=name, vram=64 * MIB, count=count, ttl="1m", state=64 * MIB, env=env, **more)
 
 
 def weights(out: bytes) -> dict[str, str]:
@@ -82,7 +82,7 @@ def test_two_processes_come_to_the_same_weights_to_the_bit_whatever_is_taken_fro
     assert TrainingRun(fabric, plan("alone", EXAMPLE, EPOCHS, 0.01), alone).run() == 0, alone.err
     taken: list[str] = []
 
-    def take(progress: Progress, lease: sublet.Lease) -> None:
+    def take(progress: TrainingProgress, lease: sublet.Lease) -> None:
         if not taken and progress.steps:
             taken.append(lease.id)
             fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {"detail": "a test"}, shape=dict)

@@ -27,7 +27,7 @@ from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.replicated import FolderReplica, ReplicaGroup, ReplicatedCheckpoint
 from sublet.training import lease_has_ended
-from sublet.training.step_protocol import ACTS, Act, Verdict, after_death_before
+from sublet.training.step_protocol import ACTS, Act, StepVerdict, after_death_before
 from tests.integration.training_program import FENCED, OVER, Life, real_batch, real_weights
 from tests.unit.training.stage import batch, uninterrupted
 
@@ -46,7 +46,7 @@ ON_A_DEVICE: Final = ACTS if ALL else (Act.OPEN, Act.MODULE, Act.LAUNCH, Act.SAV
 """The others are played without an office, by the kills above and from seeds in ``tests/unit/training``."""
 KILLED: Final = 128 + signal.SIGKILL
 PATIENCE_S: Final = 60.0
-OUTCOME: Final = {Verdict.RUN: "Completed", Verdict.SETTLE: "Recovered", Verdict.DUPLICATE: "Duplicate"}
+OUTCOME: Final = {StepVerdict.RUN: "Completed", StepVerdict.SETTLE: "Recovered", StepVerdict.DUPLICATE: "Duplicate"}
 
 
 @dataclasses.dataclass

@@ -24,10 +24,10 @@ from typing import Final
 from sublet.node.prctl import is_child_subreaper, set_child_subreaper
 from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.cgroups_places import find_places
-from sublet.node.processes.group import Group
+from sublet.node.processes.group import ControlGroup
 from sublet.node.processes.guest_records import GuestNote
-from sublet.node.processes.limits import Limits
-from sublet.node.processes.procs import Identity, Procs, Stat
+from sublet.node.processes.limits import GroupLimits
+from sublet.node.processes.procs import ProcessInstance, ProcessStat, Procs
 from sublet.node.processes.stuck import is_frozen
 from sublet.node.processes.tree import Tree, Trees, marks_of
 from sublet.node.supervisor.recovery import Sweep
@@ -77,7 +77,7 @@ class Stage:
         self.procs = Procs()
         self.trees = Trees(self.procs, os.getpid())
 
-    def guest(self, command: str | Callable[[], None], name: str = "g1", limits: Limits | None = None) -> Tree:
+    def guest(self, command: str | Callable[[], None], name: str = "g1", limits: GroupLimits | None = None) -> Tree:
         """Start one, as the supervisor does: a session of its own, in its group, marked."""
         guest = GuestId(name)
         group = self.groups.group(LEASE, guest)
@@ -156,7 +156,7 @@ class Stage:
         """All that is below this process ends, known or not."""
 
         def is_empty() -> bool:
-            below = list[Stat]()
+            below = list[ProcessStat]()
             for _ in range(3):
                 below = [stat for stat in self.procs.table().below([os.getpid()]) if stat.pid != os.getpid()]
                 for stat in below:
@@ -274,7 +274,7 @@ def fork_bomb(stage: Stage) -> None:
             with contextlib.suppress(OSError):
                 os.fork()
 
-    tree = stage.guest(bomb, limits=Limits(pids_max=most))
+    tree = stage.guest(bomb, limits=GroupLimits(pids_max=most))
     until("a full bomb", lambda: len(stage.members(tree)) >= most // 2)
     stage.end(tree)
     assert stage.trees.look().strangers == []
@@ -309,7 +309,7 @@ def another_with_its_number(stage: Stage) -> None:
     """A process that has the pid of one that ended is left alone."""
     tree = stage.guest(f"{LONG}; true")
     stage.asleep(tree, 1)
-    earlier = Identity(tree.root.pid, tree.root.start_ticks - 1)
+    earlier = ProcessInstance(tree.root.pid, tree.root.start_ticks - 1)
     assert not stage.procs.send(earlier, signal.SIGKILL)
     assert not stage.procs.is_there(earlier)
     wrong = Tree(GuestId("g9"), LEASE, earlier, uid=stage.uid)
@@ -393,7 +393,7 @@ def limited(stage: Stage) -> None:
     assert lease is not None
     lease.create()
     cpu = min(os.sched_getaffinity(0))
-    uncapped = lease.set_limits(Limits(memory_bytes=64 << 20, pids_max=20, cores=1, cpus=(cpu,), devices=()))
+    uncapped = lease.set_limits(GroupLimits(memory_bytes=64 << 20, pids_max=20, cores=1, cpus=(cpu,), devices=()))
     assert uncapped == [name for name in ("cpuset", "devices") if not stage.groups.has(name)]  # the rest is everywhere
 
     def greedy() -> None:
@@ -453,7 +453,7 @@ def swept(stage: Stage) -> None:
 # ------------------------------------------------------------------------------------------------------------ helpers
 
 
-def _is_removed(group: Group) -> bool:
+def _is_removed(group: ControlGroup) -> bool:
     return not group.remove()
 
 
@@ -468,20 +468,20 @@ def _removed(folder: str) -> bool:
     return not os.path.exists(folder)
 
 
-def _state(stage: Stage, identity: Identity) -> str:
+def _state(stage: Stage, identity: ProcessInstance) -> str:
     stat = stage.procs.stat(identity.pid)
     return chr(stat.state) if stat is not None else ""
 
 
-def _below(stage: Stage, root: Identity) -> Iterator[Stat]:
+def _below(stage: Stage, root: ProcessInstance) -> Iterator[ProcessStat]:
     return (stat for stat in stage.procs.table().below([root.pid]) if stat.pid != root.pid)
 
 
-def _children(stage: Stage) -> list[Stat]:
+def _children(stage: Stage) -> list[ProcessStat]:
     return stage.procs.table().children(os.getpid())
 
 
-def _living(stage: Stage) -> list[Stat]:
+def _living(stage: Stage) -> list[ProcessStat]:
     below = stage.procs.table().below([os.getpid()])
     return [stat for stat in below if stat.pid != os.getpid() and not stat.is_gone]
 

@@ -26,7 +26,7 @@ from sublet.node.prctl import set_child_subreaper
 from sublet.node.processes.procs import Procs
 from sublet.node.processes.spawn import Child
 from sublet.node.processes.tree import Trees
-from sublet.node.processes.zygote_policy import State, ZygoteKey, walled_key
+from sublet.node.processes.zygote_policy import ZygoteKey, ZygoteState, walled_key
 from sublet.node.processes.zygotes import Zygotes
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
 from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
@@ -60,7 +60,7 @@ class Stage:
 
     def settled(self) -> str:
         """Wait until it is ready or discarded; what is said of it."""
-        self.until(lambda: self.zygotes.shelf.entries[self.key].state in (State.READY, State.DISCARDED))
+        self.until(lambda: self.zygotes.shelf.entries[self.key].state in (ZygoteState.READY, ZygoteState.DISCARDED))
         return self.zygotes.lines()[0]
 
     def child(self, *argv: str, stdio: tuple[int, int, int] = (0, 1, 2), **more: Any) -> Child | SubletError:
@@ -260,11 +260,11 @@ def no_python(program: str) -> object:
 
     def given_up() -> bool:
         entry = stage.zygotes.shelf.entries[stage.key]
-        entry.again_ns = min(entry.again_ns, stage.loop.now_ns()) if entry.state is State.DIED else entry.again_ns
+        entry.again_ns = min(entry.again_ns, stage.loop.now_ns()) if entry.state is ZygoteState.DIED else entry.again_ns
         stage.zygotes.want(stage.key)
-        return entry.state is State.DISCARDED
+        return entry.state is ZygoteState.DISCARDED
 
-    assert entry.state is State.STARTING
+    assert entry.state is ZygoteState.STARTING
     stage.until(given_up)
     return stage.zygotes.lines()[0]
 
@@ -323,7 +323,7 @@ def later() -> object:
     first.append(other.run("-c", code)["out"].split())
     places = len(stage.zygotes.shelf.stamps(stage.key))
     stage.until(lambda: len(stage.zygotes.shelf.stamps(stage.key)) > places)
-    other.until(lambda: other.zygotes.shelf.entries[other.key].state is State.DISCARDED)
+    other.until(lambda: other.zygotes.shelf.entries[other.key].state is ZygoteState.DISCARDED)
     return first, stage.run("-c", code)["out"].split(), other.zygotes.lines()[0]
 
 

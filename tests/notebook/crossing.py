@@ -9,7 +9,7 @@ from sublet.notebook.lending import Lender
 from sublet.notebook.lodging import Lodger
 from sublet.notebook.namespace_sync import GUEST, NOTEBOOK, Outgoing, Space, Taken
 from sublet.wire.frames import close_all
-from sublet.wire.work import Told, pack, unpack
+from sublet.wire.work import WorkerMessage, pack, unpack
 
 
 class Sides:
@@ -80,7 +80,7 @@ class Sides:
 def crossed(found: Any) -> Any:
     placed = place_buffers(encode(found, "it"))
     try:
-        said = unpack(pack(Told.VALUE, pieces=placed.pieces, inline=placed.inline))
+        said = unpack(pack(WorkerMessage.VALUE, pieces=placed.pieces, inline=placed.inline))
         return load(*fetch_buffers(said, placed.fds, lambda number: -1))
     finally:
         close_all(placed.fds)

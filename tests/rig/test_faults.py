@@ -164,9 +164,9 @@ def test_a_cupy_that_was_only_imported_is_asked_for_nothing(rig: Rig) -> None:
 
 NAME: Final = """
 import json, sys
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.cuda import CudaDevice
-device = CudaDevice("n/gpu", sys.argv[1], Account(1 << 30), cache="/nonexistent")
+device = CudaDevice("n/gpu", sys.argv[1], MemoryAccount(1 << 30), cache="/nonexistent")
 print(json.dumps(device.identity.label))
 device.close()
 """

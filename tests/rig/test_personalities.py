@@ -255,9 +255,9 @@ def test_the_desktop_of_windows_keeps_nobody_from_the_card(tmp_path: Path) -> No
 PART: Final = """
 import json, os, sys
 os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[1]
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.cuda import CudaDevice
-device = CudaDevice("n/gpu", sys.argv[1], Account(1 << 30), cache="/nonexistent")
+device = CudaDevice("n/gpu", sys.argv[1], MemoryAccount(1 << 30), cache="/nonexistent")
 print(json.dumps([device.identity.label, device._arch]))
 device.close()
 """
@@ -290,12 +290,12 @@ OF_WARP: Final = """
 import json, os, sys
 from types import SimpleNamespace
 os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[1]
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.cuda import CudaDevice
 class OfWarp(SimpleNamespace):
     def __str__(self):
         return f"cuda:{self.ordinal}"
-device = CudaDevice("n/gpu", sys.argv[1], Account(1 << 30), cache="/nonexistent")
+device = CudaDevice("n/gpu", sys.argv[1], MemoryAccount(1 << 30), cache="/nonexistent")
 shown = [OfWarp(ordinal=0, uuid=sys.argv[2])]
 wp = SimpleNamespace(get_cuda_devices=lambda: shown, Stream=lambda one, cuda_stream: one)
 print(json.dumps(device._warp_name(wp)))

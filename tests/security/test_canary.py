@@ -26,14 +26,14 @@ from hypothesis import strategies as st
 from sublet.errors import SubletError
 from sublet.node.by_descriptor import change, opened_folder
 from sublet.node.processes.lease_runtime import LeaseRuntime
-from sublet.node.processes.limits import Limits
+from sublet.node.processes.limits import GroupLimits
 from sublet.node.sandbox import Ids
 from sublet.node.sandbox.cleaning import remove_tree
 from sublet.node.storage import stores_work, volume_folder
 from sublet.node.storage.publish import publish
 from sublet.node.storage.store import count
 from sublet.node.storage.stores_work import StoreNote, make_blocks, put_away
-from sublet.node.storage.volume_folder import Place, collect, has_files, lay_out, sweep_staging
+from sublet.node.storage.volume_folder import VolumeAccess, collect, has_files, lay_out, sweep_staging
 from sublet.values import MIB, Epoch, Exclusivity, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Part
 from sublet.wire.volumes import Collect, Publish, VolumeOpened
@@ -254,7 +254,7 @@ class World:
         made = LeaseRuntime(
             lease=LEASE, tenant=TENANT, epoch=EPOCH, parts=(GPU, BLOCK), deadline_ns=1 << 60, office="o"
         )
-        made.open(str(self.leases), NoGroups(), 1, lambda _: (), Limits())
+        made.open(str(self.leases), NoGroups(), 1, lambda _: (), GroupLimits())
         return made
 
     def let_go(self) -> None:
@@ -268,9 +268,9 @@ class World:
         volume = made.paths[0] if made.paths else ""
         self.folders = {"home": home, "volume": volume, "staging": f"{volume}/staging/{EPOCH}"}
 
-    def place(self) -> Place:
+    def place(self) -> VolumeAccess:
         folder, lock = f"{self.store}/0", f"{self.store}/lock"
-        return Place(folder=folder, lock=lock, size=BLOCK.amount, counted=True, owner=GUEST, group=GUEST)
+        return VolumeAccess(folder=folder, lock=lock, size=BLOCK.amount, counted=True, owner=GUEST, group=GUEST)
 
     def do(self, what: str, name: str, between: tuple[int, str] = (0, "")) -> None:
         volume = f"{self.store}/0"
@@ -356,8 +356,8 @@ def before(module: object, name: str, also: Callable[[str], object]) -> Callable
     """This function of the privileged part does something more with the folder that it is given, first."""
     real = getattr(module, name)
 
-    def wrong(folder: str | Place | LeaseRuntime, *arguments: object, **named: object) -> object:
-        path = folder.folder if isinstance(folder, Place | LeaseRuntime) else folder
+    def wrong(folder: str | VolumeAccess | LeaseRuntime, *arguments: object, **named: object) -> object:
+        path = folder.folder if isinstance(folder, VolumeAccess | LeaseRuntime) else folder
         with contextlib.suppress(OSError):
             also(path)
         return real(folder, *arguments, **named)

@@ -20,7 +20,7 @@ import pytest
 from sublet.node import by_descriptor
 from sublet.node.prctl import set_no_new_privs
 from sublet.node.sandbox import root, syscalls
-from sublet.node.sandbox.plan import Bind, Ids, Plan, Profile, Wish, plan
+from sublet.node.sandbox.plan import Bind, Ids, SandboxPlan, SandboxProfile, Wish, plan
 from sublet.node.sandbox.probe import probe_abilities
 
 OPENAT2: Final = 437
@@ -39,10 +39,10 @@ def way(tmp_path: Path) -> Path:
 
 
 @functools.cache
-def walls() -> Plan:
+def walls() -> SandboxPlan:
     wish = Wish(folder="/", tenant="ana", ids=Ids(1_900_000_001, 1_900_000_001))
-    found = plan(Profile.TENANT, probe_abilities(), wish)
-    assert isinstance(found, Plan)
+    found = plan(SandboxProfile.TENANT, probe_abilities(), wish)
+    assert isinstance(found, SandboxPlan)
     return found
 
 

@@ -17,8 +17,8 @@ from sublet.node.supervisor import locks
 from sublet.node.supervisor.locks import (
     PREFIX,
     TAKEOVER_S,
+    DeviceLocked,
     DeviceLocks,
-    DeviceTaken,
     all_held,
     counts,
     may_open,
@@ -91,11 +91,11 @@ def test_root_takes_a_device_that_a_user_locked_first_after_the_stated_time(
     him, clock = stranger("/srv/him"), Clock()
     assert him.do("take") == {"held": [CARD]}
     root = of_root(folder, clock)
-    with pytest.raises(DeviceTaken, match=r"root's office takes it over within 30 s") as error:
+    with pytest.raises(DeviceLocked, match=r"root's office takes it over within 30 s") as error:
         root.take(CARD, tries=1)
     assert error.value.holder.uid == STRANGER
     clock.now += TAKEOVER_S - 0.1
-    with pytest.raises(DeviceTaken):
+    with pytest.raises(DeviceLocked):
         root.take(CARD, tries=1)
     clock.now += 0.1
     root.take(CARD, tries=1)
@@ -113,7 +113,7 @@ def test_a_user_whose_office_works_gives_it_up_before_that(folder: Path, strange
     him, clock = stranger("/srv/him"), Clock()
     him.do("take")
     root = of_root(folder, clock)
-    with pytest.raises(DeviceTaken):
+    with pytest.raises(DeviceLocked):
         root.take(CARD, tries=1)
     assert him.do("refresh") == {"held": []}
     root.take(CARD, tries=1)
@@ -144,7 +144,7 @@ def test_a_lock_on_the_file_of_root_keeps_root_from_nothing(folder: Path, kind: 
     try:
         clock = Clock()
         root = of_root(folder, clock)
-        with pytest.raises(DeviceTaken):
+        with pytest.raises(DeviceLocked):
             root.take(CARD, tries=1)
         clock.now += TAKEOVER_S
         root.take(CARD, tries=1)

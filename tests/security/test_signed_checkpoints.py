@@ -15,7 +15,7 @@ import sublet
 from sublet.errors import CheckpointFailed, InvalidRequest, Unauthorized
 from sublet.office.api.signing import Signer
 from sublet.replicated import FolderReplica, ReplicatedCheckpoint, S3Replica, Save, SigningKey
-from sublet.state.replicated.checkpoint_record import History
+from sublet.state.replicated.checkpoint_record import SaveHistory
 from sublet.state.replicated.replica import Replica
 from sublet.training import training_records
 from sublet.values import Epoch, TenantId
@@ -199,7 +199,7 @@ def test_every_field_of_a_save_is_signed_and_its_name(change: dict[str, object])
     key = SigningKey.new()
     save = Save(version=1, size=1, hash="a" * 64, schema="s", policy="p", epoch=Epoch(1, 1), wall_ns=1, inline=b"x")
     save = replace(save, signature=key.sign(save.signed_part("c/runs/job")))
-    assert History.unpack(History((save,)).pack()).latest == save
+    assert SaveHistory.unpack(SaveHistory((save,)).pack()).latest == save
     assert key.fits(save.signature, save.signed_part("c/runs/job"))
     assert not key.fits(save.signature, save.signed_part("c/runs/other"))
     changed = replace(save, **change)  # type: ignore[arg-type]

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from sublet.jobs import core, volume_store
-from sublet.jobs.core import Batch, Coordinator, Failed
+from sublet.jobs.core import ChunkBatch, Coordinator, RunFailed
 from sublet.jobs.leases import Holdings
-from sublet.jobs.states import Cause, Verdict, When, verdict_of
+from sublet.jobs.states import Cause, RetryVerdict, When, verdict_of
 from tests.simulation.mutant import Mutant, in_force
 
 
@@ -21,7 +21,7 @@ def switched_on(name: str | None) -> AbstractContextManager[None]:
 def _whole_batch(original: Any) -> Any:
     """Every chunk of the batch is charged for the worker's death."""
 
-    def lost(self: Coordinator, batch: Batch, failed: Failed, *, begun: bool, now_ns: int) -> None:
+    def lost(self: Coordinator, batch: ChunkBatch, failed: RunFailed, *, begun: bool, now_ns: int) -> None:
         if not batch.is_open:
             return
         rest = batch.rest
@@ -33,8 +33,8 @@ def _whole_batch(original: Any) -> Any:
 
 
 def _retried(original: Any) -> Any:
-    def verdict(cause: Cause, when: When) -> Verdict:
-        return Verdict.RETRY if cause is Cause.RAISED else verdict_of(cause, when)
+    def verdict(cause: Cause, when: When) -> RetryVerdict:
+        return RetryVerdict.RETRY if cause is Cause.RAISED else verdict_of(cause, when)
 
     return verdict
 
@@ -51,13 +51,13 @@ def _overwritten(original: Any) -> Any:
 def _late_taken(original: Any) -> Any:
     """A batch that was closed still brings results."""
 
-    def results(self: Coordinator, batch: Batch, outcomes: Sequence[Any], now_ns: int) -> list[tuple[Any, Any]]:
+    def results(self: Coordinator, batch: ChunkBatch, outcomes: Sequence[Any], now_ns: int) -> list[tuple[Any, Any]]:
         if batch.is_open:
             found: list[tuple[Any, Any]] = original(self, batch, outcomes, now_ns)
             return found
         works = batch.works.part(0, len(outcomes))
-        made = [type(one) is not Failed for one in outcomes[: len(works)]]
-        return [(works.where(made), [one for one in outcomes[: len(works)] if type(one) is not Failed])]
+        made = [type(one) is not RunFailed for one in outcomes[: len(works)]]
+        return [(works.where(made), [one for one in outcomes[: len(works)] if type(one) is not RunFailed])]
 
     return results
 

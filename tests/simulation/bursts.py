@@ -21,7 +21,7 @@ from typing import Any, Final
 from sublet.errors import CheckpointDamaged, LeaseRevoked, NotFound, WorkerLost
 from sublet.jobs import volume_store as index_file
 from sublet.jobs.chunks import Needs
-from sublet.jobs.core import Batch, Coordinator, Failed, Works
+from sublet.jobs.core import ChunkBatch, Coordinator, RunFailed, Works
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.leases import Holdings
 from sublet.jobs.policy import RetryPolicy
@@ -120,7 +120,7 @@ class Lease:
     """A pretended lease, and what its worker has."""
 
     key: str
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[ChunkBatch] = field(default_factory=list)
     done: int = 0
     """Chunks of the first batch that were executed."""
     unsent: list[Any] = field(default_factory=list)
@@ -150,7 +150,7 @@ class BurstWorld:
         """Permanent errors that this life of the coordinator was told of."""
         self.losses: Counter[int] = Counter()
         self.published: dict[ChunkId, bytes] = {}
-        self.late: list[tuple[Batch, list[Any]]] = []
+        self.late: list[tuple[ChunkBatch, list[Any]]] = []
         self._begin()
 
     # ---- a life of the coordinator
@@ -270,7 +270,7 @@ class BurstWorld:
         self.begun[index] += 1
         lease.done += 1
         if index in self.permanent:
-            lease.unsent.append(Failed(Cause.RAISED, ValueError("permanent")))
+            lease.unsent.append(RunFailed(Cause.RAISED, ValueError("permanent")))
         else:
             lease.unsent.append(b"%d attempt %d" % (value_of(index), self.begun[index]))
 
@@ -288,11 +288,11 @@ class BurstWorld:
             lease.batches.pop(0)
             lease.done = 0
 
-    def _take_results(self, batch: Batch, outcomes: list[Any]) -> None:
+    def _take_results(self, batch: ChunkBatch, outcomes: list[Any]) -> None:
         before, is_news = batch.done, batch.is_open
         fresh = self.core.results(batch, outcomes, self.now_ns)
         for index, outcome in zip(batch.works.indexes[before:], outcomes, strict=False):
-            if is_news and type(outcome) is Failed:
+            if is_news and type(outcome) is RunFailed:
                 self.raised.add(index)
         for works, results in fresh:
             self.store.put(list(zip(works.keys, results, strict=True)))
@@ -337,12 +337,12 @@ class BurstWorld:
                 raise Broken("first", f"chunk {int.from_bytes(key, 'big')} had {data!r}, and has another result")
 
     def _lose_worker(self) -> None:
-        self._lose(Failed(Cause.WORKER_LOST, WorkerLost("killed")), with_lease=False)
+        self._lose(RunFailed(Cause.WORKER_LOST, WorkerLost("killed")), with_lease=False)
 
     def _lose_lease(self) -> None:
-        self._lose(Failed(Cause.LEASE_LOST, LeaseRevoked("preempted")), with_lease=True)
+        self._lose(RunFailed(Cause.LEASE_LOST, LeaseRevoked("preempted")), with_lease=True)
 
-    def _lose(self, failed: Failed, *, with_lease: bool) -> None:
+    def _lose(self, failed: RunFailed, *, with_lease: bool) -> None:
         lease = self._any()
         if lease is None:
             return

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from sublet.errors import LeaseEnded, NotFound, StaleEpoch
 from sublet.lease.holder import HELD_STATES, Holder
 from sublet.lease.policy import RenewalPolicy
-from sublet.lease.renewal import Batch, RenewalManager
+from sublet.lease.renewal import RenewalBatch, RenewalManager
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import Attempt, Done, HolderWord, LeaseEnd, Outcome, Refused, Unknown
+from sublet.lease.value import Attempt, HolderWord, LeaseEnd, Outcome, RenewalGranted, RenewalRefused, RenewalUnknown
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.records import ProcessRecord, Want
@@ -404,8 +404,8 @@ class HolderProcess(AskingProcess):
     def _renewed(self, attempt: Attempt, reply: Reply) -> None:
         outcome = self.outcome_of(reply)
         holder = self.holder
-        self.manager.settle(Batch((attempt,)), [outcome], self.clock.now_ns())
-        if holder is not None and isinstance(outcome, Done) and holder.lease == attempt.lease:
+        self.manager.settle(RenewalBatch((attempt,)), [outcome], self.clock.now_ns())
+        if holder is not None and isinstance(outcome, RenewalGranted) and holder.lease == attempt.lease:
             self.world.watch.believes(self, holder, attempt.sent_ns, outcome.granted_ns)
             self._take_notice(reply, self.clock.now_ns())
         self._look_at_time()
@@ -413,13 +413,15 @@ class HolderProcess(AskingProcess):
     def outcome_of(self, reply: Reply) -> Outcome:
         """What an answer to a renewal means."""
         if reply.kind == "granted":
-            return Done(granted_ns=reply.left_ns)
+            return RenewalGranted(granted_ns=reply.left_ns)
         if reply.kind != "error":
-            return Unknown(detail=reply.kind)
+            return RenewalUnknown(detail=reply.kind)
         if reply.ended or isinstance(reply.error, NotFound | StaleEpoch):
             reason = reply.reason or EndReason.OPERATOR
-            return Refused(reason=reason, end=LeaseEnd(reason=reason, at=self.manager.stamp(self.clock.now_ns())))
-        return Refused(reason=EndReason.QUOTA)
+            return RenewalRefused(
+                reason=reason, end=LeaseEnd(reason=reason, at=self.manager.stamp(self.clock.now_ns()))
+            )
+        return RenewalRefused(reason=EndReason.QUOTA)
 
     def news(self, office: OfficeProcess, event: ev.Event, at_office_ns: int) -> None:
         """The stream of events of the office it is connected to; a replaced one's is closed with its connection."""

@@ -15,14 +15,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from sublet.errors import LeaseExpired
-from sublet.lease.fence import FenceTable, Live
+from sublet.lease.fence import FenceEntry, FenceTable
 from sublet.lease.hardware import Leftover
 from sublet.lease.holder import Holder
 from sublet.lease.node import Node
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
 from sublet.lease.value import LeaseEnd
-from sublet.office.core import Holds, Pending
+from sublet.office.core import Holds, PendingCommand
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger import promises
@@ -67,10 +67,10 @@ def _not_restored(_original: Any) -> Any:
 
 
 def _no_epoch_check(original: Any) -> Any:
-    def check(self: FenceTable, lease: LeaseId, epoch: Epoch, now_ns: int) -> Live:
+    def check(self: FenceTable, lease: LeaseId, epoch: Epoch, now_ns: int) -> FenceEntry:
         live = self.get(lease)
         if live is None:
-            found: Live = original(self, lease, epoch, now_ns)
+            found: FenceEntry = original(self, lease, epoch, now_ns)
             return found
         if now_ns >= live.deadline_ns:
             raise LeaseExpired(f"lease {lease} ran out")
@@ -158,7 +158,7 @@ def _bring_back(state: State, lease: LeaseRecord, now: Now) -> None:
 
 
 def _a_notice_confirms_a_deadline(_original: Any) -> Any:
-    def held(self: Holds, report: Held) -> list[Pending]:
+    def held(self: Holds, report: Held) -> list[PendingCommand]:
         return self._take(report.lease, report.number, None)
 
     return held

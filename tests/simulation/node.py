@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sublet.errors import SubletError
-from sublet.lease.teardown import Phase
+from sublet.lease.teardown import TeardownPhase
 from sublet.testing.machine import FaultName, Faults, Machine
 from sublet.testing.memory import MemoryAgent
 from sublet.values import Epoch, LeaseId, ResourceId
@@ -162,7 +162,8 @@ class NodeProcess(Process):
             return True
         now_ns = self.clock.now_ns()
         return any(
-            down.phase is Phase.FAILED or (down.phase is Phase.KILLING and now_ns - down.grace_until_ns < OUTLIVES_NS)
+            down.phase is TeardownPhase.FAILED
+            or (down.phase is TeardownPhase.KILLING and now_ns - down.grace_until_ns < OUTLIVES_NS)
             for down in self.agent.teardowns()  # one that failed and is tried again has as long as the first time
             if down.lease == lease and down.part.resource == resource
         )

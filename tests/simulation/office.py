@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from sublet.errors import Disconnected, SubletError
 from sublet.lease.states import LIVE_STATES
-from sublet.office.core import HOLD_TIMEOUT_S, Batch, Core, Pending
+from sublet.office.core import HOLD_TIMEOUT_S, DecisionBatch, OfficeCore, PendingCommand
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer, Granted, GrantedMany
@@ -54,7 +54,7 @@ class OfficeProcess(Process):
         """The way to the supervisor of its own machine, where it has one."""
         self.disk = disk
         self.ledger: Ledger | None = None
-        self._core: Core | None = None
+        self._core: OfficeCore | None = None
         self.opened = False
         """Whether the opening is durable: until then no request is answered."""
         self.awake_since_true = 0
@@ -82,7 +82,7 @@ class OfficeProcess(Process):
         before = self.disk.last_ns
         state = self.disk.recover()
         self.ledger = Ledger(self.world.scenario.policy, state)
-        self._core = Core(self.ledger, observe=lambda *decided: self.world.watch.decided(self, *decided))
+        self._core = OfficeCore(self.ledger, observe=lambda *decided: self.world.watch.decided(self, *decided))
         self.world.watch.recovered(self, state)
         opening = cmd.OpenOffice(
             incarnation=self.disk.incarnation,
@@ -215,13 +215,17 @@ class OfficeProcess(Process):
                 answer(Reply(kind="unknown"))
             return
         done = None if answer is None else lambda told, error: self._answered(pending, answer, told, error)
-        pending: Pending = Pending(command, done, _reply)
+        pending: PendingCommand = PendingCommand(command, done, _reply)
         assert self._core is not None
         self._core.take(pending)
         self._plan_flush()
 
     def _answered(
-        self, pending: Pending, answer: Callable[[Reply], None], told: tuple[Reply, int], error: SubletError | None
+        self,
+        pending: PendingCommand,
+        answer: Callable[[Reply], None],
+        told: tuple[Reply, int],
+        error: SubletError | None,
     ) -> None:
         if error is None:
             self.world.watch.promised(self, *told)
@@ -256,7 +260,7 @@ class OfficeProcess(Process):
         self._syncing = True
         self.after(self.world.scenario.sync_ns(self.world), self._synced, batch, now)
 
-    def _synced(self, batch: Batch, now: Now) -> None:
+    def _synced(self, batch: DecisionBatch, now: Now) -> None:
         if self.world.scenario.sync_fails(self.world):
             self.world.coverage.met_leases("sync failed", self.leases())
             self.crash()
@@ -277,7 +281,7 @@ class OfficeProcess(Process):
         self._arm()
         self._plan_flush()
 
-    def _carry_out(self, batch: Batch) -> None:
+    def _carry_out(self, batch: DecisionBatch) -> None:
         assert self._core is not None
         until_ns = self.clock.now_ns() + round(HOLD_TIMEOUT_S * _S)
         self._core.carry_out(batch, until_ns, send=self._send, sent=self._tick_agent)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sublet.errors import InvalidRequest, NotFound, SubletError
-from sublet.lease.fence import Live
+from sublet.lease.fence import FenceEntry
 from sublet.lease.states import LIVE_STATES
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
@@ -119,7 +119,7 @@ class ParkedRules:
             if agent.is_expiring(under) and under not in node.machine.set_going:
                 self._fail("P4", f"{node.name}: {under} runs out, and what is parked there stands still")
 
-    def ordered(self, node: NodeProcess, order: Order, before: Live | None) -> None:
+    def ordered(self, node: NodeProcess, order: Order, before: FenceEntry | None) -> None:
         """P4, of an order that was obeyed. ``before``: what the agent had of its lease."""
         if not isinstance(order, End) or before is None or node.agent.fence.get(order.lease) is not None:
             return

@@ -26,7 +26,7 @@ from sublet.lease.fence import is_exclusive
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.office.access import AccessList, Origin, token_hash
 from sublet.office.journal import audit
-from sublet.office.journal.history import History
+from sublet.office.journal.history import AuditHistory
 from sublet.office.ledger import bills
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
@@ -645,7 +645,7 @@ class PeopleRules:
     def bill(self, by: str) -> bills.Bill:
         """What is owed up to now."""
         office = self.world.office
-        return bills.fold(History().read(_chain(office)).usages(office.clock.now_ns()), by=by)
+        return bills.fold(AuditHistory().read(_chain(office)).usages(office.clock.now_ns()), by=by)
 
     def account(self) -> None:
         """The chain, and the bills that the product makes of it."""
@@ -657,7 +657,7 @@ class PeopleRules:
         if not verdict.ok:
             self.fail("N5", f"the audit chain does not hold: {verdict.problem}")
         self._touch(records)
-        history, now_ns = History().read(records), office.clock.now_ns()
+        history, now_ns = AuditHistory().read(records), office.clock.now_ns()
         usages = history.usages(now_ns)
         if not bills.reconcile(usages, history.devices(now_ns)).ok:
             self.fail("N5", "the sum over tenants is not the sum over devices")
@@ -675,14 +675,14 @@ class PeopleRules:
         if not billed <= known:
             self.fail("N5", f"on the bill are sessions that no record knows: {sorted(billed - known)}")
 
-    def _touch(self, records: list[audit.Record]) -> None:
+    def _touch(self, records: list[audit.AuditRecord]) -> None:
         """Somebody changes the journal afterwards, each time in another way: the chain or its anchor tells."""
         self._accounts += 1
         last = records[-1]
         anchor = audit.Anchor(journal="pretended", seq=last.seq, audit_seq=last.seq, head=last.hash)
         chance = random.Random(f"{self.world.scenario.seed}/{self._accounts}")
         at = chance.randrange(1, len(records))
-        ways: dict[str, Callable[[], list[audit.Record]]] = {
+        ways: dict[str, Callable[[], list[audit.AuditRecord]]] = {
             "edited": lambda: [*records[:at], records[at]._replace(body=records[at].body + b" "), *records[at + 1 :]],
             "deleted": lambda: [*records[:at], *records[at + 1 :]],
             "moved": lambda: [*records[: at - 1], records[at], records[at - 1], *records[at + 1 :]],
@@ -695,7 +695,7 @@ class PeopleRules:
             self.fail("N11", f"record {at} of {len(records)} was {way}, and the chain holds")
 
 
-def _linked(records: list[audit.Record]) -> list[audit.Record]:
+def _linked(records: list[audit.AuditRecord]) -> list[audit.AuditRecord]:
     """With the hashes that fit."""
     head, found = audit.GENESIS, []
     for one in records:
@@ -710,18 +710,18 @@ def folded(entries: list[Entry]) -> dict[str, Session]:
     return found
 
 
-def _chain(office: OfficeProcess) -> list[audit.Record]:
+def _chain(office: OfficeProcess) -> list[audit.AuditRecord]:
     """The audited events of the whole journal, linked as ``Journal.commit`` links them."""
     body = msgspec.json.encode(audit.Began(journal="pretended", incarnation=1))
     head = audit.link(audit.GENESIS, 1, 0, 0, audit.BEGAN, body)
-    records = [audit.Record(1, 0, 0, audit.BEGAN, body, head)]
+    records = [audit.AuditRecord(1, 0, 0, audit.BEGAN, body, head)]
     for now, events in office.disk.told():
         for event in events:
             if type(event) in ev.AUDITED:
                 kind, body = str(type(event).__struct_config__.tag), msgspec.json.encode(event)
                 seq = records[-1].seq + 1
                 head = audit.link(head, seq, now.ns, now.wall_ns, kind, body)
-                records.append(audit.Record(seq, now.ns, now.wall_ns, kind, body, head))
+                records.append(audit.AuditRecord(seq, now.ns, now.wall_ns, kind, body, head))
     return records
 
 

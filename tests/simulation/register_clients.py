@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Final
 
 from sublet.errors import SubletError
 from sublet.state.replicated.cell import Install
-from sublet.state.replicated.membership import Change, Listing, Run, Spread, change
+from sublet.state.replicated.membership import Change, InstallRound, Listing, Run, change
 from sublet.state.replicated.quorum import ReplicaSet, Seats
 from sublet.state.replicated.register import (
     CasOperation,
-    Done,
     OpenOperation,
-    Operation,
+    OperationDone,
+    OperationRefused,
+    OperationUnknown,
+    OutcomeReason,
     ReadOperation,
-    Refused,
+    RegisterOperation,
     Tenure,
-    Unknown,
     View,
-    Why,
 )
-from sublet.state.replicated.state import State
+from sublet.state.replicated.state import RegisterState
 from sublet.values import Epoch
 from tests.simulation.linearizable import Call
 
@@ -42,13 +42,18 @@ class Client:
         self.alive = True
 
     def drive(
-        self, key: str, operation: Operation, then: Callable[[Operation], None], *, patience: float = 3.0
+        self,
+        key: str,
+        operation: RegisterOperation,
+        then: Callable[[RegisterOperation], None],
+        *,
+        patience: float = 3.0,
     ) -> None:
         """Until it has a result."""
         self.world.moments.after(patience, self._give_up, operation, then)
         self._pump(key, operation, then)
 
-    def _pump(self, key: str, operation: Operation, then: Callable[[Operation], None]) -> None:
+    def _pump(self, key: str, operation: RegisterOperation, then: Callable[[RegisterOperation], None]) -> None:
         if not self.alive:
             return
         world = self.world
@@ -69,28 +74,30 @@ class Client:
             operation.resting = False
             world.moments.after(world.random.random() * 0.3, self._resume, key, operation, then)
 
-    def _lost(self, key: str, operation: Operation, turn: int, replica: str, then: Callable[[Operation], None]) -> None:
+    def _lost(
+        self, key: str, operation: RegisterOperation, turn: int, replica: str, then: Callable[[RegisterOperation], None]
+    ) -> None:
         if operation.result is None and self.alive and operation.turn == turn:
             operation.lost(turn, replica)
             self._pump(key, operation, then)
 
-    def _resume(self, key: str, operation: Operation, then: Callable[[Operation], None]) -> None:
+    def _resume(self, key: str, operation: RegisterOperation, then: Callable[[RegisterOperation], None]) -> None:
         if operation.result is None and self.alive:
             operation.resume()
             self._pump(key, operation, then)
 
-    def _give_up(self, operation: Operation, then: Callable[[Operation], None]) -> None:
+    def _give_up(self, operation: RegisterOperation, then: Callable[[RegisterOperation], None]) -> None:
         if operation.result is None and self.alive:
             operation.give_up()
             self._over(operation, then)
 
-    def _over(self, operation: Operation, then: Callable[[Operation], None]) -> None:
+    def _over(self, operation: RegisterOperation, then: Callable[[RegisterOperation], None]) -> None:
         if not getattr(operation, "told", False):
             operation.told = True  # type: ignore[attr-defined]
             then(operation)
 
 
-def _saw(state: State) -> tuple[int, bytes]:
+def _saw(state: RegisterState) -> tuple[int, bytes]:
     return state.version, state.ids[0] if state.ids else b""
 
 
@@ -107,8 +114,8 @@ class Reader(Client):
             return
         key, asked = self.world.any_key(), self.world.moments.now
 
-        def told(operation: Operation) -> None:
-            if isinstance(operation.result, Done):
+        def told(operation: RegisterOperation) -> None:
+            if isinstance(operation.result, OperationDone):
                 self.world.note(key, Call(asked, self.world.moments.now, _saw(operation.result.state)))
                 self.world.seen["read"] += 1
             self.world.moments.after(0.1 + self.world.random.random(), self.read)
@@ -133,14 +140,14 @@ class Writer(Client):
             return
         asked = self.world.moments.now
 
-        def told(operation: Operation) -> None:
+        def told(operation: RegisterOperation) -> None:
             match operation.result:
-                case Done(state=state):
+                case OperationDone(state=state):
                     self.world.note(self.key, Call(asked, self.world.moments.now, _saw(state)))
                     self.world.opened(self, state.version)
                     self.version = state.version
                     self._later(self.write)
-                case Refused(why=Why.FENCED | Why.FOREIGN):
+                case OperationRefused(why=OutcomeReason.FENCED | OutcomeReason.FOREIGN):
                     self._end(operation.result.why)
                 case _:
                     self._later(self.open)
@@ -157,28 +164,28 @@ class Writer(Client):
         world.wrote(write, self)
         operation = CasOperation(self.view, self.tenure, expected=expected, write=write, body=b"x")
 
-        def told(operation: Operation) -> None:
+        def told(operation: RegisterOperation) -> None:
             now, self._under_way = world.moments.now, None
             match operation.result:
-                case Done(state=state):
+                case OperationDone(state=state):
                     world.note(self.key, Call(asked, now, None, expected=expected, wrote=write))
                     world.check_durable(self)
                     self.version = state.version
                     world.seen["cas done"] += 1
-                case Refused(why=Why.VERSION, state=state) if state is not None:
+                case OperationRefused(why=OutcomeReason.VERSION, state=state) if state is not None:
                     world.note(self.key, Call(asked, now, _saw(state)))
                     self.version = state.version
                     world.seen["cas refused"] += 1
-                case Refused(why=Why.FENCED | Why.FOREIGN):
+                case OperationRefused(why=OutcomeReason.FENCED | OutcomeReason.FOREIGN):
                     world.never(self.key, write)
                     self._end(operation.result.why)
                     return
-                case Refused():
+                case OperationRefused():
                     world.never(self.key, write)
-                case Unknown(why=why):
+                case OperationUnknown(why=why):
                     world.note(self.key, Call(asked, now, None, expected=expected, wrote=write, maybe=True))
                     world.seen["cas unknown"] += 1
-                    if why in (Why.FENCED, Why.FOREIGN):
+                    if why in (OutcomeReason.FENCED, OutcomeReason.FOREIGN):
                         self._end(why)
                         return
                     self._later(self.write if world.random.random() < 0.5 else self.open)
@@ -201,7 +208,7 @@ class Writer(Client):
                 asked, expected, write = self._under_way
                 self.world.note(self.key, Call(asked, asked, None, expected=expected, wrote=write, maybe=True))
 
-    def _end(self, why: Why) -> None:
+    def _end(self, why: OutcomeReason) -> None:
         self.alive = False
         self.world.seen[f"writer {why}"] += 1
 
@@ -234,7 +241,7 @@ class Changer(Client):
         match step:
             case Run(key=key, operation=operation):
                 self.drive(key, operation, lambda over: self._go(over.result), patience=4.0)
-            case Spread(replicas=replicas):
+            case InstallRound(replicas=replicas):
                 self._ask_all(replicas.voters, lambda name: self._install(name, replicas), set)
             case Listing():
                 self._ask_all(self.view.replicas.voters, self._list, dict)

@@ -13,24 +13,34 @@ from typing import Any, Final
 from sublet.errors import CheckpointFailed
 from sublet.state.replicated import cell as law
 from sublet.state.replicated import membership, quorum
-from sublet.state.replicated.ballot import Ballot, Stamp
-from sublet.state.replicated.cell import Accept, Accepted, Cell, Here, Outdated, Prepare, Promised, Query, Took
-from sublet.state.replicated.phases import Preparing, Reading, Writing
+from sublet.state.replicated.ballot import Ballot, WriteStamp
+from sublet.state.replicated.cell import (
+    Accept,
+    AcceptedWrite,
+    BallotPromised,
+    Here,
+    Outdated,
+    Prepare,
+    Query,
+    ReplicaCell,
+    Took,
+)
+from sublet.state.replicated.phases import Preparing, ReadRound, Writing
 from sublet.state.replicated.quorum import ReplicaSet, Seats
 from sublet.state.replicated.register import (
     CarryOperation,
     CasOperation,
-    Done,
     OpenOperation,
-    Operation,
-    Refused,
+    OperationDone,
+    OperationRefused,
+    OperationUnknown,
+    OutcomeReason,
+    RegisterOperation,
     Tenure,
-    Unknown,
     View,
-    Why,
 )
 from sublet.state.replicated.register import _Writer as Writer
-from sublet.state.replicated.state import State
+from sublet.state.replicated.state import RegisterState
 from tests.simulation.mutant import Change, in_force
 from tests.simulation.register_nodes import Node
 from tests.simulation.register_world import RegisterWorld
@@ -61,8 +71,8 @@ def _open_without_prepare(_original: Any) -> Any:
     """It looks, promises nothing, and writes."""
 
     def answer(
-        cell: Cell, known: ReplicaSet | None, request: Prepare | Accept | Query, missing: tuple[str, ...] = ()
-    ) -> tuple[Cell, law.Answer]:
+        cell: ReplicaCell, known: ReplicaSet | None, request: Prepare | Accept | Query, missing: tuple[str, ...] = ()
+    ) -> tuple[ReplicaCell, law.Answer]:
         if isinstance(request, Prepare):
             _, said = _REAL(cell, known, request, missing)
             return cell, said
@@ -78,12 +88,12 @@ def _takes_anything(_original: Any) -> Any:
     """Accept whatever is newer than what was taken, whatever was promised."""
 
     def answer(
-        cell: Cell, known: ReplicaSet | None, request: Prepare | Accept | Query, missing: tuple[str, ...] = ()
-    ) -> tuple[Cell, law.Answer]:
+        cell: ReplicaCell, known: ReplicaSet | None, request: Prepare | Accept | Query, missing: tuple[str, ...] = ()
+    ) -> tuple[ReplicaCell, law.Answer]:
         if isinstance(request, Accept) and cell.accepted is not None:
-            _, said = _REAL(Cell(None, cell.accepted), known, request, missing)
+            _, said = _REAL(ReplicaCell(None, cell.accepted), known, request, missing)
             if isinstance(said, Took):
-                return Cell(cell.promised, request.accepted), said
+                return ReplicaCell(cell.promised, request.accepted), said
         return _REAL(cell, known, request, missing)
 
     return answer
@@ -91,8 +101,8 @@ def _takes_anything(_original: Any) -> Any:
 
 def _any_generation(_original: Any) -> Any:
     def answer(
-        cell: Cell, known: ReplicaSet | None, request: Prepare | Accept | Query, missing: tuple[str, ...] = ()
-    ) -> tuple[Cell, law.Answer]:
+        cell: ReplicaCell, known: ReplicaSet | None, request: Prepare | Accept | Query, missing: tuple[str, ...] = ()
+    ) -> tuple[ReplicaCell, law.Answer]:
         after, said = _REAL(cell, known, request, missing)
         if isinstance(said, Outdated) and known is not None:
             return _REAL(cell, known, replace(request, generation=known.generation), missing)
@@ -108,11 +118,11 @@ def _read_without_repair(_original: Any) -> Any:
 def _repair_in_own_name(_original: Any) -> Any:
     """The reader stamps what it passes on with a number of its own."""
 
-    def deliver(self: Reading, replica: str) -> None:
+    def deliver(self: ReadRound, replica: str) -> None:
         if self.target is None:
             return
         stamp = self.target.stamp
-        newer = Accepted(stamp._replace(seq=stamp.seq + 1), self.target.value, self.target.packs)
+        newer = AcceptedWrite(stamp._replace(seq=stamp.seq + 1), self.target.value, self.target.packs)
         if replica not in self.pending:
             self._ask(replica, Accept(self.replicas.generation, newer))
 
@@ -122,7 +132,7 @@ def _repair_in_own_name(_original: Any) -> Any:
 def _promise_forgotten(original: Any) -> Any:
     def crash(self: Node) -> None:
         original(self)
-        self.cells = {key: Cell(None, cell.accepted) for key, cell in self.cells.items()}
+        self.cells = {key: ReplicaCell(None, cell.accepted) for key, cell in self.cells.items()}
 
     return crash
 
@@ -130,7 +140,7 @@ def _promise_forgotten(original: Any) -> Any:
 def _write_forgotten(original: Any) -> Any:
     def crash(self: Node) -> None:
         original(self)
-        self.cells = {key: Cell(cell.promised, None) for key, cell in self.cells.items()}
+        self.cells = {key: ReplicaCell(cell.promised, None) for key, cell in self.cells.items()}
 
     return crash
 
@@ -161,7 +171,7 @@ def _carries_under_the_new_seats(_original: Any) -> Any:
 
 def _carries_nothing(_original: Any) -> Any:
     def start(self: CarryOperation) -> None:
-        self._end(Done(State(0, (), b"")))
+        self._end(OperationDone(RegisterState(0, (), b"")))
 
     return start
 
@@ -182,7 +192,7 @@ def _goes_on_after_doubt(original: Any) -> Any:
 
     def failed(self: Writer, phase: Any) -> None:
         if isinstance(phase, Writing) and phase.promised is None and phase.foreign is None:
-            self._end(Unknown(Why.NO_QUORUM))
+            self._end(OperationUnknown(OutcomeReason.NO_QUORUM))
         else:
             original(self, phase)
 
@@ -195,7 +205,7 @@ def _counts_in_vain(_original: Any) -> Any:
     def written(self: Writer, phase: Writing) -> None:
         self.tenure.accepted, self.tenure.settled = phase.write, True
         if self._writing_own:
-            self._end(Done(self.tenure.state))
+            self._end(OperationDone(self.tenure.state))
         else:
             self._go_on()
 
@@ -203,16 +213,16 @@ def _counts_in_vain(_original: Any) -> Any:
 
 
 def _doubt_is_no(original: Any) -> Any:
-    def end(self: Operation, result: Any) -> None:
-        original(self, Refused(Why.NO_QUORUM) if isinstance(result, Unknown) else result)
+    def end(self: RegisterOperation, result: Any) -> None:
+        original(self, OperationRefused(OutcomeReason.NO_QUORUM) if isinstance(result, OperationUnknown) else result)
 
     return end
 
 
 def _doubt_is_yes(original: Any) -> Any:
-    def end(self: Operation, result: Any) -> None:
-        if isinstance(result, Unknown) and isinstance(self, CasOperation):
-            result = Done(State(self.expected + 1, (self.write,), b""))
+    def end(self: RegisterOperation, result: Any) -> None:
+        if isinstance(result, OperationUnknown) and isinstance(self, CasOperation):
+            result = OperationDone(RegisterState(self.expected + 1, (self.write,), b""))
         original(self, result)
 
     return end
@@ -234,14 +244,14 @@ def _refuses_from_memory(_original: Any) -> Any:
         if state.version == self.expected:
             self._write(state.then(self.write, self.body).pack(), self.packs, own=True)
         else:
-            self._end(Refused(Why.VERSION, state))
+            self._end(OperationRefused(OutcomeReason.VERSION, state))
 
     return go_on
 
 
 def _opens_without_settling(_original: Any) -> Any:
     def go_on(self: OpenOperation) -> None:
-        self._end(Done(self.tenure.state))
+        self._end(OperationDone(self.tenure.state))
 
     return go_on
 
@@ -255,12 +265,12 @@ def _own_write_not_looked_for(original: Any) -> Any:
 
 
 def _late_answers_count(original: Any) -> Any:
-    def heard(self: Operation, turn: int, replica: str, said: Any) -> None:
+    def heard(self: RegisterOperation, turn: int, replica: str, said: Any) -> None:
         phase = self._phase
         fits = (
-            (isinstance(phase, Preparing) and isinstance(said, Promised))
+            (isinstance(phase, Preparing) and isinstance(said, BallotPromised))
             or (isinstance(phase, Writing) and isinstance(said, Took))
-            or (isinstance(phase, Reading) and isinstance(said, Here))
+            or (isinstance(phase, ReadRound) and isinstance(said, Here))
         )
         original(self, self.turn if fits else turn, replica, said)
 
@@ -274,10 +284,10 @@ def _one_is_enough(_original: Any) -> Any:
 def _any_office(_original: Any) -> Any:
     """Two offices' epochs are compared as if they were one's."""
 
-    def refusal(cell: Cell, ballot: Any) -> Any:
+    def refusal(cell: ReplicaCell, ballot: Any) -> Any:
         if cell.promised is None or (ballot.epoch, ballot.attempt) >= (cell.promised.epoch, cell.promised.attempt):
             return None
-        return law.Refused(cell.promised, cell.accepted.stamp if cell.accepted is not None else None)
+        return law.BallotRefused(cell.promised, cell.accepted.stamp if cell.accepted is not None else None)
 
     return refusal
 
@@ -299,8 +309,8 @@ def _promise_of_an_old_set(_original: Any) -> Any:
     def write(self: Writer, value: bytes, packs: tuple[str, ...], *, own: bool) -> None:
         assert self.tenure.ballot is not None
         self._writing_own = own
-        stamp = Stamp(self.tenure.ballot, self.tenure.seq)
-        self._enter(Writing(self.view.replicas, Accepted(stamp, value, packs)))
+        stamp = WriteStamp(self.tenure.ballot, self.tenure.seq)
+        self._enter(Writing(self.view.replicas, AcceptedWrite(stamp, value, packs)))
 
     return write
 
@@ -316,8 +326,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "R1": Mutant("opening looks and promises nothing", ((law, "answer", _open_without_prepare),)),
     "R2": Mutant("a promise is not kept", ((law, "answer", _takes_anything),)),
-    "R3": Mutant("a read tells what is on too few replicas", ((Reading, "done", _read_without_repair),)),
-    "R4": Mutant("a reader repairs under a stamp of its own", ((Reading, "_deliver", _repair_in_own_name),)),
+    "R3": Mutant("a read tells what is on too few replicas", ((ReadRound, "done", _read_without_repair),)),
+    "R4": Mutant("a reader repairs under a stamp of its own", ((ReadRound, "_deliver", _repair_in_own_name),)),
     "R5": Mutant("promises are kept in memory only", ((Node, "crash", _promise_forgotten),)),
     "R6": Mutant("writes are kept in memory only", ((Node, "crash", _write_forgotten),)),
     "R7": Mutant("an empty replica votes", ((Node, "forget", _empty_one_votes),)),
@@ -333,13 +343,13 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "R11": Mutant("replicas answer any generation", ((law, "answer", _any_generation),)),
     "R12": Mutant("a tenure goes on after a write in doubt", ((Writer, "_failed", _goes_on_after_doubt),)),
     "R13": Mutant("writes of a ballot are not numbered", ((Writer, "_written", _counts_in_vain),)),
-    "R14": Mutant("unknown is told as refused", ((Operation, "_end", _doubt_is_no),)),
-    "R15": Mutant("unknown is told as done", ((Operation, "_end", _doubt_is_yes),)),
+    "R14": Mutant("unknown is told as refused", ((RegisterOperation, "_end", _doubt_is_no),)),
+    "R15": Mutant("unknown is told as done", ((RegisterOperation, "_end", _doubt_is_yes),)),
     "R16": Mutant("two writers of one lease share a ballot", ((Tenure, "next_ballot", _one_nonce),)),
     "R17": Mutant("a version is refused from memory", ((CasOperation, "_go_on", _refuses_from_memory),)),
     "R18": Mutant("opening does not settle what it found", ((OpenOperation, "_go_on", _opens_without_settling),)),
     "R19": Mutant("a write in doubt is not looked for", ((CasOperation, "_go_on", _own_write_not_looked_for),)),
-    "R20": Mutant("an answer to an earlier round counts", ((Operation, "heard", _late_answers_count),)),
+    "R20": Mutant("an answer to an earlier round counts", ((RegisterOperation, "heard", _late_answers_count),)),
     "R21": Mutant("one replica is a write quorum", ((Seats, "writable", _one_is_enough),)),
     "R22": Mutant("another office's epochs are compared with ours", ((law, "_refusal", _any_office),)),
     "R23": Mutant("who is fenced takes the newer epoch for its own", ((Writer, "_beaten", _epoch_last),)),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sublet.state.replicated import cell as law
-from sublet.state.replicated.cell import EMPTY, Answer, Cell, Install, Installed, Request
+from sublet.state.replicated.cell import EMPTY, Answer, Install, Installed, ReplicaCell, Request
 from sublet.state.replicated.quorum import ReplicaSet
 
 
@@ -43,7 +43,7 @@ class Node:
     def __init__(self, name: str, nonce: Callable[[], bytes]) -> None:
         self.name, self._nonce = name, nonce
         self.identity = nonce().hex()
-        self.cells: dict[str, Cell] = {}
+        self.cells: dict[str, ReplicaCell] = {}
         self.known: ReplicaSet | None = None
         self.sets: dict[int, ReplicaSet] = {}
         """Every set that it ever knew, by generation."""

@@ -12,7 +12,14 @@ from collections.abc import Callable
 from typing import Final
 
 from sublet.state.replicated.quorum import ReplicaSet, Seats
-from sublet.state.replicated.register import CasOperation, Done, OpenOperation, Operation, ReadOperation, Tenure
+from sublet.state.replicated.register import (
+    CasOperation,
+    OpenOperation,
+    OperationDone,
+    ReadOperation,
+    RegisterOperation,
+    Tenure,
+)
 from sublet.values import Epoch
 from tests.simulation.linearizable import Call, is_linearizable
 from tests.simulation.register_clients import Changer, Client, Reader, Writer
@@ -230,13 +237,13 @@ class RegisterWorld:
             if not (known.readable(self._there()) and known.writable(self._there())):
                 self.seen["lost quorum"] += 1
                 continue
-            results: list[Operation] = []
+            results: list[RegisterOperation] = []
             client = Client(self, "last")
             tenure = Tenure(office="a", epoch=Epoch(self._incarnation + 1, 1), nonce=self.nonce)
             opening = OpenOperation(client.view, tenure, adopt=True)
             client.drive(key, opening, results.append, patience=30.0)
             self.moments.run_until(self.moments.now + 31)
-            if not results or not isinstance(results[0].result, Done):
+            if not results or not isinstance(results[0].result, OperationDone):
                 raise Broken("progress", f"{key} cannot be opened: {opening.result}")
             version = results[0].result.state.version
             write = self.nonce()
@@ -247,7 +254,9 @@ class RegisterWorld:
             client.drive(key, reading, results.append, patience=30.0)
             self.moments.run_until(self.moments.now + 31)
             last = reading.result
-            if not (isinstance(last, Done) and last.state.version == version + 1 and last.state.ids[0] == write):
+            if not (
+                isinstance(last, OperationDone) and last.state.version == version + 1 and last.state.ids[0] == write
+            ):
                 raise Broken("progress", f"{key}: written {cas.result}, read {last}")
 
     def known_set(self) -> ReplicaSet:

@@ -17,9 +17,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from sublet.errors import InvalidRequest
-from sublet.state.replicated.ballot import Ballot, Stamp
-from sublet.state.replicated.cell import EMPTY, Accept, Accepted, Cell, Install, Prepare, Query, Request, answer
-from sublet.state.replicated.files import Files
+from sublet.state.replicated.ballot import Ballot, WriteStamp
+from sublet.state.replicated.cell import (
+    EMPTY,
+    Accept,
+    AcceptedWrite,
+    Install,
+    Prepare,
+    Query,
+    ReplicaCell,
+    Request,
+    answer,
+)
+from sublet.state.replicated.files import RealFiles
 from sublet.state.replicated.folder import FolderReplica
 from sublet.state.replicated.folder_log import FolderLog
 from sublet.state.replicated.quorum import ReplicaSet, Seats
@@ -86,7 +96,7 @@ class Disk:
         self.names, self.durable_names = dict(names), dict(names)
 
 
-class PretendFiles(Files):
+class PretendFiles(RealFiles):
     """One process's door to the disk. ``fail`` is asked before each call and may raise."""
 
     def __init__(self, disk: Disk, fail: Callable[[str], None]) -> None:
@@ -205,9 +215,9 @@ class _World:
         self.faulty = False
         """It said so, and the power was on ever since."""
         self.replicas: list[FolderReplica | None] = [None, None]
-        self.model: dict[str, Cell] = {}
+        self.model: dict[str, ReplicaCell] = {}
         """What was answered last, for each key."""
-        self.doubt: dict[str, list[Cell]] = {}
+        self.doubt: dict[str, list[ReplicaCell]] = {}
         """What may be there besides, after a request that was not answered."""
         self.packs: dict[str, bytes] = {}
         self.known: ReplicaSet | None = None
@@ -267,7 +277,7 @@ class _World:
             (here,) = replica.ask([(key, Query(1))])
             if self.faulty:
                 raise DiskBroken("it answers, and had called itself faulty")
-            found = Cell(here.promised, here.accepted)  # type: ignore[union-attr]
+            found = ReplicaCell(here.promised, here.accepted)  # type: ignore[union-attr]
             if found not in (self.model.get(key, EMPTY), *self.doubt.get(key, ())):
                 raise DiskBroken(f"{key} is {found}, not {(self.model.get(key), *self.doubt.get(key, ()))}")
             # From here on it is settled: what was told now must be told again.
@@ -294,7 +304,7 @@ class _World:
             (here,) = replica.ask([(key, Query(1))])
             if self.faulty:
                 raise DiskBroken("it answers, and had called itself faulty")
-            found = Cell(here.promised, here.accepted)  # type: ignore[union-attr]
+            found = ReplicaCell(here.promised, here.accepted)  # type: ignore[union-attr]
             if found not in (self.model.get(key, EMPTY), *self.doubt[key]):
                 raise DiskBroken(f"{key} became {found}")
             self.model[key], self.doubt[key] = found, []
@@ -312,7 +322,7 @@ class _World:
             replica.put_pack(key, name, self.packs[name])
             packs = (name,)
         value = self.random.randbytes(self.random.choice((0, 10, 600, 3000)))
-        return key, Accept(1, Accepted(Stamp(ballot, 0), value, packs))
+        return key, Accept(1, AcceptedWrite(WriteStamp(ballot, 0), value, packs))
 
 
 def run_disk_seed(seed: int) -> int:

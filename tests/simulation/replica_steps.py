@@ -1,6 +1,6 @@
 """Steps of a job through both stores: reserved, done, saved with its effect, completed; by programs that stop anywhere.
 
-The two stores' own law runs here (``Book``, ``History``), on two registers that are plain variables with compare and
+The two stores' law runs here (``Book``, ``SaveHistory``), on two registers that are plain variables with compare and
 swap, as ``linearizable`` shows the real ones to be. Each program stands between any two of its calls for any time, dies
 there, or goes on after its lease has ended. The model of the job is a list of the steps that were applied to it.
 """
@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from sublet.errors import IdempotencyConflict, InvalidRequest, StaleEpoch, VersionConflict
-from sublet.state.replicated.checkpoint_record import Effect, History, Save
-from sublet.state.replicated.idempotency_record import Book, Completed, New, Record
+from sublet.state.replicated.checkpoint_record import Effect, Save, SaveHistory
+from sublet.state.replicated.idempotency_record import Book, Completed, KeyRecord, New
 from sublet.values import Epoch
 from tests.simulation.mutant import in_force
 
@@ -54,7 +54,7 @@ class _Job:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(f"steps/{seed}")
-        self.checkpoint, self.effects = _Register(History()), _Register(Book())
+        self.checkpoint, self.effects = _Register(SaveHistory()), _Register(Book())
         self.model: tuple[int, ...] = ()
         """The steps that the last save contains."""
         self.contents: dict[int, tuple[int, ...]] = {0: ()}
@@ -101,7 +101,9 @@ class _Job:
         except (StaleEpoch, VersionConflict, IdempotencyConflict, InvalidRequest) as error:
             self.seen[type(error).__name__] += 1
 
-    def _step(self, name: str, epoch: Epoch, version: int, history: History, step: int) -> Generator[None, None, bool]:
+    def _step(
+        self, name: str, epoch: Epoch, version: int, history: SaveHistory, step: int
+    ) -> Generator[None, None, bool]:
         key = f"job/{step}"
         said = yield from self._reserve(name, epoch, key, step)
         self.seen[type(said).__name__] += 1
@@ -142,7 +144,7 @@ class _Job:
         while True:
             version, book = self.effects.version, self.effects.value
             yield
-            claim = Record("f", name, name, epoch, self.now + 5, step)
+            claim = KeyRecord("f", name, name, epoch, self.now + 5, step)
             after, said = book.reserve(key, claim, now_ns=self.now)
             if after is book or self.effects.swap(version, after, Epoch(0, 0)):
                 if isinstance(said, New):

@@ -15,7 +15,7 @@ from sublet.wire.orders import Extend, Grant, Held, Order
 from tests.simulation.node import OUTLIVES_NS
 
 if TYPE_CHECKING:
-    from sublet.lease.fence import Live
+    from sublet.lease.fence import FenceEntry
     from sublet.testing.machine import Resident
     from tests.simulation.node import NodeProcess
 
@@ -57,7 +57,7 @@ class SupervisedRules:
             there = node.machine.leftovers()
             self._unlooked &= {(left.part.resource, left.lease, left.epoch) for left in there}
 
-    def _fail_if_in_the_way(self, left: Resident, live: Live) -> None:
+    def _fail_if_in_the_way(self, left: Resident, live: FenceEntry) -> None:
         for part in live.parts:
             alone = left.lease == live.lease or is_exclusive(left.part) or is_exclusive(part)
             if left.part.resource == part.resource and alone:

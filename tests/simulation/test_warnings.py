@@ -19,7 +19,7 @@ from sublet.guest import bootstrap
 from sublet.guest.bootstrap import EndOfLease
 from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.lease_runtime import LeaseRuntime
-from sublet.node.processes.limits import Limits
+from sublet.node.processes.limits import GroupLimits
 from sublet.values import EndReason, Epoch, LeaseId, TenantId
 from sublet.wire.page import PageReader, PageView
 
@@ -63,7 +63,7 @@ class World:
         self._guest = SimpleNamespace(spec=SimpleNamespace(entry="work:main"), was_warned=False, is_gone=False)
         self.story: list[str] = []
         self.here = self._tenancy()
-        self.here.open(str(place), NoGroups(), 0, lambda _: (), Limits())
+        self.here.open(str(place), NoGroups(), 0, lambda _: (), GroupLimits())
         self.here.guests["g"] = self._guest  # type: ignore[index,assignment]
         self._page = LateReader(self.here.page_path)
         self._handle = EndOfLease(self._page, self.here.tally_path)

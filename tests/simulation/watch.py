@@ -26,7 +26,7 @@ from tests.simulation.parked import ParkedRules
 from tests.simulation.supervised import SupervisedRules
 
 if TYPE_CHECKING:
-    from sublet.lease.fence import Live
+    from sublet.lease.fence import FenceEntry
     from sublet.lease.holder import Holder
     from sublet.office.ledger.state import State
     from tests.simulation.holder import HolderProcess
@@ -89,7 +89,7 @@ class Watch:
         self.parked = ParkedRules(self.fail, world)
         self._kept = KeptRules(self.fail, world)
         self._bound = BoundRules(self.fail, world)
-        self._entry_before: Live | None = None
+        self._entry_before: FenceEntry | None = None
         self._at_crash: bytes | None = None
         self._left_at_crash: dict[LeaseId, int] = {}
         self._domain_at_crash = ""

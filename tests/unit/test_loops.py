@@ -19,19 +19,19 @@ import pytest
 import sublet
 from sublet import background
 from sublet.background import SHORTAGES
-from sublet.client.guest_watch import Watch
-from sublet.compute.calls import Pending
+from sublet.client.guest_watch import GuestWatch
+from sublet.compute.calls import PendingCall
 from sublet.compute.completion_thread import Housekeeper
 from sublet.errors import CheckpointFailed
 from sublet.guest import serving
 from sublet.guest.checkpoints import Checkpoints
 from sublet.node.agent.supervised import SupervisedAgent
-from sublet.office.api.processes import Fate, HolderWatch
+from sublet.office.api.processes import HolderWatch, ProcessFate
 from sublet.office.ledger.records import ProcessRecord
 from sublet.replicated import MemoryReplica
 from sublet.state.checkpoints.durable import _Queue
 from sublet.state.checkpoints.packs import PackWriter
-from sublet.state.replicated.worker import Worker
+from sublet.state.replicated.worker import ReplicaThread
 from sublet.values import Epoch, LeaseId, NodeId
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service
@@ -218,7 +218,7 @@ def test_what_is_started_again_is_started_again(error: BaseException) -> None:
 def test_news_of_guests_are_heard_after_a_failure(
     monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
 ) -> None:
-    watch, told = Watch(), list[Happening]()
+    watch, told = GuestWatch(), list[Happening]()
     failing = Failing(getattr(watch, place), error)
     monkeypatch.setattr(watch, place, failing)
     ours, theirs = socket.socketpair()
@@ -239,7 +239,7 @@ def test_news_of_guests_are_heard_after_a_failure(
 def test_a_connection_to_a_guest_that_cannot_be_read_is_over_and_others_are_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    watch, told, others = Watch(), list[Happening](), list[Happening]()
+    watch, told, others = GuestWatch(), list[Happening](), list[Happening]()
     ours, theirs = socket.socketpair()
     more, those = socket.socketpair()
     broken, whole = Conversation(ours, Link.connecting()), Conversation(more, Link.connecting())
@@ -282,7 +282,7 @@ class _Exchange:
     def end_doomed(self) -> None:
         pass
 
-    def due_ns(self, pending: Pending) -> int | None:
+    def due_ns(self, pending: PendingCall) -> int | None:
         return None
 
     def close(self) -> None:
@@ -294,7 +294,7 @@ class _Watched:
 
     def __init__(self, keeper: Housekeeper, begin: Callable[[], bool]) -> None:
         self._keeper, self._begin = keeper, begin
-        self.pending = Pending()
+        self.pending = PendingCall()
         self.finished = 0
 
     def begin(self) -> bool:
@@ -401,7 +401,7 @@ def test_a_pack_that_cannot_be_written_says_so_and_nobody_waits_for_ever(
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_a_replica_is_asked_after_a_failure(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    worker = Worker(MemoryReplica())
+    worker = ReplicaThread(MemoryReplica())
     turns: list[int] = []
     failing = Failing(lambda _batch: turns.append(1), error)
     monkeypatch.setattr(worker, "_carry_out", failing)
@@ -453,9 +453,9 @@ def test_processes_of_holders_are_looked_at_after_a_failure(
     monkeypatch.setattr("sublet.office.api.processes.LOOK_EVERY_S", 0.001)
     looked: list[ProcessRecord] = []
 
-    def look(process: ProcessRecord) -> Fate:
+    def look(process: ProcessRecord) -> ProcessFate:
         looked.append(process)
-        return Fate.ALIVE
+        return ProcessFate.ALIVE
 
     class Processes:
         open = Failing(look, error)

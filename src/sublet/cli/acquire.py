@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import to_builtins
 
-from sublet.cli.call import Office
+from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Opt, UsageError
 from sublet.cli.lease import say_lease
 from sublet.cli.live import LiveLine
@@ -29,7 +29,7 @@ from sublet.cli.parsing import (
 from sublet.cli.parsing import name as valid
 from sublet.cli.show import Json, amount, epoch, seconds, where
 from sublet.client.model import Offer, Place
-from sublet.client.operations import Core, Hooks, new_request_id
+from sublet.client.operations import Hooks, OfficeOperations, new_request_id
 from sublet.clock import SystemClock
 from sublet.invocation import typed
 from sublet.values import Exclusivity, Kind, Tier
@@ -117,9 +117,9 @@ def acquire(
         holder="sublet lease acquire",
         resume=resume,
     )
-    office = Office.reach()
+    office = CommandOffice.reach()
     with LiveLine() as line:
-        grant = office.run(Core(SystemClock()).acquire(request, _hooks(line, as_json=as_json)))
+        grant = office.run(OfficeOperations(SystemClock()).acquire(request, _hooks(line, as_json=as_json)))
     view: Json = to_builtins(grant.view)
     return say_lease(view, _granted_sentence(view), as_json=as_json)
 

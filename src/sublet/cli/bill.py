@@ -6,7 +6,7 @@ import csv
 import sys
 from typing import Annotated, Any
 
-from sublet.cli.call import Office
+from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Opt, UsageError
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, instant
@@ -89,13 +89,13 @@ def bill(
     if noisy:
         if as_csv or per is not None or by != "lease":
             raise UsageError("--noisy is no bill: it has no --by, --per or --csv", do="Leave them out.")
-        found: Json = Office.reach().get("/v1/bill/neighbours", since=since, until=until)
+        found: Json = CommandOffice.reach().get("/v1/bill/neighbours", since=since, until=until)
         if as_json:
             document(found)
         else:
             print(_noisy(found))
         return DONE
-    lines = Office.listing("/v1/bill", by=by, per=per, since=since, until=until)
+    lines = CommandOffice.listing("/v1/bill", by=by, per=per, since=since, until=until)
     if as_json:
         document(lines)
     elif as_csv:

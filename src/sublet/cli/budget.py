@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from sublet.cli.call import NoOffice, Office
+from sublet.cli.call import CommandOffice, NoOffice
 from sublet.cli.declare import Arg, Opt
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, name
@@ -35,7 +35,7 @@ def change(
     and leases end with notice, until the next window begins or credit is added.
     """
     body = {"amount": amount, "currency": currency, **_which(tenant, group, per)}
-    answer: Json = Office.reach().post("/v1/budgets", body)
+    answer: Json = CommandOffice.reach().post("/v1/budgets", body)
     return _say(answer, "is set", as_json)
 
 
@@ -60,10 +60,10 @@ def credit(
 
     Leases that had notice because it was used up stay. The next window begins with the amount of the budget alone.
     """
-    asked = Office.request_id() if request_id is None else request_id
+    asked = CommandOffice.request_id() if request_id is None else request_id
     body = {"amount": amount, "currency": currency, "request_id": asked, **_which(tenant, group, per)}
     try:
-        answer: Json = Office.reach().post("/v1/budgets/credit", body)
+        answer: Json = CommandOffice.reach().post("/v1/budgets/credit", body)
     except NoOffice:
         raise
     except Disconnected as error:
@@ -76,13 +76,13 @@ def credit(
 
 def rm(*, tenant: _Tenant = None, group: _Group = None, per: _Per = "month", as_json: AsJson = False) -> int:
     """Remove a budget. Leases that had notice because of it stay."""
-    answer: Json = Office.reach().post("/v1/budgets/remove", _which(tenant, group, per))
+    answer: Json = CommandOffice.reach().post("/v1/budgets/remove", _which(tenant, group, per))
     return _say(answer, "is removed", as_json)
 
 
 def ls(*, as_json: AsJson = False) -> int:
     """List the budgets with what is used of each, and when it begins anew."""
-    found: list[Json] = Office.reach().get("/v1/budgets")
+    found: list[Json] = CommandOffice.reach().get("/v1/budgets")
     if as_json:
         document(found)
         return DONE

@@ -12,7 +12,7 @@ from sublet import errors
 from sublet.cli.show import Json
 from sublet.client.address import Address, find_address
 from sublet.client.driver import run_program
-from sublet.client.steps import Call, Program
+from sublet.client.steps import HttpCall, Program
 from sublet.client.transport import Transport
 from sublet.clock import SystemClock
 from sublet.errors import Disconnected, SubletError
@@ -30,7 +30,7 @@ class NoOffice(Disconnected):
     """No office answers on this machine."""
 
 
-class Office:
+class CommandOffice:
     """The office that is meant: ``SUBLET_URL``, else the one of this machine, by ``SUBLET_HOME``."""
 
     def __init__(self, address: Address) -> None:
@@ -38,7 +38,7 @@ class Office:
         self._transport = Transport(address, SystemClock(), wire=WIRE_VERSION)
 
     @classmethod
-    def reach(cls, *, start: bool = True) -> Office:
+    def reach(cls, *, start: bool = True) -> CommandOffice:
         """The office, started in the background where it is ours to start and none runs.
 
         Commands that only look whether there is one say ``start=False``: looking changes nothing.
@@ -106,7 +106,7 @@ class Office:
         self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, object], patience: float
     ) -> Any:
         asked = {key: value for key, value in query.items() if value is not None}
-        call = Call(
+        call = HttpCall(
             method=method,
             path=f"{path}?{urlencode(asked)}" if asked else path,
             # What was not said is not sent, so the office's defaults are in one place.

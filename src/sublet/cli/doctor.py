@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Annotated, Final, NamedTuple
 
-from sublet.cli.call import NoOffice, Office
+from sublet.cli.call import CommandOffice, NoOffice
 from sublet.cli.data_door import data_door_trouble
 from sublet.cli.declare import Opt
 from sublet.cli.exits import DONE, FAILED
@@ -39,7 +39,7 @@ SYNC_SLOW_S: Final = 0.05
 """Above this every grant is felt to hesitate: each waits for one sync."""
 
 
-class Finding(NamedTuple):
+class CheckFinding(NamedTuple):
     """What one check found."""
 
     subject: str
@@ -75,7 +75,7 @@ def doctor(
         from sublet.cli import doctor_strict
 
         findings += [_safely(subject, check) for subject, check in doctor_strict.strict_checks().items()]
-        findings = doctor_strict.judged(findings, Finding)
+        findings = doctor_strict.judged(findings, CheckFinding)
     if report:
         _write_report(report, findings)
     broken = sum(finding.state == "broken" for finding in findings)
@@ -99,7 +99,7 @@ def doctor(
     return FAILED if broken else DONE
 
 
-def _write_report(path: str, findings: list[Finding]) -> None:
+def _write_report(path: str, findings: list[CheckFinding]) -> None:
     """All of it as text, for others to read: findings only, and the home of the user as ``~``."""
     from sublet import __version__
 
@@ -122,14 +122,14 @@ def _wrapped(text: str, before: int) -> list[str]:
     return textwrap.wrap(visible(text), columns - before, break_long_words=False, break_on_hyphens=False)
 
 
-def _safely(subject: str, check: Callable[[], tuple[str, str] | tuple[str, str, str]]) -> Finding:
+def _safely(subject: str, check: Callable[[], tuple[str, str] | tuple[str, str, str]]) -> CheckFinding:
     """A check that cannot be carried out is a finding too, and does not keep the others from theirs."""
     try:
-        return Finding(subject, *check())
+        return CheckFinding(subject, *check())
     except SubletError as error:
-        return Finding(subject, "broken", error.message, error.do)
+        return CheckFinding(subject, "broken", error.message, error.do)
     except OSError as error:
-        return Finding(subject, "broken", f"cannot be checked: {error}")
+        return CheckFinding(subject, "broken", f"cannot be checked: {error}")
 
 
 def _check_platform() -> tuple[str, str] | tuple[str, str, str]:
@@ -232,7 +232,7 @@ def _check_office() -> tuple[str, str] | tuple[str, str, str]:
     if sys.platform != "linux" and not os.environ.get("SUBLET_URL"):
         return "note", "no office here"
     try:
-        view = Office.reach(start=False).get("/v1/status")
+        view = CommandOffice.reach(start=False).get("/v1/status")
     except NoOffice as error:
         return "note", error.message, "The first lease starts one; so does `sublet up`."
     process = f"pid {view['pid']}, " if view["pid"] else ""
@@ -242,7 +242,7 @@ def _check_office() -> tuple[str, str] | tuple[str, str, str]:
 def _check_data_door() -> tuple[str, str] | tuple[str, str, str]:
     if sys.platform != "linux" and not os.environ.get("SUBLET_URL"):
         return "note", "no office here"
-    office = Office.reach(start=False)
+    office = CommandOffice.reach(start=False)
     try:
         office.get("/v1/hello")
     except NoOffice:
@@ -258,7 +258,7 @@ def _check_background() -> tuple[str, str] | tuple[str, str, str]:
     if sys.platform != "linux" and not os.environ.get("SUBLET_URL"):
         return "note", "no office here"
     try:
-        found = Office.reach(start=False).get("/v1/troubles")
+        found = CommandOffice.reach(start=False).get("/v1/troubles")
     except NoOffice:
         return "note", "no office runs"
     except NotFound:
@@ -283,13 +283,13 @@ def _check_background() -> tuple[str, str] | tuple[str, str, str]:
 def _check_journal() -> tuple[str, str] | tuple[str, str, str]:
     """All that an office would start from, read as it would read it; a damaged or newer journal raises."""
     from sublet.office.journal.files import JOURNAL_NAME
-    from sublet.office.journal.reader import Reader, check_header
+    from sublet.office.journal.reader import JournalReader, check_header
 
     path = home_dir() / JOURNAL_NAME
     if not path.exists():
         return "ok", "none yet"
     check_header(path)
-    reader = Reader(path)
+    reader = JournalReader(path)
     try:
         tip = reader.check()
     finally:

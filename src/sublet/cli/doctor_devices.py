@@ -11,7 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
-from sublet.cli.call import NoOffice, Office
+from sublet.cli.call import CommandOffice, NoOffice
 from sublet.cli.show import plural
 from sublet.devices import nvrtc
 from sublet.devices.cuda_driver import dotted, has_bindings
@@ -21,10 +21,10 @@ from sublet.node.agent.inventory import NO_BINDINGS
 from sublet.node.agent.limits import memory_bytes, usable_cores
 from sublet.node.agent.nvml import (
     Card,
+    CardReading,
     Library,
     Nvml,
     NvmlFailed,
-    Reading,
     Survey,
     sees_all_processes,
     survey,
@@ -113,18 +113,18 @@ def _cards(found: Survey, root: str) -> Said:
     return "ok", f"driver {found.driver}: {listed or 'no card'}"
 
 
-def _read(found: Survey, library: Library | None) -> list[Reading]:
+def _read(found: Survey, library: Library | None) -> list[CardReading]:
     try:
         nvml = Nvml.open(library)
     except NvmlFailed as failed:
-        return [Reading(uuid=card.uuid, failed=failed) for card in found.cards]
+        return [CardReading(uuid=card.uuid, failed=failed) for card in found.cards]
     try:
         return [nvml.read(card.uuid) for card in found.cards]
     finally:
         nvml.close()
 
 
-def _health(readings: list[Reading]) -> Said:
+def _health(readings: list[CardReading]) -> Said:
     faults = [f"{reading.uuid}: {fault}" for reading in readings if (fault := fault_in(reading))]
     if faults:
         return "broken", "; ".join(faults), "Such a card is not lent; see `nvidia-smi -q` and the kernel's log."
@@ -137,7 +137,7 @@ def _health(readings: list[Reading]) -> Said:
     return "ok", "no error reported"
 
 
-def _in_use(readings: list[Reading]) -> Said:
+def _in_use(readings: list[CardReading]) -> Said:
     """GPU memory that is in use. What foreign processes use is not lent, and `sublet status` says so."""
     if not sees_all_processes():
         used = [f"{format_size(r.used)} of {r.uuid}" for r in readings if r.used]
@@ -147,7 +147,7 @@ def _in_use(readings: list[Reading]) -> Said:
     return ("note", "; ".join(said)) if said else ("ok", "no process uses a card")
 
 
-def _who(reading: Reading) -> str:
+def _who(reading: CardReading) -> str:
     used = format_size(reading.used or 0)
     names = []
     for process in reading.processes:
@@ -173,7 +173,7 @@ def _partitions(found: Survey) -> Said:
 def _of_the_office(found: Survey) -> Said:
     """Whether the office that runs here has all that there is now: it looks for cards when it starts."""
     try:
-        office = Office.reach(start=False)
+        office = CommandOffice.reach(start=False)
         view = office.get("/v1/status")
     except NoOffice:
         return "note", "no office runs"

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sublet.node.processes.cgroups import Said
+    from sublet.node.processes.cgroups import CgroupFinding
 
 PATH_SHOWN = 44
 """Characters of a path, so that a line fits into a terminal."""
@@ -71,11 +71,11 @@ def check_logout(root: str = "/") -> tuple[str, str] | tuple[str, str, str]:
     return "note", f"{what} with your last login", "Have what you start stay: loginctl enable-linger."
 
 
-def _in_scope(booted: str) -> list[Said] | None:
+def _in_scope(booted: str) -> list[CgroupFinding] | None:
     """What control groups allow in a scope as the supervisor has one; None where none is given. Tried for real."""
     from sublet.node.agent.scope import scope_prefix
     from sublet.node.agent.starting import package_folder
-    from sublet.node.processes.cgroups import Said
+    from sublet.node.processes.cgroups import CgroupFinding
 
     prefix = scope_prefix(os.environ, booted=booted)
     if not prefix:
@@ -83,7 +83,7 @@ def _in_scope(booted: str) -> list[Said] | None:
     argv = [*prefix, sys.executable, "-I", "-S", "-c", _IN_SCOPE, package_folder(), _name()]
     try:
         told = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=SCOPE_S, check=True).stdout
-        return [Said(*said) for said in json.loads(told)]
+        return [CgroupFinding(*said) for said in json.loads(told)]
     except (OSError, ValueError, TypeError, subprocess.SubprocessError):  # refused, or something else was run
         return None
 
@@ -117,7 +117,7 @@ def _group_checks() -> dict[str, Check]:
     return {f"guests: {said.part}": partial(_said, said) for said in _in_scope(BOOTED) or _here()}
 
 
-def _here() -> list[Said]:
+def _here() -> list[CgroupFinding]:
     """The same where this process is: a supervisor without a scope is below it."""
     from sublet.node.processes.cgroups import Groups
 
@@ -177,15 +177,18 @@ def _stored(text: str, is_less: bool) -> tuple[str, str] | tuple[str, str, str]:
 
 
 def _wall_checks() -> dict[str, Check]:
-    from sublet.node.sandbox import Part
+    from sublet.node.sandbox import SandboxPart
     from sublet.node.sandbox.probe import probe_abilities
 
     found = probe_abilities()
-    lines = dict(zip(Part, found.lines(), strict=True))
-    return {f"tenants: {part.value}": partial(_wall, found.has(part), lines[part].partition("): ")[2]) for part in Part}
+    lines = dict(zip(SandboxPart, found.lines(), strict=True))
+    return {
+        f"tenants: {part.value}": partial(_wall, found.has(part), lines[part].partition("): ")[2])
+        for part in SandboxPart
+    }
 
 
-def _said(said: Said) -> tuple[str, str] | tuple[str, str, str]:
+def _said(said: CgroupFinding) -> tuple[str, str] | tuple[str, str, str]:
     text = _shortened(said.text)
     if said.is_active:
         return "ok", text

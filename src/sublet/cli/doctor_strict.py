@@ -148,10 +148,10 @@ def _check_parents() -> tuple[str, str] | tuple[str, str, str]:
 
 def _check_limits() -> tuple[str, str] | tuple[str, str, str]:
     """Of the file as the next office reads it: a mistake there raises, and is broken with its line."""
-    from sublet.office.policy_file import FILE, KEYS, Limits, parse_policy
+    from sublet.office.policy_file import FILE, KEYS, PolicyLimits, parse_policy
 
     path = home_dir() / FILE
-    limits = parse_policy(path.read_text(encoding="utf-8"), str(path)) if path.exists() else Limits()
+    limits = parse_policy(path.read_text(encoding="utf-8"), str(path)) if path.exists() else PolicyLimits()
     tenants = [name for name, key in KEYS.items() if key.table == "tenant"]
     free = [name for name in tenants if limits.value(name) is None]
     if limits.number("lease.allow_missing"):

@@ -8,11 +8,11 @@ from sublet.cli.declare import Arg
 from sublet.cli.direct import Direct
 from sublet.cli.exits import ENDED, say_error
 from sublet.cli.hosting import (
+    CommandNotStarted,
     CommandWords,
     Env,
     Grace,
     GuestName,
-    NotStarted,
     NoTty,
     Tty,
     spec_of,
@@ -56,7 +56,7 @@ def exec_(
     on_host = any(part["kind"] == "gpu" and part["host"] for part in view["lease"]["parts"])
     try:
         conversation, attendance = start(direct, token, spec, on_host=on_host)
-    except NotStarted as failed:
+    except CommandNotStarted as failed:
         say_error(failed, as_json=False)
         return failed.exit_code
     with conversation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from sublet.cli.call import Office
+from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Arg, Opt
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, NoLimit, count, limit, name
@@ -55,7 +55,7 @@ def add(
     """
     quota = quota_of({}, gpus, vram, cores, memory, block, leases, gpu_time, queue, requests)
     body: Json = {"id": group, "quota": quota, **_given(weight, floor, ceiling)}
-    answer: Json = Office.reach().post("/v1/groups", body)
+    answer: Json = CommandOffice.reach().post("/v1/groups", body)
     return _say(answer, f"Group {group} is added", as_json)
 
 
@@ -81,19 +81,19 @@ def change(
     What is not given stays as it is; `none` takes a limit away, as in --ceiling none. Running leases stay; the order of
     the queue changes at once.
     """
-    office = Office.reach()
+    office = CommandOffice.reach()
     body = _given(weight, floor, ceiling)
     given = (gpus, vram, cores, memory, block, leases, gpu_time, queue, requests)
     if any(one is not None for one in given):
         known: list[Json] = [view["quota"] for view in office.get("/v1/groups") if view["id"] == group]
         body["quota"] = quota_of(known[0] if known else {}, *given)
-    answer: Json = office.patch(f"/v1/groups/{Office.quote(group)}", body)
+    answer: Json = office.patch(f"/v1/groups/{CommandOffice.quote(group)}", body)
     return _say(answer, f"Group {group} is changed", as_json)
 
 
 def rm(*, group: _Name, as_json: AsJson = False) -> int:
     """Remove a group in which no tenant is."""
-    answer: Json = Office.reach().post(f"/v1/groups/{Office.quote(group)}/remove", {})
+    answer: Json = CommandOffice.reach().post(f"/v1/groups/{CommandOffice.quote(group)}/remove", {})
     if as_json:
         document(answer)
     else:
@@ -103,7 +103,7 @@ def rm(*, group: _Name, as_json: AsJson = False) -> int:
 
 def ls(*, as_json: AsJson = False) -> int:
     """List the groups with their weights, what they hold and what share they had."""
-    found: list[Json] = Office.reach().get("/v1/groups")
+    found: list[Json] = CommandOffice.reach().get("/v1/groups")
     if as_json:
         document(found)
         return DONE

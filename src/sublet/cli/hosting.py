@@ -50,7 +50,7 @@ _SIGPIPE: Final = 128 + 13
 """And of one that this signal has ended. (To load the module ``signal`` takes a millisecond.)"""
 
 
-class NotStarted(SubletError):
+class CommandNotStarted(SubletError):
     """The command could not be run; nothing of it is left."""
 
     def __init__(self, message: str, *, do: str, exit_code: int) -> None:
@@ -130,9 +130,9 @@ def start(direct: Direct, token: str, spec: Json, *, on_host: bool = False) -> t
     return conversation, attendance
 
 
-def _not_started(answer: Json, program: str, *, on_host: bool) -> NotStarted:
+def _not_started(answer: Json, program: str, *, on_host: bool) -> CommandNotStarted:
     """The supervisor's answer, with a better hint where a program is known to be called otherwise here."""
-    failed = NotStarted(answer["message"], do=answer["do"], exit_code=int(answer["exit_code"]))
+    failed = CommandNotStarted(answer["message"], do=answer["do"], exit_code=int(answer["exit_code"]))
     if failed.exit_code != NOT_FOUND:
         return failed
     from shutil import which

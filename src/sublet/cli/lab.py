@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
-from sublet.cli.call import NoOffice, Office
+from sublet.cli.call import CommandOffice, NoOffice
 from sublet.cli.declare import Arg, Opt
 from sublet.cli.exits import DONE, FAILED
 from sublet.cli.parsing import count
@@ -105,13 +105,13 @@ def _example(folder: Path) -> str:
 @contextlib.contextmanager
 def _office() -> Iterator[None]:
     """An office that answers. One that was started here ends afterwards, unless another program uses it."""
-    office = Office.reach(start=False)
+    office = CommandOffice.reach(start=False)
     try:
         office.get("/v1/hello")
         was_there = True
     except NoOffice:
         was_there = False
-    office = Office.reach()
+    office = CommandOffice.reach()
     there = office.get("/v1/status")["devices"]
     devices = [device for device in there if device["kind"] == Kind.GPU and device["state"] != SliceState.LOST]
     kind = "host device, no GPU" if all(device["host"] for device in devices) else "GPU"
@@ -123,7 +123,7 @@ def _office() -> Iterator[None]:
             _end(office)
 
 
-def _end(office: Office) -> None:
+def _end(office: CommandOffice) -> None:
     until_s = time.monotonic() + GIVEN_BACK_S
     while True:
         try:

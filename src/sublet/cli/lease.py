@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
-from sublet.cli.call import Office
+from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Opt
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, LeaseArg, duration, duration_or_zero, epoch, name
@@ -28,7 +28,7 @@ def ls(
     as_json: AsJson = False,
 ) -> int:
     """List live leases and the queue."""
-    found = Office.listing("/v1/leases", live=not everything, all=1 if everything else None, tenant=tenant)
+    found = CommandOffice.listing("/v1/leases", live=not everything, all=1 if everything else None, tenant=tenant)
     if as_json:
         document(found)
         return DONE
@@ -42,7 +42,7 @@ def ls(
 
 def show(*, lease: LeaseArg, as_json: AsJson = False) -> int:
     """Show one lease in full."""
-    answer: Json = Office.reach().get(f"/v1/leases/{Office.quote(lease)}")
+    answer: Json = CommandOffice.reach().get(f"/v1/leases/{CommandOffice.quote(lease)}")
     if as_json:
         document(answer["lease"])
         return DONE
@@ -80,7 +80,7 @@ def show(*, lease: LeaseArg, as_json: AsJson = False) -> int:
 
 def explain(*, lease: LeaseArg, as_json: AsJson = False) -> int:
     """Explain why a request waits, or what may end a lease."""
-    found: Json = Office.reach().get(f"/v1/leases/{Office.quote(lease)}/explain")
+    found: Json = CommandOffice.reach().get(f"/v1/leases/{CommandOffice.quote(lease)}/explain")
     if as_json:
         document(found)
         return DONE
@@ -115,8 +115,8 @@ def renew(
     as_json: AsJson = False,
 ) -> int:
     """Renew a lease: its time to live starts again."""
-    office = Office.reach()
-    path = f"/v1/leases/{Office.quote(lease)}"
+    office = CommandOffice.reach()
+    path = f"/v1/leases/{CommandOffice.quote(lease)}"
     known = office.get(path)["lease"]
     office.post(f"{path}/renew", {"epoch": at_epoch or known["epoch"], "ttl": ttl})
     view = office.get(path)["lease"]
@@ -125,7 +125,9 @@ def renew(
 
 def release(*, lease: LeaseArg, as_json: AsJson = False) -> int:
     """Release a lease, or leave the queue."""
-    view: Json = Office.reach().post(f"/v1/leases/{Office.quote(lease)}/release", {"request_id": Office.request_id()})
+    view: Json = CommandOffice.reach().post(
+        f"/v1/leases/{CommandOffice.quote(lease)}/release", {"request_id": CommandOffice.request_id()}
+    )
     return say_lease(view, f"Lease {view['id']} is {view['status']}{_because(view)}.", as_json=as_json)
 
 
@@ -145,8 +147,8 @@ def revoke(
     as_json: AsJson = False,
 ) -> int:
     """End a lease of another holder (operators)."""
-    body = {"request_id": Office.request_id(), "notice": notice, "detail": detail}
-    view: Json = Office.reach().post(f"/v1/leases/{Office.quote(lease)}/revoke", body)
+    body = {"request_id": CommandOffice.request_id(), "notice": notice, "detail": detail}
+    view: Json = CommandOffice.reach().post(f"/v1/leases/{CommandOffice.quote(lease)}/revoke", body)
     if view["notice"]:
         said = f"The holder of {view['id']} has notice: the lease ends in {seconds(view['notice']['in_seconds'])}."
     else:

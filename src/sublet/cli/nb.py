@@ -89,7 +89,7 @@ def run(
 
     Exit status: 0 if every cell ran, 1 if one failed, 75 if a lease was not granted, 76 if one was lost for good.
     """
-    from sublet.cli.nb_show import Teller
+    from sublet.cli.nb_show import ProgressLines
     from sublet.notebook.batch.runner import Runner
 
     target = target_of(notebook, out)
@@ -104,7 +104,7 @@ def run(
         smaller_ok=smaller_ok,
     )
     job = made(notebook, asked, lease, param, name, kernel, out=str(target.absolute()), waits_its_turn=False)
-    with Teller(job) as teller:
+    with ProgressLines(job) as teller:
         record = Runner(job, teller).run()
         teller.end(record)
     _copy(job, target)

@@ -20,7 +20,7 @@ from sublet.notebook.batch.page import bill_parts, first_line
 from sublet.notebook.batch.progress import Progress
 
 
-class Teller(Progress):
+class ProgressLines(Progress):
     """Progress on a terminal: a line for each cell that is done, and one below it that counts."""
 
     def __init__(self, job: Job) -> None:

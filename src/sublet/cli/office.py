@@ -24,7 +24,7 @@ from sublet.lease.states import SliceState
 from sublet.values import Kind, format_size
 
 if TYPE_CHECKING:
-    from sublet.cli.call import Office
+    from sublet.cli.call import CommandOffice
     from sublet.node.agent.inventory import HostGpus
 
 GONE_S: Final = 90.0
@@ -181,13 +181,13 @@ def down(
     return DONE
 
 
-def _office() -> Office:
-    from sublet.cli.call import Office  # an office does without it
+def _office() -> CommandOffice:
+    from sublet.cli.call import CommandOffice  # an office does without it
 
-    return Office.reach(start=False)
+    return CommandOffice.reach(start=False)
 
 
-def _status_or_none(office: Office) -> Json | None:
+def _status_or_none(office: CommandOffice) -> Json | None:
     from sublet.cli.call import NoOffice
 
     try:
@@ -197,7 +197,7 @@ def _status_or_none(office: Office) -> Json | None:
     return view
 
 
-def _with_what_goes_on(office: Office) -> Json | None:
+def _with_what_goes_on(office: CommandOffice) -> Json | None:
     """Leases of an office that was killed may live on, on the devices of its settings: then it is started again as it
     was, so that its end is an ordinary one. None if there is nothing to end."""
     from sublet.cli.call import NoOffice, check_nothing_lives
@@ -218,7 +218,7 @@ def _with_what_goes_on(office: Office) -> Json | None:
     return None
 
 
-def _forgotten(office: Office) -> str:
+def _forgotten(office: CommandOffice) -> str:
     home = office.address.home
     if home is None or not home.is_dir():
         return ""
@@ -310,7 +310,7 @@ def _serve(host_gpus: HostGpus | None, shared: Path | None, log_format: str | No
         )
 
 
-def _replace(office: Office, running: Json) -> None:
+def _replace(office: CommandOffice, running: Json) -> None:
     """An office that started by itself would end by itself, and that is not what `up` promises: start it anew."""
     if running["live"] or running["queued"]:
         from sublet.engines.start_settings import OfficeDiffers
@@ -323,7 +323,7 @@ def _replace(office: Office, running: Json) -> None:
     end_office(office, running, "idle")
 
 
-def end_office(office: Office, running: Json, how: str) -> Json:
+def end_office(office: CommandOffice, running: Json, how: str) -> Json:
     """End it and see it gone: then its journal is closed, and another office may open it."""
     pid: int = running["pid"]
     with _watched(office, pid) as gone:
@@ -342,7 +342,7 @@ def end_office(office: Office, running: Json, how: str) -> Json:
 
 
 @contextlib.contextmanager
-def _watched(office: Office, pid: int) -> Iterator[Callable[[float], bool]]:
+def _watched(office: CommandOffice, pid: int) -> Iterator[Callable[[float], bool]]:
     """A question: has it ended, or does it within so many seconds? It is asked through a descriptor of the process,
     which cannot come to mean another one; elsewhere a pid means nothing, so there it is asked for an answer."""
     if office.address.socket is None:

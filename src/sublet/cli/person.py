@@ -6,7 +6,7 @@ import csv
 import sys
 from typing import TYPE_CHECKING, Annotated, Final
 
-from sublet.cli.call import Office
+from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, duration, name
@@ -68,8 +68,8 @@ def add(
     people may share one, except for the owner's (`local`). With --uid (a number or a login name) that user of the
     machine alone may be the tenant, and needs no token for the office.
     """
-    office = Office.reach()
-    office.get(f"/v1/tenants/{Office.quote(tenant)}")
+    office = CommandOffice.reach()
+    office.get(f"/v1/tenants/{CommandOffice.quote(tenant)}")
     people = _people()
     if uid is not None:
         _bind_to_user(office, tenant, uid)
@@ -112,7 +112,7 @@ def enrol(
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror}", do="Give the path of a CSV file.") from None
     people = _people()
-    office = Office.reach()
+    office = CommandOffice.reach()
     tenants: dict[str, int | None] = {str(one["id"]): one.get("uid") for one in office.get("/v1/tenants")}
     if group is not None and group not in [one["id"] for one in office.get("/v1/groups")]:
         raise NotFound(f"there is no group {group}", do="`sublet group ls` lists them, `sublet group add` makes one.")
@@ -220,7 +220,7 @@ def change(
     if sum((operator, bool(teacher), member)) != 1:
         raise UsageError("one of --operator, --teacher and --member is needed", do="Give one of them.")
     if teacher:
-        known = [one["id"] for one in Office.listing("/v1/groups")]
+        known = [one["id"] for one in CommandOffice.listing("/v1/groups")]
         for group in teacher:
             if group not in known:
                 raise NotFound(f"there is no group {group}", do="`sublet group ls` lists them.")
@@ -314,7 +314,7 @@ def rm(
 # ---- within
 
 
-def _bind(office: Office, roster: Roster, group: str | None) -> dict[str, str]:
+def _bind(office: CommandOffice, roster: Roster, group: str | None) -> dict[str, str]:
     """Make and bind the tenants of a list; the tokens of those that are bound to no user."""
     tokens: dict[str, str] = {}
     for tenant, uid in roster.tenants:
@@ -327,8 +327,8 @@ def _bind(office: Office, roster: Roster, group: str | None) -> dict[str, str]:
     return tokens
 
 
-def _bind_to_user(office: Office, tenant: str, uid: int) -> None:
-    office.patch(f"/v1/tenants/{Office.quote(tenant)}", {"uid": uid, "needs_token": False})
+def _bind_to_user(office: CommandOffice, tenant: str, uid: int) -> None:
+    office.patch(f"/v1/tenants/{CommandOffice.quote(tenant)}", {"uid": uid, "needs_token": False})
 
 
 def _user_number(login: str) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from sublet.cli.call import NoOffice, Office
+from sublet.cli.call import CommandOffice, NoOffice
 from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, name
@@ -28,7 +28,7 @@ def show(
     """
     note = ""
     try:
-        office = Office.reach(start=False)
+        office = CommandOffice.reach(start=False)
         found: list[Json] = office.get("/v1/policy") if tenant is None else office.get("/v1/policy", tenant=tenant)
     except NoOffice:
         if tenant is not None:
@@ -64,7 +64,7 @@ def check(
     found = parse_policy(text, str(path))
     changes: list[Json] | None
     try:
-        changes = Office.reach(start=False).post("/v1/policy/check", {"text": text})
+        changes = CommandOffice.reach(start=False).post("/v1/policy/check", {"text": text})
     except NoOffice:
         changes = None
     if as_json:
@@ -88,7 +88,7 @@ def apply(*, as_json: AsJson = False) -> int:
     whatever a command said before; what it no longer has goes. Leases keep what they have, and the caps that they began
     with. The audit log has who applied what.
     """
-    changed: list[Json] = Office.reach(start=False).post("/v1/policy/apply", {})
+    changed: list[Json] = CommandOffice.reach(start=False).post("/v1/policy/apply", {})
     if as_json:
         document(changed)
     elif not changed:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
-from sublet.cli.call import NoOffice, Office
+from sublet.cli.call import CommandOffice, NoOffice
 from sublet.cli.declare import Opt, UsageError
 from sublet.cli.exits import DONE, FAILED
 from sublet.cli.office import OfficeInUse, end_office
@@ -213,9 +213,9 @@ def _agreed() -> bool:
 # ---- what runs
 
 
-def _running(*, now: bool) -> tuple[Office, Json | None]:
+def _running(*, now: bool) -> tuple[CommandOffice, Json | None]:
     """The office and its status. Raises if leases live, or may, and they are not to be ended."""
-    office = Office.reach(start=False)
+    office = CommandOffice.reach(start=False)
     try:
         view: Json = office.get("/v1/status")
     except NoOffice:
@@ -242,7 +242,9 @@ def _runners() -> list[tuple[int, int]]:
     return [(int(job.id), pid) for job in all_jobs() if (pid := job.runner)]
 
 
-def _end(office: Office, running: Json | None, runners: list[tuple[int, int]], *, now: bool, runtime: Path) -> None:
+def _end(
+    office: CommandOffice, running: Json | None, runners: list[tuple[int, int]], *, now: bool, runtime: Path
+) -> None:
     """Jobs first: they would start another office. Then the office, and its supervisor, which may take a moment."""
     from sublet.notebook.batch.jobs import find_job
 

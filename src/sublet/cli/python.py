@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from sublet.cli.hosting import NOT_FOUND, NotStarted
+from sublet.cli.hosting import NOT_FOUND, CommandNotStarted
 
 NOT_EXECUTABLE: Final = 126
 TRIAL_S: Final = 20.0
@@ -16,16 +16,20 @@ _SAYS: Final = b"python 3"
 
 def interpreter(named: str) -> str:
     """Its whole path; a link stays a link, since that is what tells an interpreter of its virtual environment. Raises
-    ``NotStarted`` for what is no Python."""
+    ``CommandNotStarted`` for what is no Python."""
     path = _found(named)
     if os.path.isdir(path):
         inside = os.path.join(named, "bin", "python")
         does = f"Try --python {inside}." if os.path.exists(inside) else "Name the file of the interpreter itself."
-        raise NotStarted(f"{named} is a folder, and --python takes an interpreter", do=does, exit_code=NOT_EXECUTABLE)
+        raise CommandNotStarted(
+            f"{named} is a folder, and --python takes an interpreter", do=does, exit_code=NOT_EXECUTABLE
+        )
     if not os.access(path, os.X_OK):
-        raise NotStarted(f"{named} may not be executed", do="Name a Python interpreter.", exit_code=NOT_EXECUTABLE)
+        raise CommandNotStarted(
+            f"{named} may not be executed", do="Name a Python interpreter.", exit_code=NOT_EXECUTABLE
+        )
     if not _is_python(path):
-        raise NotStarted(
+        raise CommandNotStarted(
             f"{named} is no Python 3 interpreter",
             do="Name one, such as .venv/bin/python; for another program leave out --python.",
             exit_code=NOT_EXECUTABLE,
@@ -42,7 +46,7 @@ def _found(named: str) -> str:
         candidates.append(os.path.abspath(named))
     found = next((path for path in candidates if os.path.exists(path)), None)
     if found is None:
-        raise NotStarted(f"there is no {named}", do="Check the path given with --python.", exit_code=NOT_FOUND)
+        raise CommandNotStarted(f"there is no {named}", do="Check the path given with --python.", exit_code=NOT_FOUND)
     return found
 
 

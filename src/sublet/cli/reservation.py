@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from sublet.cli.call import Office
+from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Arg, Opt
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, count, name
@@ -41,7 +41,7 @@ def add(
     body: Json = {"id": reservation, "group": group, "gpus": gpus, "when": when, "zone": zone}
     if model is not None:
         body["model"] = model
-    answer: Json = Office.reach().post("/v1/reservations", body)
+    answer: Json = CommandOffice.reach().post("/v1/reservations", body)
     if as_json:
         document(answer)
         return DONE
@@ -55,7 +55,7 @@ def add(
 
 def rm(*, reservation: _Name, as_json: AsJson = False) -> int:
     """Remove a reservation. Leases that had notice because of it stay."""
-    answer: Json = Office.reach().post(f"/v1/reservations/{Office.quote(reservation)}/remove", {})
+    answer: Json = CommandOffice.reach().post(f"/v1/reservations/{CommandOffice.quote(reservation)}/remove", {})
     if as_json:
         document(answer)
     else:
@@ -65,7 +65,7 @@ def rm(*, reservation: _Name, as_json: AsJson = False) -> int:
 
 def ls(*, as_json: AsJson = False) -> int:
     """List the reservations with their next time and the GPUs that are kept now."""
-    found: list[Json] = Office.reach().get("/v1/reservations")
+    found: list[Json] = CommandOffice.reach().get("/v1/reservations")
     if as_json:
         document(found)
         return DONE

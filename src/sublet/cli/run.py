@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from sublet.cli.declare import Opt, UsageError
 from sublet.cli.exits import ENDED, say_error
 from sublet.cli.hosting import (
+    CommandNotStarted,
     CommandWords,
     Env,
     Grace,
     GuestName,
-    NotStarted,
     NoTty,
     Tty,
     per_device_spec,
@@ -39,7 +39,7 @@ from sublet.cli.parsing import (
 )
 from sublet.cli.parsing import name as valid
 from sublet.cli.show import visible
-from sublet.cli.taking import Taken, take
+from sublet.cli.taking import CommandLease, take
 from sublet.client.home import home_text
 from sublet.errors import Disconnected, LeaseNotActive, SubletError
 from sublet.values import Exclusivity, Kind, RenewMode, Tier
@@ -136,7 +136,7 @@ def run(
 
         try:
             python = interpreter(python)
-        except NotStarted as failed:
+        except CommandNotStarted as failed:
             say_error(failed, as_json=False)
             return failed.exit_code
         words = [python, *words]
@@ -175,7 +175,7 @@ def run(
             spec = per_device_spec(spec, tenant=lease.tenant)
         try:
             conversation, attendance = start(lease.direct, lease.token, spec, on_host=lease.is_on_host)
-        except NotStarted as failed:
+        except CommandNotStarted as failed:
             say_error(failed, as_json=False)
             return failed.exit_code
         with conversation:
@@ -183,7 +183,7 @@ def run(
             return _status(lease, attendance)
 
 
-def _status(lease: Taken, attendance: Attendance) -> int:
+def _status(lease: CommandLease, attendance: Attendance) -> int:
     """What it came to, said in a sentence where it was not the command's own doing."""
     if attendance.lost is not None:
         lease.is_lost = isinstance(attendance.lost, LeaseNotActive)
@@ -216,7 +216,7 @@ def _hint_host_device(attendance: Attendance) -> None:
         _say("the command found no GPU", HOST_DEVICE_HINT)
 
 
-def _why_lost(lease: Taken, lost: SubletError) -> tuple[str, str]:
+def _why_lost(lease: CommandLease, lost: SubletError) -> tuple[str, str]:
     if lease.is_lost:
         return f"the command lost its lease: {lost.message}", lost.do
     if isinstance(lost, Disconnected) or not lost.do:

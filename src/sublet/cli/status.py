@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from sublet.cli.call import Office
+from sublet.cli.call import CommandOffice
 from sublet.cli.data_door import data_door_trouble
 from sublet.cli.exits import DONE, FAILED
 from sublet.cli.parsing import AsJson
@@ -25,7 +25,7 @@ def status(*, as_json: AsJson = False) -> int:
 
     Exit status 1 if the office answers but its data door, through which commands are reached, does not.
     """
-    office = Office.reach(start=False)
+    office = CommandOffice.reach(start=False)
     view: Json = office.get("/v1/status")
     if as_json:
         closed = data_door_trouble(office.address)

@@ -36,7 +36,7 @@ RETURN_PATIENCE_S: Final = 3.0
 """How long it is tried to give a lease back. What could not be given back ends by its time to live."""
 
 
-class Taken:
+class CommandLease:
     """A lease that this command holds."""
 
     def __init__(self, direct: Direct, answer: bytes, sent_ns: int, token: str, renew: str) -> None:
@@ -115,20 +115,20 @@ class Taken:
     def _release_patiently(self, request_id: str, busy_s: float) -> dict[str, Any]:
         from msgspec import to_builtins
 
-        from sublet.cli.call import Office
-        from sublet.client.operations import Core
+        from sublet.cli.call import CommandOffice
+        from sublet.client.operations import OfficeOperations
         from sublet.clock import SystemClock
         from sublet.values import LeaseId
 
-        program = Core(SystemClock()).release(
+        program = OfficeOperations(SystemClock()).release(
             LeaseId(self.id), request_id=request_id, busy_s=busy_s, patience_s=RETURN_PATIENCE_S
         )
-        view = Office.reach(start=False).run(program)
+        view = CommandOffice.reach(start=False).run(program)
         found: dict[str, Any] = {} if view is None else to_builtins(view)
         return found
 
 
-def take(request: dict[str, Any]) -> Taken:
+def take(request: dict[str, Any]) -> CommandLease:
     """Ask, and wait in line if need be. Raises ``CapacityExceeded`` or ``QuotaExceeded`` if it is not granted."""
     direct = Direct.reach()
     try:
@@ -146,7 +146,7 @@ def take(request: dict[str, Any]) -> Taken:
     document = direct.read(status, answer) if status == 201 else None
     if document is None or document["lease"]["status"] not in ("active", "noticed") or not document["token"]:
         return _take_patiently(direct, request)
-    return Taken(direct, answer, direct.sent_ns, document["token"], request["renew"])
+    return CommandLease(direct, answer, direct.sent_ns, document["token"], request["renew"])
 
 
 def _say_why_not_now(direct: Direct, answer: bytes, *, waits: bool) -> None:
@@ -177,20 +177,20 @@ def _withdraw(direct: Direct, request: dict[str, Any]) -> None:
         direct.ask("POST", f"/v1/leases/{lease}/release", {"request_id": f"cli-{os.urandom(12).hex()}"})
 
 
-def _take_patiently(direct: Direct, request: dict[str, Any]) -> Taken:
+def _take_patiently(direct: Direct, request: dict[str, Any]) -> CommandLease:
     """The same request with the same id, by the client's own program: it retries, waits in the queue and withdraws."""
     import msgspec
 
-    from sublet.cli.call import Office
+    from sublet.cli.call import CommandOffice
     from sublet.cli.live import LiveLine
-    from sublet.client.operations import Core
+    from sublet.client.operations import OfficeOperations
     from sublet.clock import SystemClock
     from sublet.wire.decoders import convert_to
     from sublet.wire.http import AcquireRequest, GrantAnswer
 
     asked = convert_to({**{k: v for k, v in request.items() if v is not None}, "token": True}, AcquireRequest)
     with LiveLine() as line, _patient_hooks(line) as hooks, _ended_by_signals():
-        grant = Office.reach().run(Core(SystemClock()).acquire(asked, hooks))
+        grant = CommandOffice.reach().run(OfficeOperations(SystemClock()).acquire(asked, hooks))
     try:
         token = token_of(direct, grant.view.id)
     except BaseException:
@@ -198,7 +198,7 @@ def _take_patiently(direct: Direct, request: dict[str, Any]) -> Taken:
             direct.ask("POST", f"/v1/leases/{grant.view.id}/release", {"request_id": f"cli-{os.urandom(12).hex()}"})
         raise
     answer = msgspec.json.encode(GrantAnswer(lease=grant.view, token=token))
-    return Taken(direct, answer, grant.sent_ns, token, asked.renew)
+    return CommandLease(direct, answer, grant.sent_ns, token, asked.renew)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-from sublet.cli.call import Office
+from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, NoLimit, count, limit, limit_duration, limit_size, name, user
@@ -112,7 +112,7 @@ def add(
         body["studio"] = True
     if no_token_needed:
         body["needs_token"] = False
-    answer: Json = Office.reach().post("/v1/tenants", body)
+    answer: Json = CommandOffice.reach().post("/v1/tenants", body)
     if as_json:
         document(answer)
     else:
@@ -154,8 +154,8 @@ def change(
         raise UsageError("--operator and --no-operator contradict each other", do="Give one of them.")
     if token_needed and no_token_needed:
         raise UsageError("--token-needed and --no-token-needed contradict each other", do="Give one of them.")
-    office = Office.reach()
-    path = f"/v1/tenants/{Office.quote(tenant)}"
+    office = CommandOffice.reach()
+    path = f"/v1/tenants/{CommandOffice.quote(tenant)}"
     body: Json = {"tier_max": tier_max, "new_token": new_token, "group": group, "weight": weight, **_user(uid)}
     if token_needed or no_token_needed:
         body["needs_token"] = token_needed
@@ -185,7 +185,7 @@ def disable(
     Open connections are cut and waiting requests end at once; running leases get the notice of their tier. Volumes and
     the bill stay. `sublet tenant enable` gives it a new token.
     """
-    answer: Json = Office.reach().post(f"/v1/tenants/{Office.quote(tenant)}/disable", {"notice": not now})
+    answer: Json = CommandOffice.reach().post(f"/v1/tenants/{CommandOffice.quote(tenant)}/disable", {"notice": not now})
     if as_json:
         document(answer)
     else:
@@ -195,7 +195,7 @@ def disable(
 
 def enable(*, tenant: _Name, as_json: AsJson = False) -> int:
     """Let a disabled tenant ask again and print its new access token, this once."""
-    answer: Json = Office.reach().post(f"/v1/tenants/{Office.quote(tenant)}/enable", {})
+    answer: Json = CommandOffice.reach().post(f"/v1/tenants/{CommandOffice.quote(tenant)}/enable", {})
     if as_json:
         document(answer)
     else:
@@ -208,7 +208,7 @@ def rm(*, tenant: _Name, as_json: AsJson = False) -> int:
 
     What it used stays in the bill. A tenant that is added later under the same name is the same account to the bill.
     """
-    answer: Json = Office.reach().post(f"/v1/tenants/{Office.quote(tenant)}/remove", {})
+    answer: Json = CommandOffice.reach().post(f"/v1/tenants/{CommandOffice.quote(tenant)}/remove", {})
     if as_json:
         document(answer)
     else:
@@ -226,7 +226,7 @@ def ls(
     """List the tenants with their limits and what they use."""
     if connected:
         return _ls_connected(as_json)
-    found: list[Json] = Office.reach().get("/v1/tenants")
+    found: list[Json] = CommandOffice.reach().get("/v1/tenants")
     if as_json:
         document(found)
         return DONE
@@ -250,7 +250,7 @@ def ls(
 
 def _ls_connected(as_json: bool) -> int:
     """Over the shared socket: the kernel says which user's process each connection is."""
-    found: list[Json] = Office.reach().get("/v1/connections")
+    found: list[Json] = CommandOffice.reach().get("/v1/connections")
     if as_json:
         document(found)
     elif not found:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sublet.cli.live import LiveLine
     from sublet.client.lease import Lease
     from sublet.client.model import Place
-    from sublet.training.progress import Progress
+    from sublet.training.progress import TrainingProgress
     from sublet.training.running import TrainingRun
 
 VRAM: Final = GIB
@@ -134,20 +134,20 @@ def train(
     interpreter = sys.executable
     if python is not None:
         from sublet.cli.exits import say_error
-        from sublet.cli.hosting import NotStarted
+        from sublet.cli.hosting import CommandNotStarted
         from sublet.cli.python import interpreter as found
 
         try:
             interpreter = found(python)
-        except NotStarted as failed:
+        except CommandNotStarted as failed:
             say_error(failed, as_json=False)
             return failed.exit_code
-    from sublet.training.running import Plan, Stopped, TrainingRun
+    from sublet.training.running import Stopped, TrainingPlan, TrainingRun
 
     more = dict(env)
     if save_every is not None:
         more[SAVE_EVERY] = save_every
-    plan = Plan(
+    plan = TrainingPlan(
         argv=[interpreter, *command],
         name=job_name(command, os.getcwd()) if name is None else valid(name),
         vram=gpu,
@@ -197,7 +197,7 @@ class _Watch:
     def news(self, text: str) -> None:
         self._line.beside(lambda: _put(sys.stderr, f"sublet: {visible(text)}\n".encode()))
 
-    def moved(self, progress: Progress, lease: Lease) -> None:
+    def moved(self, progress: TrainingProgress, lease: Lease) -> None:
         if self._line.live:
             text = told(progress)
             self._line.set(lambda _: f"{text} · {lease.id}, {seconds(round(lease.remaining))} left")
@@ -218,7 +218,7 @@ class _Watch:
         self._parts = {"stdout": b"", "stderr": b""}
 
 
-def told(progress: Progress) -> str:
+def told(progress: TrainingProgress) -> str:
     """How far it is, in a few words."""
     words = [f"step {progress.steps}"]
     if progress.epoch is not None and progress.epochs:

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Annotated
 
-from sublet.cli.call import Office
+from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, count, duration_or_zero
@@ -19,7 +19,7 @@ from sublet.values import format_size
 
 def fence_ls(*, as_json: AsJson = False) -> int:
     """List quarantined devices, with the reason."""
-    found = Office.listing("/v1/fences")
+    found = CommandOffice.listing("/v1/fences")
     if as_json:
         document(found)
         return DONE
@@ -51,7 +51,9 @@ def fence_clear(
     as_json: AsJson = False,
 ) -> int:
     """Verify quarantined hardware again, and return it to service if it is clean."""
-    left: list[Json] = Office.reach().post("/v1/fences/clear", {"lease": lease, "vouch": vouch}, resource=resource)
+    left: list[Json] = CommandOffice.reach().post(
+        "/v1/fences/clear", {"lease": lease, "vouch": vouch}, resource=resource
+    )
     if as_json:
         document(left)
     elif not left:
@@ -77,7 +79,9 @@ def drain(
     as_json: AsJson = False,
 ) -> int:
     """Drain a node: no new leases there, and notice to holders."""
-    view: Json = Office.reach().post(f"/v1/nodes/{Office.quote(node)}/drain", {"draining": not undo, "notice": notice})
+    view: Json = CommandOffice.reach().post(
+        f"/v1/nodes/{CommandOffice.quote(node)}/drain", {"draining": not undo, "notice": notice}
+    )
     if as_json:
         document(view)
     else:
@@ -87,7 +91,7 @@ def drain(
 
 def audit_verify(*, as_json: AsJson = False) -> int:
     """Verify the hash chain of the audit log. Exit status 1 if it does not hold."""
-    report: Json = Office.reach().get("/v1/audit/verify", patience=600.0)
+    report: Json = CommandOffice.reach().get("/v1/audit/verify", patience=600.0)
     if not report["ok"]:
         raise JournalError(
             f"the audit chain does not hold: {report['problem']}",
@@ -110,7 +114,7 @@ def audit_log(
     as_json: AsJson = False,
 ) -> int:
     """Show the newest records of the audit log: what happened, and who did it."""
-    found = Office.listing("/v1/audit", patience=600.0, limit=lines, of=of)
+    found = CommandOffice.listing("/v1/audit", patience=600.0, limit=lines, of=of)
     if as_json:
         document(found)
     elif not found:
@@ -147,7 +151,7 @@ def backup(
     if with_studio:
         answer = _with_studio(path)
     else:
-        answer = Office.reach().post("/v1/backup", {"path": path}, patience=600.0)
+        answer = CommandOffice.reach().post("/v1/backup", {"path": path}, patience=600.0)
     if as_json:
         document(answer)
     else:
@@ -165,7 +169,7 @@ def _with_studio(path: str) -> Json:
         raise UsageError(
             "the studio is copied where it lies, by its owner", do="Unset SUBLET_URL and SUBLET_TOKEN for it."
         )
-    office = Office.reach()
+    office = CommandOffice.reach()
 
     def copy_journal(target: Path) -> None:
         office.post("/v1/backup", {"path": str(target)}, patience=600.0)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Annotated, Any
 
-from sublet.cli.call import Office
+from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Arg, Opt
 from sublet.cli.exits import DONE, FAILED, REFUSED
 from sublet.cli.parsing import AsJson, name, size
@@ -33,7 +33,7 @@ def ls(
     as_json: AsJson = False,
 ) -> int:
     """List named volumes."""
-    found = Office.listing("/v1/volumes", tenant=tenant)
+    found = CommandOffice.listing("/v1/volumes", tenant=tenant)
     if as_json:
         document(found)
         return DONE
@@ -59,7 +59,7 @@ def ls(
 
 def show(*, volume: _Name, tenant: _Tenant = None, as_json: AsJson = False) -> int:
     """Show one volume in full."""
-    view: Json = Office.reach().get(_path(volume), tenant=tenant)
+    view: Json = CommandOffice.reach().get(_path(volume), tenant=tenant)
     if as_json:
         document(view)
         return DONE
@@ -99,7 +99,7 @@ def cp(
 
     with sublet.connect() as fabric:
         fabric.copy_volume(source, volume, size=space)
-    view: Json = Office.reach().get(_path(volume))
+    view: Json = CommandOffice.reach().get(_path(volume))
     if as_json:
         document(view)
     else:
@@ -109,7 +109,7 @@ def cp(
 
 def rm(*, volumes: _Names, tenant: _Tenant = None, as_json: AsJson = False) -> int:
     """Remove volumes with all their contents. Refused for a volume that is leased."""
-    office, found = Office.reach(), []
+    office, found = CommandOffice.reach(), []
     for volume in volumes:
         view: Json = office.post(f"{_path(volume)}/remove", {}, tenant=tenant)
         found.append(view)
@@ -128,7 +128,7 @@ def verify(*, volumes: _Names, as_json: AsJson = False) -> int:
 
     Exit status: 0 if all is whole, 1 if something is not, 75 if a volume cannot be read now.
     """
-    office, found, status = Office.reach(), [], DONE
+    office, found, status = CommandOffice.reach(), [], DONE
     for volume in volumes:
         view: Json = office.get(_path(volume))
         try:
@@ -183,4 +183,4 @@ def _say(said: dict[str, Any]) -> None:
 
 
 def _path(volume: str) -> str:
-    return f"/v1/volumes/{Office.quote(volume)}"
+    return f"/v1/volumes/{CommandOffice.quote(volume)}"

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from sublet.client.steps import Call, Pause, Program, Reply, Revive, Step
+from sublet.client.steps import HttpCall, HttpReply, Pause, Program, Revive, Step
 
 T = TypeVar("T")
 
 
 async def run_program(
     program: Program[T],
-    exchange: Callable[[Call], Awaitable[Reply]],
+    exchange: Callable[[HttpCall], Awaitable[HttpReply]],
     revive: Callable[[], Awaitable[None]],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> T:
@@ -35,12 +35,12 @@ async def run_program(
 
 async def _carry_out(
     step: Step,
-    exchange: Callable[[Call], Awaitable[Reply]],
+    exchange: Callable[[HttpCall], Awaitable[HttpReply]],
     revive: Callable[[], Awaitable[None]],
     sleep: Callable[[float], Awaitable[None]],
-) -> Reply | None:
+) -> HttpReply | None:
     match step:
-        case Call():
+        case HttpCall():
             return await exchange(step)
         case Pause(seconds):
             await sleep(seconds)

@@ -27,21 +27,21 @@ from sublet.client.aio_lease import Lease, Leases
 from sublet.client.aio_transport import AioTransport
 from sublet.client.clocks import client_clock
 from sublet.client.fabric import EXIT_PATIENCE_S, HELLO_TRIES, close_at_exit, closed_error, give_back_all, start_office
-from sublet.client.guest_watch import Watch
+from sublet.client.guest_watch import GuestWatch
 from sublet.client.handle import LeaseFacts
 from sublet.client.home import was_ended
 from sublet.client.lease_entry import Owed
 from sublet.client.lease_table import LeaseTable, is_held
 from sublet.client.many import own_leases
 from sublet.client.model import Offer
-from sublet.client.operations import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
+from sublet.client.operations import REQUEST_TIMEOUT_S, Hooks, OfficeOperations, ReceivedGrant, new_request_id
 from sublet.client.paths import valid_path
 from sublet.client.progress import QueueLine
 from sublet.client.queries import ENDS_WAIT_S, bill_path, check_versions, ends_asked, listing_path
 from sublet.client.requests import (
-    Asked,
-    Asking,
     Duration,
+    LeaseRequest,
+    LeaseRequests,
     RenewText,
     Size,
     ask_many,
@@ -123,7 +123,7 @@ class Acquiring(Generic[A]):
             await lease.__aexit__(kind, error, trace)
 
 
-class Fabric(Asking[Acquiring[Lease], Acquiring[Leases]]):
+class Fabric(LeaseRequests[Acquiring[Lease], Acquiring[Leases]]):
     """Where leases come from, inside one event loop. Made by ``await sublet.aio.connect()``.
 
     Close it (``async with``, or ``await close()``) before the loop ends. What it still holds when the loop has ended is
@@ -138,7 +138,7 @@ class Fabric(Asking[Acquiring[Lease], Acquiring[Leases]]):
         self._ca = ca
         self._start = start
         self._bound = bound
-        self._core = Core(clock, partial(was_ended, address.home))
+        self._core = OfficeOperations(clock, partial(was_ended, address.home))
         self._transport = AioTransport(address, clock, wire=WIRE_VERSION, ca=ca)
         self._book = LeaseTable(clock, new_request_id)
         self._keeper = AioKeeper(self._book, self._core, self._transport, clock, self._revive, self._give_back_later)
@@ -147,7 +147,7 @@ class Fabric(Asking[Acquiring[Lease], Acquiring[Leases]]):
         self._closing: asyncio.Task[None] | None = None
         self._is_over = False
         self._returning: threading.Thread | None = None
-        self._guest_watch: Watch | None = None
+        self._guest_watch: GuestWatch | None = None
         _fabrics.add(self)
 
     def __repr__(self) -> str:
@@ -223,7 +223,7 @@ class Fabric(Asking[Acquiring[Lease], Acquiring[Leases]]):
         """
         policy = policy_of(renew, renew_every)
 
-        def program(owed: Owed) -> Program[Grant]:
+        def program(owed: Owed) -> Program[ReceivedGrant]:
             owed.is_held = is_held
             return volumes.attach(self._core, lease, holder_name(), self._holder_pid(bound), owed)
 
@@ -351,14 +351,14 @@ class Fabric(Asking[Acquiring[Lease], Acquiring[Leases]]):
         return await asyncio.to_thread(list_guests, self.address, asked, ended=ended)
 
     @property
-    def _watch(self) -> Watch:
+    def _watch(self) -> GuestWatch:
         """Hears of the guests its leases started; made with the first. On any thread."""
         if self._guest_watch is None:
-            self._guest_watch = Watch()
+            self._guest_watch = GuestWatch()
         return self._guest_watch
 
     def _acquire(
-        self, asked: Asked, on_offer: Callable[[Offer], bool] | None, goes_on: LeaseFacts | str | None = None
+        self, asked: LeaseRequest, on_offer: Callable[[Offer], bool] | None, goes_on: LeaseFacts | str | None = None
     ) -> Acquiring[Lease]:
         async def work() -> Lease:
             line, old = QueueLine(), asked.replaces
@@ -386,7 +386,7 @@ class Fabric(Asking[Acquiring[Lease], Acquiring[Leases]]):
 
         return Acquiring(work)
 
-    def _acquire_many(self, asked: Asked, count: int, at_least: int) -> Acquiring[Leases]:
+    def _acquire_many(self, asked: LeaseRequest, count: int, at_least: int) -> Acquiring[Leases]:
         asked = replace(asked, request=structs.replace(asked.request, holder_pid=self._holder_pid(asked.bound)))
         request = ask_many(asked, count, at_least)
 
@@ -492,14 +492,14 @@ class Fabric(Asking[Acquiring[Lease], Acquiring[Leases]]):
         self._unbinding.add(task)
         task.add_done_callback(self._unbinding.discard)
 
-    def _open(self, grant: Grant, policy: RenewalPolicy, owed: Owed | None = None) -> Lease:
+    def _open(self, grant: ReceivedGrant, policy: RenewalPolicy, owed: Owed | None = None) -> Lease:
         if self._closed:  # the answer came late
             raise closed_error()
         lease = Lease(self, self._book, self._book.open(grant, policy, owed))
         self._keeper.start()
         return lease
 
-    def _open_many(self, grants: Sequence[tuple[Grant, Owed]], policy: RenewalPolicy, whole: Owed) -> Leases:
+    def _open_many(self, grants: Sequence[tuple[ReceivedGrant, Owed]], policy: RenewalPolicy, whole: Owed) -> Leases:
         if self._closed:  # the answer came late
             raise closed_error()
         leases = Leases(self, [Lease(self, self._book, self._book.open(one, policy, owed)) for one, owed in grants])

@@ -11,7 +11,7 @@ from sublet.client import background_requests
 from sublet.client.aio_driver import run_program
 from sublet.client.aio_transport import AioStream, AioTransport
 from sublet.client.lease_table import LeaseTable
-from sublet.client.operations import Core
+from sublet.client.operations import OfficeOperations
 from sublet.client.renewal_thread import LISTEN_AFTER_S, LISTEN_AGAIN_S, LISTEN_LINGER_S, SILENCE_S
 from sublet.client.sse import EventReader
 from sublet.client.steps import Program
@@ -26,7 +26,7 @@ class AioKeeper:
     def __init__(
         self,
         book: LeaseTable,
-        core: Core,
+        core: OfficeOperations,
         transport: AioTransport,
         clock: Clock,
         revive: Callable[[], Awaitable[None]],

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, overl
 
 from sublet.client import background_requests
 from sublet.client.handle import DroppedLease, LoopFabric, LoopLease
-from sublet.client.lease_entry import Held
+from sublet.client.lease_entry import LeaseEntry
 from sublet.client.lease_table import LeaseTable
 from sublet.client.many import LeaseSequence, could_not_release
 from sublet.client.model import LeaseChange, Notice
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sublet.client.aio_guests import Guest
     from sublet.client.aio_volume import LoopLine
     from sublet.client.guests import StdioText
-    from sublet.compute.aio_calls import Calls
+    from sublet.compute.aio_calls import AioCalls
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,7 +35,7 @@ class Lease(LoopLease):
     """A time-bounded grant, for asyncio. ``activity``, ``check`` and the facts are as in `sublet.Lease`: they wait for
     nothing, so they are not awaited."""
 
-    def __init__(self, fabric: LoopFabric, book: LeaseTable, held: Held) -> None:
+    def __init__(self, fabric: LoopFabric, book: LeaseTable, held: LeaseEntry) -> None:
         self._fabric = fabric
         super().__init__(book, held, fabric._clock, contextlib.nullcontext())
         self._blocking_lease = None
@@ -189,18 +189,18 @@ class Lease(LoopLease):
         cwd: str | os.PathLike[str] | None = None,
         name: str = "",
         volume: Lease | None = None,
-    ) -> Calls:
+    ) -> AioCalls:
         """The same three with options; see `sublet.Lease.options`."""
         from sublet.compute.options import options_of
 
         return self._calls(options_of(timeout=timeout, python=python, env=env, cwd=cwd, name=name, volume=volume))
 
-    def _calls(self, options: Any = None) -> Calls:
-        from sublet.compute.aio_calls import Calls, Options, new_blocking_lease
+    def _calls(self, options: Any = None) -> AioCalls:
+        from sublet.compute.aio_calls import AioCalls, Options, new_blocking_lease
 
         if self._blocking_lease is None:
             self._blocking_lease = new_blocking_lease(self)
-        return Calls(self, Options() if options is None else options)
+        return AioCalls(self, Options() if options is None else options)
 
     def _go_on_from(self, old: Lease) -> None:
         """What ran under that one was parked, and is under this one now; see `sublet.Lease`."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from sublet.client.address import Address
 from sublet.client.http1 import BODY_BYTES_MAX, AnswerReader, ProtocolError, encode_request
-from sublet.client.steps import Call, Reply
+from sublet.client.steps import HttpCall, HttpReply
 from sublet.client.transport import IDLE_MAX, headers_for, lost, tls_context
 from sublet.clock import Clock
 from sublet.wire import ports, unix
@@ -29,7 +29,7 @@ class AioTransport:
         self._idle: list[_Pipe] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def exchange(self, call: Call) -> Reply:
+    async def exchange(self, call: HttpCall) -> HttpReply:
         """Send one request and read its answer whole."""
         sent, pipe, kept = False, None, False
         reader = AnswerReader()
@@ -46,7 +46,7 @@ class AioTransport:
             # Also on a cancellation: a connection in the middle of an answer must not carry the next request.
             if pipe is not None:
                 self._put(pipe) if kept else pipe[1].transport.abort()
-        return Reply(reader.status, body, sent_ns)
+        return HttpReply(reader.status, body, sent_ns)
 
     async def open_stream(self, path: str, timeout_s: float) -> AioStream:
         """Ask for an answer that does not end, and return once its head is there."""
@@ -56,7 +56,7 @@ class AioTransport:
             async with asyncio.timeout(timeout_s):
                 pipe = await self._open()
                 sent = True
-                await self._send(pipe[1], Call(method="GET", path=path, timeout_s=timeout_s))
+                await self._send(pipe[1], HttpCall(method="GET", path=path, timeout_s=timeout_s))
                 while not reader.status:
                     reader.feed(await pipe[0].read(_PIECE))
         except BaseException as error:
@@ -88,7 +88,7 @@ class AioTransport:
                 raise
         return pipe
 
-    async def _send(self, writer: asyncio.StreamWriter, call: Call) -> None:
+    async def _send(self, writer: asyncio.StreamWriter, call: HttpCall) -> None:
         path = self.address.prefix + call.path
         writer.write(
             encode_request(call.method, path, host=self.address.host_header, headers=self._headers, body=call.body)

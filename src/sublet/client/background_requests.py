@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from sublet.background import is_shortage
-from sublet.client.lease_entry import Owed, Word
+from sublet.client.lease_entry import ActivityReport, Owed
 from sublet.client.lease_table import LeaseTable
-from sublet.client.operations import Core
+from sublet.client.operations import OfficeOperations
 from sublet.client.outcomes import item_of, outcome_of
 from sublet.client.responses import end_of, error_of
 from sublet.client.steps import Program, Revive
 from sublet.errors import Disconnected, NotFound, SubletError
-from sublet.lease.renewal import Batch
-from sublet.lease.value import Attempt, LeaseEnd, Outcome, Unknown
+from sublet.lease.renewal import RenewalBatch
+from sublet.lease.value import Attempt, LeaseEnd, Outcome, RenewalUnknown
 from sublet.values import NS_PER_S, EndReason, Epoch
 from sublet.wire.http import LeaseView, RenewRequest
 
@@ -30,19 +30,19 @@ SAID_AT_ONCE: Final = 8
 """Messages about leases that became busy or idle, side by side."""
 
 
-def renew(core: Core, book: LeaseTable, batch: Batch) -> Program[None]:
+def renew(core: OfficeOperations, book: LeaseTable, batch: RenewalBatch) -> Program[None]:
     """Send renewals that are due. Those that ask for another TTL go alone, the rest in one message."""
     together = [attempt for attempt in batch.attempts if attempt.ttl_ns is None]
     for attempt in batch.attempts:
         if attempt.ttl_ns is not None:
             outcome = yield from renew_one(core, book, attempt, FLIGHT_S)
-            book.settle(Batch((attempt,)), (outcome,))
+            book.settle(RenewalBatch((attempt,)), (outcome,))
     if together:
         outcomes = yield from _renew_together(core, book, together)
-        book.settle(Batch(tuple(together)), outcomes)
+        book.settle(RenewalBatch(tuple(together)), outcomes)
 
 
-def renew_one(core: Core, book: LeaseTable, attempt: Attempt, timeout_s: float) -> Program[Outcome]:
+def renew_one(core: OfficeOperations, book: LeaseTable, attempt: Attempt, timeout_s: float) -> Program[Outcome]:
     """One renewal, and what its answer means."""
     request = RenewRequest(
         epoch=attempt.epoch or Epoch(0, 0),
@@ -60,17 +60,17 @@ def renew_one(core: Core, book: LeaseTable, attempt: Attempt, timeout_s: float) 
     return outcome_of(attempt, answer, None, "")
 
 
-def say_all(core: Core, book: LeaseTable, words: Sequence[Word]) -> list[Program[None]]:
+def say_all(core: OfficeOperations, book: LeaseTable, words: Sequence[ActivityReport]) -> list[Program[None]]:
     """Tell the office that leases became busy or idle: side by side, but on a bounded number of connections."""
     return [_say_some(core, book, words[start::SAID_AT_ONCE]) for start in range(min(len(words), SAID_AT_ONCE))]
 
 
-def _say_some(core: Core, book: LeaseTable, words: Sequence[Word]) -> Program[None]:
+def _say_some(core: OfficeOperations, book: LeaseTable, words: Sequence[ActivityReport]) -> Program[None]:
     for word in words:
         yield from say(core, book, word)
 
 
-def say(core: Core, book: LeaseTable, word: Word) -> Program[None]:
+def say(core: OfficeOperations, book: LeaseTable, word: ActivityReport) -> Program[None]:
     """Tell the office that a lease became busy or idle."""
     held = word.held
     try:
@@ -82,7 +82,7 @@ def say(core: Core, book: LeaseTable, word: Word) -> Program[None]:
         book.said(word, heard=True)
 
 
-def give_back_what_is_owed(core: Core, book: LeaseTable, owed: Sequence[Owed]) -> list[Program[None]]:
+def give_back_what_is_owed(core: OfficeOperations, book: LeaseTable, owed: Sequence[Owed]) -> list[Program[None]]:
     """Give back what nothing in this program holds: several leases in one message, anything else by itself."""
     plain = [one for one in owed if one.is_plain]
     if len(plain) < 2:
@@ -90,7 +90,7 @@ def give_back_what_is_owed(core: Core, book: LeaseTable, owed: Sequence[Owed]) -
     return [_give_back_many(core, book, plain), *(give_back(core, book, one) for one in owed if not one.is_plain)]
 
 
-def _give_back_many(core: Core, book: LeaseTable, owed: Sequence[Owed]) -> Program[None]:
+def _give_back_many(core: OfficeOperations, book: LeaseTable, owed: Sequence[Owed]) -> Program[None]:
     try:
         yield from core.release_many(owed)
     except SubletError as error:
@@ -109,7 +109,7 @@ def _give_back_many(core: Core, book: LeaseTable, owed: Sequence[Owed]) -> Progr
             book.given_back(one)
 
 
-def give_back(core: Core, book: LeaseTable, owed: Owed) -> Program[None]:
+def give_back(core: OfficeOperations, book: LeaseTable, owed: Owed) -> Program[None]:
     """Give back what nothing in this program holds. If the office cannot be reached, it is tried again later."""
     try:
         yield from core.give_back(owed)
@@ -125,7 +125,7 @@ def give_back(core: Core, book: LeaseTable, owed: Owed) -> Program[None]:
         book.given_back(owed)
 
 
-def catch_up(core: Core, book: LeaseTable) -> Program[None]:
+def catch_up(core: OfficeOperations, book: LeaseTable) -> Program[None]:
     """Read the state again, after news may have been missed."""
     try:
         as_of_ns = book.now_ns()
@@ -147,13 +147,13 @@ def catch_up(core: Core, book: LeaseTable) -> Program[None]:
 _FORGOTTEN: Final = "the office does not know it (any more)"
 
 
-def _renew_together(core: Core, book: LeaseTable, attempts: Sequence[Attempt]) -> Program[list[Outcome]]:
+def _renew_together(core: OfficeOperations, book: LeaseTable, attempts: Sequence[Attempt]) -> Program[list[Outcome]]:
     try:
         answer, _ = yield from core.renew_many([item_of(attempt) for attempt in attempts], FLIGHT_S)
     except SubletError as error:
         if _is_absent(error) and not core.was_ended():
             yield Revive()
-        return [Unknown(detail=error.message)] * len(attempts)
+        return [RenewalUnknown(detail=error.message)] * len(attempts)
     now = book.now_text()
     return [
         outcome_of(attempt, item, None if error is None else error_of(error), now)

@@ -23,7 +23,7 @@ FILE: Final = "config.toml"
 FILE_BYTES_MAX: Final = 64 * 1024
 
 
-class Key(NamedTuple):
+class ConfigKey(NamedTuple):
     """One setting that the file may have."""
 
     name: str
@@ -36,7 +36,7 @@ class Key(NamedTuple):
     """The option that it is the default of."""
 
 
-class Setting(NamedTuple):
+class ConfigSetting(NamedTuple):
     """A value, and the line of the file that it is from."""
 
     value: str | bool
@@ -99,13 +99,15 @@ def _switch(what: str) -> Callable[[object], bool]:
 KEYS: Final = {
     key.name: key
     for key in (
-        Key("vram", _size, "1GiB", "GPU memory", "--vram"),
-        Key("ttl", _duration("ttl"), "5m for a GPU", "time to live of a lease", "--ttl"),
-        Key("tier", _tier, "interactive", "scheduling tier", "--tier"),
-        Key("wait", _duration("wait"), "no limit", "longest wait in the queue", "--wait"),
-        Key("shared", _switch("shared"), "false", "share the GPU with other leases of yours", "--shared"),
-        Key("smaller_ok", _switch("smaller_ok"), "false", "accept less memory if no more is free", "--smaller-ok"),
-        Key("python", _python, "the notebook's", "Python interpreter of %%gpu cells", "--python"),
+        ConfigKey("vram", _size, "1GiB", "GPU memory", "--vram"),
+        ConfigKey("ttl", _duration("ttl"), "5m for a GPU", "time to live of a lease", "--ttl"),
+        ConfigKey("tier", _tier, "interactive", "scheduling tier", "--tier"),
+        ConfigKey("wait", _duration("wait"), "no limit", "longest wait in the queue", "--wait"),
+        ConfigKey("shared", _switch("shared"), "false", "share the GPU with other leases of yours", "--shared"),
+        ConfigKey(
+            "smaller_ok", _switch("smaller_ok"), "false", "accept less memory if no more is free", "--smaller-ok"
+        ),
+        ConfigKey("python", _python, "the notebook's", "Python interpreter of %%gpu cells", "--python"),
     )
 }
 
@@ -115,11 +117,11 @@ def config_path(home: str | None = None) -> str:
     return os.path.join(home_text(home), FILE)
 
 
-_read: dict[str, tuple[tuple[int, int, int], dict[str, Setting]]] = {}
+_read: dict[str, tuple[tuple[int, int, int], dict[str, ConfigSetting]]] = {}
 """Path → what the file was when it was read, and what it said: cells ask each time."""
 
 
-def read_config(path: str | None = None) -> dict[str, Setting]:
+def read_config(path: str | None = None) -> dict[str, ConfigSetting]:
     """What is set. Empty if there is no file. Raises ``InvalidRequest``, which names file and line."""
     path = config_path() if path is None else path
     try:
@@ -159,7 +161,7 @@ def unset_config(key: str) -> bool:
     return True
 
 
-def _known(name: str) -> Key:
+def _known(name: str) -> ConfigKey:
     if name not in KEYS:
         import difflib
 
@@ -185,7 +187,7 @@ def _loaded(path: str) -> str:
         raise InvalidRequest(f"{path} is not UTF-8 text (at byte {error.start})", do="Save it as UTF-8.") from error
 
 
-def _parsed(path: str, text: str) -> dict[str, Setting]:
+def _parsed(path: str, text: str) -> dict[str, ConfigSetting]:
     import tomllib
 
     try:
@@ -197,7 +199,7 @@ def _parsed(path: str, text: str) -> dict[str, Setting]:
     for name, value in found.items():
         line = _line_of(lines, name)
         try:
-            settings[name] = Setting(_known(name).check(value), line)
+            settings[name] = ConfigSetting(_known(name).check(value), line)
         except InvalidRequest as error:
             raise InvalidRequest(f"{path}:{line}: {error.message}", do=error.do) from error
     return settings

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from sublet.client.steps import Call, Pause, Program, Reply, Revive, Step
+from sublet.client.steps import HttpCall, HttpReply, Pause, Program, Revive, Step
 
 T = TypeVar("T")
 
 
 def run_program(
     program: Program[T],
-    exchange: Callable[[Call], Reply],
+    exchange: Callable[[HttpCall], HttpReply],
     revive: Callable[[], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
@@ -23,7 +23,7 @@ def run_program(
 
     No variable keeps an error: this frame is in its trace, so the two would keep each other, and all that the frames of
     the callers have. A lease among that would not be noticed as dropped."""
-    reply: Reply | None = None
+    reply: HttpReply | None = None
     wrong: BaseException | None = None
     try:
         while True:
@@ -50,10 +50,10 @@ def run_program(
 
 
 def _carry_out(
-    step: Step, exchange: Callable[[Call], Reply], revive: Callable[[], None], sleep: Callable[[float], None]
-) -> Reply | None:
+    step: Step, exchange: Callable[[HttpCall], HttpReply], revive: Callable[[], None], sleep: Callable[[float], None]
+) -> HttpReply | None:
     match step:
-        case Call():
+        case HttpCall():
             return exchange(step)
         case Pause(seconds):
             sleep(seconds)

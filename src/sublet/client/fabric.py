@@ -25,19 +25,19 @@ from sublet.client.driver import run_program
 from sublet.client.handle import Courier, LeaseFacts
 from sublet.client.home import was_ended
 from sublet.client.lease import Lease
-from sublet.client.lease_entry import Held, Owed
+from sublet.client.lease_entry import LeaseEntry, Owed
 from sublet.client.lease_table import LeaseTable, is_held
 from sublet.client.many import Leases, own_leases
 from sublet.client.model import Offer
-from sublet.client.operations import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
+from sublet.client.operations import REQUEST_TIMEOUT_S, Hooks, OfficeOperations, ReceivedGrant, new_request_id
 from sublet.client.paths import valid_path
 from sublet.client.progress import QueueLine
 from sublet.client.queries import ENDS_WAIT_S, bill_path, check_versions, ends_asked, listing_path
 from sublet.client.renewal_thread import RenewalThread
 from sublet.client.requests import (
-    Asked,
-    Asking,
     Duration,
+    LeaseRequest,
+    LeaseRequests,
     RenewText,
     Size,
     ask_many,
@@ -45,7 +45,7 @@ from sublet.client.requests import (
     holder_pid,
     policy_of,
 )
-from sublet.client.steps import Call, Program, Reply
+from sublet.client.steps import HttpCall, HttpReply, Program
 from sublet.client.transport import Transport
 from sublet.client.volumes import Attachable, Volume
 from sublet.clock import Clock
@@ -57,7 +57,7 @@ from sublet.wire.http import BillLine, GrantAnswer, LeaseView, StatusView, Token
 from sublet.wire.version import WIRE_VERSION
 
 if TYPE_CHECKING:
-    from sublet.client.guest_watch import Watch
+    from sublet.client.guest_watch import GuestWatch
     from sublet.wire.guests import GuestView
 
 T = TypeVar("T")
@@ -116,7 +116,7 @@ def connect(
     return fabric
 
 
-class Fabric(Asking[Lease, Leases]):
+class Fabric(LeaseRequests[Lease, Leases]):
     """Where leases come from. Made by `connect`; safe to use from several threads.
 
     It renews its leases on one background thread. Closing it, or the end of the program, gives them back.
@@ -131,7 +131,7 @@ class Fabric(Asking[Lease, Leases]):
         self._clock = clock
         self._start = start
         self._bound = bound
-        self._core = Core(clock, partial(was_ended, address.home))
+        self._core = OfficeOperations(clock, partial(was_ended, address.home))
         self._transport = Transport(address, clock, wire=WIRE_VERSION, ca=ca)
         self._furnish(closed=False)
         self._is_over = False
@@ -143,7 +143,7 @@ class Fabric(Asking[Lease, Leases]):
         self._book = LeaseTable(self._clock, new_request_id)
         self._book.closing = closed
         self._courier = Courier()
-        self._guest_watch: Watch | None = None
+        self._guest_watch: GuestWatch | None = None
         self._keeper = RenewalThread(self._book, self._core, self._transport, self._clock, self._lock, self._reviver())
 
     def __repr__(self) -> str:
@@ -204,7 +204,7 @@ class Fabric(Asking[Lease, Leases]):
         """
         policy = policy_of(renew, renew_every)
 
-        def program(owed: Owed) -> Program[Grant]:
+        def program(owed: Owed) -> Program[ReceivedGrant]:
             owed.is_held = is_held
             return volumes.attach(self._core, lease, holder_name(), self._holder_pid(bound), owed)
 
@@ -311,17 +311,17 @@ class Fabric(Asking[Lease, Leases]):
         return self._book.closing
 
     @property
-    def _watch(self) -> Watch:
+    def _watch(self) -> GuestWatch:
         """Hears of the guests its leases started; made with the first."""
         with self._lock:
             if self._guest_watch is None:
-                from sublet.client.guest_watch import Watch
+                from sublet.client.guest_watch import GuestWatch
 
-                self._guest_watch = Watch()
+                self._guest_watch = GuestWatch()
             return self._guest_watch
 
     def _acquire(
-        self, asked: Asked, on_offer: Callable[[Offer], bool] | None, goes_on: LeaseFacts | str | None = None
+        self, asked: LeaseRequest, on_offer: Callable[[Offer], bool] | None, goes_on: LeaseFacts | str | None = None
     ) -> Lease:
         line, old = QueueLine(), asked.replaces
         on_place = line.show if asked.on_place is None and line.wanted else asked.on_place
@@ -346,7 +346,7 @@ class Fabric(Asking[Lease, Leases]):
         finally:
             line.clear()
 
-    def _acquire_many(self, asked: Asked, count: int, at_least: int) -> Leases:
+    def _acquire_many(self, asked: LeaseRequest, count: int, at_least: int) -> Leases:
         line = QueueLine()
         on_place = line.show if asked.on_place is None and line.wanted else asked.on_place
         asked = replace(asked, request=structs.replace(asked.request, holder_pid=self._holder_pid(asked.bound)))
@@ -370,7 +370,7 @@ class Fabric(Asking[Lease, Leases]):
         back."""
         owed, is_sent = Owed(RequestId(new_request_id())), False
 
-        def exchange(call: Call) -> Reply:
+        def exchange(call: HttpCall) -> HttpReply:
             nonlocal is_sent
             if self._closed and not is_sent:  # close() may not have seen it
                 raise closed_error()
@@ -399,7 +399,7 @@ class Fabric(Asking[Lease, Leases]):
     def _holder_pid(self, bound: bool | None) -> int | None:
         return holder_pid(self.address, self._bound if bound is None else bound)
 
-    def _open(self, grant: Grant, policy: RenewalPolicy, owed: Owed | None = None) -> Lease:
+    def _open(self, grant: ReceivedGrant, policy: RenewalPolicy, owed: Owed | None = None) -> Lease:
         with self._lock:
             if self._closed:  # the answer came late
                 raise closed_error()
@@ -407,7 +407,7 @@ class Fabric(Asking[Lease, Leases]):
             self._keeper.start()
         return lease
 
-    def _open_many(self, grants: Sequence[tuple[Grant, Owed]], policy: RenewalPolicy, whole: Owed) -> Leases:
+    def _open_many(self, grants: Sequence[tuple[ReceivedGrant, Owed]], policy: RenewalPolicy, whole: Owed) -> Leases:
         with self._lock:
             if self._closed:
                 raise closed_error()
@@ -416,7 +416,7 @@ class Fabric(Asking[Lease, Leases]):
             self._keeper.start()
         return leases
 
-    def _release(self, mine: Sequence[Lease], held: Sequence[Held]) -> None:
+    def _release(self, mine: Sequence[Lease], held: Sequence[LeaseEntry]) -> None:
         try:
             back = [lease for lease in mine if not lease._is_returned()]
             owed = [lease._to_let_go() for lease in back]
@@ -447,7 +447,7 @@ class Fabric(Asking[Lease, Leases]):
     def _settle(self, until_ns: int, only: Sequence[Owed] = ()) -> None:
         give_back_all(self._core, self._book, self._transport, self._clock, until_ns, only)
 
-    def _run(self, program: Program[T], exchange: Callable[[Call], Reply] | None = None) -> T:
+    def _run(self, program: Program[T], exchange: Callable[[HttpCall], HttpReply] | None = None) -> T:
         return run_program(program, exchange or self._transport.exchange, self._reviver())
 
     def _greet(self) -> None:
@@ -487,7 +487,12 @@ def closed_error() -> SubletError:
 
 
 def give_back_all(
-    core: Core, book: LeaseTable, transport: Transport, clock: Clock, until_ns: int, only: Sequence[Owed] = ()
+    core: OfficeOperations,
+    book: LeaseTable,
+    transport: Transport,
+    clock: Clock,
+    until_ns: int,
+    only: Sequence[Owed] = (),
 ) -> None:
     """Give back what is owed, with blocking calls, and no later than then. No answer is awaited for longer,
     and no office is started for it."""
@@ -499,7 +504,7 @@ def give_back_all(
         if left_s <= 0:
             return
 
-        def exchange(call: Call, left_s: float = left_s) -> Reply:
+        def exchange(call: HttpCall, left_s: float = left_s) -> HttpReply:
             return transport.exchange(replace(call, timeout_s=min(call.timeout_s, left_s)))
 
         with contextlib.suppress(SubletError):
@@ -596,7 +601,7 @@ def keep_acquired(answer: bytes, *, sent_ns: int, busy_since_ns: int, renew: str
     until ``stop_keeping``. What there is to say of it the supervisor says on the command's stderr, so nothing is
     logged."""
     logging.getLogger("sublet.client").addHandler(logging.NullHandler())
-    grant = Grant(view=decode_as(answer, GrantAnswer).lease, sent_ns=sent_ns)
+    grant = ReceivedGrant(view=decode_as(answer, GrantAnswer).lease, sent_ns=sent_ns)
     fabric = Fabric(find_address(None, None, None, os.environ), client_clock())
     lease = fabric._open(grant, RenewalPolicy(mode=RenewMode(renew)))
     with fabric._lock:

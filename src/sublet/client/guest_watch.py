@@ -21,7 +21,7 @@ Hear = Callable[[Happening], bool]
 """Told everything that happens on a connection; True: that was all, and it may be closed."""
 
 
-class Watch:
+class GuestWatch:
     """Its thread lives while there is something to hear. It owns the connections it was given."""
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ from sublet.wire.link_events import Closed, Data, Event, Happening, Over
 from sublet.wire.zygote import WARM_WITHIN_S, Warm
 
 if TYPE_CHECKING:
-    from sublet.client.guest_watch import Watch
+    from sublet.client.guest_watch import GuestWatch
     from sublet.client.handle import LeaseFacts, LeaseHandle
     from sublet.client.volume_line import HasVolume
     from sublet.lease.value import LeaseEnd
@@ -414,7 +414,7 @@ def begin(
     token: str,
     lease: LeaseId,
     spec: GuestSpec,
-    watch: Watch,
+    watch: GuestWatch,
     in_use: Callable[[], Callable[[], None]] | None,
     *,
     volume: str = "",

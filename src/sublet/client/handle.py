@@ -16,10 +16,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, assert_never
 
 from sublet.background import start_thread
-from sublet.client.lease_entry import Held, Owed
+from sublet.client.lease_entry import LeaseEntry, Owed
 from sublet.client.lease_table import LeaseTable
 from sublet.client.model import LeaseChange, LeasedDevice, Notice
-from sublet.client.operations import REQUEST_TIMEOUT_S, Core
+from sublet.client.operations import REQUEST_TIMEOUT_S, OfficeOperations
 from sublet.client.responses import end_of
 from sublet.client.steps import Program
 from sublet.clock import Clock
@@ -32,14 +32,14 @@ from sublet.errors import (
 )
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import Attempt, Done, LeaseEnd, Outcome, Refused, Unknown, ended_error
+from sublet.lease.value import Attempt, LeaseEnd, Outcome, RenewalGranted, RenewalRefused, RenewalUnknown, ended_error
 from sublet.values import NS_PER_S, Epoch, LeaseId, RenewMode, parse_duration_ns, shown
 from sublet.wire.http import LeaseView
 
 if TYPE_CHECKING:
     from sublet.client.address import Address
     from sublet.client.aio_keeper import AioKeeper
-    from sublet.client.guest_watch import Watch
+    from sublet.client.guest_watch import GuestWatch
     from sublet.client.renewal_thread import RenewalThread
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class LeaseFacts:
     """The facts of a lease, as its holder knows them now."""
 
     def __init__(
-        self, book: LeaseTable, held: Held, clock: Clock, lock: contextlib.AbstractContextManager[object]
+        self, book: LeaseTable, held: LeaseEntry, clock: Clock, lock: contextlib.AbstractContextManager[object]
     ) -> None:
         self._book = book
         self._clock = clock
@@ -225,17 +225,17 @@ class LeaseFacts:
             self._book.take(self._held, attempt, outcome)
         self._wake()
         match outcome:
-            case Done():
+            case RenewalGranted():
                 return
-            case Refused(end=LeaseEnd() as end):
+            case RenewalRefused(end=LeaseEnd() as end):
                 raise ended_error(self.id, end)
-            case Refused():
+            case RenewalRefused():
                 raise LeaseRevoked(
                     f"the renewal of lease {self.id} was refused: {outcome.detail or outcome.reason}",
                     do="It runs to its deadline; save what matters now.",
                     reason=outcome.reason.value,
                 )
-            case Unknown():
+            case RenewalUnknown():
                 raise Disconnected(f"the renewal of lease {self.id} was not answered: {outcome.detail}")
             case _:
                 assert_never(outcome)
@@ -267,7 +267,7 @@ class LeaseFacts:
             self._book.refresh(self._held)
             return self._held.confirmed or (self._held.over and not self._held.returned)
 
-    def _letting_go(self, core: Core) -> Program[LeaseView | None]:
+    def _letting_go(self, core: OfficeOperations) -> Program[LeaseView | None]:
         """From here on nothing starts under it; what is returned tells the office."""
         with self._lock:
             self._book.let_go(self._held)
@@ -309,7 +309,7 @@ class LeaseFacts:
     def _is_dropped(self) -> bool:
         """Whether this object goes while it still holds the lease; if so, the keeper is told to give it back. Takes no
         lock: a finaliser may run anywhere, in the middle of something that holds it."""
-        held: Held | None = getattr(self, "_held", None)
+        held: LeaseEntry | None = getattr(self, "_held", None)
         if held is None or held.over or self._left or os.getpid() != self._pid:
             return False
         self._book.dropped.append(held)
@@ -344,7 +344,7 @@ class FabricLink(Protocol):
     @property
     def address(self) -> Address: ...
     @property
-    def _core(self) -> Core: ...
+    def _core(self) -> OfficeOperations: ...
     @property
     def _clock(self) -> Clock: ...
     @property
@@ -356,7 +356,7 @@ class FabricLink(Protocol):
     @property
     def _courier(self) -> Courier: ...
     @property
-    def _watch(self) -> Watch: ...
+    def _watch(self) -> GuestWatch: ...
     def _run(self, program: Program[T], /) -> T: ...
     def close(self, patience: float, /) -> None: ...
     def _give_up(self, owed: Owed, /) -> None: ...
@@ -389,7 +389,7 @@ class LoopFabric(Protocol):
     @property
     def address(self) -> Address: ...
     @property
-    def _core(self) -> Core: ...
+    def _core(self) -> OfficeOperations: ...
     @property
     def _clock(self) -> Clock: ...
     @property
@@ -397,7 +397,7 @@ class LoopFabric(Protocol):
     @property
     def _keeper(self) -> AioKeeper: ...
     @property
-    def _watch(self) -> Watch: ...
+    def _watch(self) -> GuestWatch: ...
     async def _run(self, program: Program[T], /) -> T: ...
     def _give_up(self, owed: Owed, /) -> None: ...
     def _unbind(self, lease: LeaseId, epoch: Epoch, /) -> None: ...

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from sublet.client import background_requests
 from sublet.client.handle import DroppedLease, FabricLink, LeaseHandle
-from sublet.client.lease_entry import Held
+from sublet.client.lease_entry import LeaseEntry
 from sublet.client.lease_table import LeaseTable
 from sublet.client.model import LeaseChange, Notice
 from sublet.errors import SubletError
@@ -42,7 +42,7 @@ class Lease(LeaseHandle):
                 ...
     """
 
-    def __init__(self, fabric: FabricLink, book: LeaseTable, held: Held) -> None:
+    def __init__(self, fabric: FabricLink, book: LeaseTable, held: LeaseEntry) -> None:
         self._fabric = fabric
         super().__init__(book, held, fabric._clock, fabric._lock)
         self._workers = None

@@ -11,11 +11,11 @@ from sublet.values import Epoch, Exclusivity, Kind, LeaseId, RequestId
 from sublet.wire.http import LeaseView
 
 if TYPE_CHECKING:
-    from sublet.client.steps import Call
+    from sublet.client.steps import HttpCall
     from sublet.wire.http import AcquireRequest, AcquisitionRequest
 
 
-class Held:
+class LeaseEntry:
     """One lease of this program: what the office said of it last, the holder's own view, and the listeners."""
 
     __slots__ = (
@@ -111,12 +111,12 @@ class Held:
             listener(change)
 
 
-class Word:
+class ActivityReport:
     """What is to be said to the office about a lease, beside its renewal."""
 
     __slots__ = ("active", "busy_ns", "busy_total_ns", "held")
 
-    def __init__(self, held: Held, now_ns: int) -> None:
+    def __init__(self, held: LeaseEntry, now_ns: int) -> None:
         meter = held.holder.busy_time
         self.held = held
         self.active = held.holder.busy
@@ -158,7 +158,7 @@ class Owed:
     def __init__(self, release_id: RequestId) -> None:
         self.release_id = release_id
         """Of the release, the same for every thread and retry."""
-        self.asked: tuple[Call, AcquireRequest | AcquisitionRequest] | None = None
+        self.asked: tuple[HttpCall, AcquireRequest | AcquisitionRequest] | None = None
         """The request that may have been sent: sent again unchanged, it tells which lease it became."""
         self.members: tuple[Owed, ...] | None = None
         """The leases that a request for many became, each to be given back by itself; None before it is answered."""
@@ -167,7 +167,7 @@ class Owed:
         self.lease: LeaseId | None = None
         self.epoch: Epoch | None = None
         """Of the grant that is meant, where it is known."""
-        self.held: Held | None = None
+        self.held: LeaseEntry | None = None
         self.is_held: Callable[[LeaseId, Epoch | None], bool] = _never
         """Whether this program holds a lease under an epoch by another handle."""
         self.busy_s = 0.0

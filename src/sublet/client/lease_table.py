@@ -14,18 +14,18 @@ from typing import Final, Never
 
 import msgspec
 
-from sublet.client.lease_entry import Held, Owed, Word
+from sublet.client.lease_entry import ActivityReport, LeaseEntry, Owed
 from sublet.client.model import Notice
-from sublet.client.operations import Grant
+from sublet.client.operations import ReceivedGrant
 from sublet.client.outcomes import fenced_end
 from sublet.client.responses import end_of
 from sublet.client.sse import ServerEvent
 from sublet.clock import Clock
 from sublet.lease.holder import Holder
 from sublet.lease.policy import RenewalPolicy
-from sublet.lease.renewal import Batch, RenewalManager
+from sublet.lease.renewal import RenewalBatch, RenewalManager
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import Attempt, Done, HolderNews, HolderWord, LeaseEnd, Outcome, Refused
+from sublet.lease.value import Attempt, HolderNews, HolderWord, LeaseEnd, Outcome, RenewalGranted, RenewalRefused
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, RenewMode, RequestId, format_duration
 from sublet.wire.decoders import decoder
 from sublet.wire.http import LeaseView, News
@@ -54,13 +54,13 @@ class LeaseTable:
         self._clock = clock
         self._new_request_id = new_request_id
         self._manager = RenewalManager(_sent_by_the_keeper, clock=clock)
-        self._held: dict[LeaseId, Held] = {}
-        self._to_tell: dict[LeaseId, Held] = {}
-        self._gone: weakref.WeakValueDictionary[LeaseId, Held] = weakref.WeakValueDictionary()
+        self._held: dict[LeaseId, LeaseEntry] = {}
+        self._to_tell: dict[LeaseId, LeaseEntry] = {}
+        self._gone: weakref.WeakValueDictionary[LeaseId, LeaseEntry] = weakref.WeakValueDictionary()
         """Over by their own clock, while the program still references them: the office may yet say why."""
-        self.dropped: deque[Held] = deque()
+        self.dropped: deque[LeaseEntry] = deque()
         """Leases whose object was dropped without a release."""
-        self.abandoned: deque[Sequence[Held]] = deque()
+        self.abandoned: deque[Sequence[LeaseEntry]] = deque()
         """Leases whose common release was interrupted, or not answered."""
         self.owed: set[Owed] = set()
         """What the office has, or may have, without a handle here: under way, or to be given back."""
@@ -71,14 +71,14 @@ class LeaseTable:
 
     # ---- what is held
 
-    def open(self, grant: Grant, policy: RenewalPolicy, owed: Owed | None = None) -> Held:
+    def open(self, grant: ReceivedGrant, policy: RenewalPolicy, owed: Owed | None = None) -> LeaseEntry:
         """A lease was granted, or attached. What was owed for the request is then owed for the lease."""
         view, now_ns = grant.view, self._clock.now_ns()
         lease = LeaseId(view.id)
         holder = Holder(lease, ttl_ns=_ns(view.ttl), stamp=self._manager.stamp, policy=policy)
         left_ns = _ns(view.remaining if view.remaining is not None else view.ttl)
         holder.held(now_ns, sent_ns=grant.sent_ns, granted_ns=left_ns, epoch=view.epoch or Epoch(0, 0))
-        held = Held(view, holder, Owed(RequestId(self._new_request_id())) if owed is None else owed)
+        held = LeaseEntry(view, holder, Owed(RequestId(self._new_request_id())) if owed is None else owed)
         held.owed.lease, held.owed.epoch, held.owed.attaching = lease, holder.epoch, None
         held.owed.held = held
         self._supersede(held, now_ns)
@@ -91,13 +91,13 @@ class LeaseTable:
             self._pulse(held, now_ns)
         return held
 
-    def hand_over(self, held: Held) -> Holder:
+    def hand_over(self, held: LeaseEntry) -> Holder:
         """A ``RenewalManager`` renews it from now on."""
         held.by_hand = True
         self._manager.unregister(held.id)
         return held.holder
 
-    def let_go(self, held: Held) -> None:
+    def let_go(self, held: LeaseEntry) -> None:
         """Before a release is sent: nothing starts any more, and nothing is renewed. It stays in ``owed`` until the
         office has confirmed that it is over."""
         owed, now_ns = held.owed, self._clock.now_ns()
@@ -110,18 +110,18 @@ class LeaseTable:
         self._forget(held)
         held.tell("ended")
 
-    def leave(self, held: Held) -> None:
+    def leave(self, held: LeaseEntry) -> None:
         """Neither renewed nor released: it lives on to its deadline, so that a program can attach to it."""
         self._forget(held)
 
-    def ended(self, held: Held, end: LeaseEnd) -> None:
+    def ended(self, held: LeaseEntry, end: LeaseEnd) -> None:
         """The office says that it is over."""
         self.given_back(held.owed)
         held.holder.ended(end, self._clock.now_ns())
         self._forget(held)
         held.tell("ended")
 
-    def refresh(self, held: Held) -> None:
+    def refresh(self, held: LeaseEntry) -> None:
         """Time has passed: a look at the lease must not show what its own clock knows to be over."""
         held.holder.tick(self._clock.now_ns())
         if held.by_hand and held.over:  # otherwise the manager says so, when it comes to it
@@ -136,7 +136,7 @@ class LeaseTable:
         return self._clock.now_ns()
 
     @property
-    def live(self) -> list[Held]:
+    def live(self) -> list[LeaseEntry]:
         """What is held now, as far as is known here."""
         return list(self._held.values())
 
@@ -212,19 +212,19 @@ class LeaseTable:
             moments.append(self._sweep_ns)
         return min(moments, default=None)
 
-    def _orphaned(self, held: Held) -> None:
+    def _orphaned(self, held: LeaseEntry) -> None:
         if not held.over and self._held.get(held.id) is held:
             held.owed.left = True
             self.owed.add(held.owed)
 
     # ---- activity
 
-    def begin(self, held: Held, token: object = None, *, since_ns: int | None = None) -> None:
+    def begin(self, held: LeaseEntry, token: object = None, *, since_ns: int | None = None) -> None:
         """Something runs under it; ``token`` stands for it."""
         held.activities.append(token)
         self._activity_changed(held, since_ns)
 
-    def finish(self, held: Held, token: object = None) -> None:
+    def finish(self, held: LeaseEntry, token: object = None) -> None:
         """The counterpart. Harmless for a token that has not begun: an interrupt may have come before that."""
         if token in held.activities:
             held.activities.remove(token)
@@ -232,7 +232,7 @@ class LeaseTable:
             raise ValueError("finish() without begin()")
         self._activity_changed(held, None)
 
-    def _activity_changed(self, held: Held, since_ns: int | None) -> None:
+    def _activity_changed(self, held: LeaseEntry, since_ns: int | None) -> None:
         """Make the holder busy or not, as the tokens say. What an interrupted call left undone is done by the next."""
         now_ns, holder = self._clock.now_ns(), held.holder
         if held.activities and not holder.busy:
@@ -244,13 +244,13 @@ class LeaseTable:
 
     # ---- what is due
 
-    def collect(self) -> Batch:
+    def collect(self) -> RenewalBatch:
         """Renewals to send now."""
         batch = self._manager.collect(self._clock.now_ns())
         self._say_news()
         return batch
 
-    def words(self) -> list[Word]:
+    def words(self) -> list[ActivityReport]:
         """What became busy or idle since the office was told. Handed out once; a renewal says it again."""
         now_ns, found = self._clock.now_ns(), []
         for held in list(self._to_tell.values()):
@@ -260,10 +260,10 @@ class LeaseTable:
             elif held.idle_due_ns is None or now_ns >= held.idle_due_ns:
                 del self._to_tell[held.id]
                 held.said_idle = not busy
-                found.append(Word(held, now_ns))
+                found.append(ActivityReport(held, now_ns))
         return found
 
-    def said(self, word: Word, *, heard: bool) -> None:
+    def said(self, word: ActivityReport, *, heard: bool) -> None:
         """Whether the office heard it. If not, it is said again, unless it has become untrue by then."""
         held = word.held
         if heard:
@@ -288,30 +288,30 @@ class LeaseTable:
 
     # ---- what came of it
 
-    def settle(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
+    def settle(self, batch: RenewalBatch, outcomes: Sequence[Outcome]) -> None:
         """What came of renewals."""
         said = self._manager.settle(batch, outcomes, self._clock.now_ns())
         for attempt, outcome in zip(batch.attempts, outcomes, strict=True):
             held = self._held.get(attempt.lease)
             if held is None:
                 continue
-            if isinstance(outcome, Done):
+            if isinstance(outcome, RenewalGranted):
                 held.said_idle = not attempt.active
                 held.view.renewals += 1
-            elif isinstance(outcome, Refused) and outcome.end is not None:
+            elif isinstance(outcome, RenewalRefused) and outcome.end is not None:
                 self.given_back(held.owed)
         self._say(said.news)
 
-    def attempt(self, held: Held, ttl_ns: int | None) -> Attempt:
+    def attempt(self, held: LeaseEntry, ttl_ns: int | None) -> Attempt:
         """A renewal by hand, due or not."""
         attempt = held.holder.attempt(self._clock.now_ns(), ttl_ns=ttl_ns)
         self.look_again(held)
         return attempt
 
-    def take(self, held: Held, attempt: Attempt, outcome: Outcome) -> None:
+    def take(self, held: LeaseEntry, attempt: Attempt, outcome: Outcome) -> None:
         """What came of a renewal by hand."""
         held.holder.take(attempt, outcome, self._clock.now_ns())
-        if isinstance(outcome, Done):
+        if isinstance(outcome, RenewalGranted):
             held.view.renewals += 1
         self.look_again(held)
         self._say_news()
@@ -360,14 +360,14 @@ class LeaseTable:
             self.look_again(held)
             held.tell("spared")
 
-    def missing(self, seen: Sequence[LeaseView]) -> list[Held]:
+    def missing(self, seen: Sequence[LeaseView]) -> list[LeaseEntry]:
         """Which leases a list of what lives does not have: each must be looked at by itself."""
         ids = {view.id for view in seen}
         return [held for held in self._held.values() if held.id not in ids]
 
     # ---- within
 
-    def _noticed(self, held: Held, view: LeaseView, now_ns: int, *, since_ns: int | None) -> None:
+    def _noticed(self, held: LeaseEntry, view: LeaseView, now_ns: int, *, since_ns: int | None) -> None:
         notice = view.notice
         if notice is None:
             return
@@ -382,7 +382,7 @@ class LeaseTable:
         )
         held.tell("notice", notice.detail)
 
-    def _supersede(self, held: Held, now_ns: int) -> None:
+    def _supersede(self, held: LeaseEntry, now_ns: int) -> None:
         """The same program attached to a lease it already holds: the older object is fenced like any other."""
         older = self._held.pop(held.id, None)
         if older is not None and older.epoch != held.epoch:
@@ -392,22 +392,22 @@ class LeaseTable:
             older.confirmed = True
             older.tell("ended")
 
-    def _fenced(self, held: Held) -> None:
+    def _fenced(self, held: LeaseEntry) -> None:
         self.ended(held, fenced_end(self._manager.stamp(self._clock.now_ns())))
 
-    def _forget(self, held: Held) -> None:
+    def _forget(self, held: LeaseEntry) -> None:
         if self._held.get(held.id) is held:
             del self._held[held.id]
             self._manager.unregister(held.id)
             self._to_tell.pop(held.id, None)
 
-    def look_again(self, held: Held) -> None:
+    def look_again(self, held: LeaseEntry) -> None:
         """Its next moment may have moved."""
         if held.id in self._manager and self._held.get(held.id) is held:
             with self._manager.change(held.id):
                 pass
 
-    def _pulse(self, held: Held, now_ns: int) -> None:
+    def _pulse(self, held: LeaseEntry, now_ns: int) -> None:
         """It became busy or idle: see to it that the office hears of it, soon or after a while."""
         if held.over:
             return
@@ -424,7 +424,7 @@ class LeaseTable:
             if held is not None:
                 self._say_one(held, one)
 
-    def _say_one(self, held: Held, news: HolderNews) -> None:
+    def _say_one(self, held: LeaseEntry, news: HolderNews) -> None:
         match news.word:
             case HolderWord.OVER:
                 self._forget(held)
@@ -451,7 +451,7 @@ def is_held(lease: LeaseId, epoch: Epoch | None) -> bool:
     return any(held is not None and held.epoch == epoch for held in found)
 
 
-def _loudness(held: Held) -> int:
+def _loudness(held: LeaseEntry) -> int:
     return logging.INFO if held.quiet and not held.holder.busy else logging.WARNING
 
 

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, Self, TypeVar, overload
 
 from sublet.client.handle import FabricLink, LeaseFacts
 from sublet.client.lease import Lease
-from sublet.client.lease_entry import Held
+from sublet.client.lease_entry import LeaseEntry
 from sublet.errors import InvalidRequest, SubletError
 from sublet.values import shown
 
@@ -41,7 +41,7 @@ class LeaseSequence(Sequence[L], Generic[L]):
 
 
 class _Fabric(FabricLink, Protocol):
-    def _release(self, mine: Sequence[Lease], held: Sequence[Held], /) -> None: ...
+    def _release(self, mine: Sequence[Lease], held: Sequence[LeaseEntry], /) -> None: ...
 
 
 class Leases(LeaseSequence[Lease]):

@@ -30,7 +30,7 @@ from sublet.client.responses import (
     kind_of,
     unavailable,
 )
-from sublet.client.steps import Call, Pause, Program, Reply, Revive, ask
+from sublet.client.steps import HttpCall, HttpReply, Pause, Program, Revive, ask
 from sublet.clock import Clock
 from sublet.errors import (
     CapacityExceeded,
@@ -100,7 +100,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class ReceivedGrant:
     """A lease that is held, with the instant from which its time counts."""
 
     view: LeaseView
@@ -122,7 +122,7 @@ def new_request_id() -> str:
     return "r-" + os.urandom(12).hex()
 
 
-class Core:
+class OfficeOperations:
     """Programs for one office. It has no state but the clock it was given."""
 
     def __init__(self, clock: Clock, was_ended: Callable[[], bool] = lambda: False) -> None:
@@ -132,7 +132,7 @@ class Core:
 
     # ---- the lease's life ----
 
-    def acquire(self, request: AcquireRequest, hooks: Hooks, owed: Owed | None = None) -> Program[Grant]:
+    def acquire(self, request: AcquireRequest, hooks: Hooks, owed: Owed | None = None) -> Program[ReceivedGrant]:
         """From the request to a lease that is held; waits in the queue as long as the request says.
 
         ``owed`` says meanwhile what the office may have of it, and whether anything is left when this fails.
@@ -143,11 +143,13 @@ class Core:
         grant = yield from self._until_granted(
             call, request, hooks, owed, lambda reply: decode_acquired(reply, request)
         )
-        if not isinstance(grant, Grant):
+        if not isinstance(grant, ReceivedGrant):
             raise TypeError("one lease was asked for")
         return grant
 
-    def acquire_many(self, request: AcquisitionRequest, hooks: Hooks, owed: Owed) -> Program[list[tuple[Grant, Owed]]]:
+    def acquire_many(
+        self, request: AcquisitionRequest, hooks: Hooks, owed: Owed
+    ) -> Program[list[tuple[ReceivedGrant, Owed]]]:
         """From the request to the leases that are held, each beside what is owed for it. As many as there are, and not
         fewer than ``at_least``; where none is free, it waits in the queue for one."""
         call = _post("/v1/acquisitions", request, timeout_s=MANY_TIMEOUT_S)
@@ -162,7 +164,7 @@ class Core:
             raise Unsupported(
                 "this office is older and does not grant many leases in one request", do="Upgrade the office."
             ) from error
-        if isinstance(found, Grant):
+        if isinstance(found, ReceivedGrant):
             return [(found, owed)]
         answer, sent_ns = found
         members = owed.members or ()
@@ -176,11 +178,16 @@ class Core:
             )
         for failed in members[len(held) :]:
             failed.left = True
-        return [(Grant(view=view, sent_ns=sent_ns), member) for view, member in held]
+        return [(ReceivedGrant(view=view, sent_ns=sent_ns), member) for view, member in held]
 
     def _until_granted(
-        self, call: Call, request: AcquireRequest, hooks: Hooks, owed: Owed, decoded: Callable[[Reply], AcquiredMany]
-    ) -> Program[Grant | tuple[GrantsAnswer, int]]:
+        self,
+        call: HttpCall,
+        request: AcquireRequest,
+        hooks: Hooks,
+        owed: Owed,
+        decoded: Callable[[HttpReply], AcquiredMany],
+    ) -> Program[ReceivedGrant | tuple[GrantsAnswer, int]]:
         """From the call to what is held: through the queue, offers and claims. ``decoded`` reads its first answer; the
         request for many leases may be answered by many at once, with the instant when it was sent."""
         lease: LeaseId | None = None
@@ -210,7 +217,7 @@ class Core:
                 elif answer.lease.status == LeaseStatus.GRANTED:
                     reply = yield from self._claim(answer.lease, request)
                 elif answer.lease.status in LIVE_STATES:
-                    return Grant(view=answer.lease, sent_ns=reply.sent_ns)
+                    return ReceivedGrant(view=answer.lease, sent_ns=reply.sent_ns)
                 else:
                     over = True
                     raise _not_granted(answer.lease, request, place, declined)
@@ -231,7 +238,7 @@ class Core:
 
     def attach(
         self, lease: LeaseId, holder: str, holder_pid: int | None = None, owed: Owed | None = None
-    ) -> Program[Grant]:
+    ) -> Program[ReceivedGrant]:
         """Take over an own lease under a new epoch; its earlier holder is fenced from then on."""
         request = AttachRequest(request_id=new_request_id(), holder=holder, holder_pid=holder_pid)
         call = _post(f"{_path(lease)}/attach", request)
@@ -246,7 +253,7 @@ class Core:
             raise
         if owed is not None:
             owed.epoch, owed.attaching = view.epoch, None
-        return Grant(view=view, sent_ns=reply.sent_ns)
+        return ReceivedGrant(view=view, sent_ns=reply.sent_ns)
 
     def unbind(self, lease: LeaseId, epoch: Epoch) -> Program[None]:
         """Let it outlive this process. What is over already, or another's by now, is no error."""
@@ -319,7 +326,7 @@ class Core:
             raise AssertionError("nothing is known of what is to be given back")
         if owed.attaching is not None or (owed.tries and owed.epoch is not None):
             # Another program may have attached to it meanwhile, and then it is not ours to end.
-            call = Call(method="GET", path=_path(owed.lease), timeout_s=REQUEST_TIMEOUT_S)
+            call = HttpCall(method="GET", path=_path(owed.lease), timeout_s=REQUEST_TIMEOUT_S)
             reply = yield from self._asking(call, patience_s, of_held=True)
             try:
                 view = decode_lease(reply)
@@ -391,13 +398,13 @@ class Core:
 
     def hello(self) -> Program[Hello]:
         """Ask the office for its versions of the wire. Asked once: ``connect`` answers at once."""
-        reply = yield from ask(Call(method="GET", path="/v1/hello", timeout_s=REQUEST_TIMEOUT_S))
+        reply = yield from ask(HttpCall(method="GET", path="/v1/hello", timeout_s=REQUEST_TIMEOUT_S))
         return decode(reply, Hello)
 
     def look(self, lease: LeaseId) -> Program[LeaseView]:
         """A lease as the office knows it, whatever its state."""
         reply = yield from self._asking(
-            Call(method="GET", path=_path(lease), timeout_s=REQUEST_TIMEOUT_S), LOOK_PATIENCE_S
+            HttpCall(method="GET", path=_path(lease), timeout_s=REQUEST_TIMEOUT_S), LOOK_PATIENCE_S
         )
         return decode_lease(reply)
 
@@ -416,12 +423,12 @@ class Core:
     def command(self, method: str, path: str, body: object, shape: type[T], timeout_s: float) -> Program[T]:
         """Ask for a change that has no request id: asked once, and the error says whether it may have happened."""
         raw = _encode(body) if body is not None else None
-        reply = yield from ask(Call(method=method, path=path, body=raw, timeout_s=timeout_s))
+        reply = yield from ask(HttpCall(method=method, path=path, body=raw, timeout_s=timeout_s))
         return decode(reply, shape)
 
     # ---- pieces ----
 
-    def _asking(self, call: Call, patience_s: float = PATIENCE_S, *, of_held: bool = False) -> Program[Reply]:
+    def _asking(self, call: HttpCall, patience_s: float = PATIENCE_S, *, of_held: bool = False) -> Program[HttpReply]:
         """Ask until there is an answer, unchanged, for a bounded time. ``of_held``: it only concerns what the office
         has granted, so an office is not started for it that was told to end (``NotFound``)."""
         started_ns, pauses, sent = self._clock.now_ns(), _pauses(), False
@@ -444,18 +451,18 @@ class Core:
                     yield Revive()
             yield Pause(pause)
 
-    def _looking(self, path: str) -> Program[Reply]:
-        call = Call(method="GET", path=path, timeout_s=REQUEST_TIMEOUT_S)
+    def _looking(self, path: str) -> Program[HttpReply]:
+        call = HttpCall(method="GET", path=path, timeout_s=REQUEST_TIMEOUT_S)
         reply = yield from self._asking(call, LOOK_PATIENCE_S)
         return reply
 
-    def _next_place(self, lease: LeaseId) -> Program[Reply]:
+    def _next_place(self, lease: LeaseId) -> Program[HttpReply]:
         path = f"{_path(lease)}?wait={POLL_S:g}&after={LeaseStatus.QUEUED}"
-        call = Call(method="GET", path=path, timeout_s=POLL_S + REQUEST_TIMEOUT_S)
+        call = HttpCall(method="GET", path=path, timeout_s=POLL_S + REQUEST_TIMEOUT_S)
         reply = yield from self._asking(call, QUEUE_PATIENCE_S)
         return reply
 
-    def _claim(self, view: LeaseView, request: AcquireRequest) -> Program[Reply]:
+    def _claim(self, view: LeaseView, request: AcquireRequest) -> Program[HttpReply]:
         """Within the window; the epoch says which grant is meant, so asking twice claims once."""
         window_s = view.claim_within if view.claim_within is not None else PATIENCE_S
         body = ClaimRequest(epoch=view.epoch, holder_pid=request.holder_pid)
@@ -485,8 +492,8 @@ def _members(answer: GrantsAnswer) -> tuple[Owed, ...]:
     return tuple(found)
 
 
-def _post(path: str, body: object, *, timeout_s: float = REQUEST_TIMEOUT_S) -> Call:
-    return Call(method="POST", path=path, body=_encode(body) if body is not None else b"{}", timeout_s=timeout_s)
+def _post(path: str, body: object, *, timeout_s: float = REQUEST_TIMEOUT_S) -> HttpCall:
+    return HttpCall(method="POST", path=path, body=_encode(body) if body is not None else b"{}", timeout_s=timeout_s)
 
 
 def _path(lease: LeaseId) -> str:
@@ -506,7 +513,7 @@ def _pauses() -> Iterator[float]:
         index += 1
 
 
-def _do_after(call: Call, sent: bool) -> str:
+def _do_after(call: HttpCall, sent: bool) -> str:
     if not sent:
         return "Nothing was changed. See `sublet status`; `sublet up` starts the office of this machine."
     if call.method == "GET":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sublet.errors import Disconnected, LeaseEnded, NotFound, QuotaExceeded, RenewalRefusal, StaleEpoch, SubletError
-from sublet.lease.value import Attempt, Done, LeaseEnd, Outcome, Refused, Unknown
+from sublet.lease.value import Attempt, LeaseEnd, Outcome, RenewalGranted, RenewalRefused, RenewalUnknown
 from sublet.values import NS_PER_S, EndReason, Epoch
 from sublet.wire.http import RenewAnswer, RenewItem
 
@@ -11,22 +11,22 @@ from sublet.wire.http import RenewAnswer, RenewItem
 def outcome_of(attempt: Attempt, answer: RenewAnswer | None, error: SubletError | None, now: str) -> Outcome:
     """What the office's answer to one renewal means to its holder."""
     if answer is not None:
-        return Done(granted_ns=_ns(answer.ttl), save_ns=_ns(answer.save))
+        return RenewalGranted(granted_ns=_ns(answer.ttl), save_ns=_ns(answer.save))
     if error is None or isinstance(error, Disconnected):
-        return Unknown(detail="" if error is None else error.message)
+        return RenewalUnknown(detail="" if error is None else error.message)
     if isinstance(error, LeaseEnded) and error.end is not None:
-        return Refused(reason=error.end.reason, detail=error.end.detail, end=error.end)
+        return RenewalRefused(reason=error.end.reason, detail=error.end.detail, end=error.end)
     if isinstance(error, StaleEpoch):
         end = fenced_end(now)
-        return Refused(reason=end.reason, detail=end.detail, end=end)
+        return RenewalRefused(reason=end.reason, detail=end.detail, end=end)
     if isinstance(error, NotFound):
         end = LeaseEnd(reason=EndReason.EXPIRED, at=now, detail="the office does not know it (any more)")
-        return Refused(reason=end.reason, detail=end.detail, end=end)
+        return RenewalRefused(reason=end.reason, detail=end.detail, end=end)
     if isinstance(error, QuotaExceeded):
-        return Refused(reason=EndReason.QUOTA, detail=error.message)
+        return RenewalRefused(reason=EndReason.QUOTA, detail=error.message)
     if isinstance(error, LeaseEnded):
-        return Refused(reason=_reason(error, attempt), detail=error.message)
-    return Unknown(detail=error.message)  # an answer that settles nothing
+        return RenewalRefused(reason=_reason(error, attempt), detail=error.message)
+    return RenewalUnknown(detail=error.message)  # an answer that settles nothing
 
 
 def _reason(error: LeaseEnded, attempt: Attempt) -> EndReason:

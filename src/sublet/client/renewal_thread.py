@@ -23,9 +23,9 @@ from typing import Final
 from sublet.background import Guard, start_thread
 from sublet.client import background_requests
 from sublet.client.lease_table import SWEEP_NS, LeaseTable
-from sublet.client.operations import Core
+from sublet.client.operations import OfficeOperations
 from sublet.client.sse import EventReader
-from sublet.client.steps import Call, Pause, Program, Reply, Revive
+from sublet.client.steps import HttpCall, HttpReply, Pause, Program, Revive
 from sublet.client.transport import Flight, Transport
 from sublet.clock import Clock
 from sublet.errors import Disconnected, SubletError
@@ -62,7 +62,7 @@ class RenewalThread:
     def __init__(
         self,
         book: LeaseTable,
-        core: Core,
+        core: OfficeOperations,
         transport: Transport,
         clock: Clock,
         lock: threading.RLock,
@@ -211,7 +211,7 @@ class RenewalThread:
         self._errands += noted
         return noted
 
-    def _advance(self, errand: _Errand, reply: Reply | BaseException | None) -> None:
+    def _advance(self, errand: _Errand, reply: HttpReply | BaseException | None) -> None:
         """Take a program to its next step that takes time."""
         while True:
             errand.flight = None
@@ -234,7 +234,7 @@ class RenewalThread:
                 case Revive():
                     self._revive_apart()
                     reply = None
-                case Call():
+                case HttpCall():
                     try:
                         errand.flight = self._transport.launch(replace(step, timeout_s=_CONNECT_S))
                     except (OSError, MemoryError) as error:
@@ -307,7 +307,7 @@ class RenewalThread:
             self._advance(errand, error if isinstance(error, Disconnected) else _not_read(error))
             return
         if flight.complete:
-            self._advance(errand, Reply(flight.status, errand.raw, flight.sent_ns))
+            self._advance(errand, HttpReply(flight.status, errand.raw, flight.sent_ns))
 
     def _give_up_waiting(self, errand: _Errand) -> None:
         if errand.flight is None:  # a pause is over, or it has not begun
@@ -342,7 +342,7 @@ class RenewalThread:
 
     def _listen(self) -> None:
         try:
-            self._news = self._transport.launch(Call(method="GET", path="/v1/events", timeout_s=_CONNECT_S))
+            self._news = self._transport.launch(HttpCall(method="GET", path="/v1/events", timeout_s=_CONNECT_S))
         except (Disconnected, OSError, MemoryError):
             self._lost_the_stream()
             return

@@ -60,7 +60,7 @@ ANY_MODEL = "*"
 """On the wire."""
 
 
-class Terms(TypedDict, total=False):
+class LeaseOptions(TypedDict, total=False):
     """What every kind of lease may be asked with, whatever it is a lease of."""
 
     ttl: Duration | None
@@ -100,7 +100,7 @@ class Terms(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class LeaseRequest:
     """A request that is ready to go, and how its lease will be renewed."""
 
     request: AcquireRequest
@@ -111,7 +111,7 @@ class Asked:
 
 
 def ask_gpu(
-    terms: Terms,
+    terms: LeaseOptions,
     *,
     min_vram: Size,
     count: int,
@@ -119,7 +119,7 @@ def ask_gpu(
     model: str | None,
     or_smaller: bool | Size = False,
     or_model: bool | str = False,
-) -> Asked:
+) -> LeaseRequest:
     """``fabric.gpu(...)``."""
     amount = parse_memory(min_vram, "min_vram")
     least = _least(or_smaller, amount)
@@ -143,7 +143,7 @@ def _other_model(or_model: bool | str, model: str | None) -> str | None:
     return ANY_MODEL if or_model is True else _text(or_model, "or_model")
 
 
-def ask_resume(terms: Terms, *, resume: str) -> Asked:
+def ask_resume(terms: LeaseOptions, *, resume: str) -> LeaseRequest:
     """``fabric.gpu(resume=...)``: it takes its resources from the parked lease."""
     asked = _asked(None, terms)
     return replace(asked, request=msgspec.structs.replace(asked.request, resume=resume))
@@ -164,7 +164,7 @@ def parked_at(resume: LeaseFacts | str, *, alone: bool) -> str:
     return resume.end.parked
 
 
-def ask_many(asked: Asked, count: int, at_least: int) -> AcquisitionRequest:
+def ask_many(asked: LeaseRequest, count: int, at_least: int) -> AcquisitionRequest:
     """``fabric.many(count, at_least=...)``: so many of what is asked for."""
     request = asked.request
     if request.replaces is not None:
@@ -187,7 +187,7 @@ def check_many(count: object, at_least: object) -> None:
         raise InvalidRequest(f"at_least={at_least} is more than the {count} leases asked for", do="Give at most that.")
 
 
-def ask_cpu(terms: Terms, *, cores: int, or_smaller: bool | int, memory: Size | None = None) -> Asked:
+def ask_cpu(terms: LeaseOptions, *, cores: int, or_smaller: bool | int, memory: Size | None = None) -> LeaseRequest:
     """``fabric.cpu(...)``: cores, and memory under the same lease."""
     _whole(cores, "cores", CORES_MAX)
     least: int | None = None
@@ -204,13 +204,15 @@ def ask_cpu(terms: Terms, *, cores: int, or_smaller: bool | int, memory: Size | 
     return replace(asked, request=msgspec.structs.replace(asked.request, wants=wants))
 
 
-def ask_memory(terms: Terms, *, size: Size, or_smaller: bool | Size) -> Asked:
+def ask_memory(terms: LeaseOptions, *, size: Size, or_smaller: bool | Size) -> LeaseRequest:
     """``fabric.memory(...)``."""
     amount = parse_memory(size)
     return _asked(WantBody(kind=Kind.MEMORY, amount=amount, least=_least(or_smaller, amount)), terms)
 
 
-def ask_block(terms: Terms, *, size: Size | None, min_blocks: int | None, retain: Duration | None = None) -> Asked:
+def ask_block(
+    terms: LeaseOptions, *, size: Size | None, min_blocks: int | None, retain: Duration | None = None
+) -> LeaseRequest:
     """``fabric.block(...)``: by size, or by number of 4 KiB blocks; with a name alone, what its volume has."""
     named = terms.get("name") is not None
     if (size is not None and min_blocks is not None) or (size is None and min_blocks is None and not named):
@@ -238,15 +240,15 @@ def ask_block(terms: Terms, *, size: Size | None, min_blocks: int | None, retain
     return replace(asked, request=msgspec.structs.replace(asked.request, retain=seconds))
 
 
-class Asking(Generic[L, M]):
+class LeaseRequests(Generic[L, M]):
     """The part of a fabric that asks for leases. ``L`` is a lease and ``M`` are many, awaitable in ``sublet.aio``."""
 
     def _acquire(
-        self, asked: Asked, on_offer: Callable[[Offer], bool] | None, goes_on: LeaseFacts | str | None = None
+        self, asked: LeaseRequest, on_offer: Callable[[Offer], bool] | None, goes_on: LeaseFacts | str | None = None
     ) -> L:
         raise NotImplementedError
 
-    def _acquire_many(self, asked: Asked, count: int, at_least: int) -> M:
+    def _acquire_many(self, asked: LeaseRequest, count: int, at_least: int) -> M:
         raise NotImplementedError
 
     def gpu(
@@ -260,7 +262,7 @@ class Asking(Generic[L, M]):
         or_model: bool | str = False,
         on_offer: Callable[[Offer], bool] | None = None,
         resume: LeaseFacts | str | None = None,
-        **terms: Unpack[Terms],
+        **terms: Unpack[LeaseOptions],
     ) -> L:
         """Acquire GPU memory on ``count`` devices of one machine, all or nothing.
 
@@ -270,7 +272,7 @@ class Asking(Generic[L, M]):
         named, ``"T4|L4"``. Such an offer says what it is, when what was asked may be had and at what price, and
         ``on_offer`` may still decline it. Models of which each is as good need no offer: ``model="H200|A100"``.
         Further: ``ttl= tier= spot= pay_priority= wait= name= labels= selector= renew= renew_every= max_hold= on_place=
-        bound=``, each described at `Terms`.
+        bound=``, each described at `LeaseOptions`.
 
         ``resume`` goes on with what was taken off its device and is parked: a lease that ended so, or its
         ``end.parked``. Leave the amounts out then: the parked lease has them.
@@ -299,7 +301,7 @@ class Asking(Generic[L, M]):
         memory: Size | None = None,
         or_smaller: bool | int = False,
         on_offer: Callable[[Offer], bool] | None = None,
-        **terms: Unpack[Terms],
+        **terms: Unpack[LeaseOptions],
     ) -> L:
         """Acquire whole cores of one machine; with ``memory``, host memory there under the same lease."""
         return self._acquire(ask_cpu(terms, cores=cores, or_smaller=or_smaller, memory=memory), on_offer)
@@ -310,7 +312,7 @@ class Asking(Generic[L, M]):
         *,
         or_smaller: bool | Size = False,
         on_offer: Callable[[Offer], bool] | None = None,
-        **terms: Unpack[Terms],
+        **terms: Unpack[LeaseOptions],
     ) -> L:
         """Acquire host memory."""
         return self._acquire(ask_memory(terms, size=size, or_smaller=or_smaller), on_offer)
@@ -321,7 +323,7 @@ class Asking(Generic[L, M]):
         *,
         min_blocks: int | None = None,
         retain: Duration | None = None,
-        **terms: Unpack[Terms],
+        **terms: Unpack[LeaseOptions],
     ) -> L:
         """Acquire space on disk: by ``size``, or as a number of 4 KiB blocks.
 
@@ -344,12 +346,12 @@ class Asking(Generic[L, M]):
 class Many(Generic[M]):
     """Many leases in one request; made by ``fabric.many()``. In asyncio, await or enter what its methods return."""
 
-    def __init__(self, acquire: Callable[[Asked, int, int], M], count: int, at_least: int) -> None:
+    def __init__(self, acquire: Callable[[LeaseRequest, int, int], M], count: int, at_least: int) -> None:
         self._acquire_many = acquire
         self._count = count
         self._at_least = at_least
 
-    def cpu(self, cores: int = 1, *, memory: Size | None = None, **terms: Unpack[Terms]) -> M:
+    def cpu(self, cores: int = 1, *, memory: Size | None = None, **terms: Unpack[LeaseOptions]) -> M:
         """Acquire leases with whole cores of one machine each; with ``memory`` under the same lease."""
         return self._acquire(ask_cpu(terms, cores=cores, or_smaller=False, memory=memory))
 
@@ -360,16 +362,16 @@ class Many(Generic[M]):
         count: int = 1,
         exclusivity: ExclusivityText | None = None,
         model: str | None = None,
-        **terms: Unpack[Terms],
+        **terms: Unpack[LeaseOptions],
     ) -> M:
         """Acquire leases with GPU memory on ``count`` devices each; see `sublet.Fabric.gpu`."""
         return self._acquire(ask_gpu(terms, min_vram=min_vram, count=count, exclusivity=exclusivity, model=model))
 
-    def memory(self, size: Size, **terms: Unpack[Terms]) -> M:
+    def memory(self, size: Size, **terms: Unpack[LeaseOptions]) -> M:
         """Acquire leases with host memory."""
         return self._acquire(ask_memory(terms, size=size, or_smaller=False))
 
-    def _acquire(self, asked: Asked) -> M:
+    def _acquire(self, asked: LeaseRequest) -> M:
         return self._acquire_many(asked, self._count, self._at_least)
 
 
@@ -381,10 +383,10 @@ def holder_name() -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in name)[:128]
 
 
-def _asked(want: WantBody | None, terms: Terms) -> Asked:
-    unknown = sorted(terms.keys() - Terms.__annotations__.keys())
+def _asked(want: WantBody | None, terms: LeaseOptions) -> LeaseRequest:
+    unknown = sorted(terms.keys() - LeaseOptions.__annotations__.keys())
     if unknown:
-        raise TypeError(f"there is no argument {unknown[0]!r}; there are {', '.join(Terms.__annotations__)}")
+        raise TypeError(f"there is no argument {unknown[0]!r}; there are {', '.join(LeaseOptions.__annotations__)}")
     tier = None if terms.get("tier") is None else _member(Tier, terms.get("tier"), "a tier")
     bound = terms.get("bound")
     if bound not in (True, False, None):
@@ -426,7 +428,7 @@ def _asked(want: WantBody | None, terms: Terms) -> Asked:
         holder=holder_name(),
         replaces=None if replaces is None else f"{replaces.id}@{replaces.epoch}",
     )
-    return Asked(request=request, policy=policy, on_place=terms.get("on_place"), bound=bound, replaces=replaces)
+    return LeaseRequest(request=request, policy=policy, on_place=terms.get("on_place"), bound=bound, replaces=replaces)
 
 
 def holder_pid(address: Address, bound: bool) -> int | None:

@@ -9,7 +9,7 @@ import msgspec
 
 from sublet import errors
 from sublet.client.model import Offer
-from sublet.client.steps import Reply
+from sublet.client.steps import HttpReply
 from sublet.errors import CapacityExceeded, Disconnected, LeaseEnded, QuotaExceeded, SubletError, Unsupported
 from sublet.lease.value import LeaseEnd
 from sublet.values import EndReason, Kind
@@ -35,7 +35,7 @@ _NEWER: Final = "Bring client and office to the same version of Sublet."
 _NAMES: Final = {Kind.GPU: "GPU", Kind.CPU: "cores", Kind.MEMORY: "memory", Kind.BLOCK: "storage"}
 
 
-def decode(reply: Reply, shape: type[T]) -> T:
+def decode(reply: HttpReply, shape: type[T]) -> T:
     """The answer, or the error it carries."""
     if not 200 <= reply.status < 300:
         raise _error(reply)
@@ -43,19 +43,19 @@ def decode(reply: Reply, shape: type[T]) -> T:
     return answer
 
 
-def decode_acquired(reply: Reply, request: AcquireRequest) -> Acquired:
+def decode_acquired(reply: HttpReply, request: AcquireRequest) -> Acquired:
     """The answer to an acquire. A refusal is raised, with its numbers."""
     answer: Acquired = _acquired(reply, request, Acquired | RefusalAnswer)
     return answer
 
 
-def decode_acquired_many(reply: Reply, request: AcquisitionRequest) -> AcquiredMany:
+def decode_acquired_many(reply: HttpReply, request: AcquisitionRequest) -> AcquiredMany:
     """The answer to a request for many leases. A refusal is raised, with its numbers."""
     answer: AcquiredMany = _acquired(reply, request.request, AcquiredMany | RefusalAnswer)
     return answer
 
 
-def _acquired(reply: Reply, request: AcquireRequest, shape: Any) -> Any:
+def _acquired(reply: HttpReply, request: AcquireRequest, shape: Any) -> Any:
     if 200 <= reply.status < 300:
         answer = _decoded(reply, shape)
     else:
@@ -68,7 +68,7 @@ def _acquired(reply: Reply, request: AcquireRequest, shape: Any) -> Any:
     return answer
 
 
-def decode_lease(reply: Reply) -> LeaseView:
+def decode_lease(reply: HttpReply) -> LeaseView:
     """The lease in whatever answer tells of it."""
     if not 200 <= reply.status < 300:
         raise _error(reply)
@@ -125,7 +125,7 @@ def error_of(view: ErrorView) -> SubletError:
     return error
 
 
-def _error(reply: Reply) -> SubletError:
+def _error(reply: HttpReply) -> SubletError:
     try:
         return error_of(decode_as(reply.body, ErrorBody).error)
     except msgspec.DecodeError:
@@ -135,7 +135,7 @@ def _error(reply: Reply) -> SubletError:
     return Unsupported(f"what answered is not an office: status {reply.status}", do="Check the address.")
 
 
-def _decoded(reply: Reply, shape: Any) -> Any:
+def _decoded(reply: HttpReply, shape: Any) -> Any:
     try:
         return decode_as(reply.body, shape)
     except msgspec.DecodeError as error:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class HttpCall:
     """Send this and bring the reply. If none comes, ``Disconnected`` is thrown into the program."""
 
     method: str
@@ -37,7 +37,7 @@ class Revive:
     """See that there is an office: start one where that is ours to do and none is there. Elsewhere nothing happens."""
 
 
-class Reply(NamedTuple):
+class HttpReply(NamedTuple):
     """What came back."""
 
     status: int
@@ -46,11 +46,11 @@ class Reply(NamedTuple):
     """The instant before the request was sent: what it grants counts from here, never from when the answer came."""
 
 
-Step: TypeAlias = Call | Pause | Revive
-Program: TypeAlias = Generator[Step, Reply | None, T]
+Step: TypeAlias = HttpCall | Pause | Revive
+Program: TypeAlias = Generator[Step, HttpReply | None, T]
 
 
-def ask(call: Call) -> Program[Reply]:
+def ask(call: HttpCall) -> Program[HttpReply]:
     """Yield one call; for ``reply = yield from ask(call)``."""
     reply = yield call
     if reply is None:

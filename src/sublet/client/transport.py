@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from sublet.client.address import Address
 from sublet.client.http1 import BODY_BYTES_MAX, AnswerReader, ProtocolError, encode_request
-from sublet.client.steps import Call, Reply
+from sublet.client.steps import HttpCall, HttpReply
 from sublet.clock import Clock
 from sublet.errors import Disconnected
 from sublet.wire import ports, unix
@@ -77,7 +77,7 @@ class Transport:
         """Connections are kept for the next call."""
         self._pid = os.getpid()
 
-    def exchange(self, call: Call) -> Reply:
+    def exchange(self, call: HttpCall) -> HttpReply:
         """Send one request and read its answer whole."""
         until = time.monotonic() + call.timeout_s
         sock = self._take() or self._open(until)
@@ -92,9 +92,9 @@ class Transport:
         finally:
             # Also on an interrupt: a connection that is in the middle of an answer must not carry the next request.
             self.give_back(sock) if kept else sock.close()
-        return Reply(reader.status, body, sent_ns)
+        return HttpReply(reader.status, body, sent_ns)
 
-    def launch(self, call: Call) -> Flight:
+    def launch(self, call: HttpCall) -> Flight:
         """Send one request and do not wait for its answer: the caller waits for several, and for other things."""
         until = time.monotonic() + call.timeout_s
         sock = self._take() or self._open(until)
@@ -144,7 +144,7 @@ class Transport:
             raise
         return sock
 
-    def _send(self, sock: socket.socket, call: Call, until: float) -> None:
+    def _send(self, sock: socket.socket, call: HttpCall, until: float) -> None:
         raw = encode_request(
             call.method,
             self.address.prefix + call.path,

@@ -10,7 +10,7 @@ import msgspec
 
 from sublet.client.handle import LeaseFacts
 from sublet.client.lease_entry import Owed
-from sublet.client.operations import REQUEST_TIMEOUT_S, Core, Grant, Hooks
+from sublet.client.operations import REQUEST_TIMEOUT_S, Hooks, OfficeOperations, ReceivedGrant
 from sublet.client.queries import listing_path
 from sublet.client.requests import ask_block
 from sublet.client.steps import Program
@@ -53,19 +53,19 @@ Attachable: TypeAlias = LeaseFacts | Volume | LeaseId | str
 """What `attach` takes: a lease, a volume, or the id or name of one."""
 
 
-def listed(core: Core, tenant: str | None, own: bool) -> Program[list[Volume]]:
+def listed(core: OfficeOperations, tenant: str | None, own: bool) -> Program[list[Volume]]:
     """What there is, by name."""
     views = yield from core.query(listing_path("/v1/volumes", tenant, own), list[VolumeView])
     return [_volume(view) for view in views]
 
 
-def find(core: Core, name: str) -> Program[Volume]:
+def find(core: OfficeOperations, name: str) -> Program[Volume]:
     """The one of this name; ``NotFound`` if there is none."""
     view = yield from core.query(_path(name), VolumeView)
     return _volume(view)
 
 
-def remove(core: Core, volume: Volume | str) -> Program[Volume]:
+def remove(core: OfficeOperations, volume: Volume | str) -> Program[Volume]:
     """Give it up, whatever is in it."""
     path = f"{_path(volume.name if isinstance(volume, Volume) else volume)}/remove"
     if isinstance(volume, Volume):
@@ -75,8 +75,8 @@ def remove(core: Core, volume: Volume | str) -> Program[Volume]:
 
 
 def attach(
-    core: Core, what: Attachable, holder: str, holder_pid: int | None = None, owed: Owed | None = None
-) -> Program[Grant]:
+    core: OfficeOperations, what: Attachable, holder: str, holder_pid: int | None = None, owed: Owed | None = None
+) -> Program[ReceivedGrant]:
     """Take over a lease under a new epoch. A free volume is taken by a new lease."""
     if isinstance(what, LeaseFacts):
         return (yield from core.attach(what.id, holder, holder_pid, owed))
@@ -93,7 +93,9 @@ def attach(
             raise unknown from None
 
 
-def _take(core: Core, name: str, holder: str, holder_pid: int | None, owed: Owed | None) -> Program[Grant]:
+def _take(
+    core: OfficeOperations, name: str, holder: str, holder_pid: int | None, owed: Owed | None
+) -> Program[ReceivedGrant]:
     view = yield from core.query(_path(name), VolumeView)
     if view.lease is not None:
         return (yield from core.attach(LeaseId(view.lease), holder, holder_pid, owed))

@@ -18,11 +18,11 @@ from sublet.compute.posting import map_calls, submit_call
 from sublet.compute.worker_guest import Options
 
 if TYPE_CHECKING:
-    from sublet.client.guest_watch import Watch
+    from sublet.client.guest_watch import GuestWatch
     from sublet.client.handle import LoopFabric, LoopLease
     from sublet.client.lease import Lease as BlockingLease
 
-__all__ = ["Calls", "Options", "RemoteAsyncIterator", "new_blocking_lease"]
+__all__ = ["AioCalls", "Options", "RemoteAsyncIterator", "new_blocking_lease"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,7 +31,7 @@ LOOP_WITHIN_S: Final = 10.0
 _END: Final = object()
 
 
-class Calls:
+class AioCalls:
     """Calls of Python functions under a lease of an asyncio program, with these options."""
 
     def __init__(self, lease: LoopLease, options: Options) -> None:
@@ -113,7 +113,7 @@ class _Fabric:
         return asyncio.run_coroutine_threadsafe(self._fabric._run(program), self._loop).result()
 
     @property
-    def _watch(self) -> Watch:
+    def _watch(self) -> GuestWatch:
         return self._fabric._watch
 
 

@@ -54,7 +54,7 @@ class _One:
         self.used_s = used_s
 
 
-class Kept:
+class BufferCache:
     """What one guest keeps. Used by one thread at a time."""
 
     def __init__(self, bytes_max: int | None = None, pages: Pages | None = None) -> None:
@@ -184,7 +184,7 @@ LENT_MIN: Final = 16 * MIB
 """Smaller arrays go in sealed memory of their own."""
 
 
-class Lent:
+class LentFile:
     """One file of such memory."""
 
     __slots__ = ("_is_populated", "_mapped", "fd", "free_since_s", "pid", "size")
@@ -233,25 +233,25 @@ class LentMemory:
     def forget(self) -> None:
         """Keep nothing. A fork has the same memory as its parent, and must not fill it."""
         self._lock = threading.Lock()
-        self._free: list[Lent] = []
+        self._free: list[LentFile] = []
         """Those that came first are the first to go."""
         self._is_timed = False
 
-    def holding(self, content: memoryview) -> Lent:
+    def holding(self, content: memoryview) -> LentFile:
         """A file that holds these bytes, for this caller alone."""
         with self._lock:
             fitting = min((one for one in self._free if one.fits(content.nbytes)), key=_size, default=None)
             if fitting is not None:
                 self._free.remove(fitting)
         if fitting is None:
-            return Lent(content)
+            return LentFile(content)
         fitting.fill(content)
         return fitting
 
-    def give_back(self, files: Iterable[Lent]) -> None:
+    def give_back(self, files: Iterable[LentFile]) -> None:
         """No worker reads these any more."""
         mine = [one for one in files if one.pid == os.getpid()]
-        dropped = list[Lent]()
+        dropped = list[LentFile]()
         with self._lock:
             for one in mine:
                 one.free_since_s = time.monotonic()
@@ -290,7 +290,7 @@ class LentMemory:
         self._look_later()
 
 
-def _size(one: Lent) -> int:
+def _size(one: LentFile) -> int:
     return one.size
 
 

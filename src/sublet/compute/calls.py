@@ -26,11 +26,20 @@ from typing import Any, Final
 
 from sublet.errors import CapacityExceeded, Disconnected
 from sublet.wire.frames import close_all
-from sublet.wire.line import Line
+from sublet.wire.line import SharedConnection
 from sublet.wire.link import Link
-from sublet.wire.link_events import Event, Happening, Over, Refused, Replied
+from sublet.wire.link_events import CallRefused, Event, Happening, Over, Replied
 from sublet.wire.log_records import load_log_record
-from sublet.wire.work import Asked, Board, Message, ResultBuffer, Said, Told, pack, unpack
+from sublet.wire.work import (
+    Board,
+    HolderMessage,
+    OutgoingMessage,
+    ReceivedMessage,
+    ResultBuffer,
+    WorkerMessage,
+    pack,
+    unpack,
+)
 
 GRACE_S: Final = 5.0
 """How long an interrupted function may take to leave; then its process is ended."""
@@ -39,7 +48,7 @@ WINDOW: Final = 64
 _LISTEN_S: Final = 5.0
 
 
-class Pending:
+class PendingCall:
     """One call under way."""
 
     __slots__ = ("call", "came", "doomed_ns", "is_done", "lost", "parts", "signal", "timeout_ns", "when_done")
@@ -51,11 +60,11 @@ class Pending:
         """Called by the thread that finds it done; quick, takes no lock of ours, and harmless twice."""
         self.call = 0
         self.is_done = False
-        self.came: Replied | Refused | None = None
+        self.came: Replied | CallRefused | None = None
         """The answer."""
-        self.parts: list[tuple[Said, tuple[int, ...]]] = []
+        self.parts: list[tuple[ReceivedMessage, tuple[int, ...]]] = []
         """Of a call of many: results that came before the answer. The reader closes the descriptors."""
-        self.lost: Lost | None = None
+        self.lost: ConnectionLost | None = None
         """Or that there is none to come."""
         self.doomed_ns = 0
         """It was interrupted; if it is not done by then, its process is ended."""
@@ -72,7 +81,7 @@ class Pending:
         return self.lost is not None and self.lost.executing == self.call != 0
 
 
-class Lost:
+class ConnectionLost:
     """The connection broke."""
 
     def __init__(self, over: Over | None, executing: int, first: int = 0, results: Sequence[bytes] = ()) -> None:
@@ -88,7 +97,7 @@ class Exchange:
     """The holder's end of one connection for work. Safe to use from several threads."""
 
     def __init__(
-        self, line: Line, end_worker: Callable[[], object], on_silence: Callable[[], object] = lambda: None
+        self, line: SharedConnection, end_worker: Callable[[], object], on_silence: Callable[[], object] = lambda: None
     ) -> None:
         """``end_worker`` ends the process, because it does not answer. ``on_silence`` is called now and then by who
         listens, while nothing is heard."""
@@ -97,22 +106,22 @@ class Exchange:
         self.results, self._results_fd = ResultBuffer.create()
         self.sending = threading.Lock()
         """Held while messages are made and sent: what one defines the next may use."""
-        self.lost: Lost | None = None
+        self.lost: ConnectionLost | None = None
         self._end_worker = end_worker
         self._lock = threading.Lock()
         self._leader: object = None
         """The wait that receives for all; each wait has a mark of its own."""
-        self._pending: dict[int, Pending] = {}
-        self._followers: dict[int, Pending] = {}
+        self._pending: dict[int, PendingCall] = {}
+        self._followers: dict[int, PendingCall] = {}
         self._heard: deque[Happening] = deque()
-        self._doomed: dict[int, Pending] = {}
+        self._doomed: dict[int, PendingCall] = {}
         self._housekeeper: Callable[[], object] | None = None
         self._on_silence = on_silence
         _exchanges.add(self)
 
     # ---- asking
 
-    def send(self, pending: Pending, make: Callable[[], Message]) -> None:
+    def send(self, pending: PendingCall, make: Callable[[], OutgoingMessage]) -> None:
         """Send a call. Raises what keeps its message from being made; then nothing was sent."""
         with self.sending:
             if self._settle_lost(pending):
@@ -125,7 +134,7 @@ class Exchange:
                 close_all(message.fds)
                 raise
             except Disconnected:  # closed here meanwhile
-                self._settle(pending, None, Lost(None, 0))
+                self._settle(pending, None, ConnectionLost(None, 0))
             except KeyboardInterrupt:
                 if self.line.is_asked(pending.call):
                     self.cancel(pending)  # no caller will wait for it
@@ -134,40 +143,40 @@ class Exchange:
                 raise
             self._settle_lost(pending)  # since we looked
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: OutgoingMessage) -> None:
         """Say something that is not answered. Under ``sending``."""
         self.line.say(lambda link: link.event(message.body, message.fds))
 
-    def ask_nobody(self, message: Message) -> None:
+    def ask_nobody(self, message: OutgoingMessage) -> None:
         """Send a request whose answer is discarded. Under ``sending``."""
         self.line.say(lambda link: link.abandon(link.call(message.body, message.fds)))
 
-    def cancel(self, pending: Pending) -> None:
+    def cancel(self, pending: PendingCall) -> None:
         """It is not wanted any more: if it waits it never runs, if it runs it is interrupted."""
         if pending.is_done or not pending.call:
             return
         pending.doomed_ns = time.monotonic_ns() + round(GRACE_S * 1e9)
         with contextlib.suppress(Disconnected):
-            self.line.say(lambda link: link.event(pack(Asked.CANCEL, subject=pending.call)))
+            self.line.say(lambda link: link.event(pack(HolderMessage.CANCEL, subject=pending.call)))
         with self._lock:
             if pending.call in self._pending:
                 self._doomed[pending.call] = pending
 
-    def _ask(self, link: Link, pending: Pending, message: Message) -> None:
+    def _ask(self, link: Link, pending: PendingCall, message: OutgoingMessage) -> None:
         """Listed first: the sender must not be the only one that knows of it."""
         with self._lock:
             pending.call = link.next_call
             self._pending[pending.call] = pending
         link.call(message.body, message.fds)
 
-    def _unlist(self, pending: Pending) -> None:
+    def _unlist(self, pending: PendingCall) -> None:
         with self._lock:
             self._pending.pop(pending.call, None)
             self._doomed.pop(pending.call, None)
 
     # ---- waiting
 
-    def wait(self, pending: Pending, until_ns: Callable[[], int | None] = lambda: None) -> bool:
+    def wait(self, pending: PendingCall, until_ns: Callable[[], int | None] = lambda: None) -> bool:
         """Wait until it is done, or until a moment (CLOCK_MONOTONIC); whether it is."""
         while not pending.is_done:
             left_s = _left_s(until_ns())
@@ -184,7 +193,7 @@ class Exchange:
                 self._leave(pending, mark)
         return True
 
-    def look(self, pending: Pending) -> bool:
+    def look(self, pending: PendingCall) -> bool:
         """Take in what has come, unless another thread listens and does so; whether this one is done. Never waits."""
         if not pending.is_done:
             with self._lock:
@@ -197,7 +206,7 @@ class Exchange:
                 self._pass_on(mark)
         return pending.is_done
 
-    def _lead_or_follow(self, pending: Pending, mark: object) -> threading.Lock | None:
+    def _lead_or_follow(self, pending: PendingCall, mark: object) -> threading.Lock | None:
         """None: listen. Else what to wait for: it is released when the answer is there, or when no thread listens."""
         with self._lock:
             if self._leader is None:
@@ -221,7 +230,7 @@ class Exchange:
             self._pass_on(mark)
         return True
 
-    def _leave(self, pending: Pending, mark: object) -> None:
+    def _leave(self, pending: PendingCall, mark: object) -> None:
         """Out of the wait, whatever ended it."""
         try:
             self._step_aside(pending, mark)
@@ -229,7 +238,7 @@ class Exchange:
             self._step_aside(pending, mark)
             raise
 
-    def _step_aside(self, pending: Pending, mark: object) -> None:
+    def _step_aside(self, pending: PendingCall, mark: object) -> None:
         """Harmless twice. What was handed to one who does not want it any more goes to the next."""
         with self._lock:
             self._followers.pop(id(pending), None)
@@ -282,7 +291,7 @@ class Exchange:
         if over:
             self._end_worker()
 
-    def due_ns(self, pending: Pending) -> int | None:
+    def due_ns(self, pending: PendingCall) -> int | None:
         """When it will have run for too long (CLOCK_MONOTONIC), or when to look again because it has not begun."""
         if pending.timeout_ns is None:
             return None
@@ -290,7 +299,7 @@ class Exchange:
         ran_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - at_ns if call == pending.call != 0 else 0
         return time.monotonic_ns() + max(0, pending.timeout_ns - ran_ns)
 
-    def is_executing(self, pending: Pending) -> bool:
+    def is_executing(self, pending: PendingCall) -> bool:
         """Whether the worker is at it just now."""
         return pending.call != 0 and self.board.read()[0] == pending.call
 
@@ -331,13 +340,16 @@ class Exchange:
 
     def _take(self, happening: Happening) -> None:
         match happening:
-            case Replied(call=call) | Refused(call=call):
+            case Replied(call=call) | CallRefused(call=call):
                 pending = self._pending.get(call)
                 if pending is not None:
                     self._settle(pending, happening, None)
             case Event(body=body, fds=fds):
                 said = unpack(body)
-                if said.kind in (Told.RESULTS, Told.RESULT) and (asked := self._pending.get(said.subject)) is not None:
+                if (
+                    said.kind in (WorkerMessage.RESULTS, WorkerMessage.RESULT)
+                    and (asked := self._pending.get(said.subject)) is not None
+                ):
                     asked.parts.append((said, fds))
                     return
                 close_all(fds)
@@ -351,17 +363,17 @@ class Exchange:
         with self._lock:
             if self.lost is None:
                 call = self.board.last_begun()
-                self.lost = Lost(over, call, *self.results.read(call))
+                self.lost = ConnectionLost(over, call, *self.results.read(call))
             lost, left = self.lost, list(self._pending.values())
         for pending in left:
             self._settle(pending, None, lost)
 
-    def _settle_lost(self, pending: Pending) -> bool:
+    def _settle_lost(self, pending: PendingCall) -> bool:
         if self.lost is not None:
             self._settle(pending, None, self.lost)
         return self.lost is not None
 
-    def _settle(self, pending: Pending, came: Replied | Refused | None, lost: Lost | None) -> None:
+    def _settle(self, pending: PendingCall, came: Replied | CallRefused | None, lost: ConnectionLost | None) -> None:
         """It is done. Harmless twice: the first answer counts."""
         with self._lock:
             if not pending.is_done:
@@ -379,14 +391,14 @@ def _left_s(until_ns: int | None) -> float:
 _STREAMS: Final = {1: "stdout", 2: "stderr"}
 
 
-def _say(said: Said) -> None:
+def _say(said: ReceivedMessage) -> None:
     """What a function prints or logs, here."""
     with contextlib.suppress(OSError, ValueError):  # our own output may be closed
-        if said.kind == Told.OUTPUT:
+        if said.kind == WorkerMessage.OUTPUT:
             stream: Any = getattr(sys, _STREAMS.get(said.subject, "stderr"))
             if stream is not None:
                 stream.write(bytes(said.data).decode("utf-8", "replace"))
-        elif said.kind == Told.LOG:
+        elif said.kind == WorkerMessage.LOG:
             record = logging.makeLogRecord(load_log_record(bytes(said.data)))
             logger = logging.getLogger(record.name)
             if logger.isEnabledFor(record.levelno):

@@ -12,17 +12,17 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from sublet.background import is_shortage, start_thread
-from sublet.compute.calls import WINDOW, Exchange, Pending
+from sublet.compute.calls import WINDOW, Exchange, PendingCall
 
 LINGER_S: Final = 1.0
 LISTEN_S: Final = 0.25
 """It looks so often whether something became due that was not when it began to listen."""
 
 
-class Watched(Protocol):
+class WatchedCall(Protocol):
     """A call that no caller waits for."""
 
-    pending: Pending
+    pending: PendingCall
 
     def begin(self) -> bool:
         """Send it; False if it is not wanted any more."""
@@ -40,20 +40,20 @@ class Housekeeper:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._changed = threading.Condition()
-        self._waiting: deque[Watched] = deque()
-        self._running: set[Watched] = set()
+        self._waiting: deque[WatchedCall] = deque()
+        self._running: set[WatchedCall] = set()
         self._finished: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
         self._stirred = False
         exchange.kept_by(self.wake)
 
-    def add(self, one: Watched) -> None:
+    def add(self, one: WatchedCall) -> None:
         """See that it is sent when there is room, and completed when it is done."""
         with self._changed:
             self._waiting.append(one)
         self._start()
 
-    def withdraw(self, one: Watched) -> bool:
+    def withdraw(self, one: WatchedCall) -> bool:
         """Take it back; False if it was sent."""
         with self._changed:
             try:
@@ -62,7 +62,7 @@ class Housekeeper:
                 return False
             return True
 
-    def done(self, one: Watched) -> None:
+    def done(self, one: WatchedCall) -> None:
         """It has an answer. Called while a thread listens, so it is completed later."""
         with self._changed:
             self._running.discard(one)

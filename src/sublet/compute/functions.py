@@ -21,11 +21,11 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from sublet.background import start_thread
-from sublet.compute.buffer_cache import LENT_MIN, Kept, Lent, lent_memory
+from sublet.compute.buffer_cache import LENT_MIN, BufferCache, LentFile, lent_memory
 from sublet.errors import InvalidRequest, Unpicklable, Unsupported
 from sublet.guest.cargo import Cargo, PlacedBuffers, encode, place_buffers
 from sublet.wire.frames import close_all
-from sublet.wire.work import Asked, Flag, Message, Where, pack, pack_numbers
+from sublet.wire.work import Flag, HolderMessage, OutgoingMessage, Where, pack, pack_numbers
 
 Stamp = tuple[str | None, tuple[int, int]]
 OWN: Final = "sublet."
@@ -33,7 +33,7 @@ FUNCTIONS_MAX: Final = 256
 """Functions a worker keeps for one holder."""
 
 
-class Peer(NamedTuple):
+class PeerInterpreter(NamedTuple):
     """The interpreter on the other side."""
 
     python: tuple[int, int, int]
@@ -41,7 +41,7 @@ class Peer(NamedTuple):
     cloudpickle: bool
 
 
-class Packed:
+class PackedFunction:
     """A function by value, as it is when it is first sent, for any number of workers: it is taken apart once, and what
     it holds of large arrays lies in memory that all of them share, the largest in memory that is used again."""
 
@@ -50,7 +50,7 @@ class Packed:
         self._lock = threading.Lock()
         self._placed: PlacedBuffers | None = None
         self._let_go: Callable[[], object] = _nothing
-        self._lent: list[Lent] = []
+        self._lent: list[LentFile] = []
 
     def __call__(self, *args: Any) -> Any:
         return self.function(*args)
@@ -88,17 +88,17 @@ class Packed:
         self._lent.append(lent_memory.holding(view))
         return os.dup(self._lent[-1].fd)
 
-    def definition(self, number: int) -> Message:
+    def definition(self, number: int) -> OutgoingMessage:
         """What makes it function ``number`` of a worker. The descriptors are the caller's."""
         placed = self._taken_apart()
-        body = pack(Asked.DEFINE, subject=number, pieces=placed.pieces, inline=placed.inline)
-        return Message(body, tuple(map(os.dup, placed.fds)))
+        body = pack(HolderMessage.DEFINE, subject=number, pieces=placed.pieces, inline=placed.inline)
+        return OutgoingMessage(body, tuple(map(os.dup, placed.fds)))
 
 
 class Functions:
     """What one worker has been given. Used by one thread at a time."""
 
-    def __init__(self, peer: Peer, kept: Kept) -> None:
+    def __init__(self, peer: PeerInterpreter, kept: BufferCache) -> None:
         self._peer = peer
         self._kept = kept
         self._numbers: OrderedDict[object, int] = OrderedDict()
@@ -107,9 +107,9 @@ class Functions:
         """Modules, as their files looked, that are others there."""
         self._own: dict[str, Stamp] = {}
 
-    def refer(self, function: Callable[..., object]) -> tuple[int, list[Message]]:
+    def refer(self, function: Callable[..., object]) -> tuple[int, list[OutgoingMessage]]:
         """The number it has there, and what must be said before it is used. The descriptors are the caller's."""
-        if isinstance(function, Packed):
+        if isinstance(function, PackedFunction):
             if known := self._known(function):
                 return known, []
             self._check_peer(function.function)
@@ -146,32 +146,38 @@ class Functions:
             found = self._own[module] = _stamped(module)
         return found
 
-    def to_forget(self) -> list[Message]:
+    def to_forget(self) -> list[OutgoingMessage]:
         """What must be said so that the worker lets go of the oldest."""
         old = []
         while len(self._numbers) > FUNCTIONS_MAX:
             _, number = self._numbers.popitem(last=False)
             old.append(number)
-        return [Message(pack(Asked.FORGET, flags=Flag.FUNCTIONS, inline=(pack_numbers(old),)))] if old else []
+        return (
+            [OutgoingMessage(pack(HolderMessage.FORGET, flags=Flag.FUNCTIONS, inline=(pack_numbers(old),)))]
+            if old
+            else []
+        )
 
-    def forget_all(self) -> Message:
+    def forget_all(self) -> OutgoingMessage:
         """What must be said so that the worker lets go of everything; each function is then defined anew."""
         numbers = list(dict.fromkeys(self._numbers.values()))
         self._numbers.clear()
-        return Message(pack(Asked.FORGET, flags=Flag.FUNCTIONS, inline=(pack_numbers(numbers),)))
+        return OutgoingMessage(pack(HolderMessage.FORGET, flags=Flag.FUNCTIONS, inline=(pack_numbers(numbers),)))
 
-    def _by_name(self, named: tuple[str, str], path: str | None, stamp: tuple[int, int]) -> tuple[int, list[Message]]:
+    def _by_name(
+        self, named: tuple[str, str], path: str | None, stamp: tuple[int, int]
+    ) -> tuple[int, list[OutgoingMessage]]:
         key = ("name", *named, stamp)
         if known := self._known(key):
             return known, []
         facts = {"file": path, "stamp": stamp, "library": path is not None and is_library(path)}
         wish = json.dumps({"module": named[0], "name": named[1], **facts}).encode()
         number = self._new(key)
-        return number, [Message(pack(Asked.DEFINE, flags=Flag.NAMED, subject=number, inline=(wish,)))]
+        return number, [OutgoingMessage(pack(HolderMessage.DEFINE, flags=Flag.NAMED, subject=number, inline=(wish,)))]
 
     def _by_value(
         self, function: Callable[..., object], constant: object, module: str | None
-    ) -> tuple[int, list[Message]]:
+    ) -> tuple[int, list[OutgoingMessage]]:
         self._check_peer(function)
         placed = place_buffers(encode(function, _shown(function), of=sys.modules.get(module or "")), self._kept)
         digest = hashlib.blake2b(digest_size=16)
@@ -184,8 +190,8 @@ class Functions:
         number = self._new(key)
         if constant is not None:
             self._numbers[constant] = number
-        body = pack(Asked.DEFINE, subject=number, pieces=placed.pieces, inline=placed.inline)
-        return number, [Message(body, placed.fds)]
+        body = pack(HolderMessage.DEFINE, subject=number, pieces=placed.pieces, inline=placed.inline)
+        return number, [OutgoingMessage(body, placed.fds)]
 
     def _known(self, key: object) -> int:
         number = self._numbers.get(key, 0)

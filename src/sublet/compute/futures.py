@@ -6,7 +6,7 @@ import concurrent.futures
 from typing import Any, Protocol
 
 
-class Call(Protocol):
+class CancellableCall(Protocol):
     """What a future stands for."""
 
     def withdraw(self) -> None:
@@ -35,9 +35,9 @@ class CallFuture(concurrent.futures.Future[Any]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._call: Call | None = None
+        self._call: CancellableCall | None = None
 
-    def attach(self, call: Call) -> None:
+    def attach(self, call: CancellableCall) -> None:
         """What it stands for."""
         self._call = call
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from sublet.compute.calls import Pending
-from sublet.compute.outcomes import Cancelled, GeneratorBegun, Items, read
+from sublet.compute.calls import PendingCall
+from sublet.compute.outcomes import CallCancelled, GeneratorBegun, Items, read
 from sublet.compute.shown import sees_our_folders
 from sublet.errors import CallTimeout, LeaseEnded, SubletError
-from sublet.wire.work import Asked, Message, pack
+from sublet.wire.work import HolderMessage, OutgoingMessage, pack
 
 if TYPE_CHECKING:
     from sublet.client.handle import LeaseHandle
@@ -38,7 +38,7 @@ class RemoteIterator(Iterator[Any]):
         self.is_async = begun.is_async
         self._options = options
         self._items: deque[Any] = deque()
-        self._ahead: Pending | None = None
+        self._ahead: PendingCall | None = None
         self._stop = contextlib.ExitStack()
         self._most = 1
         self._value: Any = None
@@ -59,17 +59,21 @@ class RemoteIterator(Iterator[Any]):
         if self._is_over:
             return
         self._items.clear()
-        found: Items | Cancelled | None = None
+        found: Items | CallCancelled | None = None
         if self._ahead is not None:
             self._worker.exchange.cancel(self._ahead)
             self._worker.housekeeper.wake()
             with contextlib.suppress(SubletError):
                 found = self._answer()
-        if self._finish() and not isinstance(found, Cancelled):  # one whose next items were not begun is still there
+        if self._finish() and not isinstance(
+            found, CallCancelled
+        ):  # one whose next items were not begun is still there
             return
-        pending = Pending()
+        pending = PendingCall()
         with self._worker.life.use(self._lease):
-            self._worker.exchange.send(pending, lambda: Message(pack(Asked.CLOSE, subject=self._number)))
+            self._worker.exchange.send(
+                pending, lambda: OutgoingMessage(pack(HolderMessage.CLOSE, subject=self._number))
+            )
             self._worker.exchange.wait(pending)
         if pending.came is not None:
             read(pending.came, self._lease.id)
@@ -111,11 +115,11 @@ class RemoteIterator(Iterator[Any]):
         """For the next handful. While it is made the lease is in use."""
         self._stop.enter_context(self._worker.life.use(self._lease))
         stop, self._stop = self._stop, contextlib.ExitStack()
-        self._ahead = Pending(self._options.timeout_ns, stop.close)
-        body = pack(Asked.NEXT, subject=self._number, amount=self._most)
-        self._worker.exchange.send(self._ahead, lambda: Message(body))
+        self._ahead = PendingCall(self._options.timeout_ns, stop.close)
+        body = pack(HolderMessage.NEXT, subject=self._number, amount=self._most)
+        self._worker.exchange.send(self._ahead, lambda: OutgoingMessage(body))
 
-    def _answer(self) -> Items | Cancelled:
+    def _answer(self) -> Items | CallCancelled:
         """Of what was asked for. Raises what the generator raised; then it is over."""
         pending, exchange = self._ahead, self._worker.exchange
         assert pending is not None
@@ -126,7 +130,9 @@ class RemoteIterator(Iterator[Any]):
                 raise CallTimeout("the generator took longer for an item than it was given, and was interrupted")
             if pending.came is None:
                 raise self._worker.why_lost(self._lease)
-            found: Items | Cancelled = read(pending.came, self._lease.id, of_tenant=not sees_our_folders(self._lease))
+            found: Items | CallCancelled = read(
+                pending.came, self._lease.id, of_tenant=not sees_our_folders(self._lease)
+            )
         except (CallTimeout, KeyboardInterrupt):  # it may not have begun, and so be there still
             self._is_over = True
             self._worker.dropped.append(self._number)
@@ -141,6 +147,6 @@ class RemoteIterator(Iterator[Any]):
             raise
         finally:
             self._ahead = None
-        if isinstance(found, Cancelled):
+        if isinstance(found, CallCancelled):
             self._is_over = True
         return found

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sublet.client.guests import environment, start_spec
 from sublet.client.line import open_line
-from sublet.compute.calls import Exchange, Pending
+from sublet.compute.calls import Exchange, PendingCall
 from sublet.compute.functions import checked_callable
 from sublet.compute.outcomes import read
 from sublet.compute.shown import folder_for, interpreter_for, sees_our_folders
 from sublet.compute.worker_guest import CELL, check_python, end_worker, why_lost
-from sublet.compute.workers import Job, Worker
+from sublet.compute.workers import Worker, WorkerCall
 from sublet.errors import SubletError
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import GuestSpec, Service, StdioKind
 from sublet.wire.jupyter import KERNEL_ENTRY, KERNEL_IMPORTS
-from sublet.wire.line import Line
-from sublet.wire.link_events import Refused
+from sublet.wire.line import SharedConnection
+from sublet.wire.link_events import CallRefused
 from sublet.wire.work import Flag, unpack
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class KernelGuest:
         try:
             self.channels: Conversation = open_line(lease, self.guest.id, Service.JUPYTER)
             """For the messages of the Jupyter protocol; see ``wire.jupyter``."""
-            line = Line(open_line(lease, self.guest.id, Service.WORK))
+            line = SharedConnection(open_line(lease, self.guest.id, Service.WORK))
             self._worker = Worker(line, lease.id, self.guest, lambda: end_worker(self.guest))
         except SubletError as error:
             raise why_lost(lease, self.guest, "before it could begin", CELL) from error
@@ -98,17 +98,17 @@ class KernelGuest:
         """Call it in the kernel's process, on its main thread, between cells."""
         return self.result(self.begin(function, *args, **keywords))
 
-    def begin(self, function: Callable[..., Any], *args: Any, **keywords: Any) -> Pending:
+    def begin(self, function: Callable[..., Any], *args: Any, **keywords: Any) -> PendingCall:
         """The same, for a caller that has something to do until ``result``."""
-        pending = Pending()
-        self._worker.send(pending, Job(checked_callable(function), args, keywords))
+        pending = PendingCall()
+        self._worker.send(pending, WorkerCall(checked_callable(function), args, keywords))
         return pending
 
     def begin_cell(self, function: Callable[..., Any], *args: Any) -> CellCall:
         """The same for one that runs a cell (``behind.run_cell``)."""
         return CellCall(self._worker.exchange, self.begin(function, *args))
 
-    def result(self, pending: Pending) -> Any:
+    def result(self, pending: PendingCall) -> Any:
         """Wait for what came of a call. Raises what it raised."""
         while not self._worker.exchange.wait(pending, _in_a_moment()):
             if self.lease.end is not None and self.lease.end.parked:
@@ -132,7 +132,7 @@ class KernelGuest:
 class CellCall:
     """A call that runs a cell, whose outputs come on the kernel's channels."""
 
-    def __init__(self, exchange: Exchange, pending: Pending) -> None:
+    def __init__(self, exchange: Exchange, pending: PendingCall) -> None:
         self.pending = pending
         self._exchange = exchange
 
@@ -145,7 +145,7 @@ class CellCall:
         if not self._exchange.look(self.pending) or self.pending.came is None:
             return False
         came = self.pending.came
-        return isinstance(came, Refused) or Flag.BEGAN not in unpack(came.body).flags
+        return isinstance(came, CallRefused) or Flag.BEGAN not in unpack(came.body).flags
 
     def may_have_begun(self) -> bool:
         """Of one that failed or was lost: whether the first line of the cell may have run."""

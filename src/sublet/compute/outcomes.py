@@ -14,10 +14,10 @@ from sublet.guest.cargo import fetch_buffers, load
 from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.values import EndReason, LeaseId
 from sublet.wire.frames import close_all
-from sublet.wire.link_events import Refused, Replied
+from sublet.wire.link_events import CallRefused, Replied
 from sublet.wire.page import ended_error
 from sublet.wire.sealed_memory import take_over
-from sublet.wire.work import Flag, Said, Told, unpack
+from sublet.wire.work import Flag, ReceivedMessage, WorkerMessage, unpack
 
 
 class RemoteTraceback(Exception):
@@ -31,7 +31,7 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.text}"""'
 
 
-class Cancelled(NamedTuple):
+class CallCancelled(NamedTuple):
     """It was cancelled."""
 
     began: bool
@@ -69,10 +69,10 @@ class Many(NamedTuple):
     """False where the worker was lost before it began any of them; ``error`` is then how it ended."""
 
 
-def read(came: Replied | Refused, lease: LeaseId, *, of_tenant: bool = False) -> Any:
+def read(came: Replied | CallRefused, lease: LeaseId, *, of_tenant: bool = False) -> Any:
     """The result. Raises what the function raised, or what kept it from being called. ``of_tenant``: large parts come
     into memory of this process, so that a result that is kept does not keep memory of a tenant's lease."""
-    if isinstance(came, Refused):
+    if isinstance(came, CallRefused):
         raise came.error
     fds = came.fds
     try:
@@ -91,36 +91,36 @@ def _taken_over(fds: tuple[int, ...]) -> tuple[int, ...]:
         raise OutOfMemory(f"what was sent found no memory here ({error})") from error
 
 
-def _read(said: Said, fds: tuple[int, ...], lease: LeaseId) -> Any:
+def _read(said: ReceivedMessage, fds: tuple[int, ...], lease: LeaseId) -> Any:
     match said.kind:
-        case Told.VALUE:
+        case WorkerMessage.VALUE:
             return _value(said, fds)
-        case Told.RAISED:
+        case WorkerMessage.RAISED:
             raise remote_exception(*_value(said, fds))
-        case Told.GENERATOR:
+        case WorkerMessage.GENERATOR:
             return GeneratorBegun(said.subject, Flag.ASYNC in said.flags)
-        case Told.ITEMS:
+        case WorkerMessage.ITEMS:
             items, value = _value(said, fds)
             return Items(items, value, Flag.DONE in said.flags)
-        case Told.MANY:
+        case WorkerMessage.MANY:
             told = _value(said, fds)
             return Many([], None if told is None else remote_exception(*told), said.amount)
-        case Told.CANCELLED:
-            return Cancelled(Flag.BEGAN in said.flags)
-        case Told.ENDED:
+        case WorkerMessage.CANCELLED:
+            return CallCancelled(Flag.BEGAN in said.flags)
+        case WorkerMessage.ENDED:
             raise _lease_ended(said, lease)
-        case Told.FAULT:
+        case WorkerMessage.FAULT:
             raise _fault(said)
-        case Told.UNLIKE:
+        case WorkerMessage.UNLIKE:
             return Unlike(json.loads(said.blob)["why"])
-        case Told.OPENED:
+        case WorkerMessage.OPENED:
             return json.loads(said.blob)
         case _:
             raise Disconnected(f"the worker answered with {said.kind}, which this version does not know")
 
 
 def read_many(
-    parts: list[tuple[Said, tuple[int, ...]]],
+    parts: list[tuple[ReceivedMessage, tuple[int, ...]]],
     lost: tuple[int, Sequence[bytes]] = (0, ()),
     *,
     of_tenant: bool = False,
@@ -135,10 +135,10 @@ def read_many(
                 parts[index] = said, ()
                 fds = _taken_over(fds)
                 parts[index] = said, fds
-            if said.kind == Told.RESULTS and said.amount == len(results) and len(said.pieces) == 2:
+            if said.kind == WorkerMessage.RESULTS and said.amount == len(results) and len(said.pieces) == 2:
                 end = said.pieces[0].length
                 _take(results, pickle.loads(said.data[:end]), said.data[end:])  # noqa: S301 - one program
-            elif said.kind == Told.RESULT and said.amount == len(results):
+            elif said.kind == WorkerMessage.RESULT and said.amount == len(results):
                 results.append(_value(said, fds))
             elif said.amount > len(results):
                 break  # one before it is missing, which no worker of ours leaves out
@@ -172,7 +172,7 @@ def _no_module(error: ModuleNotFoundError) -> InvalidRequest:
     )
 
 
-def _value(said: Said, fds: tuple[int, ...]) -> Any:
+def _value(said: ReceivedMessage, fds: tuple[int, ...]) -> Any:
     head, buffers = fetch_buffers(said, fds, _nothing_is_kept)
     try:
         return load(head, buffers)
@@ -195,7 +195,7 @@ def remote_exception(pickled: bytes | None, name: str, text: str, trace: str) ->
     return error
 
 
-def _lease_ended(said: Said, lease: LeaseId) -> LeaseEnded:
+def _lease_ended(said: ReceivedMessage, lease: LeaseId) -> LeaseEnded:
     told = json.loads(said.blob)
     reason = EndReason(told["reason"])
     error = ended_error(lease, reason, told["detail"])
@@ -203,7 +203,7 @@ def _lease_ended(said: Said, lease: LeaseId) -> LeaseEnded:
     return error
 
 
-def _fault(said: Said) -> SubletError:
+def _fault(said: ReceivedMessage) -> SubletError:
     told = json.loads(said.blob)
     kind = getattr(errors, told["kind"], SubletError)
     if not (isinstance(kind, type) and issubclass(kind, SubletError)):

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from sublet.compute.calls import Pending
+from sublet.compute.calls import PendingCall
 from sublet.compute.functions import checked_callable
 from sublet.compute.futures import CallFuture
 from sublet.compute.iterators import RemoteIterator
-from sublet.compute.outcomes import Cancelled, GeneratorBegun, Many, Unlike, read, read_many
+from sublet.compute.outcomes import CallCancelled, GeneratorBegun, Many, Unlike, read, read_many
 from sublet.compute.shown import sees_our_folders
 from sublet.compute.worker_guest import Options
-from sublet.compute.workers import Job, Worker, workers_of
+from sublet.compute.workers import Worker, WorkerCall, workers_of
 from sublet.devices.primary_contexts import contexts, loaded_driver
 from sublet.errors import CallTimeout, InvalidRequest, LeaseEnded, SubletError
 from sublet.guest.main_thread import is_worker
@@ -49,18 +49,18 @@ AHEAD: Final = 2
 """Batches of a map that are under way before the first of their results is asked for."""
 
 
-class Again:
+class CallNotBegun:
     """The call did not begin; it can be sent again."""
 
 
-AGAIN: Final = Again()
+AGAIN: Final = CallNotBegun()
 
 
 def run_call(
     lease: LeaseHandle, options: Options, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
 ) -> Any:
     """Call it and wait."""
-    job = Job(checked_callable(function), args, kwargs)
+    job = WorkerCall(checked_callable(function), args, kwargs)
     for _ in range(TRIES):
         worker = _ready(lease, options)
         if worker.exchange.under_way >= RUN_MAX:
@@ -78,14 +78,14 @@ def submit_call(
     lease: LeaseHandle, options: Options, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
 ) -> CallFuture:
     """Call it and do not wait."""
-    job = Job(checked_callable(function), args, kwargs)
+    job = WorkerCall(checked_callable(function), args, kwargs)
     worker = _ready(lease, options)
     return _submit(lease, worker, job, options)
 
 
 def submit_many(lease: LeaseHandle, options: Options, function: Callable[..., Any], items: Sequence[Any]) -> CallFuture:
     """Call it with each of these, in one message; the future brings a ``Many``."""
-    job = Job(checked_callable(function), _Singles(items), {}, is_many=True)
+    job = WorkerCall(checked_callable(function), _Singles(items), {}, is_many=True)
     return _submit(lease, _ready(lease, options), job, options)
 
 
@@ -154,7 +154,7 @@ def check_call(lease: LeaseHandle, options: Options) -> None:
     check_holder(lease)
 
 
-def outcome(lease: LeaseHandle, worker: Worker, pending: Pending, job: Job) -> Any:
+def outcome(lease: LeaseHandle, worker: Worker, pending: PendingCall, job: WorkerCall) -> Any:
     """What came of a call that is done; AGAIN where it can be sent again. Raises what it raised."""
     if pending.came is None:
         error = worker.why_lost(lease)
@@ -186,13 +186,13 @@ def outcome(lease: LeaseHandle, worker: Worker, pending: Pending, job: Job) -> A
     return found
 
 
-def _with_results(lease: LeaseHandle, pending: Pending, error: BaseException | None) -> Many:
+def _with_results(lease: LeaseHandle, pending: PendingCall, error: BaseException | None) -> Many:
     """The results of a call of many, and what ended it early."""
     made = read_many(pending.parts, of_tenant=not sees_our_folders(lease))
     return Many(made.results, made.error or error, 0)
 
 
-def _made_before(lease: LeaseHandle, pending: Pending, job: Job, error: SubletError) -> Many | None:
+def _made_before(lease: LeaseHandle, pending: PendingCall, job: WorkerCall, error: SubletError) -> Many | None:
     """The results of a call of many that were made before its worker was lost, and why there are no more; None where
     the call was not begun. Only the item that was executing was begun, and its error says so."""
     lost = pending.lost
@@ -212,8 +212,8 @@ def _not_begun(error: LeaseEnded) -> LeaseEnded:
     return own
 
 
-def _run_once(lease: LeaseHandle, worker: Worker, job: Job, options: Options) -> Any:
-    pending = Pending(options.timeout_ns)
+def _run_once(lease: LeaseHandle, worker: Worker, job: WorkerCall, options: Options) -> Any:
+    pending = PendingCall(options.timeout_ns)
     worker.send(pending, job)
     try:
         if not worker.exchange.wait(pending, lambda: worker.exchange.due_ns(pending)):
@@ -225,12 +225,12 @@ def _run_once(lease: LeaseHandle, worker: Worker, job: Job, options: Options) ->
         worker.housekeeper.wake()
         raise
     found = outcome(lease, worker, pending, job)
-    if isinstance(found, Cancelled):
+    if isinstance(found, CallCancelled):
         raise KeyboardInterrupt
     return found
 
 
-def timed_out(job: Job, options: Options) -> CallTimeout:
+def timed_out(job: WorkerCall, options: Options) -> CallTimeout:
     name = getattr(job.function, "__qualname__", "the function")
     return CallTimeout(f"{name} took longer than {format_duration(options.timeout_ns or 0)}, and was interrupted")
 
@@ -238,8 +238,10 @@ def timed_out(job: Job, options: Options) -> CallTimeout:
 class _Watched:
     """A call that a future stands for."""
 
-    def __init__(self, lease: LeaseHandle, worker: Worker, job: Job, options: Options, future: CallFuture) -> None:
-        self.pending = Pending(options.timeout_ns, self._is_done)
+    def __init__(
+        self, lease: LeaseHandle, worker: Worker, job: WorkerCall, options: Options, future: CallFuture
+    ) -> None:
+        self.pending = PendingCall(options.timeout_ns, self._is_done)
         self._lease: LeaseHandle | None = lease
         self._worker = worker
         self._job = job
@@ -282,7 +284,7 @@ class _Watched:
                 return
             if isinstance(found, GeneratorBegun):
                 found = RemoteIterator(lease, self._worker, found, self._options)
-            if isinstance(found, Cancelled):
+            if isinstance(found, CallCancelled):
                 self._future.cancel()
             else:
                 self._future.deliver(found)
@@ -341,7 +343,7 @@ class _Watched:
             raise SubletError("the call did not come to begin: its workers ended before", do="See `sublet logs`.")
         self._worker = _ready(lease, self._options)
         self.count(lease)
-        self.pending = Pending(self._options.timeout_ns, self._is_done)
+        self.pending = PendingCall(self._options.timeout_ns, self._is_done)
         self._worker.housekeeper.add(self)
 
     def count(self, lease: LeaseHandle) -> None:
@@ -357,7 +359,7 @@ class _Watched:
         self._stop.close()
 
 
-def _submit(lease: LeaseHandle, worker: Worker, job: Job, options: Options) -> CallFuture:
+def _submit(lease: LeaseHandle, worker: Worker, job: WorkerCall, options: Options) -> CallFuture:
     future = CallFuture()
     watched = _Watched(lease, worker, job, options, future)
     watched.count(lease)
@@ -429,7 +431,7 @@ def _mapped(
                     tries -= 1
                     continue
                 batch.lane, batch.worker = lane, worker
-                batch.future = _submit(lease, worker, Job(function, batch.items, {}, is_many=True), lanes[lane])
+                batch.future = _submit(lease, worker, WorkerCall(function, batch.items, {}, is_many=True), lanes[lane])
             first = batches[0] if batches else None
             if first is None or first.future is None:
                 if ended is not None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from sublet.background import start_thread
 from sublet.compute.session_line import DeviceLine, open_device_line, why_ended
-from sublet.compute.session_queue import Queue, Sent, failure_of
+from sublet.compute.session_queue import Sent, SessionQueue, failure_of
 from sublet.errors import (
     Disconnected,
     GpuSessionEnded,
@@ -82,7 +82,7 @@ class Engine:
         self._in_use = in_use
         self._done_with: Callable[[], None] | None = None
         self._pid = os.getpid()
-        self._queue = Queue()
+        self._queue = SessionQueue()
         self._sent: Sent | None = None
         self._failure: SubletError | None = None
         self._to_give_back: list[Op] = []

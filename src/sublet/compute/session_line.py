@@ -20,7 +20,7 @@ from sublet.wire.conversation import Conversation
 from sublet.wire.device import DeviceCall, DeviceReply
 from sublet.wire.frames import close_all
 from sublet.wire.guests import GuestSpec, GuestView, Service, StdioKind
-from sublet.wire.link_events import Happening, Over, Refused, Replied
+from sublet.wire.link_events import CallRefused, Happening, Over, Replied
 
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
@@ -42,7 +42,7 @@ class DeviceLine:
     def __init__(self, talk: Conversation) -> None:
         self._talk = talk
         self._call: int | None = None
-        self._come: Replied | Refused | None = None
+        self._come: Replied | CallRefused | None = None
         self._over: Over | None = None
 
     def ask(self, call: DeviceCall, fds: Sequence[int] = ()) -> None:
@@ -77,7 +77,7 @@ class DeviceLine:
                 self._over = over  # an interrupt may have taken the news of it
         self._call = None
         come, self._come = self._come, None
-        if isinstance(come, Refused):
+        if isinstance(come, CallRefused):
             raise come.error
         if come is None:
             error = self._over.error if self._over is not None else None
@@ -94,7 +94,7 @@ class DeviceLine:
     def _look(self, happened: Sequence[Happening]) -> None:
         for one in happened:
             match one:
-                case Replied() | Refused() if one.call == self._call:
+                case Replied() | CallRefused() if one.call == self._call:
                     self._come = one
                 case Over():
                     self._over = one

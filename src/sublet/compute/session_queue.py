@@ -60,7 +60,7 @@ class Sent:
         return [op.buffer for op in self.ops[start:] if isinstance(op, Alloc)]
 
 
-class Queue:
+class SessionQueue:
     """What waits to be sent."""
 
     def __init__(self) -> None:

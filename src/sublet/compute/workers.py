@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sublet.client.line import open_line
-from sublet.compute.buffer_cache import Kept
-from sublet.compute.calls import Exchange, Pending
+from sublet.compute.buffer_cache import BufferCache
+from sublet.compute.calls import Exchange, PendingCall
 from sublet.compute.completion_thread import Housekeeper
-from sublet.compute.functions import Functions, Peer, is_library
+from sublet.compute.functions import Functions, PeerInterpreter, is_library
 from sublet.compute.outcomes import read
 from sublet.compute.worker_guest import Options, end_worker, parked_worker, start_worker, why_lost
 from sublet.errors import Disconnected, SubletError
@@ -30,15 +30,15 @@ from sublet.guest.cargo import encode, out_of_band, place_buffers
 from sublet.lease.value import LeaseEnd
 from sublet.values import LeaseId
 from sublet.wire.guests import Service
-from sublet.wire.line import Line
-from sublet.wire.work import Asked, Flag, Message, pack, pack_numbers
+from sublet.wire.line import SharedConnection
+from sublet.wire.work import Flag, HolderMessage, OutgoingMessage, pack, pack_numbers
 
 if TYPE_CHECKING:
     from sublet.client.guests import Guest
     from sublet.client.handle import LeaseHandle
 
 
-class Job(NamedTuple):
+class WorkerCall(NamedTuple):
     """What is to be called."""
 
     function: Callable[..., Any]
@@ -51,7 +51,7 @@ class Job(NamedTuple):
 class Worker:
     """One process, with what it was given. Safe to use from several threads."""
 
-    def __init__(self, line: Line, lease: LeaseId, guest: Guest | None, end: Callable[[], object]) -> None:
+    def __init__(self, line: SharedConnection, lease: LeaseId, guest: Guest | None, end: Callable[[], object]) -> None:
         """``guest`` is None where it is no guest: in tests."""
         self.lease_id = lease
         self.guest = guest
@@ -61,7 +61,7 @@ class Worker:
         """For calls under way: they are use of the lease."""
         self.dropped: deque[int] = deque()
         """Generators without a reference here; to be closed with the next message. Finalisers add to it."""
-        self._kept = Kept()
+        self._kept = BufferCache()
         self._in_doubt = False
         """Whether the worker may know less than we believe."""
         self._why: SubletError | None = None
@@ -80,7 +80,7 @@ class Worker:
     def is_lost(self) -> bool:
         return self.exchange.lost is not None
 
-    def send(self, pending: Pending, job: Job) -> None:
+    def send(self, pending: PendingCall, job: WorkerCall) -> None:
         """Send a call. Raises what keeps it from being sent; where the worker is gone, ``pending`` says so."""
         try:
             self.exchange.send(pending, lambda: self._message(job))
@@ -127,7 +127,7 @@ class Worker:
         self.exchange.close()
         self.housekeeper.wake()
 
-    def _message(self, job: Job) -> Message:
+    def _message(self, job: WorkerCall) -> OutgoingMessage:
         """The call, after what must be said before it."""
         if self._in_doubt:
             self._kept.forget_all()
@@ -145,30 +145,32 @@ class Worker:
         for message in self._functions.to_forget():
             self.exchange.tell(message)
         if numbers := self._kept.to_forget():
-            self.exchange.tell(Message(pack(Asked.FORGET, inline=(pack_numbers(numbers),))))
+            self.exchange.tell(OutgoingMessage(pack(HolderMessage.FORGET, inline=(pack_numbers(numbers),))))
         while self.dropped:
-            self.exchange.ask_nobody(Message(pack(Asked.CLOSE, subject=self.dropped.popleft())))
+            self.exchange.ask_nobody(OutgoingMessage(pack(HolderMessage.CLOSE, subject=self.dropped.popleft())))
         body = pack(
-            Asked.RUN,
+            HolderMessage.RUN,
             flags=Flag.MANY if job.is_many else Flag.NONE,
             subject=number,
             amount=logging.getLogger().getEffectiveLevel(),
             pieces=placed.pieces,
             inline=placed.inline,
         )
-        return Message(body, placed.fds)
+        return OutgoingMessage(body, placed.fds)
 
-    def _introduce(self) -> Peer:
+    def _introduce(self) -> PeerInterpreter:
         """Say what our interpreter looks like, and hear about the other."""
         wish = json.dumps({"path": own_paths()}).encode()
-        pending = Pending()
-        self.exchange.send(pending, lambda: Message(pack(Asked.OPEN, inline=(wish,)), self.exchange.take_shared()))
+        pending = PendingCall()
+        self.exchange.send(
+            pending, lambda: OutgoingMessage(pack(HolderMessage.OPEN, inline=(wish,)), self.exchange.take_shared())
+        )
         self.exchange.wait(pending)
         if pending.came is None:
             raise Disconnected("the worker ended before it began")
         told = read(pending.came, self.lease_id)
         major, minor, micro = told["python"]
-        return Peer((major, minor, micro), told["executable"], told["cloudpickle"])
+        return PeerInterpreter((major, minor, micro), told["executable"], told["cloudpickle"])
 
 
 class Workers:
@@ -252,7 +254,7 @@ def _started(lease: LeaseHandle, options: Options) -> Worker:
     guest = parked_worker(lease) if options.place == Options() else None
     guest = guest or start_worker(lease, options)
     try:
-        line = Line(open_line(lease, guest.id, Service.WORK))
+        line = SharedConnection(open_line(lease, guest.id, Service.WORK))
         return Worker(line, lease.id, guest, lambda: end_worker(guest))
     except SubletError as error:
         if lease.end is not None:

@@ -6,7 +6,7 @@ from sublet.errors import InvalidRequest, OutOfMemory
 from sublet.values import format_size
 
 
-class Account:
+class MemoryAccount:
     """The memory of one lease on one device. All sessions under the lease share it.
 
     It counts what was asked for. What a driver rounds up to, and the context it keeps for itself, are not in here: on a

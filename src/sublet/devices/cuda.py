@@ -15,13 +15,13 @@ import threading
 from typing import Any, Final
 
 from sublet.devices import nvrtc
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.cuda_driver import ContextLost, CudaDriver, dotted, find_device, open_driver
-from sublet.devices.interface import Identity, Sources
-from sublet.devices.memory import Piece
+from sublet.devices.interface import DeviceIdentity, Sources
+from sublet.devices.memory import MemoryPiece
 from sublet.devices.objects import check_cubin, check_ptx
 from sublet.devices.signature import Parameter, Signature, Takes
-from sublet.devices.tabled import NativeModule, Plan, TabledDevice
+from sublet.devices.tabled import LaunchPlan, NativeModule, TabledDevice
 from sublet.devices.warp_launches import WarpLaunch
 from sublet.devices.warp_modules import drop_warp, load_warp, warp
 from sublet.errors import GpuError, NotFound, OutOfMemory, SubletError, Unsupported
@@ -57,7 +57,7 @@ class CudaDevice(TabledDevice):
         self,
         id: str,  # noqa: A002  as leases call it
         uuid: str,
-        account: Account,
+        account: MemoryAccount,
         *,
         cache: str,
         driver: CudaDriver | None = None,
@@ -68,7 +68,7 @@ class CudaDevice(TabledDevice):
         self._device = find_device(self._driver, uuid)
         name: bytes = self._call("open", "cuDeviceGetName", _NAME_MAX, self._device)
         label = name.split(b"\0", 1)[0].decode(errors="replace")  # the bindings pad with blanks behind the driver's NUL
-        super().__init__(Identity(id=id, label=label, is_host=False), account)
+        super().__init__(DeviceIdentity(id=id, label=label, is_host=False), account)
         self._uuid = uuid
         self._cache = cache
         self._arch = 10 * self._attribute(_MAJOR) + self._attribute(_MINOR)
@@ -111,23 +111,23 @@ class CudaDevice(TabledDevice):
             raise
         return address, None
 
-    def _give_memory(self, piece: Piece) -> None:
+    def _give_memory(self, piece: MemoryPiece) -> None:
         piece.forms = None
         self._sync_for("mem_free")
         self._call("mem_free", "cuMemFree", piece.address)
 
-    def _write(self, piece: Piece, offset: int, data: memoryview) -> None:
+    def _write(self, piece: MemoryPiece, offset: int, data: memoryview) -> None:
         self._call("mem_write", "cuMemcpyHtoDAsync", piece.address + offset, data, len(data), self._stream)
         self._sync_for("mem_write")
 
-    def _read(self, piece: Piece, offset: int, out: memoryview) -> None:
+    def _read(self, piece: MemoryPiece, offset: int, out: memoryview) -> None:
         self._call("mem_read", "cuMemcpyDtoHAsync", out, piece.address + offset, len(out), self._stream)
         self._sync_for("mem_read")
 
-    def _copy(self, target: Piece, at: int, source: Piece, offset: int, length: int) -> None:
+    def _copy(self, target: MemoryPiece, at: int, source: MemoryPiece, offset: int, length: int) -> None:
         self._call("mem_copy", "cuMemcpyDtoDAsync", target.address + at, source.address + offset, length, self._stream)
 
-    def _fill(self, piece: Piece, offset: int, length: int, pattern: bytes) -> None:
+    def _fill(self, piece: MemoryPiece, offset: int, length: int, pattern: bytes) -> None:
         width = len(pattern)
         number = int.from_bytes(pattern, "little")
         self._call("mem_fill", _FILLS[width], piece.address + offset, number, length // width, self._stream)
@@ -214,13 +214,13 @@ class CudaDevice(TabledDevice):
 
     # ---- launches ----
 
-    def _plan(self, native: NativeModule, function: Any, plan: Plan) -> Any:
+    def _plan(self, native: NativeModule, function: Any, plan: LaunchPlan) -> Any:
         if native.kind is ModuleKind.WARP:
             wp = warp(self._cache)
             return WarpLaunch(wp, function, plan, self._warp_name(wp), self._warp_stream)
         return _Kernel(function, tuple(_C_TYPES[kind] for kind in plan.kinds))
 
-    def _launch(self, plan: Plan, values: list[Any]) -> None:
+    def _launch(self, plan: LaunchPlan, values: list[Any]) -> None:
         if isinstance(plan.native, WarpLaunch):
             plan.native.run(values)
             return

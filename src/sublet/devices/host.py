@@ -12,11 +12,11 @@ import mmap
 from typing import Any, Final
 
 from sublet.devices import nvrtc
-from sublet.devices.account import Account
-from sublet.devices.interface import Identity, Sources
-from sublet.devices.memory import Piece
+from sublet.devices.account import MemoryAccount
+from sublet.devices.interface import DeviceIdentity, Sources
+from sublet.devices.memory import MemoryPiece
 from sublet.devices.objects import check_cubin, check_ptx
-from sublet.devices.tabled import NativeModule, Plan, TabledDevice
+from sublet.devices.tabled import LaunchPlan, NativeModule, TabledDevice
 from sublet.devices.warp_launches import WarpLaunch
 from sublet.devices.warp_modules import drop_warp, load_warp, warp
 from sublet.errors import OutOfMemory, Unsupported
@@ -32,9 +32,9 @@ _CPU: Final = "cpu"
 class HostDevice(TabledDevice):
     """The CPU in place of a GPU. See ``interface.Device``."""
 
-    def __init__(self, id: str, account: Account, *, cache: str) -> None:  # noqa: A002  as leases call it
+    def __init__(self, id: str, account: MemoryAccount, *, cache: str) -> None:  # noqa: A002  as leases call it
         """``cache`` is a folder of this user alone, for compiled kernels."""
-        super().__init__(Identity(id=id, label=HOST_LABEL, is_host=True), account)
+        super().__init__(DeviceIdentity(id=id, label=HOST_LABEL, is_host=True), account)
         self._cache = cache
 
     # ---- memory ----
@@ -49,22 +49,22 @@ class HostDevice(TabledDevice):
             ) from error
         return ctypes.addressof(ctypes.c_char.from_buffer(made)), made
 
-    def _give_memory(self, piece: Piece) -> None:
+    def _give_memory(self, piece: MemoryPiece) -> None:
         piece.forms = None
         piece.owner.close()
 
-    def _write(self, piece: Piece, offset: int, data: memoryview) -> None:
+    def _write(self, piece: MemoryPiece, offset: int, data: memoryview) -> None:
         piece.owner[offset : offset + len(data)] = data
 
-    def _read(self, piece: Piece, offset: int, out: memoryview) -> None:
+    def _read(self, piece: MemoryPiece, offset: int, out: memoryview) -> None:
         with memoryview(piece.owner) as view:
             out[:] = view[offset : offset + len(out)]
 
-    def _copy(self, target: Piece, at: int, source: Piece, offset: int, length: int) -> None:
+    def _copy(self, target: MemoryPiece, at: int, source: MemoryPiece, offset: int, length: int) -> None:
         with memoryview(target.owner) as into, memoryview(source.owner) as view:
             into[at : at + length] = view[offset : offset + length]
 
-    def _fill(self, piece: Piece, offset: int, length: int, pattern: bytes) -> None:
+    def _fill(self, piece: MemoryPiece, offset: int, length: int, pattern: bytes) -> None:
         laid = pattern * (min(length, _STEP) // len(pattern))
         for at in range(offset, offset + length, len(laid)):
             count = min(len(laid), offset + length - at)
@@ -82,10 +82,10 @@ class HostDevice(TabledDevice):
     def _drop_module(self, native: NativeModule) -> None:
         drop_warp(native.thing)
 
-    def _plan(self, native: NativeModule, function: Any, plan: Plan) -> WarpLaunch:
+    def _plan(self, native: NativeModule, function: Any, plan: LaunchPlan) -> WarpLaunch:
         return WarpLaunch(warp(self._cache), function, plan, _CPU)
 
-    def _launch(self, plan: Plan, values: list[Any]) -> None:
+    def _launch(self, plan: LaunchPlan, values: list[Any]) -> None:
         plan.native.run(values)
 
     def _sync(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.memory import BufferHandle
 from sublet.devices.signature import Signature
 from sublet.wire.device import ModuleKind
@@ -34,7 +34,7 @@ class ModuleHandle(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class DeviceIdentity:
     """Which device it is, for people and for the page."""
 
     id: str
@@ -69,10 +69,10 @@ class Device(Protocol):
     """One device, open for one session. ``sublet.testing.DeviceConformance`` tests it."""
 
     @property
-    def identity(self) -> Identity: ...
+    def identity(self) -> DeviceIdentity: ...
 
     @property
-    def account(self) -> Account: ...
+    def account(self) -> MemoryAccount: ...
 
     # ---- memory ----
 

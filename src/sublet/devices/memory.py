@@ -25,7 +25,7 @@ class BufferHandle(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
+class MemoryPiece:
     """One piece that is there."""
 
     size: int
@@ -41,7 +41,7 @@ class MemoryTable:
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
-        self._pieces: dict[int, Piece] = {}
+        self._pieces: dict[int, MemoryPiece] = {}
         self._next = 1
 
     def __len__(self) -> int:
@@ -59,17 +59,17 @@ class MemoryTable:
         assert address % ALIGNMENT == 0, "a device gave out memory that is not aligned"
         handle = BufferHandle(self.generation, self._next)
         self._next += 1
-        self._pieces[handle.number] = Piece(size, address, owner)
+        self._pieces[handle.number] = MemoryPiece(size, address, owner)
         return handle
 
-    def get(self, handle: BufferHandle, call: str) -> Piece:
+    def get(self, handle: BufferHandle, call: str) -> MemoryPiece:
         """The piece, or why there is none."""
         generation, number = handle
         if generation == self.generation and (found := self._pieces.get(number)) is not None:
             return found
         raise self._missing(generation, number, call)
 
-    def span(self, handle: BufferHandle, offset: int, length: int, call: str) -> Piece:
+    def span(self, handle: BufferHandle, offset: int, length: int, call: str) -> MemoryPiece:
         """The piece, if ``length`` bytes from ``offset`` on lie within it."""
         piece = self.get(handle, call)
         if offset < 0 or length < 0 or offset + length > piece.size:
@@ -80,13 +80,13 @@ class MemoryTable:
             )
         return piece
 
-    def remove(self, handle: BufferHandle, call: str) -> Piece:
+    def remove(self, handle: BufferHandle, call: str) -> MemoryPiece:
         """The piece is no more. A second time is an error, like any use after it."""
         piece = self.get(handle, call)
         del self._pieces[handle.number]
         return piece
 
-    def clear(self) -> list[Piece]:
+    def clear(self) -> list[MemoryPiece]:
         """All that were left."""
         left = list(self._pieces.values())
         self._pieces.clear()

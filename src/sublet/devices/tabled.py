@@ -14,18 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.grids import Extent, whole_extent
 from sublet.devices.interface import (
     Bytes,
-    Identity,
+    DeviceIdentity,
     Launchable,
     LoadedModule,
     ModuleHandle,
     Sources,
     Value,
 )
-from sublet.devices.memory import BufferHandle, MemoryTable, Piece
+from sublet.devices.memory import BufferHandle, MemoryPiece, MemoryTable
 from sublet.devices.signature import Adapt, Signature, check_kinds
 from sublet.errors import CapacityExceeded, GpuError, InvalidRequest, NotFound, SubletError
 from sublet.values import MIB
@@ -53,7 +53,7 @@ class NativeModule:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Plan:
+class LaunchPlan:
     """A launch that was checked."""
 
     signature: Signature
@@ -71,7 +71,7 @@ class Plan:
 class TabledDevice(ABC):
     """The half of a device that decides."""
 
-    def __init__(self, identity: Identity, account: Account) -> None:
+    def __init__(self, identity: DeviceIdentity, account: MemoryAccount) -> None:
         self.identity = identity
         self.account = account
         self.is_closed = False
@@ -183,7 +183,7 @@ class TabledDevice(ABC):
         grid: int | Sequence[int],
         block: int | Sequence[int],
         kinds: tuple[ArgKind, ...],
-    ) -> Plan:
+    ) -> LaunchPlan:
         self._usable("launch")
         native = self._module(module, "launch")
         found = native.kernels.get(kernel)
@@ -193,7 +193,7 @@ class TabledDevice(ABC):
         if len(kinds) > ARGUMENTS_MAX:
             raise InvalidRequest(f"launch: {len(kinds)} arguments", do=f"Give at most {ARGUMENTS_MAX}.")
         signature, function = found
-        made = Plan(
+        made = LaunchPlan(
             signature=signature,
             kinds=kinds,
             module=module,
@@ -206,7 +206,7 @@ class TabledDevice(ABC):
         return made
 
     def launch(self, plan: Launchable, values: Sequence[Value]) -> None:
-        assert isinstance(plan, Plan)
+        assert isinstance(plan, LaunchPlan)
         self._usable("launch")
         self._module(plan.module, "launch")
         if len(values) != len(plan.kinds):
@@ -263,7 +263,7 @@ class TabledDevice(ABC):
             raise NotFound(f"{call}: there is no module {number}", do="Use what module_load gave out.")
         return found
 
-    def _release(self, piece: Piece) -> None:
+    def _release(self, piece: MemoryPiece) -> None:
         try:
             self._give_memory(piece)
         finally:
@@ -276,19 +276,19 @@ class TabledDevice(ABC):
         """Memory of zeros: its address, and what keeps it."""
 
     @abstractmethod
-    def _give_memory(self, piece: Piece) -> None: ...
+    def _give_memory(self, piece: MemoryPiece) -> None: ...
 
     @abstractmethod
-    def _write(self, piece: Piece, offset: int, data: memoryview) -> None: ...
+    def _write(self, piece: MemoryPiece, offset: int, data: memoryview) -> None: ...
 
     @abstractmethod
-    def _read(self, piece: Piece, offset: int, out: memoryview) -> None: ...
+    def _read(self, piece: MemoryPiece, offset: int, out: memoryview) -> None: ...
 
     @abstractmethod
-    def _copy(self, target: Piece, at: int, source: Piece, offset: int, length: int) -> None: ...
+    def _copy(self, target: MemoryPiece, at: int, source: MemoryPiece, offset: int, length: int) -> None: ...
 
     @abstractmethod
-    def _fill(self, piece: Piece, offset: int, length: int, pattern: bytes) -> None: ...
+    def _fill(self, piece: MemoryPiece, offset: int, length: int, pattern: bytes) -> None: ...
 
     @abstractmethod
     def _load_module(self, sources: Sources) -> NativeModule: ...
@@ -297,12 +297,12 @@ class TabledDevice(ABC):
     def _drop_module(self, native: NativeModule) -> None: ...
 
     @abstractmethod
-    def _plan(self, native: NativeModule, function: Any, plan: Plan) -> Any:
+    def _plan(self, native: NativeModule, function: Any, plan: LaunchPlan) -> Any:
         """What ``_launch`` will use of it."""
 
     @abstractmethod
-    def _launch(self, plan: Plan, values: list[Any]) -> None:
-        """``values``: a ``Piece`` for each buffer, numbers that fit for the rest."""
+    def _launch(self, plan: LaunchPlan, values: list[Any]) -> None:
+        """``values``: a ``MemoryPiece`` for each buffer, numbers that fit for the rest."""
 
     @abstractmethod
     def _sync(self) -> None: ...

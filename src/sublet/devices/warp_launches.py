@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sublet.devices.grids import warp_dim
-from sublet.devices.memory import Piece
+from sublet.devices.memory import MemoryPiece
 from sublet.devices.signature import Parameter
-from sublet.devices.tabled import Plan
+from sublet.devices.tabled import LaunchPlan
 from sublet.errors import GpuError, InvalidRequest
 from sublet.wire.scalars import ArgKind
 
@@ -15,7 +15,7 @@ from sublet.wire.scalars import ArgKind
 class WarpLaunch:
     """One kernel with its dimensions, to be run with these values and those."""
 
-    def __init__(self, wp: Any, kernel: Any, plan: Plan, device: str, stream: Any = None) -> None:
+    def __init__(self, wp: Any, kernel: Any, plan: LaunchPlan, device: str, stream: Any = None) -> None:
         self._wp = wp
         self._kernel = kernel
         self._plan = plan
@@ -56,7 +56,7 @@ class WarpLaunch:
         for index, (value, last) in enumerate(zip(values, self._last, strict=True)):
             if value is not last and not (value == last and type(value) is int):  # 0.0 == -0.0, and they differ
                 native = self._native(index, value)
-                made = native.__ctype__() if isinstance(value, Piece) else native
+                made = native.__ctype__() if isinstance(value, MemoryPiece) else native
                 self._command.set_param_at_index_from_ctype(index, made)
         self._last = values
 
@@ -64,7 +64,7 @@ class WarpLaunch:
         """An array of the parameter's type over a piece; a number as it is."""
         if self._plan.kinds[index] is not ArgKind.BUFFER:
             return value
-        piece: Piece = value
+        piece: MemoryPiece = value
         dtype = self._kernel.adj.args[index].type.dtype
         forms = piece.forms
         if forms is None:
@@ -83,7 +83,7 @@ class WarpLaunch:
         return found
 
 
-def _count(piece: Piece, parameter: Parameter) -> int:
+def _count(piece: MemoryPiece, parameter: Parameter) -> int:
     count, rest = divmod(piece.size, parameter.bytes)
     if rest:
         raise InvalidRequest(

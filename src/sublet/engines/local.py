@@ -45,10 +45,10 @@ from sublet.node.agent.tokens import verify
 from sublet.office.access import AccessList, Caller, Origin
 from sublet.office.api.app import App
 from sublet.office.api.policy import to_apply
-from sublet.office.api.processes import HolderWatch, Processes
+from sublet.office.api.processes import HolderWatch, ProcessTable
 from sublet.office.api.reservations import look_ahead
 from sublet.office.api.server import HttpServer
-from sublet.office.api.service import Identity, Service
+from sublet.office.api.service import ApiService, OfficeIdentity
 from sublet.office.api.signing import Signer
 from sublet.office.driver import Driver
 from sublet.office.journal.journal import Journal
@@ -61,14 +61,14 @@ from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import Now
 from sublet.office.ledger.reports import with_what_is_held
 from sublet.office.ledger.state import State
-from sublet.office.policy_file import KEYS, Limits
+from sublet.office.policy_file import KEYS, PolicyLimits
 from sublet.office.ports import Agent
 from sublet.office.shared_socket import SharedSocket
 from sublet.values import NS_PER_S, Kind, ResourceId, TenantId
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.orders import Inventory, Report
 from sublet.wire.program_files import check_program
-from sublet.wire.sockets import Peer
+from sublet.wire.sockets import PeerProcess
 from sublet.wire.unix import short_path
 
 IDLE_ENDS_S: Final = 600.0
@@ -98,7 +98,7 @@ class Office:
         embedded: bool = False,
         local_rule: bool = True,
         policy: Policy | None = None,
-        limits: Limits | None = None,
+        limits: PolicyLimits | None = None,
         clock: Clock | None = None,
         die: Callable[[str], None] | None = None,
         make_agent: Callable[..., Agent] | None = None,
@@ -156,9 +156,9 @@ class Office:
                 _log_who_asks()
             rates = _rates(self.home / RATES_FILE)
             check_prices(ledger.state, rates, rates.missing)
-            self.service = Service(
+            self.service = ApiService(
                 driver=self.driver,
-                identity=Identity(
+                identity=OfficeIdentity(
                     pid=os.getpid(),
                     version=__version__,
                     home=self.home,
@@ -192,7 +192,7 @@ class Office:
                 agent.listen()
                 if self._cards is not None:
                     self._cards.start()
-            processes = Processes()
+            processes = ProcessTable()
             watch = HolderWatch(self.driver, processes)
             self._stack.callback(watch.close)
             watch.start()
@@ -347,7 +347,7 @@ class Office:
     def _is_busy(self) -> bool:
         return bool(self.server.busy or (self._shared_server is not None and self._shared_server.busy))
 
-    async def apply_limits(self, caller: Caller) -> Limits:
+    async def apply_limits(self, caller: Caller) -> PolicyLimits:
         """Read ``policy.toml`` again and go by it. With a mistake in it, or if it cannot be written down who did it,
         nothing changes. Leases keep what they have, and the caps that they began with."""
         limits = read_limits(self.home / POLICY_FILE)
@@ -368,7 +368,7 @@ class Office:
             await self._set_caps(limits.caps())
         return limits
 
-    async def _apply(self, limits: Limits, changed: Mapping[str, str], caller: Caller | None = None) -> None:
+    async def _apply(self, limits: PolicyLimits, changed: Mapping[str, str], caller: Caller | None = None) -> None:
         """The groups, reservations and budgets of the file; refused, they say in which file they are."""
         command = to_apply(limits, changed, self.driver.now(), self.service.rates.missing, caller)
         try:
@@ -427,11 +427,11 @@ def _generations(state: State) -> dict[TenantId, int]:
 class _Rights:
     """The rights of holders, as the broker knows them, for one of the agent's doors."""
 
-    def __init__(self, service: Service, *, shared: bool) -> None:
+    def __init__(self, service: ApiService, *, shared: bool) -> None:
         self._service = service
         self._shared = shared
 
-    def claims(self, capability: str, peer: Peer, *, as_tenant: bool) -> TokenClaims:
+    def claims(self, capability: str, peer: PeerProcess, *, as_tenant: bool) -> TokenClaims:
         service = self._service
         claims = verify(capability, service.signer.public_keys, service.driver.clock.wall_ns() // NS_PER_S)
         if claims.generation != service.access.generation(claims.tenant):
@@ -439,7 +439,7 @@ class _Rights:
         service.check_tenant(claims.tenant, self._origin(peer), as_tenant=as_tenant)
         return claims
 
-    def visitor(self, access: str, peer: Peer, *, as_tenant: bool) -> Visitor:
+    def visitor(self, access: str, peer: PeerProcess, *, as_tenant: bool) -> Visitor:
         authorization = b"Bearer " + access.encode("utf-8", "replace") if access else None
         caller = self._service.caller(authorization, self._origin(peer), as_tenant=as_tenant)
         generation = self._service.access.generation(caller.tenant)
@@ -447,7 +447,7 @@ class _Rights:
             raise Unauthorized("there is no such tenant any more")
         return Visitor(caller.tenant, caller.operator, generation)
 
-    def _origin(self, peer: Peer) -> Origin:
+    def _origin(self, peer: PeerProcess) -> Origin:
         return Origin(shared=self._shared, uid=peer.uid, pid=peer.pid)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from sublet.errors import InvalidRequest
 from sublet.office import policy_file
-from sublet.office.policy_file import Limits, parse_policy
+from sublet.office.policy_file import PolicyLimits, parse_policy
 from sublet.settings import FILE_BYTES_MAX
 from sublet.values import Kind
 from sublet.wire.orders import Inventory
@@ -19,10 +19,10 @@ POLICY_FILE: Final = policy_file.FILE
 """In the state folder."""
 
 
-def read_limits(path: Path, *, must_exist: bool = False, trusted: bool = True) -> Limits:
+def read_limits(path: Path, *, must_exist: bool = False, trusted: bool = True) -> PolicyLimits:
     """The limits of this file, or the defaults where there is none; as ``read_operator_file`` otherwise."""
     text = read_operator_file(path, must_exist=must_exist, trusted=trusted)
-    return Limits() if text is None else parse_policy(text, str(path))
+    return PolicyLimits() if text is None else parse_policy(text, str(path))
 
 
 def read_operator_file(path: Path, *, must_exist: bool = False, trusted: bool = True) -> str | None:
@@ -56,7 +56,7 @@ def read_operator_file(path: Path, *, must_exist: bool = False, trusted: bool = 
         raise InvalidRequest(f"{path} is not UTF-8 text (at byte {error.start})", do="Save it as UTF-8.") from error
 
 
-def within(inventory: Inventory, limits: Limits) -> Inventory:
+def within(inventory: Inventory, limits: PolicyLimits) -> Inventory:
     """The same machine, with no more memory and cores than the operator lets the office have."""
     most = {Kind.MEMORY: limits.value("office.memory"), Kind.CPU: limits.value("office.cores")}
     devices = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from sublet.errors import SubletError
 from sublet.guest.cargo import Cargo, encode, load, place_buffers
 from sublet.guest.current import note_host_device
-from sublet.wire.work import Flag, Piece, Told, Where, pack
+from sublet.wire.work import Flag, Piece, Where, WorkerMessage, pack
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,7 +22,7 @@ TEXT_MAX: Final = 64 * 1024
 class Answer(NamedTuple):
     """One answer. Either a value, taken apart, or a small JSON object."""
 
-    kind: Told
+    kind: WorkerMessage
     cargo: Cargo | None = None
     blob: dict[str, Any] | None = None
     flags: Flag = Flag.NONE
@@ -63,12 +63,12 @@ class Answer(NamedTuple):
 
 def fault(error: SubletError) -> Answer:
     """The call could not be made, or what came of it cannot be told."""
-    return Answer(Told.FAULT, blob={"kind": error.kind, "message": error.message[:TEXT_MAX], "do": error.do})
+    return Answer(WorkerMessage.FAULT, blob={"kind": error.kind, "message": error.message[:TEXT_MAX], "do": error.do})
 
 
 def raised(error: BaseException) -> Answer:
     """The function raised this."""
-    return Answer(Told.RAISED, encode(told_error(error), "the exception"))
+    return Answer(WorkerMessage.RAISED, encode(told_error(error), "the exception"))
 
 
 def told_error(error: BaseException) -> tuple[bytes | None, str, str, str]:

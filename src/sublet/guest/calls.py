@@ -22,7 +22,19 @@ from sublet.guest.answers import Answer, fault, raised, told_error
 from sublet.guest.cargo import encode, fetch_buffers, load, out_of_band
 from sublet.guest.main_thread import CANCELLED, Desk
 from sublet.wire.frames import close_all
-from sublet.wire.work import BEGUN, RESULT_MAX, WITHHELD, Asked, Board, Flag, ResultBuffer, Said, Told, Where, pack
+from sublet.wire.work import (
+    BEGUN,
+    RESULT_MAX,
+    WITHHELD,
+    Board,
+    Flag,
+    HolderMessage,
+    ReceivedMessage,
+    ResultBuffer,
+    Where,
+    WorkerMessage,
+    pack,
+)
 
 _PLAIN: Final = frozenset((type(None), bool, int, float, complex, str, bytes))
 """Types whose values have nothing to them but their pickle."""
@@ -35,7 +47,7 @@ ITEMS_BYTES_MAX: Final = 256 * 1024
 class _Function(contextlib.AbstractContextManager[None]):
     """One the holder has defined, loaded at its first call."""
 
-    def __init__(self, said: Said, fds: tuple[int, ...]) -> None:
+    def __init__(self, said: ReceivedMessage, fds: tuple[int, ...]) -> None:
         self.said = said
         self.fds = fds
         self.loaded: Callable[..., object] | None = None
@@ -69,7 +81,7 @@ class _Series:
         self.is_async = isinstance(iterator, types.AsyncGeneratorType)
 
 
-class Calls:
+class CallRunner:
     """Used on the main thread."""
 
     def __init__(self, desk: Desk) -> None:
@@ -88,13 +100,13 @@ class Calls:
 
     # ---- what is kept
 
-    def take_in(self, said: Said, fds: tuple[int, ...]) -> None:
+    def take_in(self, said: ReceivedMessage, fds: tuple[int, ...]) -> None:
         """Keep what is to be kept of a message, whatever becomes of it. ``fds`` stay the caller's."""
         for piece in said.pieces:
             if piece.where is Where.SHARED and piece.number and piece.fd < len(fds):
                 self._kept[piece.number] = os.dup(fds[piece.fd])
 
-    def define(self, said: Said, fds: tuple[int, ...]) -> None:
+    def define(self, said: ReceivedMessage, fds: tuple[int, ...]) -> None:
         """A function, to be loaded when it is called."""
         self.take_in(said, fds)
         self._functions[said.subject] = _Function(said, fds)
@@ -119,7 +131,7 @@ class Calls:
 
     # ---- calls
 
-    def answer(self, call: int, said: Said, fds: tuple[int, ...], board: Board | None) -> Answer:
+    def answer(self, call: int, said: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> Answer:
         """What came of one call. Raises ``SubletError`` where it could not be made."""
         return self._answer(lambda: self._came(call, said, fds, board))
 
@@ -140,25 +152,25 @@ class Calls:
         except _Wrapped as wrapped:
             return self._interrupted(wrapped.error) if _is_cancel(wrapped.error) else raised(wrapped.error)
         except _Unlike as unlike:
-            return Answer(Told.UNLIKE, blob={"why": str(unlike)})
+            return Answer(WorkerMessage.UNLIKE, blob={"why": str(unlike)})
         except KeyboardInterrupt as error:
             return self._interrupted(error)
 
-    def _came(self, call: int, said: Said, fds: tuple[int, ...], board: Board | None) -> Answer:
+    def _came(self, call: int, said: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> Answer:
         match said.kind:
-            case Asked.RUN if Flag.MANY in said.flags:
+            case HolderMessage.RUN if Flag.MANY in said.flags:
                 return self._run_many(call, said, fds, board)
-            case Asked.RUN:
+            case HolderMessage.RUN:
                 return self._result(self._desk.execute(lambda: self._run(said, fds)))
-            case Asked.NEXT:
+            case HolderMessage.NEXT:
                 return self._next(said.subject, said.amount)
-            case Asked.CLOSE:
+            case HolderMessage.CLOSE:
                 self._desk.execute(lambda: self._close_series(said.subject))
-                return Answer(Told.VALUE, encode(None, "nothing"))
+                return Answer(WorkerMessage.VALUE, encode(None, "nothing"))
             case _:
                 return fault(InvalidRequest(f"a worker was asked for {said.kind}, which it does not know"))
 
-    def _run(self, said: Said, fds: tuple[int, ...]) -> object:
+    def _run(self, said: ReceivedMessage, fds: tuple[int, ...]) -> object:
         function = self._function(said.subject)
         head, buffers = fetch_buffers(said, fds, self._fd)
         args, kwargs = _loaded(head, buffers, "its arguments")
@@ -174,7 +186,7 @@ class Calls:
         except BaseException as error:  # noqa: BLE001 - whatever the holder's code raises goes to the holder
             raise _Wrapped(error) from None
 
-    def _run_many(self, call: int, said: Said, fds: tuple[int, ...], board: Board | None) -> Answer:
+    def _run_many(self, call: int, said: ReceivedMessage, fds: tuple[int, ...], board: Board | None) -> Answer:
         """Each result is kept where the end of this process cannot take it, before the next item begins."""
         kept = self.results
         if kept is None or board is None:
@@ -217,7 +229,7 @@ class Calls:
         if ended is not None and _is_cancel(ended):
             return self._interrupted(ended)
         cargo = encode(None if ended is None else told_error(ended), "the exception")
-        return Answer(Told.MANY, cargo, flags=Flag.NONE if ended is None else Flag.RAISED)
+        return Answer(WorkerMessage.MANY, cargo, flags=Flag.NONE if ended is None else Flag.RAISED)
 
     def _keep_result(self, call: int, found: object) -> None:
         """A result that is not a small plain value, or for which there is no room."""
@@ -237,7 +249,7 @@ class Calls:
                 if not cargo.buffers and len(cargo.head) <= RESULT_MAX and self._keep_pickle(kept, cargo.head):
                     return
             item = kept.first + len(kept)
-            body, fds = Answer(Told.RESULT, cargo, subject=call, took_ns=item).packed()
+            body, fds = Answer(WorkerMessage.RESULT, cargo, subject=call, took_ns=item).packed()
             self.send(body, fds)
             self._go_on(kept, item + 1)
 
@@ -262,23 +274,23 @@ class Calls:
             return None
         values = pickle.dumps(self._unsent.values[: len(kept)], 5)
         pickles = pickle.dumps(self._unsent.pickles, 5) if self._unsent.pickles else b""
-        return pack(Told.RESULTS, subject=call, amount=kept.first, inline=(values, pickles))
+        return pack(WorkerMessage.RESULTS, subject=call, amount=kept.first, inline=(values, pickles))
 
     def _result(self, found: object) -> Answer:
         if isinstance(found, _Later):
-            return Answer(Told.VALUE, later=found.future)
+            return Answer(WorkerMessage.VALUE, later=found.future)
         if isinstance(found, types.GeneratorType | types.AsyncGeneratorType):
             series = _Series(found)
             self._last_series += 1
             self._series[self._last_series] = series
             flags = Flag.ASYNC if series.is_async else Flag.NONE
-            return Answer(Told.GENERATOR, flags=flags, subject=self._last_series)
-        return Answer(Told.VALUE, encode(out_of_band(found), "the result"))
+            return Answer(WorkerMessage.GENERATOR, flags=flags, subject=self._last_series)
+        return Answer(WorkerMessage.VALUE, encode(out_of_band(found), "the result"))
 
     def _interrupted(self, error: BaseException) -> Answer:
         """Cancelled, or something raised it."""
         self._end_loop()
-        return Answer(Told.CANCELLED, flags=Flag.BEGAN) if _is_cancel(error) else raised(error)
+        return Answer(WorkerMessage.CANCELLED, flags=Flag.BEGAN) if _is_cancel(error) else raised(error)
 
     def _function(self, number: int) -> Callable[..., object]:
         found = self._functions.get(number)
@@ -312,7 +324,7 @@ class Calls:
                 value = getattr(stop, "value", None)
                 del self._series[number]
                 return Answer(
-                    Told.ITEMS,
+                    WorkerMessage.ITEMS,
                     encode((list(map(out_of_band, items)), out_of_band(value)), "the items"),
                     flags=Flag.DONE,
                 )
@@ -323,7 +335,7 @@ class Calls:
         if series.raised is not None and not items:
             del self._series[number]
             return self._interrupted(series.raised) if _is_cancel(series.raised) else raised(series.raised)
-        return Answer(Told.ITEMS, encode((list(map(out_of_band, items)), None), "the items"))
+        return Answer(WorkerMessage.ITEMS, encode((list(map(out_of_band, items)), None), "the items"))
 
     def _gather(self, series: _Series, items: list[object], most: int) -> None:
         began = time.monotonic()
@@ -406,13 +418,13 @@ def _no_generators() -> BaseException:
 # ------------------------------------------------------------------------------------------- who is on the other side
 
 
-def introduce(said: Said) -> Answer:
+def introduce(said: ReceivedMessage) -> Answer:
     """Find modules where the holder finds them; and say which Python this is."""
     wish = json.loads(said.blob)
     known = set(sys.path)
     sys.path += [path for path in wish["path"] if path not in known]
     return Answer(
-        Told.OPENED,
+        WorkerMessage.OPENED,
         blob={
             "python": list(sys.version_info[:3]),
             "executable": sys.executable,
@@ -422,7 +434,7 @@ def introduce(said: Said) -> Answer:
     )
 
 
-def _by_name(said: Said) -> Any:
+def _by_name(said: ReceivedMessage) -> Any:
     """The function of this name, if its module is the file that the holder has, as it was when first asked for."""
     wish = json.loads(said.blob)
     name, file = wish["module"], wish["file"]

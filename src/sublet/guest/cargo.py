@@ -24,7 +24,7 @@ from sublet.state.transfer.memory import lending, raw_view
 from sublet.wire.frames import close_all
 from sublet.wire.persistent_memory import Lasting, map_lent
 from sublet.wire.sealed_memory import map_shared, write_shared
-from sublet.wire.work import INLINE_MAX, LARGE_BYTES, PIECES_MAX, Piece, Said, Where
+from sublet.wire.work import INLINE_MAX, LARGE_BYTES, PIECES_MAX, Piece, ReceivedMessage, Where
 
 FDS_OF_ONE: Final = 12
 """Buffers with a descriptor of their own; the rest of a message shares one. Lasting memory has its own besides."""
@@ -111,7 +111,7 @@ def load(head: bytes | memoryview, buffers: Iterable[memoryview] = ()) -> Any:
     return pickle.loads(head, buffers=buffers)  # noqa: S301 - holder and worker are one program
 
 
-class Keeper(Protocol):
+class PeerBuffers(Protocol):
     """Knows what the other side still has."""
 
     def find(self, view: memoryview) -> int:
@@ -123,7 +123,7 @@ class Keeper(Protocol):
 
 
 def place_buffers(
-    cargo: Cargo, keeper: Keeper | None = None, lend: Callable[[memoryview], int] | None = None
+    cargo: Cargo, keeper: PeerBuffers | None = None, lend: Callable[[memoryview], int] | None = None
 ) -> PlacedBuffers:
     """Decide where each piece goes, and put the large ones into shared memory. ``lend`` may have memory for one that is
     filled again later: the descriptor, or -1."""
@@ -138,7 +138,9 @@ def place_buffers(
         raise
 
 
-def fetch_buffers(said: Said, fds: Sequence[int], kept: Callable[[int], int]) -> tuple[memoryview, list[memoryview]]:
+def fetch_buffers(
+    said: ReceivedMessage, fds: Sequence[int], kept: Callable[[int], int]
+) -> tuple[memoryview, list[memoryview]]:
     """The first piece and the others of a message. ``kept`` gives the descriptor of a kept piece.
 
     What was writable is so again, and what is written stays here: neither the sender nor a later call sees it.
@@ -171,7 +173,7 @@ def fetch_buffers(said: Said, fds: Sequence[int], kept: Callable[[int], int]) ->
 class _Stowing:
     """One value on its way into pieces."""
 
-    def __init__(self, keeper: Keeper | None, lend: Callable[[memoryview], int] | None) -> None:
+    def __init__(self, keeper: PeerBuffers | None, lend: Callable[[memoryview], int] | None) -> None:
         self.fds: list[int] = []
         self._keeper = keeper
         self._lend = lend

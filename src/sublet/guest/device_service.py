@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.interface import Device
 from sublet.errors import CapacityExceeded, InvalidRequest, NotFound, OutOfMemory, StaleEpoch, SubletError
 from sublet.guest.at_work import at_work
@@ -23,7 +23,7 @@ from sublet.guest.current import PAGE_VARIABLE
 from sublet.guest.inbox import Inbox
 from sublet.guest.launch_counter import is_counting
 from sublet.guest.serving import start_serving
-from sublet.guest.session import Session
+from sublet.guest.session import GuestSession
 from sublet.guest.usage_counters import LeaseAccounts, SharedAccount
 from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
@@ -40,7 +40,7 @@ WAIT_S: Final = 60.0
 """Between two looks at a connection on which nothing is said."""
 CACHE_VARIABLE: Final = "SUBLET_KERNEL_CACHE"
 
-OpenDevice = Callable[[str, Account], Device]
+OpenDevice = Callable[[str, MemoryAccount], Device]
 """Opens the device of this name, whose memory is counted there."""
 
 
@@ -95,7 +95,7 @@ def _places(count: int) -> str:
     return "Give 0, or leave it out." if count == 1 else f"Give 0 to {count - 1}."
 
 
-def _count(account: Account, done: tuple[int, ...]) -> None:
+def _count(account: MemoryAccount, done: tuple[int, ...]) -> None:
     if isinstance(account, SharedAccount):
         launches, failures, bytes_in, bytes_out = done
         account.count(
@@ -103,7 +103,7 @@ def _count(account: Account, done: tuple[int, ...]) -> None:
         )
 
 
-def open_device(name: str, account: Account) -> Device:
+def open_device(name: str, account: MemoryAccount) -> Device:
     """The device that a lease calls so. Imports what that takes, and no more."""
     uuid = card_uuid(name)
     if uuid:
@@ -157,7 +157,7 @@ SESSIONS_MAX: Final = 64
 """Sessions open at once in one guest."""
 
 Answer = tuple[bytes, tuple[int, ...]]
-Count = Callable[[Account, tuple[int, ...]], None]
+Count = Callable[[MemoryAccount, tuple[int, ...]], None]
 
 
 class SessionCalls:
@@ -171,7 +171,7 @@ class SessionCalls:
         self._page = page
         self._count = count
         self._open_device = open_device
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, GuestSession] = {}
 
     def answer(self, body: bytes, fds: Sequence[int] = (), *, by: tuple[LeaseId, Epoch] | None = None) -> Answer:
         """The answer to one call. Takes the descriptors, whatever happens. Raises what the call is refused with.
@@ -204,7 +204,7 @@ class SessionCalls:
         check = self._checker(call.lease, call.epoch)
         check()
         device = self._open_device(call.device)
-        session = Session(device, call.lease, call.epoch, check)
+        session = GuestSession(device, call.lease, call.epoch, check)
         self._sessions[session.number] = session
         return dumps(
             SessionOpened(
@@ -233,7 +233,7 @@ class SessionCalls:
             if (after := _counted(session)) != before:
                 self._count(session.device.account, tuple(now - then for now, then in zip(after, before, strict=True)))
 
-    def _run(self, session: Session, batch: Batch, shared: memoryview) -> Answer:
+    def _run(self, session: GuestSession, batch: Batch, shared: memoryview) -> Answer:
         largest = session.device.account.cap_bytes  # a read of more is nonsense, and will be told so
         wanted = sum(op.length for op in batch.ops if type(op) is Read and 0 < op.length <= largest)
         if wanted <= INLINE_MAX:
@@ -250,12 +250,12 @@ class SessionCalls:
             body = dumps(session.run(batch, shared, made.view))
             return body, (made.publish(),)
 
-    def _find(self, number: int) -> Session:
+    def _find(self, number: int) -> GuestSession:
         found = self._sessions.get(number)
         if found is None:
             raise NotFound(f"there is no session {number} here", do="Open one.")
         return found
 
 
-def _counted(session: Session) -> tuple[int, ...]:
+def _counted(session: GuestSession) -> tuple[int, ...]:
     return (session.launches, session.failures, session.bytes_in, session.bytes_out)

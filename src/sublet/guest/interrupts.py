@@ -35,7 +35,7 @@ AGAIN_S: Final = 0.02
 AGAIN_MAX_S: Final = 1.0
 
 
-class Interrupts:
+class KernelInterrupts:
     """Of one kernel. Asked for on the thread of the control channel, raised on the main thread."""
 
     def __init__(self, wake: Callable[[], object]) -> None:
@@ -203,7 +203,7 @@ def _stopped_at(code: CodeType) -> CodeType:
 def _cut_off(trace: TracebackType | None) -> None:
     """What is ours at the end of it."""
     while trace is not None:
-        if trace.tb_next is not None and trace.tb_next.tb_frame.f_code is Interrupts.on_signal.__code__:
+        if trace.tb_next is not None and trace.tb_next.tb_frame.f_code is KernelInterrupts.on_signal.__code__:
             trace.tb_next = None
         trace = trace.tb_next
 
@@ -217,7 +217,7 @@ def kernel_class() -> Any:
 
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)  # type: ignore[no-untyped-call]  # traitlets have no types
-            self.interrupts = Interrupts(self._send_interrupt_children)
+            self.interrupts = KernelInterrupts(self._send_interrupt_children)
             self.interrupts.watch(self.shell)
 
         def pre_handler_hook(self) -> None:

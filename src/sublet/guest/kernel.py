@@ -31,7 +31,7 @@ from sublet.guest.main_thread import Desk
 from sublet.guest.serving import start_serving
 from sublet.guest.streams import Speech, SpokenRecords
 from sublet.guest.within import kernels
-from sublet.guest.work import Worker
+from sublet.guest.work import GuestWorker
 from sublet.values import MIB
 from sublet.wire.channels import WINDOW
 from sublet.wire.conversation import Conversation
@@ -64,7 +64,7 @@ def main() -> None:
     app.shell.events.register("post_run_cell", lambda _: _leave_if_over(page))
     desk = _Desk(page, app.shell)
     kernels.append(desk)
-    worker = Worker(desk, page, Speech(), SpokenRecords(sys.stderr))
+    worker = GuestWorker(desk, page, Speech(), SpokenRecords(sys.stderr))
 
     def serve_jupyter(conversation: Conversation, visit: Visit) -> None:
         Bridge(conversation, app.context, app.addresses).run()

@@ -31,9 +31,9 @@ from sublet.wire.served import (
     PIECE_MAX,
     TO_PROGRAM,
     WINDOW,
-    Frame,
-    FrameKind,
-    FrameReader,
+    ServedFrame,
+    ServedFrameKind,
+    ServedFrameReader,
     encode,
     split_head,
 )
@@ -62,7 +62,7 @@ class Unfit(Exception):
     """The program, or an answer of it, is not what can be served."""
 
 
-class Cancelled(Exception):
+class RequestCancelled(Exception):
     """Nothing reads the answer any more."""
 
 
@@ -79,14 +79,14 @@ class _Open:
         with self.changed:
             self.changed.wait_for(lambda: self.cancelled or self.credit >= size)
             if self.cancelled:
-                raise Cancelled
+                raise RequestCancelled
             self.credit -= size
 
     def takes_now(self, size: int) -> bool:
         """Whether so much may be sent now, in which case it is taken."""
         with self.changed:
             if self.cancelled:
-                raise Cancelled
+                raise RequestCancelled
             has_credit = self.credit >= size
             self.credit -= size if has_credit else 0
             return has_credit
@@ -131,7 +131,7 @@ class Out:
             is_written = self.put()
 
 
-class Program:
+class LoadedProgram:
     """The loaded program, and its end of the line."""
 
     def __init__(self, out: int, place: Callable[[], Place]) -> None:
@@ -176,29 +176,29 @@ class Program:
         for _ in range(head["threads"] if self._loop is None else 0):
             threading.Thread(target=self._work, daemon=True).start()
         self._is_loaded = True
-        self.say(FrameKind.LOADED)
+        self.say(ServedFrameKind.LOADED)
 
     # ---- requests
 
-    def take(self, frame: Frame) -> None:
+    def take(self, frame: ServedFrame) -> None:
         """One frame that came."""
         with self._lock:
             known = self._open.get(frame.request)
             refuses = self._is_leaving
-            if frame.kind is FrameKind.REQUEST and not refuses:
+            if frame.kind is ServedFrameKind.REQUEST and not refuses:
                 self._open[frame.request] = _Open()
         match frame.kind:
-            case FrameKind.REQUEST if refuses:
-                self.say(FrameKind.REFUSED, frame.request)
-            case FrameKind.REQUEST:
+            case ServedFrameKind.REQUEST if refuses:
+                self.say(ServedFrameKind.REFUSED, frame.request)
+            case ServedFrameKind.REQUEST:
                 head, (body,) = split_head(frame.body)
                 if self._loop is None:
                     self._todo.put((frame.request, head, body))
                 else:
                     self._loop.call_soon_threadsafe(self._begin_asgi, self._loop, frame.request, head, body)
-            case FrameKind.CANCEL if known is not None:
+            case ServedFrameKind.CANCEL if known is not None:
                 known.give(0, cancelled=True)
-            case FrameKind.CREDIT if known is not None:
+            case ServedFrameKind.CREDIT if known is not None:
                 known.give(int.from_bytes(frame.body, "big"))
             case _:
                 pass
@@ -224,17 +224,17 @@ class Program:
         headers = {name.lower(): value for name, value in head["headers"]}
         request = Request(head["method"], head["path"], head["query"], headers, body)
         status, said, answer = _parts(self._module.handle(request))
-        known, begin, end = self._open[number], _head_of(number, status, said), encode(FrameKind.END, number)
+        known, begin, end = self._open[number], _head_of(number, status, said), encode(ServedFrameKind.END, number)
         if isinstance(answer, bytes) and len(answer) <= PIECE_MAX:
             known.take(len(answer))
-            return b"".join((begin, *(encode(FrameKind.PIECE, number, part) for part in _parted(answer)), end))
+            return b"".join((begin, *(encode(ServedFrameKind.PIECE, number, part) for part in _parted(answer)), end))
         self._out.say(begin)
         for piece in (answer,) if isinstance(answer, bytes) else answer:
             if not isinstance(piece, bytes):
                 raise Unfit(f"`handle` answered with a piece that is {type(piece).__name__}: pieces are bytes")
             for part in _parted(piece):
                 known.take(len(part))
-                self._out.say(encode(FrameKind.PIECE, number, part))
+                self._out.say(encode(ServedFrameKind.PIECE, number, part))
         return end
 
     def _begin_asgi(self, loop: asyncio.AbstractEventLoop, number: int, head: dict[str, Any], body: bytes) -> None:
@@ -263,7 +263,7 @@ class Program:
 
         try:
             await self._asgi(number, head, body, say)
-            last = encode(FrameKind.END, number)
+            last = encode(ServedFrameKind.END, number)
         except BaseException as error:  # noqa: BLE001 - the caller is told
             last = _end_of(number, error)
         frames.extend(last)
@@ -310,7 +310,7 @@ class Program:
                 for part in _parted(piece):
                     if not known.takes_now(len(part)):
                         await loop.run_in_executor(None, known.take, len(part))
-                    say(encode(FrameKind.PIECE, number, part), bool(message.get("more_body")))
+                    say(encode(ServedFrameKind.PIECE, number, part), bool(message.get("more_body")))
 
         await self._module.app(scope, receive, send)
 
@@ -329,7 +329,7 @@ class Program:
         except BaseException as failed:  # noqa: BLE001 - the server is told
             traceback.print_exc()
             error = _text(failed)
-        self.say(FrameKind.LEAVING, 0, json.dumps({"message": error}).encode())
+        self.say(ServedFrameKind.LEAVING, 0, json.dumps({"message": error}).encode())
 
     def _save(self) -> None:
         """What ``save`` returns is durable when this returns."""
@@ -347,7 +347,7 @@ class Program:
             self._kept.value = state
         self._kept.checkpoint()
 
-    def say(self, kind: FrameKind, request: int = 0, body: bytes = b"") -> None:
+    def say(self, kind: ServedFrameKind, request: int = 0, body: bytes = b"") -> None:
         """A frame to the server."""
         self._out.say(encode(kind, request, body))
 
@@ -359,16 +359,16 @@ def _head_of(number: int, status: int, headers: _Headers) -> bytes:
     body = json.dumps({"status": status, "headers": [[str(name), str(value)] for name, value in headers]}).encode()
     if len(body) > HEAD_MAX:
         raise Unfit(f"the headers of the answer take more than {HEAD_MAX} bytes")
-    return encode(FrameKind.HEAD, number, body)
+    return encode(ServedFrameKind.HEAD, number, body)
 
 
 def _end_of(number: int, error: BaseException) -> bytes:
     """The frame with which an answer ends where this was raised."""
-    if isinstance(error, Cancelled):
-        return encode(FrameKind.END, number)
+    if isinstance(error, RequestCancelled):
+        return encode(ServedFrameKind.END, number)
     traceback.print_exception(error)
     kind = "unfit" if isinstance(error, Unfit) else "raised"
-    return encode(FrameKind.ERROR, number, _message(kind, error))
+    return encode(ServedFrameKind.ERROR, number, _message(kind, error))
 
 
 def _parted(piece: bytes) -> Iterable[bytes]:
@@ -409,7 +409,7 @@ def serve(place: Callable[[], Place]) -> None:
     os.dup2(2, 1)  # what is printed goes to the log, and never between the frames
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    program, reader = Program(out, place), FrameReader(TO_PROGRAM)
+    program, reader = LoadedProgram(out, place), ServedFrameReader(TO_PROGRAM)
     is_loaded = False
     signal.signal(signal.SIGTERM, lambda number, frame: threading.Thread(target=program.leave, daemon=True).start())
     while data := os.read(came, READ):
@@ -423,5 +423,5 @@ def serve(place: Callable[[], Place]) -> None:
             except BaseException as error:  # noqa: BLE001 - the server is told
                 traceback.print_exc()
                 with contextlib.suppress(OSError):
-                    program.say(FrameKind.FAILED, 0, _message("load", error))
+                    program.say(ServedFrameKind.FAILED, 0, _message("load", error))
     os._exit(0)  # threads of the program do not keep it

@@ -67,7 +67,7 @@ class _Prepared:
     module: int
 
 
-class Session:
+class GuestSession:
     """One session of a holder on one device. One thread uses it."""
 
     def __init__(self, device: Device, lease: LeaseId, epoch: Epoch, check: Callable[[], object]) -> None:

@@ -67,7 +67,7 @@ class Speech:
         self._waiting, self._letters, self._send = [], 0, None
 
 
-class Stream(io.TextIOBase):
+class WorkerStream(io.TextIOBase):
     """``sys.stdout`` or ``sys.stderr`` of a worker: to the holder, and to the log."""
 
     def __init__(self, number: int, log: TextIO, speech: Speech) -> None:
@@ -118,7 +118,7 @@ class Stream(io.TextIOBase):
 class _Bytes(io.RawIOBase):
     """``sys.stdout.buffer``."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: WorkerStream) -> None:
         self._stream = stream
 
     def writable(self) -> bool:
@@ -158,9 +158,9 @@ class SpokenRecords(logging.Handler):
             self.handleError(record)
 
 
-def take_over(speech: Speech) -> tuple[Stream, Stream, SpokenRecords]:
+def take_over(speech: Speech) -> tuple[WorkerStream, WorkerStream, SpokenRecords]:
     """From now on what this process says goes this way."""
-    out, err = Stream(1, sys.stdout, speech), Stream(2, sys.stderr, speech)
+    out, err = WorkerStream(1, sys.stdout, speech), WorkerStream(2, sys.stderr, speech)
     records = SpokenRecords(err._log)
     sys.stdout, sys.stderr = out, err
     logging.getLogger().addHandler(records)

@@ -13,15 +13,15 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.errors import Unsupported
-from sublet.wire.usage_counters import TALLY_VARIABLE, Row, TallyFile
+from sublet.wire.usage_counters import TALLY_VARIABLE, TallyFile, UsageRow
 
 VRAM_VARIABLE: Final = "SUBLET_VRAM"
 """Bytes of each device of the lease, in their order, with commas between them."""
 
 
-class SharedAccount(Account):
+class SharedAccount(MemoryAccount):
     """The account of one device, of which other processes of the lease may have a part."""
 
     def __init__(self, cap_bytes: int, tally: TallyFile | None, place: int) -> None:
@@ -76,16 +76,16 @@ class SharedAccount(Account):
             with self._lock:
                 self._put(replace(self._own_row(self._tally), counting=1))
 
-    def _own_row(self, tally: TallyFile) -> Row:
+    def _own_row(self, tally: TallyFile) -> UsageRow:
         if self._row < 0:
             tally.lock()
             try:
                 self._claim()
             finally:
                 tally.unlock()
-        return tally.read(self._row) if self._row > 0 else Row()
+        return tally.read(self._row) if self._row > 0 else UsageRow()
 
-    def _put(self, row: Row) -> None:
+    def _put(self, row: UsageRow) -> None:
         if self._tally is not None and self._row > 0:
             self._tally.write(self._row, row)
 

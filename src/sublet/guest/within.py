@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 
-class Kernel(Protocol):
+class CallingKernel(Protocol):
     """What is needed of it."""
 
     def answer_calls(self, ask: Callable[[], object], until: Callable[[], bool]) -> None:
@@ -17,7 +17,7 @@ class Kernel(Protocol):
         Its outputs, and after them ``idle``, go to the kernel's channels."""
 
 
-kernels: Final[list[Kernel]] = []
+kernels: Final[list[CallingKernel]] = []
 """The one of this process, if it is a kernel's guest."""
 
 
@@ -29,6 +29,6 @@ def answer_calls(ask: Callable[[], object], until: Callable[[], bool]) -> None:
 
 
 def run_cell(request: dict[str, Any], then: Callable[[], Any]) -> Coroutine[Any, Any, tuple[Any, ...]]:
-    """Run a cell in the kernel of this process, as ``Kernel.run_cell`` says. A service returns this to
+    """Run a cell in the kernel of this process, as ``CallingKernel.run_cell`` says. A service returns this to
     its caller: the answer is what comes of it."""
     return kernels[-1].run_cell(request, then)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from sublet.errors import InvalidRequest, LeaseEnded, LeaseInterrupt, SubletError
 from sublet.guest.answers import Answer, fault
 from sublet.guest.at_work import at_work
-from sublet.guest.calls import Calls, introduce
+from sublet.guest.calls import CallRunner, introduce
 from sublet.guest.current import end_of
 from sublet.guest.deferred import answering
 from sublet.guest.launch_counter import flush_launches
@@ -24,11 +24,21 @@ from sublet.values import EndReason
 from sublet.wire.conversation import Conversation
 from sublet.wire.frames import close_all
 from sublet.wire.guests import Visit
-from sublet.wire.line import Line
+from sublet.wire.line import SharedConnection
 from sublet.wire.link import Link
 from sublet.wire.link_events import Called, Event, Over
 from sublet.wire.page import PageReader, PageState
-from sublet.wire.work import Asked, Board, Flag, ResultBuffer, Said, Told, numbers_in, pack, unpack
+from sublet.wire.work import (
+    Board,
+    Flag,
+    HolderMessage,
+    ReceivedMessage,
+    ResultBuffer,
+    WorkerMessage,
+    numbers_in,
+    pack,
+    unpack,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -38,7 +48,7 @@ _END_TOLD_S: Final = 0.5
 """How long after a hang-up the supervisor may tell of the end of the lease."""
 
 
-class Worker:
+class GuestWorker:
     """What all connections of this guest share."""
 
     def __init__(self, desk: Desk, page: PageReader, speech: Speech, records: SpokenRecords) -> None:
@@ -49,16 +59,16 @@ class Worker:
 
     def serve(self, conversation: Conversation, visit: Visit) -> None:
         """Until it is over. On a thread of its own."""
-        _Connection(self, Line(conversation), visit).listen()
+        _Connection(self, SharedConnection(conversation), visit).listen()
 
 
 class _Connection:
-    def __init__(self, worker: Worker, line: Line, visit: Visit) -> None:
+    def __init__(self, worker: GuestWorker, line: SharedConnection, visit: Visit) -> None:
         self._worker = worker
         self._desk = worker.desk
         self._line = line
         self._visit = visit
-        self._calls = Calls(self._desk)
+        self._calls = CallRunner(self._desk)
         self._board: Board | None = None
         self._waiting: dict[int, Callable[[], None]] = {}
         """Calls that have not begun, by number."""
@@ -100,11 +110,11 @@ class _Connection:
     def _take_event(self, body: bytes, fds: tuple[int, ...]) -> None:
         said = unpack(body)
         match said.kind:
-            case Asked.CANCEL:
+            case HolderMessage.CANCEL:
                 self._cancel(said.subject)
-            case Asked.DEFINE:
+            case HolderMessage.DEFINE:
                 self._desk.put(lambda: self._done(lambda: self._calls.define(said, fds)))
-            case Asked.FORGET:
+            case HolderMessage.FORGET:
                 forget = functools.partial(self._calls.forget, numbers_in(said.data), Flag.FUNCTIONS in said.flags)
                 self._desk.put(lambda: self._done(forget))
             case _:
@@ -117,11 +127,11 @@ class _Connection:
                 return
             del self._waiting[call]
             self._withdrawn.add(call)
-        self._say(call, Answer(Told.CANCELLED))
+        self._say(call, Answer(WorkerMessage.CANCELLED))
 
     # ---- on the main thread
 
-    def _do(self, call: int, said: Said, fds: tuple[int, ...]) -> None:
+    def _do(self, call: int, said: ReceivedMessage, fds: tuple[int, ...]) -> None:
         """The holder waits: it gets an answer, or the connection ends."""
         try:
             self._begin(call, said, fds)
@@ -137,7 +147,7 @@ class _Connection:
         except Exception:  # noqa: BLE001 - the same
             self._line.hang_up()
 
-    def _begin(self, call: int, said: Said, fds: tuple[int, ...]) -> None:
+    def _begin(self, call: int, said: ReceivedMessage, fds: tuple[int, ...]) -> None:
         with self._desk.lock:
             begins = self._waiting.pop(call, None) is not None
             self._withdrawn.discard(call)
@@ -153,7 +163,7 @@ class _Connection:
         with answering():
             self._answered(call, said, fds)
 
-    def _answered(self, call: int, said: Said, fds: tuple[int, ...]) -> None:
+    def _answered(self, call: int, said: ReceivedMessage, fds: tuple[int, ...]) -> None:
         began_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         if self._board is not None:
             self._board.begin(call, began_ns)
@@ -188,11 +198,11 @@ class _Connection:
         if self._board is not None:
             self._board.finish()  # behind the answer: a call that was executed must not be taken for one in line
 
-    def _answer(self, call: int, said: Said, fds: tuple[int, ...]) -> Answer:
+    def _answer(self, call: int, said: ReceivedMessage, fds: tuple[int, ...]) -> Answer:
         worker = self._worker
 
         def came() -> Answer:
-            if said.kind == Asked.OPEN:
+            if said.kind == HolderMessage.OPEN:
                 self._open(fds)
                 return introduce(said)
             worker.page.check(self._visit.lease, self._visit.epoch)
@@ -229,7 +239,7 @@ class _Connection:
 
     def _ended(self) -> Answer:
         end = end_of(self._worker.page.read())
-        return Answer(Told.ENDED, blob={"reason": EndReason(end.reason).value, "detail": end.detail})
+        return Answer(WorkerMessage.ENDED, blob={"reason": EndReason(end.reason).value, "detail": end.detail})
 
     def _say(self, call: int, answer: Answer) -> None:
         body, fds = answer.packed()
@@ -245,12 +255,12 @@ class _Connection:
         self._line.say(lambda link: link.event(body, fds))
 
     def _print(self, stream: int, text: bytes) -> None:
-        body = pack(Told.OUTPUT, subject=stream, inline=(text,))
+        body = pack(WorkerMessage.OUTPUT, subject=stream, inline=(text,))
         with self._desk.undisturbed():
             self._line.say(lambda link: link.event(body), self._desk.meet)
 
     def _log(self, record: bytes) -> None:
-        body = pack(Told.LOG, inline=(record,))
+        body = pack(WorkerMessage.LOG, inline=(record,))
         with self._desk.undisturbed():
             self._line.say(lambda link: link.event(body), self._desk.meet)
 

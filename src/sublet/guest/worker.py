@@ -16,7 +16,7 @@ from sublet.guest.inbox import Inbox
 from sublet.guest.main_thread import Desk
 from sublet.guest.serving import start_serving
 from sublet.guest.streams import Speech, take_over
-from sublet.guest.work import Worker
+from sublet.guest.work import GuestWorker
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service, Visit
 from sublet.wire.page import PageReader
@@ -31,7 +31,7 @@ def main() -> None:
     desk.arrange()
     speech = Speech()
     _, _, records = take_over(speech)
-    worker = Worker(desk, page, speech, records)
+    worker = GuestWorker(desk, page, speech, records)
     start_serving(inbox, {Service.WORK: worker.serve, Service.DEVICE: _serve_device})
     try:
         desk.work()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from sublet.compute.functions import Packed
+from sublet.compute.functions import PackedFunction
 from sublet.errors import InvalidRequest
 from sublet.jobs.chunks import Chunk, Needs, is_work_chunk, needs_of
 from sublet.jobs.core import SavedChunk, Works
@@ -19,7 +19,7 @@ from sublet.jobs.inside import Task
 from sublet.jobs.mapping import READ_FOR_S, CoordinatorTerms
 from sublet.jobs.policy import RetryPolicy
 from sublet.jobs.running import Delivered, load_state
-from sublet.jobs.session import JobResult, Session, Terms, raise_failure, terms_of
+from sublet.jobs.session import JobResult, JobSession, SessionTerms, raise_failure, terms_of
 from sublet.jobs.stores import JobOutputStore
 from sublet.values import shown
 
@@ -51,16 +51,16 @@ class _Functions:
 
     def __init__(self, *, is_named: bool) -> None:
         self._is_named = is_named
-        self._found: dict[int, tuple[Callable[..., Any], bytes, Packed]] = {}
+        self._found: dict[int, tuple[Callable[..., Any], bytes, PackedFunction]] = {}
         """By address; each is kept, so the address stays its own."""
-        self._bare: list[Packed] = []
+        self._bare: list[PackedFunction] = []
 
-    def of_bytes(self, function: Callable[[bytes], bytes]) -> Packed:
+    def of_bytes(self, function: Callable[[bytes], bytes]) -> PackedFunction:
         """Of a phase that has a function for all of its chunks."""
-        self._bare.append(Packed(Task(function, raw=True)))
+        self._bare.append(PackedFunction(Task(function, raw=True)))
         return self._bare[-1]
 
-    def of_chunk(self, chunk: Chunk, index: int) -> tuple[ChunkId, Packed]:
+    def of_chunk(self, chunk: Chunk, index: int) -> tuple[ChunkId, PackedFunction]:
         """The chunk's id, and what executes it. Raises where another process could not compute an id that is needed."""
         known = self._found.get(id(chunk.function))
         if known is None:
@@ -68,11 +68,11 @@ class _Functions:
                 check_stable(chunk.function, f"the function of chunk {index}")
             if len(self._found) >= FUNCTIONS_MAX:  # chunks that wait may need it, so it is closed when they are gone
                 self._found.pop(next(iter(self._found)))
-            task = Packed(Task(chunk.function, spread=True))
+            task = PackedFunction(Task(chunk.function, spread=True))
             known = self._found[id(chunk.function)] = (chunk.function, function_digest(chunk.function), task)
         _, digest, task = known
         if chunk.kwargs:
-            task = Packed(Task(functools.partial(chunk.function, **chunk.kwargs), spread=True))
+            task = PackedFunction(Task(functools.partial(chunk.function, **chunk.kwargs), spread=True))
         return chunk.id_with(digest) if type(chunk) is Chunk else valid_id(chunk.chunk_id()), task
 
     def close(self, *, is_unused: bool) -> None:
@@ -115,7 +115,7 @@ class JobCoordinator:
         make_pool: PoolMaker | None = None,
         **terms: Unpack[CoordinatorTerms],
     ) -> None:
-        self._terms: Terms = terms_of(policy=policy, **terms)
+        self._terms: SessionTerms = terms_of(policy=policy, **terms)
         self._make_pool = make_pool
 
     def run(
@@ -142,7 +142,7 @@ class JobCoordinator:
             raise InvalidRequest("a job needs at least one phase", do="Give a list of Phase(...).")
         _check_store(store)
         phase_before, saved = load_state(store.begin(self._terms.name if self._terms.is_named else ""))
-        session: Session | None = None
+        session: JobSession | None = None
         progress = threading.Event()
         functions = _Functions(is_named=self._terms.is_named)
         try:
@@ -173,16 +173,16 @@ class JobCoordinator:
 
     def _begun(
         self, store: JobOutputStore, saved: dict[ChunkId, SavedChunk], phase: Phase, progress: threading.Event
-    ) -> Session:
+    ) -> JobSession:
         def deliver(_: list[Delivered]) -> None:
             """Results are read from the store at the end."""
             progress.set()
 
-        return Session(self._terms, deliver, store=store, saved=saved, phase=phase.name, make_pool=self._make_pool)
+        return JobSession(self._terms, deliver, store=store, saved=saved, phase=phase.name, make_pool=self._make_pool)
 
     def _phase(
         self,
-        session: Session,
+        session: JobSession,
         works: Iterator[tuple[Works, list[bytes]]],
         store: JobOutputStore,
         progress: threading.Event,

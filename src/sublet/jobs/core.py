@@ -32,7 +32,7 @@ from sublet.jobs.states import (
     ChunkEvent,
     ChunkState,
     FailReason,
-    Verdict,
+    RetryVerdict,
     When,
     next_chunk,
     verdict_of,
@@ -49,7 +49,7 @@ EVENTS_MAX: Final = 100_000
 """Events that are kept until the caller takes them; the oldest are dropped first, and are counted."""
 
 
-class Failed(NamedTuple):
+class RunFailed(NamedTuple):
     """The outcome of one run that brought no result."""
 
     cause: Cause
@@ -115,7 +115,7 @@ class Works:
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class ChunkBatch:
     """Chunks that one worker executes, in order."""
 
     number: int
@@ -165,7 +165,7 @@ class JobEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class ChunkCounts:
     """Where the chunks are."""
 
     total: int
@@ -286,7 +286,7 @@ class Coordinator:
         self._ids: dict[ChunkId, bytes] | None = {} if keeps_ids else None
         self._queues: dict[Needs, _Queue] = {}
         self._delayed: list[tuple[int, int, Works]] = []
-        self._open: dict[int, Batch] = {}
+        self._open: dict[int, ChunkBatch] = {}
         self._unpublished: set[Works] = set()
         self._past: dict[ChunkId, _Past] = {}
         """Of unfinished chunks of which a run failed: few, so what is saved of them costs nothing."""
@@ -335,7 +335,7 @@ class Coordinator:
         work.needs = work.needs._replace(memory=memory)
         self._queue(work.needs).put(work)
 
-    def drop(self, batch: Batch, is_wanted: Sequence[bool], now_ns: int) -> None:
+    def drop(self, batch: ChunkBatch, is_wanted: Sequence[bool], now_ns: int) -> None:
         """Of a batch that was just taken only these are still wanted."""
         gone = batch.works.where([not one for one in is_wanted])
         batch.works = batch.works.where(is_wanted)
@@ -373,7 +373,7 @@ class Coordinator:
 
     # ---- chunks go out
 
-    def take(self, lease: str, needs: Needs, most: int, now_ns: int) -> Batch | None:
+    def take(self, lease: str, needs: Needs, most: int, now_ns: int) -> ChunkBatch | None:
         """At most so many chunks for a lease of this size; None if there is nothing for it now."""
         self.tick(now_ns)
         queue = self._queues.get(needs)
@@ -383,13 +383,13 @@ class Coordinator:
         works.move(ChunkEvent.TAKE)
         queue.executing += len(works)
         self._batches += 1
-        batch = self._open[self._batches] = Batch(self._batches, lease, works, now_ns, since_ns=now_ns)
+        batch = self._open[self._batches] = ChunkBatch(self._batches, lease, works, now_ns, since_ns=now_ns)
         return batch
 
     # ---- what came of it
 
-    def results(self, batch: Batch, outcomes: Sequence[Any], now_ns: int) -> list[tuple[Works, Sequence[Any]]]:
-        """The next chunks of a batch have these outcomes, in order: a result, or a `Failed`. Returns what is to be
+    def results(self, batch: ChunkBatch, outcomes: Sequence[Any], now_ns: int) -> list[tuple[Works, Sequence[Any]]]:
+        """The next chunks of a batch have these outcomes, in order: a result, or a `RunFailed`. Returns what is to be
         stored, chunks with their results; of a batch that is closed nothing."""
         if not batch.is_open:
             return []
@@ -399,8 +399,8 @@ class Coordinator:
         fresh: list[tuple[Works, Sequence[Any]]] = []
         start = 0
         failed: list[int] = []
-        if Failed in map(type, outcomes):
-            failed = [place for place, one in enumerate(outcomes[: len(works)]) if type(one) is Failed]
+        if RunFailed in map(type, outcomes):
+            failed = [place for place, one in enumerate(outcomes[: len(works)]) if type(one) is RunFailed]
         for place in (*failed, len(works)):
             if place > start:
                 made = works.part(start, place)
@@ -414,7 +414,7 @@ class Coordinator:
             self._run_failed(works.part(place, place + 1), outcomes[place], When.EXECUTING, now_ns, ran_ns)
         return fresh
 
-    def lost(self, batch: Batch, failed: Failed, *, begun: bool, now_ns: int) -> None:
+    def lost(self, batch: ChunkBatch, failed: RunFailed, *, begun: bool, now_ns: int) -> None:
         """The rest of a batch brings no results: its worker or lease is gone. ``begun``: the first of the rest was
         executing; the others were not, and so it is not theirs."""
         if not batch.is_open:
@@ -424,13 +424,13 @@ class Coordinator:
         if begun and rest:
             self._run_failed(rest.part(0, 1), failed, When.EXECUTING, now_ns, now_ns - batch.since_ns)
             rest = rest.part(1)
-        if verdict_of(failed.cause, When.NOT_BEGUN) is Verdict.RETURN:
+        if verdict_of(failed.cause, When.NOT_BEGUN) is RetryVerdict.RETURN:
             self._return(rest, now_ns)
         else:
             for work in rest.singles():
                 self._run_failed(work, failed, When.NOT_BEGUN, now_ns, 0)
 
-    def take_back(self, batch: Batch, begun: int, now_ns: int) -> None:
+    def take_back(self, batch: ChunkBatch, begun: int, now_ns: int) -> None:
         """Only so many chunks of a batch will have been begun by its worker: the others go back into the queue."""
         begun = max(begun, batch.done)
         if not batch.is_open or begun >= len(batch.works):
@@ -456,7 +456,7 @@ class Coordinator:
                     self._past.pop(key, None)
             self._say(now_ns, "done", len(works))
 
-    def _close(self, batch: Batch) -> None:
+    def _close(self, batch: ChunkBatch) -> None:
         batch.is_open = False
         self._open.pop(batch.number, None)
 
@@ -470,13 +470,13 @@ class Coordinator:
         if self.stopped is not None:
             self._fail_waiting(self.stopped)
 
-    def _run_failed(self, work: Works, failed: Failed, when: When, now_ns: int, ran_ns: int) -> None:
+    def _run_failed(self, work: Works, failed: RunFailed, when: When, now_ns: int, ran_ns: int) -> None:
         """One run of one chunk failed: retry it, or give it up."""
         verdict = verdict_of(failed.cause, when)
         memory = work.needs.memory
         past = self._past.setdefault(work.keys[0], _Past(memory, memory))
         past.error = failed.error
-        if verdict is Verdict.FAIL:
+        if verdict is RetryVerdict.FAIL:
             raised = failed.cause in (Cause.RAISED, Cause.RAISED_TRANSIENT)
             self._give_up(work, FailReason.RAISED if raised else FailReason.REFUSED, now_ns)
             return
@@ -488,14 +488,14 @@ class Coordinator:
                 return
         else:
             past.runs_ns = ()
-        if verdict is Verdict.RETRY_LARGER:
+        if verdict is RetryVerdict.RETRY_LARGER:
             larger = self.policy.larger(memory, past.first_memory)
             if larger is None:
                 self._give_up(work, FailReason.OUT_OF_MEMORY, now_ns)
                 return
             past.memory = larger
         if past.charges > self.policy.max_retries:
-            out_of_memory = verdict is Verdict.RETRY_LARGER
+            out_of_memory = verdict is RetryVerdict.RETRY_LARGER
             self._give_up(work, FailReason.OUT_OF_MEMORY if out_of_memory else FailReason.RETRIES, now_ns)
             return
         self._queues[work.needs].executing -= 1
@@ -613,9 +613,9 @@ class Coordinator:
         return self._added - self._succeeded - self._skipped - self._failed
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> ChunkCounts:
         waiting = sum(queue.ready + queue.delayed for queue in self._queues.values())
-        return Counts(
+        return ChunkCounts(
             total=self._added,
             waiting=waiting,
             executing=self.outstanding - waiting,
@@ -697,7 +697,7 @@ def _needs_longer(runs_ns: Sequence[int]) -> bool:
     return len(runs_ns) >= SAME_END and longest - min(runs_ns) <= SAME_SHARE * longest and min(runs_ns) >= SHORT_RUN_NS
 
 
-def _told(failed: Failed) -> str:
+def _told(failed: RunFailed) -> str:
     return failed.cause if failed.error is None else f"{failed.cause} ({type(failed.error).__name__}: {failed.error})"
 
 

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sublet.jobs.states import CHUNK_TABLE, VERDICTS, Cause, ChunkEvent, ChunkState, Verdict, When, verdict_of
-from sublet.lease.drawing import Machine, mermaid, with_sections
+from sublet.jobs.states import CHUNK_TABLE, VERDICTS, Cause, ChunkEvent, ChunkState, RetryVerdict, When, verdict_of
+from sublet.lease.drawing import StateTable, mermaid, with_sections
 
-MACHINE = Machine(
+MACHINE = StateTable(
     name="chunk",
     states=ChunkState,
     events=ChunkEvent,
@@ -34,7 +34,7 @@ def verdicts() -> str:
     """What went wrong, when, and what becomes of the chunk; a pair that cannot happen is left out."""
     rows = ["| event | when | result |", "| --- | --- | --- |"]
     for cause in Cause:
-        by_verdict: dict[Verdict, list[When]] = {}
+        by_verdict: dict[RetryVerdict, list[When]] = {}
         for when in When:
             if (cause, when) in VERDICTS:
                 by_verdict.setdefault(verdict_of(cause, when), []).append(when)

@@ -17,7 +17,7 @@ from sublet.jobs.identity import ID_BYTES, ChunkId
 from sublet.jobs.inside import Task, call_chunk, load_result
 from sublet.jobs.mapping import ExecutorTerms
 from sublet.jobs.running import Delivered
-from sublet.jobs.session import JobResult, Session, raise_failure, terms_of
+from sublet.jobs.session import JobResult, JobSession, raise_failure, terms_of
 from sublet.jobs.states import FailReason
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Executor(concurrent.futures.Executor):
         self._terms = terms_of(want=want, policy=policy, **terms)
         self._make_pool = make_pool
         self._lock = threading.Lock()
-        self._session: Session | None = None
+        self._session: JobSession | None = None
         self._futures: dict[int, Future[Any]] = {}
         self._tasks: dict[int, Task] = {}
         self._any = Task(call_chunk, spread=True)
@@ -107,8 +107,8 @@ class Executor(concurrent.futures.Executor):
 
     # ---- inside
 
-    def _begin(self) -> Session:
-        self._session = Session(
+    def _begin(self) -> JobSession:
+        self._session = JobSession(
             self._terms,
             self._deliver,
             keeps_ids=False,
@@ -179,7 +179,7 @@ class Executor(concurrent.futures.Executor):
             if not future.done() and (future.running() or future.set_running_or_notify_cancel()):
                 future.set_exception(error)
 
-    def _finish(self, session: Session) -> None:
+    def _finish(self, session: JobSession) -> None:
         self._is_idle.wait()
         session.close()
         with self._lock:

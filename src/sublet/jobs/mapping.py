@@ -11,14 +11,14 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypedDict, TypeVar, Unpack
 
-from sublet.compute.functions import Packed
+from sublet.compute.functions import PackedFunction
 from sublet.errors import InvalidRequest
 from sublet.jobs.core import ChunkFailed, Works
 from sublet.jobs.identity import ID_BYTES, ChunkId, check_stable, function_digest, positioned_ids
 from sublet.jobs.inside import Task, load_result
 from sublet.jobs.metrics import Metrics
 from sublet.jobs.running import Delivered, load_state
-from sublet.jobs.session import Errors, JobResult, Session, Terms, raise_failure, terms_of
+from sublet.jobs.session import Errors, JobResult, JobSession, SessionTerms, raise_failure, terms_of
 from sublet.jobs.states import FailReason
 from sublet.jobs.stores import JobOutputStore
 from sublet.values import shown
@@ -91,7 +91,7 @@ class MapIterator(Generic[R]):
         self,
         function: Callable[..., R],
         items: Iterable[Any],
-        terms: Terms,
+        terms: SessionTerms,
         *,
         ordered: bool,
         store: JobOutputStore | None,
@@ -136,7 +136,7 @@ class _Feeder:
         self,
         function: Callable[..., Any],
         items: Iterable[Any],
-        terms: Terms,
+        terms: SessionTerms,
         store: JobOutputStore | None,
         ordered: bool,
         make_pool: PoolMaker | None,
@@ -148,7 +148,7 @@ class _Feeder:
         """A list or its like, whose items cost nothing to read: so many are read that all leases are asked for at once.
         Of what may be slow, or large, as much as the leases need that are held."""
         self._at_least = 2 * terms.want if self._is_there else 1
-        self._task = Packed(Task(function))
+        self._task = PackedFunction(Task(function))
         self._counts_fuel = hasattr(function, "fuel")
         """A WASM tasklet, whose results say what they used."""
         self._store = store
@@ -173,10 +173,10 @@ class _Feeder:
         if not first:  # nothing is acquired for nothing
             return
         saved = {} if self._store is None else load_state(self._store.begin(self._name))[1]
-        session: Session | None = None
+        session: JobSession | None = None
         self._task.prepare()
         try:
-            session = Session(
+            session = JobSession(
                 self._terms, self._deliver, store=self._store, saved=saved, keeps_ids=False, make_pool=self._make_pool
             )
             self._metrics = session.running.metrics
@@ -207,7 +207,7 @@ class _Feeder:
     def _name(self) -> str:
         return self._terms.name if self._terms.is_named else ""
 
-    def _top_up(self, session: Session, *, grows: bool) -> bool:
+    def _top_up(self, session: JobSession, *, grows: bool) -> bool:
         """Read items where there is room for a good many. Whether there still is. ``grows``: results were consumed."""
         if not self._is_read and (room := self._room(session, grows)) and (works := self._read(room)):
             session.running.feed(works)
@@ -216,7 +216,7 @@ class _Feeder:
             session.running.complete()
         return not self._is_read and self._room(session, grows) > 0
 
-    def _room(self, session: Session, grows: bool) -> int:
+    def _room(self, session: JobSession, grows: bool) -> int:
         """How many items may be read now; 0 as long as it would be few."""
         window = session.running.window(self._at_least, grows=grows)
         room = window - (self._fed - self._given)
@@ -256,7 +256,7 @@ class _Feeder:
             self._is_stopped = True
             self._changed.notify()
 
-    def _next_ones(self, session: Session, *, wait: bool) -> Sequence[Any]:
+    def _next_ones(self, session: JobSession, *, wait: bool) -> Sequence[Any]:
         """What may be given now; none where only the room for items has changed, or where it is not to wait."""
         with self._changed:
             while wait and not self._delivered and not self._is_stopped:
@@ -288,7 +288,7 @@ class _Feeder:
         else:
             self._early.update((index, (outcome,)) for index, outcome in zip(indexes, outcomes, strict=True))
 
-    def _raise_failed(self, session: Session, found: list[Delivered]) -> None:
+    def _raise_failed(self, session: JobSession, found: list[Delivered]) -> None:
         for one in found:
             if one.failure is not None and one.failure.reason is not FailReason.CANCELLED:
                 raise_failure([one.failure], as_itself=True)

@@ -23,7 +23,7 @@ from sublet.compute.posting import prepare_worker, submit_many
 from sublet.compute.worker_guest import Options
 from sublet.errors import InvalidRequest, SubletError
 from sublet.jobs.chunks import Needs
-from sublet.jobs.core import Batch, ChunkFailed, Coordinator, Failed, JobEvent, SavedChunk, Works
+from sublet.jobs.core import ChunkBatch, ChunkFailed, Coordinator, JobEvent, RunFailed, SavedChunk, Works
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.inside import Raised, error_of
 from sublet.jobs.metrics import Metrics
@@ -106,7 +106,7 @@ class _Slot:
     is_ready: bool = False
     is_leaving: bool = False
     """No new chunk begins on it."""
-    under_way: dict[int, tuple[Batch, CallFuture]] = field(default_factory=dict)
+    under_way: dict[int, tuple[ChunkBatch, CallFuture]] = field(default_factory=dict)
     idle_ns: int = 0
     """Since when it has nothing to do, or when it brought something last."""
     withheld_ns: int | None = None
@@ -136,7 +136,7 @@ class _Pace:
         return min(self.size, max(self.least, -(-ready // (AHEAD * max(1, leases)))))
 
 
-class Running:
+class RunningJob:
     """A job that runs. Its methods may be called from any thread; ``deliver`` is called on the job's own."""
 
     def __init__(
@@ -578,11 +578,11 @@ class Running:
         slots = sum(slot.is_ready and slot.needs == needs for slot in self._slots.values())
         return pace.batch(ready, slots)
 
-    def _batch_done(self, slot: _Slot, batch: Batch, future: CallFuture) -> None:
+    def _batch_done(self, slot: _Slot, batch: ChunkBatch, future: CallFuture) -> None:
         """Called by the thread that listens to the worker."""
         self._post(lambda: self._take_results(slot, batch, future))
 
-    def _take_results(self, slot: _Slot, batch: Batch, future: CallFuture) -> None:
+    def _take_results(self, slot: _Slot, batch: ChunkBatch, future: CallFuture) -> None:
         slot.under_way.pop(batch.number, None)
         now_ns = slot.idle_ns = self._now()
         if not slot.under_way:
@@ -590,7 +590,7 @@ class Running:
         for waiting, _ in slot.under_way.values():
             waiting.since_ns = now_ns  # it waited behind another until now
         if future.cancelled():
-            self.core.lost(batch, Failed(Cause.WORKER_LOST), begun=False, now_ns=now_ns)
+            self.core.lost(batch, RunFailed(Cause.WORKER_LOST), begun=False, now_ns=now_ns)
             return
         error = future.exception()
         if error is None:
@@ -610,7 +610,7 @@ class Running:
         if slot.is_leaving and not slot.under_way:
             self._drop(slot)
 
-    def _take_outcomes(self, batch: Batch, outcomes: list[Any], now_ns: int) -> None:
+    def _take_outcomes(self, batch: ChunkBatch, outcomes: list[Any], now_ns: int) -> None:
         if Raised in map(type, outcomes):
             outcomes = [self._judged(outcome) if type(outcome) is Raised else outcome for outcome in outcomes]
         fresh = self.core.results(batch, outcomes, now_ns)
@@ -637,24 +637,24 @@ class Running:
         if self._publish_at_ns is None:
             self._publish_at_ns = now_ns + round(self._store.publish_after * NS_PER_S)
 
-    def _judged(self, raised: Raised) -> Failed:
+    def _judged(self, raised: Raised) -> RunFailed:
         error = error_of(raised)
         if raised.refused:
-            return Failed(Cause.REFUSED, error)
-        return Failed(cause_of(error, self.core.policy.transient, in_chunk=True), error)
+            return RunFailed(Cause.REFUSED, error)
+        return RunFailed(cause_of(error, self.core.policy.transient, in_chunk=True), error)
 
-    def _batch_lost(self, slot: _Slot, batch: Batch, error: BaseException, *, begun: bool) -> None:
+    def _batch_lost(self, slot: _Slot, batch: ChunkBatch, error: BaseException, *, begun: bool) -> None:
         now_ns = self._now()
         cause = cause_of(error)
         if not isinstance(error, SubletError):  # a KeyboardInterrupt that the chunk raised itself, most often
-            self.core.results(batch, [Failed(Cause.RAISED, error)], now_ns)
-            self.core.lost(batch, Failed(Cause.WORKER_LOST, error), begun=False, now_ns=now_ns)
+            self.core.results(batch, [RunFailed(Cause.RAISED, error)], now_ns)
+            self.core.lost(batch, RunFailed(Cause.WORKER_LOST, error), begun=False, now_ns=now_ns)
         elif cause in (Cause.REFUSED, Cause.CAPACITY) and len(batch.rest) > 1:
             # one of them cannot be sent, or be put together there: which one shows when they go one by one
             self._paces[slot.needs].singles += len(batch.rest)
-            self.core.lost(batch, Failed(Cause.WORKER_LOST, error), begun=False, now_ns=now_ns)
+            self.core.lost(batch, RunFailed(Cause.WORKER_LOST, error), begun=False, now_ns=now_ns)
         else:
-            self.core.lost(batch, Failed(cause, error), begun=begun, now_ns=now_ns)
+            self.core.lost(batch, RunFailed(cause, error), begun=begun, now_ns=now_ns)
         if cause in (Cause.WORKER_LOST, Cause.OUT_OF_MEMORY) and isinstance(error, SubletError):
             self._prepare(slot)
 

@@ -21,7 +21,7 @@ from sublet.jobs.identity import ChunkId
 from sublet.jobs.leases import LABEL, LeasePool, leases_left
 from sublet.jobs.metrics import Metrics
 from sublet.jobs.policy import RetryPolicy
-from sublet.jobs.running import LINGER_S, Delivered, PoolMaker, Running
+from sublet.jobs.running import LINGER_S, Delivered, PoolMaker, RunningJob
 from sublet.jobs.states import FailReason
 from sublet.jobs.stores import JobOutputStore
 from sublet.values import NS_PER_S, Tier, parse_duration_ns, shown, valid_name
@@ -36,7 +36,7 @@ OPTIONS: Final = frozenset(("cwd", "env", "python", "timeout"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class SessionTerms:
     """How a job is run, checked."""
 
     name: str
@@ -70,7 +70,7 @@ def terms_of(
     fabric: Fabric | None = None,
     on_event: Callable[[JobEvent], object] | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Terms:
+) -> SessionTerms:
     """Checked before anything is acquired."""
     count: object = want
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= WANT_MAX:
@@ -98,7 +98,7 @@ def terms_of(
         )
     if pay_priority and gpu is None:
         raise InvalidRequest("pay_priority= needs gpu=: priority is paid for by the GPU", do="Leave pay_priority= out.")
-    return Terms(
+    return SessionTerms(
         name=valid_name(name, "name") if name is not None else f"burst-{secrets.token_hex(4)}",
         is_named=name is not None,
         want=want,
@@ -142,12 +142,12 @@ class JobResult:
     duration_s: float
 
 
-class Session:
+class JobSession:
     """A job that runs. Close it: that gives the leases back and asks the office whether one is left."""
 
     def __init__(
         self,
-        terms: Terms,
+        terms: SessionTerms,
         deliver: Callable[[list[Delivered]], object],
         *,
         store: JobOutputStore | None = None,
@@ -180,7 +180,7 @@ class Session:
                 self.leases_before = leases_left(self._office, terms.name, wait=0)
                 make_pool = self._pool
             core = self.core(saved=saved, keeps_ids=keeps_ids)
-            self.running = Running(
+            self.running = RunningJob(
                 core,
                 make_pool,
                 deliver,

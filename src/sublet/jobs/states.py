@@ -104,7 +104,7 @@ class When(enum.StrEnum):
     """The worker was at it."""
 
 
-class Verdict(enum.StrEnum):
+class RetryVerdict(enum.StrEnum):
     """What becomes of it."""
 
     PRESSURE = "no error: run with the leases there are, ask again later"
@@ -114,28 +114,28 @@ class Verdict(enum.StrEnum):
     FAIL = "permanent: fail closed"
 
 
-VERDICTS: Final[Mapping[tuple[Cause, When], Verdict]] = {
-    (Cause.CAPACITY, When.ACQUIRING): Verdict.PRESSURE,
-    (Cause.CAPACITY, When.NOT_BEGUN): Verdict.FAIL,
-    (Cause.CAPACITY, When.EXECUTING): Verdict.FAIL,
-    (Cause.LEASE_LOST, When.ACQUIRING): Verdict.PRESSURE,
-    (Cause.LEASE_LOST, When.NOT_BEGUN): Verdict.RETURN,
-    (Cause.LEASE_LOST, When.EXECUTING): Verdict.RETRY,
-    (Cause.WORKER_LOST, When.ACQUIRING): Verdict.PRESSURE,
-    (Cause.WORKER_LOST, When.NOT_BEGUN): Verdict.RETURN,
-    (Cause.WORKER_LOST, When.EXECUTING): Verdict.RETRY,
-    (Cause.OUT_OF_MEMORY, When.NOT_BEGUN): Verdict.RETURN,
-    (Cause.OUT_OF_MEMORY, When.EXECUTING): Verdict.RETRY_LARGER,
-    (Cause.RAISED, When.EXECUTING): Verdict.FAIL,
-    (Cause.RAISED_TRANSIENT, When.EXECUTING): Verdict.RETRY,
-    (Cause.REFUSED, When.ACQUIRING): Verdict.FAIL,
-    (Cause.REFUSED, When.NOT_BEGUN): Verdict.FAIL,
-    (Cause.REFUSED, When.EXECUTING): Verdict.FAIL,
+VERDICTS: Final[Mapping[tuple[Cause, When], RetryVerdict]] = {
+    (Cause.CAPACITY, When.ACQUIRING): RetryVerdict.PRESSURE,
+    (Cause.CAPACITY, When.NOT_BEGUN): RetryVerdict.FAIL,
+    (Cause.CAPACITY, When.EXECUTING): RetryVerdict.FAIL,
+    (Cause.LEASE_LOST, When.ACQUIRING): RetryVerdict.PRESSURE,
+    (Cause.LEASE_LOST, When.NOT_BEGUN): RetryVerdict.RETURN,
+    (Cause.LEASE_LOST, When.EXECUTING): RetryVerdict.RETRY,
+    (Cause.WORKER_LOST, When.ACQUIRING): RetryVerdict.PRESSURE,
+    (Cause.WORKER_LOST, When.NOT_BEGUN): RetryVerdict.RETURN,
+    (Cause.WORKER_LOST, When.EXECUTING): RetryVerdict.RETRY,
+    (Cause.OUT_OF_MEMORY, When.NOT_BEGUN): RetryVerdict.RETURN,
+    (Cause.OUT_OF_MEMORY, When.EXECUTING): RetryVerdict.RETRY_LARGER,
+    (Cause.RAISED, When.EXECUTING): RetryVerdict.FAIL,
+    (Cause.RAISED_TRANSIENT, When.EXECUTING): RetryVerdict.RETRY,
+    (Cause.REFUSED, When.ACQUIRING): RetryVerdict.FAIL,
+    (Cause.REFUSED, When.NOT_BEGUN): RetryVerdict.FAIL,
+    (Cause.REFUSED, When.EXECUTING): RetryVerdict.FAIL,
 }
 """A pair that is missing cannot happen; it is treated as permanent."""
 
 
-class TransitionError(ValueError):
+class ChunkTransitionError(ValueError):
     """The event is not possible in this state; nothing was changed."""
 
 
@@ -143,10 +143,10 @@ def next_chunk(state: ChunkState, event: ChunkEvent, subject: str = "the chunk")
     """The state after this event."""
     then = CHUNK_TABLE.get((state, event))
     if then is None:
-        raise TransitionError(f"{subject} is {state}: {event} is not possible")
+        raise ChunkTransitionError(f"{subject} is {state}: {event} is not possible")
     return then
 
 
-def verdict_of(cause: Cause, when: When) -> Verdict:
+def verdict_of(cause: Cause, when: When) -> RetryVerdict:
     """What becomes of a chunk; fail closed where the table says nothing."""
-    return VERDICTS.get((cause, when), Verdict.FAIL)
+    return VERDICTS.get((cause, when), RetryVerdict.FAIL)

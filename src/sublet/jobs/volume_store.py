@@ -29,8 +29,8 @@ from sublet.values import format_size, parse_duration_ns
 
 if TYPE_CHECKING:
     from sublet.state.checkpoints.durable import Place
-    from sublet.state.checkpoints.reader import Checkpoint
-    from sublet.state.checkpoints.records import Record
+    from sublet.state.checkpoints.reader import CheckpointReader
+    from sublet.state.checkpoints.records import EncodedGroup
 
 SCHEMA: Final = "sublet job outputs"
 KEEP: Final = 2
@@ -59,8 +59,8 @@ class VolumeOutputStore:
         self._segment = 0
         self._where: dict[ChunkId, Locator] = {}
         self._pending: dict[ChunkId, bytes] = {}
-        self._records: list[Record] = []
-        self._open: Checkpoint | None = None
+        self._records: list[EncodedGroup] = []
+        self._open: CheckpointReader | None = None
         self._read: OrderedDict[int, bytes] = OrderedDict()
         self._base = self._store.base()
         self._load()

@@ -35,7 +35,7 @@ from sublet.lease.states import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class StateTable:
     """One table with what is needed to draw it."""
 
     name: str
@@ -62,35 +62,35 @@ class Machine:
 
 
 MACHINES: Final = (
-    Machine(
+    StateTable(
         name="lease",
         states=LeaseStatus,
         events=LeaseEvent,
         start=LeaseStatus.QUEUED,
         arrows=tuple((state, event, then) for (state, event), then in LEASE_TABLE.items()),
     ),
-    Machine(
+    StateTable(
         name="holder",
         states=LeaseStatus,
         events=HolderEvent,
         start=LeaseStatus.QUEUED,
         arrows=tuple((state, event, then) for (state, event), then in HOLDER_TABLE.items()),
     ),
-    Machine(
+    StateTable(
         name="slice",
         states=SliceState,
         events=SliceEvent,
         start=SliceState.FREE,
         arrows=tuple((state, event, then) for (state, event), then in SLICE_TABLE.items()),
     ),
-    Machine(
+    StateTable(
         name="guest",
         states=GuestState,
         events=GuestEvent,
         start=GuestState.STARTING,
         arrows=tuple((state, event, then) for (state, event), then in GUEST_TABLE.items()),
     ),
-    Machine(
+    StateTable(
         name="volume",
         states=VolumeState,
         events=VolumeEvent,
@@ -100,7 +100,7 @@ MACHINES: Final = (
 )
 
 
-def mermaid(machine: Machine) -> str:
+def mermaid(machine: StateTable) -> str:
     """A Mermaid state diagram. Events that lead the same way share an arrow."""
     lines = ["stateDiagram-v2", f"    [*] --> {machine.start}"]
     lines += [
@@ -112,7 +112,7 @@ def mermaid(machine: Machine) -> str:
     return "\n".join(lines)
 
 
-def plain(machine: Machine) -> str:
+def plain(machine: StateTable) -> str:
     """The same for a terminal: each state, and its ways out below it."""
     lines: list[str] = []
     for state in machine.states:
@@ -132,7 +132,7 @@ def coupling() -> str:
     return _table(("event of the lease", "each of its slices", "each guest that uses one"), rows)
 
 
-def exits(machine: Machine) -> str:
+def exits(machine: StateTable) -> str:
     """Every state against every event: where it leads; empty where the event is an error."""
     leads = {(state, event): then for state, event, then in machine.arrows}
     events = [event for event in machine.events if any(event is known for _, known in leads)]
@@ -204,7 +204,7 @@ def _sections() -> dict[str, str]:
     return sections
 
 
-def _merged(machine: Machine) -> dict[tuple[str, str], list[str]]:
+def _merged(machine: StateTable) -> dict[tuple[str, str], list[str]]:
     """(from, to) and the events between them."""
     merged: dict[tuple[str, str], list[str]] = {}
     for source, event, target in machine.arrows:

@@ -36,7 +36,7 @@ _NEVER: Final = Epoch(0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
+class FenceEntry:
     """A pair that is accepted until its deadline."""
 
     lease: LeaseId
@@ -63,7 +63,7 @@ class FenceTable:
     """Accepts exactly the live pairs."""
 
     def __init__(self, *, ended_max: int = ENDED_MAX) -> None:
-        self._live: dict[LeaseId, Live] = {}
+        self._live: dict[LeaseId, FenceEntry] = {}
         self._ended: dict[LeaseId, tuple[Epoch, EndReason]] = {}
         self._past: dict[int, int] = {}
         """Incarnation → the highest epoch of those that ended and are not remembered by name any more."""
@@ -74,7 +74,7 @@ class FenceTable:
         self._deadlines: list[tuple[int, LeaseId]] = []
         self._ended_max = ended_max
 
-    def check(self, lease: LeaseId, epoch: Epoch, now_ns: int) -> Live:
+    def check(self, lease: LeaseId, epoch: Epoch, now_ns: int) -> FenceEntry:
         """The live entry, or the reason why there is none."""
         live = self._live.get(lease)
         if live is None:
@@ -90,11 +90,11 @@ class FenceTable:
             raise LeaseExpired(f"lease {lease} ran out")
         return live
 
-    def get(self, lease: LeaseId) -> Live | None:
+    def get(self, lease: LeaseId) -> FenceEntry | None:
         """The live entry of the lease, whatever its deadline."""
         return self._live.get(lease)
 
-    def __iter__(self) -> Iterator[Live]:
+    def __iter__(self) -> Iterator[FenceEntry]:
         return iter(tuple(self._live.values()))
 
     def __len__(self) -> int:
@@ -141,7 +141,7 @@ class FenceTable:
                 return
             noticed = old.noticed
             self._place(old, present=False)
-        new = Live(lease=lease, epoch=epoch, number=number, noticed=noticed, deadline_ns=deadline_ns, parts=parts)
+        new = FenceEntry(lease=lease, epoch=epoch, number=number, noticed=noticed, deadline_ns=deadline_ns, parts=parts)
         self._place(new, present=True)
         self._put(new)
         self._raise_floor(parts, epoch)
@@ -153,7 +153,7 @@ class FenceTable:
             return False
         if number > live.number:
             self._put(
-                Live(
+                FenceEntry(
                     lease=lease,
                     epoch=epoch,
                     number=number,
@@ -174,7 +174,7 @@ class FenceTable:
         self._live[lease] = replace(live, noticed=number)
         return True
 
-    def end(self, lease: LeaseId, epoch: Epoch, parts: Sequence[Part], reason: EndReason) -> Live | None:
+    def end(self, lease: LeaseId, epoch: Epoch, parts: Sequence[Part], reason: EndReason) -> FenceEntry | None:
         """Fence the lease up to this epoch, known or not. Returns what was live and is not any more."""
         ended, _ = self._ended.get(lease, (_NEVER, None))
         if epoch > ended:
@@ -190,9 +190,9 @@ class FenceTable:
         self._place(live, present=False)
         return live
 
-    def due(self, now_ns: int) -> list[Live]:
+    def due(self, now_ns: int) -> list[FenceEntry]:
         """The live pairs whose deadline has come. They are refused already; the caller ends them."""
-        found: dict[LeaseId, Live] = {}
+        found: dict[LeaseId, FenceEntry] = {}
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             deadline_ns, lease = heapq.heappop(self._deadlines)
             live = self._live.get(lease)
@@ -210,14 +210,14 @@ class FenceTable:
             heapq.heappop(self._deadlines)
         return None
 
-    def _put(self, live: Live) -> None:
+    def _put(self, live: FenceEntry) -> None:
         self._live[live.lease] = live
         heapq.heappush(self._deadlines, (live.deadline_ns, live.lease))
         if len(self._deadlines) > 64 + 4 * len(self._live):  # mostly deadlines that were moved since
             self._deadlines = [(entry.deadline_ns, entry.lease) for entry in self._live.values()]
             heapq.heapify(self._deadlines)
 
-    def _place(self, live: Live, *, present: bool) -> None:
+    def _place(self, live: FenceEntry, *, present: bool) -> None:
         for part in live.parts:
             for parts in (self._on, self._alone) if is_exclusive(part) else (self._on,):
                 there = parts.setdefault(part.resource, {})

@@ -26,7 +26,16 @@ from typing import Final, assert_never
 from sublet.errors import LeaseNotActive
 from sublet.lease.policy import RenewalPlan, RenewalPolicy
 from sublet.lease.states import HolderEvent, LeaseStatus, next_holder
-from sublet.lease.value import Attempt, Done, HolderNews, HolderWord, LeaseEnd, Outcome, Refused, Unknown
+from sublet.lease.value import (
+    Attempt,
+    HolderNews,
+    HolderWord,
+    LeaseEnd,
+    Outcome,
+    RenewalGranted,
+    RenewalRefused,
+    RenewalUnknown,
+)
 from sublet.values import EndReason, Epoch, LeaseId, RenewMode, format_duration
 
 # ----------------------------------------- How long work ran under a lease, so that it can be said once and billed once
@@ -106,7 +115,7 @@ class Holder:
     _retry_ns: int = field(default=0, init=False, repr=False)
     _quiet: HolderWord | None = field(default=None, init=False, repr=False)
     """Why it is not being renewed: IDLE or HELD_LONG."""
-    _fate: Refused | None = field(default=None, init=False, repr=False)
+    _fate: RenewalRefused | None = field(default=None, init=False, repr=False)
     """The refusal that stands; a renewal that was sent after it and granted lifts it."""
     _fate_sent_ns: int = field(default=0, init=False, repr=False)
     _notice: tuple[EndReason, int, str] | None = field(default=None, init=False, repr=False)
@@ -242,19 +251,19 @@ class Holder:
     def take(self, attempt: Attempt, outcome: Outcome, now_ns: int) -> bool:
         """What came of an attempt, in whatever order outcomes arrive. Returns whether it changed anything."""
         self._pass(now_ns)
-        if isinstance(outcome, Refused) and outcome.end is not None and attempt.epoch == self.epoch:
+        if isinstance(outcome, RenewalRefused) and outcome.end is not None and attempt.epoch == self.epoch:
             return self.ended(outcome.end, now_ns)
         if self.status not in HELD_STATES or attempt.epoch != self.epoch:
             return False
         match outcome:
-            case Done(granted_ns=granted_ns, save_ns=save_ns):
+            case RenewalGranted(granted_ns=granted_ns, save_ns=save_ns):
                 self.busy_time.said(attempt.busy_total_ns)
                 if attempt.sent_ns <= self._sent_ns:
                     return False  # an answer to an older request says less than what is known already
                 self._reckon(now_ns, save_ns)
                 self._grant(now_ns, attempt.sent_ns, granted_ns, HolderEvent.ANSWERED)
                 self._pass(now_ns)
-            case Refused(reason=EndReason.IDLE):
+            case RenewalRefused(reason=EndReason.IDLE):
                 self.busy_time.said(attempt.busy_total_ns)  # the office counts what comes with a renewal it refuses
                 self._pending = None
                 if self.status is LeaseStatus.JEOPARDY:
@@ -262,14 +271,14 @@ class Holder:
                     self._tell_again()
                 if not self.busy:  # if work has begun meanwhile, the next attempt will say so
                     self._put_off(now_ns)
-            case Refused():
+            case RenewalRefused():
                 self.busy_time.said(attempt.busy_total_ns)
                 self._pending = None
                 self._attempts = 0
                 self._fate, self._fate_sent_ns = outcome, attempt.sent_ns
                 self._become(HolderEvent.REFUSED)
                 self._say(now_ns, HolderWord.REFUSED, outcome.detail or outcome.reason.value)
-            case Unknown():
+            case RenewalUnknown():
                 if attempt is not self._pending:
                     return False  # the next attempt is under way, or another answer came meanwhile
                 self._unanswered(now_ns)

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Final, assert_never
 
 from sublet.lease.expiring import Expiring
-from sublet.lease.fence import FenceTable, Live, is_exclusive, same_hardware
+from sublet.lease.fence import FenceEntry, FenceTable, is_exclusive, same_hardware
 from sublet.lease.hardware import Hardware
 from sublet.lease.node_volumes import NodeVolumes
 from sublet.lease.parking import ParkingLot
@@ -151,7 +151,7 @@ class Node:
         self._teardowns.poke(leases, now_ns)
         return self.tick(now_ns)
 
-    def check(self, lease: LeaseId, epoch: Epoch, now_ns: int) -> Live:
+    def check(self, lease: LeaseId, epoch: Epoch, now_ns: int) -> FenceEntry:
         """May an effect of this (lease, epoch) happen now? To be asked by whatever is about to touch the hardware.
 
         Returns only for a live pair before its deadline. Otherwise raises ``StaleEpoch`` (another epoch is live),
@@ -296,7 +296,7 @@ class Node:
         elif not self._never_seen(order):
             self._answer(order, held=False)
 
-    def _now_in_force(self, before: Live | None, order: Grant | Extend, now_ns: int) -> None:
+    def _now_in_force(self, before: FenceEntry | None, order: Grant | Extend, now_ns: int) -> None:
         """Tell the hardware what the order has changed, if anything: it may be a copy, or older than another."""
         live = self.fence.get(order.lease)
         if live is None or live is before:
@@ -352,7 +352,7 @@ class Node:
             self._expiring.inherit(order.park.lease, save_ns, now_ns)
         self._teardowns.advance(self._teardowns.of(order.lease, order.parts), now_ns)
 
-    def _begin_end(self, order: End, epoch: Epoch, gone: Live | None, until_ns: int) -> bool:
+    def _begin_end(self, order: End, epoch: Epoch, gone: FenceEntry | None, until_ns: int) -> bool:
         """Take the lease off the parts that the office names, and off those it had here; whether anything is new."""
         lease, is_new = order.lease, False
         for part in order.parts:
@@ -373,7 +373,7 @@ class Node:
         for live in self.fence.due(now_ns):
             self._end_here(live, EndReason.EXPIRED, "its deadline came", now_ns)
 
-    def _end_here(self, live: Live, reason: EndReason, detail: str, now_ns: int) -> None:
+    def _end_here(self, live: FenceEntry, reason: EndReason, detail: str, now_ns: int) -> None:
         """At once and without grace: nothing outlives its promise."""
         volume = self.shelf.of(live)
         self.fence.end(live.lease, live.epoch, live.parts, reason)

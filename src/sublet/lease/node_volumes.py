@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from sublet.lease.fence import FenceTable, Live
+from sublet.lease.fence import FenceEntry, FenceTable
 from sublet.lease.hardware import Hardware
 from sublet.lease.teardown import Teardown
 from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, NodeId, TenantId
@@ -82,7 +82,7 @@ class NodeVolumes:
         """When to look again, or to speak."""
         return min((at_ns for at_ns in (self._look_ns, self._say_ns) if at_ns is not None), default=None)
 
-    def of(self, live: Live) -> VolumeRef | None:
+    def of(self, live: FenceEntry) -> VolumeRef | None:
         """The volume that a live lease has, or is to make."""
         name = self._names.get(live.lease)
         tenant = self._tenants.get(live.lease)
@@ -90,7 +90,7 @@ class NodeVolumes:
             return None
         return VolumeRef(tenant=tenant, name=name)
 
-    def older(self, order: Grant) -> list[Live]:
+    def older(self, order: Grant) -> list[FenceEntry]:
         """The live leases that have the volume of this grant by an older epoch: the office has forgotten them, as after
         a restore. A volume is one lease's at a time, like a device that tolerates no other."""
         if not order.name or not _has_blocks(order.parts):

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from sublet.lease.fence import FenceTable, Live
+from sublet.lease.fence import FenceEntry, FenceTable
 from sublet.lease.hardware import Hardware
 from sublet.lease.policy import lead_ns
 from sublet.lease.retransmit import Repeats
@@ -126,7 +126,7 @@ class ParkingLot:
         every = [*self._unsafe.values(), *filter(None, (self._parkable.next_ns(),))]
         return min(every, default=None)
 
-    def _need(self, live: Live) -> Parkable:
+    def _need(self, live: FenceEntry) -> Parkable:
         need = self._hardware.need(live.lease, live.epoch)
         return Parkable(
             node=self._node,
@@ -152,7 +152,7 @@ class ParkingLot:
 
     # ---- 3: parked ----
 
-    def time_to_save(self, live: Live | None, until_ns: int, save_ns: int, now_ns: int) -> int:
+    def time_to_save(self, live: FenceEntry | None, until_ns: int, save_ns: int, now_ns: int) -> int:
         """Until when an end that comes by an order waits. What is parked had no notice in which it could have saved, so
         it has as long as its last save needs, if its lease would have lasted so long and there is any time at all."""
         if live is None or live.lease not in self._under or until_ns <= now_ns:
@@ -165,7 +165,7 @@ class ParkingLot:
         if lease in self._under and live is not None:
             self._leaving.setdefault(lease, live.deadline_ns)
 
-    def empty(self) -> list[tuple[Live, EndReason, str]]:
+    def empty(self) -> list[tuple[FenceEntry, EndReason, str]]:
         """Live parking leases whose guests were seen there and are gone, and how each ends by that."""
         found = []
         for under, was_seen in tuple(self._under.items()):
@@ -181,7 +181,7 @@ class ParkingLot:
             self._leaving.pop(under, None)
         return found
 
-    def _why_empty(self, live: Live) -> tuple[EndReason, str]:
+    def _why_empty(self, live: FenceEntry) -> tuple[EndReason, str]:
         until_ns = self._leaving.get(live.lease)
         if until_ns is None:
             return EndReason.GUEST_FAILED, "what was parked under it is gone"

@@ -32,7 +32,7 @@ class RankState(enum.StrEnum):
     """It was ended because another one failed."""
 
 
-class Phase(enum.StrEnum):
+class RanksPhase(enum.StrEnum):
     """How all of them stand."""
 
     GOING = "going"
@@ -42,7 +42,7 @@ class Phase(enum.StrEnum):
     """One failed; the others are being ended."""
 
 
-class Exit(enum.StrEnum):
+class RankExit(enum.StrEnum):
     """What the status of one of them says."""
 
     OK = "ok"
@@ -64,20 +64,20 @@ class Change(NamedTuple):
     """What comes of an exit."""
 
     state: RankState
-    phase: Phase
+    phase: RanksPhase
     do: Do = Do.NOTHING
 
 
-TABLE: Final[Mapping[tuple[Phase, Exit], Change]] = {
-    (Phase.GOING, Exit.OK): Change(RankState.DONE, Phase.GOING),
-    (Phase.GOING, Exit.LEASE_ENDED): Change(RankState.LEFT, Phase.LEAVING, Do.AWAIT),
-    (Phase.GOING, Exit.OTHER): Change(RankState.FAILED, Phase.ENDING, Do.END),
-    (Phase.LEAVING, Exit.OK): Change(RankState.DONE, Phase.LEAVING),
-    (Phase.LEAVING, Exit.LEASE_ENDED): Change(RankState.LEFT, Phase.LEAVING, Do.AWAIT),
-    (Phase.LEAVING, Exit.OTHER): Change(RankState.LEFT, Phase.LEAVING, Do.AWAIT),
-    (Phase.ENDING, Exit.OK): Change(RankState.ENDED, Phase.ENDING),
-    (Phase.ENDING, Exit.LEASE_ENDED): Change(RankState.ENDED, Phase.ENDING),
-    (Phase.ENDING, Exit.OTHER): Change(RankState.ENDED, Phase.ENDING),
+TABLE: Final[Mapping[tuple[RanksPhase, RankExit], Change]] = {
+    (RanksPhase.GOING, RankExit.OK): Change(RankState.DONE, RanksPhase.GOING),
+    (RanksPhase.GOING, RankExit.LEASE_ENDED): Change(RankState.LEFT, RanksPhase.LEAVING, Do.AWAIT),
+    (RanksPhase.GOING, RankExit.OTHER): Change(RankState.FAILED, RanksPhase.ENDING, Do.END),
+    (RanksPhase.LEAVING, RankExit.OK): Change(RankState.DONE, RanksPhase.LEAVING),
+    (RanksPhase.LEAVING, RankExit.LEASE_ENDED): Change(RankState.LEFT, RanksPhase.LEAVING, Do.AWAIT),
+    (RanksPhase.LEAVING, RankExit.OTHER): Change(RankState.LEFT, RanksPhase.LEAVING, Do.AWAIT),
+    (RanksPhase.ENDING, RankExit.OK): Change(RankState.ENDED, RanksPhase.ENDING),
+    (RanksPhase.ENDING, RankExit.LEASE_ENDED): Change(RankState.ENDED, RanksPhase.ENDING),
+    (RanksPhase.ENDING, RankExit.OTHER): Change(RankState.ENDED, RanksPhase.ENDING),
 }
 
 
@@ -86,7 +86,7 @@ class Ranks:
 
     def __init__(self, count: int) -> None:
         self.states = [RankState.RUNNING] * count
-        self.phase = Phase.GOING
+        self.phase = RanksPhase.GOING
         self.status = 0
         """The first that was not 0, of all who have ended; a signal n is 128 + n."""
 
@@ -97,8 +97,8 @@ class Ranks:
 
     def told(self) -> None:
         """The lease ends, or they were told to stop: from now on it is no failure that one ends."""
-        if self.phase is Phase.GOING:
-            self.phase = Phase.LEAVING
+        if self.phase is RanksPhase.GOING:
+            self.phase = RanksPhase.LEAVING
 
     def exited(self, rank: int, status: int) -> Do:
         """One has ended; what is to be done with the others. Raises ``KeyError`` for one that had ended before."""
@@ -120,13 +120,13 @@ class Ranks:
     def check(self) -> None:
         """What always holds."""
         failed = self.states.count(RankState.FAILED)
-        assert failed == (self.phase is Phase.ENDING)
+        assert failed == (self.phase is RanksPhase.ENDING)
         assert failed or RankState.ENDED not in self.states
         assert (self.status == 0) == (not {RankState.FAILED, RankState.LEFT} & set(self.states))
 
 
-def _exit_of(status: int) -> Exit:
-    return {0: Exit.OK, LEASE_ENDED: Exit.LEASE_ENDED}.get(status, Exit.OTHER)
+def _exit_of(status: int) -> RankExit:
+    return {0: RankExit.OK, LEASE_ENDED: RankExit.LEASE_ENDED}.get(status, RankExit.OTHER)
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -34,7 +34,7 @@ from sublet.errors import InvalidRequest, NotFound, SubletError
 from sublet.lease.holder import Holder
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import Attempt, Done, HolderNews, Outcome, Refused, Unknown, rfc3339
+from sublet.lease.value import Attempt, HolderNews, Outcome, RenewalGranted, RenewalRefused, RenewalUnknown, rfc3339
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
 
 BATCH_MAX: Final = 1000
@@ -60,7 +60,7 @@ class Renewable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RenewalBatch:
     """Attempts to send now, in one request."""
 
     attempts: tuple[Attempt, ...]
@@ -105,7 +105,7 @@ class Summary:
 
 
 @dataclass(slots=True)
-class Counts:
+class RenewalCounts:
     """How it has gone so far."""
 
     batches: int = 0
@@ -143,7 +143,7 @@ class RenewalManager:
         self._turns = count()
         self._expired: list[LeaseId] = []
         self._news: list[HolderNews] = []
-        self.counts = Counts()
+        self.counts = RenewalCounts()
 
     # ---- who is in it
 
@@ -256,7 +256,7 @@ class RenewalManager:
             parts.append(self.settle(batch, outcomes, now_ns))
         return Summary.joined([*parts, self.drain()])
 
-    def collect(self, now_ns: int) -> Batch:
+    def collect(self, now_ns: int) -> RenewalBatch:
         """Pass the time on to every holder that is due, and hand out what is to be sent now."""
         attempts: list[Attempt] = []
         while self._heap and self._heap[0][0] <= now_ns and len(attempts) < self._batch_max:
@@ -271,21 +271,21 @@ class RenewalManager:
         self.counts.batches += bool(attempts)
         self.counts.batches_full += len(attempts) == self._batch_max
         self.counts.sent += len(attempts)
-        return Batch(tuple(attempts))
+        return RenewalBatch(tuple(attempts))
 
-    def send(self, batch: Batch) -> Sequence[Outcome]:
+    def send(self, batch: RenewalBatch) -> Sequence[Outcome]:
         """Carry a batch out, with the function given or lease by lease. This is the part that blocks."""
         if self._renew is None:
             return [self._send_one(attempt) for attempt in batch.attempts]
         try:
             outcomes = self._renew(batch.attempts)
         except (SubletError, OSError) as error:  # not an answer, whatever it was: nothing is known of any of them
-            return [Unknown(detail=str(error))] * len(batch.attempts)
+            return [RenewalUnknown(detail=str(error))] * len(batch.attempts)
         if len(outcomes) != len(batch.attempts):
             raise ValueError(f"renew was given {len(batch.attempts)} attempts and answered {len(outcomes)}")
         return outcomes
 
-    def settle(self, batch: Batch, outcomes: Sequence[Outcome], now_ns: int) -> Summary:
+    def settle(self, batch: RenewalBatch, outcomes: Sequence[Outcome], now_ns: int) -> Summary:
         """Tell the holders what came of their attempts."""
         renewed: list[LeaseId] = []
         failed: list[LeaseId] = []
@@ -294,14 +294,14 @@ class RenewalManager:
             entry = self._entries.get(attempt.lease)
             changed = entry is not None and entry.holder.take(attempt, outcome, now_ns)
             match outcome:
-                case Unknown():
+                case RenewalUnknown():
                     self.counts.unanswered += 1
                     if changed:
                         unanswered.append(attempt.lease)
-                case Done() if changed:
+                case RenewalGranted() if changed:
                     self.counts.answered += 1
                     renewed.append(attempt.lease)
-                case Refused() if changed:
+                case RenewalRefused() if changed:
                     self.counts.refused += 1
                     if outcome.end is not None or outcome.reason is not EndReason.IDLE:
                         failed.append(attempt.lease)  # for want of work is no failure: the holder would say so itself
@@ -338,11 +338,11 @@ class RenewalManager:
     def _send_one(self, attempt: Attempt) -> Outcome:
         entry = self._entries.get(attempt.lease)
         if entry is None or entry.send is None:
-            return Unknown(detail="it is not registered any more")
+            return RenewalUnknown(detail="it is not registered any more")
         try:
             return entry.send(attempt)
         except (SubletError, OSError) as error:
-            return Unknown(detail=str(error))
+            return RenewalUnknown(detail=str(error))
 
     def _schedule(self, entry: _Entry) -> None:
         """Put it where its next moment is. One entry of the heap counts; older ones are passed over when they come up,

@@ -15,7 +15,7 @@ from sublet.values import NS_PER_S, Epoch, LeaseId, ResourceId
 from sublet.wire.orders import Metered, Parking, Part, Saved, VolumeRef
 
 SCRUBBING = "scrubbing"
-"""The step within ``Phase.VERIFYING`` whose time is told apart."""
+"""The step within ``TeardownPhase.VERIFYING`` whose time is told apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Bounds:
         return self.attempts * self.retry_ns
 
 
-class Phase(enum.StrEnum):
+class TeardownPhase(enum.StrEnum):
     """Where the teardown is."""
 
     TOLD = "told"
@@ -63,7 +63,7 @@ class Teardown:
     """Where its guests were to go on living."""
     volume: VolumeRef | None = None
     """What of it may be kept."""
-    phase: Phase = Phase.TOLD
+    phase: TeardownPhase = TeardownPhase.TOLD
     due_ns: int | None = None
     """When the next step is due, at the latest; None before the first step and after the last."""
     attempts: int = 0
@@ -83,11 +83,11 @@ class Teardown:
     @property
     def is_settled(self) -> bool:
         """Whether there is an outcome."""
-        return self.phase in (Phase.CLEAN, Phase.FAILED)
+        return self.phase in (TeardownPhase.CLEAN, TeardownPhase.FAILED)
 
     def holds(self, resource: ResourceId) -> bool:
         """Whether the resource may not be given to others yet."""
-        return self.part.resource == resource and self.phase is not Phase.CLEAN
+        return self.part.resource == resource and self.phase is not TeardownPhase.CLEAN
 
     def advance(self, now_ns: int, hardware: Hardware, bounds: Bounds) -> None:
         """Take every step that is due."""
@@ -97,9 +97,9 @@ class Teardown:
             self._look_late(now_ns, hardware, bounds)
         while not self.is_settled and (self.due_ns is None or self.due_ns <= now_ns):
             match self.phase:
-                case Phase.TOLD:
+                case TeardownPhase.TOLD:
                     self._wait(now_ns, hardware)
-                case Phase.KILLING:
+                case TeardownPhase.KILLING:
                     self._kill(now_ns, hardware, bounds)
                 case _:
                     self._look(now_ns, hardware, bounds)
@@ -109,14 +109,14 @@ class Teardown:
         only late is looked at again."""
         if self.is_late and not self._is_there(hardware):
             self.is_late, self.look_until_ns = False, None
-            self._go(Phase.VERIFYING, now_ns, None)
+            self._go(TeardownPhase.VERIFYING, now_ns, None)
         elif not self.is_settled and not self._is_there(hardware):
             self.due_ns = now_ns
 
     def fail(self, detail: str, *, hard: bool) -> None:
         """It cannot be had clean."""
         self.detail, self.hard = detail, hard
-        self._go(Phase.FAILED, None, self.since_ns)
+        self._go(TeardownPhase.FAILED, None, self.since_ns)
 
     def _is_too_late(self, what: str, now_ns: int, bounds: Bounds) -> None:
         self.fail(what, hard=False)
@@ -124,9 +124,9 @@ class Teardown:
 
     def _wait(self, now_ns: int, hardware: Hardware) -> None:
         if not self._is_there(hardware):
-            self._go(Phase.VERIFYING, now_ns, now_ns)
+            self._go(TeardownPhase.VERIFYING, now_ns, now_ns)
         elif now_ns >= self.grace_until_ns:
-            self._go(Phase.KILLING, now_ns, now_ns)
+            self._go(TeardownPhase.KILLING, now_ns, now_ns)
         else:
             self.due_ns = self.grace_until_ns
 
@@ -136,7 +136,7 @@ class Teardown:
             self.attempts += 1
             again_ns = hardware.kill(self.part.resource, self.lease, self.epoch, now_ns)
         if not self._is_there(hardware):
-            self._go(Phase.VERIFYING, now_ns, now_ns)
+            self._go(TeardownPhase.VERIFYING, now_ns, now_ns)
         elif again_ns is None and self.attempts >= bounds.attempts:
             why = hardware.why(self.part.resource, self.lease, self.epoch)
             because = f": {why}" if why else ""
@@ -146,7 +146,7 @@ class Teardown:
 
     def _look(self, now_ns: int, hardware: Hardware, bounds: Bounds) -> None:
         if self._is_there(hardware):
-            self._go(Phase.KILLING, now_ns, now_ns)
+            self._go(TeardownPhase.KILLING, now_ns, now_ns)
             return
         if self.look_until_ns is None:
             self.look_until_ns = now_ns + bounds.patience_ns
@@ -182,16 +182,16 @@ class Teardown:
                 pass
 
     def _is_clean(self, clean: Clean, now_ns: int) -> None:
-        self._go(Phase.CLEAN, None, now_ns)
+        self._go(TeardownPhase.CLEAN, None, now_ns)
         self.metered, self.saved = clean.metered, clean.saved
         if clean.scrub_ns:
-            self.steps[Phase.VERIFYING] = max(0, self.steps.get(Phase.VERIFYING, 0) - clean.scrub_ns)
+            self.steps[TeardownPhase.VERIFYING] = max(0, self.steps.get(TeardownPhase.VERIFYING, 0) - clean.scrub_ns)
             self.steps[SCRUBBING] = clean.scrub_ns
 
     def _is_there(self, hardware: Hardware) -> bool:
         return hardware.is_there(self.part.resource, self.lease, self.epoch)
 
-    def _go(self, phase: Phase, due_ns: int | None, now_ns: int | None) -> None:
+    def _go(self, phase: TeardownPhase, due_ns: int | None, now_ns: int | None) -> None:
         if now_ns is not None and self.since_ns is not None:
             self.steps[self.phase] = self.steps.get(self.phase, 0) + now_ns - self.since_ns
         self.phase, self.due_ns, self.since_ns = phase, due_ns, now_ns

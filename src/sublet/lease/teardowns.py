@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from sublet.lease.hardware import Hardware
-from sublet.lease.teardown import Bounds, Phase, Teardown
+from sublet.lease.teardown import Bounds, Teardown, TeardownPhase
 from sublet.values import Epoch, Kind, LeaseId, NodeId, ResourceId
 from sublet.wire.orders import End, Failed, Part, Report, TornDown, VolumeRef
 
@@ -103,7 +103,7 @@ class Teardowns:
         will tell it (see ``_take_over_failure``)."""
         resources = {part.resource for part in wanted}
         for key, down in tuple(self._all.items()):
-            if down.phase is Phase.FAILED and down.part.resource in resources and down.epoch <= epoch:
+            if down.phase is TeardownPhase.FAILED and down.part.resource in resources and down.epoch <= epoch:
                 if not down.answered or self._hardware.is_there(down.part.resource, down.lease, down.epoch):
                     return down
                 self._hardware.forget(down.part.resource, down.lease)
@@ -122,11 +122,11 @@ class Teardowns:
             if down.due_ns is not None and down.due_ns > now_ns and not down.is_settled:
                 continue
             down.advance(now_ns, self._hardware, self._bounds)
-            if down.phase is Phase.CLEAN and not down.asked:
+            if down.phase is TeardownPhase.CLEAN and not down.asked:
                 del self._all[down.lease, down.part.resource]  # if the office asks, it looks again
-            elif down.is_settled and down.asked and (not down.answered or down.phase is Phase.CLEAN):
+            elif down.is_settled and down.asked and (not down.answered or down.phase is TeardownPhase.CLEAN):
                 down.answered = True
-                if down.phase is Phase.CLEAN:
+                if down.phase is TeardownPhase.CLEAN:
                     torn.setdefault((down.lease, down.epoch), []).append(down)
                     del self._all[down.lease, down.part.resource]  # asked again, it looks again
                 else:
@@ -145,7 +145,9 @@ class Teardowns:
         """What an earlier lease left unclean, and this office was never told, is told with the end of this one: of an
         ``End`` alone the agent can be sure that it is repeated until the answer was heard."""
         for other in self._all.values():
-            untold = other.phase is Phase.FAILED and not other.asked and other.part.resource == down.part.resource
+            untold = (
+                other.phase is TeardownPhase.FAILED and not other.asked and other.part.resource == down.part.resource
+            )
             if untold and not self._may_be_answered(other.lease):
                 other.asked = other.answered = True
                 down.fail(f"{other.detail} (left by lease {other.lease})", hard=other.hard)

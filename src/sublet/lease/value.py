@@ -52,7 +52,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class RenewalGranted:
     """The renewal was granted."""
 
     granted_ns: int
@@ -62,7 +62,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class RenewalRefused:
     """The office said no. With ``end`` the lease is over; without, it runs to its deadline and is not renewed."""
 
     reason: EndReason
@@ -71,13 +71,13 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unknown:
+class RenewalUnknown:
     """No answer, or one that settles nothing. It may have been granted; it is never taken for a refusal."""
 
     detail: str = ""
 
 
-Outcome: TypeAlias = Done | Refused | Unknown
+Outcome: TypeAlias = RenewalGranted | RenewalRefused | RenewalUnknown
 
 
 class HolderWord(enum.StrEnum):

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from sublet.clock import Clock, SystemClock
 from sublet.errors import CheckpointFailed, NotFound, SubletError, Unpicklable
 from sublet.notebook.home import HomeRules
-from sublet.state.checkpoints.object_groups import Group, encode_roots
+from sublet.state.checkpoints.object_groups import ObjectGroup, encode_roots
 from sublet.state.checkpoints.packs import file_name
-from sublet.state.checkpoints.reader import Checkpoint
-from sublet.state.checkpoints.records import Record
+from sublet.state.checkpoints.reader import CheckpointReader
+from sublet.state.checkpoints.records import EncodedGroup
 from sublet.state.checkpoints.save_size import needed_bytes
 from sublet.state.checkpoints.store import CheckpointStore
 from sublet.state.checkpoints.writer import Base, Saver, Staged
@@ -106,7 +106,7 @@ class NotebookCheckpoint:
         self._clock: Clock = SystemClock() if clock is None else clock
         self._saver = Saver()
         self._base: Base | None = None
-        self._open: Checkpoint | None = None
+        self._open: CheckpointReader | None = None
 
     def found(self) -> dict[Key, About]:
         """Everything that is saved. Raises ``CheckpointDamaged``."""
@@ -206,7 +206,7 @@ class NotebookCheckpoint:
         if wanted >= newest:
             return newest
         base = self._store.base()
-        carry: list[Record] = []
+        carry: list[EncodedGroup] = []
         if wanted:
             with self._store.open(wanted) as checkpoint:
                 carry = list({id(one): one for one in checkpoint.records.values()}.values())
@@ -225,9 +225,9 @@ class NotebookCheckpoint:
 
     def _write(
         self,
-        groups: list[Group],
+        groups: list[ObjectGroup],
         base: Base,
-        carry: list[Record],
+        carry: list[EncodedGroup],
         now_ns: int,
         note: str,
         same_as: Mapping[Key, About] | None = None,
@@ -294,12 +294,14 @@ class NotebookCheckpoint:
         except NotFound:
             return ""
 
-    def _kept(self, values: Mapping[Key, object], drop: Callable[[Key], bool]) -> tuple[list[Record], dict[Key, Any]]:
+    def _kept(
+        self, values: Mapping[Key, object], drop: Callable[[Key], bool]
+    ) -> tuple[list[EncodedGroup], dict[Key, Any]]:
         """Records that stay as they are; and the values of names that stood in a record with one that does not."""
         checkpoint = self._newest()
         if checkpoint is None:
             return [], {}
-        carry: list[Record] = []
+        carry: list[EncodedGroup] = []
         rest: dict[Key, Any] = {}
         for record in {id(one): one for one in checkpoint.records.values()}.values():
             staying = [name for name in record.names if name != ABOUT and name not in values and not drop(name)]
@@ -315,11 +317,11 @@ class NotebookCheckpoint:
             self._base = self._store.base()
         return self._base
 
-    def _records(self) -> dict[tuple[str, ...], Record]:
+    def _records(self) -> dict[tuple[str, ...], EncodedGroup]:
         checkpoint = self._newest()
         return {} if checkpoint is None else _by_names(checkpoint)
 
-    def _newest(self) -> Checkpoint | None:
+    def _newest(self) -> CheckpointReader | None:
         number = self._store.newest()
         if self._open is not None and self._open.number != number:
             self._let_go()
@@ -337,9 +339,9 @@ class NotebookCheckpoint:
             self._open = None
 
 
-def _groups(values: Mapping[Key, object]) -> list[Group]:
+def _groups(values: Mapping[Key, object]) -> list[ObjectGroup]:
     """Each part by itself: what is for the notebook must not be loaded together with what is for a device."""
-    groups: list[Group] = []
+    groups: list[ObjectGroup] = []
     for part in Part:
         mine = {key: value for key, value in values.items() if key.startswith(f"{part}:")}
         if mine:
@@ -361,7 +363,7 @@ def _about(told: Mapping[str, Any]) -> About:
     return About(**{key: value for key, value in told.items() if key in known})
 
 
-def _by_names(checkpoint: Checkpoint) -> dict[tuple[str, ...], Record]:
+def _by_names(checkpoint: CheckpointReader) -> dict[tuple[str, ...], EncodedGroup]:
     """Its records, but for what is known of all of them."""
     found = {tuple(record.names): record for record in checkpoint.records.values()}
     found.pop((ABOUT,), None)

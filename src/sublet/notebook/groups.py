@@ -12,7 +12,7 @@ from sublet.notebook.home import HomeRules
 from sublet.notebook.namespace import Shared
 from sublet.notebook.parcels import LOST, Outgoing
 from sublet.notebook.remote_value import RemoteValue, any_handles
-from sublet.state.checkpoints.object_groups import Group, encode_roots, is_long
+from sublet.state.checkpoints.object_groups import ObjectGroup, encode_roots, is_long
 from sublet.state.transfer.changes import chunk_hash
 from sublet.state.transfer.encoded import Buffer, BufferKind
 from sublet.state.transfer.memory import memory_at
@@ -24,7 +24,7 @@ ARROW_MAX: Final = 64 << 20
 """Bytes of a column of text that is hashed at each look, which takes 10 ms. Larger ones are told by their address."""
 
 
-def digest(group: Group) -> bytes:
+def digest(group: ObjectGroup) -> bytes:
     """Of what it is and of where its memory lies, so that it is news when two arrays change places; what the memory
     holds is for others to find out. Small pieces are gathered anew each time, so of them it is what they hold."""
     buffers = group.encoded.buffers
@@ -44,7 +44,7 @@ def _said_of(buffer: Buffer) -> bytes | memoryview:
     return chunk_hash(buffer.view) if is_told_by_digest(buffer) else buffer.address.to_bytes(8, "little")
 
 
-def has_room(group: Group, room: int, stuck: Mapping[str, str], shared: Shared, found: Outgoing) -> bool:
+def has_room(group: ObjectGroup, room: int, stuck: Mapping[str, str], shared: Shared, found: Outgoing) -> bool:
     """Whether it may travel: there is room for it, or the other side has it. ``found`` is told what stays."""
     nbytes = group.encoded.nbytes
     stayed = [stuck[name] for name in group.names if name in stuck]

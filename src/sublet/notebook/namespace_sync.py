@@ -50,7 +50,7 @@ from sublet.state.checkpoints.object_groups import (
     CHANGING,
     LARGE_BYTES,
     PLAIN,
-    Group,
+    ObjectGroup,
     Order,
     StandsFor,
     Still,
@@ -68,7 +68,7 @@ __all__ = ["BESIDE", "GUEST", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"
 P = ParamSpec("P")
 T = TypeVar("T")
 Job = Callable[[], object]
-Found = tuple[Group, tuple[bytes, ...]]
+Found = tuple[ObjectGroup, tuple[bytes, ...]]
 """What has changed, and the hashes of each of its buffers."""
 NOTEBOOK, GUEST = 0, 1
 """The two sides."""
@@ -88,7 +88,7 @@ def _at_once(job: Job) -> None:
     job()
 
 
-def _unmet(values: list[Any], groups: Iterable[Group]) -> list[Any]:
+def _unmet(values: list[Any], groups: Iterable[ObjectGroup]) -> list[Any]:
     """Those of these values that no group holds."""
     met = {id(value) for group in groups for value in (group.plain or group.encoded.met or {}).values()}
     met.update(id(held) for value in values if (held := getattr(value, "__dict__", None)) is not None)
@@ -97,7 +97,7 @@ def _unmet(values: list[Any], groups: Iterable[Group]) -> list[Any]:
     return _unheld(left, groups) if left else []
 
 
-def _unheld(values: list[Any], groups: Iterable[Group]) -> list[Any]:
+def _unheld(values: list[Any], groups: Iterable[ObjectGroup]) -> list[Any]:
     """Those of these values that no object of a group holds without pickling it: memory that arrays look at, caches."""
     held: set[int] = set()
     for value in (one for group in groups for one in (group.encoded.met or {}).values()):
@@ -135,19 +135,19 @@ def _which(value: Any) -> tuple[type, int]:
     return type(value), id(value)
 
 
-def _ids_of(groups: Iterable[Group]) -> set[int]:
+def _ids_of(groups: Iterable[ObjectGroup]) -> set[int]:
     """Of the objects that groups hold."""
     return {id(value) for group in groups for value in (group.plain or group.encoded.met or {}).values()}
 
 
-def _stays_with(group: Group, used: InUse, found: Outgoing) -> bool:
+def _stays_with(group: ObjectGroup, used: InUse, found: Outgoing) -> bool:
     """Whether something in it is in use; then all of its names stay."""
     why = used.why((group.plain or group.encoded.met or {}).values())
     found.stays |= dict.fromkeys(group.names, why) if why else {}
     return bool(why)
 
 
-def _names_read(group: Group) -> frozenset[str]:
+def _names_read(group: ObjectGroup) -> frozenset[str]:
     """Global names that the notebook's functions in it read, as far as it was noted what is in it."""
     here = vars(sys.modules["__main__"])
     functions = [one for one in (group.encoded.met or {}).values() if type(one) is types.FunctionType]
@@ -293,7 +293,7 @@ class Space:
             names -= found.stays.keys()
         anew = bound.union(stuck)
         rules = HomeRules()
-        groups: list[Group] = []
+        groups: list[ObjectGroup] = []
         guessed = self._read_before(names) - found.stays.keys()
         names |= guessed
         for _ in range(ROUNDS_MAX):
@@ -349,13 +349,13 @@ class Space:
         self,
         names: set[str],
         maybe: frozenset[str],
-        groups: list[Group],
+        groups: list[ObjectGroup],
         rules: HomeRules,
         found: Outgoing,
         *,
         must: bool,
         anew: frozenset[str],
-    ) -> tuple[list[Group], HomeRules]:
+    ) -> tuple[list[ObjectGroup], HomeRules]:
         """The same with names that may be looked up, and with what functions among those read. None of them keeps the
         others from being sent."""
         strict = frozenset(names)
@@ -588,7 +588,7 @@ class Space:
         if not arrived.is_plain or arrived.buffers or len(names) > 1 or not is_long(value):
             return False
         encoded = Encoded(head=arrived.head, buffers=())
-        group = Group(names=names, encoded=encoded, plain={names[0]: value})
+        group = ObjectGroup(names=names, encoded=encoded, plain={names[0]: value})
         self._remember(group, digest(group))
         return True
 
@@ -600,7 +600,9 @@ class Space:
         if names == arrived.names:
             self._identities.met(names, graph.reached)
         met = graph.part(frozenset(names)).held
-        group = Group(names=names, encoded=Encoded(head=arrived.head, buffers=(), met=met), is_joined=arrived.is_joined)
+        group = ObjectGroup(
+            names=names, encoded=Encoded(head=arrived.head, buffers=(), met=met), is_joined=arrived.is_joined
+        )
         self._remember(group, digest(group))
         return True
 
@@ -641,7 +643,7 @@ class Space:
         """Names that the other side has and that hold some of these objects."""
         return self._identities.names_of(values)
 
-    def _lost(self, groups: Iterable[Group], names: Iterable[str]) -> dict[str, Any]:
+    def _lost(self, groups: Iterable[ObjectGroup], names: Iterable[str]) -> dict[str, Any]:
         came = self._identities.came_for(names)
         if not came:
             return {}
@@ -718,7 +720,7 @@ class Space:
         strict: frozenset[str] | None = None,
         anew: frozenset[str] | None = None,
         like: Collection[tuple[str, ...]] | None = None,
-    ) -> list[Group]:
+    ) -> list[ObjectGroup]:
         """``must``: names that cannot be sent are an error; of these only, where they are said to be ``strict``.
         ``anew``: all others need not be encoded if they are known to be unchanged; None: all are encoded. ``like``:
         groups that came from the other side; None: large ones of the last time stay as they are if nothing in them has
@@ -846,12 +848,12 @@ class Space:
             waiting += new & self.names.keys()
         return found
 
-    def _stays(self, parts: Collection[tuple[str, ...]], group: Group) -> bool:
+    def _stays(self, parts: Collection[tuple[str, ...]], group: ObjectGroup) -> bool:
         """A small group that has changed is sent as a whole: to find out whether its names still share objects takes
         longer."""
         return group.names in parts or group.encoded.nbytes <= LARGE_BYTES or self._is_agreed(group)
 
-    def _is_agreed(self, group: Group) -> bool:
+    def _is_agreed(self, group: ObjectGroup) -> bool:
         return self._agreed.get(group.names) == digest(group)
 
     def _read_first(self, names: Iterable[str]) -> bool:
@@ -874,7 +876,7 @@ class Space:
         first = self._first
         return sorted(groups, key=lambda one: (not first.issuperset(one[0].names), one[0].plain is None))
 
-    def _looked(self, group: Group, *, must: bool = False) -> tuple[bool, tuple[bytes, ...]]:
+    def _looked(self, group: ObjectGroup, *, must: bool = False) -> tuple[bool, tuple[bytes, ...]]:
         """Whether it is as it was, and the hashes of its buffers; from here on it counts as agreed. ``must``: it is
         sent in any case, and that takes the hashes of all buffers."""
         if group.is_still:
@@ -995,7 +997,7 @@ class Space:
         doubtful = {name for name, graph in self._graphs.items() if not names.isdisjoint(graph.values)}
         self._graphs = {name: graph for name, graph in self._graphs.items() if name not in doubtful}
 
-    def _remember(self, group: Group, digest: bytes) -> None:
+    def _remember(self, group: ObjectGroup, digest: bytes) -> None:
         """A name was in another group before, perhaps: what was agreed on then is over."""
         names = group.names
         self._still = {name: one for name, one in self._still.items() if name not in names} if self._still else {}
@@ -1038,7 +1040,7 @@ class Space:
             raise
         found.word, found.freed, found.lent = self._lodging.word(), self._lodging.freed(), self._lodging.lent()
 
-    def _can_wait(self, group: Group) -> bool:
+    def _can_wait(self, group: ObjectGroup) -> bool:
         """Whether it is as it was, but perhaps for memory of which the kernel knows what was written to."""
         large = [(n, one) for n, one in enumerate(group.encoded.buffers) if one.kind is not BufferKind.SMALL]
         if not large or self._agreed.get(group.names) != digest(group):

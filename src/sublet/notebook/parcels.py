@@ -15,7 +15,7 @@ from sublet.notebook.identity import Tag
 from sublet.notebook.lodging import Freed, Lodged, Word
 from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.sources import Source
-from sublet.state.checkpoints.object_groups import Group, met_by_name
+from sublet.state.checkpoints.object_groups import ObjectGroup, met_by_name
 from sublet.state.transfer.codec import with_identity
 from sublet.state.transfer.loading import assembly_here, decode
 from sublet.state.transfer.memory import lend
@@ -103,7 +103,7 @@ class Outgoing:
     """What is to be said about memory that was lent."""
     freed: Freed = NOTHING_FREED
     """Of that what is not used any more."""
-    late: list[Group] = field(default_factory=list)
+    late: list[ObjectGroup] = field(default_factory=list)
     """What may have changed and is not looked at yet."""
     surroundings: Changes | None = None
     """Random states and settings that have changed."""

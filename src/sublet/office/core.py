@@ -29,7 +29,7 @@ HOLD_TIMEOUT_S: Final = 5.0
 """How long an answer waits for the agent to hold what it promises."""
 
 
-class Pending:
+class PendingCommand:
     """One command on its way, and the function that gets its answer or its error."""
 
     __slots__ = ("_done", "_over", "_render", "_value", "_without", "awaits", "command", "unheld", "until")
@@ -102,14 +102,14 @@ class Pending:
 
 
 @dataclass(kw_only=True, slots=True)
-class Batch:
+class DecisionBatch:
     """What was decided in one turn, and the events that must be durable before it is carried out."""
 
-    outcomes: list[tuple[Pending, Outcome]] = field(default_factory=list)
+    outcomes: list[tuple[PendingCommand, Outcome]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
 
-class Core:
+class OfficeCore:
     """The ledger, the commands before it, and the answers after it."""
 
     def __init__(
@@ -118,7 +118,7 @@ class Core:
         """``observe`` is called after each decision, before the next one."""
         self.ledger = ledger
         self._observe = observe
-        self._queue: deque[Pending] = deque()
+        self._queue: deque[PendingCommand] = deque()
         self._holds = Holds()
 
     @property
@@ -130,7 +130,7 @@ class Core:
         """When the next answer stops waiting for its agents."""
         return self._holds.next_expiry()
 
-    def take(self, pending: Pending) -> bool:
+    def take(self, pending: PendingCommand) -> bool:
         """Queue a command for the next turn; False, and it has failed, if there are too many."""
         if len(self._queue) >= PENDING_MAX:
             pending.fail(too_many(PENDING_MAX))
@@ -146,14 +146,14 @@ class Core:
                 pending.conclude()
             if not needs_decision:
                 return False
-        self._queue.append(Pending(AgentReport(report=report)))
+        self._queue.append(PendingCommand(AgentReport(report=report)))
         return True
 
-    def decide(self, now: Now, *, tick: bool = False) -> Batch:
+    def decide(self, now: Now, *, tick: bool = False) -> DecisionBatch:
         """Take what is queued, at most ``BATCH_MAX``. ``tick``: what time has changed is decided first."""
         if tick:
-            self._queue.appendleft(Pending(Tick()))
-        batch = Batch()
+            self._queue.appendleft(PendingCommand(Tick()))
+        batch = DecisionBatch()
         while self._queue and len(batch.outcomes) < BATCH_MAX:
             pending = self._queue.popleft()
             outcome = self.ledger.handle(pending.command, now)
@@ -164,7 +164,9 @@ class Core:
             batch.outcomes.append((pending, outcome))
         return batch
 
-    def carry_out(self, batch: Batch, until: float, *, send: Callable[[Order], None], sent: Callable[[], None]) -> None:
+    def carry_out(
+        self, batch: DecisionBatch, until: float, *, send: Callable[[Order], None], sent: Callable[[], None]
+    ) -> None:
         """The events are durable: send all orders, then give the answers that wait for no agent. ``until``: when those
         that do stop waiting. ``sent`` is called between the two."""
         for pending, outcome in batch.outcomes:
@@ -189,7 +191,7 @@ class Core:
         for pending in self._holds.expired(now, HOLD_TIMEOUT_S):
             pending.conclude()
 
-    def waiting(self, lease: LeaseId) -> list[Pending]:
+    def waiting(self, lease: LeaseId) -> list[PendingCommand]:
         """Commands of this lease that wait for its agent: a read must not tell of what they decided."""
         return self._holds.waiting(lease)
 
@@ -198,11 +200,11 @@ class Holds:
     """Which answers wait for which lease's agent, and until when."""
 
     def __init__(self) -> None:
-        self._by_lease: dict[LeaseId, list[Pending]] = {}
-        self._in_order: deque[Pending] = deque()
+        self._by_lease: dict[LeaseId, list[PendingCommand]] = {}
+        self._in_order: deque[PendingCommand] = deque()
         """As they came, which is the order in which their patience ends. Those that wait no more leave at the front."""
 
-    def add(self, waiting: Pending, holds: Iterable[tuple[LeaseId, int]], until: float) -> None:
+    def add(self, waiting: PendingCommand, holds: Iterable[tuple[LeaseId, int]], until: float) -> None:
         """``holds``: leases, and the numbers of the orders that their agents must hold. ``until`` is never earlier
         than that of the one before."""
         waiting.awaits = dict(holds)
@@ -212,16 +214,16 @@ class Holds:
         self.next_expiry()
         self._in_order.append(waiting)
 
-    def held(self, report: Held) -> list[Pending]:
+    def held(self, report: Held) -> list[PendingCommand]:
         """Those that waited for this confirmation, and now for nothing more. That of a notice confirms no deadline,
         though its number is higher."""
         return [] if report.told else self._take(report.lease, report.number, None)
 
-    def not_held(self, report: NotHeld) -> list[Pending]:
+    def not_held(self, report: NotHeld) -> list[PendingCommand]:
         """Those whose order was not taken, and that wait for nothing more."""
         return self._take(report.lease, report.number, not_held(report.lease))
 
-    def _take(self, lease: LeaseId, number: int, unheld: SubletError | None) -> list[Pending]:
+    def _take(self, lease: LeaseId, number: int, unheld: SubletError | None) -> list[PendingCommand]:
         waiters = self._by_lease.get(lease)
         if waiters is None:
             return []
@@ -233,7 +235,7 @@ class Holds:
                 over.append(waiting)
         return over
 
-    def expired(self, now: float, after_s: float) -> list[Pending]:
+    def expired(self, now: float, after_s: float) -> list[PendingCommand]:
         """Those whose patience is over, ``after_s`` seconds after they began to wait; they wait no more."""
         found = []
         while (until := self.next_expiry()) is not None and until <= now:
@@ -250,11 +252,11 @@ class Holds:
             self._in_order.popleft()
         return self._in_order[0].until if self._in_order else None
 
-    def waiting(self, lease: LeaseId) -> list[Pending]:
+    def waiting(self, lease: LeaseId) -> list[PendingCommand]:
         """What is still waited for."""
         return [waiting for waiting in self._by_lease.get(lease, ()) if waiting.wanted]
 
-    def _drop(self, waiting: Pending, lease: LeaseId, unheld: SubletError | None) -> None:
+    def _drop(self, waiting: PendingCommand, lease: LeaseId, unheld: SubletError | None) -> None:
         del waiting.awaits[lease]
         if unheld is not None:
             waiting.unheld[lease] = unheld

@@ -21,14 +21,14 @@ from typing import Any, Final, TypeVar, cast
 
 from sublet.clock import Clock
 from sublet.errors import JournalError, JournalFailed, SubletError
-from sublet.office.core import HOLD_TIMEOUT_S, Batch, Core, Pending
+from sublet.office.core import HOLD_TIMEOUT_S, DecisionBatch, OfficeCore, PendingCommand
 from sublet.office.ledger.answers import Answer
 from sublet.office.ledger.commands import Command, NodeUp, OpenOffice, Release
 from sublet.office.ledger.events import Event
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.presence import Presence
 from sublet.office.ledger.records import Now
-from sublet.office.ports import Agent, Journal, Listener
+from sublet.office.ports import Agent, JournalPort, Listener
 from sublet.values import NS_PER_S, LeaseId, NodeId
 from sublet.wire.orders import Order, Report
 
@@ -65,7 +65,7 @@ class Driver:
         self,
         *,
         ledger: Ledger,
-        journal: Journal,
+        journal: JournalPort,
         clock: Clock,
         die: Callable[[str], None],
         since_snapshot: int = 0,
@@ -87,7 +87,7 @@ class Driver:
         self._agent_wake_ns: dict[NodeId, int] = {}
         self._listeners: list[Listener] = []
         self._observers: list[Callable[[int, int], None]] = []
-        self._core = Core(ledger)
+        self._core = OfficeCore(ledger)
         self._flush_at: asyncio.Handle | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -160,7 +160,7 @@ class Driver:
                 future.set_exception(error)
                 future.exception()  # read once, so that a caller who went away leaves no complaint behind
 
-        pending = Pending(command, done, render, cast("Any", without))
+        pending = PendingCommand(command, done, render, cast("Any", without))
         future.add_done_callback(lambda _: pending.abandon() if future.cancelled() else None)
         self._take(pending)
         return future
@@ -172,7 +172,7 @@ class Driver:
 
     def post(self, command: Command) -> None:
         """Queue a command whose answer no caller waits for."""
-        self._take(Pending(command))
+        self._take(PendingCommand(command))
 
     async def settled(self, lease: LeaseId) -> None:
         """Until nothing that was decided for this lease still waits for its agent: then what a read says was held."""
@@ -184,7 +184,7 @@ class Driver:
             for event in over:
                 await event.wait()
 
-    def _take(self, pending: Pending) -> None:
+    def _take(self, pending: PendingCommand) -> None:
         if self._core.take(pending):
             self._flush_soon()
         else:
@@ -247,7 +247,7 @@ class Driver:
             self._since_snapshot = 0
             self._journal.compact(self.ledger.state.snapshot(), now)
 
-    def _carry_out(self, batch: Batch, now: Now) -> None:
+    def _carry_out(self, batch: DecisionBatch, now: Now) -> None:
         assert self._loop is not None
         until_s = self._loop.time() + HOLD_TIMEOUT_S
         self._core.carry_out(batch, until_s, send=self._send, sent=lambda: self._tick_touched(now))

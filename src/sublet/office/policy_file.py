@@ -43,7 +43,7 @@ _COUNT_MAX: Final = 1_000_000_000
 _S_MAX: Final = 366 * 24 * 3600
 
 
-class Unit(enum.StrEnum):
+class PolicyUnit(enum.StrEnum):
     """How the value of a key is written."""
 
     COUNT = "count"
@@ -63,12 +63,12 @@ class Unit(enum.StrEnum):
     """A list of names."""
 
 
-class Key(NamedTuple):
+class PolicyKey(NamedTuple):
     """One limit."""
 
     table: str
     name: str
-    unit: Unit
+    unit: PolicyUnit
     default: int | None
     """In bytes, seconds or pieces; None: no limit, or what the machine has."""
     least: int
@@ -83,72 +83,80 @@ class Key(NamedTuple):
 
     @property
     def is_number(self) -> bool:
-        return self.unit not in (Unit.TEXT, Unit.NAMES)
+        return self.unit not in (PolicyUnit.TEXT, PolicyUnit.NAMES)
 
     def shown(self, value: int | None) -> str:
         """As a person writes it."""
         if value is None:
             return self.unset
         match self.unit:
-            case Unit.SIZE:
+            case PolicyUnit.SIZE:
                 return format_size(value)
-            case Unit.SECONDS:
+            case PolicyUnit.SECONDS:
                 return f"{value}s"
-            case Unit.WALLS:
+            case PolicyUnit.WALLS:
                 return ", ".join(_walls(value)) or "none"
-            case Unit.MONEY:
+            case PolicyUnit.MONEY:
                 return money(value, "").strip()
-            case Unit.SWITCH:
+            case PolicyUnit.SWITCH:
                 return "true" if value else "false"
-            case Unit.COUNT | Unit.TEXT | Unit.NAMES:
+            case PolicyUnit.COUNT | PolicyUnit.TEXT | PolicyUnit.NAMES:
                 return str(value)
 
 
-_C, _B, _S = Unit.COUNT, Unit.SIZE, Unit.SECONDS
+_C, _B, _S = PolicyUnit.COUNT, PolicyUnit.SIZE, PolicyUnit.SECONDS
 _MACHINE: Final = "what the machine has"
 
-KEYS: Final[Mapping[str, Key]] = {
+KEYS: Final[Mapping[str, PolicyKey]] = {
     key.path: key
     for key in (
-        Key("lease", "cores", _C, 1, 1, "cores of a lease that has neither cores nor a device"),
-        Key("lease", "cores_per_gpu", _C, 4, 1, "cores for each device of a lease without cores"),
-        Key("lease", "memory_per_core", _B, 512 * MIB, 64 * MIB, "memory for each core, where none was leased"),
-        Key("lease", "memory_per_card", _B, 8 * GIB, 512 * MIB, "host memory for each card, beside its VRAM"),
-        Key("lease", "processes_per_core", _C, 256, 16, "processes and threads for each core"),
-        Key("lease", "home", _B, 256 * MIB, MIB, "home folder of each guest, which is memory of its lease"),
-        Key("lease", "allow_missing", Unit.WALLS, 0, 0, "walls that a tenant's guest may do without"),
-        Key("tenant", "gpus", _C, None, 0, "GPUs at once"),
-        Key("tenant", "vram", _B, None, 0, "GPU memory at once"),
-        Key("tenant", "cores", _C, None, 0, "cores at once"),
-        Key("tenant", "memory", _B, None, 0, "memory at once"),
-        Key("tenant", "block", _B, None, 0, "storage at once, volumes included"),
-        Key("tenant", "gpu_time", _S, None, 0, "device time within a rolling hour"),
-        Key("tenant", "burst", _S, None, 0, "device time beyond `gpu_time`, as a credit that is used up", "none"),
-        Key("tenant", "burst_refill", _S, None, 0, "of that credit, what comes back in an hour", "nothing"),
-        Key("tenant", "leases", _C, 1000, 1, "leases at once"),
-        Key("tenant", "leases_per_hour", _C, 3000, 1, "leases that begin, which bounds the journal's growth"),
-        Key("tenant", "queue", _C, 1000, 1, "requests that wait at once"),
-        Key("tenant", "volumes", _C, 1000, 1, "named volumes at once"),
-        Key("tenant", "requests_per_minute", _C, 6000, 60, "requests to the office"),
-        Key("office", "memory", _B, None, 512 * MIB, "memory of all guests together", "15/16 of the machine's"),
-        Key("office", "cores", _C, None, 1, "cores of all guests together", _MACHINE),
-        Key("office", "processes", _C, None, 256, "processes of all guests together", "half of the kernel's numbers"),
-        Key("office", "leases", _C, 2_000_000, 1, "leases of all tenants at once"),
-        Key("office", "queue", _C, 10_000, 1, "requests of all tenants that wait at once"),
-        Key(
+        PolicyKey("lease", "cores", _C, 1, 1, "cores of a lease that has neither cores nor a device"),
+        PolicyKey("lease", "cores_per_gpu", _C, 4, 1, "cores for each device of a lease without cores"),
+        PolicyKey("lease", "memory_per_core", _B, 512 * MIB, 64 * MIB, "memory for each core, where none was leased"),
+        PolicyKey("lease", "memory_per_card", _B, 8 * GIB, 512 * MIB, "host memory for each card, beside its VRAM"),
+        PolicyKey("lease", "processes_per_core", _C, 256, 16, "processes and threads for each core"),
+        PolicyKey("lease", "home", _B, 256 * MIB, MIB, "home folder of each guest, which is memory of its lease"),
+        PolicyKey("lease", "allow_missing", PolicyUnit.WALLS, 0, 0, "walls that a tenant's guest may do without"),
+        PolicyKey("tenant", "gpus", _C, None, 0, "GPUs at once"),
+        PolicyKey("tenant", "vram", _B, None, 0, "GPU memory at once"),
+        PolicyKey("tenant", "cores", _C, None, 0, "cores at once"),
+        PolicyKey("tenant", "memory", _B, None, 0, "memory at once"),
+        PolicyKey("tenant", "block", _B, None, 0, "storage at once, volumes included"),
+        PolicyKey("tenant", "gpu_time", _S, None, 0, "device time within a rolling hour"),
+        PolicyKey("tenant", "burst", _S, None, 0, "device time beyond `gpu_time`, as a credit that is used up", "none"),
+        PolicyKey("tenant", "burst_refill", _S, None, 0, "of that credit, what comes back in an hour", "nothing"),
+        PolicyKey("tenant", "leases", _C, 1000, 1, "leases at once"),
+        PolicyKey("tenant", "leases_per_hour", _C, 3000, 1, "leases that begin, which bounds the journal's growth"),
+        PolicyKey("tenant", "queue", _C, 1000, 1, "requests that wait at once"),
+        PolicyKey("tenant", "volumes", _C, 1000, 1, "named volumes at once"),
+        PolicyKey("tenant", "requests_per_minute", _C, 6000, 60, "requests to the office"),
+        PolicyKey("office", "memory", _B, None, 512 * MIB, "memory of all guests together", "15/16 of the machine's"),
+        PolicyKey("office", "cores", _C, None, 1, "cores of all guests together", _MACHINE),
+        PolicyKey(
+            "office", "processes", _C, None, 256, "processes of all guests together", "half of the kernel's numbers"
+        ),
+        PolicyKey("office", "leases", _C, 2_000_000, 1, "leases of all tenants at once"),
+        PolicyKey("office", "queue", _C, 10_000, 1, "requests of all tenants that wait at once"),
+        PolicyKey(
             "office",
             "cheapest_first",
-            Unit.SWITCH,
+            PolicyUnit.SWITCH,
             0,
             0,
             "interactive requests of no model get the cheapest",
         ),
-        Key("office", "lend_beside", Unit.SWITCH, 0, 0, "cards are lent for oneself beside programs of others"),
-        Key("office", "count_launches", Unit.SWITCH, 0, 0, "what frameworks launch on cards is counted, by CUPTI"),
-        Key("office", "disk_reserve", _B, None, 0, "disk that is not lent, at least", "chosen by the size of the disk"),
-        Key("user", "connections", _C, None, 4, "connections of one user to one socket", "a quarter of all"),
-        Key("user", "requests_per_minute", _C, 6000, 60, "requests of one user over the shared socket"),
-        Key("user", "log_lines_per_minute", _C, 60, 1, "lines of the office's log about one user"),
+        PolicyKey(
+            "office", "lend_beside", PolicyUnit.SWITCH, 0, 0, "cards are lent for oneself beside programs of others"
+        ),
+        PolicyKey(
+            "office", "count_launches", PolicyUnit.SWITCH, 0, 0, "what frameworks launch on cards is counted, by CUPTI"
+        ),
+        PolicyKey(
+            "office", "disk_reserve", _B, None, 0, "disk that is not lent, at least", "chosen by the size of the disk"
+        ),
+        PolicyKey("user", "connections", _C, None, 4, "connections of one user to one socket", "a quarter of all"),
+        PolicyKey("user", "requests_per_minute", _C, 6000, 60, "requests of one user over the shared socket"),
+        PolicyKey("user", "log_lines_per_minute", _C, 60, 1, "lines of the office's log about one user"),
     )
 }
 TABLES: Final = tuple(dict.fromkeys(key.table for key in KEYS.values()))
@@ -161,30 +169,30 @@ FIELDS: Final = {
 }
 """What a key of a group, or of a tenant's quota, is called in the records, where it is called otherwise there."""
 
-_M, _T = Unit.MONEY, Unit.TEXT
-NAMED_KEYS: Final[Mapping[str, Key]] = {
+_M, _T = PolicyUnit.MONEY, PolicyUnit.TEXT
+NAMED_KEYS: Final[Mapping[str, PolicyKey]] = {
     key.path: key
     for key in (
-        Key("group", "weight", _C, 1, 1, "share beside other groups that wait"),
-        Key("group", "floor", _C, 0, 0, "GPUs that the group can always have"),
-        Key("group", "ceiling", _C, None, 0, "GPUs that the group never has more of at once"),
-        Key("group", "members", Unit.NAMES, None, 0, "tenants of the group", "none"),
-        Key("group", "gpus", _C, None, 0, "GPUs at once, of all its tenants"),
-        Key("group", "vram", _B, None, 0, "GPU memory at once"),
-        Key("group", "cores", _C, None, 0, "cores at once"),
-        Key("group", "memory", _B, None, 0, "memory at once"),
-        Key("group", "block", _B, None, 0, "storage at once, volumes included"),
-        Key("group", "gpu_time", _S, None, 0, "device time within a rolling hour"),
-        Key("group", "leases", _C, None, 0, "leases at once"),
-        Key("group", "queue", _C, None, 0, "requests that wait at once"),
-        Key("group", "requests_per_minute", _C, None, 60, "requests to the office"),
-        Key("reservation", "group", _T, None, 0, "group that the GPUs are for", "needed"),
-        Key("reservation", "gpus", _C, None, 1, "GPUs", "needed"),
-        Key("reservation", "when", _T, None, 0, "times, such as `every Tue 10:00-12:00`", "needed"),
-        Key("reservation", "zone", _T, None, 0, "time zone of these times, such as `Europe/Berlin`", "needed"),
-        Key("reservation", "model", _T, None, 0, "only devices of this model", "any"),
+        PolicyKey("group", "weight", _C, 1, 1, "share beside other groups that wait"),
+        PolicyKey("group", "floor", _C, 0, 0, "GPUs that the group can always have"),
+        PolicyKey("group", "ceiling", _C, None, 0, "GPUs that the group never has more of at once"),
+        PolicyKey("group", "members", PolicyUnit.NAMES, None, 0, "tenants of the group", "none"),
+        PolicyKey("group", "gpus", _C, None, 0, "GPUs at once, of all its tenants"),
+        PolicyKey("group", "vram", _B, None, 0, "GPU memory at once"),
+        PolicyKey("group", "cores", _C, None, 0, "cores at once"),
+        PolicyKey("group", "memory", _B, None, 0, "memory at once"),
+        PolicyKey("group", "block", _B, None, 0, "storage at once, volumes included"),
+        PolicyKey("group", "gpu_time", _S, None, 0, "device time within a rolling hour"),
+        PolicyKey("group", "leases", _C, None, 0, "leases at once"),
+        PolicyKey("group", "queue", _C, None, 0, "requests that wait at once"),
+        PolicyKey("group", "requests_per_minute", _C, None, 60, "requests to the office"),
+        PolicyKey("reservation", "group", _T, None, 0, "group that the GPUs are for", "needed"),
+        PolicyKey("reservation", "gpus", _C, None, 1, "GPUs", "needed"),
+        PolicyKey("reservation", "when", _T, None, 0, "times, such as `every Tue 10:00-12:00`", "needed"),
+        PolicyKey("reservation", "zone", _T, None, 0, "time zone of these times, such as `Europe/Berlin`", "needed"),
+        PolicyKey("reservation", "model", _T, None, 0, "only devices of this model", "any"),
         *(
-            Key(f"budget.{whose}", per, _M, None, 0, f"what the {whose} may spend {window}", "none")
+            PolicyKey(f"budget.{whose}", per, _M, None, 0, f"what the {whose} may spend {window}", "none")
             for whose in ("group", "tenant")
             for per, window in (("day", "a day"), ("month", "a month"), ("total", "in all"))
         ),
@@ -197,7 +205,7 @@ _NEEDED: Final = ("group", "gpus", "when", "zone")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PolicyLimits:
     """What holds: the values of the file, and the defaults of the rest."""
 
     given: Mapping[str, int] = field(default_factory=dict)
@@ -275,12 +283,12 @@ class Limits:
         )
 
 
-def parse_policy(text: str, name: str = FILE) -> Limits:
+def parse_policy(text: str, name: str = FILE) -> PolicyLimits:
     """The limits of a file. Raises ``InvalidRequest``, which names file and line; nothing of a file with a mistake in
     it is taken."""
     given, lines = settings.read_tables(text, name, {**KEYS, **NAMED_KEYS}, _checked, do=_DO, named=NAMED)
     numbers = {path: value for path, value in given.items() if path in KEYS and isinstance(value, int)}
-    limits = Limits(numbers, lines, _declared(given, lines, name))
+    limits = PolicyLimits(numbers, lines, _declared(given, lines, name))
     _check_together(limits, name)
     return limits
 
@@ -288,21 +296,21 @@ def parse_policy(text: str, name: str = FILE) -> Limits:
 _DO: Final = 'Write tables such as [tenant], and below them lines such as: leases = 100, memory = "8GiB".'
 
 
-def _checked(key: Key, value: Any) -> int | str | tuple[str, ...]:
+def _checked(key: PolicyKey, value: Any) -> int | str | tuple[str, ...]:
     match key.unit:
-        case Unit.TEXT:
+        case PolicyUnit.TEXT:
             return _text(key, value)
-        case Unit.NAMES:
+        case PolicyUnit.NAMES:
             if not isinstance(value, list):
                 raise InvalidRequest(f"{key.path} = {shown(value)} is no list", do=f'Write {key.name} = ["ana"].')
             return tuple(valid_name(one, "tenant name") for one in value)
-        case Unit.MONEY:
+        case PolicyUnit.MONEY:
             return _amount(key, value)
         case _:
             return _number(key, value)
 
 
-def _text(key: Key, value: Any) -> str:
+def _text(key: PolicyKey, value: Any) -> str:
     if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > 200:
         raise InvalidRequest(f"{key.path} = {shown(value)} is no text", do=f'Write {key.name} = "...": {key.says}.')
     if key.name == "group":
@@ -314,7 +322,7 @@ def _text(key: Key, value: Any) -> str:
     return " ".join(value.split())
 
 
-def _amount(key: Key, value: Any) -> int:
+def _amount(key: PolicyKey, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise InvalidRequest(
             f"{key.path} = {shown(value)} is not an amount of money", do=f'Write it as text: {key.name} = "12.50".'
@@ -324,18 +332,18 @@ def _amount(key: Key, value: Any) -> int:
     return amount
 
 
-def _number(key: Key, value: Any) -> int:
+def _number(key: PolicyKey, value: Any) -> int:
     what, found, most = key.path, 0, _COUNT_MAX
     match key.unit:
-        case Unit.COUNT:
+        case PolicyUnit.COUNT:
             found = settings.whole_number(key, value)
-        case Unit.SIZE:
+        case PolicyUnit.SIZE:
             found, most = settings.size_bytes(key, value), BYTES_MAX
-        case Unit.SECONDS:
+        case PolicyUnit.SECONDS:
             found, most = settings.duration_s(key, value), _S_MAX
-        case Unit.WALLS:
+        case PolicyUnit.WALLS:
             found = _walls_in(key, value)
-        case Unit.SWITCH:
+        case PolicyUnit.SWITCH:
             if not isinstance(value, bool):
                 raise InvalidRequest(f"{what} = {shown(value)} is not true or false", do=f"Write {key.name} = true.")
             found = int(value)
@@ -402,7 +410,7 @@ def _check_member(tenant: TenantId, group: GroupId, members: Mapping[TenantId, G
         raise InvalidRequest(f"tenant {tenant} would be in {where}", do="Name it in one of them, once.")
 
 
-def _walls_in(key: Key, value: Any) -> int:
+def _walls_in(key: PolicyKey, value: Any) -> int:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise InvalidRequest(
             f"{key.path} = {shown(value)} is not a list of names", do=f'Write {key.name} = ["{WALLS[-1]}"].'
@@ -420,7 +428,7 @@ def _walls(mask: int) -> tuple[str, ...]:
     return tuple(name for bit, name in enumerate(WALLS) if mask >> bit & 1)
 
 
-def _check_together(limits: Limits, name: str) -> None:
+def _check_together(limits: PolicyLimits, name: str) -> None:
     """Values that contradict each other."""
     for low, high in (
         ("tenant.queue", "office.queue"),

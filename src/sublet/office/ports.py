@@ -32,7 +32,7 @@ class Agent(Protocol):
         """Do what is due and say when to come again."""
 
 
-class Journal(Protocol):
+class JournalPort(Protocol):
     """The journal as the driver sees it. Whatever raises here ends the office."""
 
     def commit(self, events: Sequence[Event], now: Now) -> None:

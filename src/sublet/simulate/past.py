@@ -7,7 +7,7 @@ from typing import Final
 
 from sublet.errors import InvalidRequest, JournalError
 from sublet.office.journal import audit
-from sublet.office.journal.reader import Reader
+from sublet.office.journal.reader import JournalReader
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.records import LeaseRecord
 from sublet.simulate.replay import Hardware
@@ -31,7 +31,7 @@ def read_journal(path: Path) -> tuple[list[Session], Hardware]:
     found: list[tuple[int, LeaseRecord, int]] = []
     if not path.is_file():
         raise InvalidRequest(f"{path} is no file", do="Give the path of a journal.db, or of a backup of one.")
-    reader, walk = Reader(path), audit.Walk()
+    reader, walk = JournalReader(path), audit.Walk()
     try:
         for record in reader.records():
             problem = walk.step(record)

@@ -18,7 +18,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from sublet.wire.peer_limits import PeerLimits, Refused
+from sublet.wire.peer_limits import PeerLimits, PeerRefused
 from sublet.wire.sockets import peer_of
 
 HEAD_S: Final = 10.0
@@ -70,7 +70,7 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         admitted = self._limits.admit(self, _user_of(transport))
-        if isinstance(admitted, Refused):
+        if isinstance(admitted, PeerRefused):
             transport.write(_FULL)
             transport.close()
             return

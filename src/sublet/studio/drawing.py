@@ -10,19 +10,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from sublet.lease.drawing import Machine, exits, mermaid, with_sections
+from sublet.lease.drawing import StateTable, exits, mermaid, with_sections
 from sublet.studio.serving import PROGRAM_TABLE, ProgramEvent, ProgramState
 from sublet.studio.states import SESSION_TABLE, SessionEvent, SessionState
 
-PAGES: Final[Mapping[str, Machine]] = {
-    "docs/sessions.md": Machine(
+PAGES: Final[Mapping[str, StateTable]] = {
+    "docs/sessions.md": StateTable(
         name="session",
         states=SessionState,
         events=SessionEvent,
         start=SessionState.RESTING,
         arrows=tuple((state, event, then) for (state, event), then in SESSION_TABLE.items()),
     ),
-    "docs/serving.md": Machine(
+    "docs/serving.md": StateTable(
         name="program",
         states=ProgramState,
         events=ProgramEvent,
@@ -32,7 +32,7 @@ PAGES: Final[Mapping[str, Machine]] = {
 }
 
 
-def page_with_drawing(page: str, machine: Machine) -> str:
+def page_with_drawing(page: str, machine: StateTable) -> str:
     """The page with these states drawn anew."""
     return with_sections(page, {machine.name: f"```mermaid\n{mermaid(machine)}\n```\n\n{exits(machine)}"})
 

@@ -23,7 +23,7 @@ import msgspec
 from sublet.client.address import find_address
 from sublet.client.clocks import client_clock
 from sublet.client.responses import decode
-from sublet.client.steps import Call
+from sublet.client.steps import HttpCall
 from sublet.client.transport import Transport
 from sublet.errors import Disconnected, InvalidRequest, SubletError
 from sublet.studio.remote import STUDIO_VARIABLE, TOKEN_VARIABLE
@@ -108,7 +108,7 @@ class _Servers:
     def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         transport = Transport(find_address(self.studio, self.token, None, {}), client_clock(), wire=WIRE_VERSION)
         transport.close()  # no connection is kept
-        call = Call(method="POST", path=path, body=msgspec.json.encode(body), timeout_s=ANSWER_S)
+        call = HttpCall(method="POST", path=path, body=msgspec.json.encode(body), timeout_s=ANSWER_S)
         try:
             reply = transport.exchange(call)
         except Disconnected as error:

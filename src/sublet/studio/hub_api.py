@@ -18,7 +18,7 @@ import msgspec
 
 from sublet.client.address import find_address
 from sublet.client.clocks import client_clock
-from sublet.client.steps import Call, Reply
+from sublet.client.steps import HttpCall, HttpReply
 from sublet.client.transport import Transport
 from sublet.errors import Disconnected, Unauthorized
 from sublet.wire.decoders import decode_as
@@ -190,11 +190,11 @@ class Hub:
         *,
         token: str = "",
         content_type: str = "application/json",
-    ) -> Reply:
+    ) -> HttpReply:
         address = replace(self._address, token=token) if token else self._address
         transport = Transport(address, client_clock(), wire=WIRE_VERSION)
         transport.close()  # no connection is kept: it is asked for something once in minutes
-        call = Call(method=method, path=path, body=body, timeout_s=self._answer_s, content_type=content_type)
+        call = HttpCall(method=method, path=path, body=body, timeout_s=self._answer_s, content_type=content_type)
         try:
             reply = transport.exchange(call)
         except Disconnected as error:
@@ -204,7 +204,7 @@ class Hub:
         return reply
 
 
-def _read(reply: Reply, shape: type[_T]) -> _T:
+def _read(reply: HttpReply, shape: type[_T]) -> _T:
     if reply.status >= 300:
         raise HubAway(f"answered with {reply.status}")
     try:

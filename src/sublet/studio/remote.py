@@ -9,7 +9,7 @@ import msgspec
 from sublet.client.address import find_address
 from sublet.client.clocks import client_clock
 from sublet.client.responses import decode
-from sublet.client.steps import Call
+from sublet.client.steps import HttpCall
 from sublet.client.transport import Transport
 from sublet.errors import Disconnected, InvalidRequest
 from sublet.studio.records import Entry
@@ -49,7 +49,7 @@ class RemoteStore:
 
     def _asked(self, method: str, path: str, body: bytes | None, shape: type[_T]) -> _T:
         try:
-            reply = self._transport.exchange(Call(method=method, path=path, body=body, timeout_s=ANSWER_S))
+            reply = self._transport.exchange(HttpCall(method=method, path=path, body=body, timeout_s=ANSWER_S))
         except Disconnected as error:
             raise Disconnected(f"the studio at {self._url} did not answer", sent=error.sent) from error
         return decode(reply, shape)

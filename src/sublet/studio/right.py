@@ -22,7 +22,7 @@ from sublet.client.clocks import client_clock
 from sublet.client.fabric import Fabric, connect, start_office
 from sublet.client.home import make_private_dir
 from sublet.client.responses import decode
-from sublet.client.steps import Call, Reply
+from sublet.client.steps import HttpCall, HttpReply
 from sublet.client.transport import Flight, Transport
 from sublet.errors import Disconnected, InvalidRequest, Unauthorized, Unsupported
 from sublet.state.checkpoints.atomic_files import move_into_place, read_whole, sync_folder, write_synced
@@ -64,7 +64,7 @@ class OfficeRight:
         """The office's news of all tenants, as they come. It is not started for that."""
         transport = Transport(self._address(""), client_clock(), wire=WIRE_VERSION)
         transport.close()  # the connection is the stream's alone
-        return transport.launch(Call(method="GET", path="/v1/events?all=1&places=0", timeout_s=NEWS_S))
+        return transport.launch(HttpCall(method="GET", path="/v1/events?all=1&places=0", timeout_s=NEWS_S))
 
     def metrics(self, timeout_s: float) -> bytes:
         """The office's numbers, as it writes them for Prometheus. It is not started for that."""
@@ -77,10 +77,10 @@ class OfficeRight:
         """See that an office of this user runs, if that is the one that is meant."""
         start_office(self._address(""))
 
-    def _asked_once(self, path: str, timeout_s: float) -> Reply:
+    def _asked_once(self, path: str, timeout_s: float) -> HttpReply:
         transport = Transport(self._address(""), client_clock(), wire=WIRE_VERSION)
         transport.close()  # no connection is kept
-        return transport.exchange(Call(method="GET", path=path, timeout_s=timeout_s))
+        return transport.exchange(HttpCall(method="GET", path=path, timeout_s=timeout_s))
 
     def _address(self, for_tenant: str) -> Address:
         home = None if self.url else str(self.home)

@@ -58,9 +58,9 @@ from sublet.wire.served import (
     MESSAGE_MAX,
     WINDOW,
     BrokenFrames,
-    Frame,
-    FrameKind,
-    FrameReader,
+    ServedFrame,
+    ServedFrameKind,
+    ServedFrameReader,
     encode,
     with_head,
 )
@@ -82,7 +82,7 @@ RETRY_S: Final = 1.0
 RETRY_AFTER_S: Final = 10
 RETRY_AFTER_MAX_S: Final = 600
 PROGRAM: Final = "sublet.guest.served:main"
-_ONCE: Final = (FrameKind.LOADED, FrameKind.FAILED, FrameKind.LEAVING)
+_ONCE: Final = (ServedFrameKind.LOADED, ServedFrameKind.FAILED, ServedFrameKind.LEAVING)
 """What a program says at most once under a lease."""
 _HOP_BY_HOP: Final = frozenset(
     ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade")
@@ -124,8 +124,8 @@ class _Run:
         self.guest = guest
         self.streams = streams
         """Read and written on the loop alone, so that a request passes through no thread of its own."""
-        self.reader = FrameReader(FROM_PROGRAM)
-        self.said = set[FrameKind]()
+        self.reader = ServedFrameReader(FROM_PROGRAM)
+        self.said = set[ServedFrameKind]()
         self.printed = 0
         self.has_left = threading.Event()
         self.is_silent = threading.Event()
@@ -221,7 +221,7 @@ class ServedProgram:
         answer.taken += size
         if answer.taken >= CREDIT_STEP:
             answer.owed += answer.taken
-            self._tell(FrameKind.CREDIT, number, answer.taken.to_bytes(8, "big"))
+            self._tell(ServedFrameKind.CREDIT, number, answer.taken.to_bytes(8, "big"))
             answer.taken = 0
         with contextlib.suppress(TransitionError):
             self._served.moved(number, self._now())
@@ -263,7 +263,7 @@ class ServedProgram:
                 case Send(number):
                     self._give(number)
                 case Cancel(number):
-                    self._tell(FrameKind.CANCEL, number)
+                    self._tell(ServedFrameKind.CANCEL, number)
                 case Say(number) | Break(number):
                     if (answer := self._answers.pop(number, None)) is not None:
                         answer.parts.put_nowait(effect)
@@ -287,9 +287,9 @@ class ServedProgram:
 
     def _give(self, number: int) -> None:
         if (answer := self._answers.get(number)) is not None:
-            self._tell(FrameKind.REQUEST, number, with_head(answer.head, answer.body))
+            self._tell(ServedFrameKind.REQUEST, number, with_head(answer.head, answer.body))
 
-    def _tell(self, kind: FrameKind, number: int, body: bytes = b"") -> None:
+    def _tell(self, kind: ServedFrameKind, number: int, body: bytes = b"") -> None:
         """A frame to the program. If it is gone its end will be heard of."""
         if (run := self._run) is not None:
             run.streams.send(encode(kind, number, body))
@@ -366,7 +366,7 @@ class ServedProgram:
             try:
                 run = _Run(guest, open_streams(guest))
                 head = {"name": self._path.name, "threads": self._limits.concurrent}
-                load = encode(FrameKind.LOAD, 0, with_head(head, source))
+                load = encode(ServedFrameKind.LOAD, 0, with_head(head, source))
                 self._loop.call_soon_threadsafe(self._begin, run, load)
                 run.is_silent.wait()
                 with contextlib.suppress(TimeoutError, SubletError):  # how it ended is told on another connection
@@ -473,7 +473,7 @@ class ServedProgram:
                     if frame.kind in run.said:
                         raise BrokenFrames(f"it said {frame.kind.name} twice")
                     run.said.add(frame.kind)
-                if frame.kind is FrameKind.LEAVING:
+                if frame.kind is ServedFrameKind.LEAVING:
                     if error := message_in(frame.body):
                         _log(f"The program could not save, and what it saved before is kept: {error}")
                     run.has_left.set()
@@ -483,32 +483,32 @@ class ServedProgram:
             self._do(self._broke(str(error)))
             _ = start_thread("served_end", functools.partial(_end, run))
 
-    def _came(self, frame: Frame) -> list[Effect]:
+    def _came(self, frame: ServedFrame) -> list[Effect]:
         """One frame, on the loop."""
         served, now_s, number = self._served, self._now(), frame.request
         answer = self._answers.get(number)
         match frame.kind:
-            case FrameKind.LOADED:
+            case ServedFrameKind.LOADED:
                 _log("The program is loaded.")
                 return served.loaded(now_s)
-            case FrameKind.FAILED:
+            case ServedFrameKind.FAILED:
                 said = message_in(frame.body)
                 _log(f"The program cannot be served: {said}")
                 return served.failed(said, now_s)
-            case FrameKind.LEAVING:
+            case ServedFrameKind.LEAVING:
                 return served.leaving(now_s)
-            case FrameKind.HEAD:
+            case ServedFrameKind.HEAD:
                 passes, head = served.begun(number, now_s), answer_head(frame.body)
                 if passes and answer is not None:
                     answer.parts.put_nowait(head)
-            case FrameKind.PIECE:
+            case ServedFrameKind.PIECE:
                 passes = served.moved(number, now_s)
                 if passes and answer is not None:
                     answer.owed -= len(frame.body)
                     if answer.owed < 0:
                         raise TransitionError("more of an answer came than there was credit for")
                     answer.parts.put_nowait(frame.body)
-            case FrameKind.END:
+            case ServedFrameKind.END:
                 effects = served.ended(number, now_s)
                 if (done := self._answers.get(number)) is not None and not any(
                     isinstance(effect, Say) and effect.request == number for effect in effects
@@ -516,9 +516,9 @@ class ServedProgram:
                     del self._answers[number]
                     done.parts.put_nowait(_Whole())
                 return effects
-            case FrameKind.ERROR:
+            case ServedFrameKind.ERROR:
                 return served.erred(number, message_in(frame.body), now_s)
-            case FrameKind.REFUSED:
+            case ServedFrameKind.REFUSED:
                 if answer is not None:
                     answer.owed = WINDOW
                 return served.turned_away(number, now_s)

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.grids import BLOCK_MAX, GRID_MAX
 from sublet.devices.interface import Device, LoadedModule, ModuleHandle, Sources, Value
 from sublet.devices.memory import BufferHandle
@@ -127,13 +127,13 @@ class DeviceConformance:
     cap_bytes: int = 16 * MIB
     sources: Sources = KERNELS
 
-    def open_device(self, account: Account) -> Device:
+    def open_device(self, account: MemoryAccount) -> Device:
         raise NotImplementedError("say how the device to be tested is opened")
 
     @contextlib.contextmanager
-    def opened(self, cap_bytes: int = 0, account: Account | None = None) -> Iterator[Device]:
+    def opened(self, cap_bytes: int = 0, account: MemoryAccount | None = None) -> Iterator[Device]:
         """A device, closed afterwards; then its account must be as it was."""
-        account = account or Account(cap_bytes or self.cap_bytes)
+        account = account or MemoryAccount(cap_bytes or self.cap_bytes)
         before = account.used_bytes
         device = self.open_device(account)
         try:
@@ -308,7 +308,7 @@ class DeviceConformance:
 
     def test_the_sessions_of_a_lease_share_its_account(self) -> None:
         """What one has the other has not; what one leaves at its close the other may have."""
-        account = Account(1000)
+        account = MemoryAccount(1000)
         with self.opened(account=account) as second:
             with contextlib.closing(self.open_device(account)) as first:
                 first.alloc(800)

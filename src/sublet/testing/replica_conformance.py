@@ -16,22 +16,22 @@ import contextlib
 import threading
 from typing import Any
 
-from sublet.state.replicated.ballot import Ballot, Stamp
+from sublet.state.replicated.ballot import Ballot, WriteStamp
 from sublet.state.replicated.cell import (
     VALUE_MAX,
     Accept,
-    Accepted,
+    AcceptedWrite,
+    BallotPromised,
+    BallotRefused,
     Behind,
-    Foreign,
+    ForeignRegister,
     Here,
     Install,
     Installed,
     MissingPacks,
     Outdated,
     Prepare,
-    Promised,
     Query,
-    Refused,
     Took,
 )
 from sublet.state.replicated.quorum import ReplicaSet, Seats
@@ -54,9 +54,9 @@ def ballot(n: int, *, attempt: int = 0, office: str = "a", reign: int = 1, nonce
     return Ballot(reign, office, Epoch(1, n), attempt, nonce)
 
 
-def write(by: Ballot, seq: int = 0, value: bytes = b"value", packs: tuple[str, ...] = ()) -> Accepted:
+def write(by: Ballot, seq: int = 0, value: bytes = b"value", packs: tuple[str, ...] = ()) -> AcceptedWrite:
     """One write of a ballot."""
-    return Accepted(Stamp(by, seq), value, packs)
+    return AcceptedWrite(WriteStamp(by, seq), value, packs)
 
 
 def pack(n: int, digest: str = "0" * 32) -> str:
@@ -107,7 +107,7 @@ class ReplicaConformance:
         """To every caller, and also after it was opened again."""
         replica = self.seated()
         assert replica.ask([(KEY, Query(1))]) == [Here(None)]
-        assert replica.ask([(KEY, Prepare(1, ballot(1)))]) == [Promised(None)]
+        assert replica.ask([(KEY, Prepare(1, ballot(1)))]) == [BallotPromised(None)]
         assert replica.ask([(KEY, Accept(1, write(ballot(1))))]) == [Took()]
         for opened in (replica, self.again(replica)):
             assert opened.ask([(KEY, Query(1))]) == [Here(write(ballot(1)), ballot(1))]
@@ -121,13 +121,13 @@ class ReplicaConformance:
         for lower in (ballot(4, attempt=9), ballot(5, attempt=2), ballot(5, attempt=3, nonce=b"4" * 8)):
             for opened in (replica, self.again(replica)):
                 said = opened.ask([(KEY, Prepare(1, lower)), (KEY, Accept(1, write(lower)))])
-                assert said == [Refused(promised), Refused(promised)]
+                assert said == [BallotRefused(promised), BallotRefused(promised)]
 
     def test_the_same_request_twice_has_one_effect_and_the_same_answer(self) -> None:
         """Messages come twice."""
         replica = self.seated()
         for _ in range(2):
-            assert replica.ask([(KEY, Prepare(1, ballot(1)))]) == [Promised(None)]
+            assert replica.ask([(KEY, Prepare(1, ballot(1)))]) == [BallotPromised(None)]
         for _ in range(2):
             assert replica.ask([(KEY, Accept(1, write(ballot(1))))]) == [Took()]
 
@@ -137,14 +137,14 @@ class ReplicaConformance:
         replica.ask([(KEY, Accept(1, write(ballot(1)))), (KEY, Prepare(1, ballot(2)))])
         assert replica.ask([(KEY, Accept(1, write(ballot(1))))]) == [Took()]
         (said,) = replica.ask([(KEY, Accept(1, write(ballot(1), 1)))])
-        assert said == Refused(ballot(2), Stamp(ballot(1), 0))
+        assert said == BallotRefused(ballot(2), WriteStamp(ballot(1), 0))
 
     def test_writes_of_a_ballot_come_in_order(self) -> None:
         """A late one changes nothing."""
         replica = self.seated()
         replica.ask([(KEY, Accept(1, write(ballot(1), 1, b"second")))])
         assert replica.ask([(KEY, Accept(1, write(ballot(1), 0, b"first")))]) == [
-            Refused(ballot(1), Stamp(ballot(1), 1))
+            BallotRefused(ballot(1), WriteStamp(ballot(1), 1))
         ]
         assert replica.ask([(KEY, Query(1))]) == [Here(write(ballot(1), 1, b"second"), ballot(1))]
 
@@ -152,10 +152,10 @@ class ReplicaConformance:
         """However high its epochs are."""
         replica = self.seated()
         replica.ask([(KEY, Prepare(1, ballot(5)))])
-        assert replica.ask([(KEY, Prepare(1, ballot(9, office="b")))]) == [Foreign(ballot(5))]
+        assert replica.ask([(KEY, Prepare(1, ballot(9, office="b")))]) == [ForeignRegister(ballot(5))]
         adopted = ballot(1, office="b", reign=2)
-        assert replica.ask([(KEY, Prepare(1, adopted))]) == [Promised(None)]
-        assert replica.ask([(KEY, Prepare(1, ballot(6)))]) == [Refused(adopted)]
+        assert replica.ask([(KEY, Prepare(1, adopted))]) == [BallotPromised(None)]
+        assert replica.ask([(KEY, Prepare(1, ballot(6)))]) == [BallotRefused(adopted)]
 
     def test_keys_do_not_touch_each_other(self) -> None:
         """Each has a promise and a value of its own."""
@@ -178,8 +178,8 @@ class ReplicaConformance:
                 (KEY, Query(1)),
             ]
         )
-        assert said[:3] == [Promised(None), Took(), Promised(write(ballot(1)))]
-        assert said[3:] == [Refused(ballot(2), Stamp(ballot(1), 0)), Here(write(ballot(1)), ballot(2))]
+        assert said[:3] == [BallotPromised(None), Took(), BallotPromised(write(ballot(1)))]
+        assert said[3:] == [BallotRefused(ballot(2), WriteStamp(ballot(1), 0)), Here(write(ballot(1)), ballot(2))]
 
     def test_values_of_any_size_come_back_as_they_were(self) -> None:
         """From nothing to the most that a record may hold, one over the other."""
@@ -209,7 +209,7 @@ class ReplicaConformance:
             for attempt in range(8):
                 mine = ballot(1, attempt=attempt, nonce=bytes([who]) * 8)
                 (said,) = answered(handles[who], [(KEY, Prepare(1, mine))])
-                if isinstance(said, Promised):
+                if isinstance(said, BallotPromised):
                     taken.append(mine)
 
         threads = [threading.Thread(target=race, args=(who,)) for who in range(2)]
@@ -238,7 +238,7 @@ class ReplicaConformance:
         """The set first."""
         replica = self.new_replica()
         said = replica.ask([(KEY, Install(self.set_of(replica, 4), Prepare(4, ballot(1))))])
-        assert said == [Promised(None)]
+        assert said == [BallotPromised(None)]
         assert self.again(replica).known() == self.set_of(replica, 4)
 
     # ---- packs ----
@@ -272,7 +272,7 @@ class ReplicaConformance:
         replica.put_pack(KEY, new, b"new")
         now = write(ballot(2), packs=(new,))
         replica.ask([(KEY, Accept(1, now))])
-        assert replica.sweep(KEY, Stamp(ballot(1), 0), [old, new]) == 0
+        assert replica.sweep(KEY, WriteStamp(ballot(1), 0), [old, new]) == 0
         assert replica.sweep(KEY, now.stamp, [old, new]) == 1
         assert replica.packs(KEY) == [new]
         assert replica.read_pack(KEY, new) == b"new"

@@ -39,7 +39,7 @@ class Preempted(LeaseInterrupt, SystemExit):
         return f"step {self.step} is saved; {why}"
 
 
-class Told(NamedTuple):
+class LeaveReason(NamedTuple):
     """That it is time to leave, and why."""
 
     reason: EndReason
@@ -72,7 +72,7 @@ class Watchman:
         self._before: Any = None
         self._at_post = False
 
-    def told(self) -> Told | None:
+    def told(self) -> LeaveReason | None:
         """Whether to leave by now. Costs some microseconds."""
         notice = _notice_of(self._lease)
         if notice is not None:
@@ -81,7 +81,7 @@ class Watchman:
             return None
         # Without a lease it is how others preempt (Slurm, Kubernetes); under one it is a person who wants an end.
         reason = EndReason.PREEMPTED if self._lease is None else EndReason.RELEASED
-        return Told(reason, "SIGTERM", by_signal=True)
+        return LeaveReason(reason, "SIGTERM", by_signal=True)
 
     def begin(self) -> None:
         """Take up the post. Only the main thread of a program hears signals; elsewhere nothing is changed."""
@@ -104,14 +104,14 @@ class Watchman:
         self._came = True
 
 
-def _notice_of(lease: Any) -> Told | None:
+def _notice_of(lease: Any) -> LeaveReason | None:
     if lease is None:
         return None
     noticed: Any = getattr(lease, "noticed", _UNASKED)
     if noticed is not _UNASKED:
-        return None if noticed is None else Told(noticed.reason, noticed.detail)
+        return None if noticed is None else LeaveReason(noticed.reason, noticed.detail)
     end = lease.end
     if end is not None:
-        return Told(end.reason, end.detail)
+        return LeaveReason(end.reason, end.detail)
     notice = lease.notice
-    return None if notice is None else Told(notice.reason, getattr(notice, "detail", ""))
+    return None if notice is None else LeaveReason(notice.reason, getattr(notice, "detail", ""))

@@ -51,7 +51,7 @@ class Sieve:
 
 
 @dataclass(slots=True, kw_only=True)
-class Progress:
+class TrainingProgress:
     """How far it is, and what it cost to be interrupted. Over the lives that one command has seen."""
 
     steps: int = 0

@@ -39,7 +39,7 @@ class Account:
     """Between the last step that was saved and the first one after it, all in all; waiting for hardware included."""
 
 
-class Teller:
+class ProgressWriter:
     """Sends progress events where a reader is; otherwise costs nothing."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:

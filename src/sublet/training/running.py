@@ -30,7 +30,7 @@ from sublet.lease.ranks import ENTRY
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import LeaseEnd
 from sublet.training.leaving import SIGTERM, TERMINATED
-from sublet.training.progress import Progress, Sieve
+from sublet.training.progress import Sieve, TrainingProgress
 from sublet.training.progress_events import VARIABLE
 from sublet.training.script import for_tenant
 from sublet.values import EndReason
@@ -79,7 +79,7 @@ class Stopped(BaseException):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """What to run, and on what."""
 
     argv: Sequence[str]
@@ -111,7 +111,7 @@ class Onlooker(Protocol):
     def news(self, text: str) -> None:
         """Something that a person wants to know."""
 
-    def moved(self, progress: Progress, lease: Lease) -> None:
+    def moved(self, progress: TrainingProgress, lease: Lease) -> None:
         """It is further."""
 
     def waits(self, place: Place) -> None:
@@ -135,9 +135,9 @@ class Life:
 class TrainingRun:
     """One command's run."""
 
-    def __init__(self, fabric: Fabric, plan: Plan, onlooker: Onlooker) -> None:
+    def __init__(self, fabric: Fabric, plan: TrainingPlan, onlooker: Onlooker) -> None:
         self.fabric, self.plan, self.onlooker = fabric, plan, onlooker
-        self.progress = Progress()
+        self.progress = TrainingProgress()
         self.preemptions = 0
         self.waited_seconds = 0.0
         """For another lease, after one was taken."""
@@ -305,7 +305,7 @@ class TrainingRun:
                 time.sleep(0.1)
 
 
-def per_device(spec: GuestSpec, plan: Plan) -> GuestSpec:
+def per_device(spec: GuestSpec, plan: TrainingPlan) -> GuestSpec:
     """The same as one process for each device. A tenant's script has come with it, and is put down by what starts
     them."""
     args: dict[str, Any] = {"argv": list(plan.argv), "grace_s": STOP_S, "is_python": True}

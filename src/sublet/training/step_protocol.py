@@ -80,7 +80,7 @@ class Saved(enum.StrEnum):
     """A later step is in it, and of this one nothing is remembered."""
 
 
-class Verdict(enum.StrEnum):
+class StepVerdict(enum.StrEnum):
     """What is to be done, then."""
 
     RUN = "run"
@@ -101,14 +101,32 @@ class Verdict(enum.StrEnum):
     """`CheckpointFailed`: the step was completed, and its state is not there. No program goes on from that."""
 
 
-_BY_RESERVED: Final[dict[Reserved, tuple[Verdict, ...]]] = {
+_BY_RESERVED: Final[dict[Reserved, tuple[StepVerdict, ...]]] = {
     # in the order of Saved:  before, elsewhere, this, other, later
-    Reserved.NEW: (Verdict.RUN, Verdict.UNEXPECTED, Verdict.SETTLE, Verdict.CONFLICT, Verdict.TOO_LATE),
-    Reserved.PENDING: (Verdict.WAIT, Verdict.WAIT, Verdict.RECOVERED, Verdict.CONFLICT, Verdict.TOO_LATE),
-    Reserved.COMPLETED: (Verdict.LOST, Verdict.LOST, Verdict.DUPLICATE, Verdict.CONFLICT, Verdict.DUPLICATE),
-    Reserved.CONFLICT: (Verdict.CONFLICT,) * 5,
+    Reserved.NEW: (
+        StepVerdict.RUN,
+        StepVerdict.UNEXPECTED,
+        StepVerdict.SETTLE,
+        StepVerdict.CONFLICT,
+        StepVerdict.TOO_LATE,
+    ),
+    Reserved.PENDING: (
+        StepVerdict.WAIT,
+        StepVerdict.WAIT,
+        StepVerdict.RECOVERED,
+        StepVerdict.CONFLICT,
+        StepVerdict.TOO_LATE,
+    ),
+    Reserved.COMPLETED: (
+        StepVerdict.LOST,
+        StepVerdict.LOST,
+        StepVerdict.DUPLICATE,
+        StepVerdict.CONFLICT,
+        StepVerdict.DUPLICATE,
+    ),
+    Reserved.CONFLICT: (StepVerdict.CONFLICT,) * 5,
 }
-DECISION: Final[Mapping[tuple[Reserved, Saved], Verdict]] = {
+DECISION: Final[Mapping[tuple[Reserved, Saved], StepVerdict]] = {
     (reserved, saved): verdict
     for reserved, verdicts in _BY_RESERVED.items()
     for saved, verdict in zip(Saved, verdicts, strict=True)
@@ -116,7 +134,7 @@ DECISION: Final[Mapping[tuple[Reserved, Saved], Verdict]] = {
 """Two records, one answer. The checkpoint is the truth about what was done, the store about who may do it."""
 
 
-def decide(reserved: Reservation, saved: Saved) -> Verdict:
+def decide(reserved: Reservation, saved: Saved) -> StepVerdict:
     """What to do with a step of which the two records say this."""
     return DECISION[_said(reserved), saved]
 
@@ -133,15 +151,15 @@ def what_is_saved(saves: Sequence[Save], key: str, fingerprint: str, step: int, 
     return Saved.BEFORE if expected is None or expected == version else Saved.ELSEWHERE
 
 
-def after_death_before(act: Act) -> Verdict:
+def after_death_before(act: Act) -> StepVerdict:
     """What the next try of the same step comes to, after its program died just before this act."""
     match act:
         case Act.COMPLETE:
-            return Verdict.SETTLE
+            return StepVerdict.SETTLE
         case Act.DONE:
-            return Verdict.DUPLICATE
+            return StepVerdict.DUPLICATE
         case _:
-            return Verdict.RUN
+            return StepVerdict.RUN
 
 
 def drawing() -> str:

@@ -31,7 +31,7 @@ from sublet.state.replicated.idempotency_record import Completed as Reserved
 from sublet.state.replicated.idempotency_record import New, Pending, Reservation
 from sublet.state.replicated.signing import SigningKey
 from sublet.training.batch import Completed, Duplicate, Launch, Recovered, TrainingBatch, TrainingStepOutcome
-from sublet.training.step_protocol import Act, Verdict, decide, what_is_saved
+from sublet.training.step_protocol import Act, StepVerdict, decide, what_is_saved
 from sublet.values import Epoch
 from sublet.wire.http import CheckpointKey
 from sublet.wire.scalars import u32, u64
@@ -61,7 +61,7 @@ def run_training_step(
     state: bytes | None = None,
     kind: KindText | None = None,
     needs: float | str = 0.0,
-    session: OpenSession = GpuSession,
+    session: OpenStepSession = GpuSession,
     watch: Callable[[Act], object] | None = None,
 ) -> TrainingStepOutcome:
     """Do one step of a job under a lease, save its state, and see to it that it counts once.
@@ -90,7 +90,7 @@ def run_training_step(
 
 
 class _Step:
-    session: OpenSession
+    session: OpenStepSession
     needs: float | str
     expected: int | None
     believed: bytes | None
@@ -118,20 +118,20 @@ class _Step:
             self.batch.key, self.fingerprint, ttl=self.lease.ttl, epoch=self.epoch, step=self.batch.step
         )
         verdict = self.verdict(reserved, saves)
-        if verdict is Verdict.LOST:
+        if verdict is StepVerdict.LOST:
             # It may have been saved and completed between our two looks; then we are fenced, or see it now.
             saves = self.opened()
             verdict = self.verdict(reserved, saves)
         match verdict:
-            case Verdict.RUN:
+            case StepVerdict.RUN:
                 return self.done_now(saves[0] if saves else None)
-            case Verdict.SETTLE:
+            case StepVerdict.SETTLE:
                 save = self.mine(saves)
                 self.complete(save)
                 return Recovered(self.batch.job_id, self.batch.step, save)
-            case Verdict.RECOVERED:
+            case StepVerdict.RECOVERED:
                 return Recovered(self.batch.job_id, self.batch.step, self.mine(saves))
-            case Verdict.DUPLICATE:
+            case StepVerdict.DUPLICATE:
                 return Duplicate(self.batch.job_id, self.batch.step, _version(reserved))
             case _:
                 error = self.refusal(verdict, reserved, saves)
@@ -161,7 +161,7 @@ class _Step:
             return [latest]  # steps only rise, so this one is nowhere behind it
         return self.checkpoint.versions(self.name)
 
-    def verdict(self, reserved: Reservation, saves: Sequence[Save]) -> Verdict:
+    def verdict(self, reserved: Reservation, saves: Sequence[Save]) -> StepVerdict:
         found = what_is_saved(saves, self.batch.key, self.fingerprint, self.batch.step, self.expected)
         return decide(reserved, found)
 
@@ -170,40 +170,40 @@ class _Step:
         found = self.checkpoint.find(self.name, self.batch.key)
         return found or next(save for save in saves if save.effect and save.effect.key == self.batch.key)
 
-    def refusal(self, verdict: Verdict, reserved: Reservation, saves: Sequence[Save]) -> SubletError:
+    def refusal(self, verdict: StepVerdict, reserved: Reservation, saves: Sequence[Save]) -> SubletError:
         step, job, version = self.batch.step, self.batch.job_id, saves[0].version if saves else 0
         last = max((save.effect.step for save in saves if save.effect is not None), default=None)
         match verdict:
-            case Verdict.WAIT:
+            case StepVerdict.WAIT:
                 assert isinstance(reserved, Pending)
                 return StepPending(
                     f"step {step} of {job} is reserved under the lease {reserved.owner or 'of another program'}",
                     owner=reserved.owner,
                     until_ns=reserved.until_ns,
                 )
-            case Verdict.TOO_LATE:
+            case StepVerdict.TOO_LATE:
                 return VersionConflict(
                     f"step {step} of {job} comes too late: step {last} is saved already",
                     do="Load the checkpoint and go on from the step after it.",
                 )
-            case Verdict.UNEXPECTED:
+            case StepVerdict.UNEXPECTED:
                 future = " which is not written yet" if (self.expected or 0) > version else ""
                 return VersionConflict(
                     f"the checkpoint of {job} has version {version}, not {self.expected}{future}",
                     do="Load it, and go on from the step after the one that it carries.",
                 )
-            case Verdict.CONFLICT:
+            case StepVerdict.CONFLICT:
                 return IdempotencyConflict(
                     f"step {step} of {job} was begun with another input, module or kernel",
                     do="Give it what it was begun with, or start another job.",
                 )
-            case Verdict.LOST:
+            case StepVerdict.LOST:
                 return CheckpointFailed(
                     f"step {step} of {job} was completed, but the checkpoint knows only "
                     + ("nothing" if last is None else f"step {last}"),
                     do="See whether these are the replicas on which it was saved, before anything is written.",
                 )
-            case Verdict.RUN | Verdict.SETTLE | Verdict.RECOVERED | Verdict.DUPLICATE:
+            case StepVerdict.RUN | StepVerdict.SETTLE | StepVerdict.RECOVERED | StepVerdict.DUPLICATE:
                 raise AssertionError(verdict)
             case _:
                 assert_never(verdict)
@@ -263,7 +263,7 @@ class _Step:
             self.at(Act.END)
         return out
 
-    def launch(self, gpu: Session, module: Any, buffer: Any) -> None:
+    def launch(self, gpu: StepSession, module: Any, buffer: Any) -> None:
         """Each kernel, under a lease that was looked at just before."""
         head = (u64(self.batch.step), u32(self.batch.output_len), buffer)
         for one in self.launches:
@@ -439,7 +439,7 @@ class StepLease(Protocol):
         """Something runs under it, so it is renewed."""
 
 
-class Session(Protocol):
+class StepSession(Protocol):
     """A session on one device of the lease, as `sublet.GpuSession` is one.
 
     It is used from one thread, as a context manager: left in peace, it has freed everything, or raises; left by an
@@ -456,7 +456,7 @@ class Session(Protocol):
     def sync(self) -> None: ...
 
 
-class OpenSession(Protocol):
+class OpenStepSession(Protocol):
     """Opens a session on a lease; ``sublet.GpuSession`` itself is one."""
 
-    def __call__(self, lease: Any, /) -> contextlib.AbstractContextManager[Session]: ...
+    def __call__(self, lease: Any, /) -> contextlib.AbstractContextManager[StepSession]: ...

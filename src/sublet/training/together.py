@@ -26,7 +26,7 @@ class Same(enum.Enum):
     SAME = "same"
 
 
-class Group(Protocol):
+class TrainingGroup(Protocol):
     """Those that train together. Every process calls each of these at the same places of its program."""
 
     rank: int
@@ -98,7 +98,7 @@ class Together:
         self._dist.barrier(group=self._group)
 
 
-def group_here(environ: Mapping[str, str] | None = None) -> Group:
+def group_here(environ: Mapping[str, str] | None = None) -> TrainingGroup:
     """This process, or all that it trains with. Raises ``Unsupported`` where others were started with it and do not
     know of one another: each would overwrite what the other saves."""
     from torch import distributed

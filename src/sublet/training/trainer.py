@@ -30,8 +30,8 @@ from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, SubletErro
 from sublet.state.checkpoints.durable import Durable
 from sublet.state.checkpoints.writer import SaveReport
 from sublet.training.data_position import Source, source_of
-from sublet.training.leaving import SIGTERM, TERMINATED, Preempted, Told, Watchman
-from sublet.training.progress_events import Account, Teller
+from sublet.training.leaving import SIGTERM, TERMINATED, LeaveReason, Preempted, Watchman
+from sublet.training.progress_events import Account, ProgressWriter
 from sublet.training.rng_state import chance_now, set_chance, set_generators
 from sublet.training.together import group_here, own_state
 from sublet.values import NS_PER_S, parse_duration_ns
@@ -82,7 +82,7 @@ class PreemptibleTrainer:
         self._parts = parts_of(model, optimizer, scheduler, scaler, state, self.metrics)
         self._clock: Clock = SystemClock() if clock is None else clock
         self._watchman = Watchman(lease)
-        self._teller = Teller() if self._group.rank == 0 else Teller({})
+        self._teller = ProgressWriter() if self._group.rank == 0 else ProgressWriter({})
         self._sources: dict[int, tuple[Any, Source]] = {}
         self._epoch = 0
         self._epochs: int | None = None
@@ -225,7 +225,7 @@ class PreemptibleTrainer:
         batch = next(batches, _NOTHING)
         if batch is not _NOTHING:
             self._act(due, position)
-        elif isinstance(due, Told):
+        elif isinstance(due, LeaveReason):
             self._settle(position)
         return batch
 
@@ -291,7 +291,7 @@ class PreemptibleTrainer:
 
     # ---- between two steps ----
 
-    def _due(self) -> Told | str | None:
+    def _due(self) -> LeaveReason | str | None:
         """Behind a body: whether to leave, or to save."""
         due = self._saves.is_due()
         if not self._whole:
@@ -305,8 +305,8 @@ class PreemptibleTrainer:
             return self._group.first(told)
         return SAVE if agreed == _SAVE else None
 
-    def _act(self, due: Told | str, position: dict[str, Any]) -> None:
-        if isinstance(due, Told):
+    def _act(self, due: LeaveReason | str, position: dict[str, Any]) -> None:
+        if isinstance(due, LeaveReason):
             self._leave(due, position)
         self._saves.write(self._group.joined(self._snapshot(position)), wait=False)
 
@@ -325,7 +325,7 @@ class PreemptibleTrainer:
             self._saves.write(self._group.joined(state), wait=True)
         self._group.wait()  # else one that leaves early would be the end of the one that saves
 
-    def _leave(self, told: Told, position: dict[str, Any]) -> NoReturn:
+    def _leave(self, told: LeaveReason, position: dict[str, Any]) -> NoReturn:
         """Everything is whole: save it, and end the program."""
         self._settle(position)
         self._tell(left=SIGTERM if told.by_signal else str(told.reason))
@@ -444,7 +444,7 @@ SAVE_EVERY: Final = "SUBLET_SAVE_EVERY"
 
 def parts_of(
     model: Any, optimizer: Any, scheduler: Any, scaler: Any, state: Mapping[str, Any] | None, metrics: dict[str, Any]
-) -> dict[str, Part]:
+) -> dict[str, TrainedPart]:
     named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
     found = {name: part_of(f"the {name}", thing) for name, thing in named.items() if thing is not None}
     found["metrics"] = part_of("metrics", metrics)
@@ -486,36 +486,36 @@ def other_loop() -> InvalidRequest:
 # ---- The parts of a training program's state: anything that can say where it stands, and be put back there
 
 
-class Part(NamedTuple):
+class TrainedPart(NamedTuple):
     """How one object is saved, and restored in place."""
 
     get: Callable[[], Any]
     set: Callable[[Any], object]
 
 
-def part_of(name: str, thing: Any) -> Part:
+def part_of(name: str, thing: Any) -> TrainedPart:
     """By what it can: ``state_dict``, the state of a generator, or, of a dict or a list, what it holds."""
     thing = _unwrapped(thing)
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
-        return Part(thing.state_dict, thing.load_state_dict)
+        return TrainedPart(thing.state_dict, thing.load_state_dict)
     if isinstance(thing, random.Random):
-        return Part(thing.getstate, thing.setstate)
+        return TrainedPart(thing.getstate, thing.setstate)
     if hasattr(thing, "get_state") and hasattr(thing, "set_state"):  # of torch, and the old ones of numpy
-        return Part(thing.get_state, thing.set_state)
+        return TrainedPart(thing.get_state, thing.set_state)
     if hasattr(thing, "bit_generator"):
         bits = thing.bit_generator
-        return Part(lambda: bits.state, lambda state: setattr(bits, "state", state))
+        return TrainedPart(lambda: bits.state, lambda state: setattr(bits, "state", state))
     if isinstance(thing, dict):
-        return Part(lambda: dict(thing), lambda state: _fill(thing, state))
+        return TrainedPart(lambda: dict(thing), lambda state: _fill(thing, state))
     if isinstance(thing, list):
-        return Part(lambda: list(thing), lambda state: thing.__setitem__(slice(None), state))
+        return TrainedPart(lambda: list(thing), lambda state: thing.__setitem__(slice(None), state))
     raise InvalidRequest(
         f"{name} is a {type(thing).__name__}, which cannot say where it stands",
         do="Give it state_dict() and load_state_dict(), or hand over a dict or a list with what matters.",
     )
 
 
-def put_back(parts: Mapping[str, Part], saved: Mapping[str, Any]) -> None:
+def put_back(parts: Mapping[str, TrainedPart], saved: Mapping[str, Any]) -> None:
     """All of them, or the first that does not fit is raised by name. Training must not begin after that."""
     if parts.keys() != saved.keys():
         missing, strange = sorted(parts.keys() - saved.keys()), sorted(saved.keys() - parts.keys())

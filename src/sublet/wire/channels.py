@@ -76,7 +76,7 @@ class Channel:
         self.credit += amount
 
 
-class Outgoing:
+class OutgoingFrames:
     """Frames in the order they are sent. Descriptors in it belong to it until they are sent or taken."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from sublet.values import NS_PER_S
 from sublet.wire import unix
 from sublet.wire.frames import close_all
 from sublet.wire.link import Link
-from sublet.wire.link_events import Called, Event, Happening, Hello, Opened, Over, Refused, Replied, Welcome
+from sublet.wire.link_events import Called, CallRefused, Event, Happening, Opened, Over, PeerHello, Replied, Welcome
 from sublet.wire.sockets import receive_some, send_some
 
 PATIENCE_S: Final = 10.0
@@ -80,12 +80,12 @@ class Conversation:
         call = self.link.call(body, fds)
         try:
             found = self._until(
-                lambda one: isinstance(one, Replied | Refused) and one.call == call, timeout_s, "answer"
+                lambda one: isinstance(one, Replied | CallRefused) and one.call == call, timeout_s, "answer"
             )
         except BaseException:
             self.link.abandon(call)
             raise
-        if isinstance(found, Refused):
+        if isinstance(found, CallRefused):
             raise found.error
         assert isinstance(found, Replied)
         return found
@@ -97,10 +97,10 @@ class Conversation:
         self.link = Link.connecting()
         self.greet()
 
-    def welcome(self, *, timeout_s: float = PATIENCE_S) -> Hello:
+    def welcome(self, *, timeout_s: float = PATIENCE_S) -> PeerHello:
         """For the accepting side: wait for the greeting, and answer it."""
-        found = self._until(lambda one: isinstance(one, Hello), timeout_s, "greeting")
-        assert isinstance(found, Hello)
+        found = self._until(lambda one: isinstance(one, PeerHello), timeout_s, "greeting")
+        assert isinstance(found, PeerHello)
         self.link.welcome()
         self.flush(timeout_s)
         return found

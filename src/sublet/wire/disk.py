@@ -42,7 +42,7 @@ class DiskReserve:
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class DiskSpace:
     """What a disk has, in bytes."""
 
     size: int
@@ -61,7 +61,7 @@ def disk_reserve(disk_bytes: int) -> DiskReserve:
     )
 
 
-def space_of(folder: str | os.PathLike[str]) -> Space:
+def space_of(folder: str | os.PathLike[str]) -> DiskSpace:
     """The disk behind a folder, now."""
     found = os.statvfs(folder)
-    return Space(size=found.f_blocks * found.f_frsize, free=found.f_bavail * found.f_frsize)
+    return DiskSpace(size=found.f_blocks * found.f_frsize, free=found.f_bavail * found.f_frsize)

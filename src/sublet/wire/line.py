@@ -22,7 +22,7 @@ _LOOK_AGAIN_S = 1.0
 """A wait stands still while the machine sleeps, and another thread may have been what it waits for."""
 
 
-class Line:
+class SharedConnection:
     """Owns the conversation."""
 
     def __init__(self, conversation: Conversation) -> None:
@@ -107,11 +107,11 @@ def _wait(fd: int, events: int, timeout_s: float) -> None:
     poll.poll(min(timeout_s, _LOOK_AGAIN_S) * 1000)
 
 
-def pair() -> tuple[Line, Line]:
+def pair() -> tuple[SharedConnection, SharedConnection]:
     """Two ends of one line, greeted: for tests, and where no supervisor is between."""
     a, b = socket.socketpair()
     one, other = Conversation(a, Link.connecting()), Conversation(b, Link.accepting())
     one.pump()
     other.welcome()
     one.greet()
-    return Line(one), Line(other)
+    return SharedConnection(one), SharedConnection(other)

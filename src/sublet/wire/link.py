@@ -5,7 +5,7 @@ descriptors come out (``take_output``, or ``next_output`` and ``sent``). A link 
 same input always gives the same output.
 
 The handshake. The connecting side sends HELLO and then nothing more until WELCOME came. Between the two the descriptor
-may therefore change hands: one process reads the HELLO, checks the peer and hands over descriptor and ``Hello``; the
+may therefore change hands: one process reads the HELLO, checks the peer and hands over descriptor and hello; the
 other goes on with ``Link.adopted(hello)`` and welcomes. What is asked of a link before WELCOME came is sent then.
 
 Numbers. Calls and channels share one number space; the connecting side takes odd numbers, the other even ones. A number
@@ -30,20 +30,20 @@ from typing import Final
 
 from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, SubletError
 from sublet.values import MIB
-from sublet.wire.channels import WINDOW, Channel, Outgoing
+from sublet.wire.channels import WINDOW, Channel, OutgoingFrames
 from sublet.wire.frames import DATA_MAX, Frame, FrameKind, FrameReader, broken, close_all, encode
 from sublet.wire.link_events import (
     Called,
+    CallRefused,
     Closed,
     Credit,
     Data,
     Event,
     Happening,
-    Hello,
     Opened,
     Over,
+    PeerHello,
     Pong,
-    Refused,
     Replied,
     Welcome,
 )
@@ -83,10 +83,10 @@ class Link:
         """Whether the last read was so large that more is likely to be there; for the reader of the socket."""
         self._oldest, self._newest = oldest, newest
         self._reader = FrameReader()
-        self._out = Outgoing()
+        self._out = OutgoingFrames()
         self._early: list[tuple[FrameKind, int, bytes, tuple[int, ...]]] = []
         self._early_bytes = 0
-        self._greeted: Hello | None = None
+        self._greeted: PeerHello | None = None
         self._next_number = 1 if connected else 2
         self._came_round = False
         self._calls: dict[int, bool] = {}
@@ -166,11 +166,11 @@ class Link:
 
     @classmethod
     def accepting(cls, *, oldest: int = WIRE_OLDEST, newest: int = WIRE_VERSION) -> Link:
-        """The accepting side: wait for ``Hello``, then ``welcome`` or ``end``."""
+        """The accepting side: wait for ``PeerHello``, then ``welcome`` or ``end``."""
         return cls(connected=False, oldest=oldest, newest=newest)
 
     @classmethod
-    def adopted(cls, hello: Hello, *, oldest: int = WIRE_OLDEST, newest: int = WIRE_VERSION) -> Link:
+    def adopted(cls, hello: PeerHello, *, oldest: int = WIRE_OLDEST, newest: int = WIRE_VERSION) -> Link:
         """A connection whose HELLO another process has read; ``welcome`` is still to come."""
         link = cls(connected=False, oldest=oldest, newest=newest)
         link._greeted = hello
@@ -179,7 +179,7 @@ class Link:
     # ------------------------------------------------------------------------------------------------ the greeting
 
     def welcome(self, body: bytes = b"") -> None:
-        """Answer the ``Hello`` in the newest version that both speak; if there is none, end with that error."""
+        """Answer the ``PeerHello`` in the newest version that both speak; if there is none, end with that error."""
         if self.over is not None:
             return
         hello = self._greeted
@@ -199,7 +199,7 @@ class Link:
     # ------------------------------------------------------------------------------------------- calls and events
 
     def call(self, body: bytes, fds: Sequence[int] = ()) -> int:
-        """Ask; the answer comes as ``Replied`` or ``Refused`` with this number. Descriptors given are ours to close."""
+        """Ask; the answer comes as ``Replied`` or ``CallRefused`` with this number. We close the descriptors given."""
         if len(self._calls) >= CALLS_MAX:
             raise CapacityExceeded(f"{CALLS_MAX} calls on this connection are unanswered", do="Wait for an answer.")
         call = self._number()
@@ -351,7 +351,7 @@ class Link:
         if len(frame.body) < VERSIONS_BODY.size:
             raise broken("a HELLO came without versions")
         oldest, newest = VERSIONS_BODY.unpack_from(frame.body)
-        hello = Hello(oldest, newest, frame.body[VERSIONS_BODY.size :])
+        hello = PeerHello(oldest, newest, frame.body[VERSIONS_BODY.size :])
         if not 1 <= oldest <= newest:
             raise broken(f"a HELLO named the versions {oldest} to {newest}")
         if min(newest, self._newest) < max(oldest, self._oldest):
@@ -395,7 +395,7 @@ class Link:
         if wanted is None:
             raise broken(f"an ERROR came to {frame.channel}, which was not asked")
         if wanted:
-            self._news.append(Refused(frame.channel, error))
+            self._news.append(CallRefused(frame.channel, error))
 
     def _take_event(self, frame: Frame) -> None:
         if frame.channel:
@@ -555,7 +555,7 @@ _TAKERS: Final[dict[FrameKind, Callable[[Link, Frame], None]]] = {
 }
 
 
-def no_version(hello: Hello, oldest: int, newest: int) -> SubletError:
+def no_version(hello: PeerHello, oldest: int, newest: int) -> SubletError:
     behind = "other" if hello.newest < oldest else "this"
     return InvalidRequest(
         f"the other side speaks the versions {hello.oldest} to {hello.newest}, this one {oldest} to {newest}",

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 from sublet.errors import SubletError
 
 
-class Hello(NamedTuple):
+class PeerHello(NamedTuple):
     """A peer connected. Answer with ``welcome`` or ``end``, or hand it over with the descriptor."""
 
     oldest: int
@@ -40,7 +40,7 @@ class Replied(NamedTuple):
     fds: tuple[int, ...]
 
 
-class Refused(NamedTuple):
+class CallRefused(NamedTuple):
     """Our call was refused."""
 
     call: int
@@ -109,5 +109,5 @@ class Over(NamedTuple):
 
 
 Happening: TypeAlias = (
-    Hello | Welcome | Called | Replied | Refused | Event | Opened | Data | Credit | Closed | Pong | Over
+    PeerHello | Welcome | Called | Replied | CallRefused | Event | Opened | Data | Credit | Closed | Pong | Over
 )

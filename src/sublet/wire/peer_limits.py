@@ -20,7 +20,7 @@ class Admitted(NamedTuple, Generic[Key]):
     """A silent connection that is to be closed, and is counted no more."""
 
 
-class Refused(NamedTuple):
+class PeerRefused(NamedTuple):
     """The newcomer is not counted, and nothing has changed."""
 
     limit: str
@@ -51,18 +51,18 @@ class PeerLimits(Generic[Key]):
         """So many for each user from now on; connections that are open stay."""
         self._per_user = min(per_user, self._others_most)
 
-    def admit(self, key: Key, user: int) -> Admitted[Key] | Refused:
+    def admit(self, key: Key, user: int) -> Admitted[Key] | PeerRefused:
         """Count a new connection of this user, or say why it is refused."""
         closed: Key | None = None
         is_owner = user in self._owners
         if not is_owner and self._counts.get(user, 0) >= self._per_user:
             closed = self._oldest_silent(user)
             if closed is None:
-                return Refused("connections_of_user", f"user {user} has {self._per_user} connections open here")
+                return PeerRefused("connections_of_user", f"user {user} has {self._per_user} connections open here")
         elif len(self._users) >= self.most or (not is_owner and self._others >= self._others_most):
             closed = self._one_of_most_silent(owners_too=is_owner)
             if closed is None:
-                return Refused("connections", f"{self.most} connections are open here")
+                return PeerRefused("connections", f"{self.most} connections are open here")
         if closed is not None:
             self.left(closed)
         self._users[key] = user

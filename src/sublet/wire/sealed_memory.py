@@ -36,7 +36,7 @@ BLOCK: Final = 512
 """What ``st_blocks`` counts in."""
 
 
-class Sealed(mmap.mmap):
+class SealedMapping(mmap.mmap):
     """A published buffer as it is mapped here. What this process writes to it is in pages of its own; all others are
     the buffer's and hold what they held, since those cannot be written to."""
 
@@ -154,7 +154,7 @@ def map_shared(fd: int, offset: int, length: int, *, writable: bool = False) -> 
     # Private, though the file is never written: kernels before 6.7 refuse a shared mapping of what is sealed
     # against writing. The pages are the same ones either way.
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    mapped = Sealed(fd, offset - start + length, mmap.MAP_PRIVATE, access, offset=start)
+    mapped = SealedMapping(fd, offset - start + length, mmap.MAP_PRIVATE, access, offset=start)
     if writable:
         mapped.renew()
         _sealed[mapped.number] = mapped
@@ -204,13 +204,13 @@ def _copied(fd: int) -> int:
     return made
 
 
-def sealed_maps() -> list[Sealed]:
+def sealed_maps() -> list[SealedMapping]:
     """Those that can be written to, and that are still referenced here."""
     return [found for one in _sealed.valuerefs() if (found := one()) is not None]
 
 
 _numbers: Final = itertools.count(1)
-_sealed: Final[weakref.WeakValueDictionary[int, Sealed]] = weakref.WeakValueDictionary()
+_sealed: Final[weakref.WeakValueDictionary[int, SealedMapping]] = weakref.WeakValueDictionary()
 
 
 def _check(fd: int, offset: int, length: int) -> None:

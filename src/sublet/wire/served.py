@@ -25,7 +25,7 @@ HEAD_MAX: Final = 64 << 10
 MESSAGE_MAX: Final = 8 << 10
 
 
-class FrameKind(enum.IntEnum):
+class ServedFrameKind(enum.IntEnum):
     """What a frame is."""
 
     LOAD = 1
@@ -49,23 +49,25 @@ class FrameKind(enum.IntEnum):
     """Nothing more is begun under this lease, and what there was to save is saved; or the message says why not."""
 
 
-TO_PROGRAM: Final = frozenset((FrameKind.LOAD, FrameKind.REQUEST, FrameKind.CANCEL, FrameKind.CREDIT))
-FROM_PROGRAM: Final = frozenset(FrameKind) - TO_PROGRAM
+TO_PROGRAM: Final = frozenset(
+    (ServedFrameKind.LOAD, ServedFrameKind.REQUEST, ServedFrameKind.CANCEL, ServedFrameKind.CREDIT)
+)
+FROM_PROGRAM: Final = frozenset(ServedFrameKind) - TO_PROGRAM
 
 
 class BrokenFrames(ValueError):
     """What came is no sequence of frames."""
 
 
-class Frame(NamedTuple):
+class ServedFrame(NamedTuple):
     """One of them."""
 
-    kind: FrameKind
+    kind: ServedFrameKind
     request: int
     body: bytes
 
 
-def encode(kind: FrameKind, request: int = 0, body: bytes = b"") -> bytes:
+def encode(kind: ServedFrameKind, request: int = 0, body: bytes = b"") -> bytes:
     """A frame as it travels."""
     return HEADER.pack(kind, request, len(body)) + body
 
@@ -92,17 +94,17 @@ def split_head(body: bytes) -> tuple[dict[str, Any], list[bytes]]:
     return head, parts
 
 
-class FrameReader:
+class ServedFrameReader:
     """Bytes in, frames out. Pure."""
 
-    def __init__(self, kinds: frozenset[FrameKind]) -> None:
+    def __init__(self, kinds: frozenset[ServedFrameKind]) -> None:
         self._kinds = kinds
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes) -> list[ServedFrame]:
         """The frames that are whole now. Raises ``BrokenFrames``, after which nothing more can be read."""
         self._buffer += data
-        found: list[Frame] = []
+        found: list[ServedFrame] = []
         while len(self._buffer) >= HEADER.size:
             number, request, size = HEADER.unpack_from(self._buffer)
             if number not in self._kinds:
@@ -113,5 +115,5 @@ class FrameReader:
                 break
             body = bytes(self._buffer[HEADER.size : HEADER.size + size])
             del self._buffer[: HEADER.size + size]
-            found.append(Frame(FrameKind(number), request, body))
+            found.append(ServedFrame(ServedFrameKind(number), request, body))
         return found

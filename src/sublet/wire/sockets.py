@@ -41,7 +41,7 @@ _CREDENTIALS: Final = struct.Struct("iII")
 _GONE: Final = frozenset((errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ECONNABORTED, errno.ETIMEDOUT))
 
 
-class Peer(NamedTuple):
+class PeerProcess(NamedTuple):
     """The process on the other side of a unix socket, as the kernel noted when it connected."""
 
     pid: int
@@ -50,9 +50,9 @@ class Peer(NamedTuple):
     gid: int
 
 
-def peer_of(sock: socket.socket) -> Peer:
+def peer_of(sock: socket.socket) -> PeerProcess:
     """The process that connected. Only for unix sockets."""
-    return Peer(*_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)))
+    return PeerProcess(*_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)))
 
 
 def send_some(sock: socket.socket, link: Link) -> bool:

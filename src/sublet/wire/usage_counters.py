@@ -43,7 +43,7 @@ _U64: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class UsageRow:
     """What one process did on one device of the lease; or, with pid 0, all whose rows were wanted again."""
 
     pid: int = 0
@@ -68,9 +68,9 @@ class Row:
     @property
     def is_free(self) -> bool:
         """Whether it was never written."""
-        return self == Row()
+        return self == UsageRow()
 
-    def used(self, used_bytes: int, now_ns: int) -> Row:
+    def used(self, used_bytes: int, now_ns: int) -> UsageRow:
         """From now on it has so much."""
         return replace(
             self,
@@ -80,11 +80,11 @@ class Row:
             byte_ns=self.byte_ns + self.used_bytes * max(0, now_ns - self.at_ns),
         )
 
-    def over(self, now_ns: int) -> Row:
+    def over(self, now_ns: int) -> UsageRow:
         """What it comes to when its process has ended."""
         return replace(self.used(0, now_ns), pid=0)
 
-    def plus(self, other: Row) -> Row:
+    def plus(self, other: UsageRow) -> UsageRow:
         """Both together, of processes that have ended."""
         return replace(
             self,
@@ -111,7 +111,7 @@ class Row:
         )
 
     @classmethod
-    def decode(cls, raw: bytes) -> Row:
+    def decode(cls, raw: bytes) -> UsageRow:
         pid, place, used, peak, at_ns, byte_ns, launches, failures, bytes_in, bytes_out, fuel, counting = _ROW.unpack(
             raw
         )
@@ -131,9 +131,9 @@ class Row:
         )
 
 
-def total(rows: list[Row], now_ns: int) -> Row:
+def total(rows: list[UsageRow], now_ns: int) -> UsageRow:
     """All of it, as if every process had ended now."""
-    found = Row()
+    found = UsageRow()
     for row in rows:
         found = found.plus(row.over(now_ns))
     return found
@@ -182,18 +182,18 @@ class TallyFile:
             os.close(self._fd)
             self._fd = -1
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[UsageRow]:
         """Those that were ever written. Read in one go, and what is blank is not taken apart: of most leases that is
         all of it, and the end of each waits for this."""
         raw = os.pread(self._fd, ROWS_MAX * _ROW.size, _HEAD.size)
         pieces = (raw[at : at + _ROW.size] for at in range(0, len(raw) - _ROW.size + 1, _ROW.size))
-        return [row for row in map(Row.decode, filter(_BLANK.__ne__, pieces)) if not row.is_free]
+        return [row for row in map(UsageRow.decode, filter(_BLANK.__ne__, pieces)) if not row.is_free]
 
-    def read(self, index: int) -> Row:
+    def read(self, index: int) -> UsageRow:
         raw = os.pread(self._fd, _ROW.size, _HEAD.size + index * _ROW.size)
-        return Row.decode(raw) if len(raw) == _ROW.size else Row()
+        return UsageRow.decode(raw) if len(raw) == _ROW.size else UsageRow()
 
-    def write(self, index: int, row: Row) -> None:
+    def write(self, index: int, row: UsageRow) -> None:
         os.pwrite(self._fd, row.encode(), _HEAD.size + index * _ROW.size)
 
     def write_fuel(self, index: int, fuel: int) -> None:
@@ -226,8 +226,8 @@ class TallyFile:
                 kept = self.read(0).plus(before.over(now_ns))
                 self.write(0, kept)
             elif self.read(0).is_free:
-                self.write(0, Row(at_ns=now_ns))
-            self.write(index, Row(pid=pid, place=place, at_ns=now_ns))
+                self.write(0, UsageRow(at_ns=now_ns))
+            self.write(index, UsageRow(pid=pid, place=place, at_ns=now_ns))
             self._mine.add(index)
             return index
         return -1

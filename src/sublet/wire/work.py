@@ -64,7 +64,7 @@ _LENT: Final = 4
 _OF_PIECE: Final = (_READ_ONLY, _LASTING, _LENT)
 
 
-class Asked(enum.IntEnum):
+class HolderMessage(enum.IntEnum):
     """Calls of the holder, and (the last three) what it says without being answered."""
 
     OPEN = 1
@@ -85,7 +85,7 @@ class Asked(enum.IntEnum):
     """Let go of kept pieces, by number; with ``Flag.FUNCTIONS`` of functions."""
 
 
-class Told(enum.IntEnum):
+class WorkerMessage(enum.IntEnum):
     """Answers of the worker, and (the last four) what it says without being asked. With ``Flag.BEGAN`` an answer comes
     of what a function had left to be waited for: of a cell, that it has run."""
 
@@ -157,7 +157,7 @@ class Piece(NamedTuple):
     """SHARED: it is the beginning of memory that is lent for as long as the worker lives (``lasting``)."""
 
 
-class Said(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """A message as it came."""
 
     kind: int
@@ -174,7 +174,7 @@ class Said(NamedTuple):
         return bytes(self.data)
 
 
-class Message(NamedTuple):
+class OutgoingMessage(NamedTuple):
     """A message to send."""
 
     body: bytes
@@ -201,7 +201,7 @@ def pack(
     return b"".join((_HEAD.pack(kind, flags, len(pieces), subject, amount), *table, *inline))
 
 
-def unpack(body: bytes) -> Said:
+def unpack(body: bytes) -> ReceivedMessage:
     """A message. Raises ``InvalidRequest`` where the other side broke the protocol."""
     if len(body) < _HEAD.size:
         raise _wrong(f"has {len(body)} bytes")
@@ -220,7 +220,7 @@ def unpack(body: bytes) -> Said:
         pieces.append(Piece(_PLACES[where], length, number, fd, offset, *(bool(marks & mark) for mark in _OF_PIECE)))
     if len(body) - start != inline:
         raise _wrong(f"has {len(body) - start} bytes of content where {inline} were announced")
-    return Said(kind, Flag(flags & _FLAGS), subject, amount, tuple(pieces), memoryview(body)[start:])
+    return ReceivedMessage(kind, Flag(flags & _FLAGS), subject, amount, tuple(pieces), memoryview(body)[start:])
 
 
 def pack_numbers(numbers: Iterable[int]) -> bytes:

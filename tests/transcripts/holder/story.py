@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sublet.lease.holder import HELD_STATES, Holder
 from sublet.lease.policy import RenewalPolicy
-from sublet.lease.value import Attempt, Done, LeaseEnd, Outcome, Refused, Unknown
+from sublet.lease.value import Attempt, LeaseEnd, Outcome, RenewalGranted, RenewalRefused, RenewalUnknown
 from sublet.values import EndReason, Epoch, LeaseId, RenewMode, format_duration, parse_duration_ns
 
 Words = dict[str, str]
@@ -125,15 +125,15 @@ class Teller:
         return "renewal is due" if self.told().attempt_due(self.now_ns) else None
 
     def do_granted(self, plain: list[str], words: Words) -> str | None:
-        return self.outcome(plain[0], Done(granted_ns=_time(plain[1])))
+        return self.outcome(plain[0], RenewalGranted(granted_ns=_time(plain[1])))
 
     def do_unanswered(self, plain: list[str], words: Words) -> str | None:
-        return self.outcome(plain[0], Unknown())
+        return self.outcome(plain[0], RenewalUnknown())
 
     def do_refused(self, plain: list[str], words: Words) -> str | None:
         reason = EndReason(plain[1])
         end = LeaseEnd(reason=reason, at=words["ended"]) if "ended" in words else None
-        return self.outcome(plain[0], Refused(reason=reason, detail=words.get("detail", ""), end=end))
+        return self.outcome(plain[0], RenewalRefused(reason=reason, detail=words.get("detail", ""), end=end))
 
     def outcome(self, name: str, outcome: Outcome) -> str | None:
         done = self.told().take(self.attempts[name], outcome, self.now_ns)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from sublet.errors import LeaseRevoked, OutOfMemory, WorkerLost
 from sublet.jobs import RetryPolicy
 from sublet.jobs.chunks import Needs
-from sublet.jobs.core import Batch, Coordinator, Failed, Works
+from sublet.jobs.core import ChunkBatch, Coordinator, RunFailed, Works
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.states import Cause
 from sublet.values import format_duration, format_size, parse_duration_ns
@@ -20,21 +20,21 @@ from sublet.values import format_duration, format_size, parse_duration_ns
 __all__ = ["replayed"]
 
 CAUSES: Final = {
-    "worker": Failed(Cause.WORKER_LOST, WorkerLost("killed")),
-    "lease": Failed(Cause.LEASE_LOST, LeaseRevoked("preempted")),
-    "memory": Failed(Cause.OUT_OF_MEMORY, OutOfMemory("more")),
+    "worker": RunFailed(Cause.WORKER_LOST, WorkerLost("killed")),
+    "lease": RunFailed(Cause.LEASE_LOST, LeaseRevoked("preempted")),
+    "memory": RunFailed(Cause.OUT_OF_MEMORY, OutOfMemory("more")),
 }
 OUTCOMES: Final[dict[str, Any]] = {
     "ok": b"",
-    "raise": Failed(Cause.RAISED, ValueError("no")),
-    "flaky": Failed(Cause.RAISED_TRANSIENT, ConnectionError("later")),
+    "raise": RunFailed(Cause.RAISED, ValueError("no")),
+    "flaky": RunFailed(Cause.RAISED_TRANSIENT, ConnectionError("later")),
 }
 
 
 class _Story:
     def __init__(self) -> None:
         self.core = Coordinator(RetryPolicy(3, "1s", "16s", 0.0), collect=True)
-        self.batches: dict[str, list[Batch]] = {}
+        self.batches: dict[str, list[ChunkBatch]] = {}
         self.put: list[Works] = []
         self.failures = 0
 

@@ -11,8 +11,8 @@ import re
 from typing import Any, Final
 
 from sublet.cli.show import Json
-from sublet.cli.top.screen import Look, screen
-from sublet.cli.top.snapshot import Ended, Snapshot, heard
+from sublet.cli.top.screen import ScreenView, screen
+from sublet.cli.top.snapshot import EndedLease, OfficeSnapshot, heard
 from sublet.cli.top.text import plain, width_of
 from sublet.values import GIB
 
@@ -115,7 +115,7 @@ def bill(name: str, gpu_s: float, cost: float) -> Json:
     return {"key": name, "tenant": name, "leases": 3, "gpu_seconds": gpu_s, "cost": cost, "currency": "credits"}
 
 
-def snapshot(**parts: Any) -> Snapshot:
+def snapshot(**parts: Any) -> OfficeSnapshot:
     """With a status that fits the rest."""
     leases = tuple(parts.pop("leases", ()))
     queue = tuple(parts.pop("queue", ()))
@@ -132,7 +132,9 @@ def snapshot(**parts: Any) -> Snapshot:
     }
     status |= parts.pop("status", {})
     everything: Json = {"guests": (), "bill": (), "tenants": (), "at_s": 100.0, "wall_s": WALL_S}
-    return Snapshot(status=status, leases=(*leases, *(p["lease"] for p in queue)), queue=queue, **(everything | parts))
+    return OfficeSnapshot(
+        status=status, leases=(*leases, *(p["lease"] for p in queue)), queue=queue, **(everything | parts)
+    )
 
 
 # ---- scenes ----
@@ -143,12 +145,12 @@ MACHINE: Final = [
 ]
 
 
-def nothing() -> Snapshot:
+def nothing() -> OfficeSnapshot:
     host = device("local/gpu0", 16 * GIB, 16 * GIB, host=True, model="host device, no GPU")
     return snapshot(status={"devices": [*MACHINE, host]})
 
 
-def three() -> Snapshot:
+def three() -> OfficeSnapshot:
     """An ordinary afternoon: one of three has notice, two commands run, one waits."""
     taken = {"reason": "preempted", "in_seconds": 25.0, "at": ASKED, "detail": "by an interactive lease of eve"}
     leases = [
@@ -173,7 +175,7 @@ def three() -> Snapshot:
     )
 
 
-def crowd() -> Snapshot:
+def crowd() -> OfficeSnapshot:
     """More than fits: eight cards, a hundred leases, two hundred commands, forty who wait, a dozen tenants."""
     names = [f"team-{letter}" for letter in "abcdefghijkl"]
     leases = [
@@ -199,7 +201,7 @@ def crowd() -> Snapshot:
     )
 
 
-def trouble() -> Snapshot:
+def trouble() -> OfficeSnapshot:
     """Everything that can be wrong with a device, a lease or a guest."""
     over = {"reason": "expired", "at": ASKED, "detail": ""}
     lost = {"reason": "device_lost", "at": ASKED, "detail": "Xid 79: it has fallen off the bus"}
@@ -229,10 +231,10 @@ def trouble() -> Snapshot:
         ),
         tenants=(tenant("ana", 0.0), tenant("bob", 3600.0)),
     )
-    return known._replace(ended=(Ended(98.0, lease(2, "eve", status="ended", remaining=None, end=lost)),))
+    return known._replace(ended=(EndedLease(98.0, lease(2, "eve", status="ended", remaining=None, end=lost)),))
 
 
-def own() -> Snapshot:
+def own() -> OfficeSnapshot:
     """What a tenant sees that is no operator: others have most of it, and are nobody's business."""
     mine = lease(1, "ana", name="notebook")
     gpus = [device("local/gpu0", 139 * GIB, 100 * GIB, leases=[mine["id"]]), device("local/gpu1", 139 * GIB, 0)]
@@ -246,7 +248,7 @@ def own() -> Snapshot:
     )
 
 
-def hostile() -> Snapshot:
+def hostile() -> OfficeSnapshot:
     """Names that move the cursor, ring the bell, run backwards, take two cells each, or stack accents."""
     evil = "\x1b[2J\x1b[31mroot\x07\r\n\x9b1m\u202etxt.exe\ud800"
     wide = "深層学習の実験をまとめて走らせる" * 3
@@ -267,13 +269,13 @@ def hostile() -> Snapshot:
     return snapshot(status={"devices": [gpu], "home": evil}, leases=leases, guests=guests, queue=[waits])
 
 
-def lost() -> Snapshot:
+def lost() -> OfficeSnapshot:
     """The office has not answered for a while; what was known goes on counting down."""
     why = "the office at /run/sublet/office.sock did not answer in time"
     return three()._replace(lost_s=112.0, lost_why=why)
 
 
-def news() -> Snapshot:
+def news() -> OfficeSnapshot:
     """What was heard since the last reading: an end, a grant from the queue, and a new place in it."""
     known = three()
     end = {"reason": "released", "at": ASKED, "detail": ""}
@@ -312,6 +314,6 @@ def _shown(name: str, look: str) -> list[str]:
     assert found is not None, look
     columns, rows = int(found[1]), int(found[2])
     made = screen(
-        SCENES[name](), Look(found[3] or "leases", int(found[4] or 0)), columns, rows, 100.0 + int(found[5] or 0)
+        SCENES[name](), ScreenView(found[3] or "leases", int(found[4] or 0)), columns, rows, 100.0 + int(found[5] or 0)
     )
     return [f"|{text}{' ' * (columns - width_of(text))}|" for text in map(plain, made.lines)]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sublet.cli import data_door, doctor, status
-from sublet.cli.call import Office
+from sublet.cli.call import CommandOffice
 from sublet.cli.data_door import data_door_trouble
 from sublet.client.address import Address
 from sublet.errors import Disconnected, SubletError, Unauthorized
@@ -123,7 +123,7 @@ class _Office:
 
 def reach(monkeypatch: pytest.MonkeyPatch, address: Address, troubles: Any = ()) -> None:
     office = _Office(address, list(troubles) if not isinstance(troubles, SubletError) else troubles)
-    monkeypatch.setattr(Office, "reach", lambda **_: office)
+    monkeypatch.setattr(CommandOffice, "reach", lambda **_: office)
 
 
 @pytest.mark.parametrize("door", ["silence"], indirect=True)

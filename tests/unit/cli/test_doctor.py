@@ -19,7 +19,7 @@ from sublet.cli.doctor import _wrapped
 from sublet.cli.doctor_devices import check_machine, device_checks, nvidia_cards_on_the_bus
 from sublet.cli.doctor_guests import Check, _in_scope, check_logout, guest_checks
 from sublet.node.agent.nvml import IDLE_SHARE
-from sublet.node.processes.cgroups import Said
+from sublet.node.processes.cgroups import CgroupFinding
 from sublet.node.supervisor.locks import DeviceLocks, all_held
 from sublet.values import GIB
 from tests.unit.node.agent.fake_nvml import FakeCard, FakeNvml
@@ -293,7 +293,7 @@ def test_what_groups_allow_is_tried_where_the_supervisor_will_be(
     program.chmod(0o755)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("sublet.wire.system_programs.SYSTEM_FOLDERS", (str(tmp_path),))
-    assert _in_scope(str(tmp_path)) == [Said("memory", True, "in the scope")]
+    assert _in_scope(str(tmp_path)) == [CgroupFinding("memory", True, "in the scope")]
     program.write_text("#!/bin/sh\necho nonsense\n")
     assert _in_scope(str(tmp_path)) is None
     assert _in_scope(str(tmp_path / "not-booted")) is None

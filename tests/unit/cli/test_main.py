@@ -118,7 +118,7 @@ def test_an_interrupt_is_no_traceback(capsys: pytest.CaptureFixture[str], monkey
     def interrupted(**_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sublet.cli.status.Office.reach", interrupted)
+    monkeypatch.setattr("sublet.cli.status.CommandOffice.reach", interrupted)
     assert main(["status"]) == 130
     assert "Traceback" not in capsys.readouterr().err
 
@@ -161,7 +161,7 @@ def narrow_status(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
     """What `sublet status` prints to a stream that knows ASCII only."""
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    monkeypatch.setattr("sublet.cli.status.Office.reach", lambda start: FakeOffice())
+    monkeypatch.setattr("sublet.cli.status.CommandOffice.reach", lambda start: FakeOffice())
     assert main(["status", *words]) == 0
     sys.stdout.flush()
     return raw.getvalue().decode("ascii")

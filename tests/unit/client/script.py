@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sublet.client.steps import Call, Pause, Program, Reply, Revive, Step
+from sublet.client.steps import HttpCall, HttpReply, Pause, Program, Revive, Step
 from sublet.errors import Disconnected
 from sublet.values import NS_PER_S, Epoch
 from sublet.wire.http import (
@@ -26,7 +26,7 @@ from sublet.wire.http import (
 )
 
 T = TypeVar("T")
-Answer = Reply | BaseException | Callable[[Call], "Reply | BaseException"]
+Answer = HttpReply | BaseException | Callable[[HttpCall], "HttpReply | BaseException"]
 
 SILENCE = Disconnected("the office did not answer in time", sent=True)
 NOBODY = Disconnected("nothing runs behind its socket", sent=False)
@@ -71,14 +71,14 @@ class Script:
             result: T = stop.value
             return result
 
-    def _carry_out(self, step: Step) -> Reply | BaseException | None:
+    def _carry_out(self, step: Step) -> HttpReply | BaseException | None:
         match step:
             case Pause(seconds):
                 self.clock.go(seconds)
                 return None
             case Revive():
                 return None
-            case Call():
+            case HttpCall():
                 sent_ns = self.clock.now_ns()
                 assert self.answers, f"nothing was scripted for {step.method} {step.path}"
                 answer = self.answers.pop(0)
@@ -87,11 +87,11 @@ class Script:
                     self.clock.go(step.timeout_s)
                 else:
                     self.clock.go(self.takes_s)
-                return outcome._replace(sent_ns=sent_ns) if isinstance(outcome, Reply) else outcome
+                return outcome._replace(sent_ns=sent_ns) if isinstance(outcome, HttpReply) else outcome
 
     @property
-    def calls(self) -> list[Call]:
-        return [step for step in self.steps if isinstance(step, Call)]
+    def calls(self) -> list[HttpCall]:
+        return [step for step in self.steps if isinstance(step, HttpCall)]
 
     @property
     def asked(self) -> list[str]:
@@ -99,11 +99,11 @@ class Script:
         return [f"{call.method} {call.path}" for call in self.calls]
 
 
-def reply(answer: object, status: int = 200) -> Reply:
-    return Reply(status, msgspec.json.encode(answer), 0)
+def reply(answer: object, status: int = 200) -> HttpReply:
+    return HttpReply(status, msgspec.json.encode(answer), 0)
 
 
-def error(kind: str, message: str = "so it is", *, status: int = 400, end: EndView | None = None) -> Reply:
+def error(kind: str, message: str = "so it is", *, status: int = 400, end: EndView | None = None) -> HttpReply:
     view = ErrorView(kind=kind, message=message, do="Do this.", transient=False, end=end)
     return reply(ErrorBody(error=view), status)
 
@@ -148,21 +148,21 @@ def noticed(in_seconds: float, reason: str = "preempted", **changes: Any) -> Lea
     return view("noticed", notice=notice, **changes)
 
 
-def grant(lease: LeaseView | None = None) -> Reply:
+def grant(lease: LeaseView | None = None) -> HttpReply:
     return reply(GrantAnswer(lease=lease or view()), 201)
 
 
-def place(position: int = 1, reason: str = "all devices are held", estimate: float | None = 60.0) -> Reply:
+def place(position: int = 1, reason: str = "all devices are held", estimate: float | None = 60.0) -> HttpReply:
     lease = view("queued", epoch=None, parts=[], remaining=None)
     return reply(PlaceAnswer(lease=lease, position=position, reason=reason, estimate=estimate), 202)
 
 
-def offer(offered: int = 1 << 29) -> Reply:
+def offer(offered: int = 1 << 29) -> HttpReply:
     lease = view("granted", claim_within=30.0, remaining=None)
     return reply(OfferAnswer(lease=lease, kind="gpu", asked=1 << 30, offered=offered, valid=30.0))
 
 
-def refusal(code: str = "capacity", would_fit: int | None = None, estimate: float | None = None) -> Reply:
+def refusal(code: str = "capacity", would_fit: int | None = None, estimate: float | None = None) -> HttpReply:
     answer = RefusalAnswer(code=code, reason="1GiB is not free", do="Wait.", would_fit=would_fit, estimate=estimate)
     return reply(answer, 409)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from sublet.client import guest_watch
-from sublet.client.guest_watch import Watch
+from sublet.client.guest_watch import GuestWatch
 from sublet.errors import Disconnected
 from sublet.wire.conversation import Conversation
 from sublet.wire.link import Link
@@ -43,10 +43,10 @@ class Pair:
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[GuestWatch]:
     """It never looks by itself."""
     monkeypatch.setattr(guest_watch, "_LOOK_AGAIN_MS", 3_600_000)
-    made = Watch()
+    made = GuestWatch()
     yield made
     made.close()
 
@@ -59,7 +59,7 @@ def pair() -> Iterator[Pair]:
     made.near.close()
 
 
-def test_news_is_heard_when_it_comes(watch: Watch, pair: Pair) -> None:
+def test_news_is_heard_when_it_comes(watch: GuestWatch, pair: Pair) -> None:
     watch.add(pair.near, pair.hear)
     pair.say(b"news")
     assert pair.came.wait(PATIENCE_S), "it was not heard"
@@ -78,7 +78,7 @@ def failing_once(pair: Pair, monkeypatch: pytest.MonkeyPatch, number: int) -> No
     monkeypatch.setattr(pair.near, "pump", pump)
 
 
-def test_a_shortage_loses_no_news(watch: Watch, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shortage_loses_no_news(watch: GuestWatch, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     failing_once(pair, monkeypatch, errno.ENOMEM)
     pair.say(b"news")
     watch.add(pair.near, pair.hear)
@@ -87,7 +87,7 @@ def test_a_shortage_loses_no_news(watch: Watch, pair: Pair, monkeypatch: pytest.
 
 
 def test_a_connection_that_cannot_be_read_is_over_and_the_others_go_on(
-    watch: Watch, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    watch: GuestWatch, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Pair()
     try:

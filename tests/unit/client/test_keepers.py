@@ -23,11 +23,11 @@ from sublet.client.address import Address
 from sublet.client.aio_keeper import AioKeeper
 from sublet.client.aio_transport import AioTransport
 from sublet.client.background_requests import FLIGHT_S
-from sublet.client.lease_entry import Held
+from sublet.client.lease_entry import LeaseEntry
 from sublet.client.lease_table import LeaseTable
-from sublet.client.operations import Core, Grant
+from sublet.client.operations import OfficeOperations, ReceivedGrant
 from sublet.client.renewal_thread import LISTEN_AFTER_S, LISTEN_AGAIN_S, LISTEN_LINGER_S, SILENCE_S, RenewalThread
-from sublet.client.steps import Call, Program, ask
+from sublet.client.steps import HttpCall, Program, ask
 from sublet.client.transport import Transport
 from sublet.errors import Disconnected
 from sublet.lease.policy import RenewalPolicy
@@ -163,13 +163,13 @@ class Side:
     def __init__(self, office: Office, path: Path) -> None:
         self.office = office
         self.clock = HeldClock()
-        self.core = Core(self.clock)
+        self.core = OfficeOperations(self.clock)
         self.book = LeaseTable(self.clock, lambda: "r-release")
         self.address = Address(url=f"unix://{path}", socket=path, token="sublet_x")
         self.revived = 0
 
-    def open(self, name: str = "l-1", policy: RenewalPolicy = ALWAYS, **facts: Any) -> Held:
-        return self.book.open(Grant(view=view(id=name, **facts), sent_ns=self.clock.now_ns()), policy)
+    def open(self, name: str = "l-1", policy: RenewalPolicy = ALWAYS, **facts: Any) -> LeaseEntry:
+        return self.book.open(ReceivedGrant(view=view(id=name, **facts), sent_ns=self.clock.now_ns()), policy)
 
     def go(self, seconds: float) -> bool:
         """Time passes, and the keeper looks at the clock. False, so that it can go on until something is so."""
@@ -180,7 +180,7 @@ class Side:
     def wake(self) -> None:
         raise NotImplementedError
 
-    def hold(self, *names: str, **facts: Any) -> list[Held]:
+    def hold(self, *names: str, **facts: Any) -> list[LeaseEntry]:
         """Leases, and the keeper started."""
         raise NotImplementedError
 
@@ -209,7 +209,7 @@ class Blocking(Side):
     def wake(self) -> None:
         self.keeper.wake()
 
-    def hold(self, *names: str, **facts: Any) -> list[Held]:
+    def hold(self, *names: str, **facts: Any) -> list[LeaseEntry]:
         with self.lock:
             held = [self.open(name, **facts) for name in names or ("l-1",)]
             self.keeper.start()
@@ -251,8 +251,8 @@ class Awaited(Side):
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(60)
 
-    def hold(self, *names: str, **facts: Any) -> list[Held]:
-        held: list[Held] = self.do(lambda: [self.open(name, **facts) for name in names or ("l-1",)])
+    def hold(self, *names: str, **facts: Any) -> list[LeaseEntry]:
+        held: list[LeaseEntry] = self.do(lambda: [self.open(name, **facts) for name in names or ("l-1",)])
         self.do(self.keeper.start)
         return held
 
@@ -307,7 +307,7 @@ def test_a_program_in_the_background_is_told_when_its_request_was_sent(side: Sid
     began_ns = side.clock.now_ns()
 
     def asks() -> Program[None]:
-        reply = yield from ask(Call(method="POST", path="/v1/something", body=b"{}", timeout_s=5.0))
+        reply = yield from ask(HttpCall(method="POST", path="/v1/something", body=b"{}", timeout_s=5.0))
         sent.append(reply.sent_ns)
 
     def slow(_: bytes) -> object:
@@ -356,7 +356,7 @@ def test_what_the_office_says_of_a_renewal_is_the_leases_end(side: Side) -> None
 # ---- what the office tells
 
 
-def listened(side: Side, *names: str) -> list[Held]:
+def listened(side: Side, *names: str) -> list[LeaseEntry]:
     """Leases whose keeper hears the news, and has read the state once."""
     held = side.hold(*names, ttl=LONG_S, remaining=LONG_S)
     side.office.set(LEASES, lambda _: [one.view for one in held if not one.over])
@@ -502,7 +502,7 @@ def test_a_stream_that_cannot_be_opened_is_asked_for_again_after_a_pause(
     """Not at every turn of the keeper, which would be a loop without a pause in it."""
     launch, asked = blocking.transport.launch, list[int]()
 
-    def refused(call: Call) -> Any:
+    def refused(call: HttpCall) -> Any:
         if call.path != "/v1/events":
             return launch(call)
         asked.append(blocking.clock.now_ns())

@@ -20,9 +20,9 @@ from sublet.client import background_requests, lease_table
 from sublet.client.aio_keeper import AioKeeper
 from sublet.client.handle import Courier
 from sublet.client.lease_table import LeaseTable
-from sublet.client.operations import Core, Grant
+from sublet.client.operations import OfficeOperations, ReceivedGrant
 from sublet.client.renewal_thread import RenewalThread
-from sublet.client.steps import Call, Reply
+from sublet.client.steps import HttpCall, HttpReply
 from sublet.clock import SystemClock
 from sublet.errors import Disconnected, SubletError
 from sublet.lease.policy import RenewalPolicy
@@ -42,7 +42,7 @@ ERRORS: Final = [
 class Flight:
     """A request that is answered already."""
 
-    def __init__(self, answer: Reply) -> None:
+    def __init__(self, answer: HttpReply) -> None:
         self._answer = answer
         self.status, self.complete = answer.status, False
         self.sent_ns = SystemClock().now_ns()
@@ -69,7 +69,7 @@ class Office:
         self.renewals = 0
         self.released: set[str] = set()
 
-    def answer(self, call: Call) -> Reply:
+    def answer(self, call: HttpCall) -> HttpReply:
         if call.path.endswith("/release"):
             self.released.add(call.path.split("/")[-2])
             return reply(ended("released", id=call.path.split("/")[-2]))
@@ -81,10 +81,10 @@ class Office:
         answer = RenewAnswer(lease="l-1", epoch=Epoch(1, 7), deadline=0.0, ttl=TTL_S, number=self.renewals)
         return reply(RenewalsAnswer(items=[answer], errors=[None]))
 
-    def launch(self, call: Call) -> Flight:
+    def launch(self, call: HttpCall) -> Flight:
         return Flight(self.answer(call))
 
-    async def exchange(self, call: Call) -> Reply:
+    async def exchange(self, call: HttpCall) -> HttpReply:
         found = self.answer(call)
         return found._replace(sent_ns=SystemClock().now_ns())
 
@@ -128,12 +128,12 @@ class Desk:
 
     def __init__(self) -> None:
         self.clock = SystemClock()
-        self.core, self.book = Core(self.clock), LeaseTable(self.clock, lambda: "r-release")
+        self.core, self.book = OfficeOperations(self.clock), LeaseTable(self.clock, lambda: "r-release")
         self.office = Office()
-        grant = Grant(view=view(ttl=TTL_S, remaining=TTL_S), sent_ns=self.clock.now_ns())
+        grant = ReceivedGrant(view=view(ttl=TTL_S, remaining=TTL_S), sent_ns=self.clock.now_ns())
         policy = RenewalPolicy(mode=RenewMode.ALWAYS, every=0.02, backoff_first=0.01, backoff_max=0.02)
         self.held = self.book.open(grant, policy)
-        grant = Grant(view=view(id="l-2", ttl=TTL_S, remaining=TTL_S), sent_ns=self.clock.now_ns())
+        grant = ReceivedGrant(view=view(id="l-2", ttl=TTL_S, remaining=TTL_S), sent_ns=self.clock.now_ns())
         self.book.dropped.append(self.book.open(grant, RenewalPolicy(mode=RenewMode.NEVER)))
 
     def fail_at(self, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException) -> Failing:

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from sublet.client import background_requests
-from sublet.client.lease_entry import Held, Owed
+from sublet.client.lease_entry import LeaseEntry, Owed
 from sublet.client.lease_table import LeaseTable
 from sublet.client.model import LeaseChange
-from sublet.client.operations import Core, Grant
+from sublet.client.operations import OfficeOperations, ReceivedGrant
 from sublet.client.outcomes import outcome_of
 from sublet.client.sse import ServerEvent
-from sublet.client.steps import Program, Reply, Revive
+from sublet.client.steps import HttpReply, Program, Revive
 from sublet.errors import (
     Disconnected,
     LeaseExpired,
@@ -28,9 +28,9 @@ from sublet.errors import (
     Unauthorized,
 )
 from sublet.lease.policy import RenewalPolicy
-from sublet.lease.renewal import Batch
+from sublet.lease.renewal import RenewalBatch
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import Attempt, Done, LeaseEnd, Outcome, Refused, Unknown
+from sublet.lease.value import Attempt, LeaseEnd, Outcome, RenewalGranted, RenewalRefused, RenewalUnknown
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, RenewMode, RequestId
 from sublet.wire.http import ErrorView, LeaseView, News, RenewalsAnswer, RenewAnswer
 from tests.unit.client.script import NOBODY, SILENCE, HeldClock, Script, ended, error, noticed, reply, view
@@ -42,13 +42,13 @@ class Desk:
     def __init__(self) -> None:
         self.clock = HeldClock()
         self.script = Script(self.clock)
-        self.core = Core(self.clock)
+        self.core = OfficeOperations(self.clock)
         self.book = LeaseTable(self.clock, lambda: "r-release")
         self.told: list[LeaseChange] = []
 
-    def open(self, policy: RenewalPolicy | None = None, **facts: Any) -> Held:
+    def open(self, policy: RenewalPolicy | None = None, **facts: Any) -> LeaseEntry:
         lease = view(**facts)
-        held = self.book.open(Grant(view=lease, sent_ns=self.clock.now_ns()), policy or RenewalPolicy())
+        held = self.book.open(ReceivedGrant(view=lease, sent_ns=self.clock.now_ns()), policy or RenewalPolicy())
         held.listeners.append(self.told.append)
         return held
 
@@ -109,7 +109,7 @@ def test_what_is_left_counts_not_what_was_asked_for(desk: Desk) -> None:
 def test_a_grant_that_took_too_long_to_arrive_is_over(desk: Desk) -> None:
     sent_ns = desk.clock.now_ns()
     desk.clock.go(120)
-    held = desk.book.open(Grant(view=view(), sent_ns=sent_ns), RenewalPolicy())
+    held = desk.book.open(ReceivedGrant(view=view(), sent_ns=sent_ns), RenewalPolicy())
     assert held.over
     assert desk.book.live == []
 
@@ -232,7 +232,7 @@ def test_silence_is_jeopardy_and_a_late_answer_still_counts(desk: Desk) -> None:
     second = desk.book.collect()
     assert len(second.attempts) == 1
     before = held.holder.status
-    desk.book.settle(first, [Done(granted_ns=100 * NS_PER_S)])
+    desk.book.settle(first, [RenewalGranted(granted_ns=100 * NS_PER_S)])
     assert (before, held.holder.status) == (LeaseStatus.JEOPARDY, LeaseStatus.ACTIVE)
     assert desk.whats == ["jeopardy", "recovered"]
 
@@ -244,7 +244,7 @@ def test_silence_to_the_end_is_the_end(desk: Desk) -> None:
         if wake_ns is None:
             break
         desk.clock.ns = max(desk.clock.ns, wake_ns)
-        desk.settle(Unknown())
+        desk.settle(RenewalUnknown())
         desk.book.words()
     assert held.over
     assert desk.whats == ["jeopardy", "warning", "ended"]
@@ -263,7 +263,7 @@ def test_an_office_that_is_gone_is_started_again_for_a_renewal(desk: Desk) -> No
 def test_a_refused_renewal_stops_new_work_but_not_the_lease(desk: Desk) -> None:
     held = desk.open(ALWAYS)
     desk.clock.go(70)
-    desk.settle(Refused(reason=EndReason.FAIR_SHARE, detail="others wait"))
+    desk.settle(RenewalRefused(reason=EndReason.FAIR_SHARE, detail="others wait"))
     assert held.holder.status is LeaseStatus.NOTICED
     assert held.holder.why_not_start(desk.clock.now_ns(), 0) is not None
     assert desk.whats == ["refused"]
@@ -278,20 +278,20 @@ END = LeaseEnd(reason=EndReason.PREEMPTED, at="2026-11-21T07:00:00.000Z", detail
 @pytest.mark.parametrize(
     ("failure", "kind", "reason"),
     [
-        (LeaseRevoked("taken", end=END), Refused, EndReason.PREEMPTED),
-        (LeaseExpired("late", end=END), Refused, EndReason.PREEMPTED),
-        (LeaseRevoked("others wait"), Refused, EndReason.FAIR_SHARE),
-        (LeaseRevoked("nothing runs", reason="idle"), Refused, EndReason.IDLE),
-        (LeaseRevoked("others wait", reason="fair_share"), Refused, EndReason.FAIR_SHARE),
-        (LeaseNotActive("gone there", reason="not_held"), Refused, EndReason.NODE_LOST),
-        (LeaseRevoked("of a newer office", reason="full_moon"), Refused, EndReason.FAIR_SHARE),
-        (QuotaExceeded("used up", reason="quota"), Refused, EndReason.QUOTA),
-        (QuotaExceeded("used up"), Refused, EndReason.QUOTA),
-        (StaleEpoch("newer"), Refused, EndReason.RELEASED),
-        (NotFound("who?"), Refused, EndReason.EXPIRED),
-        (Disconnected("silence"), Unknown, None),
-        (Unauthorized("token?"), Unknown, None),
-        (SubletError("oops"), Unknown, None),
+        (LeaseRevoked("taken", end=END), RenewalRefused, EndReason.PREEMPTED),
+        (LeaseExpired("late", end=END), RenewalRefused, EndReason.PREEMPTED),
+        (LeaseRevoked("others wait"), RenewalRefused, EndReason.FAIR_SHARE),
+        (LeaseRevoked("nothing runs", reason="idle"), RenewalRefused, EndReason.IDLE),
+        (LeaseRevoked("others wait", reason="fair_share"), RenewalRefused, EndReason.FAIR_SHARE),
+        (LeaseNotActive("gone there", reason="not_held"), RenewalRefused, EndReason.NODE_LOST),
+        (LeaseRevoked("of a newer office", reason="full_moon"), RenewalRefused, EndReason.FAIR_SHARE),
+        (QuotaExceeded("used up", reason="quota"), RenewalRefused, EndReason.QUOTA),
+        (QuotaExceeded("used up"), RenewalRefused, EndReason.QUOTA),
+        (StaleEpoch("newer"), RenewalRefused, EndReason.RELEASED),
+        (NotFound("who?"), RenewalRefused, EndReason.EXPIRED),
+        (Disconnected("silence"), RenewalUnknown, None),
+        (Unauthorized("token?"), RenewalUnknown, None),
+        (SubletError("oops"), RenewalUnknown, None),
     ],
 )
 def test_what_an_error_means_to_a_renewal(failure: SubletError, kind: type[Outcome], reason: EndReason | None) -> None:
@@ -498,9 +498,9 @@ def test_background_work_never_raises_for_what_a_network_does(desk: Desk) -> Non
         background_requests.renew(desk.core, desk.book, batch),
         background_requests.give_back(desk.core, desk.book, held.owed),
         background_requests.catch_up(desk.core, desk.book),
-        background_requests.renew(desk.core, desk.book, Batch(())),
+        background_requests.renew(desk.core, desk.book, RenewalBatch(())),
     ):
-        desk.run(program, *[Reply(500, b"oops", 0)] * 3)
+        desk.run(program, *[HttpReply(500, b"oops", 0)] * 3)
         desk.script.answers.clear()
 
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from sublet.client.lease_entry import Owed
-from sublet.client.operations import POLL_S, RELEASES_MAX, Core, Grant, Hooks
-from sublet.client.requests import Terms, ask_cpu, ask_many, check_many
-from sublet.client.steps import Reply
+from sublet.client.operations import POLL_S, RELEASES_MAX, Hooks, OfficeOperations, ReceivedGrant
+from sublet.client.requests import LeaseOptions, ask_cpu, ask_many, check_many
+from sublet.client.steps import HttpReply
 from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, LeaseEnded, Unsupported
 from sublet.values import NS_PER_S, Epoch, LeaseId, RequestId
 from sublet.wire.http import (
@@ -33,30 +33,30 @@ def script() -> Script:
 
 
 def request(count: int = 3, at_least: int = 1, **terms: Any) -> AcquisitionRequest:
-    return ask_many(ask_cpu(cast("Terms", terms), cores=1, or_smaller=False), count, at_least)
+    return ask_many(ask_cpu(cast("LeaseOptions", terms), cores=1, or_smaller=False), count, at_least)
 
 
 def told(kind: str, *, transient: bool = False) -> ErrorView:
     return ErrorView(kind=kind, message="so it is", do="Do this.", transient=transient)
 
 
-def grants(count: int, failed: int = 0) -> Reply:
+def grants(count: int, failed: int = 0) -> HttpReply:
     """So many leases that are held, and so many whose machine did not confirm."""
     held = [view(id=f"l-{n}", epoch=Epoch(1, n)) for n in range(count)]
     lost = [FailedGrant(lease=f"f-{n}", error=told("Disconnected", transient=True)) for n in range(failed)]
     return reply(GrantsAnswer(leases=held, failed=lost), 201)
 
 
-def released(*errors: ErrorView | None) -> Reply:
+def released(*errors: ErrorView | None) -> HttpReply:
     items: list[LeaseView | None] = [view("ending") if one is None else None for one in errors]
     return reply(ReleasesAnswer(items=items, errors=list(errors)))
 
 
-def acquire(script: Script, *answers: Any, asked: AcquisitionRequest | None = None) -> tuple[list[Grant], Owed]:
+def acquire(script: Script, *answers: Any, asked: AcquisitionRequest | None = None) -> tuple[list[ReceivedGrant], Owed]:
     script.answers += answers
     owed = Owed(RequestId("r-back"))
     try:
-        found = script.run(Core(script.clock).acquire_many(asked or request(), Hooks(), owed))
+        found = script.run(OfficeOperations(script.clock).acquire_many(asked or request(), Hooks(), owed))
     except BaseException as raised:
         raised.owed = owed  # type: ignore[attr-defined]
         raise
@@ -166,7 +166,7 @@ def owed_for(count: int) -> list[Owed]:
 def test_many_go_back_in_as_few_messages_as_there_can_be(script: Script) -> None:
     many = owed_for(RELEASES_MAX + 1)
     script.answers = [released(*[None] * RELEASES_MAX), released(None)]
-    views = script.run(Core(script.clock).release_many(many))
+    views = script.run(OfficeOperations(script.clock).release_many(many))
     assert script.asked == ["POST /v1/releases"] * 2
     assert len(views) == RELEASES_MAX + 1
     assert all(one.done for one in many)
@@ -177,7 +177,7 @@ def test_many_go_back_in_as_few_messages_as_there_can_be(script: Script) -> None
 def test_what_is_over_or_held_elsewhere_is_no_error(script: Script) -> None:
     many = owed_for(3)
     script.answers = [released(told("NotFound"), told("StaleEpoch"), None)]
-    views = script.run(Core(script.clock).release_many(many))
+    views = script.run(OfficeOperations(script.clock).release_many(many))
     assert [one is None for one in views] == [True, True, False]
     assert all(one.done for one in many)
 
@@ -186,12 +186,12 @@ def test_what_the_office_could_not_do_now_is_tried_again(script: Script) -> None
     many = owed_for(2)
     script.answers = [released(None, told("Disconnected", transient=True))]
     with pytest.raises(Disconnected):
-        script.run(Core(script.clock).release_many(many))
+        script.run(OfficeOperations(script.clock).release_many(many))
     assert [one.done for one in many] == [True, False]
 
 
 def test_nothing_to_give_back_sends_nothing(script: Script) -> None:
-    assert script.run(Core(script.clock).release_many([])) == []
+    assert script.run(OfficeOperations(script.clock).release_many([])) == []
     assert script.asked == []
 
 
@@ -199,7 +199,7 @@ def test_an_answer_of_another_length_settles_nothing(script: Script) -> None:
     many = owed_for(2)
     script.answers = [released(None)]
     with pytest.raises(Disconnected, match="another number"):
-        script.run(Core(script.clock).release_many(many))
+        script.run(OfficeOperations(script.clock).release_many(many))
     assert not any(one.done for one in many)
 
 
@@ -221,11 +221,11 @@ def test_all_or_nothing_does_not_wait() -> None:
 
 
 def test_cores_and_memory_go_under_one_lease() -> None:
-    wants = ask_cpu(Terms(), cores=2, or_smaller=False, memory="2GiB").request.wants
+    wants = ask_cpu(LeaseOptions(), cores=2, or_smaller=False, memory="2GiB").request.wants
     assert [(want.kind, want.amount) for want in wants] == [("cpu", 2), ("memory", 2 << 30)]
     for bad in ("much", 0, -1, "2", 5):
         with pytest.raises(InvalidRequest):
-            ask_cpu(Terms(), cores=2, or_smaller=False, memory=bad)
+            ask_cpu(LeaseOptions(), cores=2, or_smaller=False, memory=bad)
 
 
 LABELS = {"program": "burst", "job": "mine"}
@@ -233,7 +233,9 @@ LABELS = {"program": "burst", "job": "mine"}
 
 def ended(script: Script, *answers: Any, timeout_s: float = 60, everyones: bool = False) -> int:
     script.answers += answers
-    return script.run(Core(script.clock).wait_ended(LABELS, round(timeout_s * NS_PER_S), everyones=everyones))
+    return script.run(
+        OfficeOperations(script.clock).wait_ended(LABELS, round(timeout_s * NS_PER_S), everyones=everyones)
+    )
 
 
 def test_ends_are_waited_for_at_the_office_until_none_is_left(script: Script) -> None:

@@ -15,7 +15,7 @@ from sublet.client.address import Address
 from sublet.client.clocks import client_clock
 from sublet.client.fabric import HELLO_TRIES
 from sublet.client.office import _failed, ensure_office
-from sublet.client.steps import Reply
+from sublet.client.steps import HttpReply
 from sublet.errors import Disconnected, JournalError
 from sublet.office.journal.files import LOCK_NAME, HomeLock
 from sublet.wire.http import Hello
@@ -77,12 +77,12 @@ def test_an_office_that_dies_as_it_is_asked_is_started_again(
     monkeypatch.setattr(side, "start_office", starts.append)
     address = Address(url="unix:///none", socket=tmp_path / "none", home=tmp_path if ours else None)
 
-    def exchange(_: object) -> Reply:
+    def exchange(_: object) -> HttpReply:
         if len(starts) <= deaths:
             raise NOBODY
         return reply(Hello(wire=WIRE_VERSION, wire_oldest=WIRE_VERSION, version="1"))
 
-    async def awaited(call: object) -> Reply:
+    async def awaited(call: object) -> HttpReply:
         return exchange(call)
 
     async def greet() -> None:

@@ -8,10 +8,10 @@ import pytest
 from sublet.client import background_requests
 from sublet.client.lease_table import LeaseTable
 from sublet.client.model import Offer, Place
-from sublet.client.operations import PATIENCE_S, Core, Grant, Hooks, _offer
+from sublet.client.operations import PATIENCE_S, Hooks, OfficeOperations, ReceivedGrant, _offer
 from sublet.client.requests import ask_gpu
 from sublet.client.responses import error_of
-from sublet.client.steps import Call, Program, Reply, Revive
+from sublet.client.steps import HttpCall, HttpReply, Program, Revive
 from sublet.errors import (
     CapacityExceeded,
     Disconnected,
@@ -62,7 +62,7 @@ def request(**terms: object) -> AcquireRequest:
 
 def acquire(script: Script, *answers: object, hooks: Hooks | None = None, **terms: object) -> object:
     script.answers += answers  # type: ignore[arg-type]
-    return script.run(Core(script.clock).acquire(request(**terms), hooks or Hooks()))
+    return script.run(OfficeOperations(script.clock).acquire(request(**terms), hooks or Hooks()))
 
 
 # ---- acquiring
@@ -73,7 +73,7 @@ def test_a_grant_at_once_takes_one_request(script: Script) -> None:
     script.takes_s = 3.0
     sent_ns = script.clock.now_ns()
     script.answers = [grant()]
-    found = script.run(Core(script.clock).acquire(request(), Hooks()))
+    found = script.run(OfficeOperations(script.clock).acquire(request(), Hooks()))
     assert (found.view.id, found.sent_ns) == ("l-1", sent_ns)
     assert script.asked == ["POST /v1/leases"]
 
@@ -88,7 +88,7 @@ def test_a_queued_request_is_claimed_when_it_is_ready(script: Script) -> None:
         grant(view("granted", claim_within=10.0, remaining=None)),
         grant(),
     ]
-    found = script.run(Core(script.clock).acquire(request(), Hooks(on_place=places.append)))
+    found = script.run(OfficeOperations(script.clock).acquire(request(), Hooks(on_place=places.append)))
     assert script.asked == [
         "POST /v1/leases",
         "GET /v1/leases/l-1?wait=5&after=queued",
@@ -113,7 +113,7 @@ def test_an_office_that_is_gone_is_started_again(script: Script) -> None:
     acquire(script, NOBODY, grant())
     kinds = [type(step) for step in script.steps]
     assert kinds.index(Revive) == 1
-    assert kinds[-1] is Call
+    assert kinds[-1] is HttpCall
 
 
 @pytest.mark.parametrize(("silence", "sent", "said"), [(SILENCE, True, "is not known"), (NOBODY, False, "Nothing was")])
@@ -325,13 +325,13 @@ def test_what_cannot_be_read_is_an_error_of_ours(script: Script, body: bytes) ->
     """Never a KeyError, a DecodeError, or a lease that is none."""
     for status in (200, 201, 404, 500):
         with pytest.raises(SubletError):
-            acquire(script, Reply(status, body, 0))
+            acquire(script, HttpReply(status, body, 0))
 
 
 def test_a_proxy_in_front_of_a_dead_office_is_silence(script: Script) -> None:
     """502 to 504 from what is not an office: asked again, and then not known."""
     with pytest.raises(Disconnected) as caught:
-        acquire(script, *[Reply(502, b"<html>bad gateway</html>", 0)] * 100)
+        acquire(script, *[HttpReply(502, b"<html>bad gateway</html>", 0)] * 100)
     assert caught.value.sent
 
 
@@ -348,7 +348,7 @@ def test_a_claim_is_asked_again_only_as_long_as_it_can_be_claimed(script: Script
 
 def run_release(script: Script, *answers: object) -> object:
     script.answers += answers  # type: ignore[arg-type]
-    program: Program[object] = Core(script.clock).release(LeaseId("l-1"), request_id="r-1", busy_s=1.5)
+    program: Program[object] = OfficeOperations(script.clock).release(LeaseId("l-1"), request_id="r-1", busy_s=1.5)
     return script.run(program)
 
 
@@ -364,11 +364,11 @@ def test_a_release_is_repeated_with_the_same_request_id(script: Script) -> None:
 
 def test_an_office_that_was_told_to_end_is_not_started_for_a_lease_that_it_has_ended(script: Script) -> None:
     """It is for a new one."""
-    core = Core(script.clock, lambda: True)
+    core = OfficeOperations(script.clock, lambda: True)
     book = LeaseTable(script.clock, lambda: "r-1")
-    held = book.open(Grant(view=view(), sent_ns=script.clock.now_ns()), RenewalPolicy())
-    many = [held.owed, book.open(Grant(view=view(id="l-2"), sent_ns=0), RenewalPolicy()).owed]
-    alone = book.open(Grant(view=view(id="l-3"), sent_ns=0), RenewalPolicy()).owed
+    held = book.open(ReceivedGrant(view=view(), sent_ns=script.clock.now_ns()), RenewalPolicy())
+    many = [held.owed, book.open(ReceivedGrant(view=view(id="l-2"), sent_ns=0), RenewalPolicy()).owed]
+    alone = book.open(ReceivedGrant(view=view(id="l-3"), sent_ns=0), RenewalPolicy()).owed
     alone.tries = 1
     asked: list[Program[object]] = [
         core.give_back(alone),
@@ -392,13 +392,13 @@ def test_an_office_that_was_told_to_end_is_not_started_for_a_lease_that_it_has_e
 def test_an_id_that_is_none_is_not_sent(script: Script, lease: str) -> None:
     """It would become part of a path."""
     with pytest.raises(NotFound):
-        script.run(Core(script.clock).look(LeaseId(lease)))
+        script.run(OfficeOperations(script.clock).look(LeaseId(lease)))
     assert script.calls == []
 
 
 def test_a_query_may_be_repeated_a_command_is_not(script: Script) -> None:
     """Looking changes nothing. What has no request id is asked once, and silence stays silence."""
-    core = Core(script.clock)
+    core = OfficeOperations(script.clock)
     script.answers = [SILENCE, reply({"leases": 1})]
     assert script.run(core.query("/v1/x", dict)) == {"leases": 1}
     script.answers, script.steps = [SILENCE], []
@@ -417,4 +417,4 @@ def test_an_answer_with_more_in_it_than_we_know_is_read(script: Script) -> None:
 def test_an_answer_with_less_than_we_need_says_so(script: Script) -> None:
     script.answers = [reply({"pid": 1})]
     with pytest.raises(Unsupported, match="same version"):
-        script.run(Core(script.clock).query("/v1/status", StatusView))
+        script.run(OfficeOperations(script.clock).query("/v1/status", StatusView))

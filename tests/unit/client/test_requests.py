@@ -13,7 +13,7 @@ import pytest
 
 from sublet.client.address import find_address
 from sublet.client.home import home_dir, make_private_dir, runtime_dir
-from sublet.client.requests import Terms, ask_block, ask_cpu, ask_gpu, ask_memory
+from sublet.client.requests import LeaseOptions, ask_block, ask_cpu, ask_gpu, ask_memory
 from sublet.errors import InvalidRequest
 from sublet.values import GIB, RenewMode
 from sublet.wire.unix import short_path
@@ -21,7 +21,7 @@ from sublet.wire.unix import short_path
 
 def gpu(**asked: Any) -> Any:
     own = {"min_vram": "2GiB", "count": 1, "exclusivity": None, "model": None, "or_smaller": False, "or_model": False}
-    terms = Terms(**{key: value for key, value in asked.items() if key not in own})  # type: ignore[typeddict-item]
+    terms = LeaseOptions(**{key: value for key, value in asked.items() if key not in own})  # type: ignore[typeddict-item]
     return ask_gpu(terms, **(own | {key: value for key, value in asked.items() if key in own}))  # type: ignore[arg-type]
 
 
@@ -163,13 +163,13 @@ def test_an_unknown_argument_is_named() -> None:
 @pytest.mark.parametrize("cores", [0, -1, 1.5, True, "4", None, 1 << 30])
 def test_cores_are_whole(cores: Any) -> None:
     with pytest.raises(InvalidRequest, match="cores must be a whole number"):
-        ask_cpu(Terms(), cores=cores, or_smaller=False)
+        ask_cpu(LeaseOptions(), cores=cores, or_smaller=False)
 
 
 @pytest.mark.parametrize("or_smaller", [0, -1, 9, "4", 1.0])
 def test_fewer_cores_are_whole_and_fewer(or_smaller: Any) -> None:
     with pytest.raises(InvalidRequest):
-        ask_cpu(Terms(), cores=8, or_smaller=or_smaller)
+        ask_cpu(LeaseOptions(), cores=8, or_smaller=or_smaller)
 
 
 @pytest.mark.parametrize(
@@ -177,12 +177,12 @@ def test_fewer_cores_are_whole_and_fewer(or_smaller: Any) -> None:
 )
 def test_a_block_is_asked_in_one_way(size: Any, min_blocks: Any) -> None:
     with pytest.raises(InvalidRequest):
-        ask_block(Terms(), size=size, min_blocks=min_blocks)
+        ask_block(LeaseOptions(), size=size, min_blocks=min_blocks)
 
 
 def test_blocks_are_pages() -> None:
-    assert ask_block(Terms(), size=None, min_blocks=512).request.wants[0].amount == 512 * 4096
-    assert ask_memory(Terms(), size="8GiB", or_smaller=False).request.wants[0].amount == 8 * GIB
+    assert ask_block(LeaseOptions(), size=None, min_blocks=512).request.wants[0].amount == 512 * 4096
+    assert ask_memory(LeaseOptions(), size="8GiB", or_smaller=False).request.wants[0].amount == 8 * GIB
 
 
 # ---- where the office is

@@ -22,15 +22,15 @@ from sublet.client import aio_transport as aio_transport_module
 from sublet.client import transport as transport_module
 from sublet.client.address import Address
 from sublet.client.aio_transport import AioTransport
-from sublet.client.steps import Call, Pause, Program, Reply, Revive, ask
+from sublet.client.steps import HttpCall, HttpReply, Pause, Program, Revive, ask
 from sublet.client.transport import IDLE_MAX, Transport
 from sublet.errors import Disconnected
 from sublet.values import NS_PER_S
 from tests.unit.client.script import HeldClock
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
-CALL = Call(method="POST", path="/x", body=b"{}", timeout_s=60.0)
-LONG = Call(method="POST", path="/x", body=b" " * (4 << 20) + b"{}", timeout_s=60.0)
+CALL = HttpCall(method="POST", path="/x", body=b"{}", timeout_s=60.0)
+LONG = HttpCall(method="POST", path="/x", body=b" " * (4 << 20) + b"{}", timeout_s=60.0)
 """More than a connection takes before anybody reads it: whoever sends it has to wait for the server."""
 
 
@@ -97,7 +97,7 @@ class Server:
 
 
 class Exchange(Protocol):
-    def __call__(self, *calls: Call) -> list[Reply]: ...
+    def __call__(self, *calls: HttpCall) -> list[HttpReply]: ...
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def blocking(path: Path) -> Exchange:
-    def exchange(*calls: Call) -> list[Reply]:
+    def exchange(*calls: HttpCall) -> list[HttpReply]:
         transport = Transport(_address(path), HeldClock(), wire=1)
         try:
             return [transport.exchange(call) for call in calls]
@@ -119,8 +119,8 @@ def blocking(path: Path) -> Exchange:
 
 
 def awaited(path: Path) -> Exchange:
-    def exchange(*calls: Call) -> list[Reply]:
-        async def main() -> list[Reply]:
+    def exchange(*calls: HttpCall) -> list[HttpReply]:
+        async def main() -> list[HttpReply]:
             transport = AioTransport(_address(path), HeldClock(), wire=1)
             try:
                 return [await transport.exchange(call) for call in calls]
@@ -208,7 +208,7 @@ def test_half_an_answer_is_not_known(server: Server, exchange: Exchange, answer:
     well, and if that is up before, nothing was sent."""
     server.answers = [OK, answer]
     with pytest.raises(Disconnected) as caught:
-        exchange(CALL, Call(method="POST", path="/x", body=b"{}", timeout_s=0.2))
+        exchange(CALL, HttpCall(method="POST", path="/x", body=b"{}", timeout_s=0.2))
     assert caught.value.sent
     assert server.connections == 1
 
@@ -217,7 +217,7 @@ def test_half_an_answer_is_not_known(server: Server, exchange: Exchange, answer:
 def test_a_connection_that_breaks_while_a_request_is_sent_leaves_it_unknown(way: str, server: Server) -> None:
     """The office may have read enough: a release without a body is one that can be understood before its end."""
     server.on_first_bytes = server.hang_up
-    ways: dict[str, Callable[[Call], object]] = {
+    ways: dict[str, Callable[[HttpCall], object]] = {
         "exchange": blocking(server.path),
         "launch": Transport(_address(server.path), HeldClock(), wire=1).launch,
         "asyncio": awaited(server.path),
@@ -348,10 +348,10 @@ def story(told: list[str]) -> Program[str]:
 def test_both_drivers_carry_out_the_same_steps() -> None:
     """What a step raises is thrown into the program, an interrupt too, and what it then asks is still done."""
 
-    def outcomes() -> list[Reply | BaseException]:
-        return [Reply(200, b"", 0), Disconnected("silence"), KeyboardInterrupt(), Reply(200, b"", 0)]
+    def outcomes() -> list[HttpReply | BaseException]:
+        return [HttpReply(200, b"", 0), Disconnected("silence"), KeyboardInterrupt(), HttpReply(200, b"", 0)]
 
-    def take(left: list[Reply | BaseException]) -> Reply:
+    def take(left: list[HttpReply | BaseException]) -> HttpReply:
         outcome = left.pop(0)
         if isinstance(outcome, BaseException):
             raise outcome
@@ -365,7 +365,7 @@ def test_both_drivers_carry_out_the_same_steps() -> None:
 
     left, told, waits = outcomes(), [], []
 
-    async def exchange(_: Call) -> Reply:
+    async def exchange(_: HttpCall) -> HttpReply:
         return take(left)
 
     async def revive() -> None:
@@ -389,9 +389,9 @@ def test_an_interrupt_between_any_two_steps_reaches_the_program() -> None:
         office: list[str] = []
         lines = 0
 
-        def granted(call: Call, office: list[str] = office) -> Reply:
+        def granted(call: HttpCall, office: list[str] = office) -> HttpReply:
             office.append(call.path)
-            return Reply(200, b"", 0)
+            return HttpReply(200, b"", 0)
 
         def holds(office: list[str] = office) -> Program[str]:
             try:
@@ -448,7 +448,7 @@ def test_what_the_callers_of_an_interrupted_program_had_is_gone_with_them(ends: 
                 raise
         return "done"
 
-    def interrupted(_: Call) -> Reply:
+    def interrupted(_: HttpCall) -> HttpReply:
         raise KeyboardInterrupt
 
     def caller() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from sublet.compute.session import GpuSession
 from sublet.compute.session_engine import Engine
 from sublet.compute.session_line import DeviceLine
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.host import HostDevice
 from sublet.devices.interface import Device
 from sublet.guest.device_service import DeviceService
@@ -52,7 +52,7 @@ class SessionPair:
         }
         return PageView(**{**facts, **changes})
 
-    def _open(self, name: str, account: Account) -> Device:
+    def _open(self, name: str, account: MemoryAccount) -> Device:
         return HostDevice(name, account, cache=self._cache)
 
     def line(self) -> DeviceLine:

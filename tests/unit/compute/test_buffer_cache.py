@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sublet.compute import buffer_cache as kept_module
-from sublet.compute.buffer_cache import Kept
+from sublet.compute.buffer_cache import BufferCache
 from sublet.state.transfer.pages import Pages
 from sublet.wire.sealed_memory import write_shared
 
@@ -25,7 +25,7 @@ def view(array: np.ndarray) -> memoryview:
     return array.data.cast("B")
 
 
-def send(kept: Kept, array: np.ndarray) -> tuple[int, bool]:
+def send(kept: BufferCache, array: np.ndarray) -> tuple[int, bool]:
     """The number it has there, and whether it had to be sent."""
     number = kept.find(view(array))
     if number:
@@ -37,12 +37,12 @@ def send(kept: Kept, array: np.ndarray) -> tuple[int, bool]:
 
 
 @pytest.fixture(params=["asked", "blind"])
-def kept(request: pytest.FixtureRequest) -> Kept:
-    return Kept(1 << 30, None if request.param == "asked" else Blind())
+def kept(request: pytest.FixtureRequest) -> BufferCache:
+    return BufferCache(1 << 30, None if request.param == "asked" else Blind())
 
 
 @pytest.mark.parametrize("size", [1 << 13, 1 << 18])
-def test_unchanged_is_known_and_changed_is_sent(kept: Kept, size: int) -> None:
+def test_unchanged_is_known_and_changed_is_sent(kept: BufferCache, size: int) -> None:
     array = np.zeros(size)
     number, sent = send(kept, array)
     assert sent
@@ -56,7 +56,7 @@ def test_unchanged_is_known_and_changed_is_sent(kept: Kept, size: int) -> None:
     assert send(kept, array) == (other, False)
 
 
-def test_what_was_written_and_is_the_same_again_is_unchanged(kept: Kept) -> None:
+def test_what_was_written_and_is_the_same_again_is_unchanged(kept: BufferCache) -> None:
     array = np.zeros(1 << 18)
     number, _ = send(kept, array)
     send(kept, array)
@@ -65,7 +65,7 @@ def test_what_was_written_and_is_the_same_again_is_unchanged(kept: Kept) -> None
     assert send(kept, array) == (number, False)
 
 
-def test_equal_bytes_elsewhere_are_known_too(kept: Kept) -> None:
+def test_equal_bytes_elsewhere_are_known_too(kept: BufferCache) -> None:
     array = np.random.default_rng(1).random(1 << 18)
     number, _ = send(kept, array)
     copy = array.copy()
@@ -74,7 +74,7 @@ def test_equal_bytes_elsewhere_are_known_too(kept: Kept) -> None:
     assert send(kept, copy)[1]
 
 
-def test_two_hundred_rounds_of_random_changes_are_all_found(kept: Kept) -> None:
+def test_two_hundred_rounds_of_random_changes_are_all_found(kept: BufferCache) -> None:
     """The other side is pretended to by a copy of what was last sent under each number."""
     chance = random.Random(7)
     array = np.zeros(1 << 18, dtype=np.uint8).repeat(8)
@@ -91,7 +91,7 @@ def test_two_hundred_rounds_of_random_changes_are_all_found(kept: Kept) -> None:
 
 
 def test_there_is_a_bound_in_bytes_and_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Kept(1 << 20, Blind())
+    kept = BufferCache(1 << 20, Blind())
     arrays = [np.full(1 << 15, float(n)) for n in range(8)]
     numbers = [send(kept, array)[0] for array in arrays]
     assert kept.kept_bytes <= 1 << 20
@@ -104,7 +104,7 @@ def test_there_is_a_bound_in_bytes_and_in_number(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_not_used_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Kept(1 << 30, Blind())
+    kept = BufferCache(1 << 30, Blind())
     number, _ = send(kept, np.zeros(1 << 15))
     assert kept.to_forget() == []
     monkeypatch.setattr(kept_module, "KEPT_FOR_S", -1.0)

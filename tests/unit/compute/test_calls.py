@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sublet.compute import calls as calls_module
-from sublet.compute.calls import Exchange, Pending
+from sublet.compute.calls import Exchange, PendingCall
 from sublet.compute.completion_thread import Housekeeper
 from sublet.compute.kernel_guest import CellCall
-from sublet.wire.line import Line, pair
+from sublet.wire.line import SharedConnection, pair
 from sublet.wire.link_events import Called, Event, Over
-from sublet.wire.work import Asked, Board, Flag, Message, Told, pack, unpack
+from sublet.wire.work import Board, Flag, HolderMessage, OutgoingMessage, WorkerMessage, pack, unpack
 from tests.left_open import left_of, open_now, threads_now
 
 PATIENCE_S = 60.0
@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 class Pretended:
     """Answers each call with its own body, or not at all while it is told to wait."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: SharedConnection) -> None:
         self.line = line
         self.answers = threading.Event()
         self.answers.set()
@@ -84,8 +84,8 @@ def test_what_was_not_handed_over_is_closed_with_the_exchange() -> None:
     theirs.close()
 
 
-def body(text: str) -> Message:
-    return Message(pack(Told.FAULT, inline=(json.dumps(text).encode(),)))
+def body(text: str) -> OutgoingMessage:
+    return OutgoingMessage(pack(WorkerMessage.FAULT, inline=(json.dumps(text).encode(),)))
 
 
 def until(what: Callable[[], object]) -> None:
@@ -95,7 +95,7 @@ def until(what: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def said(pending: Pending) -> str:
+def said(pending: PendingCall) -> str:
     assert pending.came is not None
     return str(json.loads(unpack(pending.came.body).blob))  # type: ignore[union-attr]
 
@@ -104,7 +104,7 @@ def test_who_looks_takes_in_what_came_and_never_waits(both: tuple[Exchange, Pret
     """As who waits for another connection as well."""
     exchange, pretended = both
     pretended.answers.clear()
-    pending = Pending()
+    pending = PendingCall()
     exchange.send(pending, lambda: body("one"))
     assert not exchange.look(pending)
     pretended.answers.set()
@@ -118,7 +118,7 @@ def test_who_waits_listens(both: tuple[Exchange, Pretended]) -> None:
     exchange, _ = both
     before = frozenset(threading.enumerate())
     for n in range(100):
-        pending = Pending()
+        pending = PendingCall()
         exchange.send(pending, lambda n=n: body(f"call {n}"))  # type: ignore[misc]
         assert exchange.wait(pending)
         assert said(pending) == f"call {n}"
@@ -132,7 +132,7 @@ def test_many_wait_and_each_gets_its_own(both: tuple[Exchange, Pretended]) -> No
 
     def ask(name: int) -> None:
         for n in range(50):
-            pending = Pending()
+            pending = PendingCall()
             exchange.send(pending, lambda n=n: body(f"{name} {n}"))  # type: ignore[misc]
             if not exchange.wait(pending) or said(pending) != f"{name} {n}":
                 wrong.append((name, n))
@@ -150,7 +150,7 @@ def test_who_gives_up_waiting_hands_over(both: tuple[Exchange, Pretended]) -> No
     """The answer comes while nobody listens, and the next who waits finds it."""
     exchange, pretended = both
     pretended.answers.clear()
-    first, second = Pending(), Pending()
+    first, second = PendingCall(), PendingCall()
     exchange.send(first, lambda: body("first"))
     soon_ns = time.monotonic_ns() + 50_000_000
     assert not exchange.wait(first, lambda: soon_ns)
@@ -164,7 +164,7 @@ def test_who_gives_up_waiting_hands_over(both: tuple[Exchange, Pretended]) -> No
 def test_the_end_of_the_line_reaches_everybody(both: tuple[Exchange, Pretended]) -> None:
     exchange, pretended = both
     pretended.answers.clear()
-    pending = [Pending() for _ in range(5)]
+    pending = [PendingCall() for _ in range(5)]
     for one in pending:
         exchange.send(one, lambda: body("x"))
     waiting = [threading.Thread(target=exchange.wait, args=(one,)) for one in pending]
@@ -175,18 +175,18 @@ def test_the_end_of_the_line_reaches_everybody(both: tuple[Exchange, Pretended])
     for thread in waiting:
         thread.join(PATIENCE_S)
     assert all(one.lost is not None and one.came is None for one in pending)
-    late = Pending()
+    late = PendingCall()
     exchange.send(late, lambda: body("late"))
     assert late.lost is not None
 
 
 def test_the_board_says_which_call_is_to_blame(both: tuple[Exchange, Pretended]) -> None:
     exchange, pretended = both
-    first = Pending()
-    exchange.send(first, lambda: Message(pack(Asked.OPEN), exchange.take_shared()))
+    first = PendingCall()
+    exchange.send(first, lambda: OutgoingMessage(pack(HolderMessage.OPEN), exchange.take_shared()))
     assert exchange.wait(first)
     pretended.answers.clear()
-    pending = [Pending() for _ in range(3)]
+    pending = [PendingCall() for _ in range(3)]
     for one in pending:
         exchange.send(one, lambda: body("x"))
     assert pretended.board is not None
@@ -204,7 +204,7 @@ def test_a_cancelled_call_that_does_not_leave_ends_its_process(
     exchange, pretended = both
     housekeeper = Housekeeper(exchange)
     pretended.answers.clear()
-    pending = Pending()
+    pending = PendingCall()
     exchange.send(pending, lambda: body("x"))
     exchange.cancel(pending)
     housekeeper.wake()
@@ -216,13 +216,13 @@ def test_a_cancelled_call_that_does_not_leave_ends_its_process(
 def test_a_message_that_cannot_be_made_leaves_nothing(both: tuple[Exchange, Pretended]) -> None:
     exchange, _ = both
 
-    def fail() -> Message:
+    def fail() -> OutgoingMessage:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        exchange.send(Pending(), fail)
+        exchange.send(PendingCall(), fail)
     assert exchange.under_way == 0
-    pending = Pending()
+    pending = PendingCall()
     exchange.send(pending, lambda: body("fine"))
     assert exchange.wait(pending)
 
@@ -236,7 +236,7 @@ def test_the_housekeeper_completes_what_nobody_waits_for_and_leaves(both: tuple[
     class Watched:
         def __init__(self, number: int) -> None:
             self.number = number
-            self.pending = Pending(None, lambda: housekeeper.done(self))
+            self.pending = PendingCall(None, lambda: housekeeper.done(self))
 
         def begin(self) -> bool:
             exchange.send(self.pending, lambda: body(str(self.number)))
@@ -263,9 +263,9 @@ def test_the_answer_of_a_cells_call_tells_whether_the_cell_began(
 ) -> None:
     """A cell that was on its way when its lease ended runs on the next one."""
     exchange, _ = both
-    call = CellCall(exchange, Pending())
+    call = CellCall(exchange, PendingCall())
     assert not call.has_failed()
-    exchange.send(call.pending, lambda: Message(pack(Told.ENDED, flags=flags, inline=(b"{}",))))
+    exchange.send(call.pending, lambda: OutgoingMessage(pack(WorkerMessage.ENDED, flags=flags, inline=(b"{}",))))
     until(lambda: exchange.look(call.pending))
     assert call.may_have_begun() is may_have_begun
     assert call.has_failed() is not may_have_begun
@@ -276,8 +276,8 @@ def test_of_a_lost_call_the_board_tells_whether_the_cell_may_have_begun(
     both: tuple[Exchange, Pretended], is_executing: bool
 ) -> None:
     exchange, pretended = both
-    introduced, call = Pending(), CellCall(exchange, Pending())
-    exchange.send(introduced, lambda: Message(body("one").body, exchange.take_shared()))
+    introduced, call = PendingCall(), CellCall(exchange, PendingCall())
+    exchange.send(introduced, lambda: OutgoingMessage(body("one").body, exchange.take_shared()))
     assert exchange.wait(introduced)
     pretended.answers.clear()
     exchange.send(call.pending, lambda: body("two"))

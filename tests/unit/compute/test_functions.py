@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from sublet.compute.buffer_cache import Kept
-from sublet.compute.functions import Functions, Packed, Peer
+from sublet.compute.buffer_cache import BufferCache
+from sublet.compute.functions import Functions, PackedFunction, PeerInterpreter
 from sublet.errors import Unpicklable, Unsupported
 from sublet.guest.cargo import fetch_buffers, load
 from sublet.wire.frames import close_all
-from sublet.wire.work import LARGE_BYTES, Message, unpack
+from sublet.wire.work import LARGE_BYTES, OutgoingMessage, unpack
 
 SIZE = 4 * LARGE_BYTES
 
@@ -27,10 +27,10 @@ def length(data: Any, times: int) -> int:
 
 
 def worker(python: tuple[int, int, int] = sys.version_info[:3]) -> Functions:
-    return Functions(Peer(python, "python", cloudpickle=True), Kept())
+    return Functions(PeerInterpreter(python, "python", cloudpickle=True), BufferCache())
 
 
-def loaded(message: Message) -> object:
+def loaded(message: OutgoingMessage) -> object:
     """What a worker makes of a definition."""
     head, buffers = fetch_buffers(unpack(message.body), message.fds, lambda number: pytest.fail("nothing is kept"))
     return load(head, buffers)
@@ -40,7 +40,7 @@ def test_a_packed_function_is_sent_once_to_each_worker_and_its_arrays_are_copied
     """An array of 1 GiB that every worker of a burst has lies in memory once, not once for each."""
     from numpy import ones
 
-    packed = Packed(functools.partial(length, ones(SIZE, dtype="u1")))
+    packed = PackedFunction(functools.partial(length, ones(SIZE, dtype="u1")))
     files = []
     for one in (worker(), worker()):
         number, (definition,) = one.refer(packed)
@@ -55,7 +55,7 @@ def test_a_packed_function_is_sent_once_to_each_worker_and_its_arrays_are_copied
 def test_a_packed_function_is_what_it_was_when_it_was_first_sent() -> None:
     """All chunks of a job run the same function, on whichever worker and however late."""
     given = [1]
-    packed = Packed(functools.partial(sum, given))
+    packed = PackedFunction(functools.partial(sum, given))
     worker().refer(packed)
     given.append(1000)
     _, (definition,) = worker().refer(packed)
@@ -81,7 +81,7 @@ class Noted:
 def test_a_packed_function_is_taken_apart_before_a_worker_needs_it() -> None:
     """While leases are acquired its arrays are copied."""
     noted = Noted()
-    packed = Packed(noted)
+    packed = PackedFunction(noted)
     packed.prepare()
     assert noted.is_taken.wait(30)
     _, (definition,) = worker().refer(packed)
@@ -90,7 +90,7 @@ def test_a_packed_function_is_taken_apart_before_a_worker_needs_it() -> None:
 
 
 def test_a_function_that_cannot_be_taken_apart_says_so_where_it_is_needed() -> None:
-    packed = Packed(functools.partial(length, threading.Lock()))
+    packed = PackedFunction(functools.partial(length, threading.Lock()))
     packed.prepare()
     with pytest.raises(Unpicklable, match="lock"):
         worker().refer(packed)
@@ -98,7 +98,7 @@ def test_a_function_that_cannot_be_taken_apart_says_so_where_it_is_needed() -> N
 
 def test_a_packed_function_goes_to_no_worker_that_could_not_read_it() -> None:
     with pytest.raises(Unsupported, match="goes by value"):
-        worker((3, 9, 0)).refer(Packed(length))
+        worker((3, 9, 0)).refer(PackedFunction(length))
 
 
 def test_a_packed_function_that_is_closed_keeps_nothing() -> None:
@@ -106,7 +106,7 @@ def test_a_packed_function_that_is_closed_keeps_nothing() -> None:
     from numpy import ones
 
     array = ones(SIZE, dtype="u1")
-    packed = Packed(functools.partial(length, array))
+    packed = PackedFunction(functools.partial(length, array))
     one = worker()
     _, (definition,) = one.refer(packed)
     shared = packed.definition(9).fds  # copies, which are the caller's

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from sublet.compute.buffer_cache import Kept
-from sublet.compute.calls import Exchange, Pending
-from sublet.compute.functions import Functions, Peer
+from sublet.compute.buffer_cache import BufferCache
+from sublet.compute.calls import Exchange, PendingCall
+from sublet.compute.functions import Functions, PeerInterpreter
 from sublet.errors import Disconnected
 from sublet.values import LeaseId
 from sublet.wire.device import OpenSession
 from sublet.wire.line import pair
 from sublet.wire.link_events import Called, Event
-from sublet.wire.work import Asked, Message, Told, pack, unpack
+from sublet.wire.work import HolderMessage, OutgoingMessage, WorkerMessage, pack, unpack
 from tests.left_open import open_now
 from tests.unit.compute.session_pair import EPOCH, SessionPair
 
@@ -53,10 +53,10 @@ class Two:
     def __init__(self) -> None:
         self.ours, self.theirs = pair()
         self.exchange = Exchange(self.ours, lambda: None)
-        self.first, self.second = Pending(), Pending()
+        self.first, self.second = PendingCall(), PendingCall()
         self.asked: dict[int, int] = {}
         for one in (self.first, self.second):
-            self.exchange.send(one, lambda: Message(pack(Told.FAULT, inline=(b'"x"',))))
+            self.exchange.send(one, lambda: OutgoingMessage(pack(WorkerMessage.FAULT, inline=(b'"x"',))))
         self.calls = [one.call for one in self.heard(Called)]
         self.thread = threading.Thread(target=self.exchange.wait, args=(self.second,), daemon=True)
 
@@ -68,7 +68,7 @@ class Two:
         return found
 
     def answer(self, number: int) -> None:
-        said = Message(pack(Told.FAULT, inline=(json.dumps(number).encode(),)))
+        said = OutgoingMessage(pack(WorkerMessage.FAULT, inline=(json.dumps(number).encode(),)))
         self.theirs.say(lambda link: link.reply(self.calls[number], said.body))
 
     def begin(self, come: Callable[[], object], armed: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def until(what: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def said(pending: Pending) -> Any:
+def said(pending: PendingCall) -> Any:
     return None if pending.came is None else json.loads(unpack(pending.came.body).blob)  # type: ignore[union-attr]
 
 
@@ -141,8 +141,8 @@ def test_a_ctrl_c_while_listening_for_others_keeps_nobody_waiting(
                 assert (said(two.first), said(two.second)) == (0, 1)
             assert two.first.is_done
             assert two.second.is_done
-            third = Pending()
-            two.exchange.send(third, lambda: Message(pack(Told.FAULT)))
+            third = PendingCall()
+            two.exchange.send(third, lambda: OutgoingMessage(pack(WorkerMessage.FAULT)))
             two.theirs.hang_up()
             assert two.exchange.wait(third)
             assert two.exchange.under_way == 0 or how == "the end", "whoever listens next puts away what is left"
@@ -190,9 +190,9 @@ def test_a_call_whose_sending_was_interrupted_does_not_run_for_nobody(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ours, "say", say)
-    pending = Pending()
+    pending = PendingCall()
     with pytest.raises(KeyboardInterrupt):
-        exchange.send(pending, lambda: Message(pack(Told.FAULT)))
+        exchange.send(pending, lambda: OutgoingMessage(pack(WorkerMessage.FAULT)))
     heard: list[Any] = []
     while when == "when it is said" and len(heard) < 2:
         heard += theirs.hear(1.0)
@@ -200,7 +200,7 @@ def test_a_call_whose_sending_was_interrupted_does_not_run_for_nobody(
         assert isinstance(heard[0], Called)
         assert isinstance(heard[1], Event)
         cancelled = unpack(heard[1].body)
-        assert (cancelled.kind, cancelled.subject) == (Asked.CANCEL, heard[0].call)
+        assert (cancelled.kind, cancelled.subject) == (HolderMessage.CANCEL, heard[0].call)
     else:
         assert exchange.under_way == 0
     exchange.close()
@@ -209,8 +209,8 @@ def test_a_call_whose_sending_was_interrupted_does_not_run_for_nobody(
 
 def test_what_a_worker_may_not_have_is_sent_again() -> None:
     """After a message that was cut short both sides begin anew with what is kept."""
-    kept = Kept(bytes_max=1 << 24)
-    functions = Functions(Peer((9, 9, 9), "python", cloudpickle=True), kept)
+    kept = BufferCache(bytes_max=1 << 24)
+    functions = Functions(PeerInterpreter((9, 9, 9), "python", cloudpickle=True), kept)
     data = memoryview(bytearray(b"1" * (1 << 18)))
     fd = os.memfd_create("kept")
     try:
@@ -222,7 +222,7 @@ def test_what_a_worker_may_not_have_is_sent_again() -> None:
         assert functions.refer(os.path.join) == (first, [])
         kept.forget_all()
         forget = unpack(functions.forget_all().body)
-        assert forget.kind == Asked.FORGET
+        assert forget.kind == HolderMessage.FORGET
         assert kept.find(data) == 0
         assert kept.to_forget() == [number]
         again, before = functions.refer(os.path.join)

@@ -13,8 +13,8 @@ from typing import Any, Final
 import pytest
 
 from sublet.compute import buffer_cache
-from sublet.compute.buffer_cache import LENT_MIN, Lent, LentMemory
-from sublet.compute.functions import Packed
+from sublet.compute.buffer_cache import LENT_MIN, LentFile, LentMemory
+from sublet.compute.functions import PackedFunction
 from sublet.errors import InvalidRequest
 from sublet.guest.cargo import fetch_buffers, load
 from sublet.wire.persistent_memory import LENT_SEALS, map_lent
@@ -30,7 +30,7 @@ def content(byte: int, size: int = SIZE) -> memoryview:
 
 def test_what_is_lent_is_read_and_written_by_each_worker_for_itself() -> None:
     with nothing_left_open():
-        one = Lent(content(1))
+        one = LentFile(content(1))
         first, second = (map_lent(one.fd, SIZE, writable=True) for _ in range(2))
         first[7] = 9
         assert (first[7], second[7], second[8]) == (9, 1, 1)
@@ -42,7 +42,7 @@ def test_what_is_lent_is_read_and_written_by_each_worker_for_itself() -> None:
 
 def test_nobody_but_the_holder_can_write_to_it_or_change_its_size() -> None:
     with nothing_left_open():
-        one = Lent(content(1))
+        one = LentFile(content(1))
         fd = one.fd
         again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         for attempt in (
@@ -136,7 +136,7 @@ def test_the_function_of_a_job_takes_its_large_arrays_along_in_such_memory(monke
 def _call_it_once(*, is_unused: bool) -> None:
     """As a worker does, which writes to the array."""
     function = _Reads(bytearray(b"x") * SIZE)
-    packed = Packed(function)
+    packed = PackedFunction(function)
     message = packed.definition(1)
     said = unpack(message.body)
     assert [piece.is_lent for piece in said.pieces] == [False, True]

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 from sublet.compute import posting
-from sublet.compute.calls import Lost, Pending
+from sublet.compute.calls import ConnectionLost, PendingCall
 from sublet.compute.futures import CallFuture
 from sublet.compute.outcomes import Many
 from sublet.compute.posting import AGAIN, outcome
 from sublet.compute.worker_guest import Options
-from sublet.compute.workers import Job
+from sublet.compute.workers import WorkerCall
 from sublet.errors import LeaseRevoked, SubletError, WorkerLost
 from sublet.guest.answers import Answer
 from sublet.guest.cargo import encode
 from sublet.values import Kind
 from sublet.wire.link_events import Replied
-from sublet.wire.work import Message, ResultBuffer, Told, pack, unpack
+from sublet.wire.work import OutgoingMessage, ResultBuffer, WorkerMessage, pack, unpack
 
 EXECUTING = 7
 
@@ -42,10 +42,10 @@ class Gone:
 
 
 def came_of(call: int, why: SubletError) -> Any:
-    pending = Pending()
-    pending.call, pending.lost = call, Lost(None, EXECUTING, 0)
+    pending = PendingCall()
+    pending.call, pending.lost = call, ConnectionLost(None, EXECUTING, 0)
     nobody = cast(Any, None)
-    return outcome(nobody, cast(Any, Gone(why)), pending, Job(len, ((),), {}))
+    return outcome(nobody, cast(Any, Gone(why)), pending, WorkerCall(len, ((),), {}))
 
 
 def test_what_was_in_line_when_the_lease_ended_can_go_to_another() -> None:
@@ -64,12 +64,12 @@ def many_came_of(
 ) -> Any:
     """Of five items: what the worker had said, and what it had only kept."""
     results = [pickle.dumps(one, 5) for one in kept or []]
-    pending = Pending()
-    pending.call, pending.lost = call, Lost(None, EXECUTING, first, results)
+    pending = PendingCall()
+    pending.call, pending.lost = call, ConnectionLost(None, EXECUTING, first, results)
     if said is not None:
-        body = pack(Told.RESULTS, subject=call, amount=0, inline=(pickle.dumps(said, 5), b""))
+        body = pack(WorkerMessage.RESULTS, subject=call, amount=0, inline=(pickle.dumps(said, 5), b""))
         pending.parts.append((unpack(body), ()))
-    job = Job(len, [()] * 5, {}, is_many=True)
+    job = WorkerCall(len, [()] * 5, {}, is_many=True)
     lease = SimpleNamespace(_held=SimpleNamespace(view=SimpleNamespace(tenant="local")))
     return outcome(cast(Any, lease), cast(Any, Gone(why)), pending, job)
 
@@ -115,15 +115,15 @@ class Sent:
         exchange = SimpleNamespace(results=self.buffer, wait=self._wait)
         worker = SimpleNamespace(exchange=exchange, guest=None)
         self.future = CallFuture()
-        job = Job(len, [()] * 9, {}, is_many=True)
+        job = WorkerCall(len, [()] * 9, {}, is_many=True)
         self.watched = posting._Watched(cast(Any, lease), cast(Any, worker), job, Options(), self.future)
         self.watched.pending.call = EXECUTING
-        self.on_the_way: list[Message] = []
+        self.on_the_way: list[OutgoingMessage] = []
 
-    def came(self, message: Message) -> None:
+    def came(self, message: OutgoingMessage) -> None:
         self.watched.pending.parts.append((unpack(message.body), message.fds))
 
-    def _wait(self, pending: Pending, until_ns: object) -> bool:
+    def _wait(self, pending: PendingCall, until_ns: object) -> bool:
         if self.on_the_way:
             self.came(self.on_the_way.pop(0))
         return False
@@ -132,16 +132,16 @@ class Sent:
         """Its answer comes, and the rest of its results before."""
         if results:
             self.came(said_of(len(self.watched.pending.parts), *results))
-        body = Answer(Told.MANY, encode(None, "nothing"), subject=EXECUTING).packed()[0]
+        body = Answer(WorkerMessage.MANY, encode(None, "nothing"), subject=EXECUTING).packed()[0]
         self.watched.pending.came, self.watched.pending.is_done = Replied(EXECUTING, body, ()), True
         self.watched.finish()
         many: Many = self.future.result(0)
         return many
 
 
-def said_of(first: int, *results: object) -> Message:
-    body = pack(Told.RESULTS, subject=EXECUTING, amount=first, inline=(pickle.dumps(list(results), 5), b""))
-    return Message(body, ())
+def said_of(first: int, *results: object) -> OutgoingMessage:
+    body = pack(WorkerMessage.RESULTS, subject=EXECUTING, amount=first, inline=(pickle.dumps(list(results), 5), b""))
+    return OutgoingMessage(body, ())
 
 
 def test_what_a_call_has_made_is_there_before_it_is_done_and_its_future_has_all_of_it() -> None:
@@ -156,7 +156,11 @@ def test_what_a_call_has_made_is_there_before_it_is_done_and_its_future_has_all_
 def test_an_array_that_was_sent_is_in_what_a_call_has_made_and_in_its_future() -> None:
     """Reading it the first time leaves the descriptor to the second."""
     array, sent = np.arange(100_000.0), Sent([], first=1)
-    sent.came(Message(*Answer(Told.RESULT, encode(array, "the result"), subject=EXECUTING, took_ns=0).packed()))
+    sent.came(
+        OutgoingMessage(
+            *Answer(WorkerMessage.RESULT, encode(array, "the result"), subject=EXECUTING, took_ns=0).packed()
+        )
+    )
     for found in (sent.future.made(), sent.finish().results):
         assert len(found) == 1
         assert np.array_equal(found[0], array)
@@ -200,7 +204,7 @@ class Workers:
     def find(self, lease: object, options: object) -> str:
         return self._present
 
-    def _submit(self, lease: object, worker: str, job: Job, options: object) -> Future[Many]:
+    def _submit(self, lease: object, worker: str, job: WorkerCall, options: object) -> Future[Many]:
         items = [n for (n,) in job.args]
         future: Future[Many] = Future()
         if (successor := self._lost.get(len(self.sent))) is None and worker == self._present:
@@ -251,7 +255,7 @@ class Lane:
         self.is_lost = False
         self._line: list[tuple[list[tuple[int]], CallFuture]] = []
 
-    def submit(self, job: Job) -> CallFuture:
+    def submit(self, job: WorkerCall) -> CallFuture:
         self._line.append((job.args, CallFuture()))
         return self._line[-1][1]
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 from sublet.devices import cuda_driver, nvrtc
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.cuda import CudaDevice
 from sublet.devices.cuda_driver import CUDA_OLDEST, CudaDriver, open_driver
 from sublet.devices.interface import Device
@@ -44,7 +44,7 @@ class TestCudaDeviceOverAPretendedDriver(DeviceConformance):
         for fake in self._fakes:
             assert (fake.memory, fake.modules, fake.streams, fake.contexts) == ({}, {}, set(), 0)
 
-    def open_device(self, account: Account) -> Device:
+    def open_device(self, account: MemoryAccount) -> Device:
         self._fakes.append(FakeCuda())
         return CudaDevice("gpu-0", NAME, account, cache=self._cache, driver=CudaDriver(self._fakes[-1]))
 
@@ -56,7 +56,7 @@ def fake() -> FakeCuda:
 
 @pytest.fixture
 def device(fake: FakeCuda, kernel_cache: str) -> CudaDevice:
-    return CudaDevice("gpu-0", NAME, Account(16 * MIB), cache=kernel_cache, driver=CudaDriver(fake))
+    return CudaDevice("gpu-0", NAME, MemoryAccount(16 * MIB), cache=kernel_cache, driver=CudaDriver(fake))
 
 
 # -------------------------------------------------------------------------------------------------- which device it is
@@ -68,20 +68,22 @@ def test_it_is_the_one_with_that_uuid(device: CudaDevice) -> None:
 
 def test_a_uuid_that_the_driver_does_not_show_is_said(fake: FakeCuda, kernel_cache: str) -> None:
     with pytest.raises(NotFound, match="no GPU GPU-ffff"):
-        CudaDevice("gpu-0", "GPU-ffff", Account(1), cache=kernel_cache, driver=CudaDriver(fake))
+        CudaDevice("gpu-0", "GPU-ffff", MemoryAccount(1), cache=kernel_cache, driver=CudaDriver(fake))
 
 
 def test_what_was_begun_is_undone_when_a_device_cannot_be_opened(fake: FakeCuda, kernel_cache: str) -> None:
     fake.fail["cuStreamCreate"] = Code.CUDA_ERROR_OUT_OF_MEMORY
     with pytest.raises(OutOfMemory):
-        CudaDevice("gpu-0", NAME, Account(1), cache=kernel_cache, driver=CudaDriver(fake))
+        CudaDevice("gpu-0", NAME, MemoryAccount(1), cache=kernel_cache, driver=CudaDriver(fake))
     assert fake.contexts == 0
 
 
 def test_two_devices_on_one_thread_are_not_mistaken_for_each_other(kernel_cache: str) -> None:
     """The driver takes memory from the device whose context is the thread's current one."""
     fakes = FakeCuda(), FakeCuda()
-    one, two = (CudaDevice("gpu", NAME, Account(MIB), cache=kernel_cache, driver=CudaDriver(fake)) for fake in fakes)
+    one, two = (
+        CudaDevice("gpu", NAME, MemoryAccount(MIB), cache=kernel_cache, driver=CudaDriver(fake)) for fake in fakes
+    )
 
     def entered() -> list[int]:
         return [sum(name == "cuCtxSetCurrent" for name, _ in fake.calls) for fake in fakes]

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 from sublet.devices import nvrtc
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.host import HOST_LABEL, HostDevice
 from sublet.devices.interface import Device
 from sublet.devices.memory import ALIGNMENT
@@ -36,13 +36,13 @@ class TestHostDevice(DeviceConformance):
     def _at(self, kernel_cache: str) -> None:
         self._cache = kernel_cache
 
-    def open_device(self, account: Account) -> Device:
+    def open_device(self, account: MemoryAccount) -> Device:
         return HostDevice("host-0", account, cache=self._cache)
 
 
 @pytest.fixture
 def device(kernel_cache: str) -> HostDevice:
-    return HostDevice("host-0", Account(16 * MIB), cache=kernel_cache)
+    return HostDevice("host-0", MemoryAccount(16 * MIB), cache=kernel_cache)
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
@@ -59,7 +59,7 @@ def resident_bytes() -> int:
 
 def test_memory_that_nobody_wrote_to_costs_nothing_and_freed_memory_goes_back(kernel_cache: str) -> None:
     size = 256 * MIB
-    device = HostDevice("host-0", Account(size), cache=kernel_cache)
+    device = HostDevice("host-0", MemoryAccount(size), cache=kernel_cache)
     before = resident_bytes()
     x = device.alloc(size)
     assert resident_bytes() - before < 32 * MIB
@@ -75,7 +75,7 @@ def test_buffers_are_aligned_for_the_widest_loads(device: HostDevice) -> None:
 
 
 def test_what_the_machine_does_not_have_is_out_of_memory_and_changes_nothing(kernel_cache: str) -> None:
-    account = Account(1 << 62)
+    account = MemoryAccount(1 << 62)
     device = HostDevice("host-0", account, cache=kernel_cache)
     with pytest.raises(OutOfMemory, match="this machine has no"):
         device.alloc(1 << 60)
@@ -258,10 +258,10 @@ def test_warp_is_loaded_late_and_says_nothing(tmp_path: Path) -> None:
     """A device that only moves memory never imports it; and no banner appears, on either stream."""
     script = f"""
 import sys
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.host import HostDevice
 from sublet.wire.device import ModuleKind
-device = HostDevice("host-0", Account(1000), cache={str(tmp_path / "cache")!r})
+device = HostDevice("host-0", MemoryAccount(1000), cache={str(tmp_path / "cache")!r})
 device.write(device.alloc(10), 0, b"0123456789")
 assert not any(name in sys.modules for name in ("warp", "numpy", "cuda"))
 source = b"import warp as wp\\n@wp.kernel\\ndef f(x: wp.array(dtype=float)):\\n    x[0] = 1.0\\n"
@@ -280,10 +280,10 @@ def test_who_is_killed_after_a_module_was_compiled_leaves_no_temporary_folder(tm
     temporary.mkdir()
     script = f"""
 import os, signal
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.host import HostDevice
 from sublet.wire.device import ModuleKind
-device = HostDevice("host-0", Account(1000), cache={str(tmp_path / "cache")!r})
+device = HostDevice("host-0", MemoryAccount(1000), cache={str(tmp_path / "cache")!r})
 source = b"import warp as wp\\n@wp.kernel\\ndef f(x: wp.array(dtype=float)):\\n    x[0] = 1.0\\n"
 device.load({{ModuleKind.WARP: source}})
 os.kill(os.getpid(), signal.SIGTERM)

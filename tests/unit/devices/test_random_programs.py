@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.host import HostDevice
-from sublet.devices.memory import MemoryTable, Piece
+from sublet.devices.memory import MemoryPiece, MemoryTable
 from sublet.testing.device_conformance import KERNELS
 from tests.device_programs import CAP_BYTES, run_program
 from tests.unit.guest.session_stage import Stage
@@ -23,7 +23,7 @@ SOAK = 10_000
 def stage(tmp_path: Path, kernel_cache: str) -> Iterator[Stage]:
     """With a device that keeps the kernels loaded, so that a program's own load costs nothing."""
     made = Stage(tmp_path, kernel_cache, CAP_BYTES)
-    keeper = HostDevice("keeper", Account(1), cache=kernel_cache)
+    keeper = HostDevice("keeper", MemoryAccount(1), cache=kernel_cache)
     keeper.load(KERNELS)
     yield made
     made.close()
@@ -51,19 +51,19 @@ def test_ten_thousand_programs_do_what_the_model_says(stage: Stage) -> None:
     run(stage, range(PROGRAMS, PROGRAMS + SOAK))
 
 
-def off_by_one(self: HostDevice, target: Piece, at: int, source: Piece, offset: int, length: int) -> None:
+def off_by_one(self: HostDevice, target: MemoryPiece, at: int, source: MemoryPiece, offset: int, length: int) -> None:
     target.owner[at : at + length - 1] = source.owner[offset : offset + length - 1]
 
 
-def forgets_a_pattern(self: HostDevice, piece: Piece, offset: int, length: int, pattern: bytes) -> None:
+def forgets_a_pattern(self: HostDevice, piece: MemoryPiece, offset: int, length: int, pattern: bytes) -> None:
     piece.owner[offset : offset + length] = (pattern[:1] * length)[:length]
 
 
-def lets_everything_pass(self: MemoryTable, handle: Any, offset: int, length: int, call: str) -> Piece:
+def lets_everything_pass(self: MemoryTable, handle: Any, offset: int, length: int, call: str) -> MemoryPiece:
     return self.get(handle, call)
 
 
-def gives_nothing_back(self: Account, size: int) -> None:
+def gives_nothing_back(self: MemoryAccount, size: int) -> None:
     self.used_bytes = min(self.used_bytes, self.cap_bytes)
 
 
@@ -73,7 +73,7 @@ def gives_nothing_back(self: Account, size: int) -> None:
         (HostDevice, "_copy", off_by_one),
         (HostDevice, "_fill", forgets_a_pattern),
         (MemoryTable, "span", lets_everything_pass),
-        (Account, "give", gives_nothing_back),
+        (MemoryAccount, "give", gives_nothing_back),
     ],
 )
 def test_programs_find_a_device_that_is_wrong(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.grids import BLOCK_THREADS_MAX, GRID_MAX, warp_dim, whole_extent
 from sublet.devices.memory import PIECES_MAX, BufferHandle, MemoryTable
 from sublet.devices.signature import Parameter, Signature, Takes, check_kinds
@@ -67,7 +67,7 @@ def test_arguments_are_packed_without_gaps() -> None:
 
 def test_an_account_against_a_sum() -> None:
     """Thousands of takings and givings: never over the cap, never refused where there was room."""
-    chance, account, taken = random.Random(3), Account(1000), list[int]()
+    chance, account, taken = random.Random(3), MemoryAccount(1000), list[int]()
     for _ in range(5000):
         if taken and chance.random() < 0.5:
             account.give(taken.pop(chance.randrange(len(taken))))
@@ -85,7 +85,7 @@ def test_an_account_against_a_sum() -> None:
 
 
 def test_a_refusal_says_how_much_there_is() -> None:
-    account = Account(4 << 20)
+    account = MemoryAccount(4 << 20)
     account.take(3 << 20, "mem_alloc")
     with pytest.raises(OutOfMemory, match=r"2MiB \(2097152 bytes\) asked, and 1048576 bytes of the 4MiB"):
         account.take(2 << 20, "mem_alloc")
@@ -93,7 +93,7 @@ def test_a_refusal_says_how_much_there_is() -> None:
 
 def test_a_device_of_no_bytes_lends_nothing() -> None:
     with pytest.raises(InvalidRequest):
-        Account(0)
+        MemoryAccount(0)
 
 
 # ------------------------------------------------------------------------------------------------------------- memory

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sublet.devices.account import Account
+from sublet.devices.account import MemoryAccount
 from sublet.devices.host import HostDevice
 from sublet.devices.interface import Device
 from sublet.errors import NotFound, SubletError
@@ -15,7 +15,7 @@ from sublet.guest.device_service import SessionCalls
 from sublet.values import MIB, NS_PER_S, Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.device import Batch, BatchDone, CloseSession, DeviceReply, LaunchShape, Op, OpenSession, SessionClosed
-from sublet.wire.link_events import Called, Refused, Replied
+from sublet.wire.link_events import Called, CallRefused, Replied
 from sublet.wire.page import PageReader, PageView, PageWriter, time_namespace
 from tests.unit.wire.pair import Pair, greeted
 
@@ -32,7 +32,7 @@ class Stage:
     def __init__(self, place: Path, cache: str, cap_bytes: int = 16 * MIB) -> None:
         self._path = str(place / "page")
         self.writer = PageWriter.create(self._path, self.view())
-        self.account = Account(cap_bytes)
+        self.account = MemoryAccount(cap_bytes)
         self.cache = cache
         self.opened: list[Device] = []
         self.calls = SessionCalls(PageReader(self._path), self._open_device)
@@ -69,7 +69,7 @@ class Stage:
             self.pair.b.reply(asked.call, body, out)
         self.pair.carry()
         [told] = self.pair.take_a()
-        if isinstance(told, Refused):
+        if isinstance(told, CallRefused):
             raise told.error
         assert isinstance(told, Replied)
         assert told.call == number

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sublet.errors import InvalidRequest, Unpicklable
 from sublet.guest.cargo import encode, fetch_buffers, load, out_of_band, place_buffers
 from sublet.wire.frames import close_all
-from sublet.wire.work import LARGE_BYTES, Piece, Told, Where, pack, unpack
+from sublet.wire.work import LARGE_BYTES, Piece, Where, WorkerMessage, pack, unpack
 
 
 class Remembering:
@@ -36,7 +36,7 @@ class Remembering:
 
 def there_and_back(value: Any, keeper: Remembering | None = None) -> tuple[Any, list[Piece]]:
     placed = place_buffers(encode(value, "it"), keeper)
-    said = unpack(pack(Told.VALUE, pieces=placed.pieces, inline=placed.inline))
+    said = unpack(pack(WorkerMessage.VALUE, pieces=placed.pieces, inline=placed.inline))
     try:
         head, buffers = fetch_buffers(said, placed.fds, lambda number: keeper.fds[number] if keeper else -1)
         return load(head, buffers), list(said.pieces)
@@ -183,11 +183,11 @@ def test_a_value_that_breaks_while_it_is_taken_apart() -> None:
 
 
 def test_messages_without_their_memory_are_refused() -> None:
-    said = unpack(pack(Told.VALUE, pieces=[Piece(Where.SHARED, 10)]))
+    said = unpack(pack(WorkerMessage.VALUE, pieces=[Piece(Where.SHARED, 10)]))
     with pytest.raises(InvalidRequest):
         fetch_buffers(said, (), lambda number: -1)
     with pytest.raises(InvalidRequest):
-        fetch_buffers(unpack(pack(Told.VALUE)), (), lambda number: -1)
+        fetch_buffers(unpack(pack(WorkerMessage.VALUE)), (), lambda number: -1)
 
 
 @pytest.mark.needs("torch")

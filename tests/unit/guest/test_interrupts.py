@@ -16,7 +16,7 @@ import pytest
 
 from sublet.errors import LeaseInterrupt
 from sublet.guest import kernel
-from sublet.guest.interrupts import Interrupts
+from sublet.guest.interrupts import KernelInterrupts
 from sublet.lease.value import LeaseEnd
 from sublet.values import EndReason
 from tests.left_open import left_of, threads_now
@@ -57,7 +57,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.wakings = 0
-        self.interrupts = Interrupts(self._wake)
+        self.interrupts = KernelInterrupts(self._wake)
         self.shell = Shell()
         self.interrupts.watch(self.shell)
         self.shell.names |= {"ask": self.interrupts.ask, "signal": signal, "asyncio": asyncio}

@@ -20,9 +20,9 @@ import pytest
 from sublet.errors import NotFound
 from sublet.guest.served import SCHEMA, Out
 from sublet.state.checkpoints.durable import Durable
-from sublet.wire.served import FROM_PROGRAM, WINDOW, Frame, FrameKind, FrameReader, encode, with_head
+from sublet.wire.served import FROM_PROGRAM, WINDOW, ServedFrame, ServedFrameKind, ServedFrameReader, encode, with_head
 
-K: Final = FrameKind
+K: Final = ServedFrameKind
 HANDLERS: Final = """
 import threading, os
 seen, gate = [], threading.Event()
@@ -69,7 +69,7 @@ class Program:
             stderr=subprocess.DEVNULL,
             bufsize=0,
         )
-        self._reader, self._frames = FrameReader(FROM_PROGRAM), list[Frame]()
+        self._reader, self._frames = ServedFrameReader(FROM_PROGRAM), list[ServedFrame]()
         self._number = 0
         self.tell(K.LOAD, 0, with_head({"name": "app.py", "threads": 2}, source.encode()))
 
@@ -83,7 +83,7 @@ class Program:
         kept.close()
         return value
 
-    def tell(self, kind: FrameKind, request: int = 0, body: bytes = b"") -> None:
+    def tell(self, kind: ServedFrameKind, request: int = 0, body: bytes = b"") -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(encode(kind, request, body))
 
@@ -94,7 +94,7 @@ class Program:
         self.tell(K.REQUEST, self._number, with_head(head, body))
         return self._number
 
-    def next(self) -> Frame:
+    def next(self) -> ServedFrame:
         assert self.process.stdout is not None
         while not self._frames:
             data = self.process.stdout.read(1 << 16)
@@ -215,7 +215,7 @@ def test_when_its_lease_is_about_to_end_it_begins_nothing_more_and_saves_after_t
         assert json.loads(frame.body) == {"message": ""}
         assert served.saved() == b"before /slow /open"
         late = served.ask("/body")
-        assert served.next() == Frame(K.REFUSED, late, b"")
+        assert served.next() == ServedFrame(K.REFUSED, late, b"")
         assert served.close() == 0
 
 
@@ -274,7 +274,7 @@ def test_a_short_answer_is_one_write(source: str) -> None:
         for _ in range(3):
             number = served.ask("/body", b"ab")
             assert served.process.stdout is not None
-            frames = FrameReader(FROM_PROGRAM).feed(served.process.stdout.read(1 << 16))
+            frames = ServedFrameReader(FROM_PROGRAM).feed(served.process.stdout.read(1 << 16))
             assert [frame.kind for frame in frames] == [K.HEAD, K.PIECE, K.END]
             assert {frame.request for frame in frames} == {number}
 
@@ -297,13 +297,13 @@ def test_while_an_application_blocks_its_loop_its_pieces_are_there_and_late_requ
     with program(BLOCKS) as served:
         assert served.next().kind is K.LOADED
         first = served.ask("/", query=str(tmp_path / "go"))
-        assert [served.next().kind, served.next()] == [K.HEAD, Frame(K.PIECE, first, b"begun")]
+        assert [served.next().kind, served.next()] == [K.HEAD, ServedFrame(K.PIECE, first, b"begun")]
         served.process.send_signal(signal.SIGTERM)
         late = served.ask("/", query=str(tmp_path / "go"))
         assert served.process.stdout is not None
         while not select.select([served.process.stdout], [], [], 0.1)[0]:  # it was taken before the signal came
             late = served.ask("/", query=str(tmp_path / "go"))
-        assert served.next() == Frame(K.REFUSED, late, b"")
+        assert served.next() == ServedFrame(K.REFUSED, late, b"")
         (tmp_path / "go").touch()
         ends = [served.next(), served.next()]
         assert [(frame.kind, frame.request) for frame in ends] == [(K.PIECE, first), (K.END, first)]
@@ -323,7 +323,7 @@ def test_frames_of_many_threads_are_whole_and_in_order_where_the_pipe_is_full() 
         threads = [threading.Thread(target=say, args=(number,)) for number in range(4)]
         for thread in threads:
             thread.start()
-        frames, reader, filling = list[Frame](), FrameReader(FROM_PROGRAM), True
+        frames, reader, filling = list[ServedFrame](), ServedFrameReader(FROM_PROGRAM), True
         while len(frames) < 400:
             data = os.read(reads, 1 << 16)
             if filling:

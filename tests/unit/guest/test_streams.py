@@ -6,7 +6,7 @@ import io
 import logging
 import threading
 
-from sublet.guest.streams import Speech, SpokenRecords, Stream
+from sublet.guest.streams import Speech, SpokenRecords, WorkerStream
 from sublet.wire.log_records import load_log_record
 from tests.traces import PATIENCE_S
 
@@ -16,7 +16,7 @@ class Heard:
         self.said: list[tuple[int, str]] = []
         self.log = io.StringIO()
         self.speech = Speech()
-        self.out, self.err = Stream(1, self.log, self.speech), Stream(2, self.log, self.speech)
+        self.out, self.err = WorkerStream(1, self.log, self.speech), WorkerStream(2, self.log, self.speech)
 
     def send(self, stream: int, text: bytes) -> None:
         self.said.append((stream, text.decode()))

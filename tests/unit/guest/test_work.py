@@ -12,17 +12,17 @@ from typing import Any, cast
 
 import pytest
 
-from sublet.guest.calls import Calls
+from sublet.guest.calls import CallRunner
 from sublet.guest.main_thread import Desk
 from sublet.guest.streams import Speech, SpokenRecords
-from sublet.guest.work import Worker
+from sublet.guest.work import GuestWorker
 from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.guests import Service, Visit
-from sublet.wire.line import Line
+from sublet.wire.line import SharedConnection
 from sublet.wire.line import pair as line_pair
-from sublet.wire.link_events import Over, Refused, Replied
+from sublet.wire.link_events import CallRefused, Over, Replied
 from sublet.wire.page import PageReader, PageState
-from sublet.wire.work import Asked, Flag, Told, pack, unpack
+from sublet.wire.work import Flag, HolderMessage, WorkerMessage, pack, unpack
 
 PATIENCE_S = 30.0
 
@@ -44,9 +44,11 @@ class Page:
 
 
 @pytest.fixture
-def holder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
+def holder(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedConnection]:
     ours, theirs = line_pair()
-    worker = Worker(Inline(), cast("PageReader", Page()), Speech(), cast("SpokenRecords", type("Records", (), {})()))
+    worker = GuestWorker(
+        Inline(), cast("PageReader", Page()), Speech(), cast("SpokenRecords", type("Records", (), {})())
+    )
     visit = Visit(
         service=Service.WORK, tenant=TenantId("t"), lease=LeaseId("l"), epoch=Epoch(1, 1), operations=("exec",)
     )
@@ -58,7 +60,7 @@ def holder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
     theirs.close()
 
 
-def answer(line: Line, body: bytes) -> str:
+def answer(line: SharedConnection, body: bytes) -> str:
     """What the holder is told of a call."""
     line.say(lambda link: link.call(body))
     while True:
@@ -66,23 +68,23 @@ def answer(line: Line, body: bytes) -> str:
             match happening:
                 case Replied():
                     said = unpack(happening.body)
-                    return f"{Told(said.kind).name} {bytes(said.blob).decode()}"
-                case Refused() | Over():
+                    return f"{WorkerMessage(said.kind).name} {bytes(said.blob).decode()}"
+                case CallRefused() | Over():
                     return type(happening).__name__
                 case _:
                     pass
 
 
-def test_what_cannot_be_taken_in_is_answered(holder: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_taken_in_is_answered(holder: SharedConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(Calls, "take_in", none_left)
-    assert "Too many open files" in answer(holder, pack(Asked.RUN, subject=1, flags=Flag.NONE))
+    monkeypatch.setattr(CallRunner, "take_in", none_left)
+    assert "Too many open files" in answer(holder, pack(HolderMessage.RUN, subject=1, flags=Flag.NONE))
 
 
 def test_an_answer_for_which_there_is_no_memory_is_replaced_by_one_that_says_so(
-    holder: Line, monkeypatch: pytest.MonkeyPatch
+    holder: SharedConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sublet.guest.answers import Answer
 
@@ -94,14 +96,16 @@ def test_an_answer_for_which_there_is_no_memory_is_replaced_by_one_that_says_so(
         return packed(self)
 
     monkeypatch.setattr(Answer, "packed", once)
-    assert "MemoryError" in answer(holder, pack(Asked.RUN, subject=1, flags=Flag.NONE))
+    assert "MemoryError" in answer(holder, pack(HolderMessage.RUN, subject=1, flags=Flag.NONE))
 
 
-def test_where_nothing_can_be_answered_the_connection_ends(holder: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_answered_the_connection_ends(
+    holder: SharedConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from sublet.guest.answers import Answer
 
     def never(self: Answer) -> Any:
         raise MemoryError
 
     monkeypatch.setattr(Answer, "packed", never)
-    assert answer(holder, pack(Asked.RUN, subject=1, flags=Flag.NONE)) == "Over"
+    assert answer(holder, pack(HolderMessage.RUN, subject=1, flags=Flag.NONE)) == "Over"

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from sublet.errors import InvalidRequest, LeaseRevoked, WorkerLost
 from sublet.jobs import RetryPolicy
 from sublet.jobs.chunks import Needs
-from sublet.jobs.core import Batch, Coordinator, Failed, Works
+from sublet.jobs.core import ChunkBatch, Coordinator, RunFailed, Works
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.states import Cause, ChunkState, FailReason
 
 ONE = Needs()
 S = 1_000_000_000
-KILLED = Failed(Cause.WORKER_LOST, WorkerLost("killed"))
-TAKEN = Failed(Cause.LEASE_LOST, LeaseRevoked("taken"))
+KILLED = RunFailed(Cause.WORKER_LOST, WorkerLost("killed"))
+TAKEN = RunFailed(Cause.LEASE_LOST, LeaseRevoked("taken"))
 
 
 def call() -> None:
@@ -34,24 +34,24 @@ def coordinator(count: int = 0, policy: RetryPolicy | None = None, *, collect: b
     return made
 
 
-def take(core: Coordinator, most: int = 1, now_ns: int = 0, lease: str = "lease") -> Batch:
+def take(core: Coordinator, most: int = 1, now_ns: int = 0, lease: str = "lease") -> ChunkBatch:
     batch = core.take(lease, ONE, most, now_ns)
     assert batch is not None
     core.check()
     return batch
 
 
-def indexes(batch: Batch) -> list[int]:
+def indexes(batch: ChunkBatch) -> list[int]:
     return batch.works.indexes
 
 
-def finish(core: Coordinator, batch: Batch, now_ns: int = 0) -> None:
+def finish(core: Coordinator, batch: ChunkBatch, now_ns: int = 0) -> None:
     fresh = core.results(batch, [b"done"] * len(batch.rest), now_ns)
     core.published([made for made, _ in fresh], now_ns)
     core.check()
 
 
-def charges(core: Coordinator, batch: Batch) -> list[int]:
+def charges(core: Coordinator, batch: ChunkBatch) -> list[int]:
     return [core.charges(key) for key in batch.works.keys]
 
 
@@ -149,7 +149,7 @@ def test_a_late_result_changes_nothing() -> None:
 def test_a_permanent_error_is_not_retried_and_does_not_stop_a_collecting_job() -> None:
     core = coordinator(3)
     batch = take(core, 3)
-    fresh = core.results(batch, [Failed(Cause.RAISED, ValueError("no")), b"b", b"c"], 0)
+    fresh = core.results(batch, [RunFailed(Cause.RAISED, ValueError("no")), b"b", b"c"], 0)
     core.published([made for made, _ in fresh], 0)
     core.complete()
     assert core.is_over
@@ -160,7 +160,7 @@ def test_a_permanent_error_is_not_retried_and_does_not_stop_a_collecting_job() -
 def test_the_first_failure_stops_a_raising_job() -> None:
     core = coordinator(5, collect=False)
     batch = take(core, 2)
-    fresh = core.results(batch, [Failed(Cause.RAISED, ValueError("no")), b"b"], 0)
+    fresh = core.results(batch, [RunFailed(Cause.RAISED, ValueError("no")), b"b"], 0)
     assert core.take("other", ONE, 9, 0) is None
     core.published([made for made, _ in fresh], 0)
     core.check()
@@ -211,7 +211,7 @@ def test_a_chunk_out_of_memory_asks_for_twice_as_much_and_then_gives_up() -> Non
         sizes.append(needs.memory >> 20)
         batch = core.take("lease", needs, 1, n)
         assert batch is not None
-        core.lost(batch, Failed(Cause.OUT_OF_MEMORY), begun=True, now_ns=n)
+        core.lost(batch, RunFailed(Cause.OUT_OF_MEMORY), begun=True, now_ns=n)
         core.check()
     assert sizes == [1, 2, 4]
     assert [one.reason for one in core.failures] == [FailReason.OUT_OF_MEMORY]
@@ -290,8 +290,8 @@ def test_the_books_hold_after_every_step_and_every_chunk_ends_once(
     """Any order of events; afterwards the rest is run to its end, and each chunk is in one last state."""
     core = coordinator(count, RetryPolicy(2, "1s", "4s", 0.0), collect=collect)
     core.complete()
-    open_: list[Batch] = []
-    closed: list[Batch] = []
+    open_: list[ChunkBatch] = []
+    closed: list[ChunkBatch] = []
     put: list[Works] = []
     now_ns = 0
     for what, n in steps:
@@ -308,7 +308,7 @@ def test_the_books_hold_after_every_step_and_every_chunk_ends_once(
         elif open_ and what in ("done", "raise", "lose", "return"):
             batch = open_[n % len(open_)]
             if what in ("done", "raise"):
-                outcome = b"x" if what == "done" else Failed(Cause.RAISED, ValueError())
+                outcome = b"x" if what == "done" else RunFailed(Cause.RAISED, ValueError())
                 put += [made for made, _ in core.results(batch, [outcome], now_ns)]
             else:
                 core.lost(batch, KILLED, begun=what == "lose", now_ns=now_ns)

@@ -30,7 +30,7 @@ from sublet.jobs import map as job_map
 from sublet.jobs.chunks import Needs
 from sublet.jobs.core import Coordinator
 from sublet.jobs.identity import ChunkId
-from sublet.jobs.running import Running
+from sublet.jobs.running import RunningJob
 from sublet.jobs.states import FailReason
 from sublet.testing import HeldClock
 from tests.traces import until
@@ -684,11 +684,11 @@ def test_what_is_finished_of_a_batch_under_way_is_stored_when_its_coordinator_is
     store, function = kind(), SecondOfBatch(pool)
     pool.most = 1
 
-    def interrupted(self: Running, timeout_s: float) -> bool:
+    def interrupted(self: RunningJob, timeout_s: float) -> bool:
         assert function.stands.wait(LONG_S)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Running, "wait_over", interrupted)
+    monkeypatch.setattr(RunningJob, "wait_over", interrupted)
     chunks = [Chunk(function, (n,)) for n in range(40)]
     with pytest.raises(KeyboardInterrupt):
         JobCoordinator(make_pool=pool.make).run(chunks, store, None, len)

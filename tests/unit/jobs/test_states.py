@@ -15,8 +15,8 @@ from sublet.jobs.states import (
     Cause,
     ChunkEvent,
     ChunkState,
-    TransitionError,
-    Verdict,
+    ChunkTransitionError,
+    RetryVerdict,
     When,
     next_chunk,
     verdict_of,
@@ -30,7 +30,7 @@ def test_an_event_leads_where_the_table_says_or_is_refused_by_name(state: ChunkS
     if (state, event) in CHUNK_TABLE:
         assert next_chunk(state, event) is CHUNK_TABLE[state, event]
     else:
-        with pytest.raises(TransitionError, match=f"chunk 7 is {state}: {event} is not possible"):
+        with pytest.raises(ChunkTransitionError, match=f"chunk 7 is {state}: {event} is not possible"):
             next_chunk(state, event, "chunk 7")
 
 
@@ -42,36 +42,36 @@ def test_stored_and_failed_are_final_and_every_state_is_reached() -> None:
 @pytest.mark.parametrize(
     ("error", "when", "verdict"),
     [
-        (errors.CapacityExceeded("full"), When.ACQUIRING, Verdict.PRESSURE),
-        (errors.QuotaExceeded("yours"), When.ACQUIRING, Verdict.PRESSURE),
-        (errors.CapacityExceeded("full"), When.EXECUTING, Verdict.FAIL),
-        (errors.LeaseExpired("over"), When.NOT_BEGUN, Verdict.RETURN),
-        (errors.LeaseRevoked("taken"), When.EXECUTING, Verdict.RETRY),
-        (errors.Disconnected("away"), When.NOT_BEGUN, Verdict.RETURN),
-        (errors.Disconnected("away"), When.EXECUTING, Verdict.RETRY),
-        (errors.WorkerLost("killed"), When.NOT_BEGUN, Verdict.RETURN),
-        (errors.WorkerLost("killed"), When.EXECUTING, Verdict.RETRY),
-        (errors.OutOfMemory("more"), When.EXECUTING, Verdict.RETRY_LARGER),
-        (errors.OutOfMemory("more"), When.NOT_BEGUN, Verdict.RETURN),
-        (errors.Quarantined("unclean"), When.EXECUTING, Verdict.FAIL),
-        (errors.Unsupported("no"), When.NOT_BEGUN, Verdict.FAIL),
-        (errors.InvalidRequest("wrong"), When.EXECUTING, Verdict.FAIL),
-        (errors.Unpicklable("a lock"), When.EXECUTING, Verdict.FAIL),
+        (errors.CapacityExceeded("full"), When.ACQUIRING, RetryVerdict.PRESSURE),
+        (errors.QuotaExceeded("yours"), When.ACQUIRING, RetryVerdict.PRESSURE),
+        (errors.CapacityExceeded("full"), When.EXECUTING, RetryVerdict.FAIL),
+        (errors.LeaseExpired("over"), When.NOT_BEGUN, RetryVerdict.RETURN),
+        (errors.LeaseRevoked("taken"), When.EXECUTING, RetryVerdict.RETRY),
+        (errors.Disconnected("away"), When.NOT_BEGUN, RetryVerdict.RETURN),
+        (errors.Disconnected("away"), When.EXECUTING, RetryVerdict.RETRY),
+        (errors.WorkerLost("killed"), When.NOT_BEGUN, RetryVerdict.RETURN),
+        (errors.WorkerLost("killed"), When.EXECUTING, RetryVerdict.RETRY),
+        (errors.OutOfMemory("more"), When.EXECUTING, RetryVerdict.RETRY_LARGER),
+        (errors.OutOfMemory("more"), When.NOT_BEGUN, RetryVerdict.RETURN),
+        (errors.Quarantined("unclean"), When.EXECUTING, RetryVerdict.FAIL),
+        (errors.Unsupported("no"), When.NOT_BEGUN, RetryVerdict.FAIL),
+        (errors.InvalidRequest("wrong"), When.EXECUTING, RetryVerdict.FAIL),
+        (errors.Unpicklable("a lock"), When.EXECUTING, RetryVerdict.FAIL),
     ],
 )
-def test_phase_and_scope_decide_what_a_failure_costs(error: Exception, when: When, verdict: Verdict) -> None:
+def test_phase_and_scope_decide_what_a_failure_costs(error: Exception, when: When, verdict: RetryVerdict) -> None:
     assert verdict_of(cause_of(error), when) is verdict
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), errors.CapacityExceeded("inside"), errors.Disconnected("inside")])
 def test_what_the_chunks_own_function_raises_is_permanent_unless_declared_transient(error: Exception) -> None:
-    assert verdict_of(cause_of(error, in_chunk=True), When.EXECUTING) is Verdict.FAIL
-    assert verdict_of(cause_of(error, (type(error),), in_chunk=True), When.EXECUTING) is Verdict.RETRY
+    assert verdict_of(cause_of(error, in_chunk=True), When.EXECUTING) is RetryVerdict.FAIL
+    assert verdict_of(cause_of(error, (type(error),), in_chunk=True), When.EXECUTING) is RetryVerdict.RETRY
 
 
 def test_a_pair_that_the_table_lacks_fails_closed() -> None:
     assert (Cause.RAISED, When.ACQUIRING) not in VERDICTS
-    assert verdict_of(Cause.RAISED, When.ACQUIRING) is Verdict.FAIL
+    assert verdict_of(Cause.RAISED, When.ACQUIRING) is RetryVerdict.FAIL
 
 
 def test_backoff_doubles_up_to_its_bound_and_varies_by_the_jitter() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sublet.lease.value import Attempt, Done, Outcome
+from sublet.lease.value import Attempt, Outcome, RenewalGranted
 from sublet.values import NS_PER_S, LeaseId
 
 
@@ -27,7 +27,7 @@ class HeldClock:
 class Office:
     """Answers renewals as it is told to, and remembers what it was asked."""
 
-    answer: Callable[[Attempt], Outcome] = lambda attempt: Done(granted_ns=60 * NS_PER_S)
+    answer: Callable[[Attempt], Outcome] = lambda attempt: RenewalGranted(granted_ns=60 * NS_PER_S)
     batches: list[tuple[Attempt, ...]] = field(default_factory=list)
 
     def renew(self, attempts: Sequence[Attempt]) -> list[Outcome]:

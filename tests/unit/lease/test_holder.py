@@ -17,7 +17,16 @@ from sublet.errors import LeaseNotActive
 from sublet.lease.holder import HELD_STATES, Holder
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import Attempt, Done, HolderWord, LeaseEnd, Outcome, Refused, Unknown, rfc3339
+from sublet.lease.value import (
+    Attempt,
+    HolderWord,
+    LeaseEnd,
+    Outcome,
+    RenewalGranted,
+    RenewalRefused,
+    RenewalUnknown,
+    rfc3339,
+)
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, RenewMode
 
 TTL_NS = 60 * NS_PER_S
@@ -47,10 +56,10 @@ class Office:
         self.pass_time(now_ns)
         if self.ended:
             end = LeaseEnd(reason=EndReason.EXPIRED, at="then")
-            return Refused(reason=EndReason.EXPIRED, end=end)
+            return RenewalRefused(reason=EndReason.EXPIRED, end=end)
         self.granted += 1
         self.expires_ns = max(self.expires_ns, now_ns + TTL_NS)
-        return Done(granted_ns=TTL_NS)
+        return RenewalGranted(granted_ns=TTL_NS)
 
     def pass_time(self, now_ns: float) -> None:
         self.ended = self.ended or now_ns >= self.expires_ns
@@ -139,7 +148,7 @@ def test_answers_in_any_order_come_to_the_same_deadline(order: list[int]) -> Non
     holder = holder_of()
     attempts = [holder.attempt(s(35) + s(number)) for number in range(4)]
     for number in order:
-        holder.take(attempts[number], Done(granted_ns=TTL_NS), s(40))
+        holder.take(attempts[number], RenewalGranted(granted_ns=TTL_NS), s(40))
     assert holder.deadline_ns == s(38) + ALWAYS.deadline_after_ns(TTL_NS)
     assert holder.status is LeaseStatus.ACTIVE
 
@@ -150,7 +159,7 @@ def test_losing_some_answers_loses_no_lease(order: list[int], lost: set[int]) ->
     holder = holder_of()
     attempts = [holder.attempt(s(35) + s(number)) for number in range(4)]
     for number in order:
-        outcome: Outcome = Unknown() if number in lost else Done(granted_ns=TTL_NS)
+        outcome: Outcome = RenewalUnknown() if number in lost else RenewalGranted(granted_ns=TTL_NS)
         holder.take(attempts[number], outcome, s(40))
     latest = max(set(range(4)) - lost)
     assert holder.deadline_ns == s(35 + latest) + ALWAYS.deadline_after_ns(TTL_NS)
@@ -169,7 +178,7 @@ def test_silence_alone_changes_nothing_before_the_deadline() -> None:
         holder.tick(now_ns)
         if holder.attempt_due(now_ns):
             assert holder.deadline_ns == deadline_ns
-            holder.take(holder.attempt(now_ns), Unknown(), now_ns)
+            holder.take(holder.attempt(now_ns), RenewalUnknown(), now_ns)
             assert holder.status is LeaseStatus.JEOPARDY
     assert now_ns == deadline_ns
     assert holder.end is not None
@@ -188,7 +197,11 @@ def test_five_attempts_are_really_made_before_the_deadline() -> None:
         assert sent >= 5, ttl
 
 
-@given(outcome=st.sampled_from([Done(granted_ns=TTL_NS), Refused(reason=EndReason.QUOTA), Unknown()]))
+@given(
+    outcome=st.sampled_from(
+        [RenewalGranted(granted_ns=TTL_NS), RenewalRefused(reason=EndReason.QUOTA), RenewalUnknown()]
+    )
+)
 def test_nothing_brings_a_lease_back(outcome: Outcome) -> None:
     """L8 on the holder's side, for the answer to a request that was sent in time."""
     holder = holder_of()
@@ -218,11 +231,11 @@ def test_overlapping_calls_count_once_and_each_answered_moment_is_reported_once(
         (holder.begin if begins else holder.finish)(s(moment))
     first = holder.attempt(s(11))
     assert first.busy_ns == s(9)
-    holder.take(first, Unknown(), s(12))
+    holder.take(first, RenewalUnknown(), s(12))
     second = holder.attempt(s(12))
     assert second.busy_ns == s(10), "what stayed unanswered is carried again"
-    holder.take(second, Done(granted_ns=TTL_NS), s(12))
-    holder.take(first, Done(granted_ns=TTL_NS), s(13))
+    holder.take(second, RenewalGranted(granted_ns=TTL_NS), s(12))
+    holder.take(first, RenewalGranted(granted_ns=TTL_NS), s(13))
     assert holder.attempt(s(15)).busy_ns == s(3)
 
 
@@ -234,7 +247,7 @@ def test_busy_time_that_came_with_a_refused_renewal_is_not_reported_again(reason
     holder.finish(s(8))
     attempt = holder.attempt(s(10))
     assert attempt.busy_ns == s(8)
-    holder.take(attempt, Refused(reason=reason), s(11))
+    holder.take(attempt, RenewalRefused(reason=reason), s(11))
     holder.begin(s(12))
     assert holder.attempt(s(15)).busy_ns == s(3)
 
@@ -265,14 +278,14 @@ def test_a_lease_is_never_held_beyond_the_cap(cap: int) -> None:
         holder.tick(wake_ns)
         last_ns = wake_ns
         if holder.attempt_due(wake_ns):
-            holder.take(holder.attempt(wake_ns), Done(granted_ns=TTL_NS), wake_ns)
+            holder.take(holder.attempt(wake_ns), RenewalGranted(granted_ns=TTL_NS), wake_ns)
     assert s(cap) - TTL_NS - s(15) <= last_ns <= s(cap)
 
 
 @given(needs=st.integers(0, 60), at=st.integers(0, 60))
 def test_in_jeopardy_exactly_what_fits_may_start(needs: int, at: int) -> None:
     holder = holder_of()
-    holder.take(holder.attempt(s(1)), Unknown(), s(1))
+    holder.take(holder.attempt(s(1)), RenewalUnknown(), s(1))
     deadline_ns = holder.deadline_ns
     assert deadline_ns is not None
     now_ns = s(1) + s(at)
@@ -301,7 +314,7 @@ def renewed(holder: Holder, now_ns: int, save_s: float) -> Attempt:
     """A renewal, and its answer with what the last save took."""
     attempt = holder.attempt(now_ns)
     granted_ns = attempt.ttl_ns or holder.ttl_ns
-    assert holder.take(attempt, Done(granted_ns=granted_ns, save_ns=s(save_s)), now_ns)
+    assert holder.take(attempt, RenewalGranted(granted_ns=granted_ns, save_ns=s(save_s)), now_ns)
     return attempt
 
 

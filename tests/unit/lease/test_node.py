@@ -11,7 +11,7 @@ from sublet.lease import node
 from sublet.lease.fence import is_exclusive
 from sublet.lease.hardware import Clean, Leftover, Need, NotYet, Unclean, Verdict
 from sublet.lease.node import Node
-from sublet.lease.teardown import Bounds, Phase
+from sublet.lease.teardown import Bounds, TeardownPhase
 from sublet.values import GIB, NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, ResourceId, TenantId
 from sublet.wire.orders import (
     Device,
@@ -569,7 +569,7 @@ def test_killing_is_bounded_and_ends_in_failure_not_in_free() -> None:
     [failed] = rig.said(Failed)
     assert isinstance(failed, Failed)
     assert (failed.hard, failed.lease) == (False, A)
-    assert [down.phase for down in rig.node.teardowns()] == [Phase.FAILED]
+    assert [down.phase for down in rig.node.teardowns()] == [TeardownPhase.FAILED]
     rig.at(120)
     assert "look" not in rig.paper.names(), "nothing is looked at while it is there"
     rig.paper.there.clear()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.guest.ranks import rank_environment, said_of, shared_environment
-from sublet.lease.ranks import TABLE, Do, Exit, Phase, Ranks, RankState
+from sublet.lease.ranks import TABLE, Do, RankExit, Ranks, RanksPhase, RankState
 
 STATUSES = st.sampled_from([0, 1, 7, 76, 130, 137, 143])
 TOLD = -1
@@ -24,7 +24,7 @@ def test_all_end_with_the_status_of_the_first_that_did_not_do_well(count: int, d
         does = ranks.exited(rank, status)
         seen.append(status)
         ranks.check()
-        assert (does is Do.END) == (phase is Phase.GOING and status not in (0, 76) and bool(ranks.running))
+        assert (does is Do.END) == (phase is RanksPhase.GOING and status not in (0, 76) and bool(ranks.running))
         assert ranks.status == next((one for one in seen if one), 0)
         with pytest.raises(KeyError, match=f"rank {rank} has ended before"):
             ranks.exited(rank, status)
@@ -32,7 +32,7 @@ def test_all_end_with_the_status_of_the_first_that_did_not_do_well(count: int, d
 
 
 def test_every_exit_in_every_phase_is_in_the_table() -> None:
-    assert set(TABLE) == {(phase, of) for phase in Phase for of in Exit}
+    assert set(TABLE) == {(phase, of) for phase in RanksPhase for of in RankExit}
 
 
 @pytest.mark.parametrize(

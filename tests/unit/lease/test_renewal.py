@@ -13,7 +13,7 @@ from sublet.lease.holder import Holder
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.renewal import Renewable, RenewalManager
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import Attempt, Done, HolderWord, LeaseEnd, Outcome, Refused, Unknown
+from sublet.lease.value import Attempt, HolderWord, LeaseEnd, Outcome, RenewalGranted, RenewalRefused, RenewalUnknown
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
 from tests.unit.lease.held import HeldClock, Office
 
@@ -47,7 +47,7 @@ def test_a_renewal_counts_from_when_it_was_sent() -> None:
 
     def slow(attempts: Sequence[Attempt]) -> list[Outcome]:
         clock.ns += 2 * NS_PER_S
-        return [Done(granted_ns=60 * NS_PER_S)] * len(attempts)
+        return [RenewalGranted(granted_ns=60 * NS_PER_S)] * len(attempts)
 
     manager = RenewalManager(slow, clock=clock)
     holder = manager.register("a", 60.0, ON_TIME)
@@ -58,7 +58,7 @@ def test_a_renewal_counts_from_when_it_was_sent() -> None:
 
 def test_an_office_that_does_not_answer_is_tried_again_until_the_own_deadline_and_not_after() -> None:
     """Z14, and L7: no answer is no loss; after the deadline nothing is sent and nothing comes back."""
-    office = Office(answer=lambda attempt: Unknown(detail="timeout"))
+    office = Office(answer=lambda attempt: RenewalUnknown(detail="timeout"))
     manager = managed(office, "a")
     now, seen = 0.0, Counter[str]()
     while (wake := manager.tick(now).next_wake) is not None:
@@ -97,7 +97,7 @@ def test_a_bug_in_the_renew_function_is_not_taken_for_silence() -> None:
 
 
 def test_a_refused_lease_is_failed_at_once_and_expired_when_its_time_is_over() -> None:
-    office = Office(answer=lambda attempt: Refused(reason=EndReason.FAIR_SHARE))
+    office = Office(answer=lambda attempt: RenewalRefused(reason=EndReason.FAIR_SHARE))
     manager = managed(office, "a")
     assert manager.tick(42).failed == ("a",)
     assert not manager.tick(44)
@@ -107,7 +107,7 @@ def test_a_refused_lease_is_failed_at_once_and_expired_when_its_time_is_over() -
 
 def test_a_lease_that_the_office_has_ended_is_failed_and_expired_in_one() -> None:
     end = LeaseEnd(reason=EndReason.PREEMPTED, at="then")
-    manager = managed(Office(answer=lambda attempt: Refused(reason=end.reason, end=end)), "a")
+    manager = managed(Office(answer=lambda attempt: RenewalRefused(reason=end.reason, end=end)), "a")
     summary = manager.tick(42)
     assert (summary.failed, summary.expired) == (("a",), ("a",))
     assert summary.next_wake is None
@@ -123,7 +123,7 @@ def test_an_idle_lease_is_not_renewed_and_says_so_once() -> None:
 
 
 def test_an_idleness_that_the_office_finds_is_not_a_failure() -> None:
-    manager = managed(Office(answer=lambda attempt: Refused(reason=EndReason.IDLE)), "a")
+    manager = managed(Office(answer=lambda attempt: RenewalRefused(reason=EndReason.IDLE)), "a")
     with manager.change(LeaseId("a")) as holder:
         holder.finish(0)
         holder.use(RenewalPolicy(jitter_fraction=0.0, mode="always"))  # type: ignore[arg-type]
@@ -164,7 +164,7 @@ class Lease:
         self.sent.append(attempt)
         if self.error is not None:
             raise self.error
-        return Done(granted_ns=60 * NS_PER_S)
+        return RenewalGranted(granted_ns=60 * NS_PER_S)
 
 
 def test_a_lease_object_is_registered_as_it_is_and_sends_its_own_renewal() -> None:
@@ -235,7 +235,7 @@ def test_an_outcome_for_a_lease_that_was_dropped_meanwhile_is_counted_and_change
     manager = managed(Office(), "a")
     batch = manager.collect(42 * NS_PER_S)
     manager.unregister(LeaseId("a"))
-    assert not manager.settle(batch, [Done(granted_ns=NS_PER_S)], 42 * NS_PER_S)
+    assert not manager.settle(batch, [RenewalGranted(granted_ns=NS_PER_S)], 42 * NS_PER_S)
     assert manager.counts.late == 1
 
 
@@ -261,7 +261,7 @@ def test_the_most_urgent_go_first() -> None:
 
 
 def test_a_batch_waits_as_long_as_its_most_patient_attempt() -> None:
-    manager = managed(Office(answer=lambda attempt: Unknown()), "old")
+    manager = managed(Office(answer=lambda attempt: RenewalUnknown()), "old")
     manager.tick(42)
     manager.tick(43)
     manager.register("new", 60.0, RenewalPolicy(every=1, jitter_fraction=0))
@@ -294,7 +294,7 @@ def test_the_work_of_a_tick_grows_with_what_is_due_and_not_with_what_is_register
 def test_an_outage_of_ten_thousand_leases_costs_no_lease_that_could_be_saved() -> None:
     """L11: the office is away for 10 s of a minute's lease, and all of them are renewed when it is back."""
     away = False
-    office = Office(answer=lambda attempt: Unknown() if away else Done(granted_ns=60 * NS_PER_S))
+    office = Office(answer=lambda attempt: RenewalUnknown() if away else RenewalGranted(granted_ns=60 * NS_PER_S))
     manager = managed(office, *(f"L-{n}" for n in range(10_000)))
     now, renewed, expired = 0.0, 0, 0
     while now < 60.0:

@@ -10,7 +10,7 @@ import pytest
 
 from sublet.errors import InvalidRequest
 from sublet.lease import drawing
-from sublet.lease.drawing import MACHINES, Machine
+from sublet.lease.drawing import MACHINES, StateTable
 from sublet.lease.states import (
     COUPLING,
     GUEST_TABLE,
@@ -47,7 +47,7 @@ every_machine = pytest.mark.parametrize("machine", MACHINES, ids=lambda machine:
 
 
 @every_machine
-def test_every_state_answers_every_event_with_its_next_state_or_a_named_error(machine: Machine) -> None:
+def test_every_state_answers_every_event_with_its_next_state_or_a_named_error(machine: StateTable) -> None:
     """No third way: an event the table does not know names subject, state and event."""
     known = {(state, event): then for state, event, then in machine.arrows}
     step = NEXT[machine.name]
@@ -61,7 +61,7 @@ def test_every_state_answers_every_event_with_its_next_state_or_a_named_error(ma
 
 
 @every_machine
-def test_every_state_is_reached_and_every_event_is_used(machine: Machine) -> None:
+def test_every_state_is_reached_and_every_event_is_used(machine: StateTable) -> None:
     """Jeopardy is the one exception, and on purpose: the ledger never has it."""
     elsewhere = {LeaseStatus.JEOPARDY} if machine.name == "lease" else set()
     assert set(machine.states) - machine.reachable() == elsewhere
@@ -69,11 +69,11 @@ def test_every_state_is_reached_and_every_event_is_used(machine: Machine) -> Non
 
 
 @every_machine
-def test_from_every_state_an_end_is_in_reach(machine: Machine) -> None:
+def test_from_every_state_an_end_is_in_reach(machine: StateTable) -> None:
     """Nothing is lent, started or believed for ever."""
     goal = {LeaseStatus.ENDED, GuestState.GONE, SliceState.FREE, VolumeState.REMOVED}
     for state in machine.reachable():
-        onward = Machine(
+        onward = StateTable(
             name="", states=machine.states, events=machine.events, start=state, arrows=machine.arrows
         ).reachable()
         assert onward & goal, state
@@ -186,7 +186,7 @@ def test_the_coupling_fits_the_slice_of_a_lease_in_that_state() -> None:
 
 
 @every_machine
-def test_the_drawing_has_every_arrow(machine: Machine) -> None:
+def test_the_drawing_has_every_arrow(machine: StateTable) -> None:
     text, picture = drawing.plain(machine), drawing.mermaid(machine)
     assert text.count("→") == len(machine.arrows)
     for state, event, then in machine.arrows:

@@ -21,7 +21,7 @@ import pytest
 from sublet.cli import main
 from sublet.errors import JournalError
 from sublet.office.journal.files import HomeLock
-from sublet.office.journal.reader import Reader
+from sublet.office.journal.reader import JournalReader
 from sublet.studio import backup
 from sublet.studio.people import TOKEN_PREFIX, People
 from sublet.studio.plan import Plan, Queue, last_plan, save_plan
@@ -66,7 +66,7 @@ def sessions_in(folder: Path) -> list[str]:
 
 
 def leases_in(journal: Path) -> int:
-    reader = Reader(journal)
+    reader = JournalReader(journal)
     try:
         return reader.tip().seq
     finally:

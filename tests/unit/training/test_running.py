@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sublet.errors import CapacityExceeded, LeaseNotActive
-from sublet.training.running import Life, Plan, TrainingRun, _Attendance
+from sublet.training.running import Life, TrainingPlan, TrainingRun, _Attendance
 
 
 def attendance(*, parking_is_over: bool) -> _Attendance:
@@ -57,7 +57,7 @@ def test_every_lease_of_a_training_is_asked_for_on_its_terms() -> None:
             release=lambda: None, activity=lambda _: contextlib.nullcontext(), on_end=lambda _: None, id="l-a", end=None
         )
 
-    plan = Plan(argv=["python", "x.py"], name="x", vram=1, ttl=60, tier="spot", pay_priority=True, wait=9)
+    plan = TrainingPlan(argv=["python", "x.py"], name="x", vram=1, ttl=60, tier="spot", pay_priority=True, wait=9)
     onlooker: Any = SimpleNamespace(news=lambda _: None, waits=lambda _: None)
     training = TrainingRun(SimpleNamespace(gpu=gpu), plan, onlooker)  # type: ignore[arg-type]
     parked = _Attendance(training, training._acquire(), SimpleNamespace())  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def never_begun(monkeypatch: pytest.MonkeyPatch, lease: Taken) -> Life:
 
     monkeypatch.setattr("sublet.training.running.start_spec", start)
     fabric: Any = SimpleNamespace(lease=lease.view)
-    run = TrainingRun(fabric, Plan(argv=["python", "x.py"], name="x", vram=1), SimpleNamespace())
+    run = TrainingRun(fabric, TrainingPlan(argv=["python", "x.py"], name="x", vram=1), SimpleNamespace())
     return run._live(lease, SimpleNamespace())  # type: ignore[arg-type]
 
 

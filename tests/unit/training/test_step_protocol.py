@@ -14,7 +14,7 @@ from sublet.training.step_protocol import (
     Act,
     Reserved,
     Saved,
-    Verdict,
+    StepVerdict,
     after_death_before,
     drawing,
     what_is_saved,
@@ -34,13 +34,13 @@ def test_every_pair_of_records_has_one_answer() -> None:
 
 
 def test_only_a_new_reservation_over_the_expected_state_runs() -> None:
-    assert [pair for pair, verdict in DECISION.items() if verdict is Verdict.RUN] == [(Reserved.NEW, Saved.BEFORE)]
+    assert [pair for pair, verdict in DECISION.items() if verdict is StepVerdict.RUN] == [(Reserved.NEW, Saved.BEFORE)]
 
 
 def test_what_is_saved_is_never_done_again() -> None:
     """Whatever the store says."""
     done = {DECISION[reserved, saved] for reserved in Reserved for saved in (Saved.THIS, Saved.OTHER, Saved.LATER)}
-    assert Verdict.RUN not in done
+    assert StepVerdict.RUN not in done
 
 
 def test_the_page_shows_the_table() -> None:
@@ -75,5 +75,5 @@ def test_what_the_saves_say_of_a_step(saves: list[Save], step: int, expected: in
 def test_what_is_left_by_a_death_before_each_act() -> None:
     """Up to the save nothing happened; one act long the record decides; then it is known."""
     left = [after_death_before(act) for act in ACTS]
-    assert left[: ACTS.index(Act.COMPLETE)] == [Verdict.RUN] * ACTS.index(Act.COMPLETE)
-    assert left[ACTS.index(Act.COMPLETE) :] == [Verdict.SETTLE, Verdict.DUPLICATE]
+    assert left[: ACTS.index(Act.COMPLETE)] == [StepVerdict.RUN] * ACTS.index(Act.COMPLETE)
+    assert left[ACTS.index(Act.COMPLETE) :] == [StepVerdict.SETTLE, StepVerdict.DUPLICATE]

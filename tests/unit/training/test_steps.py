@@ -29,12 +29,12 @@ from sublet.training import (
     TrainingStepOutcome,
     run_training_step,
 )
-from sublet.training.step_protocol import ACTS, Verdict, after_death_before
+from sublet.training.step_protocol import ACTS, StepVerdict, after_death_before
 from sublet.training.steps import TIDY_EVERY
 from tests.unit.training.stage import JOB, TWO, Killed, World, batch, uninterrupted, wait_for_replicas
 
 ONCE = tuple(act for act in ACTS if act is not Act.CHECK)
-OUTCOME = {Verdict.RUN: Completed, Verdict.SETTLE: Recovered, Verdict.DUPLICATE: Duplicate}
+OUTCOME = {StepVerdict.RUN: Completed, StepVerdict.SETTLE: Recovered, StepVerdict.DUPLICATE: Duplicate}
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from sublet.errors import CheckpointFailed, InvalidRequest, LeaseInterrupt
 from sublet.state.checkpoints.store import FolderStore
 from sublet.state.checkpoints.writer import Staged
 from sublet.training import Preempted, PreemptibleTrainer
-from sublet.training.progress import Progress, Sieve
-from sublet.training.progress_events import SEPARATOR, Account, Teller
+from sublet.training.progress import Sieve, TrainingProgress
+from sublet.training.progress_events import SEPARATOR, Account, ProgressWriter
 from sublet.training.trainer import part_of, put_back
 from sublet.values import EndReason
 from tests.unit.training.test_trainer import Lease, Program, Rows, same, shuffled
@@ -454,7 +454,7 @@ def test_parts_of_all_kinds_are_put_back_where_they_are() -> None:
 
 def test_what_is_told_is_taken_out_of_what_is_said(capfd: pytest.CaptureFixture[str]) -> None:
     """However it is cut into pieces; and what only looks like it is left in."""
-    teller = Teller({"SUBLET_TRAIN": "1"})
+    teller = ProgressWriter({"SUBLET_TRAIN": "1"})
     teller.tell(Account(steps=3), loss=0.5, began=True)
     line = capfd.readouterr().err.encode()
     assert line.startswith(SEPARATOR)
@@ -472,12 +472,12 @@ def test_what_is_told_is_taken_out_of_what_is_said(capfd: pytest.CaptureFixture[
     assert sieve.rest() == b"\x1ehalf"
     long = SEPARATOR + b"y" * 100_000
     assert sieve.feed(long)[0] + sieve.rest() == long
-    assert not Teller({}).listens
+    assert not ProgressWriter({}).listens
 
 
 def test_progress_adds_up_over_lives() -> None:
     """Steps that were not saved and are done again are counted as such, bytes and saves of every life once."""
-    progress = Progress()
+    progress = TrainingProgress()
     progress.new_life()
     progress.take({"steps": 5, "saves": 2, "bytes_saved": 100, "lost_seconds": 1.0, "began": True, "saved_steps": 5})
     progress.take({"steps": 9, "saves": 3, "bytes_saved": 150, "lost_seconds": 4.0, "saved_steps": 8, "loss": 0.5})

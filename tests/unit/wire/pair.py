@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from sublet.wire.link import Link
-from sublet.wire.link_events import Happening, Hello, Over
+from sublet.wire.link_events import Happening, Over, PeerHello
 
 
 @dataclass
@@ -54,7 +54,7 @@ def greeted(**limits: int) -> Pair:
     pair = Pair(Link.connecting(b"me", **limits), Link.accepting(**limits))
     pair.carry()
     [hello] = pair.take_b()
-    assert isinstance(hello, Hello)
+    assert isinstance(hello, PeerHello)
     pair.b.welcome(b"you")
     pair.carry()
     pair.take_a()

@@ -45,7 +45,7 @@ from sublet.wire.guests import (
 )
 from sublet.wire.http import ErrorView
 from sublet.wire.link import CREDIT_BODY, FINISHED, VERSION_BODY, VERSIONS_BODY, Link
-from sublet.wire.link_events import Called, Event, Happening, Hello, Over, Replied
+from sublet.wire.link_events import Called, Event, Happening, Over, PeerHello, Replied
 from sublet.wire.orders import Held, Report, TornDown
 from sublet.wire.work import pack, unpack
 from sublet.wire.zygote import Discarded, Fork, Forked, Ready
@@ -141,7 +141,7 @@ def test_a_link_says_and_hears_the_same_bytes(name: str) -> None:
     assert not [one for side in heard.values() for one in side if isinstance(one, Over)]
     for frame in frames:
         heard_here = heard["<" if frame.side == ">" else ">"]
-        kinds = {FrameKind.HELLO: Hello, FrameKind.CALL: Called, FrameKind.REPLY: Replied, FrameKind.EVENT: Event}
+        kinds = {FrameKind.HELLO: PeerHello, FrameKind.CALL: Called, FrameKind.REPLY: Replied, FrameKind.EVENT: Event}
         if frame.kind in kinds:
             body = frame.body[VERSIONS_BODY.size :] if frame.kind is FrameKind.HELLO else frame.body
             taken = [one for one in heard_here if isinstance(one, kinds[frame.kind])]

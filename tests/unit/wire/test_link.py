@@ -15,15 +15,15 @@ from sublet.wire.frames import CONTROL_MAX, DATA_MAX, FrameKind, close_all, enco
 from sublet.wire.link import CALLS_MAX, CHANNELS_MAX, DATA_OUT_MAX, LINK_OUT_MAX, Link
 from sublet.wire.link_events import (
     Called,
+    CallRefused,
     Closed,
     Credit,
     Data,
     Event,
-    Hello,
     Opened,
     Over,
+    PeerHello,
     Pong,
-    Refused,
     Replied,
     Welcome,
 )
@@ -37,7 +37,7 @@ from tests.unit.wire.test_frames import mutated
 def test_who_connects_says_who_it_is_and_is_welcomed() -> None:
     pair = Pair(Link.connecting(b"token"), Link.accepting())
     pair.carry()
-    assert pair.take_b() == [Hello(1, 1, b"token")]
+    assert pair.take_b() == [PeerHello(1, 1, b"token")]
     pair.b.welcome(b"hello")
     pair.carry()
     assert pair.take_a() == [Welcome(1, b"hello")]
@@ -87,7 +87,7 @@ def test_a_connection_changes_hands_between_hello_and_welcome() -> None:
     call = client.call(b"start")
     [(data, _)] = client.take_output()
     [hello] = door.receive(data)
-    assert isinstance(hello, Hello)
+    assert isinstance(hello, PeerHello)
     assert not client.has_output, "what is asked meanwhile waits here"
     pair = Pair(client, Link.adopted(hello))
     pair.b.welcome()
@@ -96,7 +96,7 @@ def test_a_connection_changes_hands_between_hello_and_welcome() -> None:
 
 
 def test_who_is_handed_a_connection_of_another_version_ends_it_with_words() -> None:
-    link = Link.adopted(Hello(3, 4, b""))
+    link = Link.adopted(PeerHello(3, 4, b""))
     link.welcome()
     assert "speaks the versions 3 to 4" in str(how_it_ended(link.news()).error)
     [(data, _)] = link.take_output()
@@ -129,7 +129,7 @@ def test_calls_go_both_ways_and_answers_find_them_in_any_order() -> None:
     pair.carry()
     replied, refused = pair.take_a()
     assert replied == Replied(second, b"two", ())
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, CallRefused)
     assert type(refused.error) is LeaseExpired
     assert (refused.call, refused.error.message, refused.error.do) == (first, "the lease is over", "Acquire another.")
     assert pair.take_b() == [Replied(other, b"three", ())]
@@ -192,7 +192,7 @@ def test_a_body_that_is_too_large_is_refused_and_the_call_can_still_be_answered(
         pair.b.reply(call, bytes(CONTROL_MAX + 1))
     pair.b.refuse(call, InvalidRequest("too much"))
     pair.carry()
-    assert isinstance(pair.take_a()[0], Refused)
+    assert isinstance(pair.take_a()[0], CallRefused)
 
 
 def test_a_ping_is_answered_by_itself() -> None:
@@ -587,7 +587,7 @@ def test_an_error_crosses_with_its_class_and_words(error: SubletError) -> None:
     pair.b.refuse(call, error)
     pair.carry()
     [refused] = pair.take_a()
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, CallRefused)
     assert type(refused.error) is type(error)
     assert refused.error.message == error.message[:4096]
     assert refused.error.do == error.do
@@ -599,7 +599,7 @@ def test_a_peer_names_no_class_but_ours(kind: str) -> None:
     call = pair.a.call(b"")
     body = b'{"is":"Refusal","kind":"%s","message":"m","do":"d"}' % kind.encode()
     [refused] = pair.a.receive(encode(FrameKind.ERROR, call, body))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, CallRefused)
     assert type(refused.error) is SubletError
 
 
@@ -647,7 +647,7 @@ def test_whatever_comes_a_link_answers_in_order_or_ends_and_never_breaks() -> No
     null = some_fd()
     with nothing_left_open():
         for turn in range(20_000):
-            link = Link.adopted(Hello(1, 1, b""))
+            link = Link.adopted(PeerHello(1, 1, b""))
             link.welcome()
             link.take_output()
             link.call(b"who are you?")

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from sublet.errors import CheckpointDamaged
-from sublet.state.checkpoints.format import LeafRef, Manifest, PackRef, parse_trailer
+from sublet.state.checkpoints.format import CheckpointManifest, LeafRef, PackRef, parse_trailer
 from sublet.values import Epoch, LeaseId
 from sublet.wire.manifest import HEADER_BYTES, TAIL, TRAILER, entries_of_pack, pack_name, read_manifest
 
@@ -18,7 +18,7 @@ GOLDEN: Final = Path(__file__).parents[1] / "state" / "checkpoints" / "golden"
 MANIFESTS: Final = sorted(GOLDEN.rglob("*.manifest"))
 PACKS_OF: Final = sorted(GOLDEN.rglob("*.pack"))
 
-MADE: Final = Manifest(
+MADE: Final = CheckpointManifest(
     number=3,
     parent=2,
     lease=LeaseId("l-ü"),
@@ -42,7 +42,7 @@ def test_it_reads_what_the_format_writes() -> None:
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 def test_it_reads_the_golden_manifests_as_the_format_does(path: Path) -> None:
     data = path.read_bytes()
-    full, found = Manifest.parse(data), read_manifest(data)
+    full, found = CheckpointManifest.parse(data), read_manifest(data)
     assert (found.number, found.parent, found.lease, found.epoch) == (full.number, full.parent, full.lease, full.epoch)
     assert list(found.packs.values()) == [(ref.size, ref.entries) for ref in full.packs]
 

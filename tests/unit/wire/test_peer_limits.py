@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet.wire.peer_limits import Admitted, PeerLimits, Refused
+from sublet.wire.peer_limits import Admitted, PeerLimits, PeerRefused
 
 OWNER: Final = 0
 ANA: Final = 1
@@ -50,7 +50,7 @@ def test_who_is_admitted(there: list[int], spoke: bool, user: int, answer: Admit
     tested = limits()
     fill(tested, there, spoke=spoke)
     found = tested.admit(99, user)
-    assert (found.limit if isinstance(found, Refused) else found) == answer
+    assert (found.limit if isinstance(found, PeerRefused) else found) == answer
     assert len(tested) == len(there) + (isinstance(found, Admitted) and found.closed is None)
 
 
@@ -61,7 +61,7 @@ def test_a_connection_that_has_spoken_is_never_closed_for_another() -> None:
     assert tested.admit(3, ANA) == Admitted(1)
     tested.spoke(2)
     tested.spoke(3)
-    assert isinstance(tested.admit(4, ANA), Refused)
+    assert isinstance(tested.admit(4, ANA), PeerRefused)
 
 
 ACTS = st.lists(

@@ -17,9 +17,9 @@ from sublet.wire.served import (
     HEADER,
     TO_PROGRAM,
     BrokenFrames,
-    Frame,
-    FrameKind,
-    FrameReader,
+    ServedFrame,
+    ServedFrameKind,
+    ServedFrameReader,
     encode,
     split_head,
     with_head,
@@ -32,18 +32,18 @@ FRAMES = st.lists(
 
 @given(FRAMES, st.lists(st.integers(0, 3000), max_size=6))
 def test_frames_are_read_as_they_were_written_however_they_are_cut(
-    frames: list[tuple[FrameKind, int, bytes]], cuts: list[int]
+    frames: list[tuple[ServedFrameKind, int, bytes]], cuts: list[int]
 ) -> None:
-    data, reader = b"".join(encode(*frame) for frame in frames), FrameReader(FROM_PROGRAM)
+    data, reader = b"".join(encode(*frame) for frame in frames), ServedFrameReader(FROM_PROGRAM)
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     found = [frame for at, to in itertools.pairwise(edges) for frame in reader.feed(data[at:to])]
-    assert found == [Frame(*frame) for frame in frames]
+    assert found == [ServedFrame(*frame) for frame in frames]
 
 
 @given(st.binary(max_size=400))
 def test_no_bytes_do_more_than_break(data: bytes) -> None:
     for kinds in (TO_PROGRAM, FROM_PROGRAM):
-        reader = FrameReader(kinds)
+        reader = ServedFrameReader(kinds)
         with contextlib.suppress(BrokenFrames):
             assert all(frame.kind in kinds for frame in reader.feed(data))
     with contextlib.suppress(BrokenFrames):
@@ -52,9 +52,9 @@ def test_no_bytes_do_more_than_break(data: bytes) -> None:
 
 def test_a_frame_is_of_its_direction_and_bounded() -> None:
     with pytest.raises(BrokenFrames, match="in this direction"):
-        FrameReader(FROM_PROGRAM).feed(encode(FrameKind.REQUEST, 1))
+        ServedFrameReader(FROM_PROGRAM).feed(encode(ServedFrameKind.REQUEST, 1))
     with pytest.raises(BrokenFrames, match="larger than frames are"):
-        FrameReader(FROM_PROGRAM).feed(HEADER.pack(FrameKind.PIECE, 1, FRAME_MAX + 1))
+        ServedFrameReader(FROM_PROGRAM).feed(HEADER.pack(ServedFrameKind.PIECE, 1, FRAME_MAX + 1))
 
 
 @given(st.lists(st.binary(max_size=50), max_size=3))

@@ -24,9 +24,9 @@ from sublet.wire.link_events import (
     Data,
     Event,
     Happening,
-    Hello,
     Opened,
     Over,
+    PeerHello,
     Replied,
     Welcome,
 )
@@ -51,7 +51,7 @@ class Ends:
         self.told_b: list[Happening] = []
         self.turn()
         [hello] = self.told_b
-        assert isinstance(hello, Hello)
+        assert isinstance(hello, PeerHello)
         self.b.welcome()
         self.turn()
         self.told_a, self.told_b = [], []
@@ -254,7 +254,7 @@ def test_nothing_waits_on_a_blocking_socket_either() -> None:
         left, right = socket.socketpair()
         link = Link.accepting()
         assert receive_some(left, link) == []
-        link = Link.adopted(Hello(1, 1, b""))
+        link = Link.adopted(PeerHello(1, 1, b""))
         link.welcome()
         link.event(bytes(CONTROL_MAX))
         assert not send_some(left, link)
@@ -368,11 +368,11 @@ class Server:
 def answer(link: Link, one: Happening) -> None:
     """What the server of these tests does when asked."""
     match one:
-        case Hello(body=b"stranger"):
+        case PeerHello(body=b"stranger"):
             link.end(NotFound("nobody knows you"))
-        case Hello(body=b"silence"):
+        case PeerHello(body=b"silence"):
             pass
-        case Hello():
+        case PeerHello():
             link.welcome(b"welcome")
         case Called(call, b"file", _):
             link.reply(call, b"", (some_fd(),))

@@ -9,7 +9,7 @@ import pytest
 
 from sublet.errors import OutOfMemory
 from sublet.guest.usage_counters import LeaseAccounts, SharedAccount
-from sublet.wire.usage_counters import ROWS_MAX, TALLY_BYTES, Row, TallyFile, total
+from sublet.wire.usage_counters import ROWS_MAX, TALLY_BYTES, TallyFile, UsageRow, total
 
 HOUR_NS = 3600 * 10**9
 
@@ -28,20 +28,20 @@ def opened(path: str) -> TallyFile:
 
 
 def test_a_row_comes_back_as_it_was_written() -> None:
-    row = Row(pid=7, place=1, used_bytes=1, peak_bytes=2, at_ns=3, byte_ns=1 << 100, launches=4, failures=5)
-    assert Row.decode(row.encode()) == row
-    assert Row().is_free
+    row = UsageRow(pid=7, place=1, used_bytes=1, peak_bytes=2, at_ns=3, byte_ns=1 << 100, launches=4, failures=5)
+    assert UsageRow.decode(row.encode()) == row
+    assert UsageRow().is_free
 
 
 def test_bytes_times_how_long() -> None:
-    row = Row(pid=7, at_ns=100).used(10, 100).used(30, 200).used(5, 300)
+    row = UsageRow(pid=7, at_ns=100).used(10, 100).used(30, 200).used(5, 300)
     assert row.byte_ns == 10 * 100 + 30 * 100
     assert row.peak_bytes == 30
     assert row.over(400).byte_ns == 4500
     assert row.used(0, 50).byte_ns == row.byte_ns, "a clock that is behind takes nothing away"
     assert total([row, row], 400).byte_ns == 9000
-    big = Row(at_ns=0).used(80 << 30, 0).over(HOUR_NS)
-    assert Row.decode(big.encode()).byte_ns == (80 << 30) * HOUR_NS
+    big = UsageRow(at_ns=0).used(80 << 30, 0).over(HOUR_NS)
+    assert UsageRow.decode(big.encode()).byte_ns == (80 << 30) * HOUR_NS
 
 
 def test_what_living_processes_have_counts_and_what_dead_ones_had_does_not(path: str) -> None:
@@ -96,9 +96,9 @@ def test_fuel_is_written_by_itself_and_kept_with_the_rest(path: str) -> None:
     for _ in range(ROWS_MAX + 3):
         tally = opened(path)
         row = tally.claim(1, 0, 0)
-        tally.write(row, Row(pid=1, launches=1, at_ns=5))
+        tally.write(row, UsageRow(pid=1, launches=1, at_ns=5))
         tally.write_fuel(row, 1 << 40)
-        assert tally.read(row) == Row(pid=1, launches=1, at_ns=5, fuel=1 << 40)
+        assert tally.read(row) == UsageRow(pid=1, launches=1, at_ns=5, fuel=1 << 40)
         tally.close()
     reader = opened(path)
     found = total(reader.rows(), 0)
@@ -116,7 +116,7 @@ def test_all_rows_are_read_in_one_go_the_last_one_too(path: str, monkeypatch: py
 
     monkeypatch.setattr("sublet.wire.usage_counters.os.pread", counted)
     assert tally.rows() == []
-    row = Row(pid=9, launches=3)
+    row = UsageRow(pid=9, launches=3)
     tally.write(ROWS_MAX - 1, row)
     assert tally.rows() == [row], "whatever lies before it"
     assert len(reads) == 2

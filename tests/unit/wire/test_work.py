@@ -12,12 +12,12 @@ from sublet.errors import InvalidRequest
 from sublet.wire.work import (
     BEGUN,
     WITHHELD,
-    Asked,
     Board,
     Flag,
+    HolderMessage,
     Piece,
-    Told,
     Where,
+    WorkerMessage,
     numbers_in,
     pack,
     pack_numbers,
@@ -46,15 +46,15 @@ def test_what_is_packed_is_unpacked(
     inline: list[bytes], shared: list[Piece], subject: int, amount: int, flags: Flag
 ) -> None:
     pieces = [*(Piece(Where.INLINE, len(data)) for data in inline), *shared]
-    body = pack(Asked.RUN, flags=flags, subject=subject, amount=amount, pieces=pieces, inline=inline)
+    body = pack(HolderMessage.RUN, flags=flags, subject=subject, amount=amount, pieces=pieces, inline=inline)
     said = unpack(body)
-    assert (said.kind, said.flags, said.subject, said.amount) == (Asked.RUN, flags, subject, amount)
+    assert (said.kind, said.flags, said.subject, said.amount) == (HolderMessage.RUN, flags, subject, amount)
     assert list(said.pieces) == pieces
     assert said.blob == b"".join(inline)
 
 
 def test_a_message_of_inline_pieces_needs_no_table() -> None:
-    said = unpack(pack(Told.LOG, inline=(b"ab", b"c")))
+    said = unpack(pack(WorkerMessage.LOG, inline=(b"ab", b"c")))
     assert [piece.length for piece in said.pieces] == [2, 1]
     assert said.blob == b"abc"
 
@@ -69,7 +69,7 @@ def test_no_bytes_do_harm(body: bytes) -> None:
 
 
 def test_a_message_that_is_cut_is_refused() -> None:
-    body = pack(Asked.RUN, pieces=[Piece(Where.INLINE, 5), Piece(Where.SHARED, 10)], inline=(b"hello",))
+    body = pack(HolderMessage.RUN, pieces=[Piece(Where.INLINE, 5), Piece(Where.SHARED, 10)], inline=(b"hello",))
     for length in range(len(body)):
         with pytest.raises(InvalidRequest):
             unpack(body[:length])

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
-from sublet.cli.call import Office
+from sublet.cli.call import CommandOffice
 from sublet.client.address import find_address
 from sublet.client.home import runtime_dir, socket_path
 from sublet.client.office import answers
@@ -33,7 +33,7 @@ class DemoOffice:
         self.env |= {"SUBLET_HOME": str(self.home), "XDG_STATE_HOME": str(folder / "state")}
         self._log = folder / "office.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self.operator = Office(find_address(None, None, str(self.home), {}))
+        self.operator = CommandOffice(find_address(None, None, str(self.home), {}))
         """The owner of the machine: over the owner-only socket, without a token."""
 
     @property

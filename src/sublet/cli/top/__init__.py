@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from typing import Annotated, Final
 
-from sublet.cli.call import Office
+from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Opt, UsageError
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson
@@ -29,9 +29,9 @@ def top(
     """
     if once and as_json:
         raise UsageError("--once and --json are two forms of the same", do="Give one of them.")
-    from sublet.cli.top.reading import Reader, document
+    from sublet.cli.top.reading import OfficeReader, document
 
-    with closing(Reader(Office.reach(start=False).address)) as reader:
+    with closing(OfficeReader(CommandOffice.reach(start=False).address)) as reader:
         known = reader.read()
         if as_json:
             from sublet.cli.show import document as print_document

@@ -19,10 +19,10 @@ from sublet.cli.exits import DONE, INTERRUPTED
 from sublet.cli.show import colour_on
 from sublet.cli.terminal import Terminal, size_of
 from sublet.cli.top.paint import Painting, changes, painting, simple
-from sublet.cli.top.reading import Reader
-from sublet.cli.top.screen import Look, Screen, keys, looked, screen
-from sublet.cli.top.snapshot import Snapshot
-from sublet.cli.top.watch import Watch
+from sublet.cli.top.reading import OfficeReader
+from sublet.cli.top.screen import Screen, ScreenView, keys, looked, screen
+from sublet.cli.top.snapshot import OfficeSnapshot
+from sublet.cli.top.watch import SnapshotWatch
 
 ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 """A screen of our own, no cursor, and no line that goes on in the next."""
@@ -31,11 +31,11 @@ _ENDS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _HEARD: Final = (*_ENDS, signal.SIGWINCH, signal.SIGCONT)
 
 
-def look_on(reader: Reader, known: Snapshot) -> int:
+def look_on(reader: OfficeReader, known: OfficeSnapshot) -> int:
     """Show it until the user quits; the exit status."""
     with _woken() as (ours, theirs):
-        watch = Watch(reader, known, lambda: _poke(theirs))
-        live = Live(watch, ours)
+        watch = SnapshotWatch(reader, known, lambda: _poke(theirs))
+        live = LiveScreen(watch, ours)
         watch.start()
         try:
             with contextlib.suppress(OSError):  # the terminal went away
@@ -45,16 +45,16 @@ def look_on(reader: Reader, known: Snapshot) -> int:
             watch.stop()
 
 
-class Live:
+class LiveScreen:
     """Draws on stdout, listens on stdin; what wakes it besides, signals included, comes through a pipe."""
 
-    def __init__(self, watch: Watch, wakes: int) -> None:
+    def __init__(self, watch: SnapshotWatch, wakes: int) -> None:
         self._watch = watch
         self._wakes = wakes
         self._in, self._out = sys.stdin.fileno(), sys.stdout.fileno()
         self._encoding = sys.stdout.encoding or "ascii"
         self._colour = colour_on(sys.stdout)
-        self._look = Look()
+        self._look = ScreenView()
         self._made: Screen | None = None
         self._shown: Painting | None = None
         self._size = (0, 0)

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from sublet.cli.call import error_of, no_office
 from sublet.cli.show import Json
-from sublet.cli.top.snapshot import Snapshot
+from sublet.cli.top.snapshot import OfficeSnapshot
 from sublet.client.address import Address
-from sublet.client.steps import Call
+from sublet.client.steps import HttpCall
 from sublet.client.transport import Flight, Transport
 from sublet.clock import SystemClock
 from sublet.errors import Disconnected, NotFound, Unauthorized
@@ -20,7 +20,7 @@ ANSWER_S: Final = 10.0
 CONNECT_S: Final = 5.0
 
 
-class Reader:
+class OfficeReader:
     """Asks one office, on connections that are kept."""
 
     def __init__(self, address: Address) -> None:
@@ -29,10 +29,10 @@ class Reader:
         self._is_operator = True
         """Until it is said that we are not."""
 
-    def read(self, *, everything: bool = True) -> Snapshot:
+    def read(self, *, everything: bool = True) -> OfficeSnapshot:
         """How it is now; without ``everything`` what changes slowly, and costs the office most, is left out."""
         status: Json = self._get("/v1/status")
-        return Snapshot(
+        return OfficeSnapshot(
             status=status,
             leases=tuple(self._get("/v1/leases")),
             queue=tuple(self._get("/v1/queue")) if status["queued"] else (),
@@ -46,7 +46,7 @@ class Reader:
 
     def listen(self) -> Flight:
         """The office's news; an operator gets every tenant's."""
-        return self._transport.launch(Call(method="GET", path="/v1/events?all=1", timeout_s=CONNECT_S))
+        return self._transport.launch(HttpCall(method="GET", path="/v1/events?all=1", timeout_s=CONNECT_S))
 
     def close(self) -> None:
         self._transport.close()
@@ -73,7 +73,7 @@ class Reader:
 
     def _get(self, path: str) -> Any:
         try:
-            reply = self._transport.exchange(Call(method="GET", path=path, timeout_s=ANSWER_S))
+            reply = self._transport.exchange(HttpCall(method="GET", path=path, timeout_s=ANSWER_S))
         except Disconnected as error:
             if self.address.home is not None and isinstance(
                 error.__cause__, FileNotFoundError | ConnectionRefusedError
@@ -89,7 +89,7 @@ class Reader:
         return found
 
 
-def document(known: Snapshot) -> Json:
+def document(known: OfficeSnapshot) -> Json:
     """The same as one document, in the words of the control API."""
     parts = {name: getattr(known, name) for name in ("leases", "queue", "guests", "tenants", "fences", "bill")}
     lists = {name: None if part is None else list(part) for name, part in parts.items()}

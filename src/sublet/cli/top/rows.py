@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from sublet.cli.show import Json, burst_of, cost_head, plural
-from sublet.cli.top.snapshot import Snapshot, remaining
-from sublet.cli.top.text import WIDE, WIDER, Column, Entry, Line, Span, age, bar, size, span_line, table, width_of
+from sublet.cli.top.snapshot import OfficeSnapshot, remaining
+from sublet.cli.top.text import WIDE, WIDER, Column, Entry, Line, StyledSpan, age, bar, size, span_line, table, width_of
 from sublet.cli.top.text import fit as fitted
 from sublet.invocation import typed
 from sublet.values import Kind, Tier
@@ -22,7 +22,7 @@ BAR: Final = 8
 _TROUBLE: Final = {"quarantined": "red", "lost": "red", "teardown": "yellow", "draining": "yellow"}
 
 
-class Row(NamedTuple):
+class ScreenRow(NamedTuple):
     """A line, and what it is about: for counting those that do not fit."""
 
     line: Line
@@ -35,14 +35,14 @@ class Section(NamedTuple):
 
     name: str
     heading: Line
-    rows: tuple[Row, ...]
+    rows: tuple[ScreenRow, ...]
     floor: int
     """Rows it gets before another one gets more than its own."""
     beyond: Mapping[str, int] = {}
     """How many more there are of what, for which no line was made."""
 
 
-def sections(known: Snapshot, width: int, now_s: float, reach: int | None = None) -> tuple[Section, ...]:
+def sections(known: OfficeSnapshot, width: int, now_s: float, reach: int | None = None) -> tuple[Section, ...]:
     """All parts that have something in them, and always the leases. ``reach`` says how many leases may come to be seen;
     with ten thousand of them the others are only counted."""
     elapsed_s = max(0.0, now_s - known.at_s)
@@ -58,7 +58,7 @@ def sections(known: Snapshot, width: int, now_s: float, reach: int | None = None
 # ---- devices ----
 
 
-def _devices(known: Snapshot, width: int) -> Section:
+def _devices(known: OfficeSnapshot, width: int) -> Section:
     columns = (
         Column("DEVICE", 40 if width >= WIDE else 30),
         Column("SIZE", 8, right=True),
@@ -72,17 +72,17 @@ def _devices(known: Snapshot, width: int) -> Section:
     devices = sorted(known.status["devices"], key=_gpus_first)
     entries = [_device(device, tenant_of, nodes, fences, is_wide=width >= WIDE) for device in devices]
     heading, lines = table(f"DEVICES ({len(entries)})", columns, entries, width)
-    rows: list[Row] = []
+    rows: list[ScreenRow] = []
     for device, line in zip(devices, lines, strict=True):
-        rows.append(Row(line, "device"))
+        rows.append(ScreenRow(line, "device"))
         if device["detail"] and width < WIDE:
             rows.append(_reason(device["detail"], width))
     return Section("devices", heading, tuple(rows), 5)
 
 
-def _reason(reason: str, width: int) -> Row:
+def _reason(reason: str, width: int) -> ScreenRow:
     """On a line of its own, where the columns leave no room for it."""
-    return Row(span_line((Span("   └ ", "dim"), Span(reason)), width), "")
+    return ScreenRow(span_line((StyledSpan("   └ ", "dim"), StyledSpan(reason)), width), "")
 
 
 def _gpus_first(device: Json) -> tuple[bool, bool]:
@@ -98,9 +98,9 @@ def _device(
     return (
         _device_name(device),
         _amount(device["kind"], capacity),
-        (*bar(used / capacity if capacity else 0.0, BAR, "cyan"), Span(f" {_short(device['kind'], used):>7}"))
+        (*bar(used / capacity if capacity else 0.0, BAR, "cyan"), StyledSpan(f" {_short(device['kind'], used):>7}"))
         if in_service
-        else Span("-" * 3, "dim"),
+        else StyledSpan("-" * 3, "dim"),
         _device_state(device, nodes, fences, is_wide=is_wide),
         _by(device, tenant_of),
     )
@@ -112,22 +112,22 @@ def _device_name(device: Json) -> str:
     return f"{device['id']} {'host device, no GPU' if device['host'] else device['model'] or 'GPU'}"
 
 
-def _device_state(device: Json, nodes: Mapping[str, str], fences: Mapping[str, int], *, is_wide: bool) -> Span:
+def _device_state(device: Json, nodes: Mapping[str, str], fences: Mapping[str, int], *, is_wide: bool) -> StyledSpan:
     state, node = str(device["state"]), nodes.get(device["node"], "up")
     detail = f": {device['detail']}" if device["detail"] and is_wide else ""
     if state != "free":
-        return Span(state.upper() + detail, _TROUBLE.get(state, "yellow"))
+        return StyledSpan(state.upper() + detail, _TROUBLE.get(state, "yellow"))
     if node != "up":
-        return Span(f"node {node}", "red" if node == "lost" else "yellow")
+        return StyledSpan(f"node {node}", "red" if node == "lost" else "yellow")
     if fences.get(device["id"]):
-        return Span(f"{plural(fences[device['id']], 'slice')} QUARANTINED", "red")
+        return StyledSpan(f"{plural(fences[device['id']], 'slice')} QUARANTINED", "red")
     if device["detail"]:
-        return Span(f"used by others{detail}", "yellow")
+        return StyledSpan(f"used by others{detail}", "yellow")
     if not device["capacity"]:
-        return Span("full", "red")
+        return StyledSpan("full", "red")
     if device["free"] == device["capacity"]:
-        return Span("free", "green")
-    return Span("partly lent" if device["free"] else "lent")
+        return StyledSpan("free", "green")
+    return StyledSpan("partly lent" if device["free"] else "lent")
 
 
 def _by(device: Json, tenant_of: Mapping[str, str]) -> str:
@@ -143,7 +143,7 @@ def _by(device: Json, tenant_of: Mapping[str, str]) -> str:
 # ---- leases and what runs under them ----
 
 
-def _leases(known: Snapshot, width: int, elapsed_s: float, reach: int | None) -> Section:
+def _leases(known: OfficeSnapshot, width: int, elapsed_s: float, reach: int | None) -> Section:
     columns = (
         Column("LEASE", 18),
         Column("TENANT", 24 if width >= WIDE else 8),
@@ -164,10 +164,10 @@ def _leases(known: Snapshot, width: int, elapsed_s: float, reach: int | None) ->
     entries += [_ended(end.lease, width) for end in known.ended]
     title = f"LEASES ({len(live)})" if live else "LEASES"
     heading, lines = table(title, columns, entries, width)
-    rows: list[Row] = []
+    rows: list[ScreenRow] = []
     wall_s = known.wall_s + elapsed_s
     for lease, line in zip([*shown, *(end.lease for end in known.ended)], lines, strict=True):
-        rows.append(Row(line, "lease"))
+        rows.append(ScreenRow(line, "lease"))
         if "of_burst" in lease:
             for one in lease["of_burst"]:
                 under.pop(one, None)
@@ -177,7 +177,7 @@ def _leases(known: Snapshot, width: int, elapsed_s: float, reach: int | None) ->
         rows += _guests(left, width, wall_s)
     if not rows:
         nothing = f"Nothing is lent. Borrow something: {typed('sublet run --gpu 1GiB -- COMMAND')}"
-        rows.append(Row(span_line((Span(nothing, "dim"),), width), "line"))
+        rows.append(ScreenRow(span_line((StyledSpan(nothing, "dim"),), width), "line"))
     return Section("leases", heading, tuple(rows), 8, {"lease": len(unseen), "guest": uncounted})
 
 
@@ -215,7 +215,7 @@ def _lease(lease: Json, elapsed_s: float, width: int) -> Entry:
         _time_left(lease, elapsed_s),
         _lease_status(lease, elapsed_s, is_wide=width >= WIDE),
         lease["name"] or "-",
-        Span(_who(lease, is_wide=width >= WIDER), "dim"),
+        StyledSpan(_who(lease, is_wide=width >= WIDER), "dim"),
     )
 
 
@@ -223,7 +223,9 @@ def _ended(lease: Json, width: int) -> Entry:
     end = lease["end"] or {"reason": "over", "detail": ""}
     said = f"ended: {end['reason']}" + (f" ({end['detail']})" if end["detail"] else "")
     texts = (lease["id"], lease["tenant"], _holds(lease, is_wide=width >= WIDE), lease["tier"], "-", said)
-    return tuple(Span(text, "dim") for text in (*texts, lease["name"] or "-", _who(lease, is_wide=width >= WIDER)))
+    return tuple(
+        StyledSpan(text, "dim") for text in (*texts, lease["name"] or "-", _who(lease, is_wide=width >= WIDER))
+    )
 
 
 def _holds(lease: Json, *, is_wide: bool) -> str:
@@ -249,26 +251,26 @@ def _time_left(lease: Json, elapsed_s: float) -> str | Line:
         return "-"
     part = left_s / lease["ttl"] if lease["ttl"] else 0.0
     style = "red" if lease["notice"] is not None else "green" if part > 0.25 else "yellow"
-    return (*bar(part, BAR - 2, style), Span(f" {age(left_s):>7}"))
+    return (*bar(part, BAR - 2, style), StyledSpan(f" {age(left_s):>7}"))
 
 
-def _lease_status(lease: Json, elapsed_s: float, *, is_wide: bool) -> Span:
+def _lease_status(lease: Json, elapsed_s: float, *, is_wide: bool) -> StyledSpan:
     """What one must know comes first: a notice with its reason and moment, then what is unusual."""
     notice = lease["notice"]
     if notice is not None:
         in_s = age(notice["in_seconds"] - elapsed_s)
         if not is_wide:
-            return Span(f"NOTICE: {notice['reason']} {in_s}", "bold red")
+            return StyledSpan(f"NOTICE: {notice['reason']} {in_s}", "bold red")
         detail = f" ({notice['detail']})" if notice["detail"] else ""
-        return Span(f"NOTICE: {notice['reason']} in {in_s}{detail}", "bold red")
+        return StyledSpan(f"NOTICE: {notice['reason']} in {in_s}{detail}", "bold red")
     said = str(lease["status"])
     if lease["end"] is not None:
         said += f": {lease['end']['reason']}"
     if lease["tier"] != Tier.INTERACTIVE and not is_wide:
         said += f", {lease['tier']}"
     if lease["idle"]:
-        return Span(f"{said}, idle", "yellow")
-    return Span(said, "yellow" if lease["status"] == "ending" else "")
+        return StyledSpan(f"{said}, idle", "yellow")
+    return StyledSpan(said, "yellow" if lease["status"] == "ending" else "")
 
 
 def _who(lease: Json, *, is_wide: bool) -> str:
@@ -277,7 +279,7 @@ def _who(lease: Json, *, is_wide: bool) -> str:
     return holder if is_wide else str(lease["name"] or holder)
 
 
-def _guests(guests: Iterable[Json], width: int, wall_s: float, known_as: str | None = None) -> Iterator[Row]:
+def _guests(guests: Iterable[Json], width: int, wall_s: float, known_as: str | None = None) -> Iterator[ScreenRow]:
     """Indented below their lease, the command with as much room as is left."""
     for guest in guests:
         command = " ".join(guest["argv"])
@@ -288,8 +290,8 @@ def _guests(guests: Iterable[Json], width: int, wall_s: float, known_as: str | N
         if guest["name"] and guest["name"] != known_as:
             command = f"{guest['name']}: {command}"
         room = max(0, width - width_of(left) - width_of(facts) - 2)
-        spans = (Span(left, "dim"), Span(fitted(command, room)), Span("  "), Span(facts, style))
-        yield Row(span_line(spans, width), "guest")
+        spans = (StyledSpan(left, "dim"), StyledSpan(fitted(command, room)), StyledSpan("  "), StyledSpan(facts, style))
+        yield ScreenRow(span_line(spans, width), "guest")
 
 
 def _guest_facts(guest: Json, wall_s: float, *, is_wide: bool) -> tuple[str, str]:
@@ -312,7 +314,7 @@ def _guest_facts(guest: Json, wall_s: float, *, is_wide: bool) -> tuple[str, str
 # ---- who waits ----
 
 
-def _queue(known: Snapshot, width: int, elapsed_s: float) -> Section:
+def _queue(known: OfficeSnapshot, width: int, elapsed_s: float) -> Section:
     columns = (
         Column("#", 4, right=True),
         Column("LEASE", 18),
@@ -328,9 +330,9 @@ def _queue(known: Snapshot, width: int, elapsed_s: float) -> Section:
     heading, lines = table(f"QUEUE ({waiting})", columns, entries, width)
     # Of a long line the office lists the beginning; of the rest only the number is known.
     beyond = {"waiting": waiting - len(entries)}
-    rows: list[Row] = []
+    rows: list[ScreenRow] = []
     for place, line in zip(known.queue, lines, strict=True):
-        rows.append(Row(line, "waiting"))
+        rows.append(ScreenRow(line, "waiting"))
         if width < WIDE:
             rows.append(_reason(place["reason"], width))
     return Section("queue", heading, tuple(rows), 3, beyond)
@@ -353,7 +355,7 @@ def _place(place: Json, wall_s: float, elapsed_s: float) -> Entry:
 # ---- tenants ----
 
 
-def _tenants(known: Snapshot, width: int) -> Section:
+def _tenants(known: OfficeSnapshot, width: int) -> Section:
     cost = cost_head(known.bill)
     columns = (
         Column("TENANT", 24),
@@ -366,10 +368,10 @@ def _tenants(known: Snapshot, width: int) -> Section:
     )
     entries = _operators_view(known) if known.tenants is not None else _own_view(known)
     heading, lines = table(f"TENANTS ({len(entries)})", columns, entries, width)
-    return Section("tenants", heading, tuple(Row(line, "tenant") for line in lines), 2)
+    return Section("tenants", heading, tuple(ScreenRow(line, "tenant") for line in lines), 2)
 
 
-def _operators_view(known: Snapshot) -> list[Entry]:
+def _operators_view(known: OfficeSnapshot) -> list[Entry]:
     """Tenants by their use in the last hour, the most first; those that have nothing and used nothing are left out."""
     bills = {line["key"]: line for line in known.bill}
     tenants = [
@@ -386,25 +388,26 @@ def _operators_view(known: Snapshot) -> list[Entry]:
             str(tenant["queued"]),
             _share(tenant["gpu_seconds_used"] / total_s if total_s else 0.0),
             *_billed(bills.get(tenant["id"])),
-            Span("operator", "dim") if tenant["operator"] else "",
+            StyledSpan("operator", "dim") if tenant["operator"] else "",
         )
         for tenant in tenants
     ]
 
 
-def _own_view(known: Snapshot) -> list[Entry]:
+def _own_view(known: OfficeSnapshot) -> list[Entry]:
     """A tenant sees its own bill, and is not told what part of the whole that is."""
     held = Counter(lease["tenant"] for lease in known.leases if lease["status"] != "queued")
     waits = Counter(lease["tenant"] for lease in known.leases if lease["status"] == "queued")
     bills = {line["key"]: line for line in known.bill}
     names = sorted({*held, *waits, *bills})
     return [
-        (name, str(held[name]), str(waits[name]), Span("-", "dim"), *_billed(bills.get(name)), "") for name in names
+        (name, str(held[name]), str(waits[name]), StyledSpan("-", "dim"), *_billed(bills.get(name)), "")
+        for name in names
     ]
 
 
 def _share(part: float) -> Line:
-    return (*bar(part, BAR, "cyan"), Span(f" {part:>5.0%}"))
+    return (*bar(part, BAR, "cyan"), StyledSpan(f" {part:>5.0%}"))
 
 
 def _billed(line: Json | None) -> tuple[str, str]:

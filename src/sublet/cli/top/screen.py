@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from sublet.cli.show import plural
 from sublet.cli.top.rows import Section, sections
-from sublet.cli.top.snapshot import Snapshot
-from sublet.cli.top.text import Line, Span, age, span_line, width_of
+from sublet.cli.top.snapshot import OfficeSnapshot
+from sublet.cli.top.text import Line, StyledSpan, age, span_line, width_of
 
 COLUMNS_MIN: Final = 40
 ROWS_MIN: Final = 10
@@ -25,7 +25,7 @@ FEW: Final = 4
 _MANY: Final = {"waiting": "waiting"}
 
 
-class Look(NamedTuple):
+class ScreenView(NamedTuple):
     """Which part the user looks at, and how far it is scrolled."""
 
     at: str = "leases"
@@ -37,14 +37,14 @@ class Screen(NamedTuple):
     """Lines, none longer than the terminal is wide, and the position that was possible."""
 
     lines: tuple[Line, ...]
-    look: Look
+    look: ScreenView
     parts: tuple[str, ...]
     """What there is to look at, in the order of Tab."""
     page: int
     """Rows of the part that is looked at."""
 
 
-def screen(known: Snapshot, look: Look, columns: int, rows: int, now_s: float) -> Screen:
+def screen(known: OfficeSnapshot, look: ScreenView, columns: int, rows: int, now_s: float) -> Screen:
     """Exactly as many lines as the terminal has rows."""
     columns, rows = max(columns, 1), max(rows, 1)
     found = sections(known, columns, now_s, reach=look.scroll + rows)
@@ -66,10 +66,10 @@ def screen(known: Snapshot, look: Look, columns: int, rows: int, now_s: float) -
         lines = [*head, *(_grey(line) for line in lines[len(head) :])]
     lines = lines[: rows - 1]
     lines += [()] * (rows - 1 - len(lines))
-    return Screen((*lines, foot), Look(at, scroll), parts, max(1, given.get(at, 1) - 1))
+    return Screen((*lines, foot), ScreenView(at, scroll), parts, max(1, given.get(at, 1) - 1))
 
 
-def whole(known: Snapshot, columns: int, now_s: float) -> tuple[Line, ...]:
+def whole(known: OfficeSnapshot, columns: int, now_s: float) -> tuple[Line, ...]:
     """Everything, at full length: for a file, a pipe, or ``--once``."""
     lines = [*_head(known, columns, now_s)]
     for section in sections(known, columns, now_s):
@@ -81,33 +81,44 @@ def whole(known: Snapshot, columns: int, now_s: float) -> tuple[Line, ...]:
 # ---- head and foot ----
 
 
-def _head(known: Snapshot, columns: int, now_s: float) -> tuple[Line, ...]:
+def _head(known: OfficeSnapshot, columns: int, now_s: float) -> tuple[Line, ...]:
     if known.lost_s is not None:
         away = f" No answer for {age(now_s - known.lost_s)}, trying again. Below is what was known. "
-        return (span_line((Span("Sublet ", "bold"), Span(away, "bold red"), Span(known.lost_why, "red")), columns),)
+        return (
+            span_line(
+                (StyledSpan("Sublet ", "bold"), StyledSpan(away, "bold red"), StyledSpan(known.lost_why, "red")),
+                columns,
+            ),
+        )
     status = known.status
     noticed = sum(lease["notice"] is not None for lease in known.leases)
     said = [f"up {age(status['uptime'] + max(0.0, now_s - known.at_s))}", plural(status["live"], "lease")]
     if known.guests is not None:
         said.append(plural(sum(guest["state"] != "gone" for guest in known.guests), "guest"))
     said.append(f"{status['queued']} waiting")
-    spans = [Span("Sublet", "bold"), Span("  " + ", ".join(said))]
+    spans = [StyledSpan("Sublet", "bold"), StyledSpan("  " + ", ".join(said))]
     if noticed:
-        spans.append(Span(f", {noticed} under notice", "bold red"))
+        spans.append(StyledSpan(f", {noticed} under notice", "bold red"))
     if status["quarantined"]:
-        spans.append(Span(f", {status['quarantined']} in quarantine", "bold red"))
+        spans.append(StyledSpan(f", {status['quarantined']} in quarantine", "bold red"))
     used = sum(width_of(span.text) for span in spans)
     for where in (f"{status['home']}  pid {status['pid']}", str(status["home"])):
         if status["home"] and used + 2 + width_of(where) <= columns:
-            spans += (Span(" " * (columns - used - width_of(where))), Span(where, "dim"))
+            spans += (StyledSpan(" " * (columns - used - width_of(where))), StyledSpan(where, "dim"))
             break
     return (span_line(spans, columns),)
 
 
 def _foot(parts: Sequence[str], at: str, columns: int) -> Line:
-    spans = [Span("q", "bold"), Span(" quit  "), Span("↑↓", "bold"), Span(" scroll  "), Span("Tab", "bold")]
-    spans.append(Span(" next:"))
-    spans += [Span(f" [{part}]", "bold cyan") if part == at else Span(f" {part}", "dim") for part in parts]
+    spans = [
+        StyledSpan("q", "bold"),
+        StyledSpan(" quit  "),
+        StyledSpan("↑↓", "bold"),
+        StyledSpan(" scroll  "),
+        StyledSpan("Tab", "bold"),
+    ]
+    spans.append(StyledSpan(" next:"))
+    spans += [StyledSpan(f" [{part}]", "bold cyan") if part == at else StyledSpan(f" {part}", "dim") for part in parts]
     return span_line(spans, columns)
 
 
@@ -151,7 +162,7 @@ def _window(section: Section, rows: int, start: int, columns: int) -> tuple[list
     if below:
         said.append(f"{_counted(below)} below" if above else f"and {_counted(below, 'more ')}")
     lines = [row.line for row in section.rows[start : start + room]]
-    return [*lines, span_line((Span("… " + ", ".join(said), "dim"),), columns)], start
+    return [*lines, span_line((StyledSpan("… " + ", ".join(said), "dim"),), columns)], start
 
 
 def _counted(nouns: Mapping[str, int], more: str = "") -> str:
@@ -212,24 +223,24 @@ def keys(data: bytes) -> tuple[list[str], bytes]:
     return [name for name in found if name], b""
 
 
-def looked(made: Screen, key: str) -> Look:
+def looked(made: Screen, key: str) -> ScreenView:
     """What is looked at after this key. The next screen corrects a position beyond the end."""
     at, scroll = made.look
     match key:
         case "down":
-            return Look(at, scroll + 1)
+            return ScreenView(at, scroll + 1)
         case "up":
-            return Look(at, max(0, scroll - 1))
+            return ScreenView(at, max(0, scroll - 1))
         case "page down":
-            return Look(at, scroll + made.page)
+            return ScreenView(at, scroll + made.page)
         case "page up":
-            return Look(at, max(0, scroll - made.page))
+            return ScreenView(at, max(0, scroll - made.page))
         case "top":
-            return Look(at, 0)
+            return ScreenView(at, 0)
         case "bottom":
-            return Look(at, 1_000_000_000)
+            return ScreenView(at, 1_000_000_000)
         case "next" | "previous":
             step = 1 if key == "next" else -1
-            return Look(made.parts[(made.parts.index(at) + step) % len(made.parts)])
+            return ScreenView(made.parts[(made.parts.index(at) + step) % len(made.parts)])
         case _:
             return made.look

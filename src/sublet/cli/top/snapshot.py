@@ -16,14 +16,14 @@ _LEAVES: Final = ("ready", "offer", "active", "notice", "spared", "attached", "e
 """News after which the lease is (still) listed and does not wait."""
 
 
-class Ended(NamedTuple):
+class EndedLease(NamedTuple):
     """A lease that is over, and when we heard of it."""
 
     at_s: float
     lease: Json
 
 
-class Snapshot(NamedTuple):
+class OfficeSnapshot(NamedTuple):
     """Documents of the control API as they came. What the caller may not see, or could not be had, is None."""
 
     status: Json
@@ -39,7 +39,7 @@ class Snapshot(NamedTuple):
     at_s: float = 0.0
     """When it was read, on the monotonic clock: what counts down counts from here."""
     wall_s: float = 0.0
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[EndedLease, ...] = ()
     lost_s: float | None = None
     """Since when the office has not answered."""
     lost_why: str = ""
@@ -50,7 +50,7 @@ def remaining(lease: Json, elapsed_s: float) -> float | None:
     return None if lease["remaining"] is None else max(0.0, float(lease["remaining"]) - elapsed_s)
 
 
-def heard(known: Snapshot, what: str, news: Json, now_s: float) -> Snapshot:
+def heard(known: OfficeSnapshot, what: str, news: Json, now_s: float) -> OfficeSnapshot:
     """The same, after one of the office's news. News of kinds we do not know change nothing."""
     lease: Json | None = news.get("lease")
     if lease is None:
@@ -70,7 +70,7 @@ def heard(known: Snapshot, what: str, news: Json, now_s: float) -> Snapshot:
     return known
 
 
-def merged(known: Snapshot, fresh: Snapshot) -> Snapshot:
+def merged(known: OfficeSnapshot, fresh: OfficeSnapshot) -> OfficeSnapshot:
     """What was just read, with the ends that were heard of a moment ago, and with what is not read every time."""
     live = {lease["id"] for lease in fresh.leases}
     ended = tuple(end for end in known.ended if end.lease["id"] not in live and fresh.at_s - end.at_s < ENDED_SHOWN_S)
@@ -99,7 +99,7 @@ def _with(leases: tuple[Json, ...], lease: Json) -> tuple[Json, ...]:
     return (lease, *leases)
 
 
-def _ended(known: Snapshot, lease: Json, now_s: float) -> tuple[Ended, ...]:
+def _ended(known: OfficeSnapshot, lease: Json, now_s: float) -> tuple[EndedLease, ...]:
     """The newest first; those who have been shown long enough go."""
     kept = (end for end in known.ended if now_s - end.at_s < ENDED_SHOWN_S and end.lease["id"] != lease["id"])
-    return (Ended(now_s, lease), *kept)
+    return (EndedLease(now_s, lease), *kept)

@@ -18,14 +18,14 @@ MARKS_MAX: Final = 2
 FULL, EMPTY, MORE, UNSEEN = "█", "░", "…", "·"
 
 
-class Span(NamedTuple):
+class StyledSpan(NamedTuple):
     """Text in one style: words of ``bold dim red green yellow cyan``, or none."""
 
     text: str
     style: str = ""
 
 
-Line = tuple[Span, ...]
+Line = tuple[StyledSpan, ...]
 
 
 def cells(text: str) -> list[str]:
@@ -80,14 +80,14 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
     return space + shown if right else shown + space
 
 
-def span_line(spans: Iterable[Span], width: int) -> Line:
+def span_line(spans: Iterable[StyledSpan], width: int) -> Line:
     """A line of at most so many cells, and nothing in it that a terminal would obey."""
-    found: list[Span] = []
+    found: list[StyledSpan] = []
     left = width
     for text, style in spans:
         shown = clipped(text, left)
         if shown:
-            found.append(Span(shown, style))
+            found.append(StyledSpan(shown, style))
         left -= width_of(shown)
         if left <= 0:
             break
@@ -104,7 +104,7 @@ def bar(part: float, width: int, style: str = "") -> Line:
     full = round(min(1.0, max(0.0, part)) * width)
     if 0.0 < part < 1.0 and width > 1:
         full = min(max(full, 1), width - 1)
-    return (Span(FULL * full, style), Span(EMPTY * (width - full), "dim"))
+    return (StyledSpan(FULL * full, style), StyledSpan(EMPTY * (width - full), "dim"))
 
 
 def age(seconds: float | None) -> str:
@@ -139,7 +139,7 @@ class Column(NamedTuple):
     """Shown on terminals of at least so many columns."""
 
 
-Entry = tuple["str | Span | Line", ...]
+Entry = tuple["str | StyledSpan | Line", ...]
 
 
 def table(title: str, columns: Sequence[Column], entries: Sequence[Entry], width: int) -> tuple[Line, list[Line]]:
@@ -158,27 +158,29 @@ def table(title: str, columns: Sequence[Column], entries: Sequence[Entry], width
         )
         for at, column in enumerate(used)
     ]
-    titles = "".join(span.text for span in _aligned([(Span(column.head),) for column in used], used, widths, 1000))
-    heading = (Span(titles[:width].rstrip(), "bold"),)  # nothing is missing where only a title is cut
+    titles = "".join(
+        span.text for span in _aligned([(StyledSpan(column.head),) for column in used], used, widths, 1000)
+    )
+    heading = (StyledSpan(titles[:width].rstrip(), "bold"),)  # nothing is missing where only a title is cut
     return heading, [_aligned(row, used, widths, width) for row in rows]
 
 
-def _spans(cell: str | Span | Line) -> Line:
-    if isinstance(cell, Span):
+def _spans(cell: str | StyledSpan | Line) -> Line:
+    if isinstance(cell, StyledSpan):
         return (cell,)
-    return (Span(cell),) if isinstance(cell, str) else cell
+    return (StyledSpan(cell),) if isinstance(cell, str) else cell
 
 
 def _aligned(row: Sequence[Line], columns: Sequence[Column], widths: Sequence[int], width: int) -> Line:
-    spans: list[Span] = []
+    spans: list[StyledSpan] = []
     for at, (cell, column, wide) in enumerate(zip(row, columns, widths, strict=True)):
         if at:
-            spans.append(Span("  "))
+            spans.append(StyledSpan("  "))
         if at == len(row) - 1 and not column.right:
             spans += cell  # nothing stands behind it
         elif len(cell) == 1:  # cut with an ellipsis, as a whole
-            spans.append(Span(fit(cell[0].text, wide, right=column.right), cell[0].style))
+            spans.append(StyledSpan(fit(cell[0].text, wide, right=column.right), cell[0].style))
         else:
             inner = span_line(cell, wide)
-            spans += (*inner, Span(" " * (wide - sum(width_of(span.text) for span in inner))))
+            spans += (*inner, StyledSpan(" " * (wide - sum(width_of(span.text) for span in inner))))
     return span_line(spans, width)

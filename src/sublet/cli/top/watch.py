@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Final
 
 from sublet.background import start_thread
-from sublet.cli.top.reading import Reader
-from sublet.cli.top.snapshot import Snapshot, heard, merged
+from sublet.cli.top.reading import OfficeReader
+from sublet.cli.top.snapshot import OfficeSnapshot, heard, merged
 from sublet.client.http1 import ProtocolError
 from sublet.client.sse import EventReader
 from sublet.client.transport import Flight
@@ -34,10 +34,10 @@ SILENCE_S: Final = 40.0
 """The office gives a sign of life every fifteen seconds."""
 
 
-class Watch:
+class SnapshotWatch:
     """``known`` is always the newest; ``on_change`` is called, on the thread, whenever it is another one."""
 
-    def __init__(self, reader: Reader, known: Snapshot, on_change: Callable[[], None]) -> None:
+    def __init__(self, reader: OfficeReader, known: OfficeSnapshot, on_change: Callable[[], None]) -> None:
         self.known = known
         self._reader = reader
         self._on_change = on_change
@@ -111,7 +111,7 @@ class Watch:
         since_s = now_s if self.known.lost_s is None else self.known.lost_s
         self._change(self.known._replace(lost_s=since_s, lost_why=error.message))
 
-    def _change(self, known: Snapshot) -> None:
+    def _change(self, known: OfficeSnapshot) -> None:
         self.known = known
         self._on_change()
 

@@ -26,10 +26,10 @@ from sublet.errors import GpuError, OutOfMemory, SubletError
 from sublet.node.agent.nvml import (
     CARD_BROKEN,
     MPS_SERVER,
+    CardReading,
     Library,
     Nvml,
     NvmlFailed,
-    Reading,
     UsedBy,
     sees_all_processes,
     who_is,
@@ -181,7 +181,7 @@ def _left_on(
         nvml.close()
 
 
-def _read(nvml: Nvml, uuid: str) -> Reading:
+def _read(nvml: Nvml, uuid: str) -> CardReading:
     reading = nvml.read(uuid)
     if reading.failed is not None:
         raise reading.failed

@@ -23,9 +23,9 @@ from sublet.wire.codec import loads
 from sublet.wire.frames import HELLO_MAX
 from sublet.wire.guests import Front, Greeting, Profile
 from sublet.wire.link import Link
-from sublet.wire.link_events import Hello, Over
-from sublet.wire.peer_limits import PeerLimits, Refused
-from sublet.wire.sockets import Peer, peer_of
+from sublet.wire.link_events import Over, PeerHello
+from sublet.wire.peer_limits import PeerLimits, PeerRefused
+from sublet.wire.sockets import PeerProcess, peer_of
 
 _log = logging.getLogger("sublet.node.agent")
 
@@ -54,18 +54,18 @@ class Visitor(NamedTuple):
 class Rights(Protocol):
     """Decides which identity a process at the other end of a connection has: the office does."""
 
-    def claims(self, capability: str, peer: Peer, *, as_tenant: bool) -> TokenClaims:
+    def claims(self, capability: str, peer: PeerProcess, *, as_tenant: bool) -> TokenClaims:
         """What a capability token says, if the office said it, it is valid now, the tenant's rights are still those
         that it had then, and this process may show it; else ``Unauthorized``. ``as_tenant``: a process of the owner's
         means to be the tenant whose token it shows."""
 
-    def visitor(self, access: str, peer: Peer, *, as_tenant: bool) -> Visitor:
+    def visitor(self, access: str, peer: PeerProcess, *, as_tenant: bool) -> Visitor:
         """Whose access token this is; with none, whom the socket's rule says that this process is. Else
         ``Unauthorized``."""
 
 
 class _Supervisor(Protocol):
-    async def admit(self, front: Front, hello: Hello, fd: int) -> None: ...
+    async def admit(self, front: Front, hello: PeerHello, fd: int) -> None: ...
 
 
 class Door:
@@ -147,7 +147,7 @@ class Door:
     def _admit(self, sock: socket.socket) -> None:
         """Count this connection among those that are being handed over, or refuse it."""
         admitted = self._limits.admit(sock, peer_of(sock).uid)
-        if isinstance(admitted, Refused):
+        if isinstance(admitted, PeerRefused):
             self._on_limit("greetings" if admitted.limit == "connections" else "greetings_of_user")
             raise CapacityExceeded(
                 f"too many connections are just being made: {admitted.message}", do="Try again in a moment."
@@ -157,7 +157,7 @@ class Door:
             with contextlib.suppress(OSError):  # it has hung up by itself
                 admitted.closed.shutdown(socket.SHUT_RDWR)
 
-    def _front(self, hello: Hello, peer: Peer) -> Front:
+    def _front(self, hello: PeerHello, peer: PeerProcess) -> Front:
         greeting = loads(Greeting, hello.body) if hello.body else Greeting()
         if greeting.capability and greeting.access:
             raise Unauthorized("there are two tokens", do="Show one.")
@@ -187,7 +187,7 @@ def _profile(tenant: TenantId) -> Profile:
     return Profile.LOCAL if tenant == LOCAL_TENANT else Profile.TENANT
 
 
-async def _hello(sock: socket.socket, link: Link) -> Hello:
+async def _hello(sock: socket.socket, link: Link) -> PeerHello:
     """The greeting. A client waits for the answer before it sends more, so nothing that is for the supervisor can be
     lost here; one that does not wait is turned away."""
     loop = asyncio.get_running_loop()
@@ -195,9 +195,9 @@ async def _hello(sock: socket.socket, link: Link) -> Hello:
         data = await loop.sock_recv(sock, HELLO_MAX)
         happened = link.receive(data) if data else link.receive_end()
         match happened:
-            case [Hello() as hello] if link.is_between:
+            case [PeerHello() as hello] if link.is_between:
                 return hello
-            case [Hello(), *_]:
+            case [PeerHello(), *_]:
                 raise InvalidRequest("more came before the greeting was answered", do="Wait for the answer.")
             case [Over(error=error), *_]:
                 raise error or Disconnected("it hung up before it identified itself")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sublet.node.agent.nvml import MPS_SERVER, Reading, UsedBy
+from sublet.node.agent.nvml import MPS_SERVER, CardReading, UsedBy
 from sublet.values import MIB, NS_PER_S, NodeId, ResourceId, format_size
 from sublet.wire.orders import Foreign
 
@@ -49,7 +49,7 @@ class Stranger:
 
 
 def foreign_use(
-    reading: Reading,
+    reading: CardReading,
     own: Own,
     *,
     node: NodeId,

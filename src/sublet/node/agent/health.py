@@ -21,7 +21,7 @@ from sublet.background import Guard, end_process, start_task, start_thread
 from sublet.errors import SubletError
 from sublet.node.agent.foreign import ForeignNews, Own, foreign_use, merged
 from sublet.node.agent.inventory import card_of
-from sublet.node.agent.nvml import CARD_BROKEN, UNKNOWN, Nvml, NvmlFailed, Reading, sees_all_processes, who_is
+from sublet.node.agent.nvml import CARD_BROKEN, UNKNOWN, CardReading, Nvml, NvmlFailed, sees_all_processes, who_is
 from sublet.node.agent.port import ReportSink
 from sublet.values import NS_PER_S, NodeId, ResourceId
 from sublet.wire.cards import UNSEEN, CardUse
@@ -64,7 +64,7 @@ def fault_of_xid(xid: int) -> str:
     return f"the driver reported {text} (Xid {xid})" if text else ""
 
 
-def fault_in(reading: Reading, before: Reading | None = None) -> str:
+def fault_in(reading: CardReading, before: CardReading | None = None) -> str:
     """What is wrong with the card, in words; empty if nothing is. ``before``: the look before this one.
 
     A count of memory errors only tells something by rising: what it was when the watch began was there before us. If
@@ -91,7 +91,7 @@ class Health:
     """What came of the last look at one device."""
 
     resource: ResourceId
-    reading: Reading
+    reading: CardReading
     foreign: Foreign
     fault: str = ""
 
@@ -127,7 +127,7 @@ class CardWatch:
         self._asked_ns = 0
         self._leased_then: dict[ResourceId, int] = {}
         """What was under our leases when the question went out."""
-        self._answer: list[Reading] = []
+        self._answer: list[CardReading] = []
         self._every_ns = LOOK_EVERY_NS
 
     def tick(self, now_ns: int) -> tuple[list[Fault | Foreign], int | None]:
@@ -149,7 +149,7 @@ class CardWatch:
             return reports, self._asked_ns + self._every_ns
         return reports, now_ns + min(LOOK_EVERY_NS, max(SOON_NS, waited_ns))  # soon, and later if it takes long
 
-    def look(self) -> list[Reading]:
+    def look(self) -> list[CardReading]:
         """Ask the driver of every card, and wait for the answers. Never raises for what a driver does."""
         try:
             if self._nvml is None:
@@ -164,12 +164,12 @@ class CardWatch:
                 for reading, device in zip(readings, self._cards.values(), strict=True)
             ]
         except NvmlFailed as failed:
-            return [Reading(uuid=uuid, failed=failed) for uuid in self._cards]
+            return [CardReading(uuid=uuid, failed=failed) for uuid in self._cards]
         if all(reading.failed is not None for reading in readings):
             self.close()  # the driver may have been loaded anew, and the connection be one to the old one
         return readings
 
-    def judge(self, readings: Iterable[Reading], now_ns: int) -> list[Fault | Foreign]:
+    def judge(self, readings: Iterable[CardReading], now_ns: int) -> list[Fault | Foreign]:
         """What follows from a look."""
         reports: list[Fault | Foreign] = []
         blocked = self._blocked()
@@ -214,14 +214,14 @@ class CardWatch:
         self._asked_ns = now_ns
         self._leased_then = {device.id: self._own(device.id).leased for device in self._cards.values()}
         broken = NvmlFailed(UNKNOWN, "the question itself failed")
-        self._answer = [Reading(uuid=uuid, failed=broken) for uuid in self._cards]  # unless something better comes
+        self._answer = [CardReading(uuid=uuid, failed=broken) for uuid in self._cards]  # unless something better comes
 
         def ask() -> None:
             self._answer = self.look()
 
         self._thread = start_thread("card_look", ask, called="cards")
 
-    def _foreign(self, reading: Reading, device: Device) -> Foreign:
+    def _foreign(self, reading: CardReading, device: Device) -> Foreign:
         own = self._own(device.id)
         # A lease that ended meanwhile had its memory when the driver counted; a card that is free now is not full.
         own = replace(own, leased=max(own.leased, self._leased_then.get(device.id, 0)))
@@ -299,7 +299,7 @@ class Cards:
         self._guard = Guard("cards")
         self._ours: frozenset[int] = frozenset()
         self._before: frozenset[int] = frozenset()
-        self._told: tuple[Reading, ...] = ()
+        self._told: tuple[CardReading, ...] = ()
         self._task: asyncio.Task[None] | None = None
         self.watch = CardWatch(
             inventory, own=self._own, open_driver=open_driver, sees_processes=sees_processes, allowed=allowed

@@ -124,7 +124,7 @@ class UsedBy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class CardReading:
     """One look at one card. None stands for what it cannot tell."""
 
     uuid: str
@@ -288,14 +288,14 @@ class Nvml:
                 troubles.append(failed)
         return Survey(driver=driver, cards=tuple(cards), split=tuple(split), troubles=tuple(troubles))
 
-    def read(self, uuid: str) -> Reading:
+    def read(self, uuid: str) -> CardReading:
         """One look at one card. What is wrong with it is in the reading; nothing is raised."""
         lib = self._lib
         try:
             handle = self._call(lib.nvmlDeviceGetHandleByUUID, uuid)
             memory = self._memory(handle)
             processes = self._processes(handle)
-            return Reading(
+            return CardReading(
                 uuid=uuid,
                 used=None if memory is None else max(0, int(memory.used) - _idle_share(memory)),
                 in_use=0 if memory is None else int(memory.used),
@@ -308,7 +308,7 @@ class Nvml:
                 split=not uuid.startswith(_PART) and self._is_split(handle),
             )
         except NvmlFailed as failed:
-            return Reading(uuid=uuid, failed=failed)
+            return CardReading(uuid=uuid, failed=failed)
 
     def modes(self, uuid: str) -> tuple[int, int]:
         """Compute mode and persistence mode of a card; -1 for what it cannot tell."""

@@ -44,7 +44,7 @@ ONE_PROCESS: Final = frozenset((1, 3))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class RehearsalStep:
     """One step that succeeded."""
 
     name: str
@@ -56,7 +56,7 @@ class Rehearsal:
     """What came of it on one card."""
 
     card: str
-    steps: tuple[Step, ...] = ()
+    steps: tuple[RehearsalStep, ...] = ()
     failed: str = ""
     """Why the card cannot be used, in a sentence; empty if it can, or if it was not tried."""
     do: str = ""
@@ -84,11 +84,11 @@ def rehearse(
         from sublet.devices.plain_cuda import open_plain_driver
 
         driver = open_plain_driver
-    found, steps, began_ns = Rehearsal(card=card), list[Step](), now_ns()
+    found, steps, began_ns = Rehearsal(card=card), list[RehearsalStep](), now_ns()
 
     def did(name: str) -> None:
         nonlocal began_ns
-        steps.append(Step(name=name, took_ns=now_ns() - began_ns))
+        steps.append(RehearsalStep(name=name, took_ns=now_ns() - began_ns))
         began_ns = now_ns()
 
     others = False

@@ -45,7 +45,7 @@ from sublet.wire.guests import (
     Troubles,
 )
 from sublet.wire.link import Link
-from sublet.wire.link_events import Event, Happening, Hello, Over, Refused, Replied
+from sublet.wire.link_events import CallRefused, Event, Happening, Over, PeerHello, Replied
 from sublet.wire.orders import End, Inventory, Order, RemoveVolume, Report, Verify
 from sublet.wire.sockets import receive_some, send_some
 
@@ -261,7 +261,7 @@ class SupervisedAgent:
             self._turning.passed()
             return
 
-    async def admit(self, front: Front, hello: Hello, fd: int) -> None:
+    async def admit(self, front: Front, hello: PeerHello, fd: int) -> None:
         """Hand a holder's connection over; the descriptor here is still the caller's to close.
 
         A supervisor that has just been started is first told which leases live, or it would deny them. A
@@ -404,7 +404,7 @@ class SupervisedAgent:
             case Replied():
                 close_all(happening.fds)
                 self._answered(happening.call, happening.body)
-            case Refused():
+            case CallRefused():
                 self._answered(happening.call, happening.error)
             case Over():
                 self._lost(happening)

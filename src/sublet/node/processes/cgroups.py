@@ -25,18 +25,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from sublet.node.keyed_names import keyed_names
-from sublet.node.processes.cgroups_places import CONTROLLERS, Files, Place, find_places
-from sublet.node.processes.group import Group, Hierarchies
-from sublet.node.processes.limits import Limits
+from sublet.node.processes.cgroups_places import CONTROLLERS, CgroupFiles, CgroupPlace, find_places
+from sublet.node.processes.group import ControlGroup, Hierarchies
+from sublet.node.processes.limits import GroupLimits
 from sublet.values import GuestId, LeaseId
 
-__all__ = ["Group", "Groups", "Said"]
+__all__ = ["CgroupFinding", "ControlGroup", "Groups"]
 
 _ELSEWHERE_MAX: Final = 4096
 """Folders looked into for the groups of a supervisor that lived in another group."""
 
 
-class Said(NamedTuple):
+class CgroupFinding(NamedTuple):
     """One part of what groups can do here, for ``sublet doctor``."""
 
     part: str
@@ -50,15 +50,15 @@ class Groups:
     def __init__(
         self,
         office: str,
-        places: Iterable[Place],
-        files: Files | None = None,
+        places: Iterable[CgroupPlace],
+        files: CgroupFiles | None = None,
         *,
         named: Callable[[str], str] | None = None,
     ) -> None:
         """``named``: the name of the group of a lease or guest with this id (default: a keyed hash of it)."""
         self.office = office
         self.places = tuple(places)
-        self.files = files or Files()
+        self.files = files or CgroupFiles()
         self.v2 = self._usable_v2()
         self.v1 = self._usable_v1()
         self._hierarchies = Hierarchies(self.v2, self.v1, self.files)
@@ -70,11 +70,11 @@ class Groups:
         office: str,
         *,
         proc: str = "/proc",
-        files: Files | None = None,
+        files: CgroupFiles | None = None,
         named: Callable[[str], str] | None = None,
     ) -> Groups:
         """Find out, and make the office's own folder wherever that can be done."""
-        files = files or Files()
+        files = files or CgroupFiles()
         places = find_places(proc, files)
         return cls(office, (_tried(place, office, files) for place in places), files, named=named)
 
@@ -92,19 +92,19 @@ class Groups:
         """Whether limits of this kind hold."""
         return controller in self.v1 or (self.v2 is not None and controller in self.v2.controllers)
 
-    def group(self, lease: LeaseId, guest: GuestId | None = None) -> Group | None:
+    def group(self, lease: LeaseId, guest: GuestId | None = None) -> ControlGroup | None:
         """The group of a guest, or that of its whole lease; not yet made. None where there are no groups."""
         if not self.is_active:
             return None
         names = [self._named(one) for one in (lease, guest) if one is not None]
         return self._called(*names, is_guests=guest is not None)
 
-    def cap_office(self, limits: Limits) -> None:
+    def cap_office(self, limits: GroupLimits) -> None:
         """Cap all guests of the office together, as far as that can be had here (``describe``)."""
         if self.is_active:
             self._called(is_guests=False).set_limits(limits)
 
-    def found(self) -> list[Group]:
+    def found(self) -> list[ControlGroup]:
         """The groups of guests that exist, whichever process made them. ``OSError`` where that cannot be seen."""
         names = set[tuple[str, str]]()
         for base in self.bases():
@@ -113,14 +113,16 @@ class Groups:
                 names.update((os.path.basename(lease), os.path.basename(guest)) for guest in guests)
         return [self._called(lease, guest, is_guests=True) for lease, guest in sorted(names)]
 
-    def leases(self) -> list[Group]:
+    def leases(self) -> list[ControlGroup]:
         """The groups of leases that are there. ``OSError`` where that cannot be seen."""
         offices = (f"{base}/sublet-{self.office}" for base in self.bases())
         folders = (folder for office in offices for folder in self.files.folders(office, sure=True))
         return [self._called(name, is_guests=False) for name in sorted({os.path.basename(one) for one in folders})]
 
-    def _called(self, *names: str, is_guests: bool) -> Group:
-        return Group(self._hierarchies, "/".join((f"sublet-{self.office}", *map(_checked, names))), is_guests=is_guests)
+    def _called(self, *names: str, is_guests: bool) -> ControlGroup:
+        return ControlGroup(
+            self._hierarchies, "/".join((f"sublet-{self.office}", *map(_checked, names))), is_guests=is_guests
+        )
 
     def elsewhere(self) -> list[Groups]:
         """What an earlier supervisor of this office, which lived in another group, may have left."""
@@ -147,26 +149,26 @@ class Groups:
         """Every folder below which our groups lie."""
         return list(dict.fromkeys(([self.v2.base] if self.v2 else []) + list(self.v1.values())))
 
-    def describe(self) -> list[Said]:
+    def describe(self) -> list[CgroupFinding]:
         """What holds here, part by part, and why the rest does not."""
         return [self._say_end(), *(self._say(name) for name in ("memory", "pids", "cpu", "cpuset", "devices"))]
 
-    def _say_end(self) -> Said:
+    def _say_end(self) -> CgroupFinding:
         part = "ending a guest as a whole"
         if self.v2 is not None:
-            return Said(part, True, f"by control group (cgroup v2 in {self.v2.base})")
+            return CgroupFinding(part, True, f"by control group (cgroup v2 in {self.v2.base})")
         if "freezer" in self.v1:
-            return Said(part, True, f"by control group (v1 freezer in {self.v1['freezer']})")
+            return CgroupFinding(part, True, f"by control group (v1 freezer in {self.v1['freezer']})")
         if self.v1:
-            return Said(part, True, "by control group (v1 without freezer: signals to each process in it)")
-        return Said(part, False, f"by descent, session and environment only: {self._why_not()}")
+            return CgroupFinding(part, True, "by control group (v1 without freezer: signals to each process in it)")
+        return CgroupFinding(part, False, f"by descent, session and environment only: {self._why_not()}")
 
-    def _say(self, controller: str) -> Said:
+    def _say(self, controller: str) -> CgroupFinding:
         if controller in self.v1:
-            return Said(controller, True, f"cgroup v1 in {self.v1[controller]}")
+            return CgroupFinding(controller, True, f"cgroup v1 in {self.v1[controller]}")
         if self.v2 is not None and controller in self.v2.controllers:
-            return Said(controller, True, f"cgroup v2 in {self.v2.base}")
-        return Said(controller, False, self._why_without(controller))
+            return CgroupFinding(controller, True, f"cgroup v2 in {self.v2.base}")
+        return CgroupFinding(controller, False, self._why_without(controller))
 
     def _why_without(self, controller: str) -> str:
         refused = [place.why_not for place in self.places if controller in place.controllers and place.why_not]
@@ -182,7 +184,7 @@ class Groups:
         refused = [place.why_not for place in self.places if place.why_not]
         return refused[0] if refused else "no hierarchy of control groups is mounted"
 
-    def _usable_v2(self) -> Place | None:
+    def _usable_v2(self) -> CgroupPlace | None:
         """The unified hierarchy, if it hands controllers on or nothing else could freeze a guest.
 
         Beside a freezer of v1 it is left alone: joining it waits for a grace period of the kernel (5 to 20 ms, if
@@ -217,7 +219,7 @@ def _checked(name: str) -> str:
     return name
 
 
-def _tried(place: Place, office: str, files: Files) -> Place:
+def _tried(place: CgroupPlace, office: str, files: CgroupFiles) -> CgroupPlace:
     """Whether the kernel agrees that groups can be made there."""
     if place.why_not or not (place.is_v2 or place.controllers):
         return place

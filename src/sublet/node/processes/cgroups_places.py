@@ -25,7 +25,7 @@ _NOTHING_BELOW: Final = 2
 """Links to a folder without folders in it: its name and its dot. It spares reading forty names to find none."""
 
 
-class Files:
+class CgroupFiles:
     """The few acts on the folders of a hierarchy, in one place, so that a test can put other folders there."""
 
     def read(self, path: str) -> str | None:
@@ -112,7 +112,7 @@ class Files:
         return os.access(path, os.W_OK)
 
 
-class Place(NamedTuple):
+class CgroupPlace(NamedTuple):
     """A folder below which our groups are made, and what they can do there."""
 
     is_v2: bool
@@ -132,10 +132,10 @@ class _Mount(NamedTuple):
     controllers: frozenset[str]
 
 
-def settle(proc: str = "/proc", files: Files | None = None, *, pid: int = 0) -> None:
+def settle(proc: str = "/proc", files: CgroupFiles | None = None, *, pid: int = 0) -> None:
     """Make room in a group that was given to this process alone, as a scope of a service manager is: go into one below
     it, so that ours can be handed controllers beside it. Harmless everywhere else. ``pid``: this process."""
-    files = files or Files()
+    files = files or CgroupFiles()
     own = _own_groups(files.read(f"{proc}/self/cgroup") or "")
     for mount in _mounts(files.read(f"{proc}/self/mountinfo") or ""):
         group = _folder(mount, own.get("", "/"), files) if mount.is_v2 else ""
@@ -147,9 +147,9 @@ def settle(proc: str = "/proc", files: Files | None = None, *, pid: int = 0) -> 
             files.write(f"{group}/{_LEAF}/cgroup.procs", "0")
 
 
-def find_places(proc: str = "/proc", files: Files | None = None) -> tuple[Place, ...]:
+def find_places(proc: str = "/proc", files: CgroupFiles | None = None) -> tuple[CgroupPlace, ...]:
     """All hierarchies that concern us, usable or not."""
-    files = files or Files()
+    files = files or CgroupFiles()
     own = _own_groups(files.read(f"{proc}/self/cgroup") or "")
     found = []
     for mount in _mounts(files.read(f"{proc}/self/mountinfo") or ""):
@@ -192,7 +192,7 @@ def _unescaped(path: str) -> str:
     return path
 
 
-def _folder(mount: _Mount, own: str, files: Files) -> str:
+def _folder(mount: _Mount, own: str, files: CgroupFiles) -> str:
     """Where our own group appears below the mount; the mount itself if it does not."""
     inside = own if mount.root == "/" else own.removeprefix(mount.root)
     folder = os.path.normpath(f"{mount.point}/{inside}")
@@ -200,18 +200,18 @@ def _folder(mount: _Mount, own: str, files: Files) -> str:
     return folder if is_below and files.has(folder) else mount.point
 
 
-def _place_v1(mount: _Mount, own: str, files: Files) -> Place:
+def _place_v1(mount: _Mount, own: str, files: CgroupFiles) -> CgroupPlace:
     base = _folder(mount, own, files)
     why_not = "" if files.may_write(base) else f"no right to make groups in {base}"
-    return Place(False, base, mount.controllers, mount.point, why_not)
+    return CgroupPlace(False, base, mount.controllers, mount.point, why_not)
 
 
-def _place_v2(mount: _Mount, own: str, files: Files) -> Place:
+def _place_v2(mount: _Mount, own: str, files: CgroupFiles) -> CgroupPlace:
     """The nearest group from ours upwards that hands controllers on; our own where none does."""
     first = _folder(mount, own, files)
     folder, best = first, frozenset[str]()
     if not _may_make(first, files):
-        return Place(True, first, best, mount.point, f"no right to make groups in {first}")
+        return CgroupPlace(True, first, best, mount.point, f"no right to make groups in {first}")
     base = first
     while _may_make(folder, files):
         handed_on = _handed_on(folder, files)
@@ -220,20 +220,20 @@ def _place_v2(mount: _Mount, own: str, files: Files) -> Place:
         if folder == mount.point or best:
             break
         folder = os.path.dirname(folder)
-    return Place(True, base, best, mount.point)
+    return CgroupPlace(True, base, best, mount.point)
 
 
-def _may_make(folder: str, files: Files) -> bool:
+def _may_make(folder: str, files: CgroupFiles) -> bool:
     """Whether groups can be made here and our processes moved into them."""
     return files.may_write(folder) and files.may_write(f"{folder}/cgroup.procs")
 
 
-def _is_root(folder: str, files: Files) -> bool:
+def _is_root(folder: str, files: CgroupFiles) -> bool:
     """Whether it is the group of the whole machine, for which fewer rules hold."""
     return not files.has(f"{folder}/cgroup.type")
 
 
-def _handed_on(folder: str, files: Files) -> frozenset[str]:
+def _handed_on(folder: str, files: CgroupFiles) -> frozenset[str]:
     """The controllers that groups made here would have, after asking for all of them.
 
     Not where processes are in the group itself. The kernel would still hand on those that can share out among threads

@@ -10,8 +10,8 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from sublet.node.processes.cgroups_places import Files, Place
-from sublet.node.processes.limits import BASIC_DEVICES, Limits, Usage
+from sublet.node.processes.cgroups_places import CgroupFiles, CgroupPlace
+from sublet.node.processes.limits import BASIC_DEVICES, GroupLimits, GroupUsage
 from sublet.node.processes.procs import pidfd_open, pidfd_send_signal
 
 _CPU_PERIOD_US: Final = 100_000
@@ -27,13 +27,13 @@ _KEEPS: Final = ("memory", "cpuacct", "freezer")
 class Hierarchies(NamedTuple):
     """Where groups are made."""
 
-    v2: Place | None
+    v2: CgroupPlace | None
     v1: Mapping[str, str]
     """Controller → the folder below which its groups are."""
-    files: Files
+    files: CgroupFiles
 
 
-class Group:
+class ControlGroup:
     """The box of one guest (or of one lease, around those of its guests)."""
 
     __slots__ = ("_bases", "_files", "_v2", "_where", "is_guests", "name", "was_struck")
@@ -50,7 +50,7 @@ class Group:
         self._bases: tuple[str, ...] | None = None
         """Below which its folders are, if we have made it: they need not be looked for."""
 
-    def create(self, limits: Limits | None = None) -> None:
+    def create(self, limits: GroupLimits | None = None) -> None:
         """Make it, with these limits; harmless where it is there already. ``OSError`` where the kernel refuses."""
         if self._bases is None:  # else an earlier attempt may have come further than this one does
             self._bases = ()
@@ -105,7 +105,7 @@ class Group:
             return folder
         return ""
 
-    def set_limits(self, limits: Limits) -> list[str]:
+    def set_limits(self, limits: GroupLimits) -> list[str]:
         """Cap it; returns what cannot be capped here, by name. To be called before anything joins."""
         asked = {
             "memory": bool(limits.memory_bytes),
@@ -170,19 +170,19 @@ class Group:
             return self._tried(f"{self._v2}/cgroup.freeze", "0")
         return "freezer" in self._where.v1 and self._tried(f"{self._v1('freezer')}/freezer.state", "THAWED")
 
-    def usage(self) -> Usage:
+    def usage(self) -> GroupUsage:
         """What its processes used, those that have ended included. Zero where it is not counted."""
         used, now = self.used(), self._memory("memory.usage_in_bytes", "memory.current")
         peak = max(used.memory_peak_bytes, now)
-        return Usage(cpu_ns=used.cpu_ns, memory_bytes=now, memory_peak_bytes=peak, oom_kills=self.oom_kills())
+        return GroupUsage(cpu_ns=used.cpu_ns, memory_bytes=now, memory_peak_bytes=peak, oom_kills=self.oom_kills())
 
-    def used(self) -> Usage:
+    def used(self) -> GroupUsage:
         """The same, once nothing is in it: what counts in the end, with half as many files to read."""
         if self._v2 is not None:
             cpu_ns = _value(self._files.read(f"{self._v2}/cpu.stat") or "", "usage_usec") * 1000
         else:
             cpu_ns = self._files.number(f"{self._v1('cpuacct')}/cpuacct.usage") if "cpuacct" in self._where.v1 else 0
-        return Usage(cpu_ns=cpu_ns, memory_peak_bytes=self._memory("memory.max_usage_in_bytes", "memory.peak"))
+        return GroupUsage(cpu_ns=cpu_ns, memory_peak_bytes=self._memory("memory.max_usage_in_bytes", "memory.peak"))
 
     def _memory(self, v1: str, v2: str) -> int:
         if "memory" in self._where.v1:
@@ -291,7 +291,7 @@ class Group:
 
     # ---- limits ----
 
-    def _cap(self, controller: str, limits: Limits) -> bool:
+    def _cap(self, controller: str, limits: GroupLimits) -> bool:
         v2 = self._where.v2
         if controller in self._where.v1:
             self._make_v1(controller)
@@ -360,7 +360,7 @@ class _Swap(NamedTuple):
     name: str
     with_memory: bool
 
-    def text(self, limits: Limits) -> str:
+    def text(self, limits: GroupLimits) -> str:
         return str(limits.memory_bytes if self.with_memory else 0)
 
 
@@ -368,7 +368,7 @@ _SWAP_V1: Final = _Swap("memory.memsw.limit_in_bytes", True)
 _SWAP_V2: Final = _Swap("memory.swap.max", False)
 
 
-def _caps_v1(controller: str, limits: Limits) -> list[tuple[str, str]]:
+def _caps_v1(controller: str, limits: GroupLimits) -> list[tuple[str, str]]:
     match controller:
         case "memory":
             return [("memory.limit_in_bytes", str(limits.memory_bytes))]
@@ -385,7 +385,7 @@ def _caps_v1(controller: str, limits: Limits) -> list[tuple[str, str]]:
             return [("devices.deny", "a"), *(("devices.allow", device.text) for device in allowed)]
 
 
-def _caps_v2(controller: str, limits: Limits) -> list[tuple[str, str]]:
+def _caps_v2(controller: str, limits: GroupLimits) -> list[tuple[str, str]]:
     match controller:
         case "memory":
             return [("memory.max", str(limits.memory_bytes))]

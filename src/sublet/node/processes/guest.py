@@ -8,9 +8,9 @@ from typing import Final
 
 from sublet.lease.states import GuestEvent, GuestState, next_guest
 from sublet.node.processes.guest_connections import GuestConnections
-from sublet.node.processes.limits import Usage
+from sublet.node.processes.limits import GroupUsage
 from sublet.node.processes.logs import GuestLog
-from sublet.node.processes.reaper import Exit
+from sublet.node.processes.reaper import ProcessExit
 from sublet.node.processes.stdio import Stdio
 from sublet.node.processes.tree import Tree
 from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
@@ -32,7 +32,7 @@ def _shown(argv: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(shown)
 
 
-class Guest:
+class GuestProcess:
     """Its state follows the guest's table; it is ``GONE`` only when a look has shown that nothing of it runs."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Guest:
         """Told once nothing of it runs."""
         self.visits: GuestConnections | None = None
         """Connections of holders that it serves itself; None if it takes none."""
-        self._used: Usage | None = None
+        self._used: GroupUsage | None = None
         self.listeners: list[Callable[[GuestNews], None]] = []
         self.volumes: dict[LeaseId, Epoch] = {}
         """Of other leases, where it may save, and under which epoch of each."""
@@ -111,7 +111,7 @@ class Guest:
         if self.state is not GuestState.ENDING and not self.is_gone:
             self.now(GuestEvent.END)
 
-    def exited(self, how: Exit) -> None:
+    def exited(self, how: ProcessExit) -> None:
         """Its main process ended, and so does what it served."""
         self.exit_code = how.code
         self._hang_up()
@@ -120,7 +120,7 @@ class Guest:
             self.reason = EndReason.OUT_OF_MEMORY
         self.tell(GuestNews(guest=self.id, what="exited", exit_code=self.exit_code, reason=self.reason))
 
-    def usage(self) -> Usage:
+    def usage(self) -> GroupUsage:
         """What it used so far; once it is gone, in all."""
         return self.tree.usage() if self._used is None else self._used
 
@@ -181,9 +181,9 @@ class Guest:
         )
 
 
-def page_of(found: Iterable[Guest], after: int) -> Guests:
+def page_of(found: Iterable[GuestProcess], after: int) -> Guests:
     """The first of these that come after this number, as people see them."""
-    shown: list[Guest] = []
+    shown: list[GuestProcess] = []
     for guest in found:
         if guest.number > after:
             if len(shown) == GUESTS_PAGE:

@@ -31,7 +31,7 @@ class _Running(Protocol):
     def tenant(self) -> TenantId: ...
 
 
-class Room:
+class GuestRoom:
     """How many guests may run. What the descriptors of this process allow is known to ``files``."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Room:
             )
 
 
-class Kept:
+class EndedGuests:
     """The ended guests that are still listed, by tenant, with the bytes of their logs."""
 
     def __init__(self) -> None:

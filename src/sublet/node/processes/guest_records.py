@@ -19,7 +19,7 @@ from sublet.wire.guests import Profile
 from sublet.wire.orders import Part
 
 if TYPE_CHECKING:
-    from sublet.node.processes.guest import Guest
+    from sublet.node.processes.guest import GuestProcess
 
 _SUFFIX = ".note"
 
@@ -84,7 +84,7 @@ class GuestRecords:
         return os.path.join(self.folder, guest + _SUFFIX)
 
 
-def note_of(guest: Guest, parts: tuple[Part, ...]) -> GuestNote:
+def note_of(guest: GuestProcess, parts: tuple[Part, ...]) -> GuestNote:
     """What has to be known of this guest, which has these parts."""
     group = guest.tree.group
     return GuestNote(

@@ -22,19 +22,19 @@ from sublet.lease.states import GuestEvent, GuestState
 from sublet.node.connections import mistake
 from sublet.node.loop import READ, Loop, log_internal_error
 from sublet.node.priority import Priority
-from sublet.node.processes.guest import Guest, page_of
+from sublet.node.processes.guest import GuestProcess, page_of
 from sublet.node.processes.guest_connections import GuestConnections
-from sublet.node.processes.guest_limits import Kept, Room
+from sublet.node.processes.guest_limits import EndedGuests, GuestRoom
 from sublet.node.processes.guest_records import GuestRecords, note_of
-from sublet.node.processes.launch import Launch, Prepared
+from sublet.node.processes.launch import GuestLauncher, Prepared
 from sublet.node.processes.lease_runtime import Borrowed, LeaseRuntime
 from sublet.node.processes.logs import GuestLog, LogRoom
 from sublet.node.processes.messages import out_of_memory, refused_by_machine
-from sublet.node.processes.reaper import Exit, Reaper
+from sublet.node.processes.reaper import ProcessExit, Reaper
 from sublet.node.processes.scan_schedule import UNSEEN_S, Looking
 from sublet.node.processes.spawn import Child, SpawnFailed, read_failure
 from sublet.node.processes.termination import Endings
-from sublet.node.processes.tree import Look, Tree, Trees
+from sublet.node.processes.tree import ProcessSnapshot, Tree, Trees
 from sublet.values import NS_PER_S, EndReason, GuestId, LeaseId, TenantId
 from sublet.wire.guests import GuestSpec, Profile
 
@@ -43,18 +43,18 @@ DRAIN_NS: Final = 2 * NS_PER_S
 AT_ONCE_MAX: Final = 8
 """Guests whose end is seen to in one turn."""
 
-Begun = Callable[[Guest | None, SpawnFailed | SubletError | None], None]
+Begun = Callable[[GuestProcess | None, SpawnFailed | SubletError | None], None]
 """Told the guest if it runs; else why not: its command cannot be run, or the machine or the lease is at fault."""
 
 
 @dataclass(slots=True)
 class _Starting:
-    guest: Guest
+    guest: GuestProcess
     child: Child
     begun: Begun
 
 
-class Guests:
+class GuestTable:
     """Guests by id, and everything that is done to them."""
 
     def __init__(
@@ -64,20 +64,20 @@ class Guests:
         clock: Clock,
         trees: Trees,
         notes: GuestRecords,
-        launch: Launch,
+        launch: GuestLauncher,
         logs: str,
         on_gone: Callable[[LeaseId], None],
-        on_look: Callable[[Look], None],
+        on_look: Callable[[ProcessSnapshot], None],
     ) -> None:
         """``on_gone`` is told when the last process of a guest of this lease is gone, ``on_look`` what each look has
         shown."""
-        self.by_id: dict[GuestId, Guest] = {}
+        self.by_id: dict[GuestId, GuestProcess] = {}
         self._on_gone = on_gone
         self._on_look = on_look
         self.priority = Priority()
         self.strangers = 0
         """Processes below the supervisor whose guest is unknown; while there are any, nothing is verified."""
-        self.leaving: dict[GuestId, Guest] = {}
+        self.leaving: dict[GuestId, GuestProcess] = {}
         """Seen to be gone, and not yet put away."""
         self._loop = loop
         self._clock = clock
@@ -89,8 +89,8 @@ class Guests:
         self._looking = Looking(loop, self._see, lambda: any(True for _ in self.of(None)))
         self._reaper = Reaper(loop, self._looking.soon)
         self._starting: dict[int, _Starting] = {}
-        self._kept = Kept()
-        self.room = Room()
+        self._kept = EndedGuests()
+        self.room = GuestRoom()
         """How many there may be."""
         self._count = 0
         self._will_put_away = False
@@ -188,7 +188,7 @@ class Guests:
             self._never_ran(prepared, begun, LeaseNotActive(f"lease {tenancy.lease} is {tenancy.closed}"))
             return
         tree = self._tree(id_, tenancy.lease, child.pid, prepared)
-        guest = Guest(
+        guest = GuestProcess(
             id=id_,
             lease=tenancy.lease,
             epoch=tenancy.epoch,
@@ -232,7 +232,7 @@ class Guests:
         assert identity is not None, "a child that was not waited for is always there"
         return Tree(id_, lease, identity, group=prepared.group, uid=prepared.uid, stands_in=prepared.stands_in)
 
-    def _note(self, guest: Guest, tenancy: LeaseRuntime) -> None:
+    def _note(self, guest: GuestProcess, tenancy: LeaseRuntime) -> None:
         self._notes.write(note_of(guest, tenancy.parts))
 
     def _began(self, failure: int) -> None:
@@ -259,14 +259,16 @@ class Guests:
 
     page = staticmethod(page_of)
 
-    def get(self, id_: str, tenant: TenantId | None, *, lease: LeaseId | None = None) -> Guest:
+    def get(self, id_: str, tenant: TenantId | None, *, lease: LeaseId | None = None) -> GuestProcess:
         """The guest, if it is this tenant's (None: of any tenant), and under this lease (None: any)."""
         guest = self.by_id.get(GuestId(id_))
         if guest is None or (tenant is not None and guest.tenant != tenant) or lease not in (None, guest.lease):
             raise NotFound(f"there is no guest {id_}", do="`sublet ps` lists yours; `--all` shows ended ones too.")
         return guest
 
-    def of(self, tenant: TenantId | None, *, lease: str = "", guest: str = "", ended: bool = False) -> Iterator[Guest]:
+    def of(
+        self, tenant: TenantId | None, *, lease: str = "", guest: str = "", ended: bool = False
+    ) -> Iterator[GuestProcess]:
         """Those of the tenant that fit, oldest first."""
         for found in self.by_id.values():
             if tenant is not None and found.tenant != tenant:
@@ -300,7 +302,7 @@ class Guests:
             except Exception as error:  # noqa: BLE001 - perhaps it is this that is broken
                 log_internal_error(error)
 
-    def _safely(self, guest: Guest, call: Callable[[], object]) -> None:
+    def _safely(self, guest: GuestProcess, call: Callable[[], object]) -> None:
         """Do this for the guest; a failure ends that guest and no other."""
         try:
             call()
@@ -335,7 +337,7 @@ class Guests:
         if self.leaving:
             self._put_away_soon()
 
-    def _see_all(self, guests: Iterable[Guest], closely: Iterable[Tree]) -> None:
+    def _see_all(self, guests: Iterable[GuestProcess], closely: Iterable[Tree]) -> None:
         look = self._trees.look(closely)
         try:
             self._on_look(look)
@@ -347,7 +349,7 @@ class Guests:
         for guest in guests:
             guest.processes = len(look.of(guest.tree))
 
-    def _end_left_behind(self, guest: Guest) -> None:
+    def _end_left_behind(self, guest: GuestProcess) -> None:
         """What a command leaves behind runs on under the lease. A guest that serves is its main process: no caller can
         reach what that leaves behind, and the next guest needs the place."""
         self._endings.insist(guest)
@@ -370,7 +372,7 @@ class Guests:
         if self.leaving:
             self._put_away_soon()
 
-    def _is_out_of_its_group(self, guest: Guest) -> bool:
+    def _is_out_of_its_group(self, guest: GuestProcess) -> bool:
         """The closest look, at its group: a process in it that nothing else has shown is found, and ended, by later
         looks that ask the group."""
         group = guest.tree.group
@@ -380,10 +382,10 @@ class Guests:
                 self._loop.after(UNSEEN_S, self._looking.soon)
         return not guest.hides
 
-    def _reaped(self, guest: Guest, how: Exit) -> None:
+    def _reaped(self, guest: GuestProcess, how: ProcessExit) -> None:
         self._safely(guest, lambda: self._main_exited(guest, how))
 
-    def _main_exited(self, guest: Guest, how: Exit) -> None:
+    def _main_exited(self, guest: GuestProcess, how: ProcessExit) -> None:
         failed = guest.exit_code >= 0  # it never ran: the failure pipe said so, and why
         if not failed:
             guest.exited(how)
@@ -391,7 +393,7 @@ class Guests:
                 guest.is_told_of_memory = True
                 guest.stdio.say(out_of_memory(guest.memory_max))
 
-    def _gone(self, guest: Guest) -> None:
+    def _gone(self, guest: GuestProcess) -> None:
         """Nothing of it runs. What it still had to say is read to the end. Each step is done whatever the others do."""
         guest.now(GuestEvent.EXITED)
         guest.ended_wall_ns = self._clock.wall_ns()
@@ -406,7 +408,7 @@ class Guests:
         ):
             self._safely(guest, step)
 
-    def _hear_out(self, guest: Guest) -> None:
+    def _hear_out(self, guest: GuestProcess) -> None:
         if guest.is_broken:
             guest.give_up()
         elif guest.stdio.is_done:
@@ -421,7 +423,7 @@ class Guests:
             guest.stdio.close()
             guest.tell(guest.last_news())
 
-    def _keep(self, guest: Guest) -> None:
+    def _keep(self, guest: GuestProcess) -> None:
         let_go = self._kept.add(guest.tenant, guest.id, guest.log.size) if guest.has_run else [guest.id]
         for oldest in let_go:
             del self.by_id[oldest]
@@ -429,26 +431,26 @@ class Guests:
 
     # ---- ending ----
 
-    def tell(self, guests: Iterable[Guest], line: str, reason: EndReason | None) -> None:
+    def tell(self, guests: Iterable[GuestProcess], line: str, reason: EndReason | None) -> None:
         """A line on stderr and SIGTERM, for whole trees."""
         self._endings.tell(guests, line, reason)
 
-    def kill(self, guests: Iterable[Guest], reason: EndReason) -> None:
+    def kill(self, guests: Iterable[GuestProcess], reason: EndReason) -> None:
         """Their end, now. Whether they are gone is seen by the next look; one that was seen to be gone needs none."""
         self._endings.kill((guest for guest in guests if guest.id not in self.leaving), reason)
 
-    def end_alone(self, guest: Guest, grace_ns: int) -> None:
+    def end_alone(self, guest: GuestProcess, grace_ns: int) -> None:
         """End one guest under a lease that goes on."""
         self._endings.alone(guest, grace_ns)
 
-    def signal(self, guest: Guest, number: int, *, tree: bool) -> None:
+    def signal(self, guest: GuestProcess, number: int, *, tree: bool) -> None:
         """To its main process, or to all it has; harmless once it is gone."""
         if tree:
             self._trees.signal(guest.tree, number)
         else:
             self._trees.procs.send(guest.tree.root, number)
 
-    def why_alive(self, guests: Iterable[Guest]) -> str:
+    def why_alive(self, guests: Iterable[GuestProcess]) -> str:
         """What to say of guests that were killed and are still there."""
         look = self._trees.look()
         return self._trees.why_alive(stat for guest in guests for stat in look.of(guest.tree))

@@ -15,7 +15,7 @@ from sublet.node.fair_slots import AWAITED
 from sublet.node.forked_jobs import ForkedJobs
 from sublet.node.loop import Loop
 from sublet.node.processes.cgroups import Groups
-from sublet.node.processes.group import Group
+from sublet.node.processes.group import ControlGroup
 from sublet.node.processes.lease_limits import limits_for
 from sublet.node.processes.lease_runtime import Borrowed, LeaseRuntime
 from sublet.node.processes.limits import choose, pin
@@ -27,9 +27,9 @@ from sublet.node.processes.trash import HeldMemory, Trash
 from sublet.node.processes.tree import Trees, marks_of
 from sublet.node.processes.zygote_policy import ZygoteKey, arguments_of, is_python, walled_key
 from sublet.node.processes.zygotes import Zygotes
-from sublet.node.sandbox import Plan, remove_tree
+from sublet.node.sandbox import SandboxPlan, remove_tree
 from sublet.node.sandbox.carried import TASK, to_text
-from sublet.node.sandbox.walls import Room, Walls
+from sublet.node.sandbox.walls import SandboxRoom, Walls
 from sublet.node.storage.stores import Stores
 from sublet.values import GuestId, Kind, ResourceId, TenantId
 from sublet.wire.caps import LeaseCaps
@@ -70,15 +70,15 @@ class Prepared:
     """Where it is kept, if anywhere."""
     stands_in: bool = False
     """Whether its first process only stands for the command."""
-    group: Group | None = None
+    group: ControlGroup | None = None
     """Made for it."""
     volume: Borrowed | None = None
     """Of another lease, and it may save there."""
-    walls: Plan | None = None
+    walls: SandboxPlan | None = None
     """Behind which it lives."""
 
 
-class Launch:
+class GuestLauncher:
     """Prepares guests on one machine, and forks them: from a warm interpreter where there is one, else plainly."""
 
     def __init__(
@@ -268,7 +268,7 @@ class Launch:
                 if room.ids is not None:
                     stdio.give_to(*room.ids)
             else:
-                room = Room(env=dict(spec.env), cwd=spec.cwd or "/", enter=_stay, ids=None)
+                room = SandboxRoom(env=dict(spec.env), cwd=spec.cwd or "/", enter=_stay, ids=None)
             room.env.pop(OWN_DEVICE, None)  # of another guest, that is this one's holder
             if spec.device >= 0:
                 marks[OWN_DEVICE] = str(spec.device)

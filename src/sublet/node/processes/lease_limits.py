@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from sublet.node.processes.limits import Limits
+from sublet.node.processes.limits import GroupLimits
 from sublet.values import MIB, Kind, TenantId
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.orders import Part, card_uuid
@@ -37,7 +37,7 @@ OFFICE_RESERVE_PART: Final = 16
 """This part of the machine's memory is not for guests, and at least ``OFFICE_RESERVE_MIN`` is not."""
 
 
-def limits_for(parts: Iterable[Part], caps: LeaseCaps, *, tenant: TenantId, cores_max: int = 0) -> Limits:
+def limits_for(parts: Iterable[Part], caps: LeaseCaps, *, tenant: TenantId, cores_max: int = 0) -> GroupLimits:
     """The caps of one lease. ``cores_max``: what the office may use, which no lease is given more than; 0: any."""
     parts = tuple(parts)
     memory = sum(part.amount for part in parts if part.kind is Kind.MEMORY)
@@ -47,7 +47,7 @@ def limits_for(parts: Iterable[Part], caps: LeaseCaps, *, tenant: TenantId, core
     vram = sum(part.amount for part in devices) - sum(cards)
     host_bytes = vram + BASELINE_BYTES if vram else 0
     if tenant == OWNER:
-        return Limits(
+        return GroupLimits(
             memory_bytes=memory + host_bytes,
             cores=cores,
             pids_max=PIDS_MAX,
@@ -61,7 +61,7 @@ def limits_for(parts: Iterable[Part], caps: LeaseCaps, *, tenant: TenantId, core
         memory_bytes = sum(cards) + caps.memory_per_card_bytes * len(cards)
     else:
         memory_bytes = caps.memory_per_core_bytes * capped
-    return Limits(
+    return GroupLimits(
         memory_bytes=memory_bytes,
         swap=False,
         cores=capped,
@@ -71,7 +71,7 @@ def limits_for(parts: Iterable[Part], caps: LeaseCaps, *, tenant: TenantId, core
     )
 
 
-def office_limits(caps: LeaseCaps, *, memory_bytes: int, cores: int, pids_max: int) -> Limits:
+def office_limits(caps: LeaseCaps, *, memory_bytes: int, cores: int, pids_max: int) -> GroupLimits:
     """The caps of all guests together, on a machine with so much memory, so many cores and process numbers.
 
     Their weight is that of all cores they may use. With the kernel's default they would all together count as one of
@@ -79,7 +79,7 @@ def office_limits(caps: LeaseCaps, *, memory_bytes: int, cores: int, pids_max: i
     """
     reserve = max(OFFICE_RESERVE_MIN, memory_bytes // OFFICE_RESERVE_PART)
     capped = caps.office_cores if 0 < caps.office_cores < cores else 0
-    return Limits(
+    return GroupLimits(
         memory_bytes=caps.office_memory_bytes or max(memory_bytes - reserve, memory_bytes // 2),
         cores=capped,
         cpu_weight=WEIGHT_OF_CORE * (capped or cores),

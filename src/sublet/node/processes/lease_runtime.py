@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from sublet.node.processes.cgroups import Group, Groups
-from sublet.node.processes.guest import Guest
-from sublet.node.processes.limits import Limits
+from sublet.node.processes.cgroups import ControlGroup, Groups
+from sublet.node.processes.guest import GuestProcess
+from sublet.node.processes.limits import GroupLimits
 from sublet.values import NS_PER_S, EndReason, Epoch, GuestId, Kind, LeaseId, TenantId
 from sublet.wire.orders import Metered, Notify, Part
 from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
@@ -20,7 +20,7 @@ from sublet.wire.volumes import VOLUME_VARIABLE
 
 if TYPE_CHECKING:
     from sublet.node.sandbox import Ids
-    from sublet.node.storage.store import Store
+    from sublet.node.storage.store import StoredFolder
 
 COUNT_MAX = (1 << 62) - 1
 """What a guest may claim to have done."""
@@ -61,7 +61,7 @@ class LeaseRuntime:
         self.epoch = epoch
         self.parts = parts
         self.deadline_ns = deadline_ns
-        self.guests: dict[GuestId, Guest] = {}
+        self.guests: dict[GuestId, GuestProcess] = {}
         self.notice: Notify | None = None
         self.expiring = False
         """Whether guests were told that its deadline is near, and that it has not been extended. Of those that are
@@ -80,7 +80,7 @@ class LeaseRuntime:
         """Connections that came under this epoch, or a later one, are good."""
         self.detail = ""
         self.folder = ""
-        self.limits = Limits()
+        self.limits = GroupLimits()
         """The caps of its guests, once it has had any."""
         self.unlimited: list[str] = []
         """Caps that were asked for and cannot be had here."""
@@ -88,7 +88,7 @@ class LeaseRuntime:
         """The cores its guests are kept on where their time cannot be capped."""
         self.writable: tuple[str, ...] = ()
         """Folders that came with the lease: those of its blocks."""
-        self.stores: list[Store] = []
+        self.stores: list[StoredFolder] = []
         self.has_stores = False
         """Whether what it has of disk and memory was made, or is being made."""
         self.blocks: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ class LeaseRuntime:
         self._office = office
         self._page: PageWriter | None = None
         self._tally: TallyFile | None = None
-        self._group: Group | None = None
+        self._group: ControlGroup | None = None
         """That of the lease for which it was made."""
         self._counted = Metered()
         """What its guests had done when they came under this lease."""
@@ -131,7 +131,7 @@ class LeaseRuntime:
             return "over"
         return "a parking lease, under which nothing starts" if self.is_parked else ""
 
-    def running(self) -> Iterator[Guest]:
+    def running(self) -> Iterator[GuestProcess]:
         """Those of which something runs."""
         return (guest for guest in self.guests.values() if not guest.is_gone)
 
@@ -143,7 +143,7 @@ class LeaseRuntime:
         return self.limits.memory_bytes
 
     def open(
-        self, base: str, groups: Groups, now_ns: int, cores: Callable[[int], tuple[int, ...]], limits: Limits
+        self, base: str, groups: Groups, now_ns: int, cores: Callable[[int], tuple[int, ...]], limits: GroupLimits
     ) -> None:
         """Make what guests need, once. ``cores`` chooses so many, where they can only be kept on some. If a part of it
         cannot be made no guest starts, and the next one tries again."""
@@ -242,7 +242,7 @@ class LeaseRuntime:
             self._page.write(self._view(now_ns))
 
     def close(
-        self, put_away: Callable[[str], object], leave: Callable[[Group], object], *, alone: bool = True
+        self, put_away: Callable[[str], object], leave: Callable[[ControlGroup], object], *, alone: bool = True
     ) -> list[str]:
         """Take away what was made; what would not go. Only once no guest is left. ``put_away`` removes the folder, or
         gives it another name and has it removed. ``leave`` removes the group, now or later: no process is in it, so it

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Device(NamedTuple):
+class DeviceNode(NamedTuple):
     """A device node, as the device group knows it."""
 
     kind: str
@@ -30,15 +30,15 @@ class Device(NamedTuple):
 
 
 BASIC_DEVICES = (
-    *(Device("c", 1, minor) for minor in (3, 5, 7, 8, 9)),  # null, zero, full, random, urandom
-    *(Device("c", 5, minor) for minor in (0, 1, 2)),  # tty, console, ptmx
-    Device("c", 136),  # pts
+    *(DeviceNode("c", 1, minor) for minor in (3, 5, 7, 8, 9)),  # null, zero, full, random, urandom
+    *(DeviceNode("c", 5, minor) for minor in (0, 1, 2)),  # tty, console, ptmx
+    DeviceNode("c", 136),  # pts
 )
 """What every program may open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class GroupLimits:
     """Caps of a group; 0, empty and None leave the matter open."""
 
     memory_bytes: int = 0
@@ -53,12 +53,12 @@ class Limits:
     """The size of the home folder of a tenant's guest, which is memory."""
     cpus: tuple[int, ...] = ()
     """These cores and no others."""
-    devices: tuple[Device, ...] | None = None
+    devices: tuple[DeviceNode, ...] | None = None
     """These devices besides ``BASIC_DEVICES``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class GroupUsage:
     """What was used so far."""
 
     cpu_ns: int = 0

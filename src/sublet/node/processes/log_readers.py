@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, Protocol
 
-from sublet.node.processes.logs import GuestLog, LogReader, LogRecord, Replay
+from sublet.node.processes.logs import GuestLog, LogReader, LogRecord, LogReplay
 
 REPLAY_BYTES: Final = 256 << 10
 """From the log to one follower in one turn of the loop, so that the deadlines of others are not kept waiting."""
@@ -95,7 +95,7 @@ class Following:
         try:
             replay = reader.read(room)
         except OSError:  # to this follower it is lost, which it is told; the guest and the loop go on
-            replay = Replay(0, (), at_end=True)
+            replay = LogReplay(0, (), at_end=True)
         self._miss(replay.dropped)
         for record in _joined(replay.records):
             if not self._hand(record):

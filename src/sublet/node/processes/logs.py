@@ -59,7 +59,7 @@ class LogRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class LogReplay:
     """Some records, in order and without a hole between them."""
 
     dropped: int
@@ -241,7 +241,7 @@ class LogReader:
         self._before = (-1, 0, 0)
         """Segment, place and offset of the place, before the last read."""
 
-    def read(self, most: int = READ_BYTES) -> Replay:
+    def read(self, most: int = READ_BYTES) -> LogReplay:
         """What one look into the files gives, at most so many bytes; of a record that does not fit the rest comes next.
 
         It may come back with nothing and yet not be at the end: looking for the place is bounded as well.
@@ -252,13 +252,13 @@ class LogReader:
             if self._fd < 0:
                 dropped += self._open()
             if self._fd < 0:
-                return Replay(dropped, (), at_end=True)
+                return LogReplay(dropped, (), at_end=True)
             self._before = (self._start, self._place, self._place_offset)
             if most <= 0 or self._take(records, most):
                 break
             if not self._leave():
-                return Replay(dropped, (), at_end=True)
-        return Replay(dropped, tuple(records), at_end=False)
+                return LogReplay(dropped, (), at_end=True)
+        return LogReplay(dropped, tuple(records), at_end=False)
 
     def back_to(self, offset: int) -> None:
         """Not all of the last read was used: go on from here again."""

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
 
-from sublet.node.processes.guests import Guests
+from sublet.node.processes.guests import GuestTable
 from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.processes.messages import out_of_memory
-from sublet.node.processes.procs import PAGE_BYTES, Procs, Stat
-from sublet.node.processes.tree import Look
+from sublet.node.processes.procs import PAGE_BYTES, ProcessStat, Procs
+from sublet.node.processes.tree import ProcessSnapshot
 from sublet.values import MIB, EndReason, GuestId, LeaseId, format_size
 from sublet.wire.cards import CardUse
 from sublet.wire.orders import Part, card_uuid
@@ -32,13 +32,13 @@ _KIB: Final = 1024
 class MemoryWatch:
     """Looks at the leases that have a cap on memory."""
 
-    def __init__(self, guests: Guests, procs: Procs, tenancies: Callable[[], Iterable[LeaseRuntime]]) -> None:
+    def __init__(self, guests: GuestTable, procs: Procs, tenancies: Callable[[], Iterable[LeaseRuntime]]) -> None:
         self._guests = guests
         self._procs = procs
         self._tenancies = tenancies
         self._ask_at = 0.0
 
-    def look(self, look: Look) -> None:
+    def look(self, look: ProcessSnapshot) -> None:
         """The guests' own look has just been taken. There may be very many: a group that counts by itself is asked
         less."""
         now = time.monotonic()
@@ -53,7 +53,7 @@ class MemoryWatch:
             elif asks and tenancy.over is None:  # of many that end at once none needs this, and all wait for it
                 self._ask(tenancy)
 
-    def _measure(self, tenancy: LeaseRuntime, look: Look) -> None:
+    def _measure(self, tenancy: LeaseRuntime, look: ProcessSnapshot) -> None:
         stats = [stat for guest in tenancy.running() for stat in look.of(guest.tree)]
         if sum(stat.rss_pages for stat in stats) * PAGE_BYTES <= tenancy.memory_max:
             return
@@ -74,7 +74,7 @@ class MemoryWatch:
                 guest.stdio.say(out_of_memory(tenancy.memory_max))
 
 
-def share_of(stats: Iterable[Stat], proc: str = "/proc") -> int:
+def share_of(stats: Iterable[ProcessStat], proc: str = "/proc") -> int:
     """Bytes that these processes have together; what several share is divided among them."""
     found = 0
     largest = sorted(stats, key=lambda stat: -stat.rss_pages)
@@ -117,7 +117,7 @@ CONTEXT_BYTES: Final = 768 * MIB
 _ASKED: Final = "it is ended if it has not freed some in a few seconds"
 
 
-class Owner(Protocol):
+class ProcessOwner(Protocol):
     """Whose a process is."""
 
     @property
@@ -143,7 +143,7 @@ class VramWatch:
         self._over: frozenset[tuple[LeaseId, str]] = frozenset()
 
     def offenders(
-        self, uses: Iterable[CardUse], owners: Mapping[int, Owner], parts: Mapping[LeaseId, tuple[Part, ...]]
+        self, uses: Iterable[CardUse], owners: Mapping[int, ProcessOwner], parts: Mapping[LeaseId, tuple[Part, ...]]
     ) -> list[Offender]:
         """Guests to be warned or ended. ``owners``: by pid; a process that belongs to no lease is ignored here."""
         found = _over(uses, owners, parts)
@@ -155,7 +155,7 @@ class VramWatch:
 
 
 def _over(
-    uses: Iterable[CardUse], owners: Mapping[int, Owner], parts: Mapping[LeaseId, tuple[Part, ...]]
+    uses: Iterable[CardUse], owners: Mapping[int, ProcessOwner], parts: Mapping[LeaseId, tuple[Part, ...]]
 ) -> dict[tuple[LeaseId, str], tuple[GuestId, str]]:
     used: dict[tuple[LeaseId, str], dict[GuestId, int]] = {}
     processes: dict[tuple[LeaseId, str], int] = {}

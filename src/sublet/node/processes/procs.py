@@ -1,7 +1,7 @@
 """Reads processes from /proc in one pass, and signals them without ever hitting a reused pid.
 
 A pid alone identifies no process: it can be reused as soon as its process is gone. A process is its pid *and* the
-moment it started (``Identity``), and a signal goes through a pidfd that was compared with both.
+moment it started (``ProcessInstance``), and a signal goes through a pidfd that was compared with both.
 
 A pass is not a photograph. What is forked behind its back is missing from it, what ends meanwhile may or may not be in
 it; but a process that lives through the whole pass is in it, because the kernel hands out pids in ascending order.
@@ -24,7 +24,7 @@ _GONE: Final = frozenset(b"ZXx")
 _STOPPED: Final = frozenset(b"Tt")
 
 
-class Identity(NamedTuple):
+class ProcessInstance(NamedTuple):
     """One process, for good."""
 
     pid: int
@@ -32,7 +32,7 @@ class Identity(NamedTuple):
     """When it started, in the kernel's ticks since boot."""
 
 
-class Stat(NamedTuple):
+class ProcessStat(NamedTuple):
     """What is known of a process at one moment."""
 
     pid: int
@@ -48,8 +48,8 @@ class Stat(NamedTuple):
     rss_pages: int
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.pid, self.start_ticks)
+    def identity(self) -> ProcessInstance:
+        return ProcessInstance(self.pid, self.start_ticks)
 
     @property
     def is_gone(self) -> bool:
@@ -70,11 +70,11 @@ class Table:
 
     __slots__ = ("_children", "stats")
 
-    def __init__(self, stats: Mapping[int, Stat]) -> None:
+    def __init__(self, stats: Mapping[int, ProcessStat]) -> None:
         self.stats: Final = stats
-        self._children: dict[int, list[Stat]] | None = None
+        self._children: dict[int, list[ProcessStat]] | None = None
 
-    def children(self, pid: int) -> list[Stat]:
+    def children(self, pid: int) -> list[ProcessStat]:
         """Those whose parent is ``pid``, the ended ones too."""
         if self._children is None:
             self._children = {}
@@ -82,7 +82,7 @@ class Table:
                 self._children.setdefault(stat.ppid, []).append(stat)
         return self._children.get(pid, [])
 
-    def below(self, pids: Iterable[int]) -> Iterator[Stat]:
+    def below(self, pids: Iterable[int]) -> Iterator[ProcessStat]:
         """These (as far as they are there) and all that descends from them; each once."""
         waiting, seen = list(pids), set[int]()
         while waiting:
@@ -94,7 +94,7 @@ class Table:
             yield stat
             waiting.extend(child.pid for child in self.children(pid))
 
-    def find(self, identity: Identity) -> Stat | None:
+    def find(self, identity: ProcessInstance) -> ProcessStat | None:
         """This very process, if it is still listed."""
         stat = self.stats.get(identity.pid)
         return stat if stat is not None and stat.start_ticks == identity.start_ticks else None
@@ -116,11 +116,11 @@ class Procs:
                     stats[stat.pid] = stat
         return Table(stats)
 
-    def stat(self, pid: int) -> Stat | None:
+    def stat(self, pid: int) -> ProcessStat | None:
         """One process; None if there is none."""
         return self._read(str(pid))
 
-    def identity(self, pid: int) -> Identity | None:
+    def identity(self, pid: int) -> ProcessInstance | None:
         """Which process the pid means now."""
         stat = self.stat(pid)
         return stat.identity if stat is not None else None
@@ -139,7 +139,7 @@ class Procs:
             os.close(fd)
         return [int(word) for word in raw.split()]
 
-    def is_there(self, identity: Identity) -> bool:
+    def is_there(self, identity: ProcessInstance) -> bool:
         """Whether this very process still runs."""
         stat = self.stat(identity.pid)
         return stat is not None and stat.start_ticks == identity.start_ticks and not stat.is_gone
@@ -165,7 +165,7 @@ class Procs:
         """One of the files of a process; empty where it may not be read."""
         return os.fsdecode(_read_all(f"{self.root}/{pid}/{name}"))
 
-    def send(self, identity: Identity, number: int) -> bool:
+    def send(self, identity: ProcessInstance, number: int) -> bool:
         """Signal this very process; False if it has ended or is not ours to signal."""
         pidfd = pidfd_open(identity.pid)
         if pidfd is None:
@@ -178,7 +178,7 @@ class Procs:
         finally:
             os.close(pidfd)
 
-    def _read(self, name: str) -> Stat | None:
+    def _read(self, name: str) -> ProcessStat | None:
         try:
             fd = os.open(f"{self.root}/{name}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, ProcessLookupError, PermissionError):  # what could not be seen is not gone for that
@@ -224,14 +224,14 @@ def _read_all(path: str) -> bytes:
         return b""
 
 
-def _parse(raw: bytes) -> Stat | None:
+def _parse(raw: bytes) -> ProcessStat | None:
     """One line of /proc/<pid>/stat. The name in it may hold anything, brackets and line ends too, so it is cut out."""
     head, bracket, tail = raw.rpartition(b")")
     f = tail.split(None, _FIELDS)
     if not bracket or len(f) < _FIELDS:
         return None
     try:
-        return Stat(
+        return ProcessStat(
             int(head[: head.index(b" ")]),
             int(f[1]),
             int(f[2]),

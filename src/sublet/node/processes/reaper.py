@@ -15,7 +15,7 @@ from collections.abc import Callable
 from sublet.node.loop import READ, Loop, log_internal_error
 
 
-class Exit:
+class ProcessExit:
     """How a process ended."""
 
     __slots__ = ("cpu_ns", "peak_bytes", "pid", "status")
@@ -40,13 +40,13 @@ class Reaper:
         """``then`` is called after each round in which anything was reaped."""
         self._loop = loop
         self._then = then
-        self._waiting: dict[int, Callable[[Exit], None]] = {}
+        self._waiting: dict[int, Callable[[ProcessExit], None]] = {}
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._old_handler = signal.signal(signal.SIGCHLD, lambda *_: None)
         loop.watch(self._read, READ, self._woken)
 
-    def expect(self, pid: int, exited: Callable[[Exit], None]) -> None:
+    def expect(self, pid: int, exited: Callable[[ProcessExit], None]) -> None:
         """Tell when this child ended. To be said in the turn in which it was started."""
         self._waiting[pid] = exited
 
@@ -70,7 +70,7 @@ class Reaper:
                 exited = self._waiting.pop(pid, None)
                 if exited is not None:
                     try:
-                        exited(Exit(pid, status, used))
+                        exited(ProcessExit(pid, status, used))
                     except Exception as error:  # noqa: BLE001 - others wait to be reaped
                         log_internal_error(error)
         if any_ended:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 from typing import Final
 
-from sublet.node.processes.cgroups_places import Files, find_places
-from sublet.node.processes.procs import Identity, Procs
+from sublet.node.processes.cgroups_places import CgroupFiles, find_places
+from sublet.node.processes.procs import ProcessInstance, Procs
 
 _KILL_BIT: Final = 1 << (signal.SIGKILL - 1)
 
 
-def why_alive(procs: Procs, identity: Identity, files: Files | None = None) -> str:
+def why_alive(procs: Procs, identity: ProcessInstance, files: CgroupFiles | None = None) -> str:
     """What keeps it, as far as the kernel tells; empty if it is gone."""
     stat = procs.stat(identity.pid)
     if stat is None or stat.start_ticks != identity.start_ticks or stat.is_gone:
@@ -27,9 +27,9 @@ def why_alive(procs: Procs, identity: Identity, files: Files | None = None) -> s
     return f"{who} was killed and has not ended yet"
 
 
-def is_frozen(procs: Procs, pid: int, files: Files | None = None) -> bool:
+def is_frozen(procs: Procs, pid: int, files: CgroupFiles | None = None) -> bool:
     """Whether a freezer of v1 holds it, in which not even SIGKILL ends it. (That of v2 lets a kill through.)"""
-    files = files or Files()
+    files = files or CgroupFiles()
     group = _freezer_group(procs, pid)
     tops = [place.top for place in find_places(procs.root, files) if "freezer" in place.controllers and not place.is_v2]
     states = [files.read(f"{top}{group}/freezer.state") for top in tops if group not in ("", "/")]

@@ -11,9 +11,9 @@ from typing import Final
 
 from sublet.node.loop import Loop, Timer, log_internal_error
 from sublet.node.priority import Priority
-from sublet.node.processes.guest import Guest
+from sublet.node.processes.guest import GuestProcess
 from sublet.node.processes.scan_schedule import UNSEEN_S
-from sublet.node.processes.tree import Look, Trees
+from sublet.node.processes.tree import ProcessSnapshot, Trees
 from sublet.values import NS_PER_S, EndReason, GuestId
 
 KILL_AGAIN_NS: Final = NS_PER_S // 2
@@ -31,7 +31,7 @@ class Endings:
         priority: Priority,
         *,
         killed: Callable[[], None],
-        safely: Callable[[Guest, Callable[[], object]], None],
+        safely: Callable[[GuestProcess, Callable[[], object]], None],
     ) -> None:
         """``killed`` is called after each blow; ``safely`` does something for one guest, at that guest's risk."""
         self._loop = loop
@@ -41,13 +41,13 @@ class Endings:
         self._safely = safely
         self._forced: dict[GuestId, Timer] = {}
         """Those that are ended alone, and when that is forced."""
-        self._to_tell: list[Guest] = []
-        self._to_kill: list[Guest] = []
+        self._to_tell: list[GuestProcess] = []
+        self._to_kill: list[GuestProcess] = []
         self._lines: dict[GuestId, list[str]] = {}
         """What is still to be said to those who are told."""
         self._will_act = False
 
-    def tell(self, guests: Iterable[Guest], line: str, reason: EndReason | None) -> None:
+    def tell(self, guests: Iterable[GuestProcess], line: str, reason: EndReason | None) -> None:
         """A line on stderr and SIGTERM, for whole trees."""
         for guest in guests:
             self._safely(guest, guest.stdio.hold_no_longer)
@@ -57,7 +57,7 @@ class Endings:
             self._to_tell.append(guest)
             self._act_soon()
 
-    def kill(self, guests: Iterable[Guest], reason: EndReason) -> None:
+    def kill(self, guests: Iterable[GuestProcess], reason: EndReason) -> None:
         """Their end, now."""
         chosen = [guest for guest in guests if not guest.is_gone]
         for guest in chosen:
@@ -67,7 +67,7 @@ class Endings:
             self._to_kill += chosen
             self._act_soon()
 
-    def alone(self, guest: Guest, grace_ns: int) -> None:
+    def alone(self, guest: GuestProcess, grace_ns: int) -> None:
         """End one guest under a lease that goes on."""
         if guest.is_gone:
             return
@@ -77,11 +77,11 @@ class Endings:
             self.tell([guest], "this command is being stopped", EndReason.OPERATOR)
         self._force_at(guest, self._loop.now_ns() + grace_ns)
 
-    def insist(self, guest: Guest) -> None:
+    def insist(self, guest: GuestProcess) -> None:
         """From now on it is killed again and again, until it is gone."""
         self._force_at(guest, self._loop.now_ns() + KILL_AGAIN_NS)
 
-    def is_gone(self, guest: Guest) -> None:
+    def is_gone(self, guest: GuestProcess) -> None:
         """Nothing has to be forced any more."""
         if (forced := self._forced.pop(guest.id, None)) is not None:
             forced.cancel()
@@ -112,7 +112,7 @@ class Endings:
             for guest in killed:
                 self._safely(guest, lambda guest=guest: self._kill_alone(guest))  # type: ignore[misc]
 
-    def _reach(self, told: list[Guest], killed: list[Guest]) -> None:
+    def _reach(self, told: list[GuestProcess], killed: list[GuestProcess]) -> None:
         boxed = [guest for guest in told if guest.tree.is_boxed]
         for guest in boxed:
             self._safely(guest, lambda guest=guest: self._ask_to_leave(guest))  # type: ignore[misc]
@@ -128,7 +128,7 @@ class Endings:
         if killed:
             self._killed()
 
-    def _ask_to_leave(self, guest: Guest, look: Look | None = None) -> None:
+    def _ask_to_leave(self, guest: GuestProcess, look: ProcessSnapshot | None = None) -> None:
         if look is None:
             reached = self._trees.signal_boxed(guest.tree, signal.SIGTERM)
         else:
@@ -136,13 +136,13 @@ class Endings:
         if not reached and not guest.main_runs:  # it ended by itself: no process of it is left that needs the line
             self._lines.pop(guest.id, None)
 
-    def _kill_alone(self, guest: Guest) -> None:
+    def _kill_alone(self, guest: GuestProcess) -> None:
         try:
             self._reach([], [guest])
         finally:  # its first process at least, whatever cannot be found of the others
             self._trees.procs.send(guest.tree.root, signal.SIGKILL)
 
-    def _force_at(self, guest: Guest, at_ns: int) -> None:
+    def _force_at(self, guest: GuestProcess, at_ns: int) -> None:
         """However often it is asked for, one timer; the soonest counts."""
         before = self._forced.get(guest.id)
         if before is None or at_ns < before.at_ns:
@@ -150,7 +150,7 @@ class Endings:
                 before.cancel()
             self._forced[guest.id] = self._loop.at(at_ns, lambda: self._force(guest))
 
-    def _force(self, guest: Guest) -> None:
+    def _force(self, guest: GuestProcess) -> None:
         self._forced.pop(guest.id, None)
         if not guest.is_gone:
             self.insist(guest)

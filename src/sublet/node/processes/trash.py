@@ -22,7 +22,7 @@ from sublet.background import is_shortage
 from sublet.errors import QuotaExceeded
 from sublet.node.forked_jobs import ForkedJobs
 from sublet.node.loop import Loop, Timer, log_internal_error
-from sublet.node.processes.group import Group
+from sublet.node.processes.group import ControlGroup
 from sublet.node.processes.lease_limits import OWNER
 from sublet.node.sandbox import remove_tree
 from sublet.node.sandbox.cleaning import Left
@@ -52,7 +52,7 @@ class Trash:
     def __init__(self, loop: Loop, forked_jobs: ForkedJobs) -> None:
         self._loop = loop.guarded(lambda _: self._again())
         self._forked_jobs = forked_jobs
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, ControlGroup] = {}
         """By name, those that are on their way out."""
         self._acts: deque[Callable[[], object]] = deque()
         self._timer: Timer | None = None
@@ -64,7 +64,7 @@ class Trash:
             os.rename(folder, aside)
             self.later(lambda: self._remove(aside))
 
-    def leave(self, group: Group | None, *first: Callable[[], object]) -> None:
+    def leave(self, group: ControlGroup | None, *first: Callable[[], object]) -> None:
         """No process is in this group, as was seen, so only its name is left, and is removed soon. ``first`` is done
         while the group is still there; without a group, only ``first`` is done."""
         if group is not None:
@@ -72,7 +72,7 @@ class Trash:
         todo = deque(first)
         self.later(lambda: self._leave(group, todo))
 
-    def make_way(self, group: Group | None) -> None:
+    def make_way(self, group: ControlGroup | None) -> None:
         """This one is about to be made: if there is another of its name on its way out, that goes now, or stays."""
         if group is not None and group.name in self._groups:
             self.finish()
@@ -110,7 +110,7 @@ class Trash:
         if self._acts and self._timer is None:
             self._timer = self._loop.after(0, self._clear)
 
-    def _leave(self, group: Group | None, first: deque[Callable[[], object]]) -> None:
+    def _leave(self, group: ControlGroup | None, first: deque[Callable[[], object]]) -> None:
         while first:
             try:
                 first[0]()
@@ -122,7 +122,7 @@ class Trash:
         if group is not None:
             self._remove_group(group)
 
-    def _remove_group(self, group: Group) -> None:
+    def _remove_group(self, group: ControlGroup) -> None:
         """Our guests are gone, so another program has put any process that is in it now there. Processes in a guest's
         group are killed, as ever."""
         if self._groups.get(group.name) is not group:
@@ -152,11 +152,11 @@ class HeldMemory:
     def __init__(self, loop: Loop, aside: Trash) -> None:
         self._loop = loop.guarded(lambda _: self._later())
         self._aside = aside
-        self._held: dict[str, tuple[TenantId, Group]] = {}
+        self._held: dict[str, tuple[TenantId, ControlGroup]] = {}
         """By the name of the group."""
         self._timer: Timer | None = None
 
-    def leave(self, tenant: TenantId, group: Group) -> None:
+    def leave(self, tenant: TenantId, group: ControlGroup) -> None:
         """No process is in this group any more: it is removed soon, or once none of its memory is kept."""
         if tenant == OWNER:
             self._aside.leave(group)
@@ -173,7 +173,7 @@ class HeldMemory:
                 do="Let go of results of ended leases, or copy them; or end the programs that have them.",
             )
 
-    def make_way(self, group: Group | None) -> None:
+    def make_way(self, group: ControlGroup | None) -> None:
         """This one is about to be made: if there is another of its name here it is the same one, and lives again."""
         if group is not None:
             self._held.pop(group.name, None)

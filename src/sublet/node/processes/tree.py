@@ -23,9 +23,9 @@ import signal
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Final, NamedTuple, TypeVar
 
-from sublet.node.processes.group import Group
-from sublet.node.processes.limits import Usage
-from sublet.node.processes.procs import NS_PER_TICK, PAGE_BYTES, Identity, Procs, Stat, Table
+from sublet.node.processes.group import ControlGroup
+from sublet.node.processes.limits import GroupUsage
+from sublet.node.processes.procs import NS_PER_TICK, PAGE_BYTES, ProcessInstance, ProcessStat, Procs, Table
 from sublet.node.processes.stuck import why_alive
 from sublet.values import GuestId, LeaseId
 
@@ -38,7 +38,7 @@ _STOP_ROUNDS: Final = 6
 """Looks within one attempt to end a tree. A tree that stands still is done after two."""
 _ASLEEP_IN_KERNEL: Final = ord("D")
 _NOBODY: Final = GuestId("")
-_NOBODY_AT_ALL: Final = frozenset[Identity]()
+_NOBODY_AT_ALL: Final = frozenset[ProcessInstance]()
 """One for all trees: an empty set takes as much room as one with four in it."""
 _FEW: Final = 4
 _T = TypeVar("_T")
@@ -56,9 +56,9 @@ class Tree:
         self,
         guest: GuestId,
         lease: LeaseId,
-        root: Identity,
+        root: ProcessInstance,
         *,
-        group: Group | None = None,
+        group: ControlGroup | None = None,
         uid: int | None = None,
         stands_in: bool = False,
     ) -> None:
@@ -71,11 +71,11 @@ class Tree:
         """The user of its processes; marks of another user's orphan are not believed. None: any user."""
         self.stands_in = stands_in
         """Whether the first process only stands for the guest outside of a process namespace (``isolation.init``)."""
-        self.known: Collection[Identity] = (root,)
+        self.known: Collection[ProcessInstance] = (root,)
         """Its processes at the last look."""
         self.sessions: Collection[int] = (root.pid,)
         """Theirs. A session's number is not given anew as long as a process is in it."""
-        self.outside: Set[Identity] = _NOBODY_AT_ALL
+        self.outside: Set[ProcessInstance] = _NOBODY_AT_ALL
         """Those of them that have left the group, as root may."""
         self._inherited: Collection[int] = ()
         """The session it was started in, if it was seen before it made its own: that of a zygote, or ours."""
@@ -97,7 +97,7 @@ class Tree:
         self._exited_ns += cpu_ns
         self._peak_bytes = max(self._peak_bytes, peak_bytes)
 
-    def seen(self, members: Collection[Stat], foreign_session: int, inside: Set[int] | None) -> None:
+    def seen(self, members: Collection[ProcessStat], foreign_session: int, inside: Set[int] | None) -> None:
         """Remember what a look has shown."""
         if not members:
             self.known, self.sessions, self.outside = (), (), _NOBODY_AT_ALL
@@ -111,7 +111,7 @@ class Tree:
         self._cpu_ns = max(self._cpu_ns, self._exited_ns + sum(stat.cpu_ticks for stat in members) * NS_PER_TICK)
         self._peak_bytes = max(self._peak_bytes, _resident(members))
 
-    def usage(self, members: Iterable[Stat] = ()) -> Usage:
+    def usage(self, members: Iterable[ProcessStat] = ()) -> GroupUsage:
         """What it has used: by its group where there is one, else as far as the looks have shown.
 
         Without a group, pages that several processes share count in each, and the time of a process that its parent
@@ -121,9 +121,9 @@ class Tree:
             return self.group.usage()
         now = _resident(members)
         peak = max(self._peak_bytes, now)
-        return Usage(cpu_ns=max(self._cpu_ns, self._exited_ns), memory_bytes=now, memory_peak_bytes=peak)
+        return GroupUsage(cpu_ns=max(self._cpu_ns, self._exited_ns), memory_bytes=now, memory_peak_bytes=peak)
 
-    def used(self) -> Usage:
+    def used(self) -> GroupUsage:
         """The same, once nothing of it runs."""
         return self.group.used() if self.group is not None else self.usage()
 
@@ -132,16 +132,16 @@ class Tree:
         return self.group.oom_kills() if self.group is not None else 0
 
 
-class Look(NamedTuple):
+class ProcessSnapshot(NamedTuple):
     """The processes that there are, at one moment."""
 
     table: Table
-    members: Mapping[GuestId, list[Stat]]
+    members: Mapping[GuestId, list[ProcessStat]]
     """The living processes of each guest. Those that only wait to be asked for their exit are left out."""
-    strangers: list[Stat]
+    strangers: list[ProcessStat]
     """Living processes below the supervisor that belong to no guest."""
 
-    def of(self, tree: Tree) -> list[Stat]:
+    def of(self, tree: Tree) -> list[ProcessStat]:
         return self.members.get(tree.guest, [])
 
 
@@ -153,7 +153,7 @@ class Trees:
         self.me = me
         """The supervisor's pid."""
         self.trees: dict[GuestId, Tree] = {}
-        self.helpers: dict[int, Identity] = {}
+        self.helpers: dict[int, ProcessInstance] = {}
         """Processes of the supervisor's own, such as zygotes; what is below them, or in their session, is theirs."""
 
     def add(self, tree: Tree) -> None:
@@ -164,7 +164,7 @@ class Trees:
         """It was verified to be gone."""
         self.trees.pop(guest, None)
 
-    def help(self, identity: Identity) -> None:
+    def help(self, identity: ProcessInstance) -> None:
         """This child of the supervisor is its own, and a session of its own."""
         self.helpers[identity.pid] = identity
 
@@ -180,7 +180,7 @@ class Trees:
         """It has ended; what it left below the supervisor is from now on a stranger."""
         self.helpers.pop(pid, None)
 
-    def look(self, closely: Iterable[Tree] = ()) -> Look:
+    def look(self, closely: Iterable[Tree] = ()) -> ProcessSnapshot:
         """One pass: which processes there are, of which guest each is, and which belong to none.
 
         The groups of the trees to be seen ``closely`` (because they are to end) are asked for their processes; the
@@ -199,7 +199,7 @@ class Trees:
         for tree in self._all():
             tree.seen(members[tree.guest], mine.session if mine else 0, inside.get(tree.guest))
         lost = [stat for stat in table.below(strangers) if not stat.is_gone and stat.pid not in owners]
-        return Look(table, members, lost)
+        return ProcessSnapshot(table, members, lost)
 
     def present(self, running: Set[int]) -> Set[GuestId] | None:
         """Of which guests a process is there, by nothing but our own children: every process below us is one of them or
@@ -260,7 +260,7 @@ class Trees:
             tree, number, [one for one in members if one.pid != tree.root.pid or one.identity == tree.root]
         )
 
-    def signal_seen(self, tree: Tree, number: int, look: Look) -> int:
+    def signal_seen(self, tree: Tree, number: int, look: ProcessSnapshot) -> int:
         """The same, to those that this look has shown.
 
         Over a process namespace stand two who hand on what they get. They are left out, or the command would get the
@@ -268,7 +268,7 @@ class Trees:
         """
         return self._signal(tree, number, look.of(tree))
 
-    def _signal(self, tree: Tree, number: int, members: list[Stat]) -> int:
+    def _signal(self, tree: Tree, number: int, members: list[ProcessStat]) -> int:
         if tree.stands_in:
             inside = [stat for stat in members if tree.root.pid not in (stat.pid, stat.ppid)]
             members = inside or [stat for stat in members if stat.pid == tree.root.pid]
@@ -292,7 +292,7 @@ class Trees:
         """The same for processes that belong to no guest."""
         self._stop_and_kill((), lambda look: look.strangers)
 
-    def why_alive(self, members: Iterable[Stat]) -> str:
+    def why_alive(self, members: Iterable[ProcessStat]) -> str:
         """What to say of processes that were killed and are still there."""
         return "; ".join(filter(None, (why_alive(self.procs, stat.identity) for stat in members)))
 
@@ -354,8 +354,8 @@ class Trees:
                     owners[child.pid] = owners[parent]
                     waiting.append(child.pid)
 
-    def _members(self, table: Table, owners: Mapping[int, GuestId | None]) -> dict[GuestId, list[Stat]]:
-        members: dict[GuestId, list[Stat]] = {tree.guest: [] for tree in self._all()}
+    def _members(self, table: Table, owners: Mapping[int, GuestId | None]) -> dict[GuestId, list[ProcessStat]]:
+        members: dict[GuestId, list[ProcessStat]] = {tree.guest: [] for tree in self._all()}
         for pid, guest in owners.items():
             stat = table.stats.get(pid) or self.procs.stat(pid)  # in a group since the pass
             if guest is not None and stat is not None and not stat.is_gone:
@@ -364,8 +364,8 @@ class Trees:
 
     # ---- ending ----
 
-    def _stop_and_kill(self, closely: Iterable[Tree], choose: Callable[[Look], list[Stat]]) -> None:
-        stopped = dict[Identity, None]()
+    def _stop_and_kill(self, closely: Iterable[Tree], choose: Callable[[ProcessSnapshot], list[ProcessStat]]) -> None:
+        stopped = dict[ProcessInstance, None]()
         for _ in range(_STOP_ROUNDS):
             chosen = choose(self.look(closely))
             fresh = [stat.identity for stat in chosen if stat.identity not in stopped]
@@ -378,7 +378,7 @@ class Trees:
             self.procs.send(identity, signal.SIGKILL)
 
 
-def _may_be_in(stat: Stat, table: Table, owners: Mapping[int, GuestId | None], guest: GuestId | None) -> bool:
+def _may_be_in(stat: ProcessStat, table: Table, owners: Mapping[int, GuestId | None], guest: GuestId | None) -> bool:
     """Whether the session is still the one that was seen: its leader has ended, or is known.
 
     A leader that is not known made the session anew, under a number that had become free.
@@ -386,7 +386,7 @@ def _may_be_in(stat: Stat, table: Table, owners: Mapping[int, GuestId | None], g
     return stat.session not in table.stats or owners.get(stat.session, _NOBODY) == guest
 
 
-def stands_still(stat: Stat) -> bool:
+def stands_still(stat: ProcessStat) -> bool:
     """Whether it cannot fork before it has seen the next signal."""
     return stat.is_stopped or stat.state == _ASLEEP_IN_KERNEL
 
@@ -397,7 +397,7 @@ def _kept(found: Iterable[_T]) -> Collection[_T]:
     return each if len(each) <= _FEW else frozenset(each)
 
 
-def _resident(members: Iterable[Stat]) -> int:
+def _resident(members: Iterable[ProcessStat]) -> int:
     return sum(stat.rss_pages for stat in members) * PAGE_BYTES
 
 

@@ -132,7 +132,7 @@ def arguments_of(argv: Sequence[str]) -> tuple[str, ...] | None:
     return None if rest[0].startswith("-") else rest
 
 
-class State(enum.StrEnum):
+class ZygoteState(enum.StrEnum):
     """How a kind stands."""
 
     STARTING = "starting"
@@ -145,7 +145,7 @@ class State(enum.StrEnum):
 
 @dataclass(slots=True)
 class _Entry:
-    state: State
+    state: ZygoteState
     used_ns: int
     again_ns: int = 0
     deaths: int = 0
@@ -156,7 +156,7 @@ class _Entry:
 
     @property
     def is_live(self) -> bool:
-        return self.state in (State.STARTING, State.READY)
+        return self.state in (ZygoteState.STARTING, ZygoteState.READY)
 
 
 @dataclass(slots=True)
@@ -179,7 +179,7 @@ class ZygoteRegistry:
             return False, ()
         for other in ended:
             del self.entries[other]
-        self.entries[key] = _Entry(State.STARTING, now_ns, deaths=entry.deaths if entry else 0)
+        self.entries[key] = _Entry(ZygoteState.STARTING, now_ns, deaths=entry.deaths if entry else 0)
         self._forget()
         return True, ended
 
@@ -194,7 +194,7 @@ class ZygoteRegistry:
     def is_ready(self, key: ZygoteKey) -> bool:
         """Whether a guest can come from it now."""
         entry = self.entries.get(key)
-        return entry is not None and entry.state is State.READY
+        return entry is not None and entry.state is ZygoteState.READY
 
     def used(self, key: ZygoteKey, now_ns: int) -> None:
         """A guest came from it."""
@@ -204,7 +204,7 @@ class ZygoteRegistry:
     def proved(self, key: ZygoteKey, stamps: tuple[Stamp, ...], private_bytes: int = 0) -> None:
         """It is ready, was made from files as old as this, and takes so much memory."""
         if (entry := self.entries.get(key)) is not None:
-            entry.state, entry.stamps, entry.deaths = State.READY, stamps, 0
+            entry.state, entry.stamps, entry.deaths = ZygoteState.READY, stamps, 0
             entry.private_bytes = private_bytes
 
     def stamps(self, key: ZygoteKey) -> tuple[Stamp, ...]:
@@ -219,7 +219,7 @@ class ZygoteRegistry:
     def discarded(self, key: ZygoteKey, reason: str, now_ns: int) -> None:
         """It failed its proof."""
         if (entry := self.entries.get(key)) is not None:
-            entry.state, entry.reason, entry.again_ns = State.DISCARDED, reason, now_ns + DISCARDED_NS
+            entry.state, entry.reason, entry.again_ns = ZygoteState.DISCARDED, reason, now_ns + DISCARDED_NS
 
     def died(self, key: ZygoteKey, reason: str, now_ns: int) -> None:
         """It ended without being asked to."""
@@ -227,11 +227,11 @@ class ZygoteRegistry:
         if entry is None or not entry.is_live:
             return
         entry.deaths += 1
-        if entry.state is State.STARTING and entry.deaths >= DEATHS_MAX:
+        if entry.state is ZygoteState.STARTING and entry.deaths >= DEATHS_MAX:
             self.discarded(key, reason, now_ns)
             return
         pause_ns = min(BACKOFF_MAX_NS, BACKOFF_FIRST_NS << min(entry.deaths - 1, 16))
-        entry.state, entry.reason, entry.again_ns = State.DIED, reason, now_ns + pause_ns
+        entry.state, entry.reason, entry.again_ns = ZygoteState.DIED, reason, now_ns + pause_ns
 
     def lines(self) -> tuple[str, ...]:
         """For status and ``doctor``: what there is, and why some guests start plainly."""
@@ -243,7 +243,7 @@ class ZygoteRegistry:
     def _room_for(self, key: ZygoteKey, now_ns: int) -> tuple[ZygoteKey, ...] | None:
         """Which to end so that this one can be made; None if it cannot be."""
         live = [one for one, entry in self.entries.items() if entry.is_live and bool(one.tenant) == bool(key.tenant)]
-        ready = [one for one in live if self.entries[one].state is State.READY]
+        ready = [one for one in live if self.entries[one].state is ZygoteState.READY]
         ready.sort(key=lambda one: self.entries[one].used_ns)
         if not key.tenant:
             if len(live) < self.zygotes_max:

@@ -27,7 +27,7 @@ from sublet.node.processes.zygote_policy import ZYGOTES_MAX, ZygoteKey, ZygoteRe
 from sublet.wire.codec import loads
 from sublet.wire.frames import close_all
 from sublet.wire.link import Link
-from sublet.wire.link_events import Event, Happening, Hello, Over, Refused, Replied
+from sublet.wire.link_events import CallRefused, Event, Happening, Over, PeerHello, Replied
 from sublet.wire.sockets import receive_some, send_some
 from sublet.wire.zygote import (
     Discarded,
@@ -292,13 +292,13 @@ class _Zygote:
 
     def _take(self, happening: Happening) -> None:
         match happening:
-            case Hello():
+            case PeerHello():
                 self._link.welcome()
             case Event(body=body):
                 self._hear(body)
             case Replied(call=call, body=body):
                 self._answer(call, body)
-            case Refused(call=call, error=error):
+            case CallRefused(call=call, error=error):
                 self._refuse(call, error)
             case Over():
                 self._die(self._last_words())

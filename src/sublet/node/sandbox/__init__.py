@@ -15,24 +15,33 @@ environment.py  what a tenant's guest finds in its environment
 cleaning.py     removing what a guest left, which may be hostile
 """
 
-from sublet.node.sandbox.abilities import Abilities, Finding, Part
+from sublet.node.sandbox.abilities import Abilities, PartFinding, SandboxPart
 from sublet.node.sandbox.cleaning import Left, remove_tree
 from sublet.node.sandbox.enter import EnterFailed, enter
-from sublet.node.sandbox.plan import Ids, Plan, Policy, Profile, Refusal, Wish, clean_env, plan
+from sublet.node.sandbox.plan import (
+    Ids,
+    SandboxPlan,
+    SandboxPolicy,
+    SandboxProfile,
+    SandboxRefusal,
+    Wish,
+    clean_env,
+    plan,
+)
 from sublet.node.sandbox.uids import Blocks, Uids
 
 __all__ = [
     "Abilities",
     "Blocks",
     "EnterFailed",
-    "Finding",
     "Ids",
     "Left",
-    "Part",
-    "Plan",
-    "Policy",
-    "Profile",
-    "Refusal",
+    "PartFinding",
+    "SandboxPart",
+    "SandboxPlan",
+    "SandboxPolicy",
+    "SandboxProfile",
+    "SandboxRefusal",
     "Uids",
     "Wish",
     "clean_env",

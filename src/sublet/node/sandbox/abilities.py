@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 
-class Part(enum.StrEnum):
+class SandboxPart(enum.StrEnum):
     """One wall. Each is tried by itself and said by itself."""
 
     UID = "uid"
@@ -30,35 +30,35 @@ class Part(enum.StrEnum):
     NO_NEW_PRIVS = "no_new_privs"
 
 
-NAMES: Final[Mapping[Part, str]] = {
-    Part.UID: "a user number per tenant",
-    Part.USER_NS: "user namespaces",
-    Part.PID: "process namespaces",
-    Part.IPC: "shared memory and message queues apart",
-    Part.MOUNT: "a file system per guest, private /tmp and /dev/shm",
-    Part.PROC: "a process list per guest",
-    Part.NET: "a network per guest",
-    Part.UTS: "a host name per guest",
-    Part.CGROUP_NS: "hidden control groups",
-    Part.SECCOMP: "only listed system calls and the usual kinds of socket",
-    Part.LANDLOCK: "Landlock",
-    Part.NO_NEW_PRIVS: "no new privileges",
+NAMES: Final[Mapping[SandboxPart, str]] = {
+    SandboxPart.UID: "a user number per tenant",
+    SandboxPart.USER_NS: "user namespaces",
+    SandboxPart.PID: "process namespaces",
+    SandboxPart.IPC: "shared memory and message queues apart",
+    SandboxPart.MOUNT: "a file system per guest, private /tmp and /dev/shm",
+    SandboxPart.PROC: "a process list per guest",
+    SandboxPart.NET: "a network per guest",
+    SandboxPart.UTS: "a host name per guest",
+    SandboxPart.CGROUP_NS: "hidden control groups",
+    SandboxPart.SECCOMP: "only listed system calls and the usual kinds of socket",
+    SandboxPart.LANDLOCK: "Landlock",
+    SandboxPart.NO_NEW_PRIVS: "no new privileges",
 }
 
 _USERNS_MENDS: Final = (
     "run the office as root, or allow user namespaces (user.max_user_namespaces, kernel.unprivileged_userns_clone, "
     "kernel.apparmor_restrict_unprivileged_userns)"
 )
-_MENDS: Final[Mapping[Part, str]] = {
-    Part.UID: "run the office as root",
-    Part.LANDLOCK: "a kernel of 5.13 or newer with landlock among its security modules (lsm=...)",
-    Part.PROC: "outside a container that covers parts of /proc, or as root",
-    Part.NO_NEW_PRIVS: "a kernel of 3.5 or newer",
-    Part.SECCOMP: "a kernel with seccomp filters, on x86-64, 64-bit ARM or RISC-V",
+_MENDS: Final[Mapping[SandboxPart, str]] = {
+    SandboxPart.UID: "run the office as root",
+    SandboxPart.LANDLOCK: "a kernel of 5.13 or newer with landlock among its security modules (lsm=...)",
+    SandboxPart.PROC: "outside a container that covers parts of /proc, or as root",
+    SandboxPart.NO_NEW_PRIVS: "a kernel of 3.5 or newer",
+    SandboxPart.SECCOMP: "a kernel with seccomp filters, on x86-64, 64-bit ARM or RISC-V",
 }
 
 
-class Finding(NamedTuple):
+class PartFinding(NamedTuple):
     """What trying one part came to."""
 
     active: bool
@@ -70,36 +70,36 @@ class Finding(NamedTuple):
 class Abilities:
     """What can be had here."""
 
-    findings: Mapping[Part, Finding]
+    findings: Mapping[SandboxPart, PartFinding]
     is_root: bool
     landlock_abi: int = 0
     """0: none. Each number adds something that can be ruled."""
 
-    def has(self, part: Part) -> bool:
+    def has(self, part: SandboxPart) -> bool:
         """Whether it was tried and held."""
         finding = self.findings.get(part)
         return finding is not None and finding.active
 
-    def why_not(self, part: Part) -> str:
+    def why_not(self, part: SandboxPart) -> str:
         """What the kernel answered."""
         finding = self.findings.get(part)
         return finding.why if finding is not None else "it was not tried"
 
-    def mends(self, part: Part) -> str:
+    def mends(self, part: SandboxPart) -> str:
         """What would make it active."""
         return _MENDS.get(part, _USERNS_MENDS)
 
     def lines(self) -> tuple[str, ...]:
-        """One plain line for each part, in the order of ``Part``."""
-        return tuple(self._line(part) for part in Part)
+        """One plain line for each part, in the order of ``SandboxPart``."""
+        return tuple(self._line(part) for part in SandboxPart)
 
-    def _line(self, part: Part) -> str:
+    def _line(self, part: SandboxPart) -> str:
         name = f"{part.value} ({NAMES[part]})"
-        if part is Part.LANDLOCK and self.has(part):
+        if part is SandboxPart.LANDLOCK and self.has(part):
             return f"{name}: active, version {self.landlock_abi}{self._landlock_lacks()}"
         if self.has(part):
             return f"{name}: active"
-        if part is Part.UID and self.has(Part.USER_NS):
+        if part is SandboxPart.UID and self.has(SandboxPart.USER_NS):
             shared = "all tenants' guests are this user's, each in a user namespace"
             return f"{name}: not active, {self.why_not(part)}; {shared}. To fix: {self.mends(part)}"
         return f"{name}: not active, {self.why_not(part)}. To fix: {self.mends(part)}"

@@ -14,9 +14,9 @@ import os
 from typing import Any, Final
 
 from sublet.node.sandbox import syscalls, system_calls
-from sublet.node.sandbox.abilities import Part
+from sublet.node.sandbox.abilities import SandboxPart
 from sublet.node.sandbox.enter import enter
-from sublet.node.sandbox.plan import Bind, Ids, Plan, Policy, Profile, Step
+from sublet.node.sandbox.plan import Bind, Ids, SandboxPlan, SandboxPolicy, SandboxProfile, SandboxStep
 
 TASK: Final = f"{__name__}:enter_carried"
 
@@ -25,7 +25,7 @@ with contextlib.suppress(OSError):  # on a machine that is not known no plan ask
     system_calls.program(os.uname().machine)  # made once, in the warm interpreter, and not in each of its copies
 
 
-def to_text(plan: Plan) -> str:
+def to_text(plan: SandboxPlan) -> str:
     """What ``from_text`` makes the same plan of."""
     policy = plan.policy
     return json.dumps(
@@ -58,19 +58,19 @@ def to_text(plan: Plan) -> str:
     )
 
 
-def from_text(text: str) -> Plan:
+def from_text(text: str) -> SandboxPlan:
     """Whole, or not at all: a name that is missing or unknown raises."""
     told: dict[str, Any] = json.loads(text)
     policy = told.pop("policy")
     lists: dict[str, Any] = {name: tuple(told.pop(name)) for name in ("covers", "reads", "writes", "nodes")}
-    return Plan(
-        profile=Profile(told.pop("profile")),
-        steps=tuple(map(Step, told.pop("steps"))),
-        namespaces=frozenset(map(Part, told.pop("namespaces"))),
+    return SandboxPlan(
+        profile=SandboxProfile(told.pop("profile")),
+        steps=tuple(map(SandboxStep, told.pop("steps"))),
+        namespaces=frozenset(map(SandboxPart, told.pop("namespaces"))),
         ids=None if (ids := told.pop("ids")) is None else Ids(*ids),
-        policy=Policy(**{**policy, "allow_missing": frozenset(policy["allow_missing"])}),
+        policy=SandboxPolicy(**{**policy, "allow_missing": frozenset(policy["allow_missing"])}),
         binds=tuple(Bind(*bind) for bind in told.pop("binds")),
-        missing=tuple(map(Part, told.pop("missing"))),
+        missing=tuple(map(SandboxPart, told.pop("missing"))),
         **lists,
         **told,
     )

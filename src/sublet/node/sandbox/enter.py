@@ -14,8 +14,8 @@ from typing import Final
 
 from sublet.node.prctl import set_no_new_privs
 from sublet.node.sandbox import init, landlock, root, syscalls, system_calls
-from sublet.node.sandbox.abilities import Part
-from sublet.node.sandbox.plan import Plan, Profile, Step
+from sublet.node.sandbox.abilities import SandboxPart
+from sublet.node.sandbox.plan import SandboxPlan, SandboxProfile, SandboxStep
 
 
 class EnterFailed(OSError):
@@ -38,7 +38,7 @@ class _Way:
     """The folder ``/proc`` with nothing made read-only in it."""
 
 
-def enter(plan: Plan, *, parent: int, keep: Collection[int] = ()) -> int:
+def enter(plan: SandboxPlan, *, parent: int, keep: Collection[int] = ()) -> int:
     """Build the walls around this process. Returns the pid of its parent, for PDEATHSIG, as it is seen from inside.
 
     To be called once, in a child with one thread whose parent is ``parent``, after it has its descriptors 0 to 2 and
@@ -93,48 +93,48 @@ def raise_loopback() -> None:
 
 _IFF_UP: Final = 1
 _SIOCSIFFLAGS: Final = 0x8914
-_FLAGS: Final[Mapping[Part, int]] = {
-    Part.IPC: syscalls.CLONE_NEWIPC,
-    Part.MOUNT: syscalls.CLONE_NEWNS,
-    Part.NET: syscalls.CLONE_NEWNET,
-    Part.UTS: syscalls.CLONE_NEWUTS,
-    Part.CGROUP_NS: syscalls.CLONE_NEWCGROUP,
+_FLAGS: Final[Mapping[SandboxPart, int]] = {
+    SandboxPart.IPC: syscalls.CLONE_NEWIPC,
+    SandboxPart.MOUNT: syscalls.CLONE_NEWNS,
+    SandboxPart.NET: syscalls.CLONE_NEWNET,
+    SandboxPart.UTS: syscalls.CLONE_NEWUTS,
+    SandboxPart.CGROUP_NS: syscalls.CLONE_NEWCGROUP,
 }
 
 
-def _user_ns(plan: Plan, way: _Way) -> None:
+def _user_ns(plan: SandboxPlan, way: _Way) -> None:
     new_user_namespace()
 
 
-def _init(plan: Plan, way: _Way) -> None:
+def _init(plan: SandboxPlan, way: _Way) -> None:
     way.status = init.become_init(way.parent)
 
 
-def _namespaces(plan: Plan, way: _Way) -> None:
+def _namespaces(plan: SandboxPlan, way: _Way) -> None:
     flags = 0
     for part, flag in _FLAGS.items():
         flags |= flag if part in plan.namespaces else 0
     syscalls.unshare(flags)
 
 
-def _loopback(plan: Plan, way: _Way) -> None:
+def _loopback(plan: SandboxPlan, way: _Way) -> None:
     raise_loopback()
 
 
-def _host_name(plan: Plan, way: _Way) -> None:
+def _host_name(plan: SandboxPlan, way: _Way) -> None:
     syscalls.set_host_name("guest")
 
 
-def _root(plan: Plan, way: _Way) -> None:
+def _root(plan: SandboxPlan, way: _Way) -> None:
     way.proc = root.build(plan)
 
 
-def _command(plan: Plan, way: _Way) -> None:
+def _command(plan: SandboxPlan, way: _Way) -> None:
     init.become_command(way.status, way.mask)
     init.take_terminal()
 
 
-def _limits(plan: Plan, way: _Way) -> None:
+def _limits(plan: SandboxPlan, way: _Way) -> None:
     policy = plan.policy
     _cap(resource.RLIMIT_CORE, 0)
     _cap(resource.RLIMIT_NOFILE, policy.files_max)
@@ -152,11 +152,11 @@ def _cap(kind: int, wanted: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _bounding(plan: Plan, way: _Way) -> None:
+def _bounding(plan: SandboxPlan, way: _Way) -> None:
     syscalls.drop_bounding_set()
 
 
-def _uid(plan: Plan, way: _Way) -> None:
+def _uid(plan: SandboxPlan, way: _Way) -> None:
     if plan.ids is None:
         raise ValueError("a plan with this step has a user number")
     os.setgroups(())
@@ -164,61 +164,61 @@ def _uid(plan: Plan, way: _Way) -> None:
     os.setresuid(plan.ids.uid, plan.ids.uid, plan.ids.uid)
 
 
-def _no_nested(plan: Plan, way: _Way) -> None:
-    if Part.USER_NS not in plan.namespaces:
+def _no_nested(plan: SandboxPlan, way: _Way) -> None:
+    if SandboxPart.USER_NS not in plan.namespaces:
         new_user_namespace()
         syscalls.drop_bounding_set()  # a new namespace begins with a full one
     close_door_to_namespaces(way.proc)
     os.close(way.proc)
 
 
-def _no_new_privs(plan: Plan, way: _Way) -> None:
+def _no_new_privs(plan: SandboxPlan, way: _Way) -> None:
     set_no_new_privs()
 
 
-def _landlock(plan: Plan, way: _Way) -> None:
+def _landlock(plan: SandboxPlan, way: _Way) -> None:
     landlock.restrict(plan)
 
 
-def _system_calls(plan: Plan, way: _Way) -> None:
+def _system_calls(plan: SandboxPlan, way: _Way) -> None:
     system_calls.restrict()
 
 
-def _keyring(plan: Plan, way: _Way) -> None:
+def _keyring(plan: SandboxPlan, way: _Way) -> None:
     syscalls.new_session_keyring()
 
 
-def _capabilities(plan: Plan, way: _Way) -> None:
+def _capabilities(plan: SandboxPlan, way: _Way) -> None:
     syscalls.set_capabilities()
     syscalls.set_dumpable(False)  # until the exec this is a copy of the supervisor
 
 
-def _descriptors(plan: Plan, way: _Way) -> None:
+def _descriptors(plan: SandboxPlan, way: _Way) -> None:
     syscalls.cloexec_from(3)
     for fd in way.keep:
         os.set_inheritable(fd, True)
-    if plan.profile is Profile.TENANT:
+    if plan.profile is SandboxProfile.TENANT:
         signal.pthread_sigmask(signal.SIG_SETMASK, way.mask)
 
 
-_DO: Final[Mapping[Step, Callable[[Plan, _Way], None]]] = {
-    Step.USER_NS: _user_ns,
-    Step.INIT: _init,
-    Step.NAMESPACES: _namespaces,
-    Step.LOOPBACK: _loopback,
-    Step.HOST_NAME: _host_name,
-    Step.ROOT: _root,
-    Step.COMMAND: _command,
-    Step.LIMITS: _limits,
-    Step.BOUNDING: _bounding,
-    Step.UID: _uid,
-    Step.NO_NESTED: _no_nested,
-    Step.NO_NEW_PRIVS: _no_new_privs,
-    Step.LANDLOCK: _landlock,
-    Step.KEYRING: _keyring,
-    Step.SYSTEM_CALLS: _system_calls,
-    Step.CAPABILITIES: _capabilities,
-    Step.DESCRIPTORS: _descriptors,
+_DO: Final[Mapping[SandboxStep, Callable[[SandboxPlan, _Way], None]]] = {
+    SandboxStep.USER_NS: _user_ns,
+    SandboxStep.INIT: _init,
+    SandboxStep.NAMESPACES: _namespaces,
+    SandboxStep.LOOPBACK: _loopback,
+    SandboxStep.HOST_NAME: _host_name,
+    SandboxStep.ROOT: _root,
+    SandboxStep.COMMAND: _command,
+    SandboxStep.LIMITS: _limits,
+    SandboxStep.BOUNDING: _bounding,
+    SandboxStep.UID: _uid,
+    SandboxStep.NO_NESTED: _no_nested,
+    SandboxStep.NO_NEW_PRIVS: _no_new_privs,
+    SandboxStep.LANDLOCK: _landlock,
+    SandboxStep.KEYRING: _keyring,
+    SandboxStep.SYSTEM_CALLS: _system_calls,
+    SandboxStep.CAPABILITIES: _capabilities,
+    SandboxStep.DESCRIPTORS: _descriptors,
 }
 
 

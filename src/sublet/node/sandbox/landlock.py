@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from sublet.node.sandbox import syscalls
-from sublet.node.sandbox.plan import Plan, Step
+from sublet.node.sandbox.plan import SandboxPlan, SandboxStep
 
 _EXECUTE: Final = 1 << 0
 _WRITE_FILE: Final = 1 << 1
@@ -51,14 +51,14 @@ def handled_scopes(abi: int) -> int:
     return _SCOPES if abi >= 6 else 0
 
 
-def restrict(plan: Plan) -> None:
+def restrict(plan: SandboxPlan) -> None:
     """This process and all it starts touch what the plan names, and nothing else. There is no way back."""
     abi = plan.landlock_abi
     fs = handled_fs(abi)
     net = handled_net(abi, no_tcp=plan.landlock_tcp)
     ruleset = syscalls.landlock_ruleset(fs, net, handled_scopes(abi), abi=abi)
     try:
-        if Step.ROOT in plan.steps:
+        if SandboxStep.ROOT in plan.steps:
             _allow(ruleset, ("/",), _READ_DIR)  # a root of its own has nothing in it that may not be listed
         _allow(ruleset, plan.reads, _READ & fs)
         _allow(ruleset, plan.writes, fs & ~_NEVER)

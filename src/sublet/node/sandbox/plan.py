@@ -1,7 +1,7 @@
 """Plans a guest's isolation: which parts, in which order. Pure: abilities and wishes come in.
 
 A wall that must hold and cannot be had is a refusal: a guest is never started with less than was promised. The operator
-may allow that one is missing (``allow_missing``), and then ``Plan.missing`` says which, so that it can be shown.
+may allow that one is missing (``allow_missing``), and then ``SandboxPlan.missing`` says which, so that it can be shown.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from sublet.errors import InvalidRequest, Unsupported
-from sublet.node.sandbox.abilities import NAMES, Abilities, Part
+from sublet.node.sandbox.abilities import NAMES, Abilities, SandboxPart
 
 
-class Profile(enum.StrEnum):
+class SandboxProfile(enum.StrEnum):
     """How far a guest is kept apart."""
 
     LOCAL = "local"
@@ -24,7 +24,7 @@ class Profile(enum.StrEnum):
     """The work of another user."""
 
 
-class Step(enum.StrEnum):
+class SandboxStep(enum.StrEnum):
     """One thing done between fork and exec. The members stand in the order in which they are done."""
 
     USER_NS = "user namespace"
@@ -87,15 +87,23 @@ without a user namespace this is not in its /sys in the first place."""
 
 _MIB: Final = 1 << 20
 
-_MUST: Final = (Part.PID, Part.IPC, Part.MOUNT, Part.PROC, Part.NET, Part.NO_NEW_PRIVS, Part.SECCOMP)
+_MUST: Final = (
+    SandboxPart.PID,
+    SandboxPart.IPC,
+    SandboxPart.MOUNT,
+    SandboxPart.PROC,
+    SandboxPart.NET,
+    SandboxPart.NO_NEW_PRIVS,
+    SandboxPart.SECCOMP,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class SandboxPolicy:
     """What the operator of this machine decided."""
 
     allow_missing: frozenset[str] = frozenset()
-    """Names of parts (``Part``; ``uid`` stands for user number or user namespace) that may be missing."""
+    """Names of parts (``SandboxPart``; ``uid`` stands for user number or user namespace) that may be missing."""
     network: Literal["none", "host"] = "none"
     """``none``: the guest has loopback and nothing else. ``host``: it has this machine's network."""
     tmp_bytes: int = 1024 * _MIB
@@ -112,11 +120,11 @@ class Policy:
     """Processes of the tenant, where no control group counts them."""
 
     def __post_init__(self) -> None:
-        unknown = self.allow_missing - {part.value for part in Part}
+        unknown = self.allow_missing - {part.value for part in SandboxPart}
         if unknown:
             raise InvalidRequest(
                 f"no part of the isolation is called {min(unknown)!r}",
-                do=f"The parts are: {', '.join(part.value for part in Part)}.",
+                do=f"The parts are: {', '.join(part.value for part in SandboxPart)}.",
             )
 
 
@@ -145,14 +153,14 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SandboxPlan:
     """What ``enter`` does."""
 
-    profile: Profile
-    steps: tuple[Step, ...]
-    namespaces: frozenset[Part] = frozenset()
+    profile: SandboxProfile
+    steps: tuple[SandboxStep, ...]
+    namespaces: frozenset[SandboxPart] = frozenset()
     ids: Ids | None = None
-    policy: Policy = field(default_factory=Policy)
+    policy: SandboxPolicy = field(default_factory=SandboxPolicy)
     binds: tuple[Bind, ...] = ()
     """In the order in which they are put up: a folder before what lies in it."""
     covers: tuple[str, ...] = ()
@@ -167,20 +175,20 @@ class Plan:
     nodes: tuple[str, ...] = ()
     """Device nodes that Landlock lets the guest use; its own terminals, where it has a /dev of its own."""
     processes_max: int = 0
-    missing: tuple[Part, ...] = ()
+    missing: tuple[SandboxPart, ...] = ()
     """Walls that the guest does not have, by the operator's leave."""
 
     @property
     def forks(self) -> bool:
         """Whether ``enter`` comes back in another process than it was called in."""
-        return Step.INIT in self.steps
+        return SandboxStep.INIT in self.steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class SandboxRefusal:
     """The guest is not started: this wall cannot be had."""
 
-    part: Part
+    part: SandboxPart
     message: str
     do: str
 
@@ -189,11 +197,13 @@ class Refusal:
         return Unsupported(self.message, do=self.do)
 
 
-def plan(profile: Profile, abilities: Abilities, wish: Wish, policy: Policy | None = None) -> Plan | Refusal:
+def plan(
+    profile: SandboxProfile, abilities: Abilities, wish: Wish, policy: SandboxPolicy | None = None
+) -> SandboxPlan | SandboxRefusal:
     """Decide. ``local`` is never refused."""
-    policy = policy or Policy()
-    if profile is Profile.LOCAL:
-        return Plan(profile=profile, steps=(Step.DESCRIPTORS,), policy=policy)
+    policy = policy or SandboxPolicy()
+    if profile is SandboxProfile.LOCAL:
+        return SandboxPlan(profile=profile, steps=(SandboxStep.DESCRIPTORS,), policy=policy)
     missing = tuple(_missing(abilities, policy))
     for part in missing:
         if part.value not in policy.allow_missing:
@@ -201,24 +211,24 @@ def plan(profile: Profile, abilities: Abilities, wish: Wish, policy: Policy | No
     return _tenant(abilities, wish, policy, missing)
 
 
-def _missing(abilities: Abilities, policy: Policy) -> Iterator[Part]:
-    if not (abilities.has(Part.UID) or abilities.has(Part.USER_NS)):
-        yield Part.UID
+def _missing(abilities: Abilities, policy: SandboxPolicy) -> Iterator[SandboxPart]:
+    if not (abilities.has(SandboxPart.UID) or abilities.has(SandboxPart.USER_NS)):
+        yield SandboxPart.UID
     for part in _MUST:
-        if part is Part.NET and policy.network == "host":
+        if part is SandboxPart.NET and policy.network == "host":
             continue
-        if part is Part.PROC and not (abilities.has(Part.PID) and abilities.has(Part.MOUNT)):
+        if part is SandboxPart.PROC and not (abilities.has(SandboxPart.PID) and abilities.has(SandboxPart.MOUNT)):
             continue  # the process list goes with the other two, and they are named already
         if not abilities.has(part):
             yield part
-    if not abilities.has(Part.LANDLOCK) and not abilities.has(Part.MOUNT):
-        yield Part.LANDLOCK
+    if not abilities.has(SandboxPart.LANDLOCK) and not abilities.has(SandboxPart.MOUNT):
+        yield SandboxPart.LANDLOCK
 
 
-def _refusal(part: Part, abilities: Abilities) -> Refusal:
-    name = "uid or userns" if part is Part.UID else part.value
-    what = f"{NAMES[part]} or {NAMES[Part.USER_NS]}" if part is Part.UID else NAMES[part]
-    return Refusal(
+def _refusal(part: SandboxPart, abilities: Abilities) -> SandboxRefusal:
+    name = "uid or userns" if part is SandboxPart.UID else part.value
+    what = f"{NAMES[part]} or {NAMES[SandboxPart.USER_NS]}" if part is SandboxPart.UID else NAMES[part]
+    return SandboxRefusal(
         part=part,
         message=f"a tenant's guest needs {what} ({name}), and this machine refuses it: {abilities.why_not(part)}",
         do=f"To fix: {abilities.mends(part)}. Or allow guests without it, in policy.toml: "
@@ -226,25 +236,25 @@ def _refusal(part: Part, abilities: Abilities) -> Refusal:
     )
 
 
-def _tenant(abilities: Abilities, wish: Wish, policy: Policy, missing: tuple[Part, ...]) -> Plan:
-    by_uid = abilities.has(Part.UID)
+def _tenant(abilities: Abilities, wish: Wish, policy: SandboxPolicy, missing: tuple[SandboxPart, ...]) -> SandboxPlan:
+    by_uid = abilities.has(SandboxPart.UID)
     if by_uid and wish.ids is None:
         raise ValueError("profile tenant as root needs the tenant's user number (wish.ids)")
     apart = frozenset(_namespaces(abilities, policy))
-    mount = Part.MOUNT in apart
+    mount = SandboxPart.MOUNT in apart
     own = (wish.folder, *wish.writable, *wish.written)
     system = (*SYSTEM_PATHS, "/sys")
-    return Plan(
-        profile=Profile.TENANT,
-        steps=tuple(step for step in Step if _is_wanted(step, abilities, apart, by_uid)),
+    return SandboxPlan(
+        profile=SandboxProfile.TENANT,
+        steps=tuple(step for step in SandboxStep if _is_wanted(step, abilities, apart, by_uid)),
         namespaces=apart,
         ids=wish.ids if by_uid else None,
         policy=policy,
         binds=_binds(wish, system) if mount else (),
         covers=_covers(wish, system) if mount else (),
         home=wish.folder if mount else "",
-        landlock_abi=abilities.landlock_abi if abilities.has(Part.LANDLOCK) else 0,
-        landlock_tcp=policy.network == "none" and Part.NET not in apart,
+        landlock_abi=abilities.landlock_abi if abilities.has(SandboxPart.LANDLOCK) else 0,
+        landlock_tcp=policy.network == "none" and SandboxPart.NET not in apart,
         reads=(*system, *wish.readable, "/proc"),
         writes=(*own, "/tmp", "/var/tmp", "/dev/shm") if mount else own,
         nodes=(*BASIC_NODES, *(("/dev/pts",) if mount else ()), *wish.devices),
@@ -253,43 +263,49 @@ def _tenant(abilities: Abilities, wish: Wish, policy: Policy, missing: tuple[Par
     )
 
 
-def _namespaces(abilities: Abilities, policy: Policy) -> Iterator[Part]:
-    if not abilities.has(Part.UID) and abilities.has(Part.USER_NS):
-        yield Part.USER_NS
-    for part in (Part.PID, Part.IPC, Part.MOUNT, Part.UTS, Part.CGROUP_NS):
+def _namespaces(abilities: Abilities, policy: SandboxPolicy) -> Iterator[SandboxPart]:
+    if not abilities.has(SandboxPart.UID) and abilities.has(SandboxPart.USER_NS):
+        yield SandboxPart.USER_NS
+    for part in (SandboxPart.PID, SandboxPart.IPC, SandboxPart.MOUNT, SandboxPart.UTS, SandboxPart.CGROUP_NS):
         if abilities.has(part):
             yield part
-    if abilities.has(Part.PROC) and abilities.has(Part.PID) and abilities.has(Part.MOUNT):
-        yield Part.PROC
-    if abilities.has(Part.NET) and policy.network == "none":
-        yield Part.NET
+    if abilities.has(SandboxPart.PROC) and abilities.has(SandboxPart.PID) and abilities.has(SandboxPart.MOUNT):
+        yield SandboxPart.PROC
+    if abilities.has(SandboxPart.NET) and policy.network == "none":
+        yield SandboxPart.NET
 
 
-def _is_wanted(step: Step, abilities: Abilities, apart: frozenset[Part], by_uid: bool) -> bool:
+def _is_wanted(step: SandboxStep, abilities: Abilities, apart: frozenset[SandboxPart], by_uid: bool) -> bool:
     match step:
-        case Step.USER_NS:
-            return Part.USER_NS in apart
-        case Step.INIT | Step.COMMAND:
-            return Part.PID in apart
-        case Step.NAMESPACES:
-            return bool(apart - {Part.USER_NS, Part.PID, Part.PROC})
-        case Step.LOOPBACK:
-            return Part.NET in apart
-        case Step.HOST_NAME:
-            return Part.UTS in apart
-        case Step.ROOT:
-            return Part.MOUNT in apart
-        case Step.UID:
+        case SandboxStep.USER_NS:
+            return SandboxPart.USER_NS in apart
+        case SandboxStep.INIT | SandboxStep.COMMAND:
+            return SandboxPart.PID in apart
+        case SandboxStep.NAMESPACES:
+            return bool(apart - {SandboxPart.USER_NS, SandboxPart.PID, SandboxPart.PROC})
+        case SandboxStep.LOOPBACK:
+            return SandboxPart.NET in apart
+        case SandboxStep.HOST_NAME:
+            return SandboxPart.UTS in apart
+        case SandboxStep.ROOT:
+            return SandboxPart.MOUNT in apart
+        case SandboxStep.UID:
             return by_uid
-        case Step.NO_NESTED:  # it writes below /proc/sys, which is certain to be writable only where it is new
-            return abilities.has(Part.USER_NS) and Part.PROC in apart
-        case Step.NO_NEW_PRIVS:
-            return abilities.has(Part.NO_NEW_PRIVS)
-        case Step.LANDLOCK:
-            return abilities.has(Part.LANDLOCK) and abilities.has(Part.NO_NEW_PRIVS)
-        case Step.SYSTEM_CALLS:
-            return abilities.has(Part.SECCOMP) and abilities.has(Part.NO_NEW_PRIVS)
-        case Step.BOUNDING | Step.KEYRING | Step.CAPABILITIES | Step.LIMITS | Step.DESCRIPTORS:
+        case SandboxStep.NO_NESTED:  # it writes below /proc/sys, which is certain to be writable only where it is new
+            return abilities.has(SandboxPart.USER_NS) and SandboxPart.PROC in apart
+        case SandboxStep.NO_NEW_PRIVS:
+            return abilities.has(SandboxPart.NO_NEW_PRIVS)
+        case SandboxStep.LANDLOCK:
+            return abilities.has(SandboxPart.LANDLOCK) and abilities.has(SandboxPart.NO_NEW_PRIVS)
+        case SandboxStep.SYSTEM_CALLS:
+            return abilities.has(SandboxPart.SECCOMP) and abilities.has(SandboxPart.NO_NEW_PRIVS)
+        case (
+            SandboxStep.BOUNDING
+            | SandboxStep.KEYRING
+            | SandboxStep.CAPABILITIES
+            | SandboxStep.LIMITS
+            | SandboxStep.DESCRIPTORS
+        ):
             return True
 
 

@@ -14,9 +14,9 @@ from typing import Final
 
 from sublet.node.prctl import set_no_new_privs
 from sublet.node.sandbox import landlock, syscalls, system_calls
-from sublet.node.sandbox.abilities import Abilities, Finding, Part
+from sublet.node.sandbox.abilities import Abilities, PartFinding, SandboxPart
 from sublet.node.sandbox.enter import close_door_to_namespaces, new_user_namespace, raise_loopback
-from sublet.node.sandbox.plan import Plan, Profile
+from sublet.node.sandbox.plan import SandboxPlan, SandboxProfile
 
 _SAID_MAX: Final = 512
 _SOME_UID: Final = 1_900_000_000
@@ -27,25 +27,25 @@ def probe_abilities() -> Abilities:
     """Try every part in a short-lived child. Forks, so it is to be called where one thread runs; takes some tens of
     milliseconds."""
     is_root = os.geteuid() == 0
-    findings = {Part.UID: _tried(_uid) if is_root else Finding(False, "this is not root")}
-    findings[Part.USER_NS] = _tried(_user_ns)
-    by_user_ns = not findings[Part.UID].active
-    if by_user_ns and not findings[Part.USER_NS].active:
-        why = f"without rights it needs a user namespace: {findings[Part.USER_NS].why}"
-        findings |= {part: Finding(False, why) for part in _APART}
+    findings = {SandboxPart.UID: _tried(_uid) if is_root else PartFinding(False, "this is not root")}
+    findings[SandboxPart.USER_NS] = _tried(_user_ns)
+    by_user_ns = not findings[SandboxPart.UID].active
+    if by_user_ns and not findings[SandboxPart.USER_NS].active:
+        why = f"without rights it needs a user namespace: {findings[SandboxPart.USER_NS].why}"
+        findings |= {part: PartFinding(False, why) for part in _APART}
     else:
         findings |= {part: _tried(_in_namespace(attempt, by_user_ns)) for part, attempt in _APART.items()}
-    findings[Part.NO_NEW_PRIVS] = _tried(set_no_new_privs)
+    findings[SandboxPart.NO_NEW_PRIVS] = _tried(set_no_new_privs)
     with contextlib.suppress(OSError):  # which the attempt will say; made once, and not in each child
         system_calls.program(os.uname().machine)
-    findings[Part.SECCOMP] = _tried(_system_calls)
+    findings[SandboxPart.SECCOMP] = _tried(_system_calls)
     abi = _landlock_abi()
-    findings[Part.LANDLOCK] = _tried(lambda: _landlock(abi))
-    active = findings[Part.LANDLOCK].active
+    findings[SandboxPart.LANDLOCK] = _tried(lambda: _landlock(abi))
+    active = findings[SandboxPart.LANDLOCK].active
     return Abilities(findings=findings, is_root=is_root, landlock_abi=abi if active else 0)
 
 
-def _tried(attempt: Callable[[], None]) -> Finding:
+def _tried(attempt: Callable[[], None]) -> PartFinding:
     """Do it in a child; what it says, or that it ended without a word, is the finding."""
     said_read, said_write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -64,8 +64,8 @@ def _tried(attempt: Callable[[], None]) -> Finding:
         said = file.read(_SAID_MAX) or b""
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status == 0:
-        return Finding(True)
-    return Finding(False, said.decode("utf-8", "replace") or f"the attempt ended with {status}")
+        return PartFinding(True)
+    return PartFinding(False, said.decode("utf-8", "replace") or f"the attempt ended with {status}")
 
 
 def _in_words(error: BaseException) -> str:
@@ -209,7 +209,7 @@ def _landlock_abi() -> int:
 def _landlock(abi: int) -> None:
     syscalls.landlock_abi()
     set_no_new_privs()
-    landlock.restrict(Plan(profile=Profile.TENANT, steps=(), landlock_abi=abi, reads=("/usr",)))
+    landlock.restrict(SandboxPlan(profile=SandboxProfile.TENANT, steps=(), landlock_abi=abi, reads=("/usr",)))
     os.close(os.open("/usr", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     with contextlib.suppress(PermissionError):
         os.close(os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -221,11 +221,11 @@ def _landlock(abi: int) -> None:
 
 
 _APART: Final = {
-    Part.PID: _pid,
-    Part.IPC: _ipc,
-    Part.MOUNT: _mount,
-    Part.PROC: _proc,
-    Part.NET: _net,
-    Part.UTS: _uts,
-    Part.CGROUP_NS: _cgroup_ns,
+    SandboxPart.PID: _pid,
+    SandboxPart.IPC: _ipc,
+    SandboxPart.MOUNT: _mount,
+    SandboxPart.PROC: _proc,
+    SandboxPart.NET: _net,
+    SandboxPart.UTS: _uts,
+    SandboxPart.CGROUP_NS: _cgroup_ns,
 }

@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 
 from sublet.node.by_descriptor import opened
 from sublet.node.sandbox import syscalls
-from sublet.node.sandbox.abilities import Part
-from sublet.node.sandbox.plan import GROUPS, MASKED, SEALED, Bind, Plan, Step
+from sublet.node.sandbox.abilities import SandboxPart
+from sublet.node.sandbox.plan import GROUPS, MASKED, SEALED, Bind, SandboxPlan, SandboxStep
 
 _STAGES: Final = ("/tmp", "/run", "/mnt")
 _NO_RIGHTS: Final = syscalls.MS_NOSUID | syscalls.MS_NODEV
@@ -48,7 +48,7 @@ class _Piece(NamedTuple):
     """Given the path below the new root."""
 
 
-def build(plan: Plan) -> int:
+def build(plan: SandboxPlan) -> int:
     """Replace the root of this process. It has a mount namespace of its own already.
 
     Returns a descriptor of its /proc without what is made read-only there, for the steps that still write to it; -1
@@ -58,7 +58,7 @@ def build(plan: Plan) -> int:
     syscalls.mount("", "/", syscalls.MS_REC | syscalls.MS_PRIVATE)
     pieces = [*_private(plan), *(_Piece(path, _cover) for path in plan.covers)]
     pieces += [piece for bind in plan.binds if (piece := _shown(bind, plan)) is not None]
-    if Part.PROC not in plan.namespaces:
+    if SandboxPart.PROC not in plan.namespaces:
         tree = syscalls.open_tree("/proc", recursive=True, follow=False)
         pieces.append(_Piece("/proc", lambda at: _put_up(tree, at, is_folder=True)))
     stage = next(path for path in _STAGES if os.path.isdir(path))
@@ -69,9 +69,9 @@ def build(plan: Plan) -> int:
     for name, target in _LINKS:
         os.symlink(target, name)
     os.makedirs("run", exist_ok=True)
-    proc = syscalls.open_tree("proc", recursive=False, follow=False) if Step.NO_NESTED in plan.steps else -1
+    proc = syscalls.open_tree("proc", recursive=False, follow=False) if SandboxStep.NO_NESTED in plan.steps else -1
     os.mkdir(_EMPTY, 0o555)
-    for path in (*MASKED, *((GROUPS,) if Part.USER_NS in plan.namespaces else ())):
+    for path in (*MASKED, *((GROUPS,) if SandboxPart.USER_NS in plan.namespaces else ())):
         _mask(path.lstrip("/"))
     os.rmdir(_EMPTY)
     for path in SEALED:
@@ -83,7 +83,7 @@ def build(plan: Plan) -> int:
     return proc
 
 
-def _private(plan: Plan) -> list[_Piece]:
+def _private(plan: SandboxPlan) -> list[_Piece]:
     policy = plan.policy
     pieces = [
         _tmpfs("/dev", "size=64k,mode=0755"),
@@ -96,7 +96,7 @@ def _private(plan: Plan) -> list[_Piece]:
         owner = "" if plan.ids is None else f",uid={plan.ids.uid},gid={plan.ids.gid}"
         files = min(_FILES_MAX, max(_FILES_MIN, policy.home_bytes // _BYTES_PER_FILE))
         pieces.append(_tmpfs(plan.home, f"size={policy.home_bytes},nr_inodes={files},mode=0700{owner}"))
-    if Part.PROC in plan.namespaces:
+    if SandboxPart.PROC in plan.namespaces:
         pieces.append(_Piece("/proc", _processes))
     return pieces
 
@@ -145,7 +145,7 @@ def _processes(at: str) -> None:
     syscalls.mount("proc", at, _NO_RIGHTS | syscalls.MS_NOEXEC, "hidepid=2")
 
 
-def _shown(bind: Bind, plan: Plan) -> _Piece | None:
+def _shown(bind: Bind, plan: SandboxPlan) -> _Piece | None:
     """Take hold of one thing to show; None where it is not on this machine and need not be."""
     path = bind.path
     try:
@@ -154,7 +154,7 @@ def _shown(bind: Bind, plan: Plan) -> _Piece | None:
             return _Piece(path, lambda at: _link(target, at))
         # Below /sys other file systems are mounted, which a guest has no use for; in a user namespace they are locked
         # to it and come along, and are then read-only like the rest.
-        alone = path == "/sys" and Part.USER_NS not in plan.namespaces
+        alone = path == "/sys" and SandboxPart.USER_NS not in plan.namespaces
         if bind.writable:
             with opened(path) as held:
                 tree = syscalls.open_tree(held, recursive=True, follow=False)
@@ -177,7 +177,7 @@ def _shown(bind: Bind, plan: Plan) -> _Piece | None:
     return _Piece(path, lambda at: _put_up(tree, at, is_folder=stat.S_ISDIR(mode)))
 
 
-def _is_shown_elsewhere(path: str, target: str, plan: Plan) -> bool:
+def _is_shown_elsewhere(path: str, target: str, plan: SandboxPlan) -> bool:
     """Whether a link needs only to be drawn again: ``/bin``, where it leads to ``usr/bin``."""
     leads_to = os.path.normpath(os.path.join(os.path.dirname(path), target))
     return any(f"{leads_to}/".startswith(f"{bind.path}/") for bind in plan.binds if bind.path != path)

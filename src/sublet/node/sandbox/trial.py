@@ -13,19 +13,19 @@ import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from sublet.node.sandbox.abilities import Part
+from sublet.node.sandbox.abilities import SandboxPart
 from sublet.node.sandbox.enter import enter
-from sublet.node.sandbox.plan import Ids, Plan, Policy, Profile, Refusal, Wish, plan
+from sublet.node.sandbox.plan import Ids, SandboxPlan, SandboxPolicy, SandboxProfile, SandboxRefusal, Wish, plan
 from sublet.node.sandbox.probe import probe_abilities
 from sublet.node.sandbox.walls import LIBRARY_PATH, PACKAGE, driver_folder
 
 UNPRIVILEGED: Final = 65_534
 HOME: Final = "/tmp/trial"
-ANYTHING_LESS: Final = frozenset(part.value for part in Part)
+ANYTHING_LESS: Final = frozenset(part.value for part in SandboxPart)
 """Whether guests may do without a part is decided where they are started; one that may not is refused there."""
 
 
-def plan_for(nodes: Sequence[str]) -> Plan:
+def plan_for(nodes: Sequence[str]) -> SandboxPlan:
     """The steps for such a process. Raises ``Unsupported``."""
     folder = driver_folder(os.environ.get(LIBRARY_PATH, ""), ())
     wish = Wish(
@@ -35,8 +35,8 @@ def plan_for(nodes: Sequence[str]) -> Plan:
         readable=(sys.prefix, sys.base_prefix, PACKAGE, *filter(None, (folder,))),
         devices=tuple(nodes),
     )
-    found = plan(Profile.TENANT, probe_abilities(), wish, Policy(allow_missing=ANYTHING_LESS))
-    if isinstance(found, Refusal):
+    found = plan(SandboxProfile.TENANT, probe_abilities(), wish, SandboxPolicy(allow_missing=ANYTHING_LESS))
+    if isinstance(found, SandboxRefusal):
         raise found.error()
     return found
 

@@ -11,8 +11,20 @@ from dataclasses import dataclass, replace
 
 from sublet.errors import Unsupported
 from sublet.node.processes.lease_runtime import LeaseRuntime
-from sublet.node.sandbox import Blocks, Ids, Part, Plan, Policy, Refusal, Uids, Wish, clean_env, enter, plan
-from sublet.node.sandbox import Profile as IsolationProfile
+from sublet.node.sandbox import (
+    Blocks,
+    Ids,
+    SandboxPart,
+    SandboxPlan,
+    SandboxPolicy,
+    SandboxRefusal,
+    Uids,
+    Wish,
+    clean_env,
+    enter,
+    plan,
+)
+from sublet.node.sandbox import SandboxProfile as IsolationProfile
 from sublet.node.sandbox.plan import SYSTEM_PATHS
 from sublet.values import Kind, ResourceId, TenantId
 from sublet.wire.cards import device_nodes
@@ -34,7 +46,7 @@ LIBRARY_PATH = "LD_LIBRARY_PATH"
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class SandboxRoom:
     """Where one guest lives."""
 
     env: dict[str, str]
@@ -43,21 +55,21 @@ class Room:
     ids: Ids | None
     stands_in: bool = False
     """Whether the process that is forked only stands for the command, which is in a namespace of its own."""
-    plan: Plan | None = None
+    plan: SandboxPlan | None = None
     """What ``enter`` builds; None: nothing."""
 
 
 class Walls:
     """What this machine can build, and the user numbers of the tenants."""
 
-    def __init__(self, *, runtime: str, state: str, policy: Policy | None = None) -> None:
+    def __init__(self, *, runtime: str, state: str, policy: SandboxPolicy | None = None) -> None:
         self._seen: dict[str, tuple[str, ...]] = {}
         own = os.path.dirname(os.path.dirname(sys.executable))
         self._own = (own, os.path.realpath(own))
         from sublet.node.sandbox.probe import probe_abilities
 
         self.abilities = probe_abilities()
-        self.policy = policy or Policy()
+        self.policy = policy or SandboxPolicy()
         self._hidden = (runtime, state, os.path.expanduser("~"))
         self._uids: Uids | None = None
         self._has_looked = False
@@ -65,7 +77,7 @@ class Walls:
         """The folder of the driver's libraries, once a guest with cards was to be shown it; see ``driver_folder``."""
         self.card_nodes: Mapping[ResourceId, tuple[str, ...]] = {}
         """The device files that each card has for itself, as the office found them."""
-        if self.abilities.has(Part.UID):
+        if self.abilities.has(SandboxPart.UID):
             self._uids = Uids(os.path.join(state, "uids"), blocks=Blocks.of_machine())
 
     def allow(self, missing: tuple[str, ...]) -> None:
@@ -82,10 +94,10 @@ class Walls:
         """Whose the files of this tenant's guests are; None: our own user's."""
         return self._uids.ids(tenant) if self._uids is not None else None
 
-    def plan(self, wish: Wish, policy: Policy | None = None) -> Plan:
+    def plan(self, wish: Wish, policy: SandboxPolicy | None = None) -> SandboxPlan:
         """The steps for one guest."""
         found = plan(IsolationProfile.TENANT, self.abilities, wish, policy or self.policy)
-        if isinstance(found, Refusal):
+        if isinstance(found, SandboxRefusal):
             raise found.error()
         return found
 
@@ -171,7 +183,7 @@ class _Behind:
 
     def room(
         self, tenancy: LeaseRuntime, spec: GuestSpec, *, counted: bool, lent: tuple[str, ...] = (), door: str = ""
-    ) -> Room:
+    ) -> SandboxRoom:
         """Home and temporary files are the guest's own memory, and go with it. ``lent``: folders of another lease;
         ``door``: where it may ask for publication."""
         home, counts = tenancy.make_home(self._ids)
@@ -197,10 +209,12 @@ class _Behind:
         )
         term = spec.env.get("TERM", "dumb")
         env = clean_env(self._tenant, home=home, term=term, extra=spec.env)
-        return Room(env, spec.cwd or home, lambda parent: enter(steps, parent=parent), self._ids, steps.forks, steps)
+        return SandboxRoom(
+            env, spec.cwd or home, lambda parent: enter(steps, parent=parent), self._ids, steps.forks, steps
+        )
 
 
-def policy_for(tenancy: LeaseRuntime, policy: Policy, *, lends: bool = False) -> Policy:
+def policy_for(tenancy: LeaseRuntime, policy: SandboxPolicy, *, lends: bool = False) -> SandboxPolicy:
     """The same for the guests of one lease: nothing that they can fill is larger than what the lease may use.
 
     Where a control group caps memory, what lies in these folders is counted there. Where none does it is not counted

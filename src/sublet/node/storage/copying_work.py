@@ -20,7 +20,7 @@ from typing import Final
 
 from sublet.errors import CapacityExceeded, CheckpointDamaged, InvalidRequest, NotFound
 from sublet.node.storage.publish import check_pack, copy_bytes, plain_name
-from sublet.node.storage.volume_folder import FILE, FOLDER, Place, numbers_in, ours, staging_of
+from sublet.node.storage.volume_folder import FILE, FOLDER, VolumeAccess, numbers_in, ours, staging_of
 from sublet.values import format_size
 from sublet.wire.manifest import MANIFEST_MAX, Contents, damaged, manifest_name, read_manifest
 from sublet.wire.volumes import CHECKPOINTS, COPIED, PACKS, STAGING, CopiedIn, CopyIn, bytes_below
@@ -51,7 +51,7 @@ class _Found:
         return CopiedIn(number=one.number, wall_ns=one.wall_ns, size=self.size, note=one.note)
 
 
-def copy_in(place: Place, source: str, asked: CopyIn) -> CopiedIn:
+def copy_in(place: VolumeAccess, source: str, asked: CopyIn) -> CopiedIn:
     """See what there is in ``source``, and unless only that was asked, put it where the asker wants it. Raises for what
     has no room, before anything of it is written."""
     with contextlib.ExitStack() as undo:
@@ -134,7 +134,7 @@ def _opened(packs: int, contents: Contents, undo: contextlib.ExitStack) -> dict[
 # ------------------------------------------------------------------------------------------------------------- writing
 
 
-def _put(place: Place, asked: CopyIn, found: _Found, undo: contextlib.ExitStack) -> None:
+def _put(place: VolumeAccess, asked: CopyIn, found: _Found, undo: contextlib.ExitStack) -> None:
     top = os.open(place.folder, FOLDER)
     undo.callback(os.close, top)
     _fits(place, top, found.size)
@@ -149,7 +149,7 @@ def _put(place: Place, asked: CopyIn, found: _Found, undo: contextlib.ExitStack)
             view = view[os.write(fd, view) :]
 
 
-def _fits(place: Place, top: int, size: int) -> None:
+def _fits(place: VolumeAccess, top: int, size: int) -> None:
     if place.counted:
         room = place.size - bytes_below(place.folder)
     else:
@@ -162,7 +162,7 @@ def _fits(place: Place, top: int, size: int) -> None:
         )
 
 
-def _staged(place: Place, asked: CopyIn, top: int, undo: contextlib.ExitStack) -> int:
+def _staged(place: VolumeAccess, asked: CopyIn, top: int, undo: contextlib.ExitStack) -> int:
     """The asker's folder."""
     staging = ours(top, STAGING)
     undo.callback(os.close, staging)

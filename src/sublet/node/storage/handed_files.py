@@ -20,7 +20,7 @@ from typing import Final
 from sublet.errors import CapacityExceeded, InvalidRequest, NotFound, SubletError
 from sublet.node.sandbox.cleaning import remove_tree
 from sublet.node.storage.publish import plain_name, publish
-from sublet.node.storage.volume_folder import FILE, FOLDER, Place, needed_by, numbers_in, ours, staging_of
+from sublet.node.storage.volume_folder import FILE, FOLDER, VolumeAccess, needed_by, numbers_in, ours, staging_of
 from sublet.values import Epoch
 from sublet.wire.volumes import (
     CHECKPOINTS,
@@ -47,7 +47,7 @@ _BYTE: Final = b"f"
 _FD_BYTES: Final = struct.calcsize("i")
 
 
-def list_volume(place: Place, asked: ListVolume) -> VolumeListed:
+def list_volume(place: VolumeAccess, asked: ListVolume) -> VolumeListed:
     """What is published there, and how much room is left."""
     with contextlib.ExitStack() as undo:
         top = _opened(undo, os.open(place.folder, FOLDER))
@@ -68,7 +68,7 @@ def list_volume(place: Place, asked: ListVolume) -> VolumeListed:
         return VolumeListed(numbers=tuple(numbers), room=room, freed=freed)
 
 
-def open_files(place: Place, asked: OpenFiles, epoch: Epoch, handed: int) -> FilesOpened:
+def open_files(place: VolumeAccess, asked: OpenFiles, epoch: Epoch, handed: int) -> FilesOpened:
     """Open them and send them through the socket ``handed``, in the order of their names."""
     if not 1 <= len(asked.names) <= FILES_MAX:
         raise InvalidRequest(f"{len(asked.names)} files were asked for", do=f"Name 1 to {FILES_MAX} at a time.")
@@ -114,7 +114,7 @@ def _published(undo: contextlib.ExitStack, top: int, name: str) -> int:
         os.close(where)
 
 
-def _staged(undo: contextlib.ExitStack, top: int, place: Place, asked: OpenFiles, epoch: Epoch) -> list[int]:
+def _staged(undo: contextlib.ExitStack, top: int, place: VolumeAccess, asked: OpenFiles, epoch: Epoch) -> list[int]:
     staging = _opened(undo, ours(top, STAGING))
     own = _opened(undo, os.open(staging_of(epoch, apart=place.apart), FOLDER, dir_fd=staging))
     name = plain_name(asked.staging)
@@ -136,7 +136,7 @@ def _staged(undo: contextlib.ExitStack, top: int, place: Place, asked: OpenFiles
         raise
 
 
-def publish_and_forget(place: Place, asked: Publish) -> Published:
+def publish_and_forget(place: VolumeAccess, asked: Publish) -> Published:
     """``publish``, for a holder that cannot remove what it staged."""
     try:
         return publish(place, asked)
@@ -146,7 +146,7 @@ def publish_and_forget(place: Place, asked: Publish) -> Published:
             remove_tree(os.path.join(own, plain_name(asked.staging)))
 
 
-def _forget_oldest(place: Place, epoch: Epoch, own: int) -> None:
+def _forget_oldest(place: VolumeAccess, epoch: Epoch, own: int) -> None:
     names = os.listdir(own)
     if len(names) > STAGED_FOLDERS_MAX:
         oldest = min(names, key=lambda name: os.stat(name, dir_fd=own, follow_symlinks=False).st_mtime_ns)

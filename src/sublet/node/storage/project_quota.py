@@ -34,7 +34,7 @@ _OURS_MAX: Final = 0x00FFFFFF
 _TRIES: Final = 16
 
 
-class Kernel:
+class QuotaKernel:
     """What is asked of it: a seam, for kernels that have no quotas."""
 
     def attributes(self, fd: int) -> bytes:
@@ -62,7 +62,7 @@ class _Asked(Protocol):
 def limit(folder: str, size: int, kernel: _Asked | None = None) -> str:
     """Let what is in the folder, which must be empty or limited already, take so many bytes; returns why not, in words,
     or nothing. A folder that belongs to a project of another program is left as it is."""
-    kernel = kernel or Kernel()
+    kernel = kernel or QuotaKernel()
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -75,7 +75,7 @@ def limit(folder: str, size: int, kernel: _Asked | None = None) -> str:
 
 def why_not(folder: str, kernel: _Asked | None = None) -> str:
     """Why folders like this cannot be limited, as far as that is known without trying; empty if it is not."""
-    kernel = kernel or Kernel()
+    kernel = kernel or QuotaKernel()
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

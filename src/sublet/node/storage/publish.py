@@ -34,7 +34,7 @@ from sublet.errors import (
 from sublet.node.storage.volume_folder import (
     FILE,
     FOLDER,
-    Place,
+    VolumeAccess,
     bytes_in,
     collect_in,
     locked,
@@ -84,7 +84,7 @@ def run_and_encode(work: Callable[[], object]) -> str:
 # --------------------------------------------------------------------------------------------------------- publishing
 
 
-def publish(place: Place, asked: Publish) -> Published:
+def publish(place: VolumeAccess, asked: Publish) -> Published:
     """Check, seal, name, sync. Raises for what is not to be published; then nothing can be found that could not be
     before."""
     top = os.open(place.folder, FOLDER)
@@ -98,7 +98,7 @@ def publish(place: Place, asked: Publish) -> Published:
 class _Publication:
     """One of them under way."""
 
-    def __init__(self, place: Place, asked: Publish, undo: contextlib.ExitStack, top: int) -> None:
+    def __init__(self, place: VolumeAccess, asked: Publish, undo: contextlib.ExitStack, top: int) -> None:
         self._place, self._asked, self._undo = place, asked, undo
         self._checkpoints, self._packs, staging = (self._folder(top, name) for name in (CHECKPOINTS, PACKS, STAGING))
         try:

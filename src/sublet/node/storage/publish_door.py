@@ -15,12 +15,12 @@ from typing import Final
 from sublet.errors import CapacityExceeded, InvalidRequest, SubletError, Unauthorized
 from sublet.node.by_descriptor import change
 from sublet.node.loop import READ, Accepting, Loop
-from sublet.node.processes.guest import Guest
+from sublet.node.processes.guest import GuestProcess
 from sublet.node.storage.publish_queue import AnyReply, Asker, Handed, Publishing
 from sublet.values import NS_PER_S
 from sublet.wire.codec import dumps, loads
 from sublet.wire.refusals import refusal_of
-from sublet.wire.sockets import Peer, peer_of
+from sublet.wire.sockets import PeerProcess, peer_of
 from sublet.wire.unix import short_path
 from sublet.wire.volumes import MESSAGE_MAX, VolumeCall
 
@@ -46,8 +46,8 @@ class PublishDoor:
         loop: Loop,
         runtime: str,
         publishing: Publishing,
-        who: Callable[[Peer], Guest | None],
-        asker: Callable[[Guest], Asker],
+        who: Callable[[PeerProcess], GuestProcess | None],
+        asker: Callable[[GuestProcess], Asker],
     ) -> None:
         """``who`` finds the guest of a process, ``asker`` says what it may ask for, as of now."""
         self.path: Final = os.path.join(runtime, NAME)
@@ -137,7 +137,7 @@ class PublishDoor:
         self._turned += 1
         loop.after(TURNED_S, over)
 
-    def _admitted(self, sock: socket.socket) -> Guest:
+    def _admitted(self, sock: socket.socket) -> GuestProcess:
         if len(self._lines) >= CONNECTIONS_MAX:
             raise CapacityExceeded(f"{CONNECTIONS_MAX} connections to volumes are open, and that is the most")
         guest = self._who(peer_of(sock))
@@ -149,7 +149,7 @@ class PublishDoor:
             raise CapacityExceeded(f"this tenant's guests have {PER_TENANT_MAX} connections open, and that is the most")
         return guest
 
-    def _ask(self, guest: Guest, call: VolumeCall, then: Callable[[AnyReply | Handed], None]) -> None:
+    def _ask(self, guest: GuestProcess, call: VolumeCall, then: Callable[[AnyReply | Handed], None]) -> None:
         self._publishing.ask(self._asker(guest), call, then)
 
 
@@ -160,7 +160,7 @@ class _Line:
         self,
         loop: Loop,
         sock: socket.socket,
-        guest: Guest,
+        guest: GuestProcess,
         ask: Callable[[VolumeCall, Callable[[AnyReply | Handed], None]], None],
         lines: set[_Line],
     ) -> None:

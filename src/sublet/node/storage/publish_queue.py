@@ -37,10 +37,10 @@ from sublet.node.processes.lease_runtime import Borrowed, LeaseRuntime
 from sublet.node.storage.copying_work import copy_in
 from sublet.node.storage.handed_files import list_volume, open_files, publish_and_forget, take_handed
 from sublet.node.storage.publish import publish, run_and_encode
-from sublet.node.storage.store import State, Store
+from sublet.node.storage.store import StoredFolder, StoreState
 from sublet.node.storage.stores import Stores
 from sublet.node.storage.stores_work import among_errands
-from sublet.node.storage.volume_folder import Place, collect, lay_out, staging_of
+from sublet.node.storage.volume_folder import VolumeAccess, collect, lay_out, staging_of
 from sublet.values import NS_PER_S, Epoch, Kind, LeaseId, TenantId
 from sublet.wire.codec import loads
 from sublet.wire.frames import close_all
@@ -91,7 +91,7 @@ Fence = Callable[[LeaseId, Epoch], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lent:
+class LentVolume:
     """A volume that a guest of another lease may save to."""
 
     lease: LeaseId
@@ -119,7 +119,7 @@ class Asker:
 
 @dataclass(slots=True, kw_only=True)
 class _Job:
-    store: Store
+    store: StoredFolder
     asker: Asker
     pair: tuple[LeaseId, Epoch]
     call: AnyCall
@@ -130,7 +130,7 @@ class _Job:
     """Through which the errand sends what it has opened."""
 
     @property
-    def stores(self) -> tuple[Store, ...]:
+    def stores(self) -> tuple[StoredFolder, ...]:
         """Which none of may be put away meanwhile."""
         return (self.store,) if self.source is None else (self.store, _store(self.source.tenancy))
 
@@ -138,7 +138,7 @@ class _Job:
 @dataclass(slots=True, kw_only=True)
 class _Running:
     key: object
-    stores: tuple[Store, ...]
+    stores: tuple[StoredFolder, ...]
 
 
 class Publishing:
@@ -166,11 +166,11 @@ class Publishing:
         self._on_saved = on_saved
         self._waiting: dict[str, deque[_Job]] = {}
         self._running: dict[str, _Running] = {}
-        self._tickets: dict[LeaseId, dict[str, Lent]] = {}
+        self._tickets: dict[LeaseId, dict[str, LentVolume]] = {}
 
     # ---- lending ----
 
-    def lend(self, lent: Lent) -> str:
+    def lend(self, lent: LentVolume) -> str:
         """A ticket that stands for this right."""
         self._fence(lent.lease, lent.epoch)
         self._block_of(lent.lease)
@@ -291,7 +291,7 @@ class Publishing:
                 if job.source is not None:
                     self._still_read(job.source.tenancy.lease, job.source.epoch)
                 for store in job.stores:
-                    if store.state is not State.THERE:
+                    if store.state is not StoreState.THERE:
                         raise LeaseNotActive(f"the volume of lease {store.note.lease} is being put away")
                 self._begin(job)
             except SubletError as error:
@@ -359,11 +359,11 @@ class Publishing:
             case _:
                 assert_never(call)
 
-    def _place(self, job: _Job) -> Place:
+    def _place(self, job: _Job) -> VolumeAccess:
         store, ids = job.store, job.asker.ids
         apart = job.asker.holder and ids is not None
         mine = ids is None or apart
-        return Place(
+        return VolumeAccess(
             folder=store.made.paths[0],
             lock=os.path.join(store.folder, LOCK),
             size=store.note.parts[0].amount,
@@ -373,7 +373,7 @@ class Publishing:
             apart=apart,
         )
 
-    def _opened(self, job: _Job, place: Place) -> VolumeOpened:
+    def _opened(self, job: _Job, place: VolumeAccess) -> VolumeOpened:
         lease, epoch = job.pair
         own = staging_of(epoch, apart=place.apart)
         return VolumeOpened(
@@ -440,7 +440,7 @@ class Publishing:
 
     # ---- the end ----
 
-    def left(self, store: Store) -> None:
+    def left(self, store: StoredFolder) -> None:
         """Its lease is over. What waits is refused, what is under way has a moment to come to its end."""
         self._tickets.pop(store.note.lease, None)
         for running in self._running.values():
@@ -450,7 +450,7 @@ class Publishing:
             job.then(refusal_of(LeaseNotActive(f"lease {job.pair[0]} is over")))
 
 
-def _store(tenancy: LeaseRuntime) -> Store:
+def _store(tenancy: LeaseRuntime) -> StoredFolder:
     found = next((one for one in tenancy.stores if one.note.kind is Kind.BLOCK), None)
     if found is None or not found.made.paths:
         raise LeaseNotActive(f"the volume of lease {tenancy.lease} is gone")

@@ -16,7 +16,7 @@ from sublet.node.storage.stores_work import Made, StoreNote
 from sublet.values import ResourceId, format_size
 
 
-class State(enum.Enum):
+class StoreState(enum.Enum):
     """How far a store has come."""
 
     MAKING = "making"
@@ -27,14 +27,14 @@ class State(enum.Enum):
     GONE = "gone"
 
 
-class Store:
+class StoredFolder:
     """One folder, or one segment."""
 
-    def __init__(self, folder: str, note: StoreNote, state: State) -> None:
+    def __init__(self, folder: str, note: StoreNote, state: StoreState) -> None:
         self.folder = folder
         self.note = note
         self.state = state
-        self.is_left = state is State.LEAVING
+        self.is_left = state is StoreState.LEAVING
         """Whether a predecessor made it."""
         self.made = Made()
         self.is_made = False
@@ -50,7 +50,7 @@ class Store:
         self.at_work = 0
         """How much is just being published in it, collected, or copied from it: it is not put away meanwhile."""
         self.waiting: list[Callable[[], None]] = []
-        self.counts: dict[int, Count] = {}
+        self.counts: dict[int, FolderCount] = {}
         """By part, where the size is only counted."""
 
     @property
@@ -89,7 +89,7 @@ def count(folder: str) -> Iterator[int]:
                 yield used
 
 
-class Count:
+class FolderCount:
     """Of one folder, and what there is to say of it."""
 
     def __init__(self, folder: str, size: int) -> None:

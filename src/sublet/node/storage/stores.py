@@ -26,7 +26,7 @@ from sublet.node.forked_jobs import ForkedJobs
 from sublet.node.keyed_names import keyed_names
 from sublet.node.loop import Loop
 from sublet.node.processes.lease_runtime import LeaseRuntime
-from sublet.node.storage.store import Count, State, Store
+from sublet.node.storage.store import FolderCount, StoredFolder, StoreState
 from sublet.node.storage.stores_work import (
     KEPT,
     NOTE,
@@ -71,8 +71,8 @@ class Stores:
         state: str,
         runtime: str,
         on_gone: Callable[[LeaseId], None],
-        on_leave: Callable[[Store], None],
-        on_stuck: Callable[[Store], None],
+        on_leave: Callable[[StoredFolder], None],
+        on_stuck: Callable[[StoredFolder], None],
     ) -> None:
         """``on_leave`` is told when a store is about to be put away, ``on_stuck`` when it could not be, because a
         process still uses it, and ``on_gone`` when one of this lease was."""
@@ -85,7 +85,7 @@ class Stores:
         self.memory: Final = os.path.join(runtime, "memory")
         self.lock: Final = os.path.join(self.blocks, "lock")
         self._hash = keyed_names()
-        self._all: list[Store] = list(self._found())
+        self._all: list[StoredFolder] = list(self._found())
 
     # ---- making ----
 
@@ -104,7 +104,7 @@ class Stores:
         self._wait(tenancy, stores, then)
         return True
 
-    def _wait(self, tenancy: LeaseRuntime, stores: list[Store], then: Then) -> None:
+    def _wait(self, tenancy: LeaseRuntime, stores: list[StoredFolder], then: Then) -> None:
         is_told = False
 
         def look() -> None:
@@ -122,7 +122,7 @@ class Stores:
         for store in stores:
             store.waiting.append(look)
 
-    def _check(self, tenancy: LeaseRuntime, stores: list[Store]) -> None:
+    def _check(self, tenancy: LeaseRuntime, stores: list[StoredFolder]) -> None:
         """Whether all is there; if it is, guests learn of it. What was refused may be asked for again."""
         refused = next((store for store in stores if store.made.refused), None)
         if refused is not None:
@@ -139,7 +139,7 @@ class Stores:
             *((os.path.dirname(tenancy.segment),) if memory is not None and memory.segment < 0 else ()),
         )
 
-    def _begun(self, tenancy: LeaseRuntime) -> list[Store]:
+    def _begun(self, tenancy: LeaseRuntime) -> list[StoredFolder]:
         found = []
         name = self._hash(f"{tenancy.lease}.{tenancy.epoch}")
         for kind, base in ((Kind.BLOCK, os.path.join(self.blocks, "leases")), (Kind.MEMORY, self.memory)):
@@ -148,7 +148,7 @@ class Stores:
                 folder, called = os.path.join(base, name), ""
                 if kind is Kind.BLOCK and tenancy.name:
                     folder, called = self._named(tenancy.tenant, tenancy.name), tenancy.name
-                found.append(Store(folder, _note_of(tenancy, parts, called), State.MAKING))
+                found.append(StoredFolder(folder, _note_of(tenancy, parts, called), StoreState.MAKING))
         for store in found:
             self._check_free(store)
         self._all += found
@@ -158,9 +158,11 @@ class Stores:
         folder = os.path.join(self.blocks, "named", valid_name(tenant, "tenant"))
         return os.path.join(folder, valid_name(name, "name"))
 
-    def _check_free(self, store: Store) -> None:
-        other = next((one for one in self._all if one.folder == store.folder and one.state is not State.GONE), None)
-        if other is not None and other.state is State.LEAVING:
+    def _check_free(self, store: StoredFolder) -> None:
+        other = next(
+            (one for one in self._all if one.folder == store.folder and one.state is not StoreState.GONE), None
+        )
+        if other is not None and other.state is StoreState.LEAVING:
             raise CapacityExceeded(
                 "what this lease, or one of the same name, had on disk is still being put away",
                 do="Try again in a moment.",
@@ -171,7 +173,7 @@ class Stores:
                 do="Choose another name, or wait until that lease is over.",
             )
 
-    def _make(self, store: Store, ids: Ids) -> None:
+    def _make(self, store: StoredFolder, ids: Ids) -> None:
         if store.note.kind is Kind.MEMORY and (ids is None or os.geteuid() != 0):
             self._hold_segment(store)  # for a user who can see this process's descriptors: no mount, no errand
         elif store.note.kind is Kind.BLOCK and why_no_image() and not store.is_named:
@@ -192,7 +194,7 @@ class Stores:
                 make, lambda said: self._was_made(store, said), tenant=store.note.tenant, by_ns=AWAITED
             )
 
-    def _was_made(self, store: Store, said: str | None) -> None:
+    def _was_made(self, store: StoredFolder, said: str | None) -> None:
         store.is_asked = False
         if said is None:
             store.made = Made(refused=f"the folder of the lease could not be made: {self._forked_jobs.why_failed}")
@@ -203,7 +205,7 @@ class Stores:
         else:
             self._is_made(store)
 
-    def _hold_segment(self, store: Store) -> None:
+    def _hold_segment(self, store: StoredFolder) -> None:
         """A file in memory that can be neither longer nor shorter, and goes with this process."""
         try:
             store.segment = make_segment(sum(part.amount for part in store.note.parts))
@@ -213,14 +215,14 @@ class Stores:
             store.made = Made(paths=(segment_path(store.segment),))
         self._is_made(store)
 
-    def _is_made(self, store: Store) -> None:
+    def _is_made(self, store: StoredFolder) -> None:
         store.is_made = True
-        if store.state is State.MAKING:
-            store.state = State.REFUSED if store.made.refused else State.THERE
+        if store.state is StoreState.MAKING:
+            store.state = StoreState.REFUSED if store.made.refused else StoreState.THERE
         waiting, store.waiting = store.waiting, []
         for call in waiting:
             call()
-        if store.state is State.LEAVING:  # the lease ended meanwhile
+        if store.state is StoreState.LEAVING:  # the lease ended meanwhile
             self._put_away(store)
 
     # ---- taking away ----
@@ -228,15 +230,15 @@ class Stores:
     def leave(self, tenancy: LeaseRuntime) -> None:
         """The lease is over and no guest uses its stores any more: they go, soon."""
         for store in tenancy.stores:
-            if store.state not in (State.LEAVING, State.GONE):
-                store.state = State.LEAVING
+            if store.state not in (StoreState.LEAVING, StoreState.GONE):
+                store.state = StoreState.LEAVING
                 store.note = replace(store.note, epoch=tenancy.epoch)
                 self._on_leave(store)
                 self._put_away(store)
 
-    def rested(self, store: Store) -> None:
+    def rested(self, store: StoredFolder) -> None:
         """No errand is at work in it any more."""
-        if store.state is State.LEAVING:
+        if store.state is StoreState.LEAVING:
             self._put_away(store)
 
     def left(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> str:
@@ -245,10 +247,10 @@ class Stores:
         for store in tuple(self._all):
             if store.note.lease != lease or store.note.epoch > epoch or not store.covers(resource):
                 continue
-            if store.state is State.LEAVING:
+            if store.state is StoreState.LEAVING:
                 if not store.is_asked and now_ns >= store.again_ns:
                     self._put_away(store)
-                if store.state is State.LEAVING:
+                if store.state is StoreState.LEAVING:
                     return store.why or f"{store.folder} is being {'put away' if store.is_named else 'removed'}"
         return ""
 
@@ -257,17 +259,17 @@ class Stores:
         return [
             Leftover(lease=store.note.lease, epoch=store.note.epoch, part=part)
             for store in self._all
-            if store.state is State.LEAVING
+            if store.state is StoreState.LEAVING
             for part in store.note.parts
         ]
 
     def look_after(self) -> list[tuple[LeaseId, str]]:
         """Where sizes are only counted, count on; what there is to say to the guests of which lease."""
-        counted = [store for store in self._all if store.state is State.THERE and store.made.counted]
+        counted = [store for store in self._all if store.state is StoreState.THERE and store.made.counted]
         found = []
         for store in counted:
             for number, part in enumerate(store.note.parts[: len(store.made.paths)]):
-                count = store.counts.setdefault(number, Count(store.made.paths[number], part.amount))
+                count = store.counts.setdefault(number, FolderCount(store.made.paths[number], part.amount))
                 line = count.step(max(COUNTED_MIN, COUNTED_AT_ONCE // len(counted)))
                 if line:
                     found.append((store.note.lease, line))
@@ -276,7 +278,7 @@ class Stores:
     def begin(self) -> None:
         """Put away what a predecessor left. To be called once its guests were ended."""
         for store in tuple(self._all):
-            if store.state is State.LEAVING:
+            if store.state is StoreState.LEAVING:
                 self._put_away(store)
 
     def close(self) -> None:
@@ -291,7 +293,7 @@ class Stores:
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
 
-    def _put_away(self, store: Store) -> None:
+    def _put_away(self, store: StoredFolder) -> None:
         if store.is_asked:
             return
         if store.at_work:
@@ -309,7 +311,7 @@ class Stores:
 
         self._forked_jobs.run(away, lambda said: self._was_put_away(store, said), tenant=store.note.tenant)
 
-    def _let_go_of_segment(self, store: Store) -> None:
+    def _let_go_of_segment(self, store: StoredFolder) -> None:
         """Not while another process has it. To free a large one takes long, so an errand does that."""
         if is_segment_used(store.segment):
             self._was_put_away(store, "the segment of the lease is in use still")
@@ -322,13 +324,13 @@ class Stores:
         else:
             self._was_put_away(store, "")
 
-    def _was_put_away(self, store: Store, said: str | None) -> None:
+    def _was_put_away(self, store: StoredFolder, said: str | None) -> None:
         store.is_asked = False
         if said == "":
             if store.segment >= 0:
                 os.close(store.segment)
                 store.segment = -1
-            store.state = State.GONE
+            store.state = StoreState.GONE
             self._all.remove(store)
             self._loop.soon(lambda: self._on_gone(store.note.lease))  # not while the caller is still at work
             return
@@ -370,33 +372,33 @@ class Stores:
             return
         folder = self._named(volume.tenant, volume.name)
         note = _read(folder, KEPT) or StoreNote(lease=LeaseId(""), epoch=was, tenant=volume.tenant, parts=())
-        store = Store(folder, replace(note, name=""), State.LEAVING)
+        store = StoredFolder(folder, replace(note, name=""), StoreState.LEAVING)
         store.tries = FORCED_AFTER  # no lease has it, so no process is waited for
         self._all.append(store)
         self._put_away(store)
 
-    def _of_volume(self, volume: VolumeRef) -> Store | None:
+    def _of_volume(self, volume: VolumeRef) -> StoredFolder | None:
         folder = self._named(volume.tenant, volume.name)
-        gone = (State.GONE, State.REFUSED)
+        gone = (StoreState.GONE, StoreState.REFUSED)
         return next((one for one in self._all if one.folder == folder and one.state not in gone), None)
 
     # ---- what a predecessor left ----
 
-    def _found(self) -> Iterator[Store]:
+    def _found(self) -> Iterator[StoredFolder]:
         for base in (os.path.join(self.blocks, "leases"), self.memory):
             for name in _names(base):
                 folder = os.path.join(base, name)
                 note = _read(folder) or StoreNote(lease=LeaseId(""), epoch=Epoch(0, 0), tenant=_NOBODY, parts=())
-                yield Store(folder, note, State.LEAVING)
+                yield StoredFolder(folder, note, StoreState.LEAVING)
         named = os.path.join(self.blocks, "named")
         for tenant in _names(named):
             for name in _names(os.path.join(named, tenant)):
                 folder = os.path.join(named, tenant, name)
                 if (going := _read(folder, REMOVING)) is not None:
-                    yield Store(folder, replace(going, name=""), State.LEAVING)
+                    yield StoredFolder(folder, replace(going, name=""), StoreState.LEAVING)
                 elif not os.path.exists(os.path.join(folder, KEPT)):
                     begun = StoreNote(lease=LeaseId(""), epoch=Epoch(0, 0), tenant=_NOBODY, parts=(), name=name)
-                    yield Store(folder, _read(folder) or begun, State.LEAVING)
+                    yield StoredFolder(folder, _read(folder) or begun, StoreState.LEAVING)
 
 
 def _note_of(tenancy: LeaseRuntime, parts: tuple[Part, ...], name: str) -> StoreNote:

@@ -35,7 +35,7 @@ FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_C
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class VolumeAccess:
     """A volume's folder, and the identity of the asker."""
 
     folder: str
@@ -60,7 +60,7 @@ def staging_of(epoch: Epoch, *, apart: bool) -> str:
     return f"{epoch}.holder" if apart else str(epoch)
 
 
-def lay_out(place: Place, said: VolumeOpened) -> VolumeOpened:
+def lay_out(place: VolumeAccess, said: VolumeOpened) -> VolumeOpened:
     """The folders are there, and the asker may write to its own; what epochs before this one staged is gone."""
     top = os.open(place.folder, FOLDER)
     try:
@@ -209,7 +209,7 @@ def bytes_in(folder: int) -> int:
     return total
 
 
-def collect(place: Place, asked: Collect) -> Collected:
+def collect(place: VolumeAccess, asked: Collect) -> Collected:
     """First manifests lose their names, then packs that no remaining manifest names; each step is durable before the
     next. Where a manifest that is to stay cannot be read, what it needs is not known, and nothing is removed."""
     if asked.keep < 1:

@@ -24,8 +24,8 @@ from sublet.lease.node import Node
 from sublet.node.connections import Connection, mistake
 from sublet.node.loop import Loop, log_internal_error
 from sublet.node.output_budget import OutputBudget
-from sublet.node.processes.guest import Guest
-from sublet.node.processes.guests import Guests
+from sublet.node.processes.guest import GuestProcess
+from sublet.node.processes.guests import GuestTable
 from sublet.node.processes.log_readers import Following
 from sublet.node.processes.messages import what_to_do
 from sublet.node.processes.spawn import SpawnFailed
@@ -60,7 +60,7 @@ from sublet.wire.guests import (
 )
 from sublet.wire.guests import Guests as GuestList
 from sublet.wire.link import Link
-from sublet.wire.link_events import Called, Closed, Credit, Data, Event, Happening, Hello, Opened, Over
+from sublet.wire.link_events import Called, Closed, Credit, Data, Event, Happening, Opened, Over, PeerHello
 from sublet.wire.refusals import Refusal, error_of
 from sublet.wire.sockets import peer_of
 from sublet.wire.volumes import Collect, CopyIn, LendVolume, ListVolume, OpenFiles, OpenVolume, Publish, VolumeLent
@@ -82,11 +82,11 @@ class HolderLink:
         *,
         loop: Loop,
         sock: socket.socket,
-        hello: Hello,
+        hello: PeerHello,
         front: Front,
         node: Node,
         premises: RealHardware,
-        guests: Guests,
+        guests: GuestTable,
         on_over: Callable[[HolderLink], None],
         unread: OutputBudget,
         desk: VolumeService,
@@ -102,7 +102,7 @@ class HolderLink:
         self._on_over = on_over
         self._now_ns = loop.now_ns
         self._attached: dict[str, _Attached] = {}
-        self._awaiting: list[Guest] = []
+        self._awaiting: list[GuestProcess] = []
         link = Link.adopted(hello)
         self._connection = Connection(loop, sock, link, self._heard, unread, self._has_room)
         self._link = link
@@ -201,7 +201,7 @@ class HolderLink:
         self._node.check(lease, epoch, self._now_ns())
         return lease, epoch
 
-    def _mine(self, guest: str, operation: str) -> Guest:
+    def _mine(self, guest: str, operation: str) -> GuestProcess:
         found = self._guests.get(guest, self._sees, lease=self.front.lease)
         self._may(operation)
         return found
@@ -229,11 +229,11 @@ class HolderLink:
         lease, _ = self._live()
         tenancy = self._premises.tenancies[lease]
 
-        def begun(guest: Guest | None, failed: SpawnFailed | SubletError | None) -> None:
+        def begun(guest: GuestProcess | None, failed: SpawnFailed | SubletError | None) -> None:
             with self._connection.guard():
                 answer(guest, failed)
 
-        def answer(guest: Guest | None, failed: SpawnFailed | SubletError | None) -> None:
+        def answer(guest: GuestProcess | None, failed: SpawnFailed | SubletError | None) -> None:
             if isinstance(failed, SubletError):
                 self._link.refuse(call, failed)
             elif isinstance(failed, SpawnFailed):
@@ -353,7 +353,7 @@ class HolderLink:
 class _Attached:
     """One guest's streams on this connection: a follower of its output, and the way to its input."""
 
-    def __init__(self, link: Link, connection: Connection, guest: Guest, channel: int) -> None:
+    def __init__(self, link: Link, connection: Connection, guest: GuestProcess, channel: int) -> None:
         self.guest = guest
         self.channel = channel
         self._link = link

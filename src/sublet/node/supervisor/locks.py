@@ -64,7 +64,7 @@ _STICKY_FOR_ALL: Final = 0o1003
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class LockHolder:
     """The holder of a device."""
 
     device: str
@@ -81,14 +81,14 @@ class Holder:
         return f"the office of {_user(self.uid)}" + (f" ({', '.join(told)})" if told else "")
 
 
-class DeviceTaken(SubletError):
+class DeviceLocked(SubletError):
     """Another office lends this device."""
 
     transient = True
     scope: ClassVar[Literal["lease", "work", "request", "office"]] = "office"
     default_do = "Use that office, or have it end; a device that no office lends is taken up by itself."
 
-    def __init__(self, holder: Holder, note: str = "") -> None:
+    def __init__(self, holder: LockHolder, note: str = "") -> None:
         super().__init__(f"{holder.device} is lent by {holder}{note}")
         self.holder = holder
 
@@ -134,23 +134,23 @@ def may_open(uid: int, device: str, nodes: str = NODES) -> bool:
     return not found or any(_may_open(uid, os.path.join(nodes, name)) for name in found)
 
 
-def who_has(device: str, folder: str | None = None, roots: str | None = ROOTS) -> Holder | None:
+def who_has(device: str, folder: str | None = None, roots: str | None = ROOTS) -> LockHolder | None:
     """The office that lends the device now, this process included. It disturbs other offices only for a moment."""
     shared = lock_folder() if folder is None else folder
     found = (_holder(device, path) for path in _files_of(device, shared))
     return noted_by_root(device, roots) or next((holder for holder in found if holder is not None), None)
 
 
-def noted_by_root(device: str, roots: str | None = ROOTS) -> Holder | None:
+def noted_by_root(device: str, roots: str | None = ROOTS) -> LockHolder | None:
     """Whether an office of root lends the device, or is about to."""
     found = (_noted(device, path, _locker) for path in _files_of(device, _trusted(roots)))
     return next((holder for holder in found if holder is not None), None)
 
 
-def all_held(folder: str | None = None, roots: str | None = ROOTS) -> list[Holder]:
+def all_held(folder: str | None = None, roots: str | None = ROOTS) -> list[LockHolder]:
     """The holders of all devices that are lent on this machine and have a lock file there, of all users."""
     listed = dict(_listed_locks())  # once for all files: machines whose cards change keep many
-    found: dict[tuple[str, int], Holder] = {}
+    found: dict[tuple[str, int], LockHolder] = {}
     for path in _files_of(None, _trusted(roots)):
         if (holder := _noted(_device_of(path), path, lambda file: listed.get(_as_listed(file)))) is not None:
             found.setdefault((holder.device, holder.uid), holder)
@@ -194,7 +194,7 @@ class DeviceLocks:
         return tuple({**self._files, **self._noted})
 
     def take(self, device: str, *, tries: int = TRIES, pause: Callable[[float], None] = time.sleep) -> None:
-        """Take the device; raises ``DeviceTaken`` if another office has it, harmless if it is ours already.
+        """Take the device; raises ``DeviceLocked`` if another office has it, harmless if it is ours already.
 
         A process that looks at a lock holds it for a moment, and two that come together both let go: so the device
         counts as taken only if it still is after several tries. ``pause`` waits between them, a quarter of a second in
@@ -212,7 +212,7 @@ class DeviceLocks:
             tries -= 1
             if tries < 1:
                 note = f"; root's office takes it over within {TAKEOVER_S:.0f} s" if found.uid and self._noted else ""
-                raise DeviceTaken(found, note)
+                raise DeviceLocked(found, note)
             pause(PAUSE_S * (os.urandom(1)[0] + 1) / 256)
 
     def refresh(self) -> dict[str, SubletError]:
@@ -232,7 +232,7 @@ class DeviceLocks:
             claim = self._claim_of_root(device)
             if claim is not None:
                 self.let_go(device)
-                lost[device] = DeviceTaken(claim)
+                lost[device] = DeviceLocked(claim)
                 continue
             if is_same(file, self._path(device)):
                 os.utime(file)
@@ -271,11 +271,11 @@ class DeviceLocks:
     def _path(self, device: str) -> str:
         return _own_path(self.folder, device)
 
-    def _claim_of_root(self, device: str) -> Holder | None:
+    def _claim_of_root(self, device: str) -> LockHolder | None:
         """The office of root that wants the device, if it is another than this."""
         return None if device in self._noted else noted_by_root(device, self.roots)
 
-    def _note(self, device: str) -> Holder | None:
+    def _note(self, device: str) -> LockHolder | None:
         """As root: note the claim where only root can. Returns the office of root that was first, if it is another."""
         if device in self._noted or os.geteuid() or self.roots is None:
             return None
@@ -285,13 +285,13 @@ class DeviceLocks:
         if not _trusted(self.roots):
             return None
         found = _locked(_own_path(self.roots, device), device, 0o600)
-        if isinstance(found, Holder):
+        if isinstance(found, LockHolder):
             return found
         os.pwrite(found, self._told, 0)
         self._noted[device] = found, self._clock()
         return None
 
-    def _try(self, device: str) -> int | Holder:
+    def _try(self, device: str) -> int | LockHolder:
         """The locked file, or the holder that is in the way."""
         first = self._note(device) or self._claim_of_root(device)
         if first is not None:
@@ -304,8 +304,8 @@ class DeviceLocks:
         except LockUnusable:
             if noted is None:
                 raise
-            found = Holder(device=device, uid=_owner(path))
-        if isinstance(found, Holder):
+            found = LockHolder(device=device, uid=_owner(path))
+        if isinstance(found, LockHolder):
             # Its name in the folder of all is in the way. What counts for root is the claim.
             is_over = noted is not None and found.uid != 0 and waited_s >= TAKEOVER_S
             return os.dup(noted[0]) if noted is not None and is_over else found
@@ -332,7 +332,7 @@ class DeviceLocks:
                 os.close(found)
 
 
-def _locked(path: str, device: str, mode: int = 0o644) -> int | Holder:
+def _locked(path: str, device: str, mode: int = 0o644) -> int | LockHolder:
     """Our own file, locked and empty; or its present holder."""
     file, keep = open_own(path, mode), False
     try:
@@ -341,7 +341,7 @@ def _locked(path: str, device: str, mode: int = 0o644) -> int | Holder:
         except BlockingIOError:
             return _read(device, file)
         if not is_same(file, path):  # it was removed between our opening and our locking: it guards nothing
-            return Holder(device=device, uid=os.geteuid())
+            return LockHolder(device=device, uid=os.geteuid())
         os.ftruncate(file, 0)
         keep = True
         return file
@@ -422,7 +422,7 @@ def _device_of(path: str) -> str:
     return os.path.basename(path).removeprefix(PREFIX).rpartition(".")[0]
 
 
-def _noted(device: str, path: str, locker: Callable[[os.stat_result], int | None]) -> Holder | None:
+def _noted(device: str, path: str, locker: Callable[[os.stat_result], int | None]) -> LockHolder | None:
     """The office of root whose note this is; None if it is over. ``locker`` tells which process has locked a file."""
     try:
         found = os.lstat(path)
@@ -434,14 +434,14 @@ def _noted(device: str, path: str, locker: Callable[[os.stat_result], int | None
     try:  # root may read what root's office says of itself
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
-        return Holder(device=device, uid=0, pid=pid or 0)
+        return LockHolder(device=device, uid=0, pid=pid or 0)
     try:
         return _read(device, file)
     finally:
         os.close(file)
 
 
-def _holder(device: str, path: str) -> Holder | None:
+def _holder(device: str, path: str) -> LockHolder | None:
     """The office that has locked this file; None if it is not locked. The uid in its name need not be its owner's: in
     another user namespace the two differ."""
     try:
@@ -512,13 +512,13 @@ def _written(pid: int, home: str, since: str) -> bytes:
     return "\n".join((str(pid), on_one_line(home), on_one_line(since), "")).encode("utf-8", "replace")
 
 
-def _read(device: str, file: int) -> Holder:
+def _read(device: str, file: int) -> LockHolder:
     """What the owner wrote about itself, as far as it is valid."""
     uid = _user_of(os.fstat(file))
     lines = os.pread(file, TEXT_MAX, 0).decode("utf-8", "replace").split("\n")
     pid, home, since = (*lines, "", "", "")[:3]
     number = int(pid) if pid.isascii() and pid.isdigit() and len(pid) < 11 else 0
-    return Holder(device=device, uid=uid, pid=number, home=on_one_line(home), since=on_one_line(since))
+    return LockHolder(device=device, uid=uid, pid=number, home=on_one_line(home), since=on_one_line(since))
 
 
 def on_one_line(text: str) -> str:

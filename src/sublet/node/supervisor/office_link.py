@@ -39,11 +39,11 @@ from sublet.wire.guests import (
     Troubles,
 )
 from sublet.wire.link import Link
-from sublet.wire.link_events import Called, Event, Happening, Hello, Over
+from sublet.wire.link_events import Called, Event, Happening, Over, PeerHello
 from sublet.wire.orders import End, Grant, NotHeld, Order
 
 
-class Served(Protocol):
+class OfficeService(Protocol):
     """What the supervisor does for an office."""
 
     def configure(self, link: OfficeLink, asked: Configure) -> Configured: ...
@@ -70,7 +70,9 @@ class Served(Protocol):
 class OfficeLink:
     """One connection of an office."""
 
-    def __init__(self, loop: Loop, sock: socket.socket, served: Served, on_over: Callable[[OfficeLink], None]) -> None:
+    def __init__(
+        self, loop: Loop, sock: socket.socket, served: OfficeService, on_over: Callable[[OfficeLink], None]
+    ) -> None:
         self._served = served
         self._on_over = on_over
         self._link = Link.accepting()
@@ -93,7 +95,7 @@ class OfficeLink:
 
     def _heard(self, happening: Happening) -> None:
         match happening:
-            case Hello():
+            case PeerHello():
                 self._link.welcome()
             case Called():
                 self._called(happening)

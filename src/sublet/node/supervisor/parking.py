@@ -26,10 +26,10 @@ from sublet.lease.hardware import Need
 from sublet.lease.parking import copy_ns
 from sublet.lease.states import GuestEvent, GuestState
 from sublet.node.loop import Loop, log_internal_error
-from sublet.node.processes.guest import Guest
+from sublet.node.processes.guest import GuestProcess
 from sublet.node.processes.guest_records import GuestRecords, note_of
 from sublet.node.processes.lease_runtime import LeaseRuntime
-from sublet.node.processes.procs import PAGE_BYTES, Identity, Stat
+from sublet.node.processes.procs import PAGE_BYTES, ProcessInstance, ProcessStat
 from sublet.node.processes.tree import Trees, stands_still
 from sublet.node.supervisor.suspending import Suspending
 from sublet.values import MIB, NS_PER_S, GuestId, LeaseId, format_size
@@ -82,7 +82,7 @@ class Parker:
         trees: Trees,
         notes: GuestRecords,
         suspending: Suspending,
-        on_lost: Callable[[Guest, str], None],
+        on_lost: Callable[[GuestProcess, str], None],
     ) -> None:
         """``on_lost`` is called with a guest that could not be resumed on its cards, and the reason: it has to end."""
         self._on_lost = on_lost
@@ -292,7 +292,7 @@ class Parker:
             self._standstill.go(guest)
         leaving.failed(why)
 
-    def _now_under(self, guest: Guest, tenancy: LeaseRuntime, event: GuestEvent) -> None:
+    def _now_under(self, guest: GuestProcess, tenancy: LeaseRuntime, event: GuestEvent) -> None:
         guest.lease, guest.epoch = tenancy.lease, tenancy.epoch
         guest.on_gone = lambda: self._is_gone(guest, tenancy)
         if guest.visits is not None:
@@ -304,7 +304,7 @@ class Parker:
         except OSError as error:  # the old one names the same process, which is what it is for
             log_internal_error(error)
 
-    def _is_gone(self, guest: Guest, tenancy: LeaseRuntime) -> None:
+    def _is_gone(self, guest: GuestProcess, tenancy: LeaseRuntime) -> None:
         tenancy.guests.pop(guest.id, None)
         self._standstill.forget(guest.id)
 
@@ -335,7 +335,7 @@ class Parker:
         cards = _cards_of(tenancy)
         return {use.pid for use in self.uses if use.card in cards and use.bytes}
 
-    def _pids(self, guests: Iterable[Guest]) -> list[int]:
+    def _pids(self, guests: Iterable[GuestProcess]) -> list[int]:
         look = self._trees.look([])
         return [stat.pid for guest in guests for stat in look.of(guest.tree)]
 
@@ -344,7 +344,9 @@ def _cards_of(tenancy: LeaseRuntime) -> tuple[str, ...]:
     return tuple(filter(None, (card_uuid(part.resource) for part in tenancy.parts)))
 
 
-def _programs(guests: Sequence[Guest], pids_of: Callable[[list[Guest]], list[int]]) -> Iterator[list[int]]:
+def _programs(
+    guests: Sequence[GuestProcess], pids_of: Callable[[list[GuestProcess]], list[int]]
+) -> Iterator[list[int]]:
     """The processes of each program: of a guest, or of all those that have one of the lease's devices each, since
     these compute together."""
     ranks = [guest for guest in guests if guest.spec.device >= 0]
@@ -352,7 +354,7 @@ def _programs(guests: Sequence[Guest], pids_of: Callable[[list[Guest]], list[int
     yield from (pids_of([guest]) for guest in guests if guest.spec.device < 0)
 
 
-def _serves_calls(guest: Guest) -> bool:
+def _serves_calls(guest: GuestProcess) -> bool:
     return guest.spec.serves and guest.spec.entry in SERVES_CALLS
 
 
@@ -372,9 +374,9 @@ class Standstill:
     def __init__(self, trees: Trees) -> None:
         self._trees = trees
         self._frozen: set[GuestId] = set()
-        self._stopped: dict[GuestId, dict[Identity, None]] = {}
+        self._stopped: dict[GuestId, dict[ProcessInstance, None]] = {}
 
-    def is_still(self, guests: Iterable[Guest]) -> bool:
+    def is_still(self, guests: Iterable[GuestProcess]) -> bool:
         """Bring them to a stand, and see whether they do. To be called again until they do."""
         guests = list(guests)
         for guest in guests:
@@ -390,7 +392,7 @@ class Standstill:
                     still &= self._stop(guest.id, stat)
         return still
 
-    def go(self, guest: Guest) -> None:
+    def go(self, guest: GuestProcess) -> None:
         """On as before; harmless where it does not stand still."""
         if guest.id in self._frozen and guest.tree.group is not None:
             guest.tree.group.thaw()
@@ -403,12 +405,12 @@ class Standstill:
         self._frozen.discard(guest)
         self._stopped.pop(guest, None)
 
-    def _freeze(self, guest: Guest) -> None:
+    def _freeze(self, guest: GuestProcess) -> None:
         group = guest.tree.group
         if guest.id not in self._frozen and group is not None and group.can_freeze and group.freeze():
             self._frozen.add(guest.id)
 
-    def _stop(self, guest: GuestId, stat: Stat) -> bool:
+    def _stop(self, guest: GuestId, stat: ProcessStat) -> bool:
         """Whether it stands still; if it does not, it is told to. One that sleeps in the kernel stands
         when it wakes, but only if the signal waits for it."""
         stopped = self._stopped.setdefault(guest, {})
@@ -438,7 +440,7 @@ class Caches:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
 
-    def free(self, guests: Iterable[Guest], within_s: float, then: Callable[[], None]) -> None:
+    def free(self, guests: Iterable[GuestProcess], within_s: float, then: Callable[[], None]) -> None:
         """Ask them; ``then`` is called once all have answered or the time is over, and not before this returns."""
         waiting: dict[int, socket.socket] = {}
         is_over = False
@@ -470,7 +472,7 @@ class Caches:
         timer = self._loop.after(min(WAIT_S, within_s) if waiting else 0.0, over)
 
 
-def _ask(guest: Guest) -> socket.socket | None:
+def _ask(guest: GuestProcess) -> socket.socket | None:
     """Our end of the connection it is to hang up; None where it takes none."""
     if guest.visits is None or not guest.main_runs:
         return None

@@ -18,9 +18,9 @@ from sublet.errors import SubletError
 from sublet.lease.hardware import Clean, Leftover, Need, NotYet, Unclean, Verdict
 from sublet.node.forked_jobs import ANSWER_FD, ANSWERED, ForkedJobs
 from sublet.node.loop import log_trouble
-from sublet.node.processes.group import Group
-from sublet.node.processes.guest import Guest
-from sublet.node.processes.guests import Guests
+from sublet.node.processes.group import ControlGroup
+from sublet.node.processes.guest import GuestProcess
+from sublet.node.processes.guests import GuestTable
 from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.processes.trash import HeldMemory, Trash
 from sublet.node.sandbox import remove_tree
@@ -46,7 +46,7 @@ class RealHardware:
     def __init__(
         self,
         *,
-        guests: Guests,
+        guests: GuestTable,
         stores: Stores,
         forked_jobs: ForkedJobs,
         aside: Trash,
@@ -139,7 +139,7 @@ class RealHardware:
         for guest in tenancy.running() if tenancy is not None else ():
             guest.stdio.say(line)
 
-    def _announce(self, guest: Guest, notice: Notify) -> None:
+    def _announce(self, guest: GuestProcess, notice: Notify) -> None:
         take_at_ns = notice.take_at_ns or 0
         left_s = max(0.0, (take_at_ns - self._now_ns()) / NS_PER_S)
         because = f": {notice.detail}" if notice.detail else ""
@@ -300,7 +300,9 @@ class RealHardware:
         self._aside.finish()
         for tenancy in tuple(self._all()):
             if not any(tenancy.running()):
-                tenancy.close(remove_tree, Group.remove, alone=self._is_alone(tenancy))  # no caller is left to wait
+                tenancy.close(
+                    remove_tree, ControlGroup.remove, alone=self._is_alone(tenancy)
+                )  # no caller is left to wait
 
     # ---- volumes ----
 
@@ -337,7 +339,7 @@ class RealHardware:
         if tenancy is not None and tenancy.epoch <= epoch:
             yield tenancy
 
-    def _guests_of(self, lease: LeaseId, epoch: Epoch) -> Iterator[Guest]:
+    def _guests_of(self, lease: LeaseId, epoch: Epoch) -> Iterator[GuestProcess]:
         return (guest for tenancy in self._of(lease, epoch) for guest in tenancy.running())
 
     def _drop(self, tenancy: LeaseRuntime) -> None:

@@ -17,10 +17,10 @@ from typing import Final
 from sublet.clock import Clock
 from sublet.lease.hardware import Leftover
 from sublet.node.processes.cgroups import Groups
-from sublet.node.processes.group import Group
+from sublet.node.processes.group import ControlGroup
 from sublet.node.processes.guest_records import GuestNote, GuestRecords
 from sublet.node.processes.lease_runtime import lease_of_folder
-from sublet.node.processes.procs import Identity, Procs, Stat, Table
+from sublet.node.processes.procs import ProcessInstance, ProcessStat, Procs, Table
 from sublet.node.processes.stuck import why_alive
 from sublet.node.processes.tree import LEASE_MARK, OFFICE_MARK
 from sublet.node.sandbox.cleaning import remove_tree
@@ -166,9 +166,9 @@ class Sweep:
         """``notes``: those of the predecessor's guests; each names the lease of a first process and of a lease's group.
         A process in a group of a lease that no note names belongs to the lease in its environment, else to one with the
         name of the group (in the version before, that was the lease's id)."""
-        self.found: dict[LeaseId, set[Identity]] = {}
+        self.found: dict[LeaseId, set[ProcessInstance]] = {}
         """All that was met, by lease."""
-        self.left: dict[LeaseId, list[Identity]] = {}
+        self.left: dict[LeaseId, list[ProcessInstance]] = {}
         """What the last attempt still saw."""
         self.groups_left: list[str] = []
         """Folders of groups that would not go."""
@@ -176,20 +176,20 @@ class Sweep:
         self._groups = [groups, *groups.elsewhere()]
         self._office = groups.office
         self._me = os.getpid() if me is None else me
-        self._noted = {Identity(note.pid, note.start_ticks): note.lease for note in notes}
+        self._noted = {ProcessInstance(note.pid, note.start_ticks): note.lease for note in notes}
         self._lease_of_group = {os.path.dirname(note.group): note.lease for note in notes}
         self._spare = frozenset(spare)
         """The office that has just started, which may itself have been started from inside a guest."""
         self._sessions: dict[int, LeaseId] = {}
-        self._found_groups: list[Group] | None = None
-        self._found_leases: list[Group] = []
+        self._found_groups: list[ControlGroup] | None = None
+        self._found_leases: list[ControlGroup] = []
 
     def again(self) -> bool:
         """One attempt: look, stop, kill, look. True when nothing was left and the groups are gone."""
         self._look()  # first, so that it is known what there was
         for group in self._all_groups():
             group.kill()
-        stopped = dict[Identity, None]()
+        stopped = dict[ProcessInstance, None]()
         for _ in range(_STOP_ROUNDS):
             fresh = [stat.identity for stat in self._look() if stat.identity not in stopped]
             for identity in fresh:
@@ -216,14 +216,14 @@ class Sweep:
 
     # ---- looking ----
 
-    def _all_groups(self) -> list[Group]:
+    def _all_groups(self) -> list[ControlGroup]:
         """Those that were there at the first look: what is made later is of guests of our own, and is spared."""
         if self._found_groups is None:
             self._found_leases = [group for groups in self._groups for group in groups.leases()]
             self._found_groups = [group for groups in self._groups for group in groups.found()]
         return self._found_groups
 
-    def _look(self) -> list[Stat]:
+    def _look(self) -> list[ProcessStat]:
         table = self._procs.table()
         owners = self._marked(table)
         owners.update((identity.pid, lease) for identity, lease in self._noted.items() if table.find(identity))

@@ -22,19 +22,19 @@ from sublet.node.output_budget import OutputBudget
 from sublet.node.prctl import set_child_subreaper
 from sublet.node.processes.cgroups import Groups
 from sublet.node.processes.files import FILES_WANTED, allowance
-from sublet.node.processes.guest import Guest
+from sublet.node.processes.guest import GuestProcess
 from sublet.node.processes.guest_limits import GUESTS_MAX
 from sublet.node.processes.guest_records import GuestRecords
-from sublet.node.processes.guests import Guests
-from sublet.node.processes.launch import Launch
+from sublet.node.processes.guests import GuestTable
+from sublet.node.processes.launch import GuestLauncher
 from sublet.node.processes.lease_limits import office_limits
 from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.processes.memory_watch import MemoryWatch, VramWatch
 from sublet.node.processes.procs import Procs
 from sublet.node.processes.trash import Trash
-from sublet.node.processes.tree import Look, Trees
+from sublet.node.processes.tree import ProcessSnapshot, Trees
 from sublet.node.processes.zygotes import Zygotes
-from sublet.node.storage.store import Store
+from sublet.node.storage.store import StoredFolder
 from sublet.node.storage.stores import Stores
 from sublet.node.supervisor.guarded_hardware import GuardedHardware
 from sublet.node.supervisor.holder_link import HolderLink
@@ -64,7 +64,7 @@ from sublet.wire.guests import (
     Troubles,
 )
 from sublet.wire.guests import Guests as GuestList
-from sublet.wire.link_events import Hello
+from sublet.wire.link_events import PeerHello
 from sublet.wire.orders import End, Report, Saved
 from sublet.wire.settings import SupervisorSettings
 from sublet.wire.sockets import peer_of
@@ -109,7 +109,7 @@ class Supervisor:
         self._procs = Procs()
         self._trees = Trees(self._procs, os.getpid())
         forked_jobs = ForkedJobs(self.loop, self._trees.helper_lives)
-        self._launch = Launch(
+        self._launch = GuestLauncher(
             loop=self.loop,
             office=settings.office,
             runtime=settings.runtime,
@@ -131,7 +131,7 @@ class Supervisor:
             pinned=lambda: [one.pinned for one in self.premises.everything],
             door=self._open_door,
         )
-        self.guests = Guests(
+        self.guests = GuestTable(
             loop=self.loop,
             clock=clock,
             trees=self._trees,
@@ -196,16 +196,16 @@ class Supervisor:
 
     # ---- what parts tell parts that are made after them ----
 
-    def _store_leaves(self, store: Store) -> None:
+    def _store_leaves(self, store: StoredFolder) -> None:
         self._desk.publishing.left(store)
 
-    def _store_stuck(self, store: Store) -> None:
+    def _store_stuck(self, store: StoredFolder) -> None:
         self._desk.stuck(store)
 
     def _open_door(self) -> str:
         return self._desk.open_door()
 
-    def _looked(self, look: Look) -> None:
+    def _looked(self, look: ProcessSnapshot) -> None:
         self._memory.look(look)
 
     def _saved_of(self, lease: LeaseId) -> Saved | None:
@@ -379,7 +379,7 @@ class Supervisor:
         holder = HolderLink(
             loop=self.loop,
             sock=socket.socket(fileno=os.dup(fd)),
-            hello=Hello(asked.oldest, asked.newest, b""),
+            hello=PeerHello(asked.oldest, asked.newest, b""),
             front=front,
             node=self.node,
             premises=self.premises,
@@ -434,7 +434,7 @@ class Supervisor:
             )
         )
 
-    def _end_offenders(self, uses: tuple[CardUse, ...], look: Look) -> None:
+    def _end_offenders(self, uses: tuple[CardUse, ...], look: ProcessSnapshot) -> None:
         """Guests that have more of a card than their lease: each is warned once before it is ended."""
         running = list(self.guests.of(None))
         owners = {stat.pid: guest for guest in running for stat in look.of(guest.tree)}
@@ -449,7 +449,7 @@ class Supervisor:
                 guest.stdio.say(offender.line)
             self.guests.kill([guest], EndReason.OUT_OF_MEMORY)
 
-    def _lost(self, guest: Guest, why: str) -> None:
+    def _lost(self, guest: GuestProcess, why: str) -> None:
         guest.stdio.say(f"it could not be put back on its device, and is ended: {why}")
         self.guests.kill([guest], EndReason.DEVICE_LOST)
 

@@ -14,17 +14,17 @@ from typing import Final
 from sublet.errors import InvalidRequest, Unauthorized
 from sublet.node.forked_jobs import ForkedJobs
 from sublet.node.loop import Loop
-from sublet.node.processes.guest import Guest
-from sublet.node.processes.guests import Guests
-from sublet.node.processes.launch import Launch
+from sublet.node.processes.guest import GuestProcess
+from sublet.node.processes.guests import GuestTable
+from sublet.node.processes.launch import GuestLauncher
 from sublet.node.processes.lease_runtime import Borrowed, LeaseRuntime
 from sublet.node.processes.tree import Trees
 from sublet.node.storage.publish_door import PublishDoor
-from sublet.node.storage.publish_queue import AnyCall, AnyReply, Asker, Fence, Handed, Lent, Publishing
-from sublet.node.storage.store import Store
+from sublet.node.storage.publish_queue import AnyCall, AnyReply, Asker, Fence, Handed, LentVolume, Publishing
+from sublet.node.storage.store import StoredFolder
 from sublet.values import EndReason, Epoch, LeaseId
 from sublet.wire.guests import Front, Profile
-from sublet.wire.sockets import Peer
+from sublet.wire.sockets import PeerProcess
 
 PUBLICATION_S: Final = 600.0
 """What takes longer is a disk that hangs."""
@@ -39,8 +39,8 @@ class VolumeService:
         self,
         *,
         loop: Loop,
-        launch: Launch,
-        guests: Guests,
+        launch: GuestLauncher,
+        guests: GuestTable,
         trees: Trees,
         tenancies: Mapping[LeaseId, LeaseRuntime],
         runtime: str,
@@ -85,7 +85,7 @@ class VolumeService:
     def lend(self, front: Front, *, reads: bool) -> str:
         """A ticket for the volume of this connection; ``reads``: to read what is published there, and no more."""
         lease, epoch = self._pair(front, READ if reads else WRITE)
-        return self.publishing.lend(Lent(lease=lease, epoch=epoch, tenant=front.tenant, reads=reads))
+        return self.publishing.lend(LentVolume(lease=lease, epoch=epoch, tenant=front.tenant, reads=reads))
 
     def borrowed(self, front: Front, ticket: str) -> Borrowed | None:
         """What the ticket stands for; None without one."""
@@ -104,18 +104,18 @@ class VolumeService:
             return None
         return self._launch.walls.ids(tenancy.tenant)
 
-    def _guest_of(self, peer: Peer) -> Guest | None:
+    def _guest_of(self, peer: PeerProcess) -> GuestProcess | None:
         found = self._trees.guest_of(peer.pid, peer.uid)
         return None if found is None else self._guests.by_id.get(found)
 
-    def _of_guest(self, guest: Guest) -> Asker:
+    def _of_guest(self, guest: GuestProcess) -> Asker:
         return Asker(
             leases={**guest.volumes, guest.lease: None},
             ids=self._ids(guest.profile, guest.lease),
             under=guest.lease,
         )
 
-    def stuck(self, store: Store) -> None:
+    def stuck(self, store: StoredFolder) -> None:
         """A store could not be put away. Guests of its own lease are gone by now; a borrower may be in the way."""
         tenancy = self._tenancies.get(store.note.lease)
         reason = tenancy.over if tenancy is not None and tenancy.over is not None else EndReason.RELEASED

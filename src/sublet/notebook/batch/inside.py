@@ -27,7 +27,7 @@ from sublet.notebook.namespace import HIDDEN
 from sublet.notebook.namespace_sync import NOTEBOOK, Space
 from sublet.notebook.ownership import Owner
 from sublet.state.checkpoints.durable import store_of
-from sublet.state.checkpoints.object_groups import Group, encode_roots
+from sublet.state.checkpoints.object_groups import ObjectGroup, encode_roots
 from sublet.state.checkpoints.save_size import needed_bytes
 from sublet.state.checkpoints.store import CheckpointStore, FolderStore
 from sublet.state.checkpoints.writer import Saver
@@ -146,7 +146,7 @@ def go_on(folder: str) -> str:
 # ----------------------------------------------------------------------------------------------------------- within
 
 
-def _encoded() -> tuple[list[Group], dict[str, str]]:
+def _encoded() -> tuple[list[ObjectGroup], dict[str, str]]:
     """The variables in groups that share objects, and the names of those that cannot be saved."""
     space = Space(_shell().user_ns, NOTEBOOK)
     left = {name: space.names[name] for name in space.visible()}

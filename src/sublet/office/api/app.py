@@ -38,10 +38,10 @@ from sublet.errors import (
 from sublet.office.access import UNKNOWN_ORIGIN, Caller
 from sublet.office.api.leases import error_view
 from sublet.office.api.openapi import openapi_document
-from sublet.office.api.processes import Peer
+from sublet.office.api.processes import PeerConnection
 from sublet.office.api.routes import ROUTES, Right, Route, check_message, reader_or_actor
-from sublet.office.api.service import JSON, Asked, Call, Reply, Service
-from sublet.office.api.sse import Stream
+from sublet.office.api.service import JSON, ApiCall, ApiReply, ApiService, CommandCall
+from sublet.office.api.sse import EventStream
 from sublet.office.ledger.rate_limits import TooMany
 from sublet.values import TenantId
 from sublet.wire.decoders import decoder
@@ -95,7 +95,7 @@ class _Refused(Exception):
 class App:
     """One office's ASGI application."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ApiService) -> None:
         self.service = service
         service.document = functools.cache(lambda: _encode(openapi_document(service.identity.version)))
         self._routes: dict[str, dict[str, Route]] = {}
@@ -130,10 +130,10 @@ class App:
         )
         await send({"type": "http.response.body", "body": reply.body})
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Reply:
+    async def _answer(self, scope: Scope, receive: Receive) -> ApiReply:
         headers = scope["headers"]
         route, object_id = self._find(scope["method"], scope["raw_path"])
-        peer: Peer | None = scope.get("state", {}).get("peer")
+        peer: PeerConnection | None = scope.get("state", {}).get("peer")
         caller, query, recheck = self._check(route, scope["query_string"], headers, peer)
         body = None
         if route.request is not None:
@@ -145,13 +145,13 @@ class App:
         if route.method == "GET" and route.right is not Right.OPEN:
             await service.turn(caller.tenant)
         recheck()  # a body may come a minute after its head
-        made = route.handler(service, Call(caller, object_id, query, body, lambda: _gone(receive), recheck, peer))
-        if isinstance(made, Asked):
+        made = route.handler(service, ApiCall(caller, object_id, query, body, lambda: _gone(receive), recheck, peer))
+        if isinstance(made, CommandCall):
             return made.finish(await service.driver.submit(made.command, made.render, made.without))
-        return made if isinstance(made, Reply) else await made
+        return made if isinstance(made, ApiReply) else await made
 
     def _check(
-        self, route: Route, query_string: bytes, headers: Iterable[tuple[bytes, bytes]], peer: Peer | None
+        self, route: Route, query_string: bytes, headers: Iterable[tuple[bytes, bytes]], peer: PeerConnection | None
     ) -> tuple[Caller, dict[str, str], Callable[[], None]]:
         """The caller, the query, and what raises once the caller has lost the rights that were found; raises if there
         is no right to the request, or it is malformed."""
@@ -242,7 +242,7 @@ class App:
         )
         return _Refused(413, error, (b"connection", b"close"))
 
-    async def _stream(self, stream: Stream, receive: Receive, send: Send) -> None:
+    async def _stream(self, stream: EventStream, receive: Receive, send: Send) -> None:
         service, lease = self.service, stream.lease
         presence = service.driver.presence
         record = None if lease is None else service.driver.ledger.state.leases.get(lease)
@@ -340,7 +340,7 @@ def _status_of(error: SubletError) -> int:
     return next(STATUS_OF[cls] for cls in type(error).__mro__ if cls in STATUS_OF)
 
 
-def _failed(error: Exception, method: str, path: bytes) -> Reply:
+def _failed(error: Exception, method: str, path: bytes) -> ApiReply:
     """The reply to an exception. An unforeseen one is logged."""
     if isinstance(error, _Refused):
         return _error_reply(error.error, error.status)
@@ -356,5 +356,5 @@ def _failed(error: Exception, method: str, path: bytes) -> Reply:
     return _error_reply(mistake, 500)
 
 
-def _error_reply(error: SubletError, status: int) -> Reply:
-    return Reply(status, _encode(ErrorBody(error=error_view(error))), JSON)
+def _error_reply(error: SubletError, status: int) -> ApiReply:
+    return ApiReply(status, _encode(ErrorBody(error=error_view(error))), JSON)

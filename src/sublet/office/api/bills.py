@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from sublet.errors import InvalidRequest, NotFound
 from sublet.office.api.from_wire import choice, flag, request_id
-from sublet.office.api.service import Call, Reply, Service, is_live, json_reply
+from sublet.office.api.service import ApiCall, ApiReply, ApiService, is_live, json_reply
 from sublet.office.api.to_wire import rfc3339
-from sublet.office.journal.history import History, wire_lines
+from sublet.office.journal.history import AuditHistory, wire_lines
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.bills import Usage, check_window, fold, micros_of, to_csv
 from sublet.office.ledger.budgets import money, parse_amount, stands
@@ -39,7 +39,7 @@ USAGES_KEPT: Final = 100_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-async def bill(service: Service, call: Call) -> Reply:
+async def bill(service: ApiService, call: ApiCall) -> ApiReply:
     """What was consumed. A tenant sees its own leases, an operator all, or with ``own`` those of its own tenant."""
     form = call.query.get("format", "json")
     if form not in ("json", "csv"):
@@ -52,11 +52,11 @@ async def bill(service: Service, call: Call) -> Reply:
         fold, usages, by=by, per=per, rates=service.rates, since_ns=since_ns, until_ns=until_ns
     )
     if form == "csv":
-        return Reply(200, to_csv(folded).encode(), b"text/csv; charset=utf-8")
+        return ApiReply(200, to_csv(folded).encode(), b"text/csv; charset=utf-8")
     return json_reply(wire_lines(folded))
 
 
-async def neighbours(service: Service, call: Call) -> Reply:
+async def neighbours(service: ApiService, call: ApiCall) -> ApiReply:
     """Which tenants disturb others, by rules that are told with them."""
     since_ns, until_ns = _wall_ns(call, "since"), _wall_ns(call, "until")
     check_window(since_ns, until_ns)
@@ -82,10 +82,10 @@ async def neighbours(service: Service, call: Call) -> Reply:
     return json_reply(NoisyView(rules=dict(RULES), neighbours=views))
 
 
-async def _usages(service: Service) -> list[Usage]:
+async def _usages(service: ApiService) -> list[Usage]:
     """Everything that was ever held, up to now: the clock is read after the chain, so that it is not behind it."""
     async with service.billing:
-        history = service.history or History()
+        history = service.history or AuditHistory()
         service.history = None  # if reading fails half-way, what was read is not kept
         await asyncio.to_thread(history.read, service.archive.records(history.seq))
         now_ns = service.driver.clock.now_ns()
@@ -96,7 +96,7 @@ async def _usages(service: Service) -> list[Usage]:
     return usages
 
 
-def _wall_ns(call: Call, name: str) -> int | None:
+def _wall_ns(call: ApiCall, name: str) -> int | None:
     text = call.query.get(name)
     if text is None:
         return None
@@ -121,7 +121,7 @@ FAR_NS: Final = 1000 * 366 * 86_400 * NS_PER_S
 """A moment beyond this is none that a person waits for, and a calendar ends with the year 9999."""
 
 
-async def budgets(service: Service, call: Call) -> Reply:
+async def budgets(service: ApiService, call: ApiCall) -> ApiReply:
     """By name. A tenant sees those that are its own; of a group's, in which others spend too, it sees nothing."""
     now = service.driver.now()
     books = service.driver.ledger.state.books
@@ -130,7 +130,7 @@ async def budgets(service: Service, call: Call) -> Reply:
     return json_reply([_view(service, budget, now) for budget in found if mine is None or budget.tenant == mine])
 
 
-async def set_budget(service: Service, call: Call) -> Reply:
+async def set_budget(service: ApiService, call: ApiCall) -> ApiReply:
     """From this moment on it is counted; or it has another amount from now on."""
     request: BudgetRequest = call.body
     command = cmd.SetBudget(
@@ -143,7 +143,7 @@ async def set_budget(service: Service, call: Call) -> Reply:
     return _answer(service, command)
 
 
-async def credit(service: Service, call: Call) -> Reply:
+async def credit(service: ApiService, call: ApiCall) -> ApiReply:
     """More for the present window, once for each request id."""
     request: BudgetRequest = call.body
     command = cmd.CreditBudget(
@@ -161,7 +161,7 @@ async def credit(service: Service, call: Call) -> Reply:
     return _answer(service, command)
 
 
-async def remove(service: Service, call: Call) -> Reply:
+async def remove(service: ApiService, call: ApiCall) -> ApiReply:
     """It limits nothing any more. The answer is how it was."""
     request: BudgetRequest = call.body
     command = cmd.RemoveBudget(**_which(call, request))
@@ -171,7 +171,7 @@ async def remove(service: Service, call: Call) -> Reply:
     return json_reply(view)
 
 
-def _which(call: Call, request: BudgetRequest) -> dict[str, Any]:
+def _which(call: ApiCall, request: BudgetRequest) -> dict[str, Any]:
     if (request.tenant is None) == (request.group is None):
         raise InvalidRequest("a budget is of one tenant or of one group", do="Name either of the two.")
     return {
@@ -183,7 +183,7 @@ def _which(call: Call, request: BudgetRequest) -> dict[str, Any]:
     }
 
 
-def _answer(service: Service, command: cmd.SetBudget | cmd.CreditBudget) -> Reply:
+def _answer(service: ApiService, command: cmd.SetBudget | cmd.CreditBudget) -> ApiReply:
     name = budget_id(command.tenant, command.group, command.per)
     known = service.driver.ledger.state.books.budgets.get(name)
     if known is None:  # another operator removed it in between
@@ -191,7 +191,7 @@ def _answer(service: Service, command: cmd.SetBudget | cmd.CreditBudget) -> Repl
     return json_reply(_view(service, known, service.driver.now()))
 
 
-def _view(service: Service, budget: BudgetRecord, now: Now) -> BudgetView:
+def _view(service: ApiService, budget: BudgetRecord, now: Now) -> BudgetView:
     state = service.driver.ledger.state
     found = stands(state, budget, now)
     window, since_wall_ns, ends_wall_ns = bounds(budget, now.wall_ns)

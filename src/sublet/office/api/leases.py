@@ -28,7 +28,7 @@ from sublet.office.api.from_wire import (
     seconds,
     text,
 )
-from sublet.office.api.service import Asked, Call, Reply, Service, json_reply
+from sublet.office.api.service import ApiCall, ApiReply, ApiService, CommandCall, json_reply
 from sublet.office.api.to_wire import offer_answer, place_answer, refusal_answer, renew_answer, rfc3339, volume_view
 from sublet.office.core import BATCH_MAX
 from sublet.office.ledger import commands as cmd
@@ -80,7 +80,7 @@ _Acquired: TypeAlias = GrantAnswer | PlaceAnswer | OfferAnswer | RefusalAnswer
 # ---- asking ----
 
 
-def acquire(service: Service, call: Call) -> Asked:
+def acquire(service: ApiService, call: ApiCall) -> CommandCall:
     request: AcquireRequest = call.body
     lease = _new_lease()
     process = call.process(request.holder_pid)
@@ -90,7 +90,7 @@ def acquire(service: Service, call: Call) -> Asked:
     def render(answer: Answer, now: Now) -> _Acquired:
         return _answer(service, answer, now)
 
-    def finish(answer: _Acquired) -> Reply:
+    def finish(answer: _Acquired) -> ApiReply:
         match answer:
             case GrantAnswer():
                 answer.token = _token(service, request.token, answer.lease.id, answer.lease.epoch)
@@ -105,10 +105,10 @@ def acquire(service: Service, call: Call) -> Asked:
             case _:
                 return json_reply(answer, 200)
 
-    return Asked(command, render, finish)
+    return CommandCall(command, render, finish)
 
 
-def acquire_many(service: Service, call: Call) -> Asked:
+def acquire_many(service: ApiService, call: ApiCall) -> CommandCall:
     request: AcquisitionRequest = call.body
     process = call.process(request.request.holder_pid)
     if request.request.token:
@@ -127,7 +127,7 @@ def acquire_many(service: Service, call: Call) -> Asked:
         failed = [FailedGrant(lease=lease, error=error_view(error)) for lease, error in unheld.items()]
         return GrantsAnswer(leases=held, failed=failed)
 
-    def finish(answer: _Acquired | GrantsAnswer) -> Reply:
+    def finish(answer: _Acquired | GrantsAnswer) -> ApiReply:
         begun = len(answer.leases) + len(answer.failed) if isinstance(answer, GrantsAnswer) else 1
         service.rate_limits.no_lease(tenant, count if isinstance(answer, RefusalAnswer) else count - begun)
         match answer:
@@ -142,10 +142,10 @@ def acquire_many(service: Service, call: Call) -> Asked:
             case _:
                 return json_reply(answer, 200)
 
-    return Asked(command, render, finish, without)
+    return CommandCall(command, render, finish, without)
 
 
-def claim(service: Service, call: Call) -> Asked:
+def claim(service: ApiService, call: ApiCall) -> CommandCall:
     request: ClaimRequest = call.body
     command = cmd.Claim(
         tenant=call.caller.tenant,
@@ -155,17 +155,17 @@ def claim(service: Service, call: Call) -> Asked:
         epoch=request.epoch,
         process=call.process(request.holder_pid),
     )
-    return Asked(command, _render_grant(service, call.id), _grant_reply(service, request.token))
+    return CommandCall(command, _render_grant(service, call.id), _grant_reply(service, request.token))
 
 
-def decline(service: Service, call: Call) -> Asked:
+def decline(service: ApiService, call: ApiCall) -> CommandCall:
     command = cmd.Decline(
         tenant=call.caller.tenant, operator=call.caller.operator, peer=call.caller.peer, lease=LeaseId(call.id)
     )
-    return Asked(command, lambda answer, now: _current(service, call.id, now), json_reply)
+    return CommandCall(command, lambda answer, now: _current(service, call.id, now), json_reply)
 
 
-def attach(service: Service, call: Call) -> Asked:
+def attach(service: ApiService, call: ApiCall) -> CommandCall:
     request: AttachRequest = call.body
     service.count_leases(call.caller.tenant)
     command = cmd.Attach(
@@ -177,10 +177,10 @@ def attach(service: Service, call: Call) -> Asked:
         holder=text(request.holder, "holder"),
         process=call.process(request.holder_pid),
     )
-    return Asked(command, _render_grant(service, call.id), _grant_reply(service, request.token))
+    return CommandCall(command, _render_grant(service, call.id), _grant_reply(service, request.token))
 
 
-def unbind(service: Service, call: Call) -> Asked:
+def unbind(service: ApiService, call: ApiCall) -> CommandCall:
     request: UnbindRequest = call.body
     command = cmd.Unbind(
         tenant=call.caller.tenant,
@@ -189,11 +189,11 @@ def unbind(service: Service, call: Call) -> Asked:
         lease=LeaseId(call.id),
         epoch=request.epoch,
     )
-    return Asked(command, _render_view(service, call.id), json_reply)
+    return CommandCall(command, _render_view(service, call.id), json_reply)
 
 
-def _grant_reply(service: Service, wanted: bool) -> Callable[[GrantAnswer], Reply]:
-    def finish(grant: GrantAnswer) -> Reply:
+def _grant_reply(service: ApiService, wanted: bool) -> Callable[[GrantAnswer], ApiReply]:
+    def finish(grant: GrantAnswer) -> ApiReply:
         grant.token = _token(service, wanted, grant.lease.id, grant.lease.epoch)
         return json_reply(grant)
 
@@ -203,7 +203,7 @@ def _grant_reply(service: Service, wanted: bool) -> Callable[[GrantAnswer], Repl
 # ---- keeping ----
 
 
-def renew(service: Service, call: Call) -> Asked:
+def renew(service: ApiService, call: ApiCall) -> CommandCall:
     request: RenewRequest = call.body
     command = cmd.Renew(
         tenant=call.caller.tenant,
@@ -217,14 +217,14 @@ def renew(service: Service, call: Call) -> Asked:
         lead_ns=_lead_ns(request.lead),
     )
 
-    def finish(answer: RenewAnswer) -> Reply:
+    def finish(answer: RenewAnswer) -> ApiReply:
         answer.token = _token(service, request.token, answer.lease, answer.epoch)
         return json_reply(answer)
 
-    return Asked(command, _render_renewal(service, command.lease), finish)
+    return CommandCall(command, _render_renewal(service, command.lease), finish)
 
 
-async def renewals(service: Service, call: Call) -> Reply:
+async def renewals(service: ApiService, call: ApiCall) -> ApiReply:
     request: RenewalsRequest = call.body
     if len(request.items) > RENEWALS_MAX:
         service.limit("renewals_per_message")
@@ -238,10 +238,10 @@ async def renewals(service: Service, call: Call) -> Reply:
 
 
 async def _each(
-    service: Service,
-    call: Call,
+    service: ApiService,
+    call: ApiCall,
     commands: Sequence[cmd.Renew] | Sequence[cmd.Release],
-    render: Callable[[Service, str], Callable[[Answer, Now], T]],
+    render: Callable[[ApiService, str], Callable[[Answer, Now], T]],
 ) -> tuple[list[T | None], list[ErrorView | None]]:
     """Answers to commands of one message, each on its own, beside the errors of those that failed. Each counts as a
     request, and of many a commit at a time is given to the driver: others come in between."""
@@ -269,7 +269,7 @@ def _lead_ns(seconds: float) -> int:
     return parse_duration_ns(seconds, "lead", zero_ok=True) if seconds else 0
 
 
-def _renew_item(call: Call, item: RenewItem) -> cmd.Renew:
+def _renew_item(call: ApiCall, item: RenewItem) -> cmd.Renew:
     return cmd.Renew(
         tenant=call.caller.tenant,
         operator=call.caller.operator,
@@ -282,7 +282,7 @@ def _renew_item(call: Call, item: RenewItem) -> cmd.Renew:
     )
 
 
-def activity(service: Service, call: Call) -> Asked:
+def activity(service: ApiService, call: ApiCall) -> CommandCall:
     request: ActivityRequest = call.body
     command = cmd.NoteActivity(
         tenant=call.caller.tenant,
@@ -293,10 +293,10 @@ def activity(service: Service, call: Call) -> Asked:
         active=request.active,
         busy_ns=busy_ns(request.busy),
     )
-    return Asked(command, _render_view(service, call.id), json_reply)
+    return CommandCall(command, _render_view(service, call.id), json_reply)
 
 
-def release(service: Service, call: Call) -> Asked:
+def release(service: ApiService, call: ApiCall) -> CommandCall:
     request: ReleaseRequest = call.body
     command = cmd.Release(
         tenant=call.caller.tenant,
@@ -305,10 +305,10 @@ def release(service: Service, call: Call) -> Asked:
         lease=LeaseId(call.id),
         busy_ns=busy_ns(request.busy),
     )
-    return Asked(command, _render_view(service, call.id), json_reply)
+    return CommandCall(command, _render_view(service, call.id), json_reply)
 
 
-async def releases(service: Service, call: Call) -> Reply:
+async def releases(service: ApiService, call: ApiCall) -> ApiReply:
     request: ReleasesRequest = call.body
     if len(request.items) > RENEWALS_MAX:
         service.limit("releases_per_message")
@@ -321,7 +321,7 @@ async def releases(service: Service, call: Call) -> Reply:
     return json_reply(ReleasesAnswer(items=done, errors=errors))
 
 
-def _release_item(call: Call, item: ReleaseItem) -> cmd.Release:
+def _release_item(call: ApiCall, item: ReleaseItem) -> cmd.Release:
     return cmd.Release(
         tenant=call.caller.tenant,
         operator=call.caller.operator,
@@ -335,7 +335,7 @@ def _release_item(call: Call, item: ReleaseItem) -> cmd.Release:
 # ---- looking ----
 
 
-async def leases(service: Service, call: Call) -> Reply:
+async def leases(service: ApiService, call: ApiCall) -> ApiReply:
     """Live leases, newest first; with ``all`` the ended ones that are still remembered."""
     ended_too = flag(call.query, "all")
     tenant = call.caller.tenant if flag(call.query, "own") else call.query.get("tenant")
@@ -355,7 +355,7 @@ async def leases(service: Service, call: Call) -> Reply:
     return json_reply(views)
 
 
-async def show(service: Service, call: Call) -> Reply:
+async def show(service: ApiService, call: ApiCall) -> ApiReply:
     """How the lease is now, or, with ``wait``, once its status is no more what it was."""
     wait_s = number(call.query, "wait", most=WAIT_MAX_S)
     lease = service.lease(call)
@@ -368,7 +368,7 @@ async def show(service: Service, call: Call) -> Reply:
     return json_reply(_current(service, call.id, service.driver.now()))
 
 
-async def ends(service: Service, call: Call) -> Reply:
+async def ends(service: ApiService, call: ApiCall) -> ApiReply:
     """How many leases with these labels have not ended, once none is left or the time is over."""
     request: EndsRequest = call.body
     labels = valid_labels(request.labels)
@@ -389,7 +389,7 @@ async def ends(service: Service, call: Call) -> Reply:
         is_over = not await service.ended(left, call, until_s)  # others may have begun meanwhile
 
 
-async def token(service: Service, call: Call) -> Reply:
+async def token(service: ApiService, call: ApiCall) -> ApiReply:
     lease = service.lease(call, operator_too=False)
     if lease.status not in LIVE_STATES:
         raise LeaseNotActive(f"lease {lease.id} is {lease.status}, so there is nothing to open with a token")
@@ -397,7 +397,7 @@ async def token(service: Service, call: Call) -> Reply:
     return json_reply(TokenView(token=text, expires_at=rfc3339(expires_wall_ns)))
 
 
-async def events(service: Service, call: Call) -> Reply:
+async def events(service: ApiService, call: ApiCall) -> ApiReply:
     """News of one lease, of the tenant, or (operator, ``all``) of all tenants."""
     lease: LeaseRecord | None = None
     if "lease" in call.query:
@@ -407,13 +407,13 @@ async def events(service: Service, call: Call) -> Reply:
     tells_places = "places" not in call.query or flag(call.query, "places")
     service.check_streams(call.caller)
     stream = service.hub.open(call.caller, None if lease is None else lease.id, everything, tells_places)
-    return Reply(200, b"", b"text/event-stream", stream)
+    return ApiReply(200, b"", b"text/event-stream", stream)
 
 
 # ---- messages ----
 
 
-def _check_begins(service: Service, tenant: TenantId, request: RequestId, count: int = 1) -> None:
+def _check_begins(service: ApiService, tenant: TenantId, request: RequestId, count: int = 1) -> None:
     """Raise where no new lease is granted, whatever is asked for. A request that is sent again is answered with what it
     became: if it were refused, its lease would have no holder."""
     if service.draining:
@@ -460,7 +460,7 @@ def _end_view(end: LeaseEnd) -> EndView:
     )
 
 
-def _answer(service: Service, answer: Answer, now: Now) -> _Acquired:
+def _answer(service: ApiService, answer: Answer, now: Now) -> _Acquired:
     match answer:
         case Granted():
             return GrantAnswer(lease=service.view(answer.lease, now))
@@ -474,7 +474,7 @@ def _answer(service: Service, answer: Answer, now: Now) -> _Acquired:
             raise AssertionError(f"an acquire was answered by {answer!r}")
 
 
-def _current(service: Service, lease_id: str, now: Now) -> GrantAnswer | PlaceAnswer | OfferAnswer:
+def _current(service: ApiService, lease_id: str, now: Now) -> GrantAnswer | PlaceAnswer | OfferAnswer:
     """What an acquire would be answered if it were answered now; after the end, the lease as it ended."""
     lease = service.driver.ledger.state.leases[LeaseId(lease_id)]
     match service.driver.ledger.answer_for(lease, now):
@@ -486,27 +486,27 @@ def _current(service: Service, lease_id: str, now: Now) -> GrantAnswer | PlaceAn
             return GrantAnswer(lease=service.view(lease, now))
 
 
-def _render_grant(service: Service, lease_id: str) -> Callable[[Answer, Now], GrantAnswer]:
+def _render_grant(service: ApiService, lease_id: str) -> Callable[[Answer, Now], GrantAnswer]:
     def render(answer: Answer, now: Now) -> GrantAnswer:
         return GrantAnswer(lease=_view(service, lease_id, now))
 
     return render
 
 
-def _render_view(service: Service, lease_id: str) -> Callable[[Answer, Now], LeaseView]:
+def _render_view(service: ApiService, lease_id: str) -> Callable[[Answer, Now], LeaseView]:
     return lambda answer, now: _view(service, lease_id, now)
 
 
-def _render_renewal(service: Service, lease_id: str) -> Callable[[Answer, Now], RenewAnswer]:
+def _render_renewal(service: ApiService, lease_id: str) -> Callable[[Answer, Now], RenewAnswer]:
     ledger, lease = service.driver.ledger, LeaseId(lease_id)
     return lambda answer, now: renew_answer(ledger.state.leases[lease], now, save_ns=ledger.save_ns(lease))
 
 
-def _view(service: Service, lease_id: str, now: Now) -> LeaseView:
+def _view(service: ApiService, lease_id: str, now: Now) -> LeaseView:
     return service.view(service.driver.ledger.state.leases[LeaseId(lease_id)], now)
 
 
-def _token(service: Service, wanted: bool, lease_id: str, epoch: Epoch | None) -> str | None:
+def _token(service: ApiService, wanted: bool, lease_id: str, epoch: Epoch | None) -> str | None:
     """Minting costs more than a grant, so it is done for those who ask, and after the decision. It is for the epoch of
     the answer: if another holder attached meanwhile, the newer epoch is none of this caller's business."""
     lease = service.driver.ledger.state.leases.get(LeaseId(lease_id)) if wanted else None
@@ -520,7 +520,7 @@ def _token(service: Service, wanted: bool, lease_id: str, epoch: Epoch | None) -
 # The control API's volumes: lists and removes them. A lease of blocks makes and uses one.
 
 
-async def list_volumes(service: Service, call: Call) -> Reply:
+async def list_volumes(service: ApiService, call: ApiCall) -> ApiReply:
     """By name. A tenant sees its own, an operator all, its own, or those of one tenant."""
     wanted = call.caller.tenant if flag(call.query, "own") else call.query.get("tenant")
     found = [
@@ -533,12 +533,12 @@ async def list_volumes(service: Service, call: Call) -> Reply:
     return json_reply([volume_view(volume, service.driver.ledger.state, now) for volume in found])
 
 
-async def show_volume(service: Service, call: Call) -> Reply:
+async def show_volume(service: ApiService, call: ApiCall) -> ApiReply:
     """One of them."""
     return json_reply(volume_view(_volume_of(service, call), service.driver.ledger.state, service.driver.now()))
 
 
-def remove_volume(service: Service, call: Call) -> Asked:
+def remove_volume(service: ApiService, call: ApiCall) -> CommandCall:
     """Give it up. The answer shows it as it is now: being removed, or gone."""
     owner = _owner(call)
     command = cmd.RemoveVolume(
@@ -556,10 +556,10 @@ def remove_volume(service: Service, call: Call) -> Asked:
         view.state, view.keep_until, view.remaining = "removed", None, None
         return view
 
-    return Asked(command, render, json_reply)
+    return CommandCall(command, render, json_reply)
 
 
-def _owner(call: Call) -> TenantId:
+def _owner(call: ApiCall) -> TenantId:
     """Whose it is. Only an operator may name another; for any other caller that is a tenant without volumes."""
     named = call.query.get("tenant", call.caller.tenant)
     if named != call.caller.tenant and not call.caller.operator:
@@ -567,12 +567,12 @@ def _owner(call: Call) -> TenantId:
     return TenantId(named)
 
 
-def _volume_of(service: Service, call: Call) -> VolumeRecord:
+def _volume_of(service: ApiService, call: ApiCall) -> VolumeRecord:
     volume = service.driver.ledger.state.volumes.get(volume_key(_owner(call), call.id))
     if volume is None:
         raise _unknown_volume(call)
     return volume
 
 
-def _unknown_volume(call: Call) -> NotFound:
+def _unknown_volume(call: ApiCall) -> NotFound:
     return NotFound(f"there is no volume {call.id[:64]}", do="`sublet volume ls` shows yours.")

@@ -16,8 +16,8 @@ from sublet import background
 from sublet.errors import Disconnected, SubletError
 from sublet.office.access import Origin
 from sublet.office.api.from_wire import flag, number
-from sublet.office.api.processes import Peer
-from sublet.office.api.service import Call, Reply, Service, json_reply
+from sublet.office.api.processes import PeerConnection
+from sublet.office.api.service import ApiCall, ApiReply, ApiService, json_reply
 from sublet.office.api.to_wire import explain_answer, place_answer, rfc3339, seconds
 from sublet.office.ledger.order import InOrder
 from sublet.wire.guests import GuestView, ListGuests
@@ -37,7 +37,7 @@ TROUBLES_S: Final = 1.0
 """The same for what is shown beside other things."""
 
 
-async def guests(service: Service, call: Call) -> Reply:
+async def guests(service: ApiService, call: ApiCall) -> ApiReply:
     """What runs, oldest first; a tenant sees what is its own, an operator everything."""
     most = int(number(call.query, "limit", most=GUESTS_MAX)) or GUESTS_MAX
     asked = ListGuests(ended=flag(call.query, "all"), after=int(number(call.query, "after", most=NUMBER_MAX)))
@@ -61,12 +61,12 @@ async def guests(service: Service, call: Call) -> Reply:
     return json_reply(found[:most])
 
 
-async def troubles(service: Service, call: Call) -> Reply:
+async def troubles(service: ApiService, call: ApiCall) -> ApiReply:
     """What has failed in background loops of the office and of the supervisor."""
     return json_reply(await all_troubles(service))
 
 
-async def all_troubles(service: Service) -> list[TroubleView]:
+async def all_troubles(service: ApiService) -> list[TroubleView]:
     """The same. A supervisor that does not answer is left out."""
     found = [
         TroubleView(
@@ -97,9 +97,9 @@ async def all_troubles(service: Service) -> list[TroubleView]:
     return found
 
 
-async def connections(service: Service, call: Call) -> Reply:
+async def connections(service: ApiService, call: ApiCall) -> ApiReply:
     """Which processes of other users are connected over the shared socket."""
-    found: dict[Origin, list[Peer]] = {}
+    found: dict[Origin, list[PeerConnection]] = {}
     for peer in service.connected:
         found.setdefault(peer.origin, []).append(peer)
     return json_reply(
@@ -116,7 +116,7 @@ async def connections(service: Service, call: Call) -> Reply:
     )
 
 
-async def queue(service: Service, call: Call) -> Reply:
+async def queue(service: ApiService, call: ApiCall) -> ApiReply:
     """The queue, the next request first."""
     most = int(number(call.query, "limit", most=PLACES_MAX)) or PLACES_MAX
     ledger, now, caller = service.driver.ledger, service.driver.now(), call.caller
@@ -136,7 +136,7 @@ async def queue(service: Service, call: Call) -> Reply:
     return json_reply(found)
 
 
-async def explain(service: Service, call: Call) -> Reply:
+async def explain(service: ApiService, call: ApiCall) -> ApiReply:
     """Why a request waits, or what may end a lease. Looking is no sign of life of its holder."""
     await service.driver.settled(service.lease(call).id)
     lease, now, ledger = service.lease(call), service.driver.now(), service.driver.ledger

@@ -14,7 +14,7 @@ from sublet.metrics import CONTENT_TYPE
 from sublet.office.access import new_token, token_hash
 from sublet.office.api.from_wire import choice, number, quota, text
 from sublet.office.api.listings import all_troubles
-from sublet.office.api.service import Call, Reply, Service, is_live, json_reply
+from sublet.office.api.service import ApiCall, ApiReply, ApiService, is_live, json_reply
 from sublet.office.api.to_wire import (
     audit_entry,
     device_view,
@@ -61,22 +61,22 @@ _RECORDS_MAX: Final = 1000
 # ---- looking ----
 
 
-def hello(service: Service, call: Call) -> Reply:
+def hello(service: ApiService, call: ApiCall) -> ApiReply:
     """What a client has to know before it asks; open to any caller, so it says nothing about any tenant."""
     return json_reply(Hello(wire=WIRE_VERSION, wire_oldest=WIRE_OLDEST, version=service.identity.version, studios=True))
 
 
-def checkpoint_key(service: Service, call: Call) -> Reply:
+def checkpoint_key(service: ApiService, call: ApiCall) -> ApiReply:
     """The caller's own, and no other tenant's, whatever rights the caller has."""
     return json_reply(CheckpointKey(key=service.signer.checkpoint_key(call.caller.tenant)))
 
 
-def document(service: Service, call: Call) -> Reply:
+def document(service: ApiService, call: ApiCall) -> ApiReply:
     """The OpenAPI document."""
-    return Reply(200, service.document())
+    return ApiReply(200, service.document())
 
 
-async def status(service: Service, call: Call) -> Reply:
+async def status(service: ApiService, call: ApiCall) -> ApiReply:
     """The office and its devices. Only operators are shown the leases of others and how many there are, the process
     and folder of the office, and the head of the audit chain."""
     me, state, now = service.identity, service.driver.ledger.state, service.driver.now()
@@ -110,26 +110,26 @@ async def status(service: Service, call: Call) -> Reply:
     )
 
 
-async def metrics(service: Service, call: Call) -> Reply:
+async def metrics(service: ApiService, call: ApiCall) -> ApiReply:
     service.counting.streams = len(service.hub)
     service.counting.troubles = tuple(await all_troubles(service))
     service.counting.supervisor_silent_s = service.supervisor_silent_s()
     service.counting.disk_short = bool(service.why_no_room())
-    return Reply(200, service.counting.metrics.page(), CONTENT_TYPE.encode())
+    return ApiReply(200, service.counting.metrics.page(), CONTENT_TYPE.encode())
 
 
 # ---- tenants ----
 
 
-async def tenants(service: Service, call: Call) -> Reply:
+async def tenants(service: ApiService, call: ApiCall) -> ApiReply:
     return json_reply([_tenant(service, record) for record in service.driver.ledger.state.tenants.values()])
 
 
-async def tenant(service: Service, call: Call) -> Reply:
+async def tenant(service: ApiService, call: ApiCall) -> ApiReply:
     return json_reply(_tenant(service, _known(service, call.id)))
 
 
-async def add_tenant(service: Service, call: Call) -> Reply:
+async def add_tenant(service: ApiService, call: ApiCall) -> ApiReply:
     """A new tenant with a token that is shown this once."""
     request: TenantRequest = call.body
     token = new_token(secrets.token_bytes(_TOKEN_BYTES))
@@ -148,7 +148,7 @@ async def add_tenant(service: Service, call: Call) -> Reply:
     return json_reply(TenantToken(tenant=_tenant(service, _known(service, command.tenant)), token=token), 201)
 
 
-async def set_tenant(service: Service, call: Call) -> Reply:
+async def set_tenant(service: ApiService, call: ApiCall) -> ApiReply:
     """Change what is given; a new token ends the old one at once."""
     request: TenantRequest = call.body
     if request.id is not None and request.id != call.id:
@@ -178,7 +178,7 @@ async def set_tenant(service: Service, call: Call) -> Reply:
     return json_reply(TenantToken(tenant=_tenant(service, _known(service, call.id)), token=token))
 
 
-async def disable_tenant(service: Service, call: Call) -> Reply:
+async def disable_tenant(service: ApiService, call: ApiCall) -> ApiReply:
     """Its token stops now, and its leases end."""
     request: TenantDisableRequest = call.body
     known = _known(service, call.id)
@@ -188,7 +188,7 @@ async def disable_tenant(service: Service, call: Call) -> Reply:
     return json_reply(_tenant(service, _known(service, call.id)))
 
 
-async def enable_tenant(service: Service, call: Call) -> Reply:
+async def enable_tenant(service: ApiService, call: ApiCall) -> ApiReply:
     """A disabled tenant has its rights again, with a token that is shown this once."""
     known = _known(service, call.id)
     token = new_token(secrets.token_bytes(_TOKEN_BYTES))
@@ -199,7 +199,7 @@ async def enable_tenant(service: Service, call: Call) -> Reply:
     return json_reply(TenantToken(tenant=_tenant(service, _known(service, call.id)), token=token))
 
 
-async def remove_tenant(service: Service, call: Call) -> Reply:
+async def remove_tenant(service: ApiService, call: ApiCall) -> ApiReply:
     """Only one of which nothing is left. The answer is how it was."""
     view = _tenant(service, _known(service, call.id))
     await service.driver.submit(
@@ -208,7 +208,7 @@ async def remove_tenant(service: Service, call: Call) -> Reply:
     return json_reply(view)
 
 
-def _user(service: Service, request: TenantRequest) -> int | None:
+def _user(service: ApiService, request: TenantRequest) -> int | None:
     """The user that a tenant is to be bound to, who must be another than the owner of the office."""
     if request.uid is None:
         return None
@@ -235,34 +235,34 @@ def _given(request: TenantRequest) -> dict[str, Any]:
     return given
 
 
-def _known(service: Service, tenant_id: str) -> TenantRecord:
+def _known(service: ApiService, tenant_id: str) -> TenantRecord:
     record = service.driver.ledger.state.tenants.get(TenantId(tenant_id))
     if record is None:
         raise NotFound(f"there is no tenant {tenant_id}", do="See `sublet tenant ls`.")
     return record
 
 
-def _tenant(service: Service, record: TenantRecord) -> TenantView:
+def _tenant(service: ApiService, record: TenantRecord) -> TenantView:
     return tenant_view(record, service.driver.ledger.state, service.driver.clock.now_ns())
 
 
 # ---- groups ----
 
 
-async def groups(service: Service, call: Call) -> Reply:
+async def groups(service: ApiService, call: ApiCall) -> ApiReply:
     """The default group first, then the others by name."""
     others = sorted(service.driver.ledger.state.books.groups.keys() - {DEFAULT_GROUP})
     return json_reply([_group(service, name) for name in (DEFAULT_GROUP, *others)])
 
 
-async def add_group(service: Service, call: Call) -> Reply:
+async def add_group(service: ApiService, call: ApiCall) -> ApiReply:
     """A new group, in which no tenant is yet."""
     request: GroupRequest = call.body
     name = GroupId(valid_name(request.id, "group name"))
     return await _set_group(service, call, GroupRecord(id=name), is_new=True)
 
 
-async def set_group(service: Service, call: Call) -> Reply:
+async def set_group(service: ApiService, call: ApiCall) -> ApiReply:
     """Change what is given."""
     request: GroupRequest = call.body
     if request.id is not None and request.id != call.id:
@@ -271,7 +271,7 @@ async def set_group(service: Service, call: Call) -> Reply:
     return await _set_group(service, call, known, is_new=False)
 
 
-async def remove_group(service: Service, call: Call) -> Reply:
+async def remove_group(service: ApiService, call: ApiCall) -> ApiReply:
     """Only one in which no tenant is. The answer is how it was."""
     view = _group(service, GroupId(call.id))
     command = cmd.RemoveGroup(by=call.caller.tenant, peer=call.caller.peer, group=GroupId(call.id))
@@ -279,7 +279,7 @@ async def remove_group(service: Service, call: Call) -> Reply:
     return json_reply(view)
 
 
-async def _set_group(service: Service, call: Call, known: GroupRecord, *, is_new: bool) -> Reply:
+async def _set_group(service: ApiService, call: ApiCall, known: GroupRecord, *, is_new: bool) -> ApiReply:
     request: GroupRequest = call.body
     given: dict[str, Any] = {
         name: getattr(request, name) for name in ("weight", "floor", "ceiling") if getattr(request, name) is not None
@@ -297,7 +297,7 @@ async def _set_group(service: Service, call: Call, known: GroupRecord, *, is_new
     return json_reply(_group(service, known.id), 201 if is_new else 200)
 
 
-def _group(service: Service, name: GroupId) -> GroupView:
+def _group(service: ApiService, name: GroupId) -> GroupView:
     state = service.driver.ledger.state
     return group_view(state.group(name), state, service.driver.clock.now_ns())
 
@@ -305,7 +305,7 @@ def _group(service: Service, name: GroupId) -> GroupView:
 # ---- what operators do to hardware and leases ----
 
 
-async def revoke(service: Service, call: Call) -> Reply:
+async def revoke(service: ApiService, call: ApiCall) -> ApiReply:
     request: RevokeRequest = call.body
     command = cmd.Revoke(
         by=call.caller.tenant,
@@ -318,11 +318,11 @@ async def revoke(service: Service, call: Call) -> Reply:
     return json_reply(await service.driver.submit(command, lambda _, now: service.view(leases[command.lease], now)))
 
 
-async def fences(service: Service, call: Call) -> Reply:
+async def fences(service: ApiService, call: ApiCall) -> ApiReply:
     return json_reply([f for resource in service.driver.ledger.state.resources.values() for f in fence_views(resource)])
 
 
-async def clear_fence(service: Service, call: Call) -> Reply:
+async def clear_fence(service: ApiService, call: ApiCall) -> ApiReply:
     """Verify again, or (``vouch``) take the operator's word. The answer lists what is still fenced of the resource."""
     request: ClearFenceRequest = call.body
     name = call.query.get("resource", "")
@@ -340,7 +340,7 @@ async def clear_fence(service: Service, call: Call) -> Reply:
     return json_reply(list(fence_views(resource)))
 
 
-async def drain(service: Service, call: Call) -> Reply:
+async def drain(service: ApiService, call: ApiCall) -> ApiReply:
     request: DrainRequest = call.body
     node = NodeId(call.id)
     if node not in service.driver.ledger.state.nodes:
@@ -356,18 +356,18 @@ async def drain(service: Service, call: Call) -> Reply:
 # ---- money, proof, copies ----
 
 
-async def audit(service: Service, call: Call) -> Reply:
+async def audit(service: ApiService, call: ApiCall) -> ApiReply:
     return json_reply(await asyncio.to_thread(service.archive.verify))
 
 
-async def audit_log(service: Service, call: Call) -> Reply:
+async def audit_log(service: ApiService, call: ApiCall) -> ApiReply:
     """The newest records of the chain, oldest first: what happened, and whose doing it was."""
     most = int(number(call.query, "limit", most=_RECORDS_MAX)) or _RECORDS_MAX
     records = await asyncio.to_thread(service.archive.latest, most, text(call.query.get("of", ""), "name"))
     return json_reply([audit_entry(record) for record in records])
 
 
-async def backup(service: Service, call: Call) -> Reply:
+async def backup(service: ApiService, call: ApiCall) -> ApiReply:
     request: BackupRequest = call.body
     path = Path(request.path)
     if not path.is_absolute():
@@ -394,7 +394,7 @@ def _in_backups(home: Path, path: Path) -> Path:
 # ---- the end ----
 
 
-async def down(service: Service, call: Call) -> Reply:
+async def down(service: ApiService, call: ApiCall) -> ApiReply:
     """End the office: refused while leases live, or ``keep`` them to their deadlines, or end them first."""
     request: DownRequest = call.body
     live = [lease for lease in service.driver.ledger.state.leases.values() if is_live(lease)]

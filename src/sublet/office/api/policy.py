@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 from sublet.errors import NotFound, Unauthorized
 from sublet.office.access import Caller
 from sublet.office.api.reservations import spans_of
-from sublet.office.api.service import Call, Reply, Service, json_reply
+from sublet.office.api.service import ApiCall, ApiReply, ApiService, json_reply
 from sublet.office.ledger.arrangement import Arrangement, field_of, new_budget, planned, present, with_fields
 from sublet.office.ledger.commands import ApplyPolicy
 from sublet.office.ledger.fairness import DEFAULT_GROUP
 from sublet.office.ledger.records import LOCAL_TENANT, GroupRecord, Now, Quota
-from sublet.office.policy_file import FIELDS, FILE, KEYS, NAMED_KEYS, Key, Limits, Unit, parse_policy
+from sublet.office.policy_file import FIELDS, FILE, KEYS, NAMED_KEYS, PolicyKey, PolicyLimits, PolicyUnit, parse_policy
 from sublet.values import GroupId, TenantId, shown
 from sublet.wire.http import LimitChange, LimitView, PolicyRequest
 
@@ -37,7 +37,7 @@ NOT_OWNER: Final = ("tenant.", "lease.")
 """Tables that say nothing of the owner's leases."""
 
 
-def policy(service: Service, call: Call) -> Reply:
+def policy(service: ApiService, call: ApiCall) -> ApiReply:
     """The limits of the office, or of one tenant. A caller who is no operator sees its own."""
     name, caller = call.query.get("tenant", ""), call.caller
     if not caller.operator:
@@ -57,7 +57,7 @@ def policy(service: Service, call: Call) -> Reply:
     return json_reply(views)
 
 
-async def apply(service: Service, call: Call) -> Reply:
+async def apply(service: ApiService, call: ApiCall) -> ApiReply:
     """The file as it is now, from now on. With a mistake in it nothing changes."""
     state = service.driver.ledger.state
     before = _all_shown(service.limits, present(state))
@@ -65,7 +65,7 @@ async def apply(service: Service, call: Call) -> Reply:
     return json_reply(_changes(before, _all_shown(limits, present(state))))
 
 
-async def check(service: Service, call: Call) -> Reply:
+async def check(service: ApiService, call: ApiCall) -> ApiReply:
     """What a file with this text would change, without a change. It is refused as it would be when applied."""
     request: PolicyRequest = call.body
     limits, state = parse_policy(request.text), service.driver.ledger.state
@@ -75,7 +75,7 @@ async def check(service: Service, call: Call) -> Reply:
 
 
 def to_apply(
-    limits: Limits, changed: Mapping[str, str], now: Now, missing: tuple[str, ...], caller: Caller | None = None
+    limits: PolicyLimits, changed: Mapping[str, str], now: Now, missing: tuple[str, ...], caller: Caller | None = None
 ) -> ApplyPolicy:
     """The one command by which a file holds."""
     declared = limits.declared
@@ -97,13 +97,13 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[LimitCha
     ]
 
 
-def _all_shown(limits: Limits, found: Arrangement) -> dict[str, str]:
+def _all_shown(limits: PolicyLimits, found: Arrangement) -> dict[str, str]:
     """Each key with its value: of the limits all, of the others those that have not their default."""
     shown_limits = {path: key.shown(limits.value(path)) for path, key in KEYS.items()}
     return shown_limits | {path.replace("/", "."): row.text for path, row in _rows(found).items()}
 
 
-def limit_views(limits: Limits, quota: Quota | None = None, *, tenant: str = "") -> Iterator[LimitView]:
+def limit_views(limits: PolicyLimits, quota: Quota | None = None, *, tenant: str = "") -> Iterator[LimitView]:
     """Every key with its value and source; with a tenant's quota, what holds for that tenant."""
     for path, key in KEYS.items():
         value, source, unset = limits.value(path), limits.source(path), key.unset
@@ -120,12 +120,12 @@ def limit_views(limits: Limits, quota: Quota | None = None, *, tenant: str = "")
 
 
 class _Row(NamedTuple):
-    key: Key
+    key: PolicyKey
     value: int | None
     text: str
 
 
-def arrangement_views(limits: Limits, found: Arrangement | None = None) -> Iterator[LimitView]:
+def arrangement_views(limits: PolicyLimits, found: Arrangement | None = None) -> Iterator[LimitView]:
     """Each key of groups, reservations and budgets that has not its default, and where it is from; ``found``: as they
     are in the office. None: as they will be in the next one."""
     declared = limits.declared
@@ -158,7 +158,7 @@ def arrangement_views(limits: Limits, found: Arrangement | None = None) -> Itera
             source = f"{FILE} line {line}"
         else:
             source = f"command ({FILE} line {line} has {said.text})"
-        if row.key.unit is Unit.NAMES and (few := sorted(absent.intersection(text.split(", ")))):
+        if row.key.unit is PolicyUnit.NAMES and (few := sorted(absent.intersection(text.split(", ")))):
             says = f"{says}; not there yet: {', '.join(few)}"
         yield LimitView(
             key=path.replace("/", "."), value=None if now is None else now.value, shown=text, source=source, says=says
@@ -169,7 +169,7 @@ _KEY_OF_FIELD: Final = {field: name for name, field in FIELDS.items()}
 
 
 def _rows(found: Arrangement, given: frozenset[str] = frozenset()) -> dict[str, _Row]:
-    """By the path that ``Limits.lines`` has: what has not its default, what is ``given``, and the weight of each
+    """By the path that ``PolicyLimits.lines`` has: what has not its default, what is ``given``, and the weight of each
     group."""
     rows: dict[str, _Row] = {}
 

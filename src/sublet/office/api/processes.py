@@ -62,7 +62,7 @@ class PeerSocket(Protocol):
     def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
 
 
-class Fate(enum.Enum):
+class ProcessFate(enum.Enum):
     """What is known of a process without a pidfd of it."""
 
     GONE = "gone"
@@ -72,14 +72,14 @@ class Fate(enum.Enum):
     """The office cannot see it, now or later."""
 
 
-class Stat(NamedTuple):
+class ProcessEntry(NamedTuple):
     """A process in /proc."""
 
     start_ticks: int
     is_gone: bool
 
 
-class Processes:
+class ProcessTable:
     """The processes of this machine, as this process sees them."""
 
     def __init__(
@@ -131,38 +131,38 @@ class Processes:
         finally:
             os.close(pidfd)
 
-    def open(self, process: ProcessRecord) -> int | Fate:
+    def open(self, process: ProcessRecord) -> int | ProcessFate:
         """A pidfd of this very process, readable when it has ended."""
         if process.boot_id != self._boot_id or process.start_ticks == _NO_START:
-            return Fate.GONE
+            return ProcessFate.GONE
         if process.namespaces != self._namespaces:
-            return Fate.UNSEEN
+            return ProcessFate.UNSEEN
         try:
             pidfd = self._pidfd_open(process.pid)
         except OSError as error:
             if error.errno in _NO_PROCESS:
-                return Fate.GONE
+                return ProcessFate.GONE
             self._say_exhausted(error)
             return self.look(process)
         fate = self.look(process)
-        if fate is Fate.ALIVE:
+        if fate is ProcessFate.ALIVE:
             return pidfd
         if self._is_hidden(process.pid, pidfd):
-            fate = Fate.UNSEEN
+            fate = ProcessFate.UNSEEN
         os.close(pidfd)
         return fate
 
-    def look(self, process: ProcessRecord) -> Fate:
+    def look(self, process: ProcessRecord) -> ProcessFate:
         """Whether this very process lives. What cannot be read for want of descriptors is taken to live."""
         try:
             stat = self.stat(process.pid)
         except OSError as error:
-            return Fate.ALIVE if error.errno in _NO_DESCRIPTORS else Fate.UNSEEN
+            return ProcessFate.ALIVE if error.errno in _NO_DESCRIPTORS else ProcessFate.UNSEEN
         if stat is None or stat.is_gone or stat.start_ticks != process.start_ticks:
-            return Fate.GONE
-        return Fate.ALIVE
+            return ProcessFate.GONE
+        return ProcessFate.ALIVE
 
-    def stat(self, pid: int) -> Stat | None:
+    def stat(self, pid: int) -> ProcessEntry | None:
         """The process that has this pid now; None if there is none."""
         try:
             fd = os.open(f"{self._proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
@@ -178,7 +178,7 @@ class Processes:
         fields = raw[raw.rindex(b")") + 2 :].split()
         # The first thread may end and leave the others at work; such a process looks like a zombie and is none.
         is_gone = fields[0][0] in _GONE_STATES and int(fields[17]) <= 1
-        return Stat(int(fields[19]), is_gone)
+        return ProcessEntry(int(fields[19]), is_gone)
 
     def _pidfd_of_peer(self, sock: PeerSocket, pid: int) -> tuple[int, bool]:
         """A pidfd, and whether it is the peer's for certain."""
@@ -229,10 +229,10 @@ class Processes:
         return 0
 
 
-class Peer:
+class PeerConnection:
     """The other end of one connection."""
 
-    def __init__(self, processes: Processes, sock: PeerSocket, accepted_ns: int, *, shared: bool = False) -> None:
+    def __init__(self, processes: ProcessTable, sock: PeerSocket, accepted_ns: int, *, shared: bool = False) -> None:
         """``shared``: it came over the shared socket."""
         self._processes = processes
         self._sock = sock
@@ -304,7 +304,7 @@ IDLE_MAX: Final = 64
 class HolderWatch:
     """Follows the driver's facts from ``start`` on."""
 
-    def __init__(self, driver: Driver, processes: Processes) -> None:
+    def __init__(self, driver: Driver, processes: ProcessTable) -> None:
         self._driver = driver
         self._processes = processes
         self._bound = BoundLeases()
@@ -351,18 +351,18 @@ class HolderWatch:
                 self._loop.add_reader(found, self._ended, process)
             except OSError:  # the user has no more watches (epoll)
                 os.close(found)
-                found = Fate.ALIVE
+                found = ProcessFate.ALIVE
         if isinstance(found, int):
             self._looked_at.discard(process)
             self._pidfds[process] = found
-        elif found is Fate.ALIVE:
+        elif found is ProcessFate.ALIVE:
             self._looked_at.add(process)
             if self._timer is None:
                 self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
         else:
             self._looked_at.discard(process)
             leases = self._bound.of(process)
-            is_gone = found is Fate.GONE
+            is_gone = found is ProcessFate.GONE
             self._driver.post(
                 HolderGone(process=process, leases=leases) if is_gone else HolderUnseen(process=process, leases=leases)
             )

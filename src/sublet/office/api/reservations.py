@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from sublet.errors import InvalidRequest, NotFound
-from sublet.office.api.service import Call, Reply, Service, json_reply
+from sublet.office.api.service import ApiCall, ApiReply, ApiService, json_reply
 from sublet.office.api.to_wire import rfc3339
 from sublet.office.driver import Driver
 from sublet.office.ledger import commands as cmd
@@ -27,13 +27,13 @@ _SHOWN: Final = 3
 _ENOUGH_NS: Final = AHEAD_DAYS // 2 * 86_400 * NS_PER_S
 
 
-async def reservations(service: Service, call: Call) -> Reply:
+async def reservations(service: ApiService, call: ApiCall) -> ApiReply:
     """By name, with the times to come and the devices that are kept now."""
     books = service.driver.ledger.state.books
     return json_reply([_view(service, books.reservations[name]) for name in sorted(books.reservations)])
 
 
-async def add(service: Service, call: Call) -> Reply:
+async def add(service: ApiService, call: ApiCall) -> ApiReply:
     """Devices for a group at stated times."""
     request: ReservationRequest = call.body
     spans = spans_of(request.when, request.zone, service.driver.now())
@@ -51,7 +51,7 @@ async def add(service: Service, call: Call) -> Reply:
     return json_reply(_view(service, record), 201)
 
 
-async def remove(service: Service, call: Call) -> Reply:
+async def remove(service: ApiService, call: ApiCall) -> ApiReply:
     """What is kept for it is open to every group again. The answer is how it was."""
     name = ReservationId(call.id)
     known = service.driver.ledger.state.books.reservations.get(name)
@@ -107,7 +107,7 @@ def _end(spans: Sequence[Span]) -> int:
     return spans[-1].end_ns if spans else 0
 
 
-def _view(service: Service, record: ReservationRecord) -> ReservationView:
+def _view(service: ApiService, record: ReservationRecord) -> ReservationView:
     state: State = service.driver.ledger.state
     wall_ns = service.driver.now().wall_ns
     reserved = state.books.reserved.get(record.id)

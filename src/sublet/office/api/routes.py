@@ -15,7 +15,7 @@ from sublet.errors import NotFound, Unauthorized
 from sublet.office.access import Caller
 from sublet.office.api import bills, leases, listings, office, reservations
 from sublet.office.api import policy as limits
-from sublet.office.api.service import Asked, Call, Reply, Service
+from sublet.office.api.service import ApiCall, ApiReply, ApiService, CommandCall
 from sublet.office.ledger.state import State
 from sublet.values import Kind, LeaseId
 from sublet.wire import http as wire
@@ -29,8 +29,8 @@ from sublet.wire.http import (
 )
 from sublet.wire.http_views import SESSION_LABEL
 
-Handler = Callable[[Service, Call], Awaitable[Reply] | Asked | Reply]
-"""What is one command says which (``Asked``), what is known at once replies; anything else is a coroutine."""
+Handler = Callable[[ApiService, ApiCall], Awaitable[ApiReply] | CommandCall | ApiReply]
+"""What is one command says which (``CommandCall``), what is known at once replies; anything else is a coroutine."""
 
 
 class ForStudios(enum.Flag):

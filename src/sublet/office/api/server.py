@@ -25,9 +25,9 @@ from uvicorn.server import ServerState
 from sublet.background import accept_connections, end_process, start_task
 from sublet.errors import InvalidRequest, SubletError
 from sublet.office.api.app import App
-from sublet.office.api.processes import Peer, Processes
+from sublet.office.api.processes import PeerConnection, ProcessTable
 from sublet.wire.http import ErrorBody, ErrorView
-from sublet.wire.peer_limits import PeerLimits, Refused
+from sublet.wire.peer_limits import PeerLimits, PeerRefused
 from sublet.wire.sockets import peer_of
 
 CONNECTIONS_MAX: Final = 4096
@@ -60,7 +60,7 @@ class HttpServer:
         app: App,
         *,
         on_limit: Callable[[str], None],
-        processes: Processes | None = None,
+        processes: ProcessTable | None = None,
         die: Callable[[str], object] = end_process,
         of_user: int | None = None,
         shared: bool = False,
@@ -181,14 +181,14 @@ class _Protocol(HttpToolsProtocol):
         server_state: ServerState,
         *,
         on_limit: Callable[[str], None],
-        processes: Processes | None,
+        processes: ProcessTable | None,
         limits: PeerLimits[_Protocol],
         shared: bool,
-        connected: dict[Peer, None],
+        connected: dict[PeerConnection, None],
     ) -> None:
         self._shared = shared
         self._connected = connected
-        self._peer: Peer | None = None
+        self._peer: PeerConnection | None = None
         self._limits = limits
         self._is_silent = True
         """Until the head of a first request has come."""
@@ -210,11 +210,13 @@ class _Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         if self._processes is not None:
             sock, accepted_ns = transport.get_extra_info("socket"), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-            self._peer = self.app_state["peer"] = Peer(self._processes, sock, accepted_ns, shared=self._shared)
+            self._peer = self.app_state["peer"] = PeerConnection(
+                self._processes, sock, accepted_ns, shared=self._shared
+            )
             if self._shared:
                 self._connected[self._peer] = None
         admitted = self._limits.admit(self, _user_of(transport))
-        if isinstance(admitted, Refused):
+        if isinstance(admitted, PeerRefused):
             self._on_limit(admitted.limit)
             message = f"the office has too many connections: {admitted.message}"
             self._hang_up(b"503 Service Unavailable", message, "Close some, or try again in a moment.")

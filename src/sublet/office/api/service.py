@@ -15,21 +15,21 @@ from sublet.background import start_task
 from sublet.errors import CapacityExceeded, NotFound, SubletError, Unauthorized, Unsupported
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.office.access import AccessList, Caller, Origin
-from sublet.office.api.processes import Peer
+from sublet.office.api.processes import PeerConnection
 from sublet.office.api.signing import Signer
-from sublet.office.api.sse import STREAMS_MAX, STREAMS_TENANT_MAX, Hub, Stream
+from sublet.office.api.sse import STREAMS_MAX, STREAMS_TENANT_MAX, EventHub, EventStream
 from sublet.office.api.to_wire import lease_view
 from sublet.office.counting import Counting
 from sublet.office.driver import Driver
-from sublet.office.journal.audit import Record
-from sublet.office.journal.history import History
+from sublet.office.journal.audit import AuditRecord
+from sublet.office.journal.history import AuditHistory
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer
 from sublet.office.ledger.bills import Rates
 from sublet.office.ledger.commands import Command, Revoke, Tick
 from sublet.office.ledger.rate_limits import RateLimits, TooMany
 from sublet.office.ledger.records import NO_QUOTA, LeaseRecord, Now, ProcessRecord
-from sublet.office.policy_file import Limits
+from sublet.office.policy_file import PolicyLimits
 from sublet.office.shared_socket import SharedSocket
 from sublet.values import LeaseId, TenantId
 from sublet.wire.guests import Guests, ListGuests, Troubles
@@ -46,10 +46,10 @@ class Archive(Protocol):
     def head(self) -> str:
         """The newest link of the audit chain."""
 
-    def records(self, after: int = 0) -> Iterator[Record]:
+    def records(self, after: int = 0) -> Iterator[AuditRecord]:
         """The audited entries after this one."""
 
-    def latest(self, most: int, naming: str = "") -> list[Record]:
+    def latest(self, most: int, naming: str = "") -> list[AuditRecord]:
         """The newest audited entries, oldest first; may run in a thread of its own."""
 
     def verify(self) -> AuditReport:
@@ -60,7 +60,7 @@ class Archive(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class OfficeIdentity:
     """What the office says of itself."""
 
     pid: int
@@ -76,7 +76,7 @@ class Identity:
 
 
 @dataclass(slots=True)
-class Call:
+class ApiCall:
     """One request, checked as far as its route says: who calls, which object, what query, which body."""
 
     caller: Caller
@@ -87,7 +87,7 @@ class Call:
     """Returns when the caller has closed the connection."""
     recheck: Callable[[], None]
     """Raises ``Unauthorized`` where the caller has lost the rights that this call began with."""
-    peer: Peer | None = None
+    peer: PeerConnection | None = None
     """The process at the other end, where it is one of this machine."""
 
     def process(self, holder_pid: int | None) -> ProcessRecord | None:
@@ -95,55 +95,55 @@ class Call:
         return None if holder_pid is None or self.peer is None else self.peer.process(holder_pid)
 
 
-class Reply(NamedTuple):
+class ApiReply(NamedTuple):
     """What goes back: a body, or a stream of events."""
 
     status: int
     body: bytes
     content_type: bytes = JSON
-    stream: Stream | None = None
+    stream: EventStream | None = None
 
 
-class Asked(NamedTuple):
+class CommandCall(NamedTuple):
     """A call that comes to exactly one command. Its server decides how to wait for the answer."""
 
     command: Command
     render: Callable[[Answer, Now], Any]
     """The outer form of the answer, made at the moment of the decision."""
-    finish: Callable[[Any], Reply]
+    finish: Callable[[Any], ApiReply]
     """The reply, made of that form once it may be known."""
     without: Callable[[Any, Mapping[LeaseId, SubletError]], Any] | None = None
     """What is left of that form where agents did not take some of the leases that it speaks of; else that is an
     error."""
 
 
-def json_reply(value: object, status: int = 200) -> Reply:
+def json_reply(value: object, status: int = 200) -> ApiReply:
     """A message, encoded."""
-    return Reply(status, _encode(value))
+    return ApiReply(status, _encode(value))
 
 
-async def _no_file(caller: Caller) -> Limits:
+async def _no_file(caller: Caller) -> PolicyLimits:
     raise Unsupported("this office has no file of limits")
 
 
 @dataclass(kw_only=True)
-class Service:
+class ApiService:
     """The parts that handlers need."""
 
     driver: Driver
-    identity: Identity
+    identity: OfficeIdentity
     access: AccessList
     signer: Signer
     archive: Archive
     stop: Callable[[], None]
     """Ends the office, in order; leases stay as they are."""
     rates: Rates = field(default_factory=Rates)
-    limits: Limits = field(default_factory=Limits)
+    limits: PolicyLimits = field(default_factory=PolicyLimits)
     """What the operator's policy says."""
     rate_limits: RateLimits = field(init=False)
     shared: SharedSocket = field(default_factory=SharedSocket)
     """What holds for those who come over the shared sockets."""
-    connected: dict[Peer, None] = field(default_factory=dict)
+    connected: dict[PeerConnection, None] = field(default_factory=dict)
     """Open connections over the shared control socket, oldest first."""
     list_guests: Callable[[ListGuests], Awaitable[Guests]] | None = None
     """What runs, of all tenants; None where nothing can run."""
@@ -155,11 +155,11 @@ class Service:
     """Why the disk has no room for new leases; empty where it has."""
     cut_off: Callable[[TenantId, int], None] = lambda tenant, generation: None
     """The rights of this tenant are of this generation now: data connections of older ones are cut."""
-    apply_limits: Callable[[Caller], Awaitable[Limits]] = _no_file
+    apply_limits: Callable[[Caller], Awaitable[PolicyLimits]] = _no_file
     """Reads the operator's limits again for this caller, and has all parts go by them."""
     document: Callable[[], bytes] = bytes
     """The OpenAPI document; the server of the routes puts it here."""
-    hub: Hub = field(init=False)
+    hub: EventHub = field(init=False)
     counting: Counting = field(init=False)
     _turns: dict[TenantId, deque[asyncio.Future[None]]] = field(init=False, default_factory=dict)
     """Of tenants that have looked through leases in this turn of the loop: what waits for the next."""
@@ -169,7 +169,7 @@ class Service:
     ends_for_good: bool = False
     """Its end was asked for and is to leave nothing: the next office does not come back as this one was started."""
     billing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    history: History | None = field(default=None, init=False)
+    history: AuditHistory | None = field(default=None, init=False)
     """The past, as far as a bill has read it."""
     _stop_when_empty: bool = field(default=False, init=False)
     _watchers: dict[LeaseId, set[asyncio.Future[None]]] = field(default_factory=dict, init=False)
@@ -191,19 +191,19 @@ class Service:
     def __post_init__(self) -> None:
         self.counting = Counting(self.driver)
         self.rate_limits = RateLimits(self.limits.rates())
-        self.hub = Hub(self.driver, on_lagged=self.counting.metrics.lagged.inc)
+        self.hub = EventHub(self.driver, on_lagged=self.counting.metrics.lagged.inc)
         for tenant in self.driver.ledger.state.tenants.values():
             self.access.put(tenant)
         self.driver.listen(self._note)
         self.driver.on_limit = self.limit
 
-    def go_by(self, limits: Limits) -> None:
+    def go_by(self, limits: PolicyLimits) -> None:
         """These are the operator's limits from now on."""
         self.limits = limits
         self.rate_limits.go_by(limits.rates())
         self.shared.go_by(limits.shared())
 
-    def lease(self, call: Call, *, operator_too: bool = True) -> LeaseRecord:
+    def lease(self, call: ApiCall, *, operator_too: bool = True) -> LeaseRecord:
         """The lease of the call, if the caller may know of it. Another tenant's id and no id at all look the same."""
         lease = self.driver.ledger.state.leases.get(LeaseId(call.id))
         if lease is None or not (lease.tenant == call.caller.tenant or (operator_too and call.caller.operator)):
@@ -213,7 +213,7 @@ class Service:
     def view(self, lease: LeaseRecord, now: Now) -> LeaseView:
         return lease_view(lease, now, self.driver.ledger.state.resources)
 
-    async def changed(self, lease: LeaseRecord, after: str, call: Call, timeout_s: float) -> None:
+    async def changed(self, lease: LeaseRecord, after: str, call: ApiCall, timeout_s: float) -> None:
         """Until the status of the lease differs from ``after``, the time is over or the caller has gone."""
         presence = self.driver.presence
         own = lease.tenant == call.caller.tenant
@@ -226,13 +226,13 @@ class Service:
             if own:
                 presence.disconnected(lease.id, self.driver.clock.now_ns())
 
-    async def ended(self, leases: Sequence[LeaseRecord], call: Call, until_s: float) -> bool:
+    async def ended(self, leases: Sequence[LeaseRecord], call: ApiCall, until_s: float) -> bool:
         """Until all of them have ended, the time is over (by the clock of the loop) or the caller has gone. Whether
         they have."""
         return await self._watch(leases, lambda lease: lease.status is LeaseStatus.ENDED, call, until_s)
 
     async def _watch(
-        self, leases: Sequence[LeaseRecord], is_so: Callable[[LeaseRecord], bool], call: Call, until_s: float
+        self, leases: Sequence[LeaseRecord], is_so: Callable[[LeaseRecord], bool], call: ApiCall, until_s: float
     ) -> bool:
         """One lease after the other: what a call waits for costs no more than a look at each."""
         loop = asyncio.get_running_loop()

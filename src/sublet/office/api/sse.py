@@ -43,7 +43,7 @@ _MOVES_THE_QUEUE: Final = (ev.Queued, ev.Granted, ev.Ungranted, ev.Ended, ev.Pro
 _encode = msgspec.json.Encoder().encode
 
 
-class Stream:
+class EventStream:
     """One reader."""
 
     def __init__(self, caller: Caller, lease: LeaseId | None, everything: bool, tells_places: bool = True) -> None:
@@ -98,13 +98,13 @@ class Stream:
         return frames
 
 
-class Hub:
+class EventHub:
     """Takes the driver's facts to the streams."""
 
     def __init__(self, driver: Driver, *, on_lagged: Callable[[], None]) -> None:
         self._driver = driver
         self._on_lagged = on_lagged
-        self._streams: set[Stream] = set()
+        self._streams: set[EventStream] = set()
         self._places_due: asyncio.TimerHandle | None = None
         self._closed = False
         driver.listen(self.note)
@@ -116,9 +116,9 @@ class Hub:
         """Open streams of one tenant."""
         return sum(stream.caller.tenant == tenant for stream in self._streams)
 
-    def open(self, caller: Caller, lease: LeaseId | None, everything: bool, tells_places: bool = True) -> Stream:
+    def open(self, caller: Caller, lease: LeaseId | None, everything: bool, tells_places: bool = True) -> EventStream:
         """A new stream; a stream of one lease begins with how it is now, so that nothing falls between."""
-        stream = Stream(caller, lease, everything, tells_places)
+        stream = EventStream(caller, lease, everything, tells_places)
         self._streams.add(stream)
         if self._closed:
             stream.close()
@@ -132,7 +132,7 @@ class Hub:
                 self._put(stream, News(what=what, lease=self._view(record, now)))
         return stream
 
-    def leave(self, stream: Stream) -> None:
+    def leave(self, stream: EventStream) -> None:
         """Its reader went away."""
         self._streams.discard(stream)
 
@@ -215,7 +215,7 @@ class Hub:
             for lease in self._queued_for(stream):
                 self._put_place(stream, lease, now, position_of.get(lease.id))
 
-    def _queued_for(self, stream: Stream) -> Iterable[LeaseRecord]:
+    def _queued_for(self, stream: EventStream) -> Iterable[LeaseRecord]:
         if not stream.tells_places:
             return []
         state = self._driver.ledger.state
@@ -224,7 +224,7 @@ class Hub:
             return [watched] if watched is not None and watched.status is LeaseStatus.QUEUED else []
         return list(islice(state.queue_listing(None if stream.everything else stream.caller.tenant), PLACES_MAX))
 
-    def _put_place(self, stream: Stream, lease: LeaseRecord, now: Now, position: int | None = None) -> None:
+    def _put_place(self, stream: EventStream, lease: LeaseRecord, now: Now, position: int | None = None) -> None:
         place = self._driver.ledger.place_of(lease.id, now, position)
         if place is None:  # it left the line just now, and that is news of its own
             return
@@ -240,10 +240,10 @@ class Hub:
     def _view(self, lease: LeaseRecord, now: Now) -> LeaseView:
         return lease_view(lease, now, self._driver.ledger.state.resources)
 
-    def _put(self, stream: Stream, news: News) -> None:
+    def _put(self, stream: EventStream, news: News) -> None:
         self._put_frame(stream, event_frame(news))
 
-    def _put_frame(self, stream: Stream, frame: bytes) -> None:
+    def _put_frame(self, stream: EventStream, frame: bytes) -> None:
         if not stream.put(frame):
             self._on_lagged()
 

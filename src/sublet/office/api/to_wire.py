@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from sublet.lease.states import LeaseStatus, SliceState
-from sublet.office.journal.audit import Record
+from sublet.office.journal.audit import AuditRecord
 from sublet.office.ledger.answers import Offer, Place, Refusal
 from sublet.office.ledger.budgets import money
 from sublet.office.ledger.burst_credit import left_seconds
@@ -333,7 +333,7 @@ def fence_views(resource: ResourceRecord) -> Iterator[FenceView]:
             )
 
 
-def audit_entry(record: Record) -> AuditEntry:
+def audit_entry(record: AuditRecord) -> AuditEntry:
     """A record as an operator reads it."""
     event = decode_as(record.body, dict)
     event.pop("type", None)

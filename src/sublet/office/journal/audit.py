@@ -34,7 +34,7 @@ _DOMAIN: Final = b"sublet-audit-1\0"
 _FIXED: Final = struct.Struct(">32sqqqHI")
 
 
-class Record(NamedTuple):
+class AuditRecord(NamedTuple):
     """One audited fact."""
 
     seq: int
@@ -82,7 +82,7 @@ class Began(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
 
 
-class Restored(msgspec.Struct, frozen=True, kw_only=True):
+class RestoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Body of a restore: from here on the chain belongs to a journal of another identity, by an operator's will."""
 
     journal: str
@@ -92,7 +92,7 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ChainVerdict:
     """What a walk along the chain found."""
 
     records: int
@@ -116,7 +116,9 @@ def link(prev: bytes, seq: int, ns: int, wall_ns: int, kind: str, body: bytes) -
     return hashlib.sha256(b"".join((_DOMAIN, fixed, kind_bytes, body))).digest()
 
 
-def verify(records: Iterable[Record], anchors: Sequence[Anchor] = (), *, last_seq: int | None = None) -> Verdict:
+def verify(
+    records: Iterable[AuditRecord], anchors: Sequence[Anchor] = (), *, last_seq: int | None = None
+) -> ChainVerdict:
     """Walk the whole chain and compare it with what is anchored outside.
 
     ``last_seq`` is the last entry of the journal, audited or not; without it only audited entries can be missed. The
@@ -126,12 +128,12 @@ def verify(records: Iterable[Record], anchors: Sequence[Anchor] = (), *, last_se
     for record in records:
         problem = walk.step(record)
         if problem is not None:
-            return Verdict(records=walk.count, head=walk.head, problem=problem)
+            return ChainVerdict(records=walk.count, head=walk.head, problem=problem)
     if walk.journal is None:
-        return Verdict(records=0, head=GENESIS, problem="the chain is empty: every journal begins with a record")
+        return ChainVerdict(records=0, head=GENESIS, problem="the chain is empty: every journal begins with a record")
     problem = walk.compare(anchors, last_seq)
     notes = () if any(a.journal == walk.journal for a in anchors) else (_NO_ANCHOR,)
-    return Verdict(records=walk.count, head=walk.head, problem=problem, notes=notes)
+    return ChainVerdict(records=walk.count, head=walk.head, problem=problem, notes=notes)
 
 
 _NO_ANCHOR: Final = "No anchor of this journal was found outside it, so a chain cut off at its end could not be told."
@@ -149,7 +151,7 @@ class Walk:
         self._seen: dict[int, bytes] = {}
         self._given_up: set[str] = set()
 
-    def step(self, record: Record) -> str | None:
+    def step(self, record: AuditRecord) -> str | None:
         """Take the next record; what is wrong with it, if anything is."""
         where = f"record {record.seq}"
         if record.seq <= self.seq:
@@ -163,7 +165,7 @@ class Walk:
             if record.kind == BEGAN:
                 self.journal = decode_as(record.body, Began).journal
             elif record.kind == RESTORED:
-                restored = decode_as(record.body, Restored)
+                restored = decode_as(record.body, RestoreRecord)
                 self.journal = restored.journal
                 self._given_up.update(restored.replaced)
         except msgspec.MsgspecError as error:

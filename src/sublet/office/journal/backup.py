@@ -20,7 +20,7 @@ from sublet.office.journal import audit
 from sublet.office.journal import files as journal_files
 from sublet.office.journal import schema as journal_schema
 from sublet.office.journal.files import Anchors, HomeLock
-from sublet.office.journal.reader import Reader, Tip, check_header
+from sublet.office.journal.reader import JournalReader, Tip, check_header
 
 SURELY_NEW = 1_000_000
 """Added to the highest incarnation known where the file that says it is damaged."""
@@ -95,7 +95,7 @@ def restore(
 
 def _copy(source: Path, target: Path) -> None:
     """Through SQLite, so that what still stands in a write-ahead log comes along; to one file that stands alone."""
-    reader = Reader(source)
+    reader = JournalReader(source)
     try:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         db = journal_schema.connect_unpublished(target)
@@ -110,7 +110,7 @@ def _copy(source: Path, target: Path) -> None:
 
 def _examine(path: Path) -> Tip:
     """Everything: pages, schema, snapshot, entries, and the whole audit chain."""
-    reader = Reader(path)
+    reader = JournalReader(path)
     try:
         tip = reader.check(whole=True)
         verdict = audit.verify(reader.records())
@@ -128,7 +128,7 @@ def _highest(home: Path, tip: Tip) -> int:
     """The highest incarnation that this home, its journal or the backup knows of."""
     known = [tip.incarnation]
     with contextlib.suppress(JournalError):  # the journal may be what is broken; the file beside it knows as well
-        reader = Reader(home / journal_files.JOURNAL_NAME)
+        reader = JournalReader(home / journal_files.JOURNAL_NAME)
         try:
             known.append(reader.tip().incarnation)
         finally:
@@ -144,7 +144,9 @@ def _stamp(path: Path, tip: Tip, incarnation: int, replaced: tuple[audit.Anchor,
     """Write into the copy that it is a restored journal: a new identity, and a record in its chain."""
     identity, seq, ns = secrets.token_hex(16), tip.seq + 1, tip.last_ns or 0
     body = msgspec.json.encode(
-        audit.Restored(journal=identity, incarnation=incarnation, replaced=tuple(anchor.text for anchor in replaced))
+        audit.RestoreRecord(
+            journal=identity, incarnation=incarnation, replaced=tuple(anchor.text for anchor in replaced)
+        )
     )
     head = audit.link(tip.head, seq, ns, wall_ns, audit.RESTORED, body)
     db = journal_schema.connect_unpublished(path)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from sublet.values import MIB, format_size
-from sublet.wire.disk import RESERVE_FILE, DiskReserve, Space, disk_reserve, space_of
+from sublet.wire.disk import RESERVE_FILE, DiskReserve, DiskSpace, disk_reserve, space_of
 
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 LOOK_NS: Final = 20_000_000
@@ -36,7 +36,7 @@ class DiskRoom:
         home: Path,
         *,
         now_ns: Callable[[], int],
-        space: Callable[[Path], Space] = space_of,
+        space: Callable[[Path], DiskSpace] = space_of,
     ) -> None:
         self.path: Final = home / RESERVE_FILE
         self._home = home
@@ -126,6 +126,6 @@ class DiskRoom:
             return ""
         return f"the disk of the office is full: {format_size(self.space.free)} of {format_size(self.space.size)} left"
 
-    def _look_at_disk(self) -> Space:
+    def _look_at_disk(self) -> DiskSpace:
         self.space = self._space_of(self._home)
         return self.space

@@ -100,7 +100,7 @@ class _Lease:
         return (Holding(start_ns=self.start_ns, stop_ns=stop_ns, wall_ns=self.wall_ns, charges=self.charges),)
 
 
-class History:
+class AuditHistory:
     """Fold of the audited events, two ways at once.
 
     By lease, each stretch from a grant to its end is kept as an interval. By device, no interval is ever formed: each
@@ -122,7 +122,7 @@ class History:
         self._edges: defaultdict[tuple[ResourceId, Kind], int] = defaultdict(int)
         self._levels: defaultdict[tuple[ResourceId, Kind], int] = defaultdict(int)
 
-    def read(self, records: Iterable[audit.Record]) -> History:
+    def read(self, records: Iterable[audit.AuditRecord]) -> AuditHistory:
         """Take in the chain from its first record, or from the one after ``seq``."""
         for record in records:
             problem = self._walk.step(record)

@@ -36,7 +36,7 @@ from sublet.office.journal import files as journal_files
 from sublet.office.journal import schema as journal_schema
 from sublet.office.journal.disk_room import DiskRoom
 from sublet.office.journal.files import AnchorFile, Anchors, HomeLock
-from sublet.office.journal.reader import Reader, Row, Tip, check_header, full_disk, is_full, not_opened
+from sublet.office.journal.reader import JournalReader, JournalRow, Tip, check_header, full_disk, is_full, not_opened
 from sublet.office.ledger.events import AUDITED, EVENT_TYPES, Event, OfficeOpened
 from sublet.office.ledger.records import Now
 from sublet.wire.decoders import decoder
@@ -55,7 +55,7 @@ _decode: Final = decoder(Event).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class JournalEntry:
     """One event as it was written."""
 
     seq: int
@@ -65,12 +65,12 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
+class RecoveredJournal:
     """What the journal knows when it is opened."""
 
     snapshot: bytes | None
     snapshot_seq: int
-    entries: Iterator[Entry]
+    entries: Iterator[JournalEntry]
     """After the snapshot, in order. Read it to its end before the first commit."""
     incarnation: int
     last_ns: int | None
@@ -88,7 +88,7 @@ class Journal:
         *,
         path: Path,
         lock: HomeLock,
-        reader: Reader,
+        reader: JournalReader,
         db: sqlite3.Connection,
         tip: Tip,
         anchors: Anchors,
@@ -144,7 +144,7 @@ class Journal:
         if not path.exists():
             begin(home, least, wall_ns)
         check_header(path)
-        reader = Reader(path)
+        reader = JournalReader(path)
         try:
             tip = reader.check()
             compare(path, reader, tip, anchors)
@@ -186,7 +186,7 @@ class Journal:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def recover(self) -> Recovered:
+    def recover(self) -> RecoveredJournal:
         """The state's beginning: the snapshot, and the events after it."""
         seq, snapshot = self._reader.snapshot()
         rows = self._reader.tail()
@@ -196,7 +196,7 @@ class Journal:
                 restored = True
             elif row.kind == _KIND_OF[OfficeOpened]:
                 restored = False
-        return Recovered(
+        return RecoveredJournal(
             snapshot=snapshot,
             snapshot_seq=seq,
             entries=self._entries(rows),
@@ -206,7 +206,7 @@ class Journal:
             restored=restored,
         )
 
-    def _entries(self, rows: Iterator[Row]) -> Iterator[Entry]:
+    def _entries(self, rows: Iterator[JournalRow]) -> Iterator[JournalEntry]:
         for row in rows:
             with not_opened(self.path):
                 entry = entry_of(row)
@@ -334,13 +334,13 @@ class Journal:
         """The last hash of the audit chain."""
         return self._head.hex()
 
-    def records(self, after: int = 0) -> Iterator[audit.Record]:
+    def records(self, after: int = 0) -> Iterator[audit.AuditRecord]:
         """The audited entries with a higher number than ``after``; bills are folded from these."""
         return self._reader.records(after)
 
-    def latest(self, most: int, naming: str = "") -> list[audit.Record]:
+    def latest(self, most: int, naming: str = "") -> list[audit.AuditRecord]:
         """The newest audited entries, oldest first. It may run in a thread of its own while the office writes."""
-        reader = Reader(self.path)
+        reader = JournalReader(self.path)
         try:
             return reader.latest(most, naming)
         finally:
@@ -357,17 +357,17 @@ class Journal:
         return backup.write_backup(self.path, path)
 
 
-def entry_of(row: Row | audit.Record) -> Entry | None:
+def entry_of(row: JournalRow | audit.AuditRecord) -> JournalEntry | None:
     """The event of a row; None for what the journal wrote about itself."""
     if row.kind in (audit.BEGAN, audit.RESTORED):
         return None
-    return Entry(seq=row.seq, ns=row.ns, wall_ns=row.wall_ns, event=_decode(row.body))
+    return JournalEntry(seq=row.seq, ns=row.ns, wall_ns=row.wall_ns, event=_decode(row.body))
 
 
-def verify_file(path: Path, anchors: Anchors) -> audit.Verdict:
+def verify_file(path: Path, anchors: Anchors) -> audit.ChainVerdict:
     """Walk the chain of a journal and compare it with its anchors."""
     noted = anchors.read_all()
-    reader = Reader(path)
+    reader = JournalReader(path)
     try:
         return audit.verify(reader.records(), noted, last_seq=reader.tip().seq)
     finally:
@@ -423,7 +423,7 @@ def begin(home: Path, least: int | None, wall_ns: int) -> None:
         ) from error
 
 
-def compare(path: Path, reader: Reader, tip: Tip, anchors: Anchors) -> None:
+def compare(path: Path, reader: JournalReader, tip: Tip, anchors: Anchors) -> None:
     """Refuse a journal that is older than what this office already answered on: its epochs would be given out twice."""
     for anchor in anchors.read_all():
         if anchor.journal != tip.journal:

@@ -30,7 +30,7 @@ _HEADER_BYTES: Final = 100
 _PAGE_ROWS: Final = 1000
 
 
-class Row(NamedTuple):
+class JournalRow(NamedTuple):
     """One entry. ``kind`` is None where it is not audited."""
 
     seq: int
@@ -121,7 +121,7 @@ def _check_version(path: Path, version: int) -> int:
     return version
 
 
-class Reader:
+class JournalReader:
     """A connection that cannot write. Each method leaves no transaction open."""
 
     def __init__(self, path: Path) -> None:
@@ -213,7 +213,7 @@ class Reader:
                 raise ValueError("its snapshot does not fit its checksum")
             return seq, body
 
-    def tail(self) -> Iterator[Row]:
+    def tail(self) -> Iterator[JournalRow]:
         """The entries after the snapshot, each checked, without a gap; and at least the last link of the chain."""
         with not_opened(self.path):
             snapshot_seq, _ = self._snapshot_about()
@@ -239,9 +239,9 @@ class Reader:
                     prev = _linked(prev, seq, ns, wall_ns, kind, body, proof)
                 elif checksum(seq, ns, wall_ns, body) != proof:
                     raise ValueError(f"entry {seq} does not fit its checksum")
-                yield Row(seq, ns, wall_ns, kind, body)
+                yield JournalRow(seq, ns, wall_ns, kind, body)
 
-    def records(self, after: int = 0) -> Iterator[audit.Record]:
+    def records(self, after: int = 0) -> Iterator[audit.AuditRecord]:
         """The audit chain, in pages of rows, so that a slow reader blocks nothing. ``audit.verify`` checks it."""
         while True:
             with not_opened(self.path):
@@ -250,12 +250,12 @@ class Reader:
                     (after, _PAGE_ROWS),
                 ).fetchall()
             for row in rows:
-                yield audit.Record(*row)
+                yield audit.AuditRecord(*row)
             if len(rows) < _PAGE_ROWS:
                 return
             after = rows[-1][0]
 
-    def latest(self, most: int, naming: str = "") -> list[audit.Record]:
+    def latest(self, most: int, naming: str = "") -> list[audit.AuditRecord]:
         """The newest records of the chain, oldest first; only those that name this lease, tenant or device, if one is
         given. Not checked: a proof walks the whole chain."""
         with not_opened(self.path):
@@ -264,7 +264,7 @@ class Reader:
                 "ORDER BY seq DESC LIMIT ?",
                 (json.dumps(naming, ensure_ascii=False) if naming else "{", most),
             ).fetchall()
-        return [audit.Record(*row) for row in reversed(rows)]
+        return [audit.AuditRecord(*row) for row in reversed(rows)]
 
     def copy_to(self, target: sqlite3.Connection) -> None:
         """A consistent copy, also while the office writes."""

@@ -27,7 +27,7 @@ from sublet.clock import Clock, SystemClock
 from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest
 from sublet.state.checkpoints.object_groups import encode_roots
 from sublet.state.checkpoints.parent import Base
-from sublet.state.checkpoints.reader import Checkpoint
+from sublet.state.checkpoints.reader import CheckpointReader
 from sublet.state.checkpoints.save_size import needed_bytes
 from sublet.state.checkpoints.store import CheckpointStore, FolderStore
 from sublet.state.checkpoints.volume import VolumePlace, VolumeStore
@@ -409,7 +409,7 @@ def _auto(auto_checkpoint: int | str | None) -> tuple[int | None, int | None]:
     return None, parse_duration_ns(auto_checkpoint, "auto_checkpoint")
 
 
-def _same_schema(checkpoint: Checkpoint, schema: str) -> None:
+def _same_schema(checkpoint: CheckpointReader, schema: str) -> None:
     found = checkpoint.manifest.schema
     if found != schema:
         raise InvalidRequest(

@@ -37,10 +37,10 @@ __all__ = [
     "MANIFEST_MAX",
     "PACK_HEADER",
     "TRAILER_BYTES",
-    "Encoding",
-    "Entry",
+    "CheckpointManifest",
+    "ChunkEncoding",
     "LeafRef",
-    "Manifest",
+    "PackEntry",
     "PackRef",
     "damaged",
     "dump_index",
@@ -57,14 +57,14 @@ _ENTRY: Final = struct.Struct("<32sQIIIB3x")
 TRAILER_BYTES: Final = TRAILER.size
 
 
-class Encoding:
+class ChunkEncoding:
     """How the bytes of a chunk are stored."""
 
     RAW: Final = 0
     ZSTD: Final = 1
 
 
-class Entry(NamedTuple):
+class PackEntry(NamedTuple):
     """One chunk of a pack."""
 
     hash: bytes
@@ -103,7 +103,7 @@ def pack_name(index: bytes) -> bytes:
     return blake3(index).digest()[:NAME_BYTES]
 
 
-def dump_index(entries: Sequence[Entry]) -> bytes:
+def dump_index(entries: Sequence[PackEntry]) -> bytes:
     return b"".join([_ENTRY.pack(*entry) for entry in entries])
 
 
@@ -119,14 +119,14 @@ def parse_trailer(header: bytes, trailer: bytes, size: int) -> tuple[int, int, b
     return offset, count * _ENTRY.size, index_hash
 
 
-def parse_index(index: bytes, index_hash: bytes, end: int) -> list[Entry]:
+def parse_index(index: bytes, index_hash: bytes, end: int) -> list[PackEntry]:
     """The chunks of a pack, which lie one after the other from the header to ``end``."""
     if blake3(index).digest() != index_hash:
         raise damaged("a pack's index has another hash than its trailer says")
-    entries = [Entry(*one) for one in _ENTRY.iter_unpack(index)]
+    entries = [PackEntry(*one) for one in _ENTRY.iter_unpack(index)]
     at = len(PACK_HEADER)
     for entry in entries:
-        raw = entry.encoding == Encoding.RAW
+        raw = entry.encoding == ChunkEncoding.RAW
         if entry.offset != at or (raw and (entry.stored != entry.length or entry.check)) or entry.encoding > 1:
             raise damaged("a pack's index contradicts itself")
         at += entry.stored
@@ -139,7 +139,7 @@ def parse_index(index: bytes, index_hash: bytes, end: int) -> list[Entry]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class CheckpointManifest:
     """One checkpoint."""
 
     number: int
@@ -176,7 +176,7 @@ class Manifest:
         return body + TAIL.pack(zlib.crc32(body), blake3(body).digest())
 
     @classmethod
-    def parse(cls, data: bytes) -> Manifest:
+    def parse(cls, data: bytes) -> CheckpointManifest:
         if len(data) < MANIFEST.size + TAIL.size or data[:8] != MANIFEST_MAGIC:
             raise damaged("a manifest is truncated or malformed")
         body, tail = data[: -TAIL.size], data[-TAIL.size :]

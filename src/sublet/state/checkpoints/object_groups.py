@@ -56,7 +56,7 @@ holds is looked at by itself.)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class ObjectGroup:
     """Names that are saved and restored together. The value behind ``encoded`` is a dict of them."""
 
     names: tuple[str, ...]
@@ -68,7 +68,7 @@ class Group:
     is_joined: bool = False
     """Its names were found to share objects or memory; else they stand together because each is small."""
 
-    def remembering(self, rules: Rules) -> Group:
+    def remembering(self, rules: Rules) -> ObjectGroup:
         """The same, with ``encoded.met`` if the rules remember. Where all is plain that is left out at first, since
         most groups are unchanged and need none."""
         if self.plain is None or not rules.remembers or self.encoded.met is not None:
@@ -121,9 +121,9 @@ class Still:
         self.met = self.ids = met
         self.count = len(met)
 
-    def group(self) -> Group:
+    def group(self) -> ObjectGroup:
         encoded = Encoded(head=b"", buffers=(), met=self.met)
-        return Group(names=self.names, encoded=encoded, is_still=True)
+        return ObjectGroup(names=self.names, encoded=encoded, is_still=True)
 
 
 def encode_roots(
@@ -135,11 +135,11 @@ def encode_roots(
     order: Order | None = None,
     still: Collection[Still] = (),
     together: Iterable[tuple[str, ...]] = (),
-    stays: Callable[[Group], bool] = lambda _: True,
+    stays: Callable[[ObjectGroup], bool] = lambda _: True,
     before: Callable[[tuple[str, ...]], object] | None = None,
     apart: Collection[str] = (),
     alone: Collection[str] = (),
-) -> list[Group]:
+) -> list[ObjectGroup]:
     """Every root in exactly one group, in the order of names; objects and memory are shared within groups only.
 
     ``names``: of these roots alone, each once; ``rules``: others than the usual ones; ``order``: of the last time, for
@@ -208,7 +208,7 @@ class _Bundle:
         self.names = names
         # A name may stand in a value as well, as an attribute, say: then it is one string in each encoding, or in none.
         self.value = {sys.intern(name) if type(name) is str else name: roots[name] for name in names}
-        self._group: Group | None = None
+        self._group: ObjectGroup | None = None
         is_flat = len(names) == 1 and _has_each_once(roots[names[0]])
         self._encoding = Encoding(rules, is_flat=is_flat)
         pickler = self._encoding.dump(self.value, roots=True, remember=False)
@@ -252,10 +252,10 @@ class _Bundle:
                 found.append((start, start + view.nbytes, True))
         return found
 
-    def group(self) -> Group:
+    def group(self) -> ObjectGroup:
         if self._group is None:
             encoded = self._encoding.finished(self.value)
-            self._group = Group(names=self.names, encoded=encoded, plain=self.value if self.plain else None)
+            self._group = ObjectGroup(names=self.names, encoded=encoded, plain=self.value if self.plain else None)
         return self._group
 
 
@@ -346,7 +346,7 @@ def _one_by_one(
     roots: Mapping[str, object],
     rules: Rules,
     before: Callable[[tuple[str, ...]], object] | None = None,
-) -> list[Group]:
+) -> list[ObjectGroup]:
     """Components of names that share, large names, and what is left of each bundle."""
     single: list[_Bundle] = []
     for bundle in bundles:
@@ -370,7 +370,7 @@ def _one_by_one(
     alone = {n: members for members in components.values() if len(members) > 1 for n in members}
     whole = {bundle.names: bundle for bundle in bundles if isinstance(bundle, _Bundle)}
 
-    def joint(names: tuple[str, ...]) -> Group:
+    def joint(names: tuple[str, ...]) -> ObjectGroup:
         return (whole.get(names) or _Bundle(names, roots, rules.anew())).group()
 
     groups = [

@@ -30,8 +30,8 @@ from sublet.errors import CheckpointDamaged, CheckpointFailed, NotFound
 from sublet.state.checkpoints.format import (
     PACK_HEADER,
     TRAILER_BYTES,
-    Encoding,
-    Entry,
+    ChunkEncoding,
+    PackEntry,
     PackRef,
     damaged,
     dump_index,
@@ -79,7 +79,7 @@ class PackWriter:
         self._past_max = past_cache
         self._path = folder / "pack.part"
         self._fd = -1
-        self._entries: list[Entry] = []
+        self._entries: list[PackEntry] = []
         self._at = len(PACK_HEADER)
         self._batch: memoryview | None = None
         self._used = 0
@@ -90,7 +90,7 @@ class PackWriter:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._ref: PackRef | None = None
-        self.hashes: dict[bytes, Entry] = {}
+        self.hashes: dict[bytes, PackEntry] = {}
         self._pressing = Pressing()
 
     @property
@@ -116,12 +116,12 @@ class PackWriter:
 
     def _store(self, digest: bytes, length: int, small: bytes | None) -> None:
         if small is None:
-            self._add(Entry(digest, self._at, length, length, 0, Encoding.RAW))
+            self._add(PackEntry(digest, self._at, length, length, 0, ChunkEncoding.RAW))
             return
         self.room(len(small))[:] = small
-        self._add(Entry(digest, self._at, len(small), length, zlib.crc32(small), Encoding.ZSTD))
+        self._add(PackEntry(digest, self._at, len(small), length, zlib.crc32(small), ChunkEncoding.ZSTD))
 
-    def copy(self, entry: Entry, stored: bytes) -> None:
+    def copy(self, entry: PackEntry, stored: bytes) -> None:
         """A chunk out of another pack, as it is stored there. The caller has checked it."""
         self.room(entry.stored)[:] = stored
         self._add(entry._replace(offset=self._at))
@@ -192,7 +192,7 @@ class PackWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: PackEntry) -> None:
         self._entries.append(entry)
         self.hashes[entry.hash] = entry
         self._at += entry.stored
@@ -396,12 +396,12 @@ class PackFile:
         except OSError as error:
             raise damaged(f"the pack {path.name} cannot be read: {error.strerror}") from error
         try:
-            self.entries: Sequence[Entry] = self._index(path)
+            self.entries: Sequence[PackEntry] = self._index(path)
         except BaseException:
             self.close()
             raise
 
-    def _index(self, path: Path) -> list[Entry]:
+    def _index(self, path: Path) -> list[PackEntry]:
         size = os.fstat(self._fd).st_size
         if size != self.ref.size or size < len(PACK_HEADER) + TRAILER_BYTES:
             raise damaged(f"the pack {path.name} has {size} bytes instead of {self.ref.size}")
@@ -427,18 +427,18 @@ class PackFile:
                 raise damaged("a pack ends too early")
             done += n
 
-    def stored(self, entry: Entry) -> bytes:
+    def stored(self, entry: PackEntry) -> bytes:
         """A chunk as it is stored, checked."""
         data = self.read(entry.offset, entry.stored)
         self.content_of(entry, data)
         return data
 
-    def content(self, entry: Entry) -> bytes:
+    def content(self, entry: PackEntry) -> bytes:
         return self.content_of(entry, self.read(entry.offset, entry.stored))
 
-    def content_of(self, entry: Entry, stored: bytes) -> bytes:
+    def content_of(self, entry: PackEntry, stored: bytes) -> bytes:
         """What a stored chunk holds, compared with its hash."""
-        if entry.encoding == Encoding.ZSTD:
+        if entry.encoding == ChunkEncoding.ZSTD:
             if zlib.crc32(stored) != entry.check:
                 raise damaged("a chunk has another checksum than the index says")
             stored = _unpress(stored, entry.length)

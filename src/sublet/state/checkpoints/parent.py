@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sublet.state.checkpoints.format import Entry, Manifest, PackRef
+from sublet.state.checkpoints.format import CheckpointManifest, PackEntry, PackRef
 from sublet.state.checkpoints.packs import Packs, open_packs
 
-Place = tuple[PackRef, Entry]
+Place = tuple[PackRef, PackEntry]
 Counts = dict[PackRef, tuple[int, int]]
 
 
@@ -21,7 +21,7 @@ Counts = dict[PackRef, tuple[int, int]]
 class Base:
     """The checkpoint that a save builds on."""
 
-    manifest: Manifest | None = None
+    manifest: CheckpointManifest | None = None
     packs_folder: Packs = Path()
     where: dict[bytes, Place] = field(default_factory=dict)
     _counted: tuple[dict[bytes, Place], int, Counts] | None = field(default=None, repr=False)
@@ -32,7 +32,7 @@ class Base:
         return 0 if self.manifest is None else self.manifest.number
 
     @classmethod
-    def read(cls, manifest: Manifest, packs_folder: Packs) -> Base:
+    def read(cls, manifest: CheckpointManifest, packs_folder: Packs) -> Base:
         """Look into every pack that the checkpoint needs. Raises ``CheckpointDamaged``."""
         base = cls(manifest=manifest, packs_folder=packs_folder)
         for pack in open_packs(packs_folder, manifest.packs):
@@ -40,11 +40,11 @@ class Base:
             pack.close()
         return base
 
-    def add(self, ref: PackRef, entries: Sequence[Entry]) -> None:
+    def add(self, ref: PackRef, entries: Sequence[PackEntry]) -> None:
         for entry in entries:
             self.where.setdefault(entry.hash, (ref, entry))
 
-    def after(self, manifest: Manifest, made: PackRef | None, hashes: Mapping[bytes, Entry]) -> Base:
+    def after(self, manifest: CheckpointManifest, made: PackRef | None, hashes: Mapping[bytes, PackEntry]) -> Base:
         """What the next save builds on, when this one is published."""
         kept, counts = set(manifest.packs), self.counts()
         moved = self.where.keys() & hashes.keys()
@@ -72,7 +72,7 @@ class Base:
             known = self._counted = self.where, len(self.where), counts
         return known[2]
 
-    def live(self, used: Set[bytes], written: Mapping[bytes, Entry]) -> dict[PackRef, int]:
+    def live(self, used: Set[bytes], written: Mapping[bytes, PackEntry]) -> dict[PackRef, int]:
         """The packs that have chunks which are ``used`` still, and not ``written`` anew; and the bytes of those."""
         dead = set(self.where).difference(used)
         dead |= self.where.keys() & written.keys()

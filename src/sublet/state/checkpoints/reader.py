@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from sublet.errors import NotFound, OutOfMemory
-from sublet.state.checkpoints.format import Encoding, Entry, Manifest, PackRef, damaged
+from sublet.state.checkpoints.format import CheckpointManifest, ChunkEncoding, PackEntry, PackRef, damaged
 from sublet.state.checkpoints.packs import PackFile, Packs, check_content, open_packs
-from sublet.state.checkpoints.records import Blob, Record, parse_leaf
+from sublet.state.checkpoints.records import Blob, EncodedGroup, parse_leaf
 from sublet.state.transfer.loading import decode
 from sublet.state.transfer.memory import fresh_memory
 from sublet.values import format_size
@@ -27,22 +27,22 @@ PARALLEL_MIN: Final = 8 << 20
 THREADS: Final = 4
 
 
-class Span(NamedTuple):
+class PackSpan(NamedTuple):
     """A stretch of a pack that goes to a stretch of a buffer, as it is."""
 
     pack: PackFile
-    entries: Sequence[Entry]
+    entries: Sequence[PackEntry]
     into: int
 
 
 class Stored:
     """The bytes of one checkpoint. Knows nothing of objects; checks and copies use this."""
 
-    def __init__(self, manifest: Manifest, packs_folder: Packs) -> None:
+    def __init__(self, manifest: CheckpointManifest, packs_folder: Packs) -> None:
         self.manifest = manifest
         self._packs: dict[PackRef, PackFile] = {}
-        self._where: dict[bytes, tuple[PackFile, Entry]] = {}
-        self._records: dict[str, Record] | None = None
+        self._where: dict[bytes, tuple[PackFile, PackEntry]] = {}
+        self._records: dict[str, EncodedGroup] | None = None
         try:
             for pack in open_packs(packs_folder, manifest.packs):
                 self._packs[pack.ref] = pack
@@ -57,10 +57,10 @@ class Stored:
         return self._packs
 
     @property
-    def records(self) -> Mapping[str, Record]:
+    def records(self) -> Mapping[str, EncodedGroup]:
         """Name → record; read at the first question."""
         if self._records is None:
-            found: dict[str, Record] = {}
+            found: dict[str, EncodedGroup] = {}
             for record in self.each_record():
                 for name in record.names:
                     if name in found:
@@ -71,12 +71,12 @@ class Stored:
             self._records = found
         return self._records
 
-    def each_record(self) -> Iterator[Record]:
+    def each_record(self) -> Iterator[EncodedGroup]:
         for ref in self.manifest.leaves:
             pack, entry = self.place(ref.hash, ref.length)
             yield from parse_leaf(pack.content(entry))
 
-    def place(self, digest: bytes, length: int) -> tuple[PackFile, Entry]:
+    def place(self, digest: bytes, length: int) -> tuple[PackFile, PackEntry]:
         found = self._where.get(digest)
         if found is None or found[1].length != length:
             raise damaged("a chunk of the checkpoint is in none of its packs")
@@ -106,15 +106,15 @@ class Stored:
                     done.result()
         return memory
 
-    def _plan(self, blob: Blob) -> tuple[list[Span], list[tuple[PackFile, Entry, int]]]:
-        spans: list[Span] = []
-        packed: list[tuple[PackFile, Entry, int]] = []
-        run: list[Entry] = []
+    def _plan(self, blob: Blob) -> tuple[list[PackSpan], list[tuple[PackFile, PackEntry, int]]]:
+        spans: list[PackSpan] = []
+        packed: list[tuple[PackFile, PackEntry, int]] = []
+        run: list[PackEntry] = []
         pack_of_run: PackFile | None = None
         start = 0
         for digest, offset, length in blob.chunks():
             pack, entry = self.place(digest, length)
-            if entry.encoding != Encoding.RAW:
+            if entry.encoding != ChunkEncoding.RAW:
                 packed.append((pack, entry, offset))
                 continue
             goes_on = (
@@ -126,12 +126,12 @@ class Stored:
             )
             if not goes_on:
                 run, pack_of_run, start = [], pack, offset
-                spans.append(Span(pack, run, start))
+                spans.append(PackSpan(pack, run, start))
             run.append(entry)
         return spans, packed
 
     @staticmethod
-    def _read_span(span: Span, memory: memoryview) -> None:
+    def _read_span(span: PackSpan, memory: memoryview) -> None:
         length = sum(entry.length for entry in span.entries)
         span.pack.read_into(span.entries[0].offset, memory[span.into : span.into + length])
         at = span.into
@@ -140,7 +140,7 @@ class Stored:
             at += entry.length
 
     @staticmethod
-    def _read_packed(pack: PackFile, entry: Entry, offset: int, memory: memoryview) -> None:
+    def _read_packed(pack: PackFile, entry: PackEntry, offset: int, memory: memoryview) -> None:
         memory[offset : offset + entry.length] = pack.content(entry)
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class Stored:
             pack.close()
 
 
-class Checkpoint:
+class CheckpointReader:
     """A checkpoint whose values can be loaded: in a guest, or in the holder's own process."""
 
     def __init__(self, stored: Stored) -> None:
@@ -157,7 +157,7 @@ class Checkpoint:
         self._loaded: dict[tuple[str, ...], dict[str, Any]] = {}
 
     @property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> CheckpointManifest:
         return self._stored.manifest
 
     @property
@@ -169,7 +169,7 @@ class Checkpoint:
         return sorted(self._stored.records)
 
     @property
-    def records(self) -> Mapping[str, Record]:
+    def records(self) -> Mapping[str, EncodedGroup]:
         """Of each name, what it is made of: for a save that keeps it without loading it."""
         return self._stored.records
 
@@ -188,13 +188,13 @@ class Checkpoint:
     def load_all(self) -> dict[str, Any]:
         return {name: self.load(name) for name in self.names}
 
-    def _record(self, name: str) -> Record:
+    def _record(self, name: str) -> EncodedGroup:
         found = self._stored.records.get(name)
         if found is None:
             raise NotFound(f"the checkpoint has no {name!r}", do=f"It has {', '.join(self.names[:10]) or 'nothing'}.")
         return found
 
-    def _decoded(self, record: Record) -> dict[str, Any]:
+    def _decoded(self, record: EncodedGroup) -> dict[str, Any]:
         head, *buffers = (self._stored.blob(blob) for blob in record.blobs)
         value = decode(head, buffers)
         if not isinstance(value, dict) or set(value) != set(record.names):
@@ -205,7 +205,7 @@ class Checkpoint:
         """Harmless twice. What was loaded stays."""
         self._stored.close()
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> CheckpointReader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -53,7 +53,7 @@ class Blob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class EncodedGroup:
     """Roots that were encoded together."""
 
     names: Sequence[str]
@@ -72,12 +72,12 @@ def as_bytes(names: Sequence[str]) -> list[bytes]:
         return [name.encode("utf-8", "surrogatepass") for name in names]
 
 
-def dump_leaf(records: Iterable[Record]) -> bytes:
+def dump_leaf(records: Iterable[EncodedGroup]) -> bytes:
     found = [_dump_record(record) for record in records]
     return b"".join([_LEAF.pack(MAGIC, VERSION, 0, len(found)), *found])
 
 
-def _dump_record(record: Record) -> bytes:
+def _dump_record(record: EncodedGroup) -> bytes:
     joined = "".join(record.names)
     lengths = map(len, record.names if joined.isascii() else as_bytes(record.names))
     parts = [struct.pack(f"<{len(record.names)}I", *lengths), joined.encode("utf-8", "surrogatepass")]
@@ -91,7 +91,7 @@ def _dump_record(record: Record) -> bytes:
     return _RECORD.pack(len(body), len(record.names), len(record.blobs)) + body
 
 
-def parse_leaf(data: bytes) -> list[Record]:
+def parse_leaf(data: bytes) -> list[EncodedGroup]:
     """Every record. The leaf's hash was compared already, so only a leaf that another program made fails here."""
     try:
         magic, version, zero, count = _LEAF.unpack_from(data)
@@ -110,7 +110,7 @@ def parse_leaf(data: bytes) -> list[Record]:
     return records
 
 
-def _parse_record(data: memoryview, names_n: int, blobs_n: int) -> Record:
+def _parse_record(data: memoryview, names_n: int, blobs_n: int) -> EncodedGroup:
     at, names, blobs = 0, [], []
     lengths = struct.unpack_from(f"<{names_n}I", data)
     at += 4 * names_n
@@ -137,4 +137,4 @@ def _parse_record(data: memoryview, names_n: int, blobs_n: int) -> Record:
         )
     if at != data.nbytes or not blobs:
         raise damaged("a record of a leaf contradicts itself")
-    return Record(names=names, blobs=blobs)
+    return EncodedGroup(names=names, blobs=blobs)

@@ -10,7 +10,7 @@ from typing import Final
 
 from sublet.state.checkpoints.format import HASH_BYTES
 from sublet.state.checkpoints.packs import Pressing
-from sublet.state.checkpoints.writer import HEAD_CHUNK_BYTES, Base, Capture, Piece
+from sublet.state.checkpoints.writer import HEAD_CHUNK_BYTES, Base, Capture, SavedBuffer
 from sublet.state.transfer.changes import chunk_count, chunk_hash
 
 FIXED_BYTES: Final = 4096
@@ -38,7 +38,7 @@ def _around(capture: Capture) -> int:
     return total
 
 
-def _most(piece: Piece) -> int:
+def _most(piece: SavedBuffer) -> int:
     look = piece.look
     if look is None or not look.candidates:
         return 0

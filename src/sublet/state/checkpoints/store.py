@@ -25,9 +25,9 @@ from typing import Final, Protocol
 
 from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, StaleEpoch, SubletError, VersionConflict
 from sublet.state.checkpoints.atomic_files import move_into_place, name_once, read_whole, sync_folder, write_synced
-from sublet.state.checkpoints.format import MANIFEST_MAX, Manifest, PackRef, damaged
+from sublet.state.checkpoints.format import MANIFEST_MAX, CheckpointManifest, PackRef, damaged
 from sublet.state.checkpoints.packs import PackFile, Packs, PackSource, file_name
-from sublet.state.checkpoints.reader import Checkpoint, Stored
+from sublet.state.checkpoints.reader import CheckpointReader, Stored
 from sublet.state.checkpoints.writer import UNLEASED, Author, Base, SaveReport, Staged
 from sublet.state.transfer.encoded import Head
 from sublet.values import format_size, shown
@@ -58,7 +58,7 @@ class CheckpointStore(Publisher, Protocol):
     def newest(self) -> int:
         """The number of the newest checkpoint, 0 for none."""
 
-    def open(self, number: int | None = None) -> Checkpoint:
+    def open(self, number: int | None = None) -> CheckpointReader:
         """One of them, the newest by default. ``NotFound`` or ``CheckpointDamaged``."""
 
     def base(self) -> Base:
@@ -97,7 +97,7 @@ class CheckpointStore(Publisher, Protocol):
         """A checkpoint of another place, in a staging folder here for as long as this goes on. Raises what there is no
         room for, before it is written."""
 
-    def manifest(self, number: int | None = None) -> Manifest:
+    def manifest(self, number: int | None = None) -> CheckpointManifest:
         """Of one of them, the newest by default."""
 
     def discard(self, folder: Path) -> None:
@@ -151,13 +151,13 @@ class FolderStore:
     def newest(self) -> int:
         return max(self.numbers(), default=0)
 
-    def manifest(self, number: int | None = None) -> Manifest:
+    def manifest(self, number: int | None = None) -> CheckpointManifest:
         if isinstance(number, bool) or not isinstance(number, int | None):
             raise InvalidRequest(f"{shown(number)} is no number of a checkpoint", do="Give one such as 3, or none.")
         which = self.newest() if number is None else number
         path = self.manifest_path(which)
         try:
-            manifest = Manifest.parse(self.manifest_bytes(which))
+            manifest = CheckpointManifest.parse(self.manifest_bytes(which))
         except FileNotFoundError:
             has = ", ".join(map(str, self.numbers()[-5:]))
             if number is None or not has:
@@ -179,8 +179,8 @@ class FolderStore:
     def stored(self, number: int | None = None) -> Stored:
         return Stored(self.manifest(number), self.pack_source)
 
-    def open(self, number: int | None = None) -> Checkpoint:
-        return Checkpoint(self.stored(number))
+    def open(self, number: int | None = None) -> CheckpointReader:
+        return CheckpointReader(self.stored(number))
 
     def base(self) -> Base:
         if not self.newest():
@@ -278,7 +278,7 @@ class FolderStore:
 
         return copied_from_folder(self, FolderStore(source, create=False), passing)
 
-    def _admit(self, manifest: Manifest) -> None:
+    def _admit(self, manifest: CheckpointManifest) -> None:
         """The next number, in the name of the newest holder there was."""
         newest = self.newest()
         if manifest.number != newest + 1:
@@ -327,7 +327,7 @@ KEEP: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class StoreVerdict:
     """What was found in a folder."""
 
     problems: Sequence[str]
@@ -341,7 +341,7 @@ class Verdict:
         return not self.problems
 
 
-def verify(folder: str | os.PathLike[str]) -> Verdict:
+def verify(folder: str | os.PathLike[str]) -> StoreVerdict:
     """Read everything and compare it with its checksums and with everything else. Loads nothing, changes nothing. What
     lies there and belongs to no checkpoint (a file with another name, a link, a pipe) is named as well."""
     store = FolderStore(folder, create=False)
@@ -350,7 +350,7 @@ def verify(folder: str | os.PathLike[str]) -> Verdict:
     numbers = store.numbers()
     for number in numbers:
         problems += [f"checkpoint {number}: {problem}" for problem in _problems(store, number, seen)]
-    return Verdict(problems=problems, checkpoints=numbers, packs=len(seen), read_bytes=sum(seen.values()))
+    return StoreVerdict(problems=problems, checkpoints=numbers, packs=len(seen), read_bytes=sum(seen.values()))
 
 
 def _foreign(folder: Path, name: re.Pattern[str]) -> Iterator[str]:
@@ -414,7 +414,7 @@ def _problems_of_pack(path: Path, ref: PackRef) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
+class CollectedPacks:
     """What a collection removed."""
 
     checkpoints: Sequence[int]
@@ -422,7 +422,7 @@ class Collected:
     freed_bytes: int
 
 
-def collect(store: FolderStore, *, keep: int = KEEP) -> Collected:
+def collect(store: FolderStore, *, keep: int = KEEP) -> CollectedPacks:
     """Remove all but the newest checkpoints, and what only they needed, and what crashes left behind.
 
     Raises ``CheckpointDamaged`` before anything is removed when a checkpoint that is to stay cannot be read.
@@ -439,7 +439,7 @@ def collect(store: FolderStore, *, keep: int = KEEP) -> Collected:
         ) from error
 
 
-def _collect(store: FolderStore, keep: int) -> Collected:
+def _collect(store: FolderStore, keep: int) -> CollectedPacks:
     numbers = store.numbers()
     old, staying = numbers[:-keep], numbers[-keep:]
     manifests = [store.manifest(number) for number in staying]
@@ -459,7 +459,7 @@ def _collect(store: FolderStore, keep: int) -> Collected:
     if packs:
         sync_folder(store.packs)
     _sweep(store.staging)
-    return Collected(checkpoints=old, packs=packs, freed_bytes=freed)
+    return CollectedPacks(checkpoints=old, packs=packs, freed_bytes=freed)
 
 
 def _sweep(staging: Path) -> None:
@@ -495,7 +495,7 @@ AROUND: Final = 64 << 10
 class Copied:
     """All of one checkpoint, in a staging folder."""
 
-    manifest: Manifest
+    manifest: CheckpointManifest
     folder: Path
     handed: PackSource | None = None
     """What opens its packs, where this process may not enter the folder they are in."""
@@ -505,9 +505,9 @@ class Copied:
         """Where its packs are read."""
         return self.folder if self.handed is None else self.handed
 
-    def open(self) -> Checkpoint:
+    def open(self) -> CheckpointReader:
         """For reading: each byte is compared with its checksum, as everywhere."""
-        return Checkpoint(Stored(self.manifest, self.source))
+        return CheckpointReader(Stored(self.manifest, self.source))
 
     def check(self) -> None:
         """Compare everything that it needs with its checksums. Raises ``CheckpointDamaged``."""
@@ -606,7 +606,7 @@ def copied_from_folder(store: FolderStore, source: FolderStore, passing: str = "
             os.close(fd)
 
 
-def _picked(source: FolderStore, passing: str) -> Manifest | None:
+def _picked(source: FolderStore, passing: str) -> CheckpointManifest | None:
     """The newest that is not to be passed over, or the newest."""
     newest = None
     for number in reversed(source.numbers()):
@@ -617,7 +617,7 @@ def _picked(source: FolderStore, passing: str) -> Manifest | None:
     return newest
 
 
-def _opened(source: FolderStore, passing: str) -> tuple[Manifest, dict[str, int]] | None:
+def _opened(source: FolderStore, passing: str) -> tuple[CheckpointManifest, dict[str, int]] | None:
     for _ in range(LOOKS_MAX):
         files: dict[str, int] = {}
         try:
@@ -635,6 +635,6 @@ def _opened(source: FolderStore, passing: str) -> tuple[Manifest, dict[str, int]
     raise damaged("a checkpoint names packs that are not there")
 
 
-def manifest_in(folder: Path) -> Manifest:
+def manifest_in(folder: Path) -> CheckpointManifest:
     """Of what the supervisor has put there."""
-    return Manifest.parse(read_whole(folder / COPIED, MANIFEST_MAX))
+    return CheckpointManifest.parse(read_whole(folder / COPIED, MANIFEST_MAX))

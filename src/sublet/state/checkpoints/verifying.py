@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from sublet.errors import InvalidRequest, SubletError
-from sublet.state.checkpoints.store import Verdict, verify
+from sublet.state.checkpoints.store import StoreVerdict, verify
 
-_NOTHING: Final = Verdict(problems=(), checkpoints=(), packs=0, read_bytes=0)
+_NOTHING: Final = StoreVerdict(problems=(), checkpoints=(), packs=0, read_bytes=0)
 """A folder without a save: other files have no checksums that could be wrong."""
 
 

@@ -26,7 +26,7 @@ from typing import Final, Protocol, TypeVar, cast, runtime_checkable
 
 from sublet.errors import CheckpointDamaged, CheckpointFailed, Disconnected, NotFound
 from sublet.state.checkpoints.atomic_files import read_whole
-from sublet.state.checkpoints.format import MANIFEST_MAX, Manifest
+from sublet.state.checkpoints.format import MANIFEST_MAX, CheckpointManifest
 from sublet.state.checkpoints.packs import Packs
 from sublet.state.checkpoints.store import Copied, FolderStore, manifest_in
 from sublet.state.checkpoints.writer import Author, Staged
@@ -337,7 +337,7 @@ class VolumeStore(FolderStore):
             os.close(fd)
         if not self._ask(asked, CopiedIn).number:
             return None
-        manifest = Manifest.parse(handed.read(COPIED, MANIFEST_MAX, staging=folder.name))
+        manifest = CheckpointManifest.parse(handed.read(COPIED, MANIFEST_MAX, staging=folder.name))
         return Copied(manifest, folder, HandedFiles(handed, folder.name))
 
     def _gone(self) -> CheckpointFailed:

@@ -19,11 +19,11 @@ from typing import Final
 
 from sublet.errors import CheckpointFailed
 from sublet.state.checkpoints.atomic_files import written_then_synced
-from sublet.state.checkpoints.format import LeafRef, Manifest, PackRef
-from sublet.state.checkpoints.object_groups import Group, Order, encode_roots
+from sublet.state.checkpoints.format import CheckpointManifest, LeafRef, PackRef
+from sublet.state.checkpoints.object_groups import ObjectGroup, Order, encode_roots
 from sublet.state.checkpoints.packs import PackWriter, open_packs
 from sublet.state.checkpoints.parent import Base
-from sublet.state.checkpoints.records import INLINE_MAX, Blob, Record, dump_leaf, leaf_starts
+from sublet.state.checkpoints.records import INLINE_MAX, Blob, EncodedGroup, dump_leaf, leaf_starts
 from sublet.state.transfer.changes import (
     CHUNK_BYTES,
     ChangeFinder,
@@ -46,8 +46,8 @@ __all__ = [
     "Author",
     "Base",
     "Capture",
-    "Piece",
     "SaveReport",
+    "SavedBuffer",
     "Saver",
     "Staged",
 ]
@@ -95,21 +95,21 @@ class Staged:
     """A checkpoint that is whole on disk and not published yet."""
 
     folder: Path
-    manifest: Manifest
+    manifest: CheckpointManifest
     manifest_path: Path
     packs: Sequence[Path]
     """New ones, in the staging folder, under their names."""
     report: SaveReport
     base: Base
     """What the next save builds on, once this one is published."""
-    records: Sequence[Record]
+    records: Sequence[EncodedGroup]
     """What it is made of, by whose names: to be compared with those of the base."""
     capture_ns: int = 0
     """How long it took before anything was written."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Piece:
+class SavedBuffer:
     """One buffer of a state that is being saved."""
 
     length: int
@@ -123,7 +123,7 @@ class Piece:
 class Capture:
     """A state as it was at one moment: heads as bytes, and of each buffer what may have changed."""
 
-    records: Sequence[tuple[Sequence[str], bytes, Sequence[Piece]]]
+    records: Sequence[tuple[Sequence[str], bytes, Sequence[SavedBuffer]]]
     state_bytes: int
     is_copy: bool = False
     """The program goes on meanwhile."""
@@ -159,7 +159,7 @@ class Saver:
         capture = self.capture(encode_roots(roots, gpu=gpu, order=self._order), base)
         return self.write(capture, staging=staging, base=base, author=author, wall_ns=wall_ns, schema=schema, note=note)
 
-    def capture(self, groups: Sequence[Group], base: Base, *, copy: Copies | None = None) -> Capture:
+    def capture(self, groups: Sequence[ObjectGroup], base: Base, *, copy: Copies | None = None) -> Capture:
         """Look at every buffer. With ``copy`` nothing of the program's memory is needed any more afterwards, so it may
         go on while the state is written; without, it waits."""
         records = []
@@ -169,8 +169,8 @@ class Saver:
         state_bytes = sum(group.encoded.nbytes for group in groups)
         return Capture(records=records, state_bytes=state_bytes, is_copy=copy is not None)
 
-    def _piece(self, buffer: Buffer, base: Base, copy: Copies | None) -> Piece:
-        piece = Piece(length=buffer.length, kind=buffer.kind, writable=buffer.writable)
+    def _piece(self, buffer: Buffer, base: Base, copy: Copies | None) -> SavedBuffer:
+        piece = SavedBuffer(length=buffer.length, kind=buffer.kind, writable=buffer.writable)
         if buffer.length <= INLINE_MAX:
             piece.inline = bytes(buffer.view)
             return piece
@@ -197,7 +197,7 @@ class Saver:
         wall_ns: int,
         schema: str = "",
         note: str = "",
-        carry: Sequence[Record] = (),
+        carry: Sequence[EncodedGroup] = (),
         spare: int | None = None,
     ) -> Staged:
         """Put into ``staging`` what ``base`` lacks, and the manifest. ``carry``: records of the base that stay as they
@@ -211,7 +211,7 @@ class Saver:
             packs = run.packs(spare)
             run.pause()
             ref = writer.write_rest()
-            manifest = Manifest(
+            manifest = CheckpointManifest(
                 number=base.number + 1,
                 parent=base.number,
                 lease=author.lease,
@@ -270,10 +270,10 @@ class _Run:
         if self._beside:
             time.sleep(PAUSE_S)
 
-    def record(self, names: Sequence[str], head: bytes, pieces: Sequence[Piece]) -> Record:
-        return Record(names=names, blobs=[self._constant(head), *(self._buffer(piece) for piece in pieces)])
+    def record(self, names: Sequence[str], head: bytes, pieces: Sequence[SavedBuffer]) -> EncodedGroup:
+        return EncodedGroup(names=names, blobs=[self._constant(head), *(self._buffer(piece) for piece in pieces)])
 
-    def carried(self, record: Record) -> Record:
+    def carried(self, record: EncodedGroup) -> EncodedGroup:
         """One of the base: its chunks lie in packs that are there."""
         for blob in record.blobs:
             for digest, _, _ in blob.chunks():
@@ -282,7 +282,7 @@ class _Run:
                 self._used.add(digest)
         return record
 
-    def leaves(self, records: Sequence[Record]) -> list[LeafRef]:
+    def leaves(self, records: Sequence[EncodedGroup]) -> list[LeafRef]:
         """Records in the order of names, cut into leaves."""
         found: list[LeafRef] = []
         for run in _runs(records):
@@ -336,7 +336,7 @@ class _Run:
         if digest not in self._base.where and digest not in self._writer.hashes:
             self._writer.put(data, digest)
 
-    def _buffer(self, piece: Piece) -> Blob:
+    def _buffer(self, piece: SavedBuffer) -> Blob:
         if piece.look is None:
             assert piece.inline is not None
             return Blob(length=piece.length, inline=piece.inline, kind=piece.kind, writable=piece.writable)
@@ -400,8 +400,8 @@ class _Run:
         return digest
 
 
-def _runs(records: Sequence[Record]) -> list[list[Record]]:
-    runs: list[list[Record]] = []
+def _runs(records: Sequence[EncodedGroup]) -> list[list[EncodedGroup]]:
+    runs: list[list[EncodedGroup]] = []
     for record in records:
         if not runs or leaf_starts(record.names[:1]):
             runs.append([])

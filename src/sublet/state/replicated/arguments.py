@@ -9,7 +9,7 @@ from typing import Any
 from blake3 import blake3
 
 from sublet.errors import InvalidRequest
-from sublet.state.replicated.ballot import Stamp
+from sublet.state.replicated.ballot import WriteStamp
 from sublet.state.replicated.cell import Answer, Request
 from sublet.state.replicated.checkpoint_record import Effect
 from sublet.state.replicated.folder import FolderReplica
@@ -118,7 +118,7 @@ class LostReplica:
     def packs(self, key: str) -> list[str]:
         raise self._error()
 
-    def sweep(self, key: str, stamp: Stamp, names: Sequence[str]) -> int:
+    def sweep(self, key: str, stamp: WriteStamp, names: Sequence[str]) -> int:
         raise self._error()
 
     def verify(self) -> list[str]:

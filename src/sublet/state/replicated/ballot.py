@@ -60,7 +60,7 @@ class Ballot(NamedTuple):
         return cls(reign, office, Epoch(incarnation, n), attempt, nonce), at + _TAIL.size
 
 
-class Stamp(NamedTuple):
+class WriteStamp(NamedTuple):
     """One write."""
 
     ballot: Ballot
@@ -71,7 +71,7 @@ class Stamp(NamedTuple):
         return self.ballot.pack() + _SEQ.pack(self.seq)
 
     @classmethod
-    def unpack(cls, data: bytes, at: int) -> tuple[Stamp, int]:
+    def unpack(cls, data: bytes, at: int) -> tuple[WriteStamp, int]:
         """The stamp at this place, and the place after it."""
         ballot, at = Ballot.unpack(data, at)
         (seq,) = _SEQ.unpack(take(data, at, _SEQ.size))

@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from sublet.state.replicated.ballot import Ballot, Garbled, Stamp, take
+from sublet.state.replicated.ballot import Ballot, Garbled, WriteStamp, take
 from sublet.state.replicated.quorum import ReplicaSet
 
 KEY_MAX: Final = 200
@@ -28,21 +28,21 @@ _COUNT: Final = struct.Struct(">H")
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class AcceptedWrite:
     """The last write that a replica took."""
 
-    stamp: Stamp
+    stamp: WriteStamp
     value: bytes
     packs: tuple[str, ...] = ()
     """What else must be durable here for the value to be whole."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ReplicaCell:
     """What a replica keeps for one key."""
 
     promised: Ballot | None = None
-    accepted: Accepted | None = None
+    accepted: AcceptedWrite | None = None
 
     def pack(self) -> bytes:
         """As docs/replicated.md draws it."""
@@ -57,7 +57,7 @@ class Cell:
         return b"".join(out)
 
     @classmethod
-    def unpack(cls, data: bytes, at: int = 0) -> Cell:
+    def unpack(cls, data: bytes, at: int = 0) -> ReplicaCell:
         """The cell from there to the end; anything else is Garbled."""
         (flags,), at = take(data, at, 1), at + 1
         if flags > 3:
@@ -72,11 +72,11 @@ class Cell:
         return cls(promised, accepted)
 
 
-EMPTY: Final = Cell()
+EMPTY: Final = ReplicaCell()
 
 
-def _accepted(data: bytes, at: int) -> tuple[Accepted, int]:
-    stamp, at = Stamp.unpack(data, at)
+def _accepted(data: bytes, at: int) -> tuple[AcceptedWrite, int]:
+    stamp, at = WriteStamp.unpack(data, at)
     (count,), at = _COUNT.unpack(take(data, at, 2)), at + 2
     packs = []
     for _ in range(count):
@@ -87,7 +87,7 @@ def _accepted(data: bytes, at: int) -> tuple[Accepted, int]:
             raise Garbled("the name of a pack is not text") from error
         at += length
     (length,), at = _LENGTH.unpack(take(data, at, 4)), at + 4
-    return Accepted(stamp, take(data, at, length), tuple(packs)), at + length
+    return AcceptedWrite(stamp, take(data, at, length), tuple(packs)), at + length
 
 
 # ---- what a replica is asked ----
@@ -106,7 +106,7 @@ class Accept:
     """Take this write. A writer that knows it was taken somewhere may pass it on, unchanged."""
 
     generation: int
-    accepted: Accepted
+    accepted: AcceptedWrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +131,10 @@ Request: TypeAlias = Prepare | Accept | Query | Install
 
 
 @dataclass(frozen=True, slots=True)
-class Promised:
+class BallotPromised:
     """The ballot is promised; this is what was taken before."""
 
-    accepted: Accepted | None
+    accepted: AcceptedWrite | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,27 +143,27 @@ class Took:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class BallotRefused:
     """A higher ballot was promised, or a later write taken."""
 
     promised: Ballot
-    taken: Stamp | None = None
+    taken: WriteStamp | None = None
     """What was taken last. If that is below the write that is refused, the write was never taken here."""
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class ForeignRegister:
     """The register is another office's."""
 
     promised: Ballot
-    taken: Stamp | None = None
+    taken: WriteStamp | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
     """What was taken last and what is promised."""
 
-    accepted: Accepted | None
+    accepted: AcceptedWrite | None
     promised: Ballot | None = None
 
 
@@ -193,12 +193,14 @@ class Installed:
     """The set is known."""
 
 
-Answer: TypeAlias = Promised | Took | Refused | Foreign | Here | Outdated | Behind | MissingPacks | Installed
+Answer: TypeAlias = (
+    BallotPromised | Took | BallotRefused | ForeignRegister | Here | Outdated | Behind | MissingPacks | Installed
+)
 
 
 def answer(
-    cell: Cell, known: ReplicaSet | None, request: Prepare | Accept | Query, missing: tuple[str, ...] = ()
-) -> tuple[Cell, Answer]:
+    cell: ReplicaCell, known: ReplicaSet | None, request: Prepare | Accept | Query, missing: tuple[str, ...] = ()
+) -> tuple[ReplicaCell, Answer]:
     """What the cell is afterwards, and what is said. ``missing``: packs of the write that are not durable here."""
     generation = known.generation if known is not None else 0
     if request.generation > generation:
@@ -212,29 +214,29 @@ def answer(
             refusal = _refusal(cell, ballot)
             if refusal is not None:
                 return cell, refusal
-            return Cell(ballot, cell.accepted), Promised(cell.accepted)
+            return ReplicaCell(ballot, cell.accepted), BallotPromised(cell.accepted)
         case Accept(accepted=write):
             return _take(cell, write, missing)
 
 
-def _take(cell: Cell, write: Accepted, missing: tuple[str, ...]) -> tuple[Cell, Answer]:
+def _take(cell: ReplicaCell, write: AcceptedWrite, missing: tuple[str, ...]) -> tuple[ReplicaCell, Answer]:
     if cell.accepted is not None and cell.accepted.stamp == write.stamp:
         return cell, Took()
     refusal = _refusal(cell, write.stamp.ballot)
     if refusal is not None:
         return cell, refusal
     if cell.accepted is not None and write.stamp < cell.accepted.stamp:
-        return cell, Refused(cell.accepted.stamp.ballot, cell.accepted.stamp)
+        return cell, BallotRefused(cell.accepted.stamp.ballot, cell.accepted.stamp)
     if missing:
         return cell, MissingPacks(missing)
-    return Cell(write.stamp.ballot, write), Took()
+    return ReplicaCell(write.stamp.ballot, write), Took()
 
 
-def _refusal(cell: Cell, ballot: Ballot) -> Refused | Foreign | None:
+def _refusal(cell: ReplicaCell, ballot: Ballot) -> BallotRefused | ForeignRegister | None:
     promised = cell.promised
     if promised is None:
         return None
     taken = cell.accepted.stamp if cell.accepted is not None else None
     if ballot.reign == promised.reign and ballot.office != promised.office:
-        return Foreign(promised, taken)
-    return Refused(promised, taken) if ballot < promised else None
+        return ForeignRegister(promised, taken)
+    return BallotRefused(promised, taken) if ballot < promised else None

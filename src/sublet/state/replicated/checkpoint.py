@@ -21,24 +21,24 @@ from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest, O
 from sublet.state.replicated.arguments import asked_bytes, asked_effect, asked_epoch, asked_version
 from sublet.state.replicated.ballot import Garbled
 from sublet.state.replicated.cell import KEY_MAX, VALUE_MAX
-from sublet.state.replicated.checkpoint_record import Effect, History, Save
+from sublet.state.replicated.checkpoint_record import Effect, Save, SaveHistory
 from sublet.state.replicated.group import ReplicaGroup, nonce
 from sublet.state.replicated.policy import ReplicaPolicy
 from sublet.state.replicated.register import (
     CasOperation,
-    Done,
     OpenOperation,
+    OperationDone,
+    OperationRefused,
+    OperationUnknown,
+    OutcomeReason,
     ReadOperation,
-    Refused,
     Result,
     Tenure,
-    Unknown,
-    Why,
 )
 from sublet.state.replicated.replica import PackName, Replica, ReplicaSilent, pack_of
 from sublet.state.replicated.results import NOT_SAVED, raise_for
 from sublet.state.replicated.signing import SigningKey
-from sublet.state.replicated.state import State
+from sublet.state.replicated.state import RegisterState
 from sublet.state.transfer.codec import encode
 from sublet.state.transfer.loading import decode
 from sublet.values import Epoch, format_size
@@ -149,7 +149,7 @@ class ReplicatedCheckpoint:
         """Fence every older epoch, and tell what was saved last. ``adopt``: even from another office."""
         opened = self._tenure(name, epoch)
         result = self.group.run(self._key(name), OpenOperation(self.group.view, opened.tenure, adopt=adopt))
-        if not isinstance(result, Done):
+        if not isinstance(result, OperationDone):
             raise_for(result, self._what(name))
         history = self._history(name, result.state)
         self._sweep_older(name, opened.tenure)
@@ -212,7 +212,7 @@ class ReplicatedCheckpoint:
         return self.save_bytes(name, data, expected=expected, epoch=epoch, effect=effect)
 
     def _try(
-        self, name: str, opened: _Open, history: History, expected: int, data: bytes, effect: Effect | None
+        self, name: str, opened: _Open, history: SaveHistory, expected: int, data: bytes, effect: Effect | None
     ) -> Save | None:
         """One comparison; None if the version was another."""
         tenure = opened.tenure
@@ -222,7 +222,7 @@ class ReplicatedCheckpoint:
             raise _no_memory(self._what(name)) from None
         after = history.then(save, self.retain)
         while len(after.pack()) > VALUE_MAX - RECORD_ROOM and len(after.saves) > 1:
-            after = History(after.saves[:-1])
+            after = SaveHistory(after.saves[:-1])
         body, write = after.pack(), nonce()
         if len(body) > VALUE_MAX - RECORD_ROOM:
             raise InvalidRequest(
@@ -231,26 +231,26 @@ class ReplicatedCheckpoint:
             )
         operation = CasOperation(self.group.view, tenure, expected=expected, write=write, body=body, packs=after.packs)
         result = self.group.run(self._key(name), operation, supply=packs)
-        if isinstance(result, Unknown):
+        if isinstance(result, OperationUnknown):
             result = self._looked_up(name, result, write, expected + 1)
-        if isinstance(result, Refused) and result.why is Why.VERSION:
+        if isinstance(result, OperationRefused) and result.why is OutcomeReason.VERSION:
             return None
-        if not isinstance(result, Done):
+        if not isinstance(result, OperationDone):
             raise_for(result, self._what(name))
         opened.dropped += [pack for pack in history.packs if pack not in after.packs]
         del opened.dropped[:-DROPPED_MAX]
         self._sweep(name, tenure, opened.dropped)
         return save
 
-    def _looked_up(self, name: str, doubt: Unknown, write: bytes, version: int) -> Result:
+    def _looked_up(self, name: str, doubt: OperationUnknown, write: bytes, version: int) -> Result:
         """After an unknown outcome, the record may tell."""
         found = self.group.run(self._key(name), ReadOperation(self.group.view))
-        if isinstance(found, Done):
+        if isinstance(found, OperationDone):
             mine = found.state.wrote(write, version)
             if mine:
                 return found
             if mine is False:
-                return Refused(Why.VERSION, found.state)
+                return OperationRefused(OutcomeReason.VERSION, found.state)
         return doubt
 
     def _confirmed(self, name: str, there: Save) -> Save:
@@ -261,7 +261,7 @@ class ReplicatedCheckpoint:
         return found
 
     def _staged(
-        self, name: str, opened: _Open, history: History, version: int, data: bytes, effect: Effect | None
+        self, name: str, opened: _Open, history: SaveHistory, version: int, data: bytes, effect: Effect | None
     ) -> tuple[Save, dict[str, bytes]]:
         """The save, with its packs on a write quorum. Packs that the history has already are not sent again."""
         tenure = opened.tenure
@@ -359,9 +359,9 @@ class ReplicatedCheckpoint:
             self._check_signature(name, found)
         return found
 
-    def _read(self, name: str) -> History:
+    def _read(self, name: str) -> SaveHistory:
         result = self.group.run(self._key(name), ReadOperation(self.group.view))
-        if not isinstance(result, Done):
+        if not isinstance(result, OperationDone):
             raise_for(result, self._what(name), reading=True)
         return self._history(name, result.state)
 
@@ -418,9 +418,9 @@ class ReplicatedCheckpoint:
             opened = self._open[name] = _Open(tenure, nonce().hex())
         return opened
 
-    def _history(self, name: str, state: State) -> History:
+    def _history(self, name: str, state: RegisterState) -> SaveHistory:
         try:
-            history = History.unpack(state.body)
+            history = SaveHistory.unpack(state.body)
         except Garbled as error:
             raise CheckpointFailed(f"{self._what(name)} holds something else ({error})") from error
         history.check(self.schema, self._policy, self._what(name))

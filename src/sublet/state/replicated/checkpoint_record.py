@@ -50,7 +50,7 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class SaveHistory:
     """Newest first."""
 
     saves: tuple[Save, ...] = ()
@@ -73,9 +73,9 @@ class History:
         """The save that is the effect of this key, if it is still kept."""
         return next((save for save in self.saves if save.effect is not None and save.effect.key == key), None)
 
-    def then(self, save: Save, retain: int) -> History:
+    def then(self, save: Save, retain: int) -> SaveHistory:
         """After one more save."""
-        return History((save, *self.saves[: retain - 1]))
+        return SaveHistory((save, *self.saves[: retain - 1]))
 
     def admits(self, effect: Effect) -> Save | None:
         """None if this effect may be saved; the save that is it already; or an error."""
@@ -117,7 +117,7 @@ class History:
         return _LENGTH.pack(len(shape)) + shape + b"".join(save.inline for save in self.saves)
 
     @classmethod
-    def unpack(cls, body: bytes) -> History:
+    def unpack(cls, body: bytes) -> SaveHistory:
         """From the body of a state; anything else is Garbled."""
         if not body:
             return cls()

@@ -37,7 +37,7 @@ class NotTried(OSError):
     """The sync of a folder was not begun."""
 
 
-class Files:
+class RealFiles:
     """The real ones."""
 
     def make_folder(self, path: Path) -> None:

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Final
 
 from sublet.errors import InvalidRequest
-from sublet.state.replicated.ballot import Garbled, Stamp
+from sublet.state.replicated.ballot import Garbled, WriteStamp
 from sublet.state.replicated.cell import Accept as AcceptRequest
-from sublet.state.replicated.cell import Answer, Cell, Install, Installed, Prepare, Query, Request, answer
-from sublet.state.replicated.files import Files, refuse_network
+from sublet.state.replicated.cell import Answer, Install, Installed, Prepare, Query, ReplicaCell, Request, answer
+from sublet.state.replicated.files import RealFiles, refuse_network
 from sublet.state.replicated.folder_format import Header, entries
 from sublet.state.replicated.folder_log import LOG, FolderLog
 from sublet.state.replicated.quorum import ReplicaSet
@@ -39,7 +39,7 @@ PACKS: Final = "packs"
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedRequests:
     """Requests that were answered, and whether a sync must come before the answers may be given."""
 
     said: list[Answer]
@@ -55,11 +55,11 @@ class FolderReplica:
         *,
         domain: FailureDomain | None = None,
         log_bytes: int = LOG_BYTES,
-        files: Files | None = None,
+        files: RealFiles | None = None,
     ) -> None:
         self.folder = Path(folder).absolute()
         self.domain = domain if domain is not None else FailureDomain()
-        self._files = Files() if files is None else files
+        self._files = RealFiles() if files is None else files
         self._thread_lock = threading.Lock()
         self._synced_packs: set[tuple[str, str]] = set()
         """(key, pack) pairs whose names this process knows to be on the disk."""
@@ -110,14 +110,14 @@ class FolderReplica:
             log.settle()
             return said
 
-    def begin(self, requests: Sequence[tuple[str, Request]]) -> Started | None:
+    def begin(self, requests: Sequence[tuple[str, Request]]) -> StartedRequests | None:
         """As much of ``ask`` as takes no time: all but the sync. None if it would have to wait for another process.
 
-        A ``Started`` holds the replica until ``finish`` is called with it, perhaps in another thread.
+        A ``StartedRequests`` holds the replica until ``finish`` is called with it, perhaps in another thread.
         """
         if not self._thread_lock.acquire(blocking=False):
             return None
-        started: Started | None = None
+        started: StartedRequests | None = None
         try:
             if self._log.take(wait=False):
                 try:
@@ -131,17 +131,17 @@ class FolderReplica:
                 self._thread_lock.release()
         return started
 
-    def _started(self, requests: Sequence[tuple[str, Request]]) -> Started | None:
+    def _started(self, requests: Sequence[tuple[str, Request]]) -> StartedRequests | None:
         said, changed, known = self._answers(requests)
         if changed or known is not None:
             planned = self._log.plan(changed, known)
             if not self._log.fits(planned):
                 return None
             self._log.write(planned)
-        return Started(said, self._log.dirty)
+        return StartedRequests(said, self._log.dirty)
 
-    def finish(self, started: Started) -> list[Answer]:
-        """The rest of it. Only for a ``Started`` that is unsettled, and once.
+    def finish(self, started: StartedRequests) -> list[Answer]:
+        """The rest of it. Only for a ``StartedRequests`` that is unsettled, and once.
 
         The folder's lock was given back before: a program that is stopped during its sync keeps no other waiting.
         """
@@ -161,10 +161,10 @@ class FolderReplica:
 
     def _answers(
         self, requests: Sequence[tuple[str, Request]]
-    ) -> tuple[list[Answer], dict[str, Cell], ReplicaSet | None]:
+    ) -> tuple[list[Answer], dict[str, ReplicaCell], ReplicaSet | None]:
         """What is said, what cells become, and the set if there is a new one. Nothing is changed yet."""
         log = self._log
-        known, changed, said = log.known, dict[str, Cell](), list[Answer]()
+        known, changed, said = log.known, dict[str, ReplicaCell](), list[Answer]()
         for key, request in requests:
             inner: Prepare | AcceptRequest | Query | None
             if isinstance(request, Install):
@@ -235,7 +235,7 @@ class FolderReplica:
         with self._mapped():
             return [name for name in self._files.names(self._place(key)) if not name.startswith(".")]
 
-    def sweep(self, key: str, stamp: Stamp, names: Sequence[str]) -> int:
+    def sweep(self, key: str, stamp: WriteStamp, names: Sequence[str]) -> int:
         """Remove these packs if the last write that was taken is this one and does not name them."""
         with self._held() as log, self._mapped():
             accepted = log.cell(key).accepted
@@ -305,7 +305,7 @@ class FolderReplica:
             do="See to its disk; the other replicas go on without it.",
         )
 
-    def _missing(self, key: str, before: Cell, request: Request) -> tuple[str, ...]:
+    def _missing(self, key: str, before: ReplicaCell, request: Request) -> tuple[str, ...]:
         if not isinstance(request, AcceptRequest) or not request.accepted.packs:
             return ()
         named = before.accepted.packs if before.accepted is not None else ()

@@ -18,7 +18,7 @@ from typing import Final
 from blake3 import blake3
 
 from sublet.state.replicated.ballot import Garbled, take
-from sublet.state.replicated.cell import Cell
+from sublet.state.replicated.cell import ReplicaCell
 from sublet.state.replicated.quorum import ReplicaSet
 
 SECTOR: Final = 512
@@ -83,22 +83,22 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     """One record: what a key is from here on, or the set of replicas."""
 
     generation: int
     """Of the set under which it was written."""
     key: str
-    content: Cell | ReplicaSet
+    content: ReplicaCell | ReplicaSet
 
     def pack(self) -> bytes:
         """Kind, generation, key, content."""
         key = self.key.encode()
-        kind = _CELL if isinstance(self.content, Cell) else _SET
+        kind = _CELL if isinstance(self.content, ReplicaCell) else _SET
         return _ENTRY.pack(kind, len(key), self.generation) + key + self.content.pack()
 
     @classmethod
-    def unpack(cls, data: bytes) -> Entry:
+    def unpack(cls, data: bytes) -> LogEntry:
         """From all bytes of an entry; anything else is Garbled."""
         kind, length, generation = _ENTRY.unpack(take(data, 0, _ENTRY.size))
         at = _ENTRY.size
@@ -108,23 +108,23 @@ class Entry:
             raise Garbled("a key that is not text") from error
         at += length
         if kind == _CELL:
-            return cls(generation, key, Cell.unpack(data, at))
+            return cls(generation, key, ReplicaCell.unpack(data, at))
         if kind == _SET:
             return cls(generation, key, ReplicaSet.unpack(data[at:]))
         raise Garbled(f"an entry of the kind {kind}")
 
 
-def batch(found: Iterable[Entry]) -> bytes:
+def batch(found: Iterable[LogEntry]) -> bytes:
     """Entries that are written together: each with its length before it."""
     return b"".join(_LENGTH.pack(len(packed)) + packed for packed in (entry.pack() for entry in found))
 
 
-def entries_of(data: bytes) -> list[Entry]:
+def entries_of(data: bytes) -> list[LogEntry]:
     """The entries of a batch; anything else is Garbled."""
     found, at = [], 0
     while at < len(data):
         (length,), at = _LENGTH.unpack(take(data, at, _LENGTH.size)), at + _LENGTH.size
-        found.append(Entry.unpack(take(data, at, length)))
+        found.append(LogEntry.unpack(take(data, at, length)))
         at += length
     return found
 
@@ -207,7 +207,7 @@ def _sector(sector: bytes, number: int, index: int, salt: bytes) -> tuple[bytes,
     return sector[_SECTOR.size : _SECTOR.size + used], count
 
 
-def entries(data: bytes, header: Header) -> list[Entry]:
+def entries(data: bytes, header: Header) -> list[LogEntry]:
     """All entries of a log file; for readers outside of a replica."""
     pieces = scan(data[SECTOR:], SECTOR, 1, header.salt)
     return [entry for piece in pieces if not isinstance(piece, Torn) for entry in entries_of(piece[1])]

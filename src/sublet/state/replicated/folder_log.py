@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Final
 
 from sublet.state.replicated.ballot import Garbled
-from sublet.state.replicated.cell import EMPTY, Cell
-from sublet.state.replicated.files import Files, NotTried
-from sublet.state.replicated.folder_format import SECTOR, Entry, Header, Torn, batch, entries_of, frame, scan
+from sublet.state.replicated.cell import EMPTY, ReplicaCell
+from sublet.state.replicated.files import NotTried, RealFiles
+from sublet.state.replicated.folder_format import SECTOR, Header, LogEntry, Torn, batch, entries_of, frame, scan
 from sublet.state.replicated.quorum import ReplicaSet
 from sublet.state.replicated.replica import ReplicaFaulty, ReplicaFull, ReplicaSilent
 
@@ -42,18 +42,18 @@ SPARE: Final = 4
 class Planned:
     """A batch that is about to be written."""
 
-    entries: list[Entry]
+    entries: list[LogEntry]
     data: bytes
 
 
 class FolderLog:
     """One open log. The caller holds ``lock`` around every use."""
 
-    def __init__(self, folder: Path, files: Files, size: int) -> None:
+    def __init__(self, folder: Path, files: RealFiles, size: int) -> None:
         self.folder, self.files, self._size_wanted = folder, files, size
         self._path = folder / LOG
         self._inode = 0
-        self.cells: dict[str, Cell] = {}
+        self.cells: dict[str, ReplicaCell] = {}
         self.known: ReplicaSet | None = None
         self.dirty = False
         """Whether something is known here that may not be on the disk yet: nothing may be said before a ``settle``."""
@@ -208,15 +208,15 @@ class FolderLog:
         self.files.write(self._fd, bytes(torn.end - torn.at), torn.at)
         self._sync()
 
-    def _apply(self, entry: Entry) -> None:
-        if isinstance(entry.content, Cell):
+    def _apply(self, entry: LogEntry) -> None:
+        if isinstance(entry.content, ReplicaCell):
             self.cells[entry.key] = entry.content
         else:
             self.known = entry.content
 
     # ---- writing ----
 
-    def append(self, changed: dict[str, Cell], known: ReplicaSet | None) -> None:
+    def append(self, changed: dict[str, ReplicaCell], known: ReplicaSet | None) -> None:
         """These cells, and the set if it is new; ``settle`` makes it durable, and may be called without the lock."""
         planned = self.plan(changed, known)
         if self.fits(planned):
@@ -224,12 +224,12 @@ class FolderLog:
         else:
             self._compact(planned.entries)
 
-    def plan(self, changed: dict[str, Cell], known: ReplicaSet | None) -> Planned:
+    def plan(self, changed: dict[str, ReplicaCell], known: ReplicaSet | None) -> Planned:
         """A batch of these, ready to be written."""
         latest = known if known is not None else self.known
         generation = latest.generation if latest is not None else 0
-        new = [Entry(generation, "", known)] if known is not None else []
-        new += [Entry(generation, key, cell) for key, cell in changed.items()]
+        new = [LogEntry(generation, "", known)] if known is not None else []
+        new += [LogEntry(generation, key, cell) for key, cell in changed.items()]
         return Planned(new, frame(batch(new), self._number, self._head().salt))
 
     def fits(self, planned: Planned) -> bool:
@@ -274,18 +274,18 @@ class FolderLog:
 
     # ---- making it anew ----
 
-    def _compact(self, new: list[Entry]) -> None:
+    def _compact(self, new: list[LogEntry]) -> None:
         """A log that begins with what is still true takes the place of the full one, in one step."""
         cells = dict(self.cells)
         known = self.known
         for entry in new:
-            if isinstance(entry.content, Cell):
+            if isinstance(entry.content, ReplicaCell):
                 cells[entry.key] = entry.content
             else:
                 known = entry.content
         generation = known.generation if known is not None else 0
-        live = [Entry(generation, "", known)] if known is not None else []
-        live += [Entry(generation, key, cell) for key, cell in cells.items()]
+        live = [LogEntry(generation, "", known)] if known is not None else []
+        live += [LogEntry(generation, key, cell) for key, cell in cells.items()]
         try:
             self._publish(self._head(), live)
         except OSError as error:
@@ -294,7 +294,7 @@ class FolderLog:
         self._note_synced()
         self.dirty = False
 
-    def _publish(self, old: Header, live: list[Entry]) -> None:
+    def _publish(self, old: Header, live: list[LogEntry]) -> None:
         """Write a log whole under another name, then give it its name, then make the name durable."""
         files, path = self.files, self.folder / NEW
         data = frame(batch(live), 1, old.salt) if live else b""
@@ -358,6 +358,6 @@ class FolderLog:
             f"the replica in {self.folder} could not write ({error.strerror})", do="Make room on that disk."
         )
 
-    def cell(self, key: str) -> Cell:
+    def cell(self, key: str) -> ReplicaCell:
         """What is kept for a key."""
         return self.cells.get(key, EMPTY)

@@ -24,12 +24,12 @@ from sublet.errors import CheckpointFailed, InvalidRequest
 from sublet.state.replicated.arguments import asked_replicas
 from sublet.state.replicated.ballot import NONCE_BYTES, OFFICE_MAX
 from sublet.state.replicated.cell import Install, Installed
-from sublet.state.replicated.membership import Listing, Run, Spread, change
+from sublet.state.replicated.membership import InstallRound, Listing, Run, change
 from sublet.state.replicated.policy import ReplicaPolicy
 from sublet.state.replicated.quorum import ReplicaSet, Seats
-from sublet.state.replicated.register import Operation, Result, Tenure, View
+from sublet.state.replicated.register import RegisterOperation, Result, Tenure, View
 from sublet.state.replicated.replica import FailureDomain, Replica, ReplicaFaulty, ReplicaHealth, ReplicaSilent
-from sublet.state.replicated.worker import Errand, Told, Worker
+from sublet.state.replicated.worker import Errand, ReplicaThread, Told
 from sublet.values import Epoch, parse_duration_ns
 
 REST_S: Final = 0.02
@@ -90,7 +90,7 @@ class ReplicaGroup:
         self.office = office
         self.patience_s = parse_duration_ns(patience, "patience") / 1e9
         self.policy.check_placement(opened)
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, ReplicaThread] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._abandoned = weakref.finalize(self, _abandon, self._workers)
@@ -101,7 +101,7 @@ class ReplicaGroup:
 
     # ---- operations ----
 
-    def run(self, key: str, operation: Operation, supply: Mapping[str, bytes] | None = None) -> Result:
+    def run(self, key: str, operation: RegisterOperation, supply: Mapping[str, bytes] | None = None) -> Result:
         """Carry an operation out, to its result. ``supply``: packs that it may need, besides those there are."""
         if self._closed:
             raise InvalidRequest("the group of replicas is closed", do="Open it again.")
@@ -130,7 +130,11 @@ class ReplicaGroup:
                 self._hear(operation, told, min(left, ROUND_S))
 
     def _dispatch(
-        self, key: str, operation: Operation, told: queue.SimpleQueue[Told], bring: Callable[[str, str], bytes | None]
+        self,
+        key: str,
+        operation: RegisterOperation,
+        told: queue.SimpleQueue[Told],
+        bring: Callable[[str, str], bytes | None],
     ) -> None:
         while sends := operation.take():
             turn, absent = operation.turn, []
@@ -143,7 +147,7 @@ class ReplicaGroup:
             for replica in absent:
                 operation.lost(turn, replica)
 
-    def _hear(self, operation: Operation, told: queue.SimpleQueue[Told], wait_s: float) -> None:
+    def _hear(self, operation: RegisterOperation, told: queue.SimpleQueue[Told], wait_s: float) -> None:
         try:
             turn, replica, said = told.get(timeout=wait_s)
         except queue.Empty:
@@ -174,7 +178,7 @@ class ReplicaGroup:
         done: queue.SimpleQueue[tuple[str, CheckpointFailed | None]] = queue.SimpleQueue()
         voters = [w for w in self._workers.values() if w.identity in self.view.replicas.voters]
 
-        def put(worker: Worker) -> None:
+        def put(worker: ReplicaThread) -> None:
             try:
                 worker.replica.put_pack(key, name, data)
                 done.put((worker.identity, None))
@@ -210,7 +214,7 @@ class ReplicaGroup:
 
     def read_pack(self, key: str, name: str) -> bytes | None:
         """From whichever replica has it whole; one that had it damaged is given it again."""
-        lacking: list[Worker] = []
+        lacking: list[ReplicaThread] = []
         for worker in list(self._workers.values()):
             try:
                 data = worker.replica.read_pack(key, name)
@@ -223,7 +227,7 @@ class ReplicaGroup:
             lacking.append(worker)
         return None
 
-    def _mend(self, lacking: list[Worker], key: str, name: str, data: bytes) -> None:
+    def _mend(self, lacking: list[ReplicaThread], key: str, name: str, data: bytes) -> None:
         for worker in lacking:
             try:
                 if worker.identity in self.view.replicas.voters:
@@ -294,7 +298,7 @@ class ReplicaGroup:
                     done.append(view.identity)
         return done
 
-    def _is_well(self, worker: Worker) -> bool:
+    def _is_well(self, worker: ReplicaThread) -> bool:
         try:
             worker.replica.known()
         except ReplicaSilent:
@@ -322,7 +326,7 @@ class ReplicaGroup:
             match step:
                 case Run(key=key, operation=operation):
                     answer = self.run(key, operation)
-                case Spread(replicas=replicas):
+                case InstallRound(replicas=replicas):
                     install = functools.partial(_install, replicas=replicas)
                     answer = {i for i in replicas.voters if self._try(i, install) is not None}
                 case Listing():
@@ -347,7 +351,7 @@ class ReplicaGroup:
     def _seat(self, replica: Replica) -> None:
         with self._lock:
             if replica.identity not in self._workers:
-                self._workers[replica.identity] = Worker(replica)
+                self._workers[replica.identity] = ReplicaThread(replica)
 
     def _found(self) -> ReplicaSet:
         """The set as its replicas know it, or a new one of replicas that are all new."""
@@ -402,7 +406,7 @@ class ReplicaGroup:
         self.close()
 
 
-def _abandon(workers: dict[str, Worker]) -> None:
+def _abandon(workers: dict[str, ReplicaThread]) -> None:
     """End the threads of a group that was dropped without ``close``. The replicas may be in use elsewhere."""
     for worker in workers.values():
         worker.leave()

@@ -23,9 +23,17 @@ from sublet.state.replicated.ballot import Garbled
 from sublet.state.replicated.cell import KEY_MAX, VALUE_MAX
 from sublet.state.replicated.checkpoint import as_group
 from sublet.state.replicated.group import ReplicaGroup, nonce
-from sublet.state.replicated.idempotency_record import Book, Record, Reservation
+from sublet.state.replicated.idempotency_record import Book, KeyRecord, Reservation
 from sublet.state.replicated.policy import ReplicaPolicy
-from sublet.state.replicated.register import CasOperation, Done, OpenOperation, Refused, Tenure, Unknown, Why
+from sublet.state.replicated.register import (
+    CasOperation,
+    OpenOperation,
+    OperationDone,
+    OperationRefused,
+    OperationUnknown,
+    OutcomeReason,
+    Tenure,
+)
 from sublet.state.replicated.replica import Replica
 from sublet.state.replicated.results import NOT_SAVED, UNKNOWN, raise_for
 from sublet.values import Epoch, parse_duration_ns
@@ -95,7 +103,7 @@ class ReplicatedIdempotencyStore:
 
         def change(book: Book) -> tuple[Book, Reservation]:
             now_ns = self._wall_ns()
-            claim = Record(fingerprint, self.claimant, self.owner, wanted, now_ns + ttl_ns, step)
+            claim = KeyRecord(fingerprint, self.claimant, self.owner, wanted, now_ns + ttl_ns, step)
             there = book.records.get(key)
             ended = there is not None and self._ended is not None and self._ended(there.owner, there.epoch)
             return book.reserve(key, claim, now_ns=now_ns, ended=ended)
@@ -116,7 +124,7 @@ class ReplicatedIdempotencyStore:
         """Give a reservation back whose work was not begun."""
         self._change(self._shard(key), lambda book: (book.release(key, self.claimant), None))
 
-    def peek(self, key: str) -> Record | None:
+    def peek(self, key: str) -> KeyRecord | None:
         """What is known of a key, without claiming it."""
         return self._change(self._shard(key), lambda book: (book, book.records.get(key)))
 
@@ -164,11 +172,11 @@ class ReplicatedIdempotencyStore:
             operation = CasOperation(self.group.view, tenure, expected=state.version, write=nonce(), body=body)
             result = self.group.run(key, operation)
             match result:
-                case Done():
+                case OperationDone():
                     return said
-                case Refused(why=Why.VERSION):
+                case OperationRefused(why=OutcomeReason.VERSION):
                     fresh = tenure.ballot is not None
-                case Refused() | Unknown():
+                case OperationRefused() | OperationUnknown():
                     raise_for(result, self._what())
         raise CheckpointFailed(
             f"others keep writing {self._what()}", do="Try again, or use several stores.", reason=NOT_SAVED
@@ -180,7 +188,7 @@ class ReplicatedIdempotencyStore:
             tenure = Tenure(office=self.group.office, epoch=NO_EPOCH, nonce=nonce)
             self._tenures[shard] = tenure
         result = self.group.run(key, OpenOperation(self.group.view, tenure))
-        if not isinstance(result, Done):
+        if not isinstance(result, OperationDone):
             raise_for(result, self._what())
         return tenure
 
@@ -190,7 +198,7 @@ class ReplicatedIdempotencyStore:
             tenure = Tenure(office=self.group.office, epoch=NO_EPOCH, nonce=nonce)
             key = f"i/{self.name}/{shard:02x}"
             result = self.group.run(key, OpenOperation(self.group.view, tenure, adopt=True))
-            if not isinstance(result, Done):
+            if not isinstance(result, OperationDone):
                 raise_for(result, self._what())
             self._tenures[shard] = tenure
 

@@ -21,7 +21,7 @@ OUTCOME_MAX: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class KeyRecord:
     """One key."""
 
     fingerprint: str
@@ -78,11 +78,11 @@ Reservation: TypeAlias = New | Pending | Completed | Conflict
 class Book:
     """All keys of one shard. Methods return the book after, and what to say."""
 
-    records: Mapping[str, Record] = field(default_factory=dict)
+    records: Mapping[str, KeyRecord] = field(default_factory=dict)
     floors: Mapping[str, int] = field(default_factory=dict)
     """Prefix of keys → the step below which everything is done and forgotten."""
 
-    def reserve(self, key: str, claim: Record, *, now_ns: int, ended: bool = False) -> tuple[Book, Reservation]:
+    def reserve(self, key: str, claim: KeyRecord, *, now_ns: int, ended: bool = False) -> tuple[Book, Reservation]:
         """``ended``: whether the lease of the key's owner is known to have ended."""
         if claim.step is not None and claim.step < self._floor(key):
             return self, Completed("", expired=True)
@@ -164,20 +164,20 @@ class Book:
     def _floor(self, key: str) -> int:
         return max((step for prefix, step in self.floors.items() if key.startswith(prefix)), default=-(1 << 62))
 
-    def _with(self, key: str, record: Record) -> Book:
+    def _with(self, key: str, record: KeyRecord) -> Book:
         return Book({**self.records, key: record}, self.floors)
 
 
-def _shape(record: Record) -> list[object]:
+def _shape(record: KeyRecord) -> list[object]:
     return [
         *(record.fingerprint, record.claimant, record.owner, str(record.epoch), record.until_ns),
         *(record.step, record.outcome),
     ]
 
 
-def _record(shape: list[Any]) -> Record:
+def _record(shape: list[Any]) -> KeyRecord:
     fingerprint, claimant, owner, epoch, until_ns, step, outcome = shape
-    return Record(
+    return KeyRecord(
         str(fingerprint),
         str(claimant),
         str(owner),

@@ -20,13 +20,13 @@ from sublet.state.replicated.quorum import ReplicaSet, Seats
 from sublet.state.replicated.register import (
     CarryOperation,
     CasOperation,
-    Done,
     OpenOperation,
-    Operation,
-    Refused,
+    OperationDone,
+    OperationRefused,
+    OutcomeReason,
+    RegisterOperation,
     Tenure,
     View,
-    Why,
 )
 
 SET_KEY: Final = ".set"
@@ -38,11 +38,11 @@ class Run:
     """Carry this operation out on this key; send its result."""
 
     key: str
-    operation: Operation
+    operation: RegisterOperation
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class InstallRound:
     """Install this set wherever possible; send the identities of those who have it."""
 
     replicas: ReplicaSet
@@ -53,7 +53,7 @@ class Listing:
     """Ask every replica for its keys; send those that answered, with theirs."""
 
 
-Step: TypeAlias = Run | Spread | Listing
+Step: TypeAlias = Run | InstallRound | Listing
 Change: TypeAlias = Generator[Step, object, ReplicaSet]
 
 
@@ -75,7 +75,7 @@ def change(view: View, tenure: Tenure, aim: Callable[[Seats], Seats], *, tries: 
 def _chosen(view: View, tenure: Tenure) -> Generator[Step, object, ReplicaSet]:
     result = yield Run(SET_KEY, OpenOperation(view, tenure))
     _check(result)
-    assert isinstance(result, Done)
+    assert isinstance(result, OperationDone)
     if result.state.body:
         view.learn(ReplicaSet.unpack(result.state.body))
     return view.replicas
@@ -86,7 +86,12 @@ def _agree(view: View, tenure: Tenure, found: ReplicaSet, wanted: ReplicaSet) ->
     expected = tenure.state.version
     write = tenure.nonce()
     result = yield Run(SET_KEY, CasOperation(view, tenure, expected=expected, write=write, body=wanted.pack()))
-    if isinstance(result, Refused) and result.why is Why.VERSION and result.state is not None and result.state.body:
+    if (
+        isinstance(result, OperationRefused)
+        and result.why is OutcomeReason.VERSION
+        and result.state is not None
+        and result.state.body
+    ):
         other = ReplicaSet.unpack(result.state.body)
         if other.generation > found.generation:
             view.learn(other)
@@ -106,7 +111,7 @@ def _finish(view: View, tenure: Tenure, joint: ReplicaSet, tries: int) -> Genera
     # The carrying gave the record of the set a ballot of its own, which this opens above; the version is the same.
     result = yield Run(SET_KEY, OpenOperation(view, tenure))
     _check(result)
-    assert isinstance(result, Done)
+    assert isinstance(result, OperationDone)
     now = ReplicaSet.unpack(result.state.body)
     settled = now if now.generation > joint.generation else (yield from _agree(view, tenure, joint, joint.settled()))
     yield from _spread(settled, tries)
@@ -116,7 +121,7 @@ def _finish(view: View, tenure: Tenure, joint: ReplicaSet, tries: int) -> Genera
 def _spread(replicas: ReplicaSet, tries: int) -> Generator[Step, object, None]:
     knows: set[str] = set()
     for _ in range(tries):
-        answer = yield Spread(replicas)
+        answer = yield InstallRound(replicas)
         assert isinstance(answer, set)
         knows |= answer
         if replicas.writable(knows) and replicas.readable(knows):
@@ -143,11 +148,11 @@ def _keys(joint: ReplicaSet, tries: int) -> Generator[Step, object, list[str]]:
 
 def _check(result: object) -> None:
     match result:
-        case Done():
+        case OperationDone():
             return
-        case Refused(why=Why.FENCED, against=ballot):
+        case OperationRefused(why=OutcomeReason.FENCED, against=ballot):
             raise StaleEpoch(f"a writer with a newer epoch changes the replicas ({ballot})")
-        case Refused(why=Why.FOREIGN, against=ballot):
+        case OperationRefused(why=OutcomeReason.FOREIGN, against=ballot):
             office = ballot.office if ballot is not None else "another office"
             raise InvalidRequest(
                 f"these replicas are those of the office {office!r}", do="Adopt them first, if that office is gone."

@@ -6,8 +6,8 @@ import os
 import threading
 from collections.abc import Sequence
 
-from sublet.state.replicated.ballot import Stamp
-from sublet.state.replicated.cell import EMPTY, Accept, Answer, Cell, Install, Installed, Request, answer
+from sublet.state.replicated.ballot import WriteStamp
+from sublet.state.replicated.cell import EMPTY, Accept, Answer, Install, Installed, ReplicaCell, Request, answer
 from sublet.state.replicated.quorum import ReplicaSet
 from sublet.state.replicated.replica import FailureDomain, ReplicaFaulty, ReplicaFull, ReplicaSilent
 
@@ -28,7 +28,7 @@ class MemoryReplica:
         """Is damaged."""
         self.asked = 0
         """Requests so far."""
-        self._cells: dict[str, Cell] = {}
+        self._cells: dict[str, ReplicaCell] = {}
         self._packs: dict[tuple[str, str], bytes] = {}
         self._known: ReplicaSet | None = None
         self._lock = threading.RLock()
@@ -107,7 +107,7 @@ class MemoryReplica:
             self._answer()
             return sorted(name for place, name in self._packs if place == key)
 
-    def sweep(self, key: str, stamp: Stamp, names: Sequence[str]) -> int:
+    def sweep(self, key: str, stamp: WriteStamp, names: Sequence[str]) -> int:
         """Remove these packs if the last write that was taken is this one and does not name them."""
         with self._lock:
             self._check()

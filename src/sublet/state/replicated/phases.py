@@ -10,21 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sublet.state.replicated.ballot import Ballot, Stamp
+from sublet.state.replicated.ballot import Ballot, WriteStamp
 from sublet.state.replicated.cell import (
     Accept,
-    Accepted,
+    AcceptedWrite,
     Answer,
+    BallotPromised,
+    BallotRefused,
     Behind,
-    Foreign,
+    ForeignRegister,
     Here,
     Install,
     MissingPacks,
     Outdated,
     Prepare,
-    Promised,
     Query,
-    Refused,
     Request,
     Took,
 )
@@ -35,7 +35,7 @@ REPEATS_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendToReplica:
     """Ask this replica this; before that, see to it that these packs are there."""
 
     replica: str
@@ -43,13 +43,13 @@ class Send:
     packs: tuple[str, ...] = ()
 
 
-class Phase:
+class QuorumRound:
     """What all rounds share: the replicas that have still to answer, and the two answers that concern the asker
     itself."""
 
     def __init__(self, replicas: ReplicaSet) -> None:
         self.replicas = replicas
-        self.out: list[Send] = []
+        self.out: list[SendToReplica] = []
         self.pending: set[str] = set()
         self.newer: ReplicaSet | None = None
         """The set of replicas that a replica knows and we do not."""
@@ -79,11 +79,11 @@ class Phase:
                     self.newer = newer
                 # A replica that looks at the set after its put may say this of what it took, so that is a doubt.
                 self._silent(replica)
-            case Refused(promised=ballot, taken=taken):
+            case BallotRefused(promised=ballot, taken=taken):
                 self.pending.discard(replica)
                 self._against(ballot)
                 self._refused(replica, taken)
-            case Foreign(promised=ballot, taken=taken):
+            case ForeignRegister(promised=ballot, taken=taken):
                 self.pending.discard(replica)
                 self.foreign = ballot if self.foreign is None else max(self.foreign, ballot)
                 self._refused(replica, taken)
@@ -100,14 +100,14 @@ class Phase:
     def _ask(self, replica: str, request: Prepare | Accept | Query) -> None:
         self._asked[replica] = request
         self.pending.add(replica)
-        self.out.append(Send(replica, request))
+        self.out.append(SendToReplica(replica, request))
 
     def _again(self, replica: str, request: Request, packs: tuple[str, ...] = ()) -> None:
         self._repeats[replica] = self._repeats.get(replica, 0) + 1
         if self._repeats[replica] > REPEATS_MAX:
             self.lost(replica)
         else:
-            self.out.append(Send(replica, request, packs))
+            self.out.append(SendToReplica(replica, request, packs))
 
     def _against(self, ballot: Ballot) -> None:
         self.promised = ballot if self.promised is None else max(self.promised, ballot)
@@ -115,20 +115,20 @@ class Phase:
     def _answered(self, replica: str, said: Answer) -> None:
         raise NotImplementedError
 
-    def _refused(self, replica: str, taken: Stamp | None) -> None:
+    def _refused(self, replica: str, taken: WriteStamp | None) -> None:
         """It will not do what it was asked, now or later."""
 
     def _silent(self, replica: str) -> None:
         """It may have done it."""
 
 
-class Preparing(Phase):
+class Preparing(QuorumRound):
     """Claim a ballot, and learn what was taken before it."""
 
     def __init__(self, replicas: ReplicaSet, ballot: Ballot) -> None:
         super().__init__(replicas)
         self.ballot = ballot
-        self.promises: dict[str, Accepted | None] = {}
+        self.promises: dict[str, AcceptedWrite | None] = {}
         for replica in replicas.voters:
             self._ask(replica, Prepare(replicas.generation, ballot))
 
@@ -144,7 +144,7 @@ class Preparing(Phase):
         return self.won or fenced or not self.replicas.readable({*self.promises, *self.pending})
 
     @property
-    def found(self) -> Accepted | None:
+    def found(self) -> AcceptedWrite | None:
         """The latest write that the quorum knows."""
         return _latest(self.promises)
 
@@ -154,14 +154,14 @@ class Preparing(Phase):
         return self.replicas.writable(_holders(self.promises, self.found)) if self.found is not None else True
 
     def _answered(self, replica: str, said: Answer) -> None:
-        assert isinstance(said, Promised)
+        assert isinstance(said, BallotPromised)
         self.promises[replica] = said.accepted
 
 
-class Writing(Phase):
+class Writing(QuorumRound):
     """Have a write taken."""
 
-    def __init__(self, replicas: ReplicaSet, write: Accepted) -> None:
+    def __init__(self, replicas: ReplicaSet, write: AcceptedWrite) -> None:
         super().__init__(replicas)
         self.write = write
         self.took: set[str] = set()
@@ -192,7 +192,7 @@ class Writing(Phase):
         assert isinstance(said, Took)
         self.took.add(replica)
 
-    def _refused(self, replica: str, taken: Stamp | None) -> None:
+    def _refused(self, replica: str, taken: WriteStamp | None) -> None:
         # Messages may come twice: the one that was refused may have followed one that was taken. What is taken only
         # ever rises, so a replica that stands below this write never had it.
         self.doubtful = self.doubtful or (taken is not None and taken > self.write.stamp)
@@ -201,7 +201,7 @@ class Writing(Phase):
         self.doubtful = True
 
 
-class Reading(Phase):
+class ReadRound(QuorumRound):
     """Find the latest write, and see it on a quorum before telling of it.
 
     Where it is on fewer replicas than a quorum, it is passed on exactly as it was taken: the same stamp, the same
@@ -210,10 +210,10 @@ class Reading(Phase):
 
     def __init__(self, replicas: ReplicaSet) -> None:
         super().__init__(replicas)
-        self.heard_of: dict[str, Accepted | None] = {}
+        self.heard_of: dict[str, AcceptedWrite | None] = {}
         self.highest: Ballot | None = None
         """The highest promise that was heard of."""
-        self.target: Accepted | None = None
+        self.target: AcceptedWrite | None = None
         self.holders: set[str] = set()
         self.overtaken = False
         for replica in replicas.voters:
@@ -267,14 +267,14 @@ class Reading(Phase):
             self._ask(replica, Accept(self.replicas.generation, self.target))
 
 
-def _latest(said: dict[str, Accepted | None]) -> Accepted | None:
+def _latest(said: dict[str, AcceptedWrite | None]) -> AcceptedWrite | None:
     found = [accepted for accepted in said.values() if accepted is not None]
     return max(found, key=_stamp) if found else None
 
 
-def _holders(said: dict[str, Accepted | None], of: Accepted | None) -> set[str]:
+def _holders(said: dict[str, AcceptedWrite | None], of: AcceptedWrite | None) -> set[str]:
     return {r for r, has in said.items() if of is not None and has is not None and has.stamp == of.stamp}
 
 
-def _stamp(accepted: Accepted) -> Stamp:
+def _stamp(accepted: AcceptedWrite) -> WriteStamp:
     return accepted.stamp

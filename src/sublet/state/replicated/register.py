@@ -2,9 +2,9 @@
 
 An operation goes through phases. It ends in one of three ways, and never in a guess:
 
-- ``Done``: it happened, and this is the state it left (or found).
-- ``Refused``: it certainly did not happen and never will, and this is why.
-- ``Unknown``: it may have happened, or may yet.
+- ``OperationDone``: it happened, and this is the state it left (or found).
+- ``OperationRefused``: it certainly did not happen and never will, and this is why.
+- ``OperationUnknown``: it may have happened, or may yet.
 
 Between the attempts of an operation it is ``resting``: the driver waits a little, by chance a different little for each
 writer, and calls ``resume``. When the driver's patience is over it calls ``give_up``.
@@ -22,15 +22,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from sublet.state.replicated.ballot import Ballot, Stamp
-from sublet.state.replicated.cell import Accepted, Answer
-from sublet.state.replicated.phases import Phase, Preparing, Reading, Send, Writing
+from sublet.state.replicated.ballot import Ballot, WriteStamp
+from sublet.state.replicated.cell import AcceptedWrite, Answer
+from sublet.state.replicated.phases import Preparing, QuorumRound, ReadRound, SendToReplica, Writing
 from sublet.state.replicated.quorum import ReplicaSet
-from sublet.state.replicated.state import NOTHING, State
+from sublet.state.replicated.state import NOTHING, RegisterState
 from sublet.values import Epoch
 
 
-class Why(enum.StrEnum):
+class OutcomeReason(enum.StrEnum):
     """Why an operation was not done, or is not known to be done."""
 
     VERSION = "version"
@@ -46,31 +46,31 @@ class Why(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class OperationDone:
     """It happened."""
 
-    state: State
+    state: RegisterState
     packs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class OperationRefused:
     """It did not happen, and will not."""
 
-    why: Why
-    state: State | None = None
+    why: OutcomeReason
+    state: RegisterState | None = None
     """What the register holds, where that is what stood against it."""
     against: Ballot | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class OperationUnknown:
     """It may have happened."""
 
-    why: Why
+    why: OutcomeReason
 
 
-Result: TypeAlias = Done | Refused | Unknown
+Result: TypeAlias = OperationDone | OperationRefused | OperationUnknown
 
 
 class View:
@@ -96,14 +96,14 @@ class Tenure:
         """Ours, while a quorum holds to it; None before the opening and after anything went wrong."""
         self.generation = 0
         self.seq = 0
-        self.accepted: Accepted | None = None
+        self.accepted: AcceptedWrite | None = None
         self.settled = True
         """Whether ``accepted`` is known to be on a quorum."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> RegisterState:
         """What the register holds, as far as this tenure knows."""
-        return State.unpack(self.accepted.value) if self.accepted is not None else NOTHING
+        return RegisterState.unpack(self.accepted.value) if self.accepted is not None else NOTHING
 
     def next_ballot(self) -> Ballot:
         """A new ballot, unlike all before."""
@@ -126,7 +126,7 @@ class Tenure:
         self.reign, self.attempt = ballot.reign, max(self.attempt, ballot.attempt) + 1
 
 
-class Operation:
+class RegisterOperation:
     """What the driver sees."""
 
     def __init__(self, view: View) -> None:
@@ -135,9 +135,9 @@ class Operation:
         self.resting = False
         self.turn = 0
         """Counts phases: an answer is told with the turn in which it was asked for, and a late one is dropped."""
-        self._phase: Phase | None = None
+        self._phase: QuorumRound | None = None
 
-    def take(self) -> list[Send]:
+    def take(self) -> list[SendToReplica]:
         """What to send now."""
         if self._phase is None or not self._phase.out:
             return []
@@ -161,11 +161,11 @@ class Operation:
         self.resting = False
         self._start()
 
-    def give_up(self, why: Why = Why.NO_QUORUM) -> None:
+    def give_up(self, why: OutcomeReason = OutcomeReason.NO_QUORUM) -> None:
         """Patience is over."""
         raise NotImplementedError
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: QuorumRound) -> None:
         self._phase = phase
         self.turn += 1
         self._look()
@@ -189,11 +189,11 @@ class Operation:
     def _start(self) -> None:
         raise NotImplementedError
 
-    def _finished(self, phase: Phase) -> None:
+    def _finished(self, phase: QuorumRound) -> None:
         raise NotImplementedError
 
 
-class _Writer(Operation):
+class _Writer(RegisterOperation):
     """Opens where it must; what comes after is the subclass's."""
 
     def __init__(self, view: View, tenure: Tenure, *, adopt: bool = False) -> None:
@@ -206,11 +206,11 @@ class _Writer(Operation):
         self._hurried = False
         self._start()
 
-    def give_up(self, why: Why = Why.NO_QUORUM) -> None:
+    def give_up(self, why: OutcomeReason = OutcomeReason.NO_QUORUM) -> None:
         if self.result is None:
             self.tenure.close()
             out = self._exposed or (self._writing_own and isinstance(self._phase, Writing))
-            self._end(Unknown(why) if out else Refused(why))
+            self._end(OperationUnknown(why) if out else OperationRefused(why))
 
     def _start(self) -> None:
         tenure = self.tenure
@@ -239,9 +239,11 @@ class _Writer(Operation):
             self._start()
             return
         self._writing_own = own
-        self._enter(Writing(self.view.replicas, Accepted(Stamp(self.tenure.ballot, self.tenure.seq), value, packs)))
+        self._enter(
+            Writing(self.view.replicas, AcceptedWrite(WriteStamp(self.tenure.ballot, self.tenure.seq), value, packs))
+        )
 
-    def _finished(self, phase: Phase) -> None:
+    def _finished(self, phase: QuorumRound) -> None:
         if isinstance(phase, Preparing) and phase.won:
             self.tenure.begin(phase)
             self._go_on()
@@ -258,11 +260,11 @@ class _Writer(Operation):
         tenure.seq += 1
         tenure.accepted, tenure.settled = phase.write, True
         if self._writing_own:
-            self._end(Done(tenure.state, phase.write.packs))
+            self._end(OperationDone(tenure.state, phase.write.packs))
         else:
             self._go_on()
 
-    def _failed(self, phase: Phase) -> None:
+    def _failed(self, phase: QuorumRound) -> None:
         tenure = self.tenure
         tenure.close()
         if phase.foreign is not None:
@@ -274,7 +276,7 @@ class _Writer(Operation):
 
     def _met_foreign(self, by: Ballot) -> None:
         if not self._adopt:
-            self._not_done(Why.FOREIGN, by)
+            self._not_done(OutcomeReason.FOREIGN, by)
             return
         self.tenure.reign = by.reign + 1
         self._rest()
@@ -284,7 +286,7 @@ class _Writer(Operation):
         if by.office != tenure.office:
             self._met_foreign(by)
         elif by.epoch > tenure.epoch:
-            self._not_done(Why.FENCED, by)
+            self._not_done(OutcomeReason.FENCED, by)
         else:
             # An epoch below ours in a higher reign, or ours with more attempts: we may go above it. A writer with a
             # write to look for does not rest first, or so many others may write meanwhile that it is forgotten whose it
@@ -296,15 +298,15 @@ class _Writer(Operation):
             else:
                 self._rest()
 
-    def _not_done(self, why: Why, against: Ballot | None = None) -> None:
+    def _not_done(self, why: OutcomeReason, against: Ballot | None = None) -> None:
         if self._exposed:
             self._doubt(why, against)
         else:
-            self._end(Refused(why, against=against))
+            self._end(OperationRefused(why, against=against))
 
-    def _doubt(self, why: Why, against: Ballot | None) -> None:
+    def _doubt(self, why: OutcomeReason, against: Ballot | None) -> None:
         """We may write no more, and our own write was let out."""
-        self._end(Unknown(why))
+        self._end(OperationUnknown(why))
 
 
 class OpenOperation(_Writer):
@@ -323,7 +325,7 @@ class OpenOperation(_Writer):
         # come up after we told what there is.
         accepted = self.tenure.accepted
         if accepted is not None and accepted.stamp.ballot == self.tenure.ballot:
-            self._end(Done(self.tenure.state, accepted.packs))
+            self._end(OperationDone(self.tenure.state, accepted.packs))
         else:
             self._settle()
 
@@ -339,8 +341,8 @@ class CasOperation(_Writer):
         self, view: View, tenure: Tenure, *, expected: int, write: bytes, body: bytes, packs: tuple[str, ...] = ()
     ) -> None:
         self.expected, self.write, self.body, self.packs = expected, write, body, packs
-        self._sent: Stamp | None = None
-        self._verdict: tuple[Why, Ballot | None] = Why.NO_QUORUM, None
+        self._sent: WriteStamp | None = None
+        self._verdict: tuple[OutcomeReason, Ballot | None] = OutcomeReason.NO_QUORUM, None
         self._remembered = tenure.ballot
         """A ballot that was won before this operation: what it knows may be out of date."""
         super().__init__(view, tenure)
@@ -356,44 +358,44 @@ class CasOperation(_Writer):
             self._settle()
         elif mine:
             assert self.tenure.accepted is not None
-            self._end(Done(state, self.tenure.accepted.packs))
+            self._end(OperationDone(state, self.tenure.accepted.packs))
         elif state.version == self.expected:
             self._write(state.then(self.write, self.body).pack(), self.packs, own=True)
         elif mine is None and state.version > self.expected:
-            self._end(Unknown(Why.FORGOTTEN))
+            self._end(OperationUnknown(OutcomeReason.FORGOTTEN))
         else:
-            self._end(Refused(Why.VERSION, state))
+            self._end(OperationRefused(OutcomeReason.VERSION, state))
 
     def _write(self, value: bytes, packs: tuple[str, ...], *, own: bool) -> None:
         super()._write(value, packs, own=own)
         if own and isinstance(self._phase, Writing):
             self._sent = self._phase.write.stamp
 
-    def _doubt(self, why: Why, against: Ballot | None) -> None:
+    def _doubt(self, why: OutcomeReason, against: Ballot | None) -> None:
         # The writer that fenced us has settled the register, or will. Once a later write is on a quorum, ours is either
         # in its past, and that can be read, or it can never come up any more.
         self._verdict = why, against
-        self._enter(Reading(self.view.replicas))
+        self._enter(ReadRound(self.view.replicas))
 
-    def _finished(self, phase: Phase) -> None:
-        if not isinstance(phase, Reading):
+    def _finished(self, phase: QuorumRound) -> None:
+        if not isinstance(phase, ReadRound):
             super()._finished(phase)
             return
         why, against = self._verdict
         found = phase.target
         if not phase.done or found is None or self._sent is None or found.stamp < self._sent:
-            self._end(Unknown(why))
+            self._end(OperationUnknown(why))
             return
-        state = State.unpack(found.value)
+        state = RegisterState.unpack(found.value)
         mine = state.wrote(self.write, self.expected + 1)
         if mine:
-            self._end(Done(state, found.packs))
+            self._end(OperationDone(state, found.packs))
         elif mine is None and state.version > self.expected:
-            self._end(Unknown(Why.FORGOTTEN))
+            self._end(OperationUnknown(OutcomeReason.FORGOTTEN))
         elif found.stamp == self._sent:
-            self._end(Unknown(why))
+            self._end(OperationUnknown(why))
         else:
-            self._end(Refused(why, against=against))
+            self._end(OperationRefused(why, against=against))
 
 
 class CarryOperation(_Writer):
@@ -412,16 +414,16 @@ class CarryOperation(_Writer):
         if self._polled:
             super()._start()
         else:
-            self._enter(Reading(self.view.replicas))
+            self._enter(ReadRound(self.view.replicas))
 
     def heard(self, turn: int, replica: str, said: Answer) -> None:
         super().heard(turn, replica, said)
-        if isinstance(self._phase, Reading) and self._phase.polled:
+        if isinstance(self._phase, ReadRound) and self._phase.polled:
             self._looked(self._phase)
 
-    def _looked(self, phase: Reading) -> None:
+    def _looked(self, phase: ReadRound) -> None:
         if phase.highest is None:
-            self._end(Done(NOTHING))
+            self._end(OperationDone(NOTHING))
             return
         self._polled = True
         self._beaten(phase.highest)
@@ -434,8 +436,8 @@ class CarryOperation(_Writer):
     def _met_foreign(self, by: Ballot) -> None:
         self._beaten(by)
 
-    def _finished(self, phase: Phase) -> None:
-        if not isinstance(phase, Reading):
+    def _finished(self, phase: QuorumRound) -> None:
+        if not isinstance(phase, ReadRound):
             super()._finished(phase)
         elif phase.polled:
             self._looked(phase)
@@ -444,17 +446,17 @@ class CarryOperation(_Writer):
 
     def _go_on(self) -> None:
         if self.tenure.accepted is None or self._carried:
-            self._end(Done(self.tenure.state))
+            self._end(OperationDone(self.tenure.state))
         else:
             self._carried = True
             self._settle()
 
-    def _failed(self, phase: Phase) -> None:
+    def _failed(self, phase: QuorumRound) -> None:
         self._carried = False
         super()._failed(phase)
 
 
-class ReadOperation(Operation):
+class ReadOperation(RegisterOperation):
     """Tell what the register holds, promising nothing and claiming nothing."""
 
     def __init__(self, view: View) -> None:
@@ -462,16 +464,20 @@ class ReadOperation(Operation):
         self._start()
 
     def _start(self) -> None:
-        self._enter(Reading(self.view.replicas))
+        self._enter(ReadRound(self.view.replicas))
 
-    def give_up(self, why: Why = Why.NO_QUORUM) -> None:
+    def give_up(self, why: OutcomeReason = OutcomeReason.NO_QUORUM) -> None:
         if self.result is None:
-            self._end(Refused(why))
+            self._end(OperationRefused(why))
 
-    def _finished(self, phase: Phase) -> None:
-        assert isinstance(phase, Reading)
+    def _finished(self, phase: QuorumRound) -> None:
+        assert isinstance(phase, ReadRound)
         if not phase.done:
             self._rest()
             return
         found = phase.target
-        self._end(Done(State.unpack(found.value), found.packs) if found is not None else Done(NOTHING))
+        self._end(
+            OperationDone(RegisterState.unpack(found.value), found.packs)
+            if found is not None
+            else OperationDone(NOTHING)
+        )

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from blake3 import blake3
 
 from sublet.errors import CheckpointFailed
-from sublet.state.replicated.ballot import Garbled, Stamp
+from sublet.state.replicated.ballot import Garbled, WriteStamp
 from sublet.state.replicated.cell import Answer, Request
 from sublet.state.replicated.quorum import ReplicaSet
 
@@ -122,7 +122,7 @@ class Replica(Protocol):
     def packs(self, key: str) -> list[str]:
         """The names there are."""
 
-    def sweep(self, key: str, stamp: Stamp, names: Sequence[str]) -> int:
+    def sweep(self, key: str, stamp: WriteStamp, names: Sequence[str]) -> int:
         """Remove these packs if the last write that was taken is this one and does not name them."""
 
     def verify(self) -> list[str]:

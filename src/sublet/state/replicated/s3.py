@@ -23,18 +23,18 @@ from blake3 import blake3
 
 from sublet.errors import InvalidRequest, Unsupported
 from sublet.invocation import installing
-from sublet.state.replicated.ballot import NONCE_BYTES, Garbled, Stamp, take
+from sublet.state.replicated.ballot import NONCE_BYTES, Garbled, WriteStamp, take
 from sublet.state.replicated.cell import (
     EMPTY,
     Accept,
     Answer,
     Behind,
-    Cell,
     Install,
     Installed,
     Outdated,
     Prepare,
     Query,
+    ReplicaCell,
     Request,
     answer,
 )
@@ -50,7 +50,7 @@ _HASH: Final = 32
 TRIES: Final = 12
 
 
-class Sealed:
+class SealedObject:
     """The bytes of one object: whose replica, which generation, which write, which key, and the content."""
 
     def __init__(self, identity: str, generation: int, nonce: bytes, key: str, content: bytes) -> None:
@@ -64,7 +64,7 @@ class Sealed:
         return data + blake3(data).digest()
 
     @classmethod
-    def unpack(cls, data: bytes) -> Sealed:
+    def unpack(cls, data: bytes) -> SealedObject:
         """From an object; anything else is Garbled."""
         magic, identity, generation, nonce, length = _HEAD.unpack(take(data, 0, _HEAD.size))
         if magic != MAGIC:
@@ -203,7 +203,7 @@ class S3Replica:
         with self._mapped():
             return sorted(place.rpartition("/")[2] for place in self._list(f"packs/{folder_of(key)}/"))
 
-    def sweep(self, key: str, stamp: Stamp, names: Sequence[str]) -> int:
+    def sweep(self, key: str, stamp: WriteStamp, names: Sequence[str]) -> int:
         """Remove these packs if the last write that was taken is this one and does not name them."""
         with self._lock, self._mapped():
             there, _ = self._get(self._cell_place(key))
@@ -246,7 +246,7 @@ class S3Replica:
 
     # ---- objects ----
 
-    def _get(self, place: str) -> tuple[Sealed | None, str | None]:
+    def _get(self, place: str) -> tuple[SealedObject | None, str | None]:
         try:
             got = self._obstore.get(self._store, place)
             data, tag = bytes(got.bytes()), got.meta["e_tag"]
@@ -256,7 +256,7 @@ class S3Replica:
         if tag is None:
             raise ReplicaSilent("the store gave no ETag")
         try:
-            there = Sealed.unpack(data)
+            there = SealedObject.unpack(data)
         except Garbled as error:
             raise ReplicaFaulty(f"{place} in the store is not what was written ({error})") from error
         if there.identity != self.identity:
@@ -266,7 +266,7 @@ class S3Replica:
     def _swap(self, place: str, tag: str | None, key: str, generation: int, content: bytes) -> bool:
         """Put it if the object is still what it was; whether it is ours now."""
         nonce = os.urandom(NONCE_BYTES)
-        data = Sealed(self.identity, generation, nonce, key, content).pack()
+        data = SealedObject(self.identity, generation, nonce, key, content).pack()
         doubt = self._put_if(place, tag, data)
         if doubt is None:
             return True
@@ -360,11 +360,11 @@ class S3Replica:
         """Drawn when the prefix is first used."""
         place = self._prefix + "replica"
         self.identity = os.urandom(16).hex()
-        data = Sealed(self.identity, 0, os.urandom(NONCE_BYTES), "", b"").pack()
+        data = SealedObject(self.identity, 0, os.urandom(NONCE_BYTES), "", b"").pack()
         with self._mapped():
             self._put_if(place, None, data)
             try:
-                return Sealed.unpack(bytes(self._obstore.get(self._store, place).bytes())).identity
+                return SealedObject.unpack(bytes(self._obstore.get(self._store, place).bytes())).identity
             except Garbled as error:
                 raise InvalidRequest(
                     f"{place} in the store is not a replica's ({error})", do="Give a prefix of its own to each replica."
@@ -374,7 +374,7 @@ class S3Replica:
         """Something is missing: is this still the replica it was?"""
         try:
             data = bytes(self._obstore.get(self._store, self._prefix + "replica").bytes())
-            there = Sealed.unpack(data).identity
+            there = SealedObject.unpack(data).identity
         except (FileNotFoundError, Garbled) as error:
             raise ReplicaFaulty("the replica's objects are gone from the store") from error
         if there != self.identity:
@@ -392,8 +392,8 @@ class S3Replica:
             raise ReplicaFaulty(f"an object of the store is damaged ({error})") from error
 
 
-def _cell(there: Sealed | None) -> Cell:
-    return Cell.unpack(there.content) if there is not None else EMPTY
+def _cell(there: SealedObject | None) -> ReplicaCell:
+    return ReplicaCell.unpack(there.content) if there is not None else EMPTY
 
 
 def _ignores(what: str) -> Unsupported:

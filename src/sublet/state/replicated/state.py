@@ -18,7 +18,7 @@ _HEAD: Final = struct.Struct(">QB")
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RegisterState:
     """What a register holds."""
 
     version: int
@@ -33,16 +33,16 @@ class State:
             return None
         return self.ids[back] == write if back < len(self.ids) else None
 
-    def then(self, write: bytes, body: bytes) -> State:
+    def then(self, write: bytes, body: bytes) -> RegisterState:
         """The next state."""
-        return State(self.version + 1, (write, *self.ids[: REMEMBERED - 1]), body)
+        return RegisterState(self.version + 1, (write, *self.ids[: REMEMBERED - 1]), body)
 
     def pack(self) -> bytes:
         """As docs/replicated.md draws it."""
         return _HEAD.pack(self.version, len(self.ids)) + b"".join(self.ids) + self.body
 
     @classmethod
-    def unpack(cls, data: bytes) -> State:
+    def unpack(cls, data: bytes) -> RegisterState:
         """From a value; anything else is Garbled."""
         version, count = _HEAD.unpack(take(data, 0, _HEAD.size))
         if count > REMEMBERED or count > version or (version and not count):
@@ -52,5 +52,5 @@ class State:
         return cls(version, ids, data[at + NONCE_BYTES * count :])
 
 
-NOTHING: Final = State(0, (), b"")
+NOTHING: Final = RegisterState(0, (), b"")
 """A register that was never written."""

@@ -10,8 +10,8 @@ from typing import Final, TypeAlias
 
 from sublet.background import start_thread
 from sublet.state.replicated.cell import Answer, Query
-from sublet.state.replicated.folder import FolderReplica, Started
-from sublet.state.replicated.phases import Send
+from sublet.state.replicated.folder import FolderReplica, StartedRequests
+from sublet.state.replicated.phases import SendToReplica
 from sublet.state.replicated.replica import Replica, ReplicaFaulty, ReplicaHealth, ReplicaSilent
 
 BATCH_MAX: Final = 64
@@ -26,17 +26,17 @@ class Errand:
     """Something to be asked of one replica, and where the answer goes."""
 
     key: str
-    send: Send
+    send: SendToReplica
     turn: int
     told: queue.SimpleQueue[Told]
     supply: Callable[[str, str], bytes | None]
 
 
-NOTHING: Final = Errand("", Send("", Query(0)), 0, queue.SimpleQueue(), lambda _key, _name: None)
+NOTHING: Final = Errand("", SendToReplica("", Query(0)), 0, queue.SimpleQueue(), lambda _key, _name: None)
 """Stands for an empty queue where None stands for the end."""
 
 
-class Worker:
+class ReplicaThread:
     """The thread of one replica.
 
     Where a replica can be begun with (``begin``: everything but the sync), that is done at once in the thread of the
@@ -116,7 +116,7 @@ class Worker:
             batch.append(item)
         return NOTHING
 
-    def _finish(self, errand: Errand, started: Started) -> None:
+    def _finish(self, errand: Errand, started: StartedRequests) -> None:
         assert self._quick is not None
         try:
             said = self._quick.finish(started)
@@ -160,4 +160,4 @@ class Worker:
                 self.replica.put_pack(errand.key, name, data)
 
 
-_Item: TypeAlias = "Errand | tuple[Errand, Started] | None"
+_Item: TypeAlias = "Errand | tuple[Errand, StartedRequests] | None"

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from sublet.cli.top.paint import Painting, changes, painting, simple, styled
 from sublet.cli.top.rows import _by
-from sublet.cli.top.screen import COLUMNS_MIN, ROWS_MIN, Look, keys, looked, screen, whole
-from sublet.cli.top.snapshot import ENDED_SHOWN_S, Ended, Snapshot, heard, merged
-from sublet.cli.top.text import Line, Span, age, bar, cells, clipped, fit, plain, size, width_of
+from sublet.cli.top.screen import COLUMNS_MIN, ROWS_MIN, ScreenView, keys, looked, screen, whole
+from sublet.cli.top.snapshot import ENDED_SHOWN_S, EndedLease, OfficeSnapshot, heard, merged
+from sublet.cli.top.text import Line, StyledSpan, age, bar, cells, clipped, fit, plain, size, width_of
 from tests.transcripts.top import scenes
 
 TEXT: Final = st.one_of(
@@ -100,16 +100,20 @@ SNAPSHOT: Final = st.builds(
     tenants=st.none() | some(TENANT),
     fences=st.none() | some(FENCE),
     bill=some(BILL),
-    ended=some(st.builds(Ended, SECONDS, LEASE), 3),
+    ended=some(st.builds(EndedLease, SECONDS, LEASE), 3),
     lost_s=st.none() | SECONDS,
     lost_why=TEXT,
 )
-LOOK: Final = st.builds(Look, st.sampled_from(["devices", "leases", "queue", "tenants", "x"]), st.integers(0, 10**9))
+LOOK: Final = st.builds(
+    ScreenView, st.sampled_from(["devices", "leases", "queue", "tenants", "x"]), st.integers(0, 10**9)
+)
 
 
 @settings(max_examples=100)
 @given(SNAPSHOT, LOOK, st.integers(COLUMNS_MIN, 250), st.integers(ROWS_MIN, 70), SECONDS)
-def test_any_snapshot_fits_any_terminal(known: Snapshot, look: Look, columns: int, rows: int, now_s: float) -> None:
+def test_any_snapshot_fits_any_terminal(
+    known: OfficeSnapshot, look: ScreenView, columns: int, rows: int, now_s: float
+) -> None:
     made = screen(known, look, columns, rows, now_s)
     assert len(made.lines) == rows
     assert made.look.at in made.parts
@@ -120,7 +124,9 @@ def test_any_snapshot_fits_any_terminal(known: Snapshot, look: Look, columns: in
 
 @settings(max_examples=30)
 @given(SNAPSHOT, LOOK, st.integers(1, 39), st.integers(1, 12))
-def test_a_terminal_that_is_far_too_small_gets_what_fits(known: Snapshot, look: Look, columns: int, rows: int) -> None:
+def test_a_terminal_that_is_far_too_small_gets_what_fits(
+    known: OfficeSnapshot, look: ScreenView, columns: int, rows: int
+) -> None:
     made = screen(known, look, columns, rows, 0.0)
     assert len(made.lines) == rows
     assert all(sum(width_of(span.text) for span in line) <= columns for line in made.lines)
@@ -129,13 +135,13 @@ def test_a_terminal_that_is_far_too_small_gets_what_fits(known: Snapshot, look: 
 @settings(max_examples=30)
 @given(SNAPSHOT, SNAPSHOT, st.integers(40, 120), st.integers(10, 30), st.booleans())
 def test_what_is_written_makes_the_terminal_show_it(
-    one: Snapshot, other: Snapshot, columns: int, rows: int, colour: bool
+    one: OfficeSnapshot, other: OfficeSnapshot, columns: int, rows: int, colour: bool
 ) -> None:
     """From nothing, from another screen, and from itself (which takes not a byte)."""
     terminal = Terminal(rows, columns)
     shown: Painting | None = None
     for known in (one, other, other):
-        now = painting(screen(known, Look(), columns, rows, 0.0).lines, colour=colour)
+        now = painting(screen(known, ScreenView(), columns, rows, 0.0).lines, colour=colour)
         said = changes(shown, now)
         assert shown != now or not said
         terminal.write(said)
@@ -144,7 +150,7 @@ def test_what_is_written_makes_the_terminal_show_it(
 
 
 def test_a_second_of_an_ordinary_afternoon_costs_few_bytes() -> None:
-    frames = [painting(screen(scenes.three(), Look(), 200, 24, 100.0 + s).lines, colour=True) for s in (3, 4)]
+    frames = [painting(screen(scenes.three(), ScreenView(), 200, 24, 100.0 + s).lines, colour=True) for s in (3, 4)]
     assert 0 < len(changes(*frames)) < 300
     assert len(changes(None, frames[0])) > 1500
 
@@ -263,7 +269,7 @@ def test_what_a_terminal_cannot_show_is_replaced() -> None:
 
 
 def test_without_colour_a_line_is_plain_text() -> None:
-    line: Line = (Span("a", "bold red"), Span(" b "))
+    line: Line = (StyledSpan("a", "bold red"), StyledSpan(" b "))
     assert styled(line, colour=False) == "a b"
     assert styled(line, colour=True) == "\x1b[1;31ma\x1b[0m b"
 
@@ -272,7 +278,7 @@ def test_without_colour_a_line_is_plain_text() -> None:
 
 
 def test_what_is_lost_is_grey_but_for_the_head_and_the_foot() -> None:
-    lines = screen(scenes.lost(), Look(), 120, 30, 130.0).lines
+    lines = screen(scenes.lost(), ScreenView(), 120, 30, 130.0).lines
     assert {span.style for line in lines[1:-1] for span in line} == {"dim"}
     assert "No answer for 18s" in plain(lines[0])
     assert "bold red" in {span.style for span in lines[0]}
@@ -280,18 +286,18 @@ def test_what_is_lost_is_grey_but_for_the_head_and_the_foot() -> None:
 
 def test_scrolling_reaches_every_lease_and_the_end_stays() -> None:
     seen: set[str] = set()
-    known, look, ends = scenes.crowd(), Look(), False
+    known, look, ends = scenes.crowd(), ScreenView(), False
     while not ends:
         made = screen(known, look, 80, 24, 100.0)
         seen |= {found for line in made.lines for found in re.findall(r"^l-\w{16}", plain(line))}
         ends = made.look.scroll < look.scroll
-        assert looked(made, "top") == Look()
+        assert looked(made, "top") == ScreenView()
         look = looked(made, "page down")
     assert len(seen) == 103
 
 
 def test_tab_goes_round_all_parts() -> None:
-    made = screen(scenes.three(), Look(), 80, 24, 100.0)
+    made = screen(scenes.three(), ScreenView(), 80, 24, 100.0)
     seen = []
     for _ in range(5):
         seen.append(made.look.at)
@@ -311,7 +317,7 @@ def test_the_leases_of_a_burst_are_one_line_unless_there_is_more_to_say_of_one()
     taken = scenes.lease(4, labels=labels, tier="batch", parts=[part], status="noticed", notice=notice)
     guests = [scenes.guest(n, n) for n in (1, 2, 3, 4)]
     known = scenes.snapshot(leases=[*burst, taken, scenes.lease(5, name="mine")], guests=guests)
-    lines = [plain(line) for line in screen(known, Look(), 160, 40, 100.0).lines]
+    lines = [plain(line) for line in screen(known, ScreenView(), 160, 40, 100.0).lines]
     (one,) = [line for line in lines if "3 leases  " in line]
     assert "3 cores of local/cpu" in one
     assert "1m" in one
@@ -334,7 +340,7 @@ def test_ten_thousand_leases_are_counted_not_drawn(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(rows, "_lease", counted)
     known = scenes.snapshot(leases=[scenes.lease(n) for n in range(10_000)])
-    lines = screen(known, Look(), 80, 24, 100.0).lines
+    lines = screen(known, ScreenView(), 80, 24, 100.0).lines
     assert len(drawn) < 100
     assert any("more leases" in plain(line) for line in lines)
 
@@ -378,7 +384,7 @@ def test_keys_mean_the_same_however_they_are_cut(data: bytes, at: int) -> None:
 def test_news_count_from_when_they_came() -> None:
     """A snapshot of moment 100; at 104 a lease is granted for 300 s, so at 110 there are 294 left."""
     known = heard(scenes.snapshot(), "active", {"lease": scenes.lease(1, remaining=300.0)}, 104.0)
-    assert "4m 54s" in "".join(plain(line) for line in screen(known, Look(), 80, 24, 110.0).lines)
+    assert "4m 54s" in "".join(plain(line) for line in screen(known, ScreenView(), 80, 24, 110.0).lines)
 
 
 def test_an_end_is_shown_for_a_while_with_its_reason() -> None:
@@ -401,10 +407,10 @@ def test_what_is_not_read_every_time_is_kept() -> None:
 
 @settings(max_examples=25)
 @given(SNAPSHOT, st.sampled_from(["place", "active", "ended", "notice", "lagged", "node", "weather"]), LEASE, PLACE)
-def test_any_news_can_be_heard(known: Snapshot, what: str, lease: dict[str, Any], place: dict[str, Any]) -> None:
+def test_any_news_can_be_heard(known: OfficeSnapshot, what: str, lease: dict[str, Any], place: dict[str, Any]) -> None:
     news = place if what == "place" else {"lease": lease}
     after = heard(known, what, news, 3.0)
-    screen(after, Look(), 80, 24, 4.0)
+    screen(after, ScreenView(), 80, 24, 4.0)
     if what in ("lagged", "node", "weather"):
         assert after == known
 

@@ -16,7 +16,7 @@ from sublet.background import SHORTAGES
 from sublet.errors import Disconnected
 from sublet.node.agent.health import Cards, has_cards
 from sublet.node.agent.inventory import machine_inventory, parse_host_gpus
-from sublet.node.agent.nvml import Nvml, Reading, survey
+from sublet.node.agent.nvml import CardReading, Nvml, survey
 from sublet.values import GIB, NS_PER_S, NodeId, ResourceId
 from sublet.wire.cards import UNSEEN, CardUse
 from sublet.wire.orders import Fault, Foreign, Held, Inventory, Report
@@ -199,7 +199,7 @@ def test_what_each_process_has_is_handed_on_once_for_each_look(tmp_path: Path) -
     desk.cards.watch.judge([dataclasses.replace(health.reading)], 0)
     assert desk.cards._uses() == (CardUse(card=uuid_of(0), pid=4711, bytes=GIB),), "also where nothing has changed"
     desk.cards.watch.sees_processes = False
-    desk.cards.watch.judge([Reading(uuid=uuid_of(0), used=3 * GIB)], 0)
+    desk.cards.watch.judge([CardReading(uuid=uuid_of(0), used=3 * GIB)], 0)
     assert desk.cards._uses() == (CardUse(card=uuid_of(0), pid=UNSEEN, bytes=3 * GIB),)
     assert desk.cards._uses() == (), "each look once"
 

@@ -26,15 +26,15 @@ from sublet.wire.codec import dumps
 from sublet.wire.frames import FrameKind, encode
 from sublet.wire.guests import Front, Greeting, Profile
 from sublet.wire.link import Link
-from sublet.wire.link_events import Hello, Over
-from sublet.wire.sockets import Peer, receive_some, send_some
+from sublet.wire.link_events import Over, PeerHello
+from sublet.wire.sockets import PeerProcess, receive_some, send_some
 from tests.shortages import fail_accepts
 
 
 class Rights:
     """An office on paper."""
 
-    def claims(self, capability: str, peer: Peer, *, as_tenant: bool) -> TokenClaims:
+    def claims(self, capability: str, peer: PeerProcess, *, as_tenant: bool) -> TokenClaims:
         if capability != "good":
             raise Unauthorized("this token is not ours")
         return TokenClaims(
@@ -47,7 +47,7 @@ class Rights:
             office="o",
         )
 
-    def visitor(self, access: str, peer: Peer, *, as_tenant: bool) -> Visitor:
+    def visitor(self, access: str, peer: PeerProcess, *, as_tenant: bool) -> Visitor:
         if access not in ("", "ana"):
             raise Unauthorized("this token is not ours")
         return Visitor(TenantId(access or "local"), not access, 0)
@@ -60,7 +60,7 @@ class Supervisor:
         self.fronts: list[Front] = []
         self.away = False
 
-    async def admit(self, front: Front, hello: Hello, fd: int) -> None:
+    async def admit(self, front: Front, hello: PeerHello, fd: int) -> None:
         if self.away:
             raise Disconnected("the supervisor of this machine is being started")
         self.fronts.append(front)
@@ -306,7 +306,7 @@ def test_who_comes_when_there_is_no_descriptor_to_hand_over_is_told_so(tmp_path:
     async def story(b: Bench) -> None:
         admit = b.supervisor.admit
 
-        async def short(front: Front, hello: Hello, fd: int) -> None:
+        async def short(front: Front, hello: PeerHello, fd: int) -> None:
             b.supervisor.admit = admit  # type: ignore[method-assign]
             raise OSError(errno.EMFILE, "Too many open files")
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.node.agent.foreign import NAMED_MAX, REPEAT_NS, STEP, ForeignNews, Own, foreign_use, merged
-from sublet.node.agent.nvml import MPS_SERVER, Reading, UsedBy
+from sublet.node.agent.nvml import MPS_SERVER, CardReading, UsedBy
 from sublet.values import GIB, MIB, NodeId, ResourceId
 from sublet.wire.orders import Foreign
 
@@ -27,7 +27,7 @@ def look(
 ) -> Foreign:
     listed = tuple(UsedBy(pid=pid, bytes=size) for pid, size in processes.items())
     return foreign_use(
-        Reading(uuid="GPU-1", used=used, processes=listed),
+        CardReading(uuid="GPU-1", used=used, processes=listed),
         Own() if own is None else own,
         node=NODE,
         resource=CARD,
@@ -61,7 +61,7 @@ def test_what_a_guest_leaves_while_its_lease_is_torn_down_is_not_taken_for_a_str
 
 
 def test_a_desktop_has_its_memory_and_keeps_nobody_from_the_card() -> None:
-    reading = Reading(uuid="GPU-1", used=GIB, processes=(UsedBy(pid=4711, bytes=GIB, draws=True),))
+    reading = CardReading(uuid="GPU-1", used=GIB, processes=(UsedBy(pid=4711, bytes=GIB, draws=True),))
     found = foreign_use(reading, Own(), node=NodeId("n"), resource=ResourceId("n/GPU-1"), capacity=80 * GIB)
     assert (found.amount, found.blocks) == (GIB, False)
     assert "process 4711" in found.detail

@@ -23,7 +23,7 @@ from sublet.node.agent.health import (
     fault_in,
 )
 from sublet.node.agent.inventory import machine_inventory
-from sublet.node.agent.nvml import GPU_IS_LOST, MISMATCH, Nvml, NvmlFailed, Reading, is_driver_here, survey, who_is
+from sublet.node.agent.nvml import GPU_IS_LOST, MISMATCH, CardReading, Nvml, NvmlFailed, is_driver_here, survey, who_is
 from sublet.values import GIB, ResourceId
 from sublet.wire.orders import Fault, Foreign
 from tests.left_open import threads_now
@@ -143,8 +143,8 @@ def test_an_error_of_a_split_card_is_one_of_all_its_instances(tmp_path: Path) ->
 
 
 def test_memory_errors_count_from_when_we_began_to_look() -> None:
-    def look(uncorrected: int | None) -> Reading:
-        return Reading(uuid="GPU-1", uncorrected=uncorrected)
+    def look(uncorrected: int | None) -> CardReading:
+        return CardReading(uuid="GPU-1", uncorrected=uncorrected)
 
     assert fault_in(look(5)) == ""
     assert fault_in(look(5), look(5)) == ""

@@ -31,13 +31,13 @@ from sublet.wire.guests import (
     Revoke,
 )
 from sublet.wire.link import LINK_OUT_MAX, Link
-from sublet.wire.link_events import Called, Event, Hello
+from sublet.wire.link_events import Called, Event, PeerHello
 from sublet.wire.orders import End, Held, Inventory, Order, RemoveVolume, Report, VolumeRef
 from sublet.wire.sockets import receive_some, send_some
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
 
 PATIENCE_S = 120.0
-HELLO = Hello(WIRE_OLDEST, WIRE_VERSION, b"")
+HELLO = PeerHello(WIRE_OLDEST, WIRE_VERSION, b"")
 
 
 class Supervisors:
@@ -90,7 +90,7 @@ class Supervisors:
                 return
             for happening in receive_some(theirs, link):
                 match happening:
-                    case Hello():
+                    case PeerHello():
                         link.welcome()
                     case Called(call=call, body=body) if (wrong := unreadable(body)) is not None:
                         link.refuse(call, wrong)

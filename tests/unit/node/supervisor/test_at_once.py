@@ -16,7 +16,7 @@ from sublet.node.supervisor.service import Supervisor
 from sublet.values import EndReason, Epoch, LeaseId, TenantId
 from sublet.wire.guests import Orders
 from sublet.wire.link import Link
-from sublet.wire.link_events import Event, Hello
+from sublet.wire.link_events import Event, PeerHello
 from sublet.wire.orders import End, Extend, Grant
 from sublet.wire.sockets import receive_some
 from tests.left_open import nothing_left_open
@@ -61,7 +61,7 @@ def test_at_once_is_before_the_turn_ends_and_once(loop: Loop, at_once: bool) -> 
     with nothing_left_open():
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
-        link, heard = Link.adopted(Hello(1, 1, b"")), Link.connecting()
+        link, heard = Link.adopted(PeerHello(1, 1, b"")), Link.connecting()
         connection = Connection(loop, ours, link, lambda happening: None)
         link.welcome()
         connection.push()

@@ -11,10 +11,10 @@ from typing import Final
 
 import pytest
 
-from sublet.node.processes.cgroups import Group, Groups
-from sublet.node.processes.cgroups_places import Files, settle
+from sublet.node.processes.cgroups import ControlGroup, Groups
+from sublet.node.processes.cgroups_places import CgroupFiles, settle
 from sublet.node.processes.lease_limits import office_limits
-from sublet.node.processes.limits import BASIC_DEVICES, Device, Limits, Usage
+from sublet.node.processes.limits import BASIC_DEVICES, DeviceNode, GroupLimits, GroupUsage
 from sublet.values import GuestId, LeaseId
 from sublet.wire.caps import LeaseCaps
 from tests.left_open import nothing_left_open
@@ -38,7 +38,7 @@ LEASE: Final = LeaseId("l1")
 GUEST: Final = GuestId("g1")
 
 
-class Machine(Files):
+class Machine(CgroupFiles):
     """Folders below ``root`` that answer like hierarchies of control groups."""
 
     def __init__(self, root: Path) -> None:
@@ -140,7 +140,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def limited(groups: Groups, limits: Limits) -> list[str]:
+def limited(groups: Groups, limits: GroupLimits) -> list[str]:
     lease, guest = groups.group(LEASE), groups.group(LEASE, GUEST)
     assert lease is not None
     assert guest is not None
@@ -150,7 +150,7 @@ def limited(groups: Groups, limits: Limits) -> list[str]:
     return left
 
 
-ALL: Final = Limits(memory_bytes=1 << 30, pids_max=99, cores=2, cpus=(3, 1), devices=(Device("c", 195),))
+ALL: Final = GroupLimits(memory_bytes=1 << 30, pids_max=99, cores=2, cpus=(3, 1), devices=(DeviceNode("c", 195),))
 
 
 def test_a_machine_without_groups_says_so(machine: Machine) -> None:
@@ -203,7 +203,7 @@ def test_v2_kills_counts_and_goes(machine: Machine) -> None:
     machine.put("cg/sublet-k3/l1/g1/memory.current", "5\n")
     machine.put("cg/sublet-k3/l1/g1/memory.peak", "9\n")
     machine.put("cg/sublet-k3/l1/g1/memory.events", "oom 3\noom_kill 2\n")
-    assert group.usage() == Usage(cpu_ns=12_000, memory_bytes=5, memory_peak_bytes=9, oom_kills=2)
+    assert group.usage() == GroupUsage(cpu_ns=12_000, memory_bytes=5, memory_peak_bytes=9, oom_kills=2)
     left = [os.path.relpath(path, machine.root) for path in group.remove()]
     assert left == ["cg/sublet-k3/l1/g1/inner", "cg/sublet-k3/l1/g1"]
     for folder in left:
@@ -278,7 +278,7 @@ def test_a_group_of_its_own_hands_everything_on_once_the_supervisor_is_in_one_be
     groups = settled(machine)
     assert groups.v2 is not None
     assert os.path.relpath(groups.v2.base, machine.root) == "cg/scope"
-    assert limited(groups, Limits(memory_bytes=1 << 30, pids_max=9, cores=1)) == []
+    assert limited(groups, GroupLimits(memory_bytes=1 << 30, pids_max=9, cores=1)) == []
     assert machine.get("cg/scope/sublet-k3/l1/memory.max") == str(1 << 30)
 
 
@@ -300,7 +300,7 @@ def test_v1_makes_a_guest_where_it_is_counted_or_ended_and_joins_what_limits_its
     for name in ("cpus", "mems"):
         machine.put(f"cg/cpuset/cpuset.{name}", "0-3\n")
     groups = machine.probe()
-    assert limited(groups, Limits(cpus=(1,), devices=(Device("c", 195, 0),))) == []
+    assert limited(groups, GroupLimits(cpus=(1,), devices=(DeviceNode("c", 195, 0),))) == []
     group = groups.group(LEASE, GUEST)
     assert group is not None
     joined = {os.path.relpath(path, machine.root) for path in group.join_paths()}
@@ -327,7 +327,7 @@ def test_v1_limits(machine: Machine) -> None:
     assert all(said.is_active for said in groups.describe())
 
 
-UNLEASED: Final = Limits(memory_bytes=1 << 29, swap=False, cores=1, pids_max=256, cpu_weight=10)
+UNLEASED: Final = GroupLimits(memory_bytes=1 << 29, swap=False, cores=1, pids_max=256, cpu_weight=10)
 
 
 def test_swap_and_the_share_of_time_are_capped_by_v2(machine: Machine) -> None:
@@ -354,7 +354,7 @@ def test_all_guests_of_an_office_are_capped_in_the_group_above_their_leases(mach
     else:
         for name in V1:
             machine.v1(name)
-    machine.probe().cap_office(Limits(memory_bytes=1 << 33, cores=3, pids_max=16384))
+    machine.probe().cap_office(GroupLimits(memory_bytes=1 << 33, cores=3, pids_max=16384))
     top = {name: "cg/sublet-k3" if version == "v2" else f"cg/{name}/sublet-k3" for name in V1}
     memory, cpu = ("memory.max", "cpu.max") if version == "v2" else ("memory.limit_in_bytes", "cpu.cfs_quota_us")
     assert machine.get(f"{top['memory']}/{memory}") == str(1 << 33)
@@ -389,7 +389,7 @@ def frozen(machine: Machine) -> list[str]:
     return [text for path, text in machine.said if path.endswith("freezer.state")]
 
 
-def forking(machine: Machine, monkeypatch: pytest.MonkeyPatch, generations: int) -> tuple[Group, list[int]]:
+def forking(machine: Machine, monkeypatch: pytest.MonkeyPatch, generations: int) -> tuple[ControlGroup, list[int]]:
     """A group in which each list shows somebody new, so often; and who was sent SIGKILL."""
     for name in ("freezer", "memory"):
         machine.v1(name)
@@ -401,7 +401,7 @@ def forking(machine: Machine, monkeypatch: pytest.MonkeyPatch, generations: int)
 
     def read(path: str) -> str | None:
         if not path.endswith("/g1/cgroup.procs"):
-            return Files.read(machine, path)
+            return CgroupFiles.read(machine, path)
         if len(born) < generations:
             born.append(4_000_000_000 + len(born))  # no pid is so large
         return "".join(f"{pid}\n" for pid in born)
@@ -467,7 +467,7 @@ def test_v1_counts(machine: Machine) -> None:
     machine.put("cg/memory/sublet-k3/l1/g1/memory.usage_in_bytes", "7\n")
     machine.put("cg/memory/sublet-k3/l1/g1/memory.max_usage_in_bytes", "8\n")
     machine.put("cg/memory/sublet-k3/l1/g1/memory.oom_control", "under_oom 0\noom_kill 1\n")
-    assert group.usage() == Usage(cpu_ns=123, memory_bytes=7, memory_peak_bytes=8, oom_kills=1)
+    assert group.usage() == GroupUsage(cpu_ns=123, memory_bytes=7, memory_peak_bytes=8, oom_kills=1)
 
 
 def test_a_process_that_left_one_hierarchy_is_still_in_the_group(machine: Machine) -> None:
@@ -491,11 +491,11 @@ def test_whether_somebody_is_in_it_is_seen_by_one_list_wherever_below_he_is(
     else:
         machine.v2("cg/only", "memory pids")
     groups = machine.probe()
-    limited(groups, Limits(pids_max=9))
+    limited(groups, GroupLimits(pids_max=9))
     lease, guest = groups.group(LEASE), groups.group(LEASE, GUEST)
     assert lease is not None
     assert guest is not None
-    lease.create(Limits(pids_max=9))
+    lease.create(GroupLimits(pids_max=9))
     guest.create()
     where, shared = ("cg/freezer", "cg/pids") if version == 1 else ("cg/only", "cg/only")
     own, is_blank, seen = f"{where}/sublet-k3/l1/g1", machine.is_blank, list[str]()
@@ -584,13 +584,13 @@ def test_what_may_not_be_written_is_not_used_and_the_reason_is_told(machine: Mac
     assert said["pids"].is_active
     assert not said["memory"].is_active
     assert said["memory"].text == f"no right to make groups in {machine.root}/cg/memory"
-    assert limited(groups, Limits(memory_bytes=1)) == ["memory"]
+    assert limited(groups, GroupLimits(memory_bytes=1)) == ["memory"]
 
 
 def test_groups_are_found_again_here_and_elsewhere(machine: Machine) -> None:
     machine.v1("freezer")
     groups = machine.probe()
-    limited(groups, Limits())
+    limited(groups, GroupLimits())
     later = machine.probe()
     assert [(group.name, group.is_guests) for group in later.found()] == [("sublet-k3/l1/g1", True)]
     assert [group.name for group in later.leases()] == ["sublet-k3/l1"]

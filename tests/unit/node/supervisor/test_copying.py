@@ -16,7 +16,7 @@ from sublet.errors import CapacityExceeded, CheckpointDamaged, InvalidRequest, N
 from sublet.node.storage import copying_work
 from sublet.node.storage.copying_work import copy_in
 from sublet.node.storage.volume_folder import collect, has_files, sweep_staging
-from sublet.state.checkpoints.format import Manifest
+from sublet.state.checkpoints.format import CheckpointManifest
 from sublet.state.checkpoints.store import Copied, FolderStore, copy_checkpoint, verify
 from sublet.state.checkpoints.writer import Author
 from sublet.values import MIB
@@ -43,7 +43,7 @@ def copied(bench: Bench, source: Bench, *, passing: str = "", name: str = "c") -
     if not said.number:
         assert not os.listdir(folder)
         return said, None
-    with Copied(Manifest.parse((folder / COPIED).read_bytes()), folder).open() as checkpoint:
+    with Copied(CheckpointManifest.parse((folder / COPIED).read_bytes()), folder).open() as checkpoint:
         return said, checkpoint.load("value")
 
 

@@ -13,8 +13,8 @@ from sublet.node.processes.guest_limits import (
     GUESTS_MAX,
     GUESTS_PER_TENANT_MAX,
     LOGS_PER_TENANT_BYTES,
-    Kept,
-    Room,
+    EndedGuests,
+    GuestRoom,
 )
 from sublet.node.processes.logs import LOG_BOUND_BYTES
 from sublet.values import GuestId, TenantId
@@ -31,14 +31,14 @@ def ids(name: str, count: int) -> list[GuestId]:
 
 
 def test_very_many_of_one_tenant_push_out_their_own_only() -> None:
-    kept = Kept()
+    kept = EndedGuests()
     assert not [gone for one in ids("b", 10) for gone in kept.add(B, one, 0)]
     gone = [gone for one in ids("a", 2000) for gone in kept.add(A, one, 0)]
     assert gone == ids("a", 2000 - ENDED_PER_TENANT_MAX)
 
 
 def test_very_many_tenants_push_out_those_who_have_most() -> None:
-    kept = Kept()
+    kept = EndedGuests()
     for one in ids("b", 3):
         kept.add(B, one, 0)
     gone = [
@@ -52,14 +52,14 @@ def test_very_many_tenants_push_out_those_who_have_most() -> None:
 
 
 def test_large_logs_of_ended_guests_go_with_them() -> None:
-    kept = Kept()
+    kept = EndedGuests()
     gone = [gone for one in ids("a", 40) for gone in kept.add(A, one, LOG_BOUND_BYTES)]
     assert gone == ids("a", 40 - LOGS_PER_TENANT_BYTES // 2 // LOG_BOUND_BYTES)
     assert not kept.add(B, GuestId("b"), 10 * LOGS_PER_TENANT_BYTES), "the last one stays, whatever it is"
 
 
 def test_logs_get_smaller_for_who_has_very_many_and_stay_within_the_bound() -> None:
-    kept = Kept()
+    kept = EndedGuests()
     for one in ids("a", 40):
         kept.add(A, one, LOG_BOUND_BYTES)
     bounds: list[int] = []
@@ -74,7 +74,7 @@ def test_logs_get_smaller_for_who_has_very_many_and_stay_within_the_bound() -> N
 
 
 def test_there_may_be_so_many_and_no_more() -> None:
-    room = Room()
+    room = GuestRoom()
     room.check(A, [Running(A)] * (GUESTS_PER_TENANT_MAX - 1))
     with pytest.raises(QuotaExceeded):
         room.check(A, [Running(A)] * GUESTS_PER_TENANT_MAX)

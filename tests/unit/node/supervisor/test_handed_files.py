@@ -11,7 +11,7 @@ import pytest
 
 from sublet.errors import InvalidRequest, NotFound, SubletError
 from sublet.node.storage.handed_files import STAGED_FOLDERS_MAX, list_volume, open_files, take_handed
-from sublet.node.storage.volume_folder import Place, lay_out
+from sublet.node.storage.volume_folder import VolumeAccess, lay_out
 from sublet.values import Epoch, LeaseId
 from sublet.wire.volumes import FILES_MAX, FilesOpened, ListVolume, OpenFiles, VolumeOpened
 from tests.left_open import nothing_left_open
@@ -22,10 +22,10 @@ MANIFEST = "0000000000000001.manifest"
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path) -> Iterator[VolumeAccess]:
     folder = tmp_path / "volume"
     folder.mkdir()
-    made = Place(
+    made = VolumeAccess(
         folder=str(folder),
         lock=f"{folder}.lock",
         size=1 << 20,
@@ -45,7 +45,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield made
 
 
-def opened(place: Place, *names: str, staging: str = "", write: bool = False) -> list[bytes]:
+def opened(place: VolumeAccess, *names: str, staging: str = "", write: bool = False) -> list[bytes]:
     """What the files hold, one after the other; new ones get their name as content."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with mine, its:
@@ -64,7 +64,7 @@ def opened(place: Place, *names: str, staging: str = "", write: bool = False) ->
     return found
 
 
-def test_what_is_published_is_read_and_what_is_staged_is_written(place: Place) -> None:
+def test_what_is_published_is_read_and_what_is_staged_is_written(place: VolumeAccess) -> None:
     assert opened(place, PACK, MANIFEST) == [b"pack", b"manifest"]
     assert opened(place, "a", "b", staging="s", write=True) == [b"a", b"b"]
     assert opened(place, "b", staging="s") == [b"b"]
@@ -97,7 +97,7 @@ def test_what_is_published_is_read_and_what_is_staged_is_written(place: Place) -
         (("x",), "elsewhere", True),
     ],
 )
-def test_no_name_leads_elsewhere(place: Place, names: tuple[str, ...], staging: str, write: bool) -> None:
+def test_no_name_leads_elsewhere(place: VolumeAccess, names: tuple[str, ...], staging: str, write: bool) -> None:
     """Also where whoever has the volume put links and pipes into the way."""
     own = Path(place.folder) / "staging" / f"{EPOCH}.holder"
     (own / "s").mkdir()
@@ -109,14 +109,14 @@ def test_no_name_leads_elsewhere(place: Place, names: tuple[str, ...], staging: 
     assert (Path(place.folder).parent / "secret").read_text() == "secret"
 
 
-def test_what_is_not_there_is_said_so(place: Place) -> None:
+def test_what_is_not_there_is_said_so(place: VolumeAccess) -> None:
     with pytest.raises(NotFound):
         opened(place, "0000000000000002.manifest")
     with pytest.raises(NotFound):
         opened(place, "x", staging="never")
 
 
-def test_a_folder_in_place_of_ours_is_refused(place: Place) -> None:
+def test_a_folder_in_place_of_ours_is_refused(place: VolumeAccess) -> None:
     packs = Path(place.folder) / "packs"
     packs.rename(packs.with_name("mine"))
     packs.symlink_to("/etc")
@@ -124,13 +124,13 @@ def test_a_folder_in_place_of_ours_is_refused(place: Place) -> None:
         opened(place, PACK)
 
 
-def test_a_new_file_is_new(place: Place) -> None:
+def test_a_new_file_is_new(place: VolumeAccess) -> None:
     opened(place, "a", staging="s", write=True)
     with pytest.raises(InvalidRequest):
         opened(place, "a", staging="s", write=True)
 
 
-def test_of_saves_that_are_never_ended_only_the_newest_are_kept(place: Place) -> None:
+def test_of_saves_that_are_never_ended_only_the_newest_are_kept(place: VolumeAccess) -> None:
     for number in range(STAGED_FOLDERS_MAX + 5):
         opened(place, "a", staging=f"s{number}", write=True)
     kept = os.listdir(Path(place.folder) / "staging" / f"{EPOCH}.holder")

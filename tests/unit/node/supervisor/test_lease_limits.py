@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from sublet.node.processes.lease_limits import BASELINE_BYTES, OWNER, limits_for, office_limits
-from sublet.node.processes.limits import Limits
+from sublet.node.processes.limits import GroupLimits
 from sublet.values import GIB, MIB, Kind, ResourceId, TenantId
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.orders import Part
@@ -90,15 +90,15 @@ def test_a_home_is_never_larger_than_the_memory_it_is_made_of() -> None:
 @pytest.mark.parametrize(
     ("caps", "expected"),
     [
-        (LeaseCaps(), Limits(memory_bytes=15 * GIB, pids_max=16384, cpu_weight=800)),
+        (LeaseCaps(), GroupLimits(memory_bytes=15 * GIB, pids_max=16384, cpu_weight=800)),
         (
             LeaseCaps(office_memory_bytes=GIB, office_cores=2, office_processes=999),
-            Limits(memory_bytes=GIB, cores=2, pids_max=999, cpu_weight=200),
+            GroupLimits(memory_bytes=GIB, cores=2, pids_max=999, cpu_weight=200),
         ),
-        (LeaseCaps(office_cores=8), Limits(memory_bytes=15 * GIB, pids_max=16384, cpu_weight=800)),
+        (LeaseCaps(office_cores=8), GroupLimits(memory_bytes=15 * GIB, pids_max=16384, cpu_weight=800)),
     ],
 )
-def test_the_caps_of_all_guests_together(caps: LeaseCaps, expected: Limits) -> None:
+def test_the_caps_of_all_guests_together(caps: LeaseCaps, expected: GroupLimits) -> None:
     assert office_limits(caps, memory_bytes=16 * GIB, cores=8, pids_max=32768) == expected
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from sublet.clock import SystemClock
 from sublet.node.loop import Loop
-from sublet.node.processes.cgroups import Group, Groups
+from sublet.node.processes.cgroups import ControlGroup, Groups
 from sublet.node.processes.lease_runtime import LeaseRuntime
-from sublet.node.processes.limits import Limits
+from sublet.node.processes.limits import GroupLimits
 from sublet.node.processes.trash import NAMES_AT_ONCE, Trash
 from sublet.node.sandbox import remove_tree
 from sublet.values import Epoch, LeaseId, TenantId
@@ -36,7 +36,7 @@ def opened(place: Path, groups: Groups | None = None) -> LeaseRuntime:
     made = LeaseRuntime(
         lease=LeaseId("l-1"), tenant=TenantId("t"), epoch=Epoch(1, 2), parts=(), deadline_ns=9, office="o", name=""
     )
-    made.open(str(place), groups or NoGroups(), 1, lambda _: (), Limits())
+    made.open(str(place), groups or NoGroups(), 1, lambda _: (), GroupLimits())
     return made
 
 
@@ -68,7 +68,7 @@ def turn_until(loop: Loop, is_over: Callable[[], bool]) -> None:
 def test_its_folder_is_out_of_the_way_at_once_and_gone_soon(tmp_path: Path, loop: Loop) -> None:
     tenancy, forked_jobs = opened(tmp_path), ForkedJobs()
     (tmp_path / "l-1.1.2/tmp/file").touch()
-    assert tenancy.close(Trash(loop, forked_jobs).put, Group.remove) == []  # type: ignore[arg-type]
+    assert tenancy.close(Trash(loop, forked_jobs).put, ControlGroup.remove) == []  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["~l-1.1.2"]
     turn_until(loop, lambda: not any(tmp_path.iterdir()))
     assert forked_jobs.asked == []
@@ -78,7 +78,7 @@ def test_a_folder_that_nobody_can_wait_for_is_an_errand(tmp_path: Path, loop: Lo
     tenancy, forked_jobs = opened(tmp_path), ForkedJobs()
     for number in range(NAMES_AT_ONCE + 100):
         (tmp_path / f"l-1.1.2/tmp/{number}").touch()
-    assert tenancy.close(Trash(loop, forked_jobs).put, Group.remove) == []  # type: ignore[arg-type]
+    assert tenancy.close(Trash(loop, forked_jobs).put, ControlGroup.remove) == []  # type: ignore[arg-type]
     turn_until(loop, lambda: bool(forked_jobs.asked))
     (work,) = forked_jobs.asked
     work()
@@ -88,7 +88,7 @@ def test_a_folder_that_nobody_can_wait_for_is_an_errand(tmp_path: Path, loop: Lo
 def test_a_folder_that_cannot_be_put_aside_is_in_the_way(tmp_path: Path, loop: Loop) -> None:
     tenancy = opened(tmp_path)
     (tmp_path / "~l-1.1.2/left").mkdir(parents=True)
-    assert tenancy.close(Trash(loop, ForkedJobs()).put, Group.remove) == [str(tmp_path / "l-1.1.2")]  # type: ignore[arg-type]
+    assert tenancy.close(Trash(loop, ForkedJobs()).put, ControlGroup.remove) == [str(tmp_path / "l-1.1.2")]  # type: ignore[arg-type]
 
 
 def test_of_much_that_was_put_aside_all_is_gone_even_if_one_thing_fails(tmp_path: Path, loop: Loop) -> None:
@@ -123,10 +123,10 @@ def test_without_its_page_no_guest_starts_and_the_next_one_tries_again(
         patched.setattr(PageWriter, "create", full)
         for _ in range(2):
             with pytest.raises(OSError, match="no space"):
-                tenancy.open(str(tmp_path), NoGroups(), 1, lambda _: (), Limits())
-    tenancy.open(str(tmp_path), NoGroups(), 1, lambda _: (), Limits())
+                tenancy.open(str(tmp_path), NoGroups(), 1, lambda _: (), GroupLimits())
+    tenancy.open(str(tmp_path), NoGroups(), 1, lambda _: (), GroupLimits())
     assert Path(tenancy.page_path).stat().st_size == 4096
-    assert tenancy.close(remove_tree, Group.remove) == []
+    assert tenancy.close(remove_tree, ControlGroup.remove) == []
     assert not any(tmp_path.iterdir())
 
 
@@ -172,6 +172,6 @@ def test_its_group_is_left_although_its_folder_could_not_be_made(
     with monkeypatch.context() as patched:
         patched.setattr(os, "makedirs", full)
         with pytest.raises(OSError, match="no space"):
-            tenancy.open(str(tmp_path), groups, 1, lambda _: (), Limits())
+            tenancy.open(str(tmp_path), groups, 1, lambda _: (), GroupLimits())
     assert tenancy.close(remove_tree, groups.left.append) == []
     assert len(groups.left) == 1

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from sublet.node.processes.cgroups import Groups
-from sublet.node.processes.cgroups_places import Place
-from sublet.node.processes.group import Group
+from sublet.node.processes.cgroups_places import CgroupPlace
+from sublet.node.processes.group import ControlGroup
 from sublet.node.processes.guest_records import GuestNote
-from sublet.node.processes.procs import NS_PER_TICK, Identity, Procs, Stat
+from sublet.node.processes.procs import NS_PER_TICK, ProcessInstance, ProcessStat, Procs
 from sublet.node.processes.stuck import is_frozen, why_alive
-from sublet.node.processes.tree import Look, Tree, Trees, marks_of
+from sublet.node.processes.tree import ProcessSnapshot, Tree, Trees, marks_of
 from sublet.node.supervisor.recovery import Sweep
 from sublet.values import Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.guests import Profile
@@ -59,7 +59,7 @@ class Pretended(Procs):
             file.unlink()
         folder.rmdir()
 
-    def send(self, identity: Identity, number: int) -> bool:
+    def send(self, identity: ProcessInstance, number: int) -> bool:
         stat = self.stat(identity.pid)
         if stat is None or stat.identity != identity:
             return False
@@ -81,18 +81,18 @@ def planted(procs: Pretended, *pids: int) -> tuple[Trees, list[Tree]]:
     for pid in pids:
         if procs.stat(pid) is None:
             procs.put(pid, ME)
-        made.append(Tree(GuestId(f"g{pid}"), LEASE, Identity(pid, pid)))
+        made.append(Tree(GuestId(f"g{pid}"), LEASE, ProcessInstance(pid, pid)))
         trees.add(made[-1])
     return trees, made
 
 
-def pids(look: Look, tree: Tree) -> list[int]:
+def pids(look: ProcessSnapshot, tree: Tree) -> list[int]:
     return sorted(stat.pid for stat in look.of(tree))
 
 
 def test_a_name_with_brackets_and_line_ends_hides_nothing(procs: Pretended) -> None:
     procs.put(20, 7, session=8, state="R", threads=3, start=99, cpu=5)
-    assert procs.stat(20) == Stat(20, 7, 20, 8, ord("R"), 3, 99, 5, 3)
+    assert procs.stat(20) == ProcessStat(20, 7, 20, 8, ord("R"), 3, 99, 5, 3)
 
 
 @pytest.mark.parametrize("text", ["", "20", "20 (x)", "20 (x) S 1 2", "20 (x) S " + "a " * 40])
@@ -108,7 +108,7 @@ def test_a_line_that_is_none_is_no_process(procs: Pretended, text: str) -> None:
 )
 def test_gone_is_who_has_no_thread_left(procs: Pretended, state: str, threads: int, is_gone: bool) -> None:
     procs.put(20, 1, state=state, threads=threads)
-    assert procs.is_there(Identity(20, 20)) is not is_gone
+    assert procs.is_there(ProcessInstance(20, 20)) is not is_gone
 
 
 def test_a_table_of_parents_in_a_circle_ends(procs: Pretended) -> None:
@@ -158,11 +158,11 @@ def test_who_is_nobodys_is_a_stranger_with_all_below_it(procs: Pretended) -> Non
 def test_helpers_and_what_is_theirs_are_no_strangers(procs: Pretended) -> None:
     trees, [guest] = planted(procs, 20)
     procs.put(50, ME)
-    trees.help(Identity(50, 50))
+    trees.help(ProcessInstance(50, 50))
     procs.put(51, 50, session=50)
     procs.put(52, ME, session=50)  # forked twice from it, and not yet named as a guest
     assert trees.look().strangers == []
-    trees.add(Tree(GuestId("g52"), LEASE, Identity(52, 52)))
+    trees.add(Tree(GuestId("g52"), LEASE, ProcessInstance(52, 52)))
     assert pids(trees.look(), trees.trees[GuestId("g52")]) == [52]
     assert pids(trees.look(), guest) == [20]
     trees.dismiss(50)
@@ -207,7 +207,7 @@ def test_it_is_stopped_before_it_is_killed_and_what_is_forked_meanwhile_as_well(
     trees, [guest] = planted(procs, 20)
     original = procs.send
 
-    def send(identity: Identity, number: int) -> bool:
+    def send(identity: ProcessInstance, number: int) -> bool:
         if (identity.pid, number) == (20, signal.SIGSTOP):
             procs.put(21, 20)
         return original(identity, number)
@@ -247,7 +247,7 @@ def test_usage_by_looks_never_falls(procs: Pretended) -> None:
     assert guest.usage().memory_peak_bytes == 1 << 40
 
 
-def noted(first: Identity, lease: str = "l4", group: str = "") -> GuestNote:
+def noted(first: ProcessInstance, lease: str = "l4", group: str = "") -> GuestNote:
     """What was noted of a guest of which this was the first process."""
     return GuestNote(
         guest=GuestId("g4"),
@@ -283,7 +283,7 @@ def test_a_sweep_finds_by_mark_descent_session_and_note_and_spares_who_asks(proc
     procs.put(61, 60, session=60)
     procs.env(61, **marks)
     procs.put(62, 60, session=60)  # a person's terminal
-    notes = [noted(Identity(40, 40)), noted(Identity(41, 1))]
+    notes = [noted(ProcessInstance(40, 40)), noted(ProcessInstance(41, 1))]
     sweep = Sweep(procs, Groups.none("k3"), notes=notes, spare=[50], me=ME)
     assert sweep.again()
     ended = {pid for pid, number in procs.sent if number == signal.SIGKILL}
@@ -300,7 +300,9 @@ def test_a_sweep_finds_by_group_whose_lease_is_in_a_note_or_in_the_environment_o
 ) -> None:
     """The names of groups tell nothing, except those that the version before made. A note holds more than what a guest
     wrote into the environment of a child."""
-    monkeypatch.setattr(Group, "kill", lambda *_: None)  # it would signal processes of this machine with these numbers
+    monkeypatch.setattr(
+        ControlGroup, "kill", lambda *_: None
+    )  # it would signal processes of this machine with these numbers
     base = tmp_path / "groups"
     members = {"4a/01": [20, 21], "4a/02": [22], "4b/03": [23], "4c/04": [24], "l-of-before/g-1": [25]}
     for name, pids in members.items():
@@ -312,8 +314,8 @@ def test_a_sweep_finds_by_group_whose_lease_is_in_a_note_or_in_the_environment_o
             procs.deaf.add(pid)
     procs.env(21, **marks_of("k3", LeaseId("forged"), GuestId("g1")))
     procs.env(23, **marks_of("k3", LEASE, GuestId("g2")))
-    groups = Groups("k3", (Place(True, str(base), frozenset(), str(base)),))
-    sweep = Sweep(procs, groups, notes=[noted(Identity(9, 9), group="sublet-k3/4a/01")], me=ME)
+    groups = Groups("k3", (CgroupPlace(True, str(base), frozenset(), str(base)),))
+    sweep = Sweep(procs, groups, notes=[noted(ProcessInstance(9, 9), group="sublet-k3/4a/01")], me=ME)
     assert not sweep.again()
     assert {lease: sorted(one.pid for one in left) for lease, left in sweep.left.items()} == {
         "l4": [20, 21, 22],
@@ -329,7 +331,7 @@ def test_a_sweep_says_what_it_could_not_end(procs: Pretended) -> None:
     procs.deaf.add(20)
     sweep = Sweep(procs, Groups.none("k3"), me=ME)
     assert not sweep.again()
-    assert sweep.left == {LEASE: [Identity(20, 20)]}
+    assert sweep.left == {LEASE: [ProcessInstance(20, 20)]}
     assert "process 20" in sweep.why_left(LEASE)
     procs.end(20)
     assert sweep.again()
@@ -348,10 +350,10 @@ def test_what_keeps_a_process(procs: Pretended, state: str, pending: str, said: 
     procs.put(20, 1, state=state)
     Path(procs.root, "20", "comm").write_text("train\n")
     Path(procs.root, "20", "status").write_text(f"SigPnd:\t{pending}\nShdPnd:\t0000000000000000\n")
-    told = why_alive(procs, Identity(20, 20))
+    told = why_alive(procs, ProcessInstance(20, 20))
     assert told.startswith("process 20 (train) ")
     assert said in told
-    assert why_alive(procs, Identity(20, 21)) == ""
+    assert why_alive(procs, ProcessInstance(20, 21)) == ""
 
 
 @pytest.mark.parametrize(
@@ -380,7 +382,7 @@ def test_our_own_children_tell_of_which_guests_something_is_there(procs: Pretend
     procs.put(21, ME)  # what it left comes to us
     procs.end(30)
     procs.put(50, ME)
-    trees.help(Identity(50, 50))
+    trees.help(ProcessInstance(50, 50))
     assert trees.present({40}) == {first.guest}
     assert trees.present(set()) == {first.guest, third.guest}
     assert second.guest not in (trees.present(set()) or ())

@@ -25,7 +25,7 @@ from sublet.errors import (
 )
 from sublet.node.storage import volume_folder
 from sublet.node.storage.publish import publish, run_and_encode
-from sublet.node.storage.volume_folder import Place, collect, has_files, lay_out, sweep_staging
+from sublet.node.storage.volume_folder import VolumeAccess, collect, has_files, lay_out, sweep_staging
 from sublet.state.checkpoints.store import FolderStore, verify
 from sublet.state.checkpoints.writer import Author, Saver, Staged
 from sublet.values import MIB, Epoch, LeaseId
@@ -49,8 +49,8 @@ class Bench:
     saver: Saver = field(default_factory=Saver)
 
     @property
-    def place(self) -> Place:
-        return Place(
+    def place(self) -> VolumeAccess:
+        return VolumeAccess(
             folder=str(self.folder),
             lock=f"{self.folder}.lock",
             size=self.size,

@@ -10,8 +10,8 @@ import pytest
 
 from sublet.errors import LeaseNotActive, StaleEpoch, SubletError, Unauthorized
 from sublet.node.processes.lease_runtime import LeaseRuntime
-from sublet.node.storage.publish_queue import TICKETS_MAX, WAITING_MAX, AnyReply, Asker, Handed, Lent, Publishing
-from sublet.node.storage.store import State, Store
+from sublet.node.storage.publish_queue import TICKETS_MAX, WAITING_MAX, AnyReply, Asker, Handed, LentVolume, Publishing
+from sublet.node.storage.store import StoredFolder, StoreState
 from sublet.node.storage.stores_work import Made, StoreNote
 from sublet.values import MIB, EndReason, Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.codec import dumps
@@ -68,7 +68,7 @@ class Work:
     def open(self, tenancy: LeaseRuntime, ids: object, then: object) -> bool:
         return False
 
-    def rested(self, store: Store) -> None:
+    def rested(self, store: StoredFolder) -> None:
         self.rests += 1
 
 
@@ -77,8 +77,8 @@ class Bench:
         self.work = Work()
         self.live = {A: E5}
         self.tenancy = LeaseRuntime(lease=A, tenant=ANNA, epoch=E5, parts=(PART,), deadline_ns=1 << 60, office="o")
-        self.store = Store(
-            "/volume", StoreNote(lease=A, epoch=E5, tenant=ANNA, parts=(PART,), name="ckpt"), State.THERE
+        self.store = StoredFolder(
+            "/volume", StoreNote(lease=A, epoch=E5, tenant=ANNA, parts=(PART,), name="ckpt"), StoreState.THERE
         )
         self.store.made = Made(paths=("/volume/0",))
         self.tenancy.stores = [self.store]
@@ -195,7 +195,7 @@ def test_when_its_lease_is_over_what_waits_is_refused_and_what_is_under_way_has_
     bench.ask(PUBLISH)
     bench.ask(PUBLISH)
     key = bench.work.begun[0]
-    bench.store.state = State.LEAVING
+    bench.store.state = StoreState.LEAVING
     bench.publishing.left(bench.store)
     assert bench.kinds == ["LeaseNotActive"]
     assert bench.work.stopped == []
@@ -239,7 +239,7 @@ def test_what_was_saved_is_told_of_the_volume_and_of_who_saved(bench: Bench) -> 
 
 
 def test_a_ticket_is_good_for_its_tenant_and_its_epoch(bench: Bench) -> None:
-    lent = Lent(lease=A, epoch=E5, tenant=ANNA)
+    lent = LentVolume(lease=A, epoch=E5, tenant=ANNA)
     ticket = bench.publishing.lend(lent)
     assert bench.publishing.borrowed(ticket, ANNA).epoch == E5
     with pytest.raises(Unauthorized):
@@ -271,13 +271,13 @@ class Two(Bench):
         self.live[C] = E5
         self.other = LeaseRuntime(lease=C, tenant=ANNA, epoch=E5, parts=(PART,), deadline_ns=1 << 60, office="o")
         note = StoreNote(lease=C, epoch=E5, tenant=ANNA, parts=(PART,), name="other")
-        self.there = Store("/other", note, State.THERE)
+        self.there = StoredFolder("/other", note, StoreState.THERE)
         self.there.made = Made(paths=("/other/0",))
         self.other.stores = [self.there]
         self.publishing._tenancies = {A: self.tenancy, C: self.other}
 
     def ticket(self, *, reads: bool = True, tenant: TenantId = ANNA) -> str:
-        return self.publishing.lend(Lent(lease=C, epoch=E5, tenant=tenant, reads=reads))
+        return self.publishing.lend(LentVolume(lease=C, epoch=E5, tenant=tenant, reads=reads))
 
     def copy(self, ticket: str) -> None:
         self.ask(CopyIn(lease=A, epoch=E5, volume=ticket, staging="s"))
@@ -302,7 +302,7 @@ def test_while_one_is_copied_neither_is_put_away(two: Two) -> None:
 
 def test_when_the_volume_that_is_read_is_to_be_put_away_the_copy_has_a_moment(two: Two) -> None:
     two.copy(two.ticket())
-    two.there.state = State.LEAVING
+    two.there.state = StoreState.LEAVING
     two.publishing.left(two.there)
     (timer,) = two.work.timers
     assert not two.work.stopped
@@ -324,7 +324,7 @@ def test_what_is_lent_to_be_read_is_not_saved_to(two: Two) -> None:
 def test_nobody_copies_what_was_not_lent_to_him(two: Two) -> None:
     two.copy(two.ticket(tenant=BOB))
     two.copy("made-up")
-    two.copy(two.publishing.lend(Lent(lease=A, epoch=E5, tenant=ANNA, reads=True)))
+    two.copy(two.publishing.lend(LentVolume(lease=A, epoch=E5, tenant=ANNA, reads=True)))
     ticket = two.ticket()
     two.live[C] = E6
     two.copy(ticket)
@@ -346,7 +346,7 @@ def test_a_copy_that_waits_past_the_end_of_what_it_reads_is_refused(two: Two) ->
     two.live[C] = E5
     two.ask(PUBLISH)
     two.copy(two.ticket())
-    two.there.state = State.LEAVING
+    two.there.state = StoreState.LEAVING
     two.done(DONE)
     assert two.kinds[-1] == "LeaseNotActive"
     assert not two.work.begun

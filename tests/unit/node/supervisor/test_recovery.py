@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from sublet.node.processes.cgroups import Groups
-from sublet.node.processes.cgroups_places import Files, Place
-from sublet.node.processes.group import Group
+from sublet.node.processes.cgroups_places import CgroupFiles, CgroupPlace
+from sublet.node.processes.group import ControlGroup
 from sublet.node.processes.guest_records import GuestNote, GuestRecords
-from sublet.node.processes.procs import Identity, Procs
+from sublet.node.processes.procs import ProcessInstance, Procs
 from sublet.node.processes.tree import LEASE_MARK, OFFICE_MARK
 from sublet.node.supervisor.recovery import Predecessor
 from sublet.values import GIB, Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId, TenantId
@@ -43,7 +43,7 @@ class Kernel(Procs):
         super().__init__()
         self.obeys = False
 
-    def send(self, identity: Identity, number: int) -> bool:
+    def send(self, identity: ProcessInstance, number: int) -> bool:
         return super().send(identity, number) if self.obeys else False
 
 
@@ -183,7 +183,7 @@ def test_a_file_that_is_no_note_is_removed(tmp_path: Path, left: int) -> None:
     assert [path.name for path in notes.iterdir()] == ["g-1.note"]
 
 
-class Slow(Files):
+class Slow(CgroupFiles):
     """Groups that do not go at once, as where a process has just left them; or that cannot be looked at."""
 
     def __init__(self, times: int = 0) -> None:
@@ -206,10 +206,10 @@ class Slow(Files):
         return super().folders(folder, sure=sure)
 
 
-def groups_of_dead(place: Path, files: Files) -> Groups:
+def groups_of_dead(place: Path, files: CgroupFiles) -> Groups:
     """Of a lease and a guest of which nothing else is there."""
     (place / f"sublet-{OFFICE}" / A / "g-1").mkdir(parents=True)
-    return Groups(OFFICE, (Place(True, str(place), frozenset(), str(place)),), files)
+    return Groups(OFFICE, (CgroupPlace(True, str(place), frozenset(), str(place)),), files)
 
 
 @pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
@@ -218,13 +218,13 @@ def test_what_only_a_group_tells_of_has_what_its_note_says_and_without_one_every
 ) -> None:
     """The name of a group does not say whose it is. Nothing becomes free before the group is empty, either way."""
     kernel = Kernel()
-    monkeypatch.setattr(Group, "kill", lambda *_: None)  # it does not obey this one either
+    monkeypatch.setattr(ControlGroup, "kill", lambda *_: None)  # it does not obey this one either
     with orphan() as left:
         group = f"sublet-{OFFICE}/5e1d/0a7c"
         folder = tmp_path / "cg" / group
         folder.mkdir(parents=True)
         (folder / "cgroup.procs").write_text(f"{left}\n")
-        groups = Groups(OFFICE, (Place(True, str(tmp_path / "cg"), frozenset(), str(tmp_path / "cg")),), Slow())
+        groups = Groups(OFFICE, (CgroupPlace(True, str(tmp_path / "cg"), frozenset(), str(tmp_path / "cg")),), Slow())
         first = replace(note(left, Epoch(1, 5)), start_ticks=1, group=group)  # another process, which is gone
         predecessor = successor(tmp_path, kernel, *([first] if is_noted else []), groups=groups)
         found = predecessor.leftovers(DEVICES)

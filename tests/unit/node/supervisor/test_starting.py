@@ -18,7 +18,7 @@ from sublet.errors import InvalidRequest
 from sublet.node.loop import Loop
 from sublet.node.processes.guest_records import GuestNote, GuestRecords
 from sublet.node.processes.launch import ARGUMENTS_MAX, check_spec
-from sublet.node.processes.reaper import Exit, Reaper
+from sublet.node.processes.reaper import ProcessExit, Reaper
 from sublet.node.processes.spawn import Child, SpawnFailed, SpawnPlan, read_failure, spawn
 from sublet.values import Epoch, GuestId, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.guests import GuestSpec, Profile
@@ -190,9 +190,9 @@ def test_damaged_and_foreign_files_hide_no_note(tmp_path: Path) -> None:
 def test_every_child_is_reaped_and_told_of_to_whom_it_concerns() -> None:
     loop, rounds = Loop(SystemClock()), list[int]()
     reaper = Reaper(loop, lambda: rounds.append(1))
-    exits: dict[int, Exit] = {}
+    exits: dict[int, ProcessExit] = {}
 
-    def told(how: Exit) -> None:
+    def told(how: ProcessExit) -> None:
         exits[how.pid] = how
 
     try:

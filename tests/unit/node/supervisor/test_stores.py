@@ -19,10 +19,10 @@ from sublet.node.loop import Loop
 from sublet.node.processes.limits import choose
 from sublet.node.processes.memory_watch import share_of
 from sublet.node.processes.messages import out_of_memory
-from sublet.node.processes.procs import PAGE_BYTES, Procs, Stat
+from sublet.node.processes.procs import PAGE_BYTES, ProcessStat, Procs
 from sublet.node.processes.tree import Trees
 from sublet.node.storage.mounts import Mount, loops_in, mounts_in, who_else_has
-from sublet.node.storage.store import NAMES_MAX, Count, count
+from sublet.node.storage.store import NAMES_MAX, FolderCount, count
 from sublet.values import MIB
 from tests.left_open import nothing_left_open
 
@@ -106,7 +106,7 @@ def test_what_is_in_a_folder_is_counted_in_steps_and_said_once(tmp_path: Path) -
     for number in range(20):
         (folder / "deep" / "down" / str(number)).write_bytes(os.urandom(8192))
     assert 20 * 8192 <= sum(count(str(folder))) < 20 * 8192 + MIB
-    small = Count(str(folder), 65536)
+    small = FolderCount(str(folder), 65536)
     said = [small.step(3) for _ in range(40)]
     lines = [line for line in said if line]
     assert len(lines) == 1, "of one fact one line, however often it is counted"
@@ -117,12 +117,12 @@ def test_what_is_in_a_folder_is_counted_in_steps_and_said_once(tmp_path: Path) -
     assert not any(small.step(3) for _ in range(20))
     (folder / "again").write_bytes(os.urandom(200_000))
     assert any(small.step(3) for _ in range(20)), "too much again is news again"
-    assert Count(str(tmp_path / "not there"), 1).step(10) == ""
+    assert FolderCount(str(tmp_path / "not there"), 1).step(10) == ""
     assert NAMES_MAX > 0
 
 
-def stat(pid: int, pages: int) -> Stat:
-    return Stat(pid, 1, pid, pid, ord("S"), 1, 1, 0, pages)
+def stat(pid: int, pages: int) -> ProcessStat:
+    return ProcessStat(pid, 1, pid, pid, ord("S"), 1, 1, 0, pages)
 
 
 def test_what_processes_share_is_divided_among_them(tmp_path: Path) -> None:

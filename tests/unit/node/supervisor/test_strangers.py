@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sublet.lease.hardware import NotYet
-from sublet.node.processes.guests import Guests
+from sublet.node.processes.guests import GuestTable
 from sublet.node.supervisor.real_hardware import LOOK_AGAIN_NS, RealHardware
 from sublet.values import Epoch, LeaseId, ResourceId
 
@@ -35,7 +35,7 @@ def test_nothing_is_verified_while_a_stranger_runs() -> None:
     )
 
     def look() -> object:
-        Guests._see_all(guests, (), ())
+        GuestTable._see_all(guests, (), ())
         return RealHardware.look(premises, ResourceId("n/gpu0"), LeaseId("l"), Epoch(1, 1), 7)
 
     assert not isinstance(look(), NotYet)

@@ -11,7 +11,7 @@ import pytest
 
 from sublet.clock import SystemClock
 from sublet.node.loop import Loop
-from sublet.node.processes.guest import Guest
+from sublet.node.processes.guest import GuestProcess
 from sublet.node.processes.termination import Endings
 from sublet.values import EndReason
 
@@ -56,7 +56,7 @@ class Signals:
 
 
 def endings(loop: Loop, trees: Signals) -> Endings:
-    def safely(_: Guest, call: Callable[[], object]) -> None:
+    def safely(_: GuestProcess, call: Callable[[], object]) -> None:
         with contextlib.suppress(ValueError):
             call()
 

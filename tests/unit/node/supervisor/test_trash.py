@@ -13,7 +13,7 @@ import pytest
 
 from sublet.errors import QuotaExceeded
 from sublet.node.loop import Loop
-from sublet.node.processes.group import Group
+from sublet.node.processes.group import ControlGroup
 from sublet.node.processes.trash import (
     AGAIN_MAX_S,
     AGAIN_S,
@@ -137,8 +137,8 @@ class Box:
     def kill(self) -> None:
         self.did.append("kill")
 
-    def as_group(self) -> Group:
-        return cast(Group, self)
+    def as_group(self) -> ControlGroup:
+        return cast(ControlGroup, self)
 
 
 def pass_time(loop: Loop, clock: HeldClock, seconds: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sublet.node.processes.memory_watch import CONTEXT_BYTES, Owner, VramWatch
+from sublet.node.processes.memory_watch import CONTEXT_BYTES, ProcessOwner, VramWatch
 from sublet.values import GIB, GuestId, Kind, LeaseId, ResourceId
 from sublet.wire.cards import CardUse
 from sublet.wire.orders import Part
@@ -22,7 +22,7 @@ def part(amount: int, card: str = CARD) -> Part:
 
 
 A, B = LeaseId("a"), LeaseId("b")
-OWNERS: dict[int, Owner] = {
+OWNERS: dict[int, ProcessOwner] = {
     1: Guest(GuestId("a1"), A),
     2: Guest(GuestId("a1"), A),
     3: Guest(GuestId("a2"), A),

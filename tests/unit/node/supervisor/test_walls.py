@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from sublet.errors import Unsupported
-from sublet.node.sandbox import Abilities, Ids, Part, Wish
-from sublet.node.sandbox.abilities import Finding
+from sublet.node.sandbox import Abilities, Ids, SandboxPart, Wish
+from sublet.node.sandbox.abilities import PartFinding
 from sublet.node.sandbox.walls import Walls, prefix_of
 
 
@@ -133,11 +133,11 @@ def test_nor_what_others_can_write(place: Path, mode: int) -> None:
 
 def test_a_guest_does_without_the_walls_that_the_operator_allows_to_be_missing(tmp_path: Path) -> None:
     walls = Walls(runtime=str(tmp_path / "run"), state=str(tmp_path / "state"))
-    findings = {part: Finding(active=part is not Part.SECCOMP) for part in Part}
+    findings = {part: PartFinding(active=part is not SandboxPart.SECCOMP) for part in SandboxPart}
     walls.abilities = Abilities(findings=findings, is_root=True, landlock_abi=4)
     wish = Wish(folder="/", tenant="ana", ids=Ids(1000, 1000))
     with pytest.raises(Unsupported, match="seccomp") as refused:
         walls.plan(wish)
     assert '[lease] allow_missing = ["seccomp"]' in refused.value.do
     walls.allow(("seccomp",))
-    assert walls.plan(wish).missing == (Part.SECCOMP,)
+    assert walls.plan(wish).missing == (SandboxPart.SECCOMP,)

@@ -17,9 +17,9 @@ from sublet.node.processes.zygote_policy import (
     REMEMBERED_MAX,
     TENANT_IDLE_NS,
     TENANT_ZYGOTES_MAX,
-    State,
     ZygoteKey,
     ZygoteRegistry,
+    ZygoteState,
     arguments_of,
     is_python,
     walled_key,
@@ -76,7 +76,7 @@ def test_one_that_died_comes_back_after_growing_pauses() -> None:
         pauses.append((shelf.entries[A].again_ns - now_ns) // NS_PER_S)
         now_ns = shelf.entries[A].again_ns
         assert shelf.want(A, now_ns) == (True, ())
-        shelf.entries[A].state = State.READY  # it came to be ready, and dies again without having been of use
+        shelf.entries[A].state = ZygoteState.READY  # it came to be ready, and dies again without having been of use
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert max(pauses) * NS_PER_S == BACKOFF_MAX_NS
 
@@ -87,7 +87,7 @@ def test_one_that_dies_before_it_is_ready_is_given_up_for_long() -> None:
         assert shelf.want(A, now_ns) == (True, ())
         shelf.died(A, "no such file", now_ns)
         last_ns, now_ns = now_ns, shelf.entries[A].again_ns
-    assert shelf.entries[A].state is State.DISCARDED
+    assert shelf.entries[A].state is ZygoteState.DISCARDED
     assert now_ns == last_ns + DISCARDED_NS
     assert shelf.lines() == ("/usr/bin/pythona: discarded (no such file)",)
 

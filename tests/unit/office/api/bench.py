@@ -15,10 +15,10 @@ from biscuit_auth import KeyPair
 
 from sublet.office.access import AccessList
 from sublet.office.api.app import App
-from sublet.office.api.service import Identity, Service
+from sublet.office.api.service import ApiService, OfficeIdentity
 from sublet.office.api.signing import Signer
 from sublet.office.driver import Driver
-from sublet.office.journal.audit import Record
+from sublet.office.journal.audit import AuditRecord
 from sublet.office.ledger.commands import OpenOffice
 from sublet.office.ledger.events import Event
 from sublet.office.ledger.ledger import Ledger
@@ -58,10 +58,10 @@ class RememberedJournal:
     def head(self) -> str:
         return "00"
 
-    def records(self, after: int = 0) -> Iterator[Record]:
+    def records(self, after: int = 0) -> Iterator[AuditRecord]:
         return iter(())
 
-    def latest(self, most: int, naming: str = "") -> list[Record]:
+    def latest(self, most: int, naming: str = "") -> list[AuditRecord]:
         return []
 
     def verify(self) -> AuditReport:
@@ -96,7 +96,7 @@ class Bench:
     journal: RememberedJournal
     driver: Driver
     agent: MemoryAgent
-    service: Service
+    service: ApiService
     app: App
     deaths: list[str]
     stops: list[bool] = field(default_factory=list)
@@ -247,9 +247,9 @@ async def bench(*, gpus: int = 2, local_rule: bool = True, policy: Policy | None
     stops: list[bool] = []
     driver = Driver(ledger=Ledger(policy or Policy()), journal=journal, clock=clock, die=deaths.append)
     agent = MemoryAgent(inventory(gpus), report=driver.report, clock=clock)
-    service = Service(
+    service = ApiService(
         driver=driver,
-        identity=Identity(
+        identity=OfficeIdentity(
             pid=1, version="0", home=Path("/h"), embedded=False, started_ns=clock.now_ns(), started_wall_ns=0
         ),
         access=AccessList(local_rule=local_rule),

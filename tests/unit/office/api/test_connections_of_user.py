@@ -11,7 +11,7 @@ import pytest
 from sublet.office.access import Origin
 from sublet.office.api import processes as seen_processes
 from sublet.office.api import server as http_server
-from sublet.office.api.processes import Processes
+from sublet.office.api.processes import ProcessTable
 from sublet.office.api.server import HttpServer
 from tests.unit.office.api.bench import bench, run
 
@@ -51,8 +51,8 @@ def test_operators_see_who_is_connected_over_the_shared_socket(monkeypatch: pyte
         loop = asyncio.get_running_loop()
         async with bench() as b:
             ana = (await b.ask("POST", "/v1/tenants", {"id": "ana"})).json["token"]
-            server = HttpServer(b.app, on_limit=b.service.limit, processes=Processes(), shared=True)
-            own = HttpServer(b.app, on_limit=b.service.limit, processes=Processes())
+            server = HttpServer(b.app, on_limit=b.service.limit, processes=ProcessTable(), shared=True)
+            own = HttpServer(b.app, on_limit=b.service.limit, processes=ProcessTable())
             with contextlib.ExitStack() as stack:
                 here: list[socket.socket] = []
                 for each in (server, server, own):

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from sublet.office.api import processes
-from sublet.office.api.processes import HolderWatch, Processes
+from sublet.office.api.processes import HolderWatch, ProcessTable
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.commands import Command, HolderGone, HolderUnseen
 from sublet.office.ledger.records import EndRecord, LeaseRecord, Now, ProcessRecord
@@ -29,7 +29,7 @@ class Programs:
     """Sleeping programs, and what the office knows of them."""
 
     def __init__(self) -> None:
-        self.processes = Processes()
+        self.processes = ProcessTable()
         self._running: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> tuple[subprocess.Popen[bytes], ProcessRecord]:
@@ -55,7 +55,7 @@ def programs() -> Iterator[Programs]:
 class Office:
     """A driver as far as the watch needs one."""
 
-    def __init__(self, *leases: LeaseRecord, processes: Processes) -> None:
+    def __init__(self, *leases: LeaseRecord, processes: ProcessTable) -> None:
         state = SimpleNamespace(leases={lease.id: lease for lease in leases})
         self.ledger = SimpleNamespace(state=state)
         self.posted: list[Command] = []
@@ -189,7 +189,7 @@ def test_without_pidfds_processes_are_looked_at(programs: Programs, monkeypatch:
     async def main() -> None:
         nonlocal exhausted
         (first, one), (second, other) = programs.start(), programs.start()
-        office = Office(processes=Processes(pidfd_open=pidfd_open))
+        office = Office(processes=ProcessTable(pidfd_open=pidfd_open))
         office.watch.start()
         before = descriptors()
         office.tell(queued("L1", one), queued("L2", other))

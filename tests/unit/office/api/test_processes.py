@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sublet.office.api.processes import SO_PEERPIDFD, Fate, Peer, Processes
+from sublet.office.api.processes import SO_PEERPIDFD, PeerConnection, ProcessFate, ProcessTable
 from sublet.office.ledger.records import ProcessRecord
 from tests.left_open import left_of, open_now
 
@@ -95,7 +95,7 @@ def refuse(number: int) -> Any:
     return opened
 
 
-def closed(found: int | Fate) -> bool:
+def closed(found: int | ProcessFate) -> bool:
     """Whether it is a pidfd; it is not needed any more."""
     if isinstance(found, int):
         os.close(found)
@@ -106,7 +106,7 @@ def closed(found: int | Fate) -> bool:
 def test_the_process_that_connected_is_known_until_it_ends(remote: Remote, missing: bool) -> None:
     """On a kernel with and without the option: found, watched, gone; and nothing is left open."""
     kernel = Kernel(remote.sock, peer_pidfd=errno.ENOPROTOOPT if missing else None)
-    processes = Processes()
+    processes = ProcessTable()
     before = open_now()
     found = processes.of_peer(kernel, remote.pid, LATER_NS)
     assert found is not None
@@ -115,22 +115,22 @@ def test_the_process_that_connected_is_known_until_it_ends(remote: Remote, missi
     assert processes.of_peer(kernel, remote.pid, LATER_NS) == found
     assert kernel.asked == (1 if missing else 2), "what the kernel does not have is not asked for again"
     assert closed(processes.open(found))
-    assert processes.look(found) is Fate.ALIVE
+    assert processes.look(found) is ProcessFate.ALIVE
     assert not left_of(open_now, before)
     remote.end()
-    assert processes.open(found) is Fate.GONE
-    assert processes.look(found) is Fate.GONE
+    assert processes.open(found) is ProcessFate.GONE
+    assert processes.look(found) is ProcessFate.GONE
     assert not left_of(open_now, before)
 
 
 def test_a_zombie_is_gone(remote: Remote) -> None:
     """It has ended; that nobody has asked for its exit status changes nothing."""
-    processes = Processes()
+    processes = ProcessTable()
     found = processes.of_peer(remote.sock, remote.pid, LATER_NS)
     assert found is not None
     remote.program.kill()
     until = time.monotonic() + 100
-    while processes.look(found) is not Fate.GONE:
+    while processes.look(found) is not ProcessFate.GONE:
         assert time.monotonic() < until
     assert os.path.exists(f"/proc/{remote.pid}")
     assert not closed(processes.open(found))
@@ -139,10 +139,10 @@ def test_a_zombie_is_gone(remote: Remote) -> None:
 def test_a_peer_that_has_ended_by_now_is_a_process_that_is_gone(remote: Remote) -> None:
     """Its request is decided after its end: the lease is bound, and ends at once, and does not live its whole time."""
     remote.end()
-    processes = Processes()
+    processes = ProcessTable()
     found = processes.of_peer(remote.sock, remote.pid, LATER_NS)
     assert found is not None
-    assert processes.open(found) is Fate.GONE
+    assert processes.open(found) is ProcessFate.GONE
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["with SO_PEERPIDFD", "without it"])
@@ -151,59 +151,59 @@ def test_a_fork_that_holds_the_connection_is_not_the_holder(tmp_path: Path, miss
     for remote in connected(tmp_path, "fork"):
         remote.program.wait()
         kernel = Kernel(remote.sock, peer_pidfd=errno.ENOPROTOOPT if missing else None)
-        processes = Processes()
+        processes = ProcessTable()
         found = processes.of_peer(kernel, remote.pid, LATER_NS)
         assert found is not None
-        assert processes.open(found) is Fate.GONE
+        assert processes.open(found) is ProcessFate.GONE
         assert processes.of_peer(kernel, remote.pid + 1, LATER_NS) is None, "the child says its own pid"
 
 
 def test_a_reused_pid_is_another_process(remote: Remote) -> None:
     """The same pid with another start time: whoever had the lease is gone."""
-    processes = Processes()
+    processes = ProcessTable()
     found = processes.of_peer(remote.sock, remote.pid, LATER_NS)
     assert found is not None
     before = msgspec.structs.replace(found, start_ticks=found.start_ticks - 1)
-    assert processes.open(before) is Fate.GONE
-    assert processes.look(before) is Fate.GONE
+    assert processes.open(before) is ProcessFate.GONE
+    assert processes.look(before) is ProcessFate.GONE
 
 
 def test_without_the_option_a_process_that_began_after_the_connection_is_not_its_peer(remote: Remote) -> None:
     """The pid was reused between the two: nobody is bound to a stranger."""
     kernel = Kernel(remote.sock, peer_pidfd=errno.ENOPROTOOPT)
-    assert Processes().of_peer(kernel, remote.pid, 1) is None
-    assert Processes(peer_pidfd=None).of_peer(remote.sock, remote.pid, 1) is None
-    assert Processes().of_peer(remote.sock, remote.pid, 1) is not None, "with it the kernel knows better"
+    assert ProcessTable().of_peer(kernel, remote.pid, 1) is None
+    assert ProcessTable(peer_pidfd=None).of_peer(remote.sock, remote.pid, 1) is None
+    assert ProcessTable().of_peer(remote.sock, remote.pid, 1) is not None, "with it the kernel knows better"
 
 
 @pytest.mark.parametrize("pid", [0, -1])
 def test_a_peer_that_cannot_be_seen_is_no_process(remote: Remote, pid: int) -> None:
     """In another PID namespace the kernel says 0."""
-    assert Processes().of_peer(Kernel(remote.sock, pid=pid), remote.pid, LATER_NS) is None
+    assert ProcessTable().of_peer(Kernel(remote.sock, pid=pid), remote.pid, LATER_NS) is None
 
 
 def test_a_proxy_is_not_the_holder(remote: Remote) -> None:
     """Whoever made the connection has another pid than the one that asks: a tunnel, or a proxy before the office."""
-    assert Processes().of_peer(remote.sock, os.getpid(), LATER_NS) is None
+    assert ProcessTable().of_peer(remote.sock, os.getpid(), LATER_NS) is None
 
 
 def test_a_socket_of_another_kind_has_no_peer_process() -> None:
     with socket.socket(socket.AF_INET) as sock:
-        assert Processes().of_peer(sock, os.getpid(), LATER_NS) is None
+        assert ProcessTable().of_peer(sock, os.getpid(), LATER_NS) is None
 
 
 @pytest.mark.parametrize(
     ("changes", "fate"),
     [
-        ({"boot_id": "another boot"}, Fate.GONE),
-        ({"namespaces": "pid:[1] time:[1]"}, Fate.UNSEEN),
-        ({"boot_id": "another boot", "namespaces": "pid:[1]"}, Fate.GONE),
-        ({"pid": 1 << 22}, Fate.GONE),
+        ({"boot_id": "another boot"}, ProcessFate.GONE),
+        ({"namespaces": "pid:[1] time:[1]"}, ProcessFate.UNSEEN),
+        ({"boot_id": "another boot", "namespaces": "pid:[1]"}, ProcessFate.GONE),
+        ({"pid": 1 << 22}, ProcessFate.GONE),
     ],
     ids=["before a reboot", "seen from another namespace", "both", "no such pid"],
 )
-def test_what_a_restarted_office_finds(remote: Remote, changes: dict[str, object], fate: Fate) -> None:
-    processes = Processes()
+def test_what_a_restarted_office_finds(remote: Remote, changes: dict[str, object], fate: ProcessFate) -> None:
+    processes = ProcessTable()
     found = processes.of_peer(remote.sock, remote.pid, LATER_NS)
     assert found is not None
     assert processes.open(msgspec.structs.replace(found, **changes)) is fate
@@ -214,16 +214,16 @@ def test_without_descriptors_nothing_is_bound_and_that_is_said_once(
     remote: Remote, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It ends by its time to live then. What is bound already is looked at by its start time."""
-    found = Processes().of_peer(remote.sock, remote.pid, LATER_NS)
+    found = ProcessTable().of_peer(remote.sock, remote.pid, LATER_NS)
     assert found is not None
-    processes = Processes(pidfd_open=refuse(number))
+    processes = ProcessTable(pidfd_open=refuse(number))
     kernel = Kernel(remote.sock, peer_pidfd=number)
     with caplog.at_level(logging.WARNING, "sublet.office"):
         assert processes.of_peer(kernel, remote.pid, LATER_NS) is None
         assert processes.of_peer(kernel, remote.pid, LATER_NS) is None
-        assert processes.open(found) is Fate.ALIVE
+        assert processes.open(found) is ProcessFate.ALIVE
         remote.end()
-        assert processes.open(found) is Fate.GONE
+        assert processes.open(found) is ProcessFate.GONE
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "open files" in caplog.text
 
@@ -232,17 +232,17 @@ def test_what_cannot_be_read_for_want_of_descriptors_is_taken_to_live(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = ProcessRecord(pid=os.getpid(), start_ticks=1, boot_id="b", namespaces="n")
-    processes = Processes()
+    processes = ProcessTable()
     monkeypatch.setattr(os, "open", refuse(errno.EMFILE))
-    assert processes.look(found) is Fate.ALIVE
+    assert processes.look(found) is ProcessFate.ALIVE
 
 
 def test_a_process_that_proc_hides_is_not_seen(remote: Remote, tmp_path: Path) -> None:
     """As with the mount option hidepid: there is a pidfd, and no file. It lives, so nothing ends with it."""
-    hides = Processes(str(tmp_path))
+    hides = ProcessTable(str(tmp_path))
     assert hides.of_peer(remote.sock, remote.pid, LATER_NS) is None
     record = ProcessRecord(pid=remote.pid, start_ticks=5, boot_id="", namespaces=" ")
-    assert hides.open(record) is Fate.UNSEEN
+    assert hides.open(record) is ProcessFate.UNSEEN
 
 
 def test_a_name_with_brackets_and_a_first_thread_that_has_ended(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_name_with_brackets_and_a_first_thread_that_has_ended(tmp_path: Path) 
     stat = "7 (a) b (c) {state} 1 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 {threads} 0 4242 1 1"
     for state, threads, gone in (("S", 1, False), ("Z", 1, True), ("Z", 3, False), ("X", 1, True)):
         (tmp_path / "7" / "stat").write_text(stat.format(state=state, threads=threads))
-        found = Processes(str(tmp_path)).stat(7)
+        found = ProcessTable(str(tmp_path)).stat(7)
         assert found is not None
         assert (found.start_ticks, found.is_gone) == (4242, gone)
 
@@ -259,7 +259,7 @@ def test_a_name_with_brackets_and_a_first_thread_that_has_ended(tmp_path: Path) 
 def test_a_connection_is_asked_once(remote: Remote) -> None:
     """And again only for who says another pid, or was not found."""
     kernel = Kernel(remote.sock)
-    peer = Peer(Processes(), kernel, LATER_NS)
+    peer = PeerConnection(ProcessTable(), kernel, LATER_NS)
     assert peer.process(remote.pid) == peer.process(remote.pid)
     assert kernel.asked == 1
     assert peer.process(remote.pid + 1) is None

@@ -8,14 +8,14 @@ from typing import Any
 
 from sublet.office.access import LOCAL_CALLER, Caller
 from sublet.office.api import sse as sse_module
-from sublet.office.api.sse import QUEUE_MAX, Stream
+from sublet.office.api.sse import QUEUE_MAX, EventStream
 from sublet.values import GIB, LeaseId, TenantId
 from tests.unit.office.api.bench import Bench, bench, exchange, run, turns
 
 ANN = Caller(TenantId("ann"), False)
 
 
-def heard(stream: Stream) -> list[tuple[str, Any]]:
+def heard(stream: EventStream) -> list[tuple[str, Any]]:
     """What waits in a stream: (event, data)."""
     frames = b"".join(stream._queue)
     stream._queue.clear()
@@ -31,7 +31,7 @@ def parsed(frames: bytes) -> list[tuple[str, Any]]:
     return found
 
 
-def names(stream: Stream) -> list[str]:
+def names(stream: EventStream) -> list[str]:
     return [what for what, _ in heard(stream)]
 
 
@@ -211,7 +211,7 @@ def test_a_quiet_stream_says_that_it_is_still_there(monkeypatch: Any) -> None:
     monkeypatch.setattr(sse_module, "KEEP_ALIVE_S", 0.01)
 
     async def story() -> None:
-        stream = Stream(LOCAL_CALLER, None, False)
+        stream = EventStream(LOCAL_CALLER, None, False)
         frame = await stream.next()
         assert frame is not None
         assert frame.startswith(b":")

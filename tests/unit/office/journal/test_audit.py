@@ -12,28 +12,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet.office.journal.audit import BEGAN, GENESIS, RESTORED, Anchor, Record, Walk, link, verify
+from sublet.office.journal.audit import BEGAN, GENESIS, RESTORED, Anchor, AuditRecord, Walk, link, verify
 
 ID: Final = "0" * 31 + "1"
 OTHER: Final = "0" * 31 + "2"
 
 
-def chain(*kinds: str, journal: str = ID) -> list[Record]:
+def chain(*kinds: str, journal: str = ID) -> list[AuditRecord]:
     """A chain of a journal, with a gap in its numbers after each record."""
     began = json.dumps({"journal": journal, "incarnation": 1}).encode()
     return extended([], (BEGAN, began), *((kind, b'{"n":%d}' % n) for n, kind in enumerate(kinds)))
 
 
-def extended(records: list[Record], *more: tuple[str, bytes]) -> list[Record]:
+def extended(records: list[AuditRecord], *more: tuple[str, bytes]) -> list[AuditRecord]:
     records = list(records)
     for kind, body in more:
         prev, seq = (records[-1].hash, records[-1].seq + 2) if records else (GENESIS, 1)
         hashed = link(prev, seq, seq * 10, seq * 100, kind, body)
-        records.append(Record(seq, seq * 10, seq * 100, kind, body, hashed))
+        records.append(AuditRecord(seq, seq * 10, seq * 100, kind, body, hashed))
     return records
 
 
-def anchor_of(records: list[Record], journal: str = ID) -> Anchor:
+def anchor_of(records: list[AuditRecord], journal: str = ID) -> Anchor:
     return Anchor(journal, records[-1].seq, records[-1].seq, records[-1].hash)
 
 
@@ -57,7 +57,7 @@ def test_the_format_is_the_one_that_is_written_down() -> None:
 
 
 @pytest.mark.parametrize("at", range(len(WHOLE)))
-@pytest.mark.parametrize("field", Record._fields)
+@pytest.mark.parametrize("field", AuditRecord._fields)
 def test_an_edited_record_is_noticed(at: int, field: str) -> None:
     """Each field of each record."""
     old = getattr(WHOLE[at], field)
@@ -104,9 +104,9 @@ def test_a_cut_among_entries_that_are_not_audited_is_noticed() -> None:
 @pytest.mark.parametrize("at", range(len(WHOLE) + 1))
 def test_a_record_that_was_put_in_is_noticed(at: int) -> None:
     """Also one whose own link is right."""
-    prev = WHOLE[at - 1] if at else Record(-1, 0, 0, "", b"", GENESIS)
+    prev = WHOLE[at - 1] if at else AuditRecord(-1, 0, 0, "", b"", GENESIS)
     seq = prev.seq + 1
-    new = Record(seq, 1, 1, "granted", b"{}", link(prev.hash, seq, 1, 1, "granted", b"{}"))
+    new = AuditRecord(seq, 1, 1, "granted", b"{}", link(prev.hash, seq, 1, 1, "granted", b"{}"))
     verdict = verify([*WHOLE[:at], new, *WHOLE[at:]], [anchor_of(WHOLE)])
     assert verdict.ok is (at == len(WHOLE)), "what is added at the end is the office's own next record"
 
@@ -115,7 +115,7 @@ def test_numbers_never_fall_even_where_every_link_is_right() -> None:
     """Bills read the chain in parts, by number: a record below one that was read would never be seen."""
     last = WHOLE[-1]
     for seq in (last.seq, last.seq - 1):
-        late = Record(seq, 1, 1, "granted", b"{}", link(last.hash, seq, 1, 1, "granted", b"{}"))
+        late = AuditRecord(seq, 1, 1, "granted", b"{}", link(last.hash, seq, 1, 1, "granted", b"{}"))
         assert not verify([*WHOLE, late]).ok
 
 

@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 
 from sublet.errors import JournalError
-from sublet.office.journal.history import History
+from sublet.office.journal.history import AuditHistory
 from sublet.office.journal.journal import Journal
 from tests.unit.office.journal.making import OPENED, Place, at, ended, ending, granted, joined, queued, renewed
 
@@ -29,7 +29,7 @@ Past = tuple[bytes | None, list[object], list[object], str]
 def past(journal: Journal) -> Past:
     """Everything that is read of a journal: books, events, bills, the head of the chain."""
     found = journal.recover()
-    usages = History().read(journal.records()).usages(10**6)
+    usages = AuditHistory().read(journal.records()).usages(10**6)
     return found.snapshot, list(found.entries), list(usages), journal.head()
 
 

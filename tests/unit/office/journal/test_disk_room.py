@@ -15,7 +15,7 @@ from sublet.office.journal import disk_room
 from sublet.office.journal.disk_room import DiskRoom
 from sublet.office.journal.journal import Journal
 from sublet.values import GIB, MIB
-from sublet.wire.disk import RESERVE_FILE, DiskReserve, Space, disk_reserve
+from sublet.wire.disk import RESERVE_FILE, DiskReserve, DiskSpace, disk_reserve
 from tests.unit.office.journal.making import Place, at, queued
 
 
@@ -46,9 +46,9 @@ class Disk:
     others: int = 0
     now_ns: int = 0
 
-    def space(self, folder: Path) -> Space:
+    def space(self, folder: Path) -> DiskSpace:
         taken = sum(path.stat().st_size for path in self.home.glob(RESERVE_FILE))
-        return Space(size=self.size, free=max(0, self.size - self.others - taken))
+        return DiskSpace(size=self.size, free=max(0, self.size - self.others - taken))
 
     def room(self) -> DiskRoom:
         return DiskRoom(self.home, now_ns=self.tick, space=self.space)

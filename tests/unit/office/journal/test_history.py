@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from sublet.errors import JournalError
-from sublet.office.journal.history import History, wire_lines
+from sublet.office.journal.history import AuditHistory, wire_lines
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.bills import Bill, Holding, Line, fold, reconcile, to_csv
 from sublet.office.ledger.records import TenantRecord
@@ -35,15 +35,15 @@ from tests.unit.office.journal.making import (
 Told = list[tuple[int, ev.Event]]
 
 
-def history(place: Place, told: Told) -> History:
+def history(place: Place, told: Told) -> AuditHistory:
     """Through the real journal: what is not in the chain cannot be on a bill."""
     with place.open() as journal:
         for ns, event in told:
             journal.commit([event], at(ns))
-        return History().read(journal.records())
+        return AuditHistory().read(journal.records())
 
 
-def held(past: History, now_ns: int) -> dict[str, list[tuple[int, int]]]:
+def held(past: AuditHistory, now_ns: int) -> dict[str, list[tuple[int, int]]]:
     return {u.lease: [(h.start_ns, h.stop_ns) for h in u.holdings] for u in past.usages(now_ns)}
 
 
@@ -151,17 +151,17 @@ def test_a_chain_that_was_touched_gives_no_bill(place: Place) -> None:
         records = list(journal.records())
     records[2] = records[2]._replace(body=records[2].body.replace(b"ada", b"bob"))
     with pytest.raises(JournalError, match="no bill can be made"):
-        History().read(records)
+        AuditHistory().read(records)
 
 
 def test_history_can_be_read_in_parts(place: Place) -> None:
     """As an office does that keeps it and reads what is new."""
     with place.open() as journal:
         journal.commit([queued("a"), granted("a", 1)], at(10))
-        past = History().read(journal.records())
+        past = AuditHistory().read(journal.records())
         journal.commit([renewed("a"), ending("a", 20)], at(20))
         past.read(journal.records(after=past.seq))
-        assert held(past, 99) == held(History().read(journal.records()), 99) == {"a": [(10, 20)]}
+        assert held(past, 99) == held(AuditHistory().read(journal.records()), 99) == {"a": [(10, 20)]}
 
 
 SEEDS: Final = range(40)

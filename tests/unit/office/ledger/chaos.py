@@ -15,7 +15,7 @@ from sublet.errors import (
     SubletError,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
-from sublet.office.journal.history import History, _Told
+from sublet.office.journal.history import AuditHistory, _Told
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted, Outcome, Refusal
@@ -129,7 +129,7 @@ class Chaos:
         self.times = random.Random(f"times/{seed}")
         self.money = random.Random(f"money/{seed}")
         self.files = random.Random(f"files/{seed}")
-        self.past = History()
+        self.past = AuditHistory()
         self.before: dict[BudgetId, dict[tuple[LeaseId, str], tuple[int, int]]] = {}
         """How many holdings of each lease were over when the budget was made, and how many had begun."""
         self.told = 0

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sublet.errors import IdempotencyConflict, InvalidRequest, LeaseRevoked, NotFound, RenewalRefusal, SubletError
 from sublet.lease.states import LeaseStatus
-from sublet.office.journal.history import History, _Told
+from sublet.office.journal.history import AuditHistory, _Told
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.bills import GRAINS_PER_MICRO, Rates, fold
@@ -499,7 +499,7 @@ def test_the_moment_of_a_budget_that_is_gone_is_forgotten() -> None:
 
 def assert_as_billed(bench: Bench) -> None:
     """What is used of each budget is what the bill has since it was made, to the grain."""
-    past = History()
+    past = AuditHistory()
     for now, events in bench.history:
         for event in events:
             if isinstance(event, _Told):
@@ -538,7 +538,7 @@ def test_money_stays_right_when_the_wall_clock_is_set(seed: int) -> None:
     bench.wall_ahead_ns = seconds(10**9)
     bench.do(cmd.SetGroup(group=GroupRecord(id=COURSE)))
     bench.do(cmd.SetTenant(tenant=ANN, group=COURSE))
-    past, seen = History(), 0
+    past, seen = AuditHistory(), 0
     for group, per, amount in ((False, "total", 200), (False, "day", 8), (True, "month", 90)):
         budget(bench, amount, group=group, per=per)
     for _ in range(40):

@@ -7,27 +7,27 @@ import json
 import pytest
 
 from sublet.errors import InvalidRequest
-from sublet.node.sandbox.abilities import Part
+from sublet.node.sandbox.abilities import SandboxPart
 from sublet.node.sandbox.plan import _MUST as MUST
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import DeclaredRecord, Quota, ReservationRecord
-from sublet.office.policy_file import KEYS, Key, Limits, Unit, parse_policy
+from sublet.office.policy_file import KEYS, PolicyKey, PolicyLimits, PolicyUnit, parse_policy
 from sublet.office.shared_socket import SharedLimits
 from sublet.settings import FILE_BYTES_MAX
 from sublet.values import GIB, MIB, BudgetId, GroupId, ReservationId, TenantId
 from sublet.wire.caps import WALLS, LeaseCaps
 
 
-def written(key: Key, value: int) -> str:
+def written(key: PolicyKey, value: int) -> str:
     """As TOML."""
     match key.unit:
-        case Unit.COUNT:
+        case PolicyUnit.COUNT:
             return str(value)
-        case Unit.SIZE:
+        case PolicyUnit.SIZE:
             return f'"{value}B"'
-        case Unit.SWITCH:
+        case PolicyUnit.SWITCH:
             return {0: "false", 1: "true"}.get(value, str(value))
-        case Unit.SECONDS:
+        case PolicyUnit.SECONDS:
             return f'"{value}s"'
         case _:
             names = [name for bit, name in enumerate(WALLS) if value >> bit & 1]
@@ -41,8 +41,8 @@ def refused(text: str) -> str:
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=list(KEYS))
-def test_each_key_is_taken_from_the_line_that_sets_it(key: Key) -> None:
-    value = 1 if key.unit is Unit.SWITCH else max(key.least, key.default or 0, 2)
+def test_each_key_is_taken_from_the_line_that_sets_it(key: PolicyKey) -> None:
+    value = 1 if key.unit is PolicyUnit.SWITCH else max(key.least, key.default or 0, 2)
     found = parse_policy(f"# limits\n\n[{key.table}]\n{key.name} = {written(key, value)}\n")
     assert found.value(key.path) == value
     assert found.source(key.path) == "policy.toml line 4"
@@ -52,37 +52,39 @@ def test_each_key_is_taken_from_the_line_that_sets_it(key: Key) -> None:
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=list(KEYS))
 @pytest.mark.parametrize("wrong", ["true", "1.5", "[4]", "{}", "1979-05-27", '"many"', '""', "nan", '"٤"', '"-1GiB"'])
-def test_a_value_of_another_kind_is_refused_with_its_line(key: Key, wrong: str) -> None:
-    wrong = "1" if key.unit is Unit.SWITCH and wrong == "true" else wrong
+def test_a_value_of_another_kind_is_refused_with_its_line(key: PolicyKey, wrong: str) -> None:
+    wrong = "1" if key.unit is PolicyUnit.SWITCH and wrong == "true" else wrong
     said = refused(f"[{key.table}]\n{key.name} = {wrong}")
     assert said.startswith("policy.toml:2: "), said
     assert key.name in said or key.path in said
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=list(KEYS))
-def test_a_size_without_a_unit_and_a_number_with_one_are_refused(key: Key) -> None:
-    wrong = "8" if key.unit is not Unit.COUNT else '"8GiB"'
+def test_a_size_without_a_unit_and_a_number_with_one_are_refused(key: PolicyKey) -> None:
+    wrong = "8" if key.unit is not PolicyUnit.COUNT else '"8GiB"'
     assert refused(f"[{key.table}]\n{key.name} = {wrong}").startswith("policy.toml:2: ")
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=list(KEYS))
 @pytest.mark.parametrize("huge", [10**12, 2**63, 10**40])
-def test_a_huge_value_is_refused(key: Key, huge: int) -> None:
-    value = huge if key.unit is Unit.COUNT else huge * 10**9
+def test_a_huge_value_is_refused(key: PolicyKey, huge: int) -> None:
+    value = huge if key.unit is PolicyUnit.COUNT else huge * 10**9
     assert refused(f"[{key.table}]\n{key.name} = {written(key, value)}").startswith("policy.toml:")
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS.values() if key.least > 0], ids=lambda key: key.path)
-def test_a_value_below_what_runs_is_refused_with_what_would_do(key: Key) -> None:
+def test_a_value_below_what_runs_is_refused_with_what_would_do(key: PolicyKey) -> None:
     said = refused(f"[{key.table}]\n{key.name} = {written(key, key.least - 1)}")
     assert said.startswith("policy.toml:2: ")
-    if key.least > 1 or key.unit is Unit.COUNT:
+    if key.least > 1 or key.unit is PolicyUnit.COUNT:
         assert "less than what runs needs" in said
         assert key.says in said
 
 
-@pytest.mark.parametrize("key", [key for key in KEYS.values() if key.unit is Unit.COUNT], ids=lambda key: key.path)
-def test_a_negative_number_is_refused(key: Key) -> None:
+@pytest.mark.parametrize(
+    "key", [key for key in KEYS.values() if key.unit is PolicyUnit.COUNT], ids=lambda key: key.path
+)
+def test_a_negative_number_is_refused(key: PolicyKey) -> None:
     assert refused(f"[{key.table}]\n{key.name} = -1").startswith("policy.toml:2: ")
 
 
@@ -202,7 +204,7 @@ def test_groups_reservations_and_budgets_are_taken_as_they_stand_there() -> None
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing yet", "[tenant]", "[lease]\n[office]", "\ufeff"[:0]])
 def test_an_empty_file_has_the_defaults(text: str) -> None:
-    assert parse_policy(text) == Limits()
+    assert parse_policy(text) == PolicyLimits()
 
 
 def test_a_line_is_found_however_the_key_is_written() -> None:
@@ -229,11 +231,11 @@ def test_what_the_parts_of_an_office_are_given() -> None:
 def test_the_limits_of_users_are_those_of_the_shared_socket() -> None:
     found = parse_policy("[user]\nrequests_per_minute = 120\nlog_lines_per_minute = 7\n")
     assert found.shared() == SharedLimits(requests_per_minute_of_user=120, log_lines_per_minute_of_user=7)
-    assert Limits().shared() == SharedLimits()
+    assert PolicyLimits().shared() == SharedLimits()
 
 
 def test_the_walls_that_may_be_missing_are_those_that_the_isolation_asks_for() -> None:
-    assert frozenset(WALLS) == {part.value for part in (Part.UID, Part.LANDLOCK, *MUST)}
+    assert frozenset(WALLS) == {part.value for part in (SandboxPart.UID, SandboxPart.LANDLOCK, *MUST)}
     found = parse_policy('[lease]\nallow_missing = ["landlock", "net", "net"]')
     assert found.caps().allow_missing == ("net", "landlock")
     assert KEYS["lease.allow_missing"].shown(found.number("lease.allow_missing")) == "net, landlock"
@@ -241,4 +243,4 @@ def test_the_walls_that_may_be_missing_are_those_that_the_isolation_asks_for() -
 
 def test_the_defaults_are_those_of_the_supervisor() -> None:
     """So that nothing of them has to be sent to a supervisor that a version without them has started."""
-    assert Limits().caps() == LeaseCaps()
+    assert PolicyLimits().caps() == LeaseCaps()

@@ -6,7 +6,7 @@ import pytest
 
 from sublet.errors import IdempotencyConflict, InvalidRequest
 from sublet.lease.states import LeaseStatus
-from sublet.office.journal.history import History, _Told
+from sublet.office.journal.history import AuditHistory, _Told
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted, Place
@@ -34,7 +34,7 @@ def line(bench: Bench) -> list[str]:
 
 
 def billed(bench: Bench, by: str = "lease") -> Bill:
-    history = History()
+    history = AuditHistory()
     for now, events in bench.history:
         for event in events:
             if isinstance(event, _Told):

@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 from sublet.errors import CheckpointDamaged, SubletError
 from sublet.state.checkpoints.format import (
     TRAILER_BYTES,
-    Entry,
+    CheckpointManifest,
     LeafRef,
-    Manifest,
+    PackEntry,
     PackRef,
     dump_index,
     dump_trailer,
     parse_index,
     parse_trailer,
 )
-from sublet.state.checkpoints.records import Blob, Record, dump_leaf, parse_leaf
+from sublet.state.checkpoints.records import Blob, EncodedGroup, dump_leaf, parse_leaf
 from sublet.state.checkpoints.store import FolderStore, verify
 from sublet.state.checkpoints.writer import Author, Saver
 from sublet.values import Epoch, LeaseId
@@ -72,7 +72,7 @@ def test_what_is_written_today_is_what_version_1_wrote() -> None:
     """Byte for byte, but for what zstd makes of a chunk, which is its own affair."""
     path = next((GOLDEN / "checkpoints").iterdir())
     data = path.read_bytes()
-    assert Manifest.parse(data).dump() == data
+    assert CheckpointManifest.parse(data).dump() == data
     (pack,) = (GOLDEN / "packs").iterdir()
     whole = pack.read_bytes()
     offset, length, index_hash = parse_trailer(whole[:64], whole[-TRAILER_BYTES:], len(whole))
@@ -89,7 +89,7 @@ NAME = st.binary(min_size=20, max_size=20)
 
 @given(
     st.builds(
-        Manifest,
+        CheckpointManifest,
         number=st.integers(1, 2**63),
         parent=st.integers(0, 2**63),
         lease=TEXT.map(LeaseId),
@@ -105,8 +105,8 @@ NAME = st.binary(min_size=20, max_size=20)
         note=TEXT,
     )
 )
-def test_manifests_come_back(manifest: Manifest) -> None:
-    assert Manifest.parse(manifest.dump()) == manifest
+def test_manifests_come_back(manifest: CheckpointManifest) -> None:
+    assert CheckpointManifest.parse(manifest.dump()) == manifest
 
 
 BLOB = st.binary(max_size=9).map(lambda data: Blob(length=len(data), inline=data, kind=3, writable=len(data) > 3))
@@ -118,18 +118,18 @@ CHUNKED = st.integers(1, 5000).flatmap(
 )
 
 
-def records_of(blob: st.SearchStrategy[Blob]) -> st.SearchStrategy[list[Record]]:
+def records_of(blob: st.SearchStrategy[Blob]) -> st.SearchStrategy[list[EncodedGroup]]:
     names = st.lists(st.text(max_size=5), min_size=1, max_size=3)
-    return st.lists(st.builds(Record, names=names, blobs=st.lists(blob, min_size=1, max_size=3)), max_size=4)
+    return st.lists(st.builds(EncodedGroup, names=names, blobs=st.lists(blob, min_size=1, max_size=3)), max_size=4)
 
 
 @given(records_of(BLOB | CHUNKED))
-def test_leaves_come_back(records: list[Record]) -> None:
+def test_leaves_come_back(records: list[EncodedGroup]) -> None:
     assert parse_leaf(dump_leaf(records)) == records
 
 
 @given(records_of(BLOB), st.data())
-def test_a_leaf_of_somebody_elses_making_raises_nothing_unexpected(records: list[Record], data: Any) -> None:
+def test_a_leaf_of_somebody_elses_making_raises_nothing_unexpected(records: list[EncodedGroup], data: Any) -> None:
     leaf = bytearray(dump_leaf(records))
     leaf[data.draw(st.integers(0, len(leaf) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     cut = data.draw(st.integers(0, len(leaf)))
@@ -139,7 +139,7 @@ def test_a_leaf_of_somebody_elses_making_raises_nothing_unexpected(records: list
 
 
 def test_an_index_that_overlaps_or_leaves_gaps_is_refused() -> None:
-    good = [Entry(bytes(32), 64, 10, 10, 0, 0), Entry(bytes(32), 74, 5, 99, 1, 1)]
+    good = [PackEntry(bytes(32), 64, 10, 10, 0, 0), PackEntry(bytes(32), 74, 5, 99, 1, 1)]
     for wrong in ([good[0], good[0]], [good[1]], [good[0]._replace(check=1), good[1]], [good[0]._replace(encoding=2)]):
         index = dump_index(wrong)
         with pytest.raises(CheckpointDamaged):

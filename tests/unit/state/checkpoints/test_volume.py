@@ -23,7 +23,7 @@ from sublet.errors import (
 )
 from sublet.node.storage.copying_work import copy_in
 from sublet.node.storage.publish import publish, run_and_encode
-from sublet.node.storage.volume_folder import Place, collect, lay_out
+from sublet.node.storage.volume_folder import VolumeAccess, collect, lay_out
 from sublet.state.checkpoints.durable import Durable, store_of
 from sublet.state.checkpoints.object_groups import encode_roots
 from sublet.state.checkpoints.save_size import needed_bytes
@@ -72,7 +72,7 @@ class Desk:
         return answer
 
     def _done(self, call: VolumeCall) -> object:
-        place = Place(
+        place = VolumeAccess(
             folder=str(self.folder),
             lock=f"{self.folder}.lock",
             size=self.size,

@@ -13,16 +13,36 @@ import pytest
 
 from sublet.errors import InvalidRequest
 from sublet.replicated import FolderReplica
-from sublet.state.replicated.ballot import Ballot, Garbled, Stamp
-from sublet.state.replicated.cell import Accept, Accepted, Cell, Here, Install, Prepare, Promised, Query, Took
-from sublet.state.replicated.checkpoint_record import Effect, History, Save
+from sublet.state.replicated.ballot import Ballot, Garbled, WriteStamp
+from sublet.state.replicated.cell import (
+    Accept,
+    AcceptedWrite,
+    BallotPromised,
+    Here,
+    Install,
+    Prepare,
+    Query,
+    ReplicaCell,
+    Took,
+)
+from sublet.state.replicated.checkpoint_record import Effect, Save, SaveHistory
 from sublet.state.replicated.files import refuse_network
-from sublet.state.replicated.folder_format import SECTOR, Entry, Header, Torn, batch, entries, entries_of, frame, scan
-from sublet.state.replicated.idempotency_record import Book, Record
+from sublet.state.replicated.folder_format import (
+    SECTOR,
+    Header,
+    LogEntry,
+    Torn,
+    batch,
+    entries,
+    entries_of,
+    frame,
+    scan,
+)
+from sublet.state.replicated.idempotency_record import Book, KeyRecord
 from sublet.state.replicated.quorum import ReplicaSet, Seats
 from sublet.state.replicated.replica import PackName, ReplicaFaulty, ReplicaFull, ReplicaSilent, seal, unseal
-from sublet.state.replicated.s3 import Sealed
-from sublet.state.replicated.state import State
+from sublet.state.replicated.s3 import SealedObject
+from sublet.state.replicated.state import RegisterState
 from sublet.values import Epoch
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -30,8 +50,8 @@ IDENTITY = "00112233445566778899aabbccddeeff"
 BALLOT = Ballot(1, "office", Epoch(2, 7), 3, b"noncenon")
 SET = ReplicaSet(3, Seats(("a", "b"), 1, 2), Seats(("a",), 1, 1))
 PACK = str(PackName(1, 2, 7, "ab" * 8, "cd" * 16))
-STATE = State(9, (b"w" * 8, b"v" * 8), b"body")
-SAVES = History(
+STATE = RegisterState(9, (b"w" * 8, b"v" * 8), b"body")
+SAVES = SaveHistory(
     (
         Save(
             version=9,
@@ -56,16 +76,16 @@ SAVES = History(
         ),
     )
 )
-BOOK = Book({"job/9": Record("f", "claimant", "l1", Epoch(2, 7), 5, 9, "done")}, {"job/": 4})
-CELL = Cell(BALLOT, Accepted(Stamp(BALLOT, 4), STATE.pack(), (PACK,)))
+BOOK = Book({"job/9": KeyRecord("f", "claimant", "l1", Epoch(2, 7), 5, 9, "done")}, {"job/": 4})
+CELL = ReplicaCell(BALLOT, AcceptedWrite(WriteStamp(BALLOT, 4), STATE.pack(), (PACK,)))
 
 
 def log_file() -> bytes:
     """A log of 16 KiB with three batches."""
     head = Header(1 << 14, 4711, 1, IDENTITY, b"salt", 1_700_000_000_000_000_000)
-    first = batch([Entry(3, "", SET)])
-    second = batch([Entry(3, "c/x", CELL), Entry(3, "c/y", Cell(BALLOT))])
-    third = batch([Entry(3, "c/x", Cell(BALLOT, Accepted(Stamp(BALLOT, 5), bytes(1000))))])
+    first = batch([LogEntry(3, "", SET)])
+    second = batch([LogEntry(3, "c/x", CELL), LogEntry(3, "c/y", ReplicaCell(BALLOT))])
+    third = batch([LogEntry(3, "c/x", ReplicaCell(BALLOT, AcceptedWrite(WriteStamp(BALLOT, 5), bytes(1000))))])
     body = b"".join(frame(data, number, b"salt") for number, data in enumerate((first, second, third), start=1))
     return (head.pack() + body).ljust(1 << 14, b"\0")
 
@@ -78,7 +98,7 @@ FORMATS = {
     "checkpoint": SAVES.pack(),
     "reservations": BOOK.pack(),
     "pack": seal(b"bytes of a pack"),
-    "object": Sealed(IDENTITY, 3, b"noncenon", "c/x", CELL.pack()).pack(),
+    "object": SealedObject(IDENTITY, 3, b"noncenon", "c/x", CELL.pack()).pack(),
     "log": log_file(),
 }
 
@@ -96,13 +116,13 @@ def test_golden_bytes_are_read() -> None:
         return (GOLDEN / name).read_bytes()
 
     assert Ballot.unpack(read("ballot"), 0) == (BALLOT, len(read("ballot")))
-    assert Cell.unpack(read("cell")) == CELL
+    assert ReplicaCell.unpack(read("cell")) == CELL
     assert ReplicaSet.unpack(read("set")) == SET
-    assert State.unpack(read("state")) == STATE
-    assert History.unpack(read("checkpoint")) == SAVES
+    assert RegisterState.unpack(read("state")) == STATE
+    assert SaveHistory.unpack(read("checkpoint")) == SAVES
     assert Book.unpack(read("reservations")) == BOOK
     assert unseal(read("pack")) == b"bytes of a pack"
-    assert Cell.unpack(Sealed.unpack(read("object")).content) == CELL
+    assert ReplicaCell.unpack(SealedObject.unpack(read("object")).content) == CELL
     head = Header.unpack(read("log")[:SECTOR])
     assert [entry.key for entry in entries(read("log"), head)] == ["", "c/x", "c/y", "c/x"]
 
@@ -111,12 +131,12 @@ def test_golden_bytes_are_read() -> None:
 def test_what_is_cut_short_is_noticed_at_every_byte(name: str) -> None:
     """Never a crash, never another value."""
     readers: dict[str, Callable[[bytes], object]] = {
-        "cell": Cell.unpack,
+        "cell": ReplicaCell.unpack,
         "set": ReplicaSet.unpack,
-        "checkpoint": History.unpack,
+        "checkpoint": SaveHistory.unpack,
         "reservations": Book.unpack,
         "pack": unseal,
-        "object": Sealed.unpack,
+        "object": SealedObject.unpack,
     }
     read = readers[name]
     for length in range(1, len(FORMATS[name])):
@@ -127,7 +147,7 @@ def test_what_is_cut_short_is_noticed_at_every_byte(name: str) -> None:
 @pytest.mark.parametrize("name", ["pack", "object"])
 def test_a_flipped_bit_is_noticed_wherever_it_is(name: str) -> None:
     """The two that stand by themselves; records stand in a log, which is checked below."""
-    read: Callable[[bytes], object] = unseal if name == "pack" else Sealed.unpack
+    read: Callable[[bytes], object] = unseal if name == "pack" else SealedObject.unpack
     for flipped in flips(FORMATS[name]):
         with pytest.raises(Garbled):
             read(flipped)
@@ -181,8 +201,8 @@ def seated(tmp_path: Path) -> Iterator[FolderReplica]:
 def seat(folder: Path) -> FolderReplica:
     replica = FolderReplica(folder, log_bytes=1 << 14)
     replica.ask([("", Install(ReplicaSet(1, Seats((replica.identity,), 1, 1))))])
-    assert replica.ask([("k", Prepare(1, BALLOT)), ("k", Accept(1, Accepted(Stamp(BALLOT, 0), b"v")))]) == [
-        Promised(None),
+    assert replica.ask([("k", Prepare(1, BALLOT)), ("k", Accept(1, AcceptedWrite(WriteStamp(BALLOT, 0), b"v")))]) == [
+        BallotPromised(None),
         Took(),
     ]
     return replica
@@ -196,14 +216,14 @@ def reopened(folder: Path) -> list[object]:
         replica.close()
 
 
-THERE = Here(Accepted(Stamp(BALLOT, 0), b"v"), BALLOT)
+THERE = Here(AcceptedWrite(WriteStamp(BALLOT, 0), b"v"), BALLOT)
 
 
 def test_writes_that_do_part_of_the_work_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chance, write = random.Random(5), os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write(fd, data[: chance.randrange(len(data)) + 1], at))
     replica = seat(tmp_path / "replica")
-    writes = [Accepted(Stamp(BALLOT, number), bytes([number]) * 700) for number in range(1, 40)]
+    writes = [AcceptedWrite(WriteStamp(BALLOT, number), bytes([number]) * 700) for number in range(1, 40)]
     for one in writes:  # more than the log holds, so that it is written anew
         assert replica.ask([("k", Accept(1, one))]) == [Took()]
     replica.close()
@@ -224,7 +244,7 @@ def test_a_write_that_ends_within_a_sector_for_want_of_room_is_no_damage(
         return write(fd, data[:size], at)
 
     monkeypatch.setattr(os, "pwrite", filling)
-    refused = Accepted(Stamp(BALLOT, 1), bytes(range(256)) * 8)
+    refused = AcceptedWrite(WriteStamp(BALLOT, 1), bytes(range(256)) * 8)
     with pytest.raises(ReplicaFull):
         seated.ask([("k", Accept(1, refused))])
     assert next(sizes, None) is None
@@ -284,8 +304,8 @@ def test_a_flipped_bit_on_the_disk_silences_the_replica(seated: FolderReplica) -
 def test_a_damaged_pack_is_not_handed_out(seated: FolderReplica) -> None:
     """And `verify` names it."""
     seated.put_pack("k", PACK, b"bytes")
-    stamp = Stamp(BALLOT, 1)
-    assert seated.ask([("k", Accept(1, Accepted(stamp, b"w", (PACK,))))]) == [Took()]
+    stamp = WriteStamp(BALLOT, 1)
+    assert seated.ask([("k", Accept(1, AcceptedWrite(stamp, b"w", (PACK,))))]) == [Took()]
     assert seated.verify() == []
     (file,) = seated.folder.glob("packs/*/*")
     file.write_bytes(file.read_bytes()[:-1] + b"?")
@@ -332,7 +352,7 @@ def test_network_file_systems_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_batch_is_its_entries() -> None:
     """In order."""
-    found = [Entry(1, "a", CELL), Entry(2, "", SET)]
+    found = [LogEntry(1, "a", CELL), LogEntry(2, "", SET)]
     assert entries_of(batch(found)) == found
     with pytest.raises(Garbled):
         entries_of(batch(found)[:-1])

@@ -10,7 +10,7 @@ import pytest
 from sublet.errors import IdempotencyConflict, InvalidRequest, StaleEpoch
 from sublet.replicated import Completed, Conflict, MemoryReplica, New, Pending, ReplicaGroup, ReplicatedIdempotencyStore
 from sublet.state.replicated.ballot import Garbled
-from sublet.state.replicated.idempotency_record import Book, Record
+from sublet.state.replicated.idempotency_record import Book, KeyRecord
 from sublet.values import NS_PER_S, Epoch
 
 E1, E2, E3 = Epoch(1, 1), Epoch(1, 2), Epoch(1, 3)
@@ -176,7 +176,7 @@ def test_a_book_keeps_its_rules_in_random_company() -> None:
         epoch, fingerprint = Epoch(1, chance.randrange(6)), chance.choice(("f", "f", "f", "g"))
         try:
             if chance.random() < 0.6:
-                claim = Record(fingerprint, who, who, epoch, now + chance.randrange(10))
+                claim = KeyRecord(fingerprint, who, who, epoch, now + chance.randrange(10))
                 book, said = book.reserve(key, claim, now_ns=now)
                 if isinstance(said, New):
                     assert key not in done

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.state.replicated.ballot import Ballot, Stamp
-from sublet.state.replicated.cell import Accepted, Refused, Took
+from sublet.state.replicated.ballot import Ballot, WriteStamp
+from sublet.state.replicated.cell import AcceptedWrite, BallotRefused, Took
 from sublet.state.replicated.phases import Writing
 from sublet.state.replicated.quorum import ReplicaSet, Seats
 from sublet.values import Epoch
@@ -15,16 +15,17 @@ SET = ReplicaSet(1, Seats(("a", "b", "c"), 2, 2))
 
 
 @pytest.mark.parametrize(
-    ("taken", "nowhere"), [(None, True), (Stamp(OURS, 0), True), (Stamp(OURS, 2), False), (Stamp(HIGHER, 0), False)]
+    ("taken", "nowhere"),
+    [(None, True), (WriteStamp(OURS, 0), True), (WriteStamp(OURS, 2), False), (WriteStamp(HIGHER, 0), False)],
 )
-def test_a_refusal_says_never_only_below_the_write(taken: Stamp | None, nowhere: bool) -> None:
+def test_a_refusal_says_never_only_below_the_write(taken: WriteStamp | None, nowhere: bool) -> None:
     """Messages come twice: the one that was refused may have followed one that was taken, and was written over."""
-    phase = Writing(SET, Accepted(Stamp(OURS, 1), b""))
-    phase.heard("a", Refused(HIGHER, None))
-    phase.heard("b", Refused(HIGHER, taken))
+    phase = Writing(SET, AcceptedWrite(WriteStamp(OURS, 1), b""))
+    phase.heard("a", BallotRefused(HIGHER, None))
+    phase.heard("b", BallotRefused(HIGHER, taken))
     if nowhere:
         assert not phase.over, "the last one is waited for"
-    phase.heard("c", Refused(HIGHER, None))
+    phase.heard("c", BallotRefused(HIGHER, None))
     assert phase.over
     assert not phase.done
     assert phase.nowhere is nowhere
@@ -32,11 +33,11 @@ def test_a_refusal_says_never_only_below_the_write(taken: Stamp | None, nowhere:
 
 def test_silence_is_doubt() -> None:
     """And so is one that took it."""
-    silent, took = (Writing(SET, Accepted(Stamp(OURS, 1), b"")) for _ in range(2))
+    silent, took = (Writing(SET, AcceptedWrite(WriteStamp(OURS, 1), b"")) for _ in range(2))
     silent.lost("a")
     took.heard("a", Took())
     for phase in (silent, took):
-        phase.heard("b", Refused(HIGHER, None))
-        phase.heard("c", Refused(HIGHER, None))
+        phase.heard("b", BallotRefused(HIGHER, None))
+        phase.heard("c", BallotRefused(HIGHER, None))
         assert phase.over
         assert not phase.nowhere

@@ -11,14 +11,24 @@ from obstore.store import MemoryStore, S3Store
 
 from sublet.errors import InvalidRequest, Unsupported
 from sublet.replicated import S3Replica
-from sublet.state.replicated.ballot import Ballot, Stamp
-from sublet.state.replicated.cell import Accept, Accepted, Here, Install, Outdated, Prepare, Promised, Query, Took
+from sublet.state.replicated.ballot import Ballot, WriteStamp
+from sublet.state.replicated.cell import (
+    Accept,
+    AcceptedWrite,
+    BallotPromised,
+    Here,
+    Install,
+    Outdated,
+    Prepare,
+    Query,
+    Took,
+)
 from sublet.state.replicated.quorum import ReplicaSet, Seats
 from sublet.state.replicated.replica import ReplicaFaulty, ReplicaSilent
 from sublet.values import Epoch
 
 BALLOT = Ballot(1, "o", Epoch(1, 1), 0, b"12345678")
-WRITE = Accepted(Stamp(BALLOT, 0), b"value")
+WRITE = AcceptedWrite(WriteStamp(BALLOT, 0), b"value")
 
 
 class Lying:
@@ -59,7 +69,7 @@ def replica_on(store: MemoryStore | None = None) -> tuple[S3Replica, Lying]:
 def test_what_an_answer_does_not_say_is_read(how: str) -> None:
     """A time-out, before or after it took effect; a refusal of what was done."""
     replica, lying = replica_on()
-    for request, answer in ((Prepare(1, BALLOT), Promised(None)), (Accept(1, WRITE), Took())):
+    for request, answer in ((Prepare(1, BALLOT), BallotPromised(None)), (Accept(1, WRITE), Took())):
         lying.how = [how]
         assert replica.ask([("k", request)]) == [answer]
     assert replica.ask([("k", Query(1))]) == [Here(WRITE, BALLOT)]
@@ -73,7 +83,7 @@ def test_a_record_that_changed_in_between_is_decided_anew() -> None:
     other = S3Replica(store, "p")
     lying.before_put = lambda: other.ask([("k", Prepare(1, higher))])
     (said,) = replica.ask([("k", Prepare(1, BALLOT))])
-    assert said != Promised(None)
+    assert said != BallotPromised(None)
     assert replica.ask([("k", Query(1))]) == [Here(None, higher)]
 
 
