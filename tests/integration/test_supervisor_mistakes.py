@@ -120,10 +120,10 @@ def has_spoken(stage: SupervisorStage, guest: str) -> bool:
     ("faults", "command"),
     [
         (HEARS, "echo BREAK; exec sleep 1000"),
-        (FOR_IT + 'broken(Guest, "exited")', "exit 3; BREAK"),
-        (FOR_IT + 'broken(Guest, "settle")', "exit 3; BREAK"),
-        (FOR_IT + 'broken(Guest, "last_news")', "exit 3; BREAK"),
-        (FOR_IT + 'broken(Guests, "_note", of=lambda self: None)', "exit 3; BREAK"),
+        (FOR_IT + 'broken(GuestProcess, "exited")', "exit 3; BREAK"),
+        (FOR_IT + 'broken(GuestProcess, "release_live_state")', "exit 3; BREAK"),
+        (FOR_IT + 'broken(GuestProcess, "last_news")', "exit 3; BREAK"),
+        (FOR_IT + 'broken(GuestTable, "_note", of=lambda self: None)', "exit 3; BREAK"),
     ],
     ids=["hear", "exited", "settle", "news", "control"],
 )

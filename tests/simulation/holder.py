@@ -404,7 +404,7 @@ class HolderProcess(AskingProcess):
     def _renewed(self, attempt: Attempt, reply: Reply) -> None:
         outcome = self.outcome_of(reply)
         holder = self.holder
-        self.manager.settle(RenewalBatch((attempt,)), [outcome], self.clock.now_ns())
+        self.manager.record_outcomes(RenewalBatch((attempt,)), [outcome], self.clock.now_ns())
         if holder is not None and isinstance(outcome, RenewalGranted) and holder.lease == attempt.lease:
             self.world.watch.believes(self, holder, attempt.sent_ns, outcome.granted_ns)
             self._take_notice(reply, self.clock.now_ns())

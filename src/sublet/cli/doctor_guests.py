@@ -30,8 +30,8 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import json
 from sublet.node.processes.cgroups import Groups
-from sublet.node.processes.cgroups_places import settle
-settle()
+from sublet.node.processes.cgroups_places import enter_child_group
+enter_child_group()
 groups = Groups.probe(sys.argv[2])
 print(json.dumps(groups.describe()))
 groups.remove()

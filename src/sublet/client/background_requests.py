@@ -36,10 +36,10 @@ def renew(core: OfficeOperations, book: LeaseTable, batch: RenewalBatch) -> Prog
     for attempt in batch.attempts:
         if attempt.ttl_ns is not None:
             outcome = yield from renew_one(core, book, attempt, FLIGHT_S)
-            book.settle(RenewalBatch((attempt,)), (outcome,))
+            book.record_outcomes(RenewalBatch((attempt,)), (outcome,))
     if together:
         outcomes = yield from _renew_together(core, book, together)
-        book.settle(RenewalBatch(tuple(together)), outcomes)
+        book.record_outcomes(RenewalBatch(tuple(together)), outcomes)
 
 
 def renew_one(core: OfficeOperations, book: LeaseTable, attempt: Attempt, timeout_s: float) -> Program[Outcome]:

@@ -177,7 +177,7 @@ class Fabric(LeaseRequests[Lease, Leases]):
             self._book.closing = True
             for held in self._book.live:
                 self._book.let_go(held)
-        self._settle(until_ns)
+        self._give_back_all(until_ns)
         if self._guest_watch is not None:
             self._guest_watch.close()
         if self._book.owed:  # unconfirmed: the thread goes on until the last of it has ended
@@ -425,7 +425,7 @@ class Fabric(LeaseRequests[Lease, Leases]):
         except BaseException:
             self._book.abandoned.append(held)  # at once: the next interrupt may come with the call
             if self._closed:
-                self._settle(self._clock.now_ns() + round(EXIT_PATIENCE_S * NS_PER_S))
+                self._give_back_all(self._clock.now_ns() + round(EXIT_PATIENCE_S * NS_PER_S))
             else:
                 self._keeper.wake()
             raise
@@ -440,11 +440,11 @@ class Fabric(LeaseRequests[Lease, Leases]):
             return
         self._book.owed.add(owed)
         if self._closed:
-            self._settle(self._clock.now_ns() + round(EXIT_PATIENCE_S * NS_PER_S), (owed,))
+            self._give_back_all(self._clock.now_ns() + round(EXIT_PATIENCE_S * NS_PER_S), (owed,))
         else:
             self._keeper.wake()
 
-    def _settle(self, until_ns: int, only: Sequence[Owed] = ()) -> None:
+    def _give_back_all(self, until_ns: int, only: Sequence[Owed] = ()) -> None:
         give_back_all(self._core, self._book, self._transport, self._clock, until_ns, only)
 
     def _run(self, program: Program[T], exchange: Callable[[HttpCall], HttpReply] | None = None) -> T:

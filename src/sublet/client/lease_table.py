@@ -288,9 +288,9 @@ class LeaseTable:
 
     # ---- what came of it
 
-    def settle(self, batch: RenewalBatch, outcomes: Sequence[Outcome]) -> None:
+    def record_outcomes(self, batch: RenewalBatch, outcomes: Sequence[Outcome]) -> None:
         """What came of renewals."""
-        said = self._manager.settle(batch, outcomes, self._clock.now_ns())
+        said = self._manager.record_outcomes(batch, outcomes, self._clock.now_ns())
         for attempt, outcome in zip(batch.attempts, outcomes, strict=True):
             held = self._held.get(attempt.lease)
             if held is None:

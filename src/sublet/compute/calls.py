@@ -134,7 +134,7 @@ class Exchange:
                 close_all(message.fds)
                 raise
             except Disconnected:  # closed here meanwhile
-                self._settle(pending, None, ConnectionLost(None, 0))
+                self._complete(pending, None, ConnectionLost(None, 0))
             except KeyboardInterrupt:
                 if self.line.is_asked(pending.call):
                     self.cancel(pending)  # no caller will wait for it
@@ -343,7 +343,7 @@ class Exchange:
             case Replied(call=call) | CallRefused(call=call):
                 pending = self._pending.get(call)
                 if pending is not None:
-                    self._settle(pending, happening, None)
+                    self._complete(pending, happening, None)
             case Event(body=body, fds=fds):
                 said = unpack(body)
                 if (
@@ -366,14 +366,14 @@ class Exchange:
                 self.lost = ConnectionLost(over, call, *self.results.read(call))
             lost, left = self.lost, list(self._pending.values())
         for pending in left:
-            self._settle(pending, None, lost)
+            self._complete(pending, None, lost)
 
     def _settle_lost(self, pending: PendingCall) -> bool:
         if self.lost is not None:
-            self._settle(pending, None, self.lost)
+            self._complete(pending, None, self.lost)
         return self.lost is not None
 
-    def _settle(self, pending: PendingCall, came: Replied | CallRefused | None, lost: ConnectionLost | None) -> None:
+    def _complete(self, pending: PendingCall, came: Replied | CallRefused | None, lost: ConnectionLost | None) -> None:
         """It is done. Harmless twice: the first answer counts."""
         with self._lock:
             if not pending.is_done:

@@ -75,7 +75,7 @@ class Zygote:
         self._later = [*modules[at + 1 :]]
         return self._take_in(modules[:at])
 
-    def _settle(self) -> None:
+    def _import_later_modules(self) -> None:
         """Import what could wait. The standby copy has not got it, and is made anew."""
         later, self._later = self._later, []
         if self._standby is not None:
@@ -138,7 +138,7 @@ class Zygote:
             ready = poll.poll(STANDBY_AFTER_MS if is_to_come else SETTLE_AFTER_MS if drained and self._later else None)
             if not ready:
                 if not is_to_come:
-                    self._settle()
+                    self._import_later_modules()
                 elif (program := self._stand_by()) is not None:
                     return program
             elif self._standby is not None and any(fd == self._standby.fileno() for fd, _ in ready):

@@ -144,11 +144,11 @@ class Node:
         self._repeat(now_ns)
         return self._next_wake_ns(now_ns)
 
-    def poke(self, now_ns: int, *leases: LeaseId) -> int | None:
+    def hardware_changed(self, now_ns: int, *leases: LeaseId) -> int | None:
         """The hardware has changed (guests of these leases are gone; none named: anything): what waited for that goes
         on at once, not when its next step is due. Returns what ``tick`` returns.
         """
-        self._teardowns.poke(leases, now_ns)
+        self._teardowns.hardware_changed(leases, now_ns)
         return self.tick(now_ns)
 
     def check(self, lease: LeaseId, epoch: Epoch, now_ns: int) -> FenceEntry:

@@ -17,7 +17,7 @@ until the holder's own deadline, and needs no reaction. ``failed`` holds the lea
 nothing more on them. ``expired`` holds those that are over; each lease appears there once.
 
 The manager decides and keeps the books; it waits for nothing and starts no thread. ``tick`` is for a loop of one's own;
-an asyncio program calls ``collect``, sends, and calls ``settle``.
+an asyncio program calls ``collect``, sends, and calls ``record_outcomes``.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class RenewalManager:
             outcomes = self.send(batch)
             if now is None:
                 now_ns = self._clock.now_ns()
-            parts.append(self.settle(batch, outcomes, now_ns))
+            parts.append(self.record_outcomes(batch, outcomes, now_ns))
         return Summary.joined([*parts, self.drain()])
 
     def collect(self, now_ns: int) -> RenewalBatch:
@@ -285,7 +285,7 @@ class RenewalManager:
             raise ValueError(f"renew was given {len(batch.attempts)} attempts and answered {len(outcomes)}")
         return outcomes
 
-    def settle(self, batch: RenewalBatch, outcomes: Sequence[Outcome], now_ns: int) -> Summary:
+    def record_outcomes(self, batch: RenewalBatch, outcomes: Sequence[Outcome], now_ns: int) -> Summary:
         """Tell the holders what came of their attempts."""
         renewed: list[LeaseId] = []
         failed: list[LeaseId] = []

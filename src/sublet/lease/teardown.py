@@ -104,7 +104,7 @@ class Teardown:
                 case _:
                     self._look(now_ns, hardware, bounds)
 
-    def poke(self, now_ns: int, hardware: Hardware) -> None:
+    def hardware_changed(self, now_ns: int, hardware: Hardware) -> None:
         """The hardware has changed. What was waited for may have come; if it has not, no attempt is used up. What was
         only late is looked at again."""
         if self.is_late and not self._is_there(hardware):

@@ -134,11 +134,11 @@ class Teardowns:
         for downs in torn.values():
             self._report(self._torn_down(downs))
 
-    def poke(self, leases: Collection[LeaseId], now_ns: int) -> None:
+    def hardware_changed(self, leases: Collection[LeaseId], now_ns: int) -> None:
         """The hardware has changed, for these leases (none: for any): see at once whether a step is done."""
         concerned = [down for down in self._all.values() if not leases or down.lease in leases]
         for down in concerned:
-            down.poke(now_ns, self._hardware)
+            down.hardware_changed(now_ns, self._hardware)
         self.advance(concerned, now_ns)
 
     def _take_over_failure(self, down: Teardown) -> None:

@@ -63,7 +63,7 @@ class MemoryAgent:
     def tick(self, now_ns: int) -> int | None:
         self._lose_memory_if_told()
         for lease in self._hardware.advance(now_ns):
-            self._law.poke(now_ns, lease)
+            self._law.hardware_changed(now_ns, lease)
         wakes = (self._law.tick(now_ns), self._hardware.next_ns())
         return min((at_ns for at_ns in wakes if at_ns is not None), default=None)
 

@@ -226,7 +226,7 @@ class PreemptibleTrainer:
         if batch is not _NOTHING:
             self._act(due, position)
         elif isinstance(due, LeaveReason):
-            self._settle(position)
+            self._make_durable(position)
         return batch
 
     def _begun(self, source: Source, resume: Mapping[str, Any] | None) -> Iterator[Any]:
@@ -317,7 +317,7 @@ class PreemptibleTrainer:
             self.account.lost_seconds += max(0.0, lost_ns / NS_PER_S)
             self._stopped_wall_ns = None
 
-    def _settle(self, position: dict[str, Any] | None = None) -> None:
+    def _make_durable(self, position: dict[str, Any] | None = None) -> None:
         """Everything that was done is durable when this returns, or it raises why not."""
         self._saves.wait()
         if self._saves.is_dirty:
@@ -327,14 +327,14 @@ class PreemptibleTrainer:
 
     def _leave(self, told: LeaveReason, position: dict[str, Any]) -> NoReturn:
         """Everything is whole: save it, and end the program."""
-        self._settle(position)
+        self._make_durable(position)
         self._tell(left=SIGTERM if told.by_signal else str(told.reason))
         self.close()
         status = {"status": TERMINATED} if told.by_signal else {}
         raise Preempted(told.end(), self.steps, **status)
 
     def _finish(self) -> None:
-        self._settle()
+        self._make_durable()
         self._tell(done=True)
         self._watchman.end()
 
@@ -406,7 +406,7 @@ class PreemptibleTrainer:
         """Save what is not saved, and stop; after an error only stop, since what is whole then is not known."""
         if error is None:
             if not self._closed:
-                self._settle()
+                self._make_durable()
                 self._tell(done=True)
                 self.close()
             return

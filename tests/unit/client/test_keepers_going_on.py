@@ -140,7 +140,7 @@ class Desk:
         where, name = {
             "collect": (self.book, "collect"),
             "words": (self.book, "words"),
-            "settle": (self.book, "settle"),
+            "record_outcomes": (self.book, "record_outcomes"),
             "next_wake": (self.book, "next_wake_ns"),
             "poll": (select, "poll"),
             "launch": (self.office, "launch"),
@@ -168,7 +168,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_table, "RETURN_AGAIN_NS", NS_PER_S // 100)
 
 
-@pytest.mark.parametrize("place", ["collect", "words", "settle", "next_wake", "poll", "launch", "program"])
+@pytest.mark.parametrize("place", ["collect", "words", "record_outcomes", "next_wake", "poll", "launch", "program"])
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_a_failed_turn_of_the_thread_ends_no_renewing(
     monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
@@ -187,7 +187,7 @@ def test_a_failed_turn_of_the_thread_ends_no_renewing(
         keeper.stop(20)
 
 
-@pytest.mark.parametrize("place", ["collect", "words", "settle", "next_wake", "exchange", "program"])
+@pytest.mark.parametrize("place", ["collect", "words", "record_outcomes", "next_wake", "exchange", "program"])
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_a_failed_turn_of_the_task_ends_no_renewing(
     monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException

@@ -58,7 +58,7 @@ class Desk:
     def settle(self, outcome: Outcome) -> None:
         """Renew what is due, and let this come of all of it."""
         batch = self.book.collect()
-        self.book.settle(batch, [outcome] * len(batch.attempts))
+        self.book.record_outcomes(batch, [outcome] * len(batch.attempts))
 
     def news(self, what: str, lease: LeaseView) -> bool:
         return self.book.heard(ServerEvent(what, msgspec.json.encode(News(what=what, lease=lease)).decode()))
@@ -232,7 +232,7 @@ def test_silence_is_jeopardy_and_a_late_answer_still_counts(desk: Desk) -> None:
     second = desk.book.collect()
     assert len(second.attempts) == 1
     before = held.holder.status
-    desk.book.settle(first, [RenewalGranted(granted_ns=100 * NS_PER_S)])
+    desk.book.record_outcomes(first, [RenewalGranted(granted_ns=100 * NS_PER_S)])
     assert (before, held.holder.status) == (LeaseStatus.JEOPARDY, LeaseStatus.ACTIVE)
     assert desk.whats == ["jeopardy", "recovered"]
 

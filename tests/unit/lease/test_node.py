@@ -491,7 +491,7 @@ def test_an_exit_that_is_seen_is_confirmed_at_once() -> None:
     rig.now_ns = S // 10
     rig.paper.there.clear()
     assert not rig.said(TornDown)
-    rig.node.poke(rig.now_ns, A)
+    rig.node.hardware_changed(rig.now_ns, A)
     [torn] = rig.said(TornDown)
     assert torn == TornDown(node=NodeId("n"), lease=A, epoch=Epoch(1, 1), resources=(GPU, CPU))
     assert "kill" not in rig.paper.names()
@@ -505,7 +505,7 @@ def test_an_exit_lets_who_waits_in() -> None:
     rig.end(A, 1, grace_s=5)
     rig.grant(B, 2)
     rig.paper.there.clear()
-    rig.node.poke(S, A)
+    rig.node.hardware_changed(S, A)
     assert rig.reports[-1] == Held(node=NodeId("n"), lease=B, epoch=Epoch(1, 2), number=1)
 
 
@@ -522,7 +522,7 @@ def test_who_waits_for_what_is_being_torn_down_is_not_too_late_however_many_end_
     rig.grant(B, 2)
     assert not rig.said(NotHeld)
     rig.paper.there.clear()
-    rig.node.poke(S, A)
+    rig.node.hardware_changed(S, A)
     assert Held(node=NodeId("n"), lease=B, epoch=Epoch(1, 2), number=1) in rig.reports
     rig.grant(LeaseId("l-3"), 3, parts=(CORE,))
     assert rig.said(NotHeld)
@@ -536,8 +536,8 @@ def test_a_poke_while_the_guest_is_there_uses_no_attempt_up() -> None:
     rig.settle()
     rig.end()
     for _ in range(20):
-        rig.node.poke(rig.now_ns, A)
-        rig.node.poke(rig.now_ns)
+        rig.node.hardware_changed(rig.now_ns, A)
+        rig.node.hardware_changed(rig.now_ns)
     assert rig.paper.names().count("kill") == 1
     assert not rig.said(Failed)
 
@@ -552,7 +552,7 @@ def test_a_poke_concerns_its_lease_only() -> None:
     rig.end(A, 1, grace_s=5, parts=(CORE,))
     rig.end(B, 2, grace_s=5, parts=(CORE,))
     rig.paper.there.clear()
-    rig.node.poke(S, A)
+    rig.node.hardware_changed(S, A)
     assert [report.lease for report in rig.reports if isinstance(report, TornDown)] == [A]
 
 
@@ -574,7 +574,7 @@ def test_killing_is_bounded_and_ends_in_failure_not_in_free() -> None:
     assert "look" not in rig.paper.names(), "nothing is looked at while it is there"
     rig.paper.there.clear()
     rig.paper.verdicts = [NotYet(what="5 MiB")]
-    rig.node.poke(rig.now_ns)
+    rig.node.hardware_changed(rig.now_ns)
     assert not rig.said(TornDown)
     rig.at(140)
     assert len(rig.said(TornDown)) == 1
@@ -649,19 +649,19 @@ def test_what_was_only_late_is_told_when_it_has_gone_after_all() -> None:
     assert rig.said(Failed)
     rig.reports.clear()
     rig.paper.verdicts = [NotYet(what="a mount")] * 8
-    rig.node.poke(rig.now_ns)
+    rig.node.hardware_changed(rig.now_ns)
     rig.at(20)
     assert not rig.said(Failed), "that was told"
     assert not rig.said(TornDown)
     rig.paper.verdicts.clear()
-    rig.node.poke(rig.now_ns)
+    rig.node.hardware_changed(rig.now_ns)
     rig.at(21)
     [torn] = rig.said(TornDown)
     assert torn.lease == A  # type: ignore[union-attr]
     rig.grant(B, 2)
     rig.paper.verdicts = [Unclean(detail="ECC error", hard=True)]
     rig.end(B, 2)
-    rig.node.poke(rig.now_ns)
+    rig.node.hardware_changed(rig.now_ns)
     rig.at(60)
     assert [report.lease for report in rig.said(TornDown)] == [A]  # type: ignore[union-attr]
 

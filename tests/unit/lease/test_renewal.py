@@ -235,7 +235,7 @@ def test_an_outcome_for_a_lease_that_was_dropped_meanwhile_is_counted_and_change
     manager = managed(Office(), "a")
     batch = manager.collect(42 * NS_PER_S)
     manager.unregister(LeaseId("a"))
-    assert not manager.settle(batch, [RenewalGranted(granted_ns=NS_PER_S)], 42 * NS_PER_S)
+    assert not manager.record_outcomes(batch, [RenewalGranted(granted_ns=NS_PER_S)], 42 * NS_PER_S)
     assert manager.counts.late == 1
 
 

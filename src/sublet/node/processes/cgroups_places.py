@@ -4,7 +4,7 @@ There are three kinds of machine: one unified hierarchy (v2), one hierarchy for 
 the unified one has no controllers and can still end, freeze and count. In each, the place is looked for from our own
 group upwards, so that whatever confines this process confines the guests as well, as far as that can be had: in a
 unified hierarchy a group with processes in it cannot hand controllers on, and then the nearest above that can is taken.
-A supervisor to which a group was given makes room in it first (``settle``).
+A supervisor to which a group was given makes room in it first (``enter_child_group``).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class _Mount(NamedTuple):
     controllers: frozenset[str]
 
 
-def settle(proc: str = "/proc", files: CgroupFiles | None = None, *, pid: int = 0) -> None:
+def enter_child_group(proc: str = "/proc", files: CgroupFiles | None = None, *, pid: int = 0) -> None:
     """Make room in a group that was given to this process alone, as a scope of a service manager is: go into one below
     it, so that ours can be handed controllers beside it. Harmless everywhere else. ``pid``: this process."""
     files = files or CgroupFiles()

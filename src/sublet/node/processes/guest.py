@@ -129,7 +129,7 @@ class GuestProcess:
         if self._used is None:
             self._used = self.tree.used()
 
-    def settle(self) -> None:
+    def release_live_state(self) -> None:
         """It is gone. It may stay listed for long, so what only a living one needs is let go."""
         self._hang_up()
         if len(self.spec.argv) > SHOWN_ARGUMENTS:

@@ -399,7 +399,7 @@ class GuestTable:
         guest.ended_wall_ns = self._clock.wall_ns()
         self._endings.is_gone(guest)
         for step in (
-            guest.settle,
+            guest.release_live_state,
             lambda: self._trees.drop(guest.id),
             lambda: self._launch.aside.leave(guest.tree.group, guest.count, partial(self._notes.drop, guest.id)),
             lambda: self._hear_out(guest),

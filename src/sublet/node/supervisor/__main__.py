@@ -14,7 +14,7 @@ import sublet.wire.refusals  # noqa: F401 - when it is needed there may be no de
 from sublet.clock import SystemClock
 from sublet.errors import OfficeElsewhere, SubletError
 from sublet.node.loop import Loop
-from sublet.node.processes.cgroups_places import settle
+from sublet.node.processes.cgroups_places import enter_child_group
 from sublet.node.processes.files import raise_limit
 from sublet.node.processes.memory_order import killed_last
 from sublet.node.processes.zygotes import Zygotes
@@ -42,7 +42,7 @@ def main(text: str) -> int:
     locked = os.path.join(settings.runtime, "supervisor.lock")
     if not _lock(locked):
         return os.EX_TEMPFAIL
-    settle()  # before there is a second process
+    enter_child_group()  # before there is a second process
     killed_last()
     os.chdir("/")
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):

@@ -489,7 +489,7 @@ class Supervisor:
     def _poke(self) -> None:
         gone, self._gone = self._gone, set()
         if self.node is not None:
-            self._arm(self.node.poke(self.loop.now_ns(), *gone))
+            self._arm(self.node.hardware_changed(self.loop.now_ns(), *gone))
             self._say()
 
     def _step(self) -> None:

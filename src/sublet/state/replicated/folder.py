@@ -107,7 +107,7 @@ class FolderReplica:
                 raise self._unable(error) from error
             finally:
                 log.give()
-            log.settle()
+            log.make_durable()
             return said
 
     def begin(self, requests: Sequence[tuple[str, Request]]) -> StartedRequests | None:
@@ -146,7 +146,7 @@ class FolderReplica:
         The folder's lock was given back before: a program that is stopped during its sync keeps no other waiting.
         """
         try:
-            self._log.settle()
+            self._log.make_durable()
         except OSError as error:
             raise self._unable(error) from error
         finally:
@@ -287,7 +287,7 @@ class FolderReplica:
         with self._thread_lock, self._mapped():
             self._log.take()
             try:
-                self._log.settle()
+                self._log.make_durable()
                 yield self._log
             finally:
                 self._log.give()

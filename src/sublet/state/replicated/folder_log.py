@@ -56,7 +56,7 @@ class FolderLog:
         self.cells: dict[str, ReplicaCell] = {}
         self.known: ReplicaSet | None = None
         self.dirty = False
-        """Whether something is known here that may not be on the disk yet: nothing may be said before a ``settle``."""
+        """Whether something known here may not be on the disk yet; nothing is said before ``make_durable``."""
         self.header: Header | None = None
         self._fd = -1
         self._lock_fd = files.open(folder / LOCK, create=True)
@@ -217,7 +217,7 @@ class FolderLog:
     # ---- writing ----
 
     def append(self, changed: dict[str, ReplicaCell], known: ReplicaSet | None) -> None:
-        """These cells, and the set if it is new; ``settle`` makes it durable, and may be called without the lock."""
+        """These cells, and the set if it is new; ``make_durable`` syncs it, and may be called without the lock."""
         planned = self.plan(changed, known)
         if self.fits(planned):
             self.write(planned)
@@ -252,7 +252,7 @@ class FolderLog:
         for entry in planned.entries:
             self._apply(entry)
 
-    def settle(self) -> None:
+    def make_durable(self) -> None:
         """All that is known here is on the disk. Needs no lock: a process that finds it before settles it itself."""
         if self.dirty:
             self._sync()

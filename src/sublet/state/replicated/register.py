@@ -224,7 +224,7 @@ class _Writer(RegisterOperation):
     def _go_on(self) -> None:
         raise NotImplementedError
 
-    def _settle(self) -> None:
+    def _write_again(self) -> None:
         """Write again, in our own name, what was found: from then on nothing older can come up."""
         found = self.tenure.accepted
         if found is None:
@@ -327,7 +327,7 @@ class OpenOperation(_Writer):
         if accepted is not None and accepted.stamp.ballot == self.tenure.ballot:
             self._end(OperationDone(self.tenure.state, accepted.packs))
         else:
-            self._settle()
+            self._write_again()
 
 
 class CasOperation(_Writer):
@@ -355,7 +355,7 @@ class CasOperation(_Writer):
             return
         mine = state.wrote(self.write, self.expected + 1) if self._exposed else False
         if state.version != self.expected and not self.tenure.settled:
-            self._settle()
+            self._write_again()
         elif mine:
             assert self.tenure.accepted is not None
             self._end(OperationDone(state, self.tenure.accepted.packs))
@@ -449,7 +449,7 @@ class CarryOperation(_Writer):
             self._end(OperationDone(self.tenure.state))
         else:
             self._carried = True
-            self._settle()
+            self._write_again()
 
     def _failed(self, phase: QuorumRound) -> None:
         self._carried = False

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from sublet.node.processes.cgroups import ControlGroup, Groups
-from sublet.node.processes.cgroups_places import CgroupFiles, settle
+from sublet.node.processes.cgroups_places import CgroupFiles, enter_child_group
 from sublet.node.processes.lease_limits import office_limits
 from sublet.node.processes.limits import BASIC_DEVICES, DeviceNode, GroupLimits, GroupUsage
 from sublet.values import GuestId, LeaseId
@@ -264,7 +264,7 @@ def test_a_group_that_nobody_can_be_below_is_not_used(machine: Machine) -> None:
 
 def settled(machine: Machine) -> Groups:
     """A supervisor whose number is 77."""
-    settle(str(machine.root / "proc"), machine, pid=77)
+    enter_child_group(str(machine.root / "proc"), machine, pid=77)
     own = machine.root / "proc/self/cgroup"
     if (machine.root / "cg/scope/supervisor").exists():
         own.write_text(own.read_text().replace("/scope", "/scope/supervisor"))
@@ -290,7 +290,7 @@ def test_a_supervisor_stays_where_it_is_if_nothing_is_gained(machine: Machine, w
     machine.put(f"{folder}/cgroup.controllers", "" if why == "it has nothing to hand on" else "memory")
     if why == "it is not ours":
         machine.locked.add(str(machine.root / "cg/scope"))
-    settle(str(machine.root / "proc"), machine, pid=77)
+    enter_child_group(str(machine.root / "proc"), machine, pid=77)
     assert not (machine.root / folder / "supervisor").exists()
 
 
