@@ -1,8 +1,10 @@
-"""Counts the source: sizes, small modules with one importer, functions, helpers with one caller, import circles.
+"""Counts the source: sizes, small modules with one importer, functions, helpers with one caller, import circles,
+names of classes that stand in two modules.
 
     python tools/house.py                  a table of src, tests, tools, benchmarks and examples
     python tools/house.py --list small     modules under 150 lines that one module imports
     python tools/house.py --list helpers   helpers of at most two statements with one caller
+    python tools/house.py --list names     names of classes that several modules define
     python tools/house.py --list circles   modules that import each other, type-only imports included
     python tools/house.py --json           the same figures as one document
 
@@ -213,6 +215,16 @@ def helpers(modules: dict[str, Module]) -> list[tuple[str, str, int]]:
     ]
 
 
+def doubles(modules: dict[str, Module]) -> dict[str, list[str]]:
+    """Names of public classes that several modules define: the name, and the modules."""
+    places: dict[str, set[str]] = defaultdict(set)
+    for name, module in modules.items():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].add(name)
+    return {one: sorted(found) for one, found in sorted(places.items()) if len(found) > 1}
+
+
 # ------------------------------------------------------------------------------------------------------------ figures
 
 
@@ -237,6 +249,7 @@ def figures(root: Path) -> dict[str, dict[str, float]]:
     found["src"] |= {
         "small_modules_with_one_importer": len(small(whole)),
         "helpers_with_one_caller": len(helpers(whole)),
+        "class_names_in_several_modules": len(doubles(whole)),
         "circles_on_load": len(circles(whole, frozenset({"load"}))),
         "circles_with_late_imports": len(circles(whole, frozenset({"load", "late"}))),
         "circles_of_all_kinds": len(circles(whole, frozenset({"load", "late", "type"}))),
@@ -247,7 +260,7 @@ def figures(root: Path) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to count (default: this one)")
-    parser.add_argument("--list", choices=("small", "helpers", "circles"), help="list instead of counting")
+    parser.add_argument("--list", choices=("small", "helpers", "names", "circles"), help="list instead of counting")
     parser.add_argument("--json", action="store_true", help="one JSON document")
     asked = parser.parse_args()
     if asked.list:
@@ -255,6 +268,7 @@ def main() -> None:
         rows = {
             "small": lambda: [f"{lines:4} {name}  ← {importer}" for name, lines, importer in small(modules)],
             "helpers": lambda: [f"{name}:{line} {function}" for name, function, line in helpers(modules)],
+            "names": lambda: [f"{one}: {', '.join(found)}" for one, found in doubles(modules).items()],
             "circles": lambda: [" ".join(one) for one in circles(modules, frozenset({"load", "late", "type"}))],
         }[asked.list]()
         print("\n".join(rows))
