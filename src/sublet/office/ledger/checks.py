@@ -6,8 +6,9 @@ epoch of their own. That nothing is leased to them is seen from the slices.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sublet.lease.states import LeaseStatus, SliceState, VolumeState
 from sublet.office.ledger import events as ev
@@ -21,10 +22,8 @@ from sublet.office.ledger.records import (
     VolumeRecord,
     volume_key,
 )
+from sublet.office.ledger.state import Held, State, is_particular
 from sublet.values import Epoch, Exclusivity, GroupId, Kind, LeaseId, TenantId
-
-if TYPE_CHECKING:
-    from sublet.office.ledger.state import Held, State
 
 _NOBODYS: Final = frozenset({SliceState.FREE, SliceState.DRAINING})
 _NOBODY: Final[tuple[int, int, int, int, dict[TenantId, int]]] = (0, 0, 0, 0, {})
@@ -78,8 +77,13 @@ def _check_leases(state: State, epochs: dict[Epoch, LeaseId]) -> None:
         if lease.status in HOLDING_STATES:
             holding.append(lease)
     assert queued.issuperset(state.promises), "a request has a promise but does not wait"
-    listed = [lease.id for lease in state.queue_listing()]
+    waiting = list(state.queue_listing())
+    listed = [lease.id for lease in waiting]
     assert len(listed) == len(queued) == state.queued_count and queued.issuperset(listed), "the queue is out of date"
+    wants = Counter(lease.wants for lease in waiting if not is_particular(lease))
+    counted = state.waiting_wants == wants and state.waiting_particular == len(waiting) - wants.total()
+    assert counted, "what waits is counted wrongly"
+    assert state.first_asked_ns() == min((lease.asked_at_ns for lease in waiting), default=None), "the first is another"
     on_nodes = [lease for leases in state.on_node.values() for lease in leases]
     assert len(on_nodes) == len(live) == state.live_count and live.issuperset(on_nodes), (
         "the index of nodes is out of date"

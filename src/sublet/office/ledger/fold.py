@@ -86,7 +86,7 @@ def _rebased(state: State, event: ev.Rebased, now: Now) -> None:
         if lease.status in LIVE_STATES:
             lease.extended_ns += event.extended_ns
             lease.number += 1  # an agent on a clock of its own must take the new deadline for news
-    state.index_asked()
+    state.index_waiting_since()
     state.timers.clear()
     state.armed.clear()
     for lease in state.leases.values():

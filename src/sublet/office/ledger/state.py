@@ -78,8 +78,8 @@ ATTAINED_STEPS_NS: Final = (30 * 60 * NS_PER_S, 4 * 3600 * NS_PER_S)
 TAKEN_REASONS: Final = frozenset({EndReason.PREEMPTED, EndReason.FAIR_SHARE})
 """Ends that make room for another request."""
 _DEFAULT: Final = GroupRecord(id=DEFAULT_GROUP)
-STALE_TIMERS_MAX = 1024
-"""Timers of leases that are over; with more of them the heap is made anew."""
+STALE_ENTRIES_MAX = 1024
+"""Entries of a heap (timers, waiting requests) whose leases are over; with more of them the heap is made anew."""
 
 
 Lane = tuple[Tier, bool]
@@ -202,7 +202,7 @@ class State:
         self.waiting_wants: dict[tuple[Want, ...], int] = {}
         """How many waiting requests want what, but for those that are told apart by more (``is_particular``)."""
         self.waiting_particular = 0
-        self._asked: list[tuple[int, LeaseId]] = []
+        self.waiting_since: list[tuple[int, LeaseId]] = []
         """Heap of when requests were asked for. Entries of requests that do not wait any more are stale."""
         self.live_count = 0
         """Leases that are neither queued nor ended."""
@@ -423,11 +423,11 @@ class State:
 
     def first_asked_ns(self) -> int | None:
         """When the request that has waited longest was asked for."""
-        while self._asked:
-            lease = self.leases.get(self._asked[0][1])
+        while self.waiting_since:
+            lease = self.leases.get(self.waiting_since[0][1])
             if lease is not None and lease.status is LeaseStatus.QUEUED:
-                return self._asked[0][0]
-            heapq.heappop(self._asked)
+                return self.waiting_since[0][0]
+            heapq.heappop(self.waiting_since)
         return None
 
     def slices_of(self, lease: LeaseRecord) -> Iterator[SliceRecord]:
@@ -630,7 +630,9 @@ class State:
             self.waiting_particular += 1
         else:
             self.waiting_wants[lease.wants] = self.waiting_wants.get(lease.wants, 0) + 1
-        heapq.heappush(self._asked, (lease.asked_at_ns, lease.id))
+        heapq.heappush(self.waiting_since, (lease.asked_at_ns, lease.id))
+        if len(self.waiting_since) > 2 * self.queued_count + STALE_ENTRIES_MAX:  # behind one that waits for long
+            self.index_waiting_since()
 
     def dequeue(self, lease: LeaseRecord) -> None:
         groups, name = self.queue[lane_of(lease)], self.group_of(lease.tenant)
@@ -648,10 +650,10 @@ class State:
         else:
             self.waiting_wants[lease.wants] -= 1
 
-    def index_asked(self) -> None:
-        """The clock is another one."""
-        self._asked = [(lease.asked_at_ns, lease.id) for lease in self.queue_listing()]
-        heapq.heapify(self._asked)
+    def index_waiting_since(self) -> None:
+        """Make the heap anew: its entries are stale, or the clock is another one."""
+        self.waiting_since = [(lease.asked_at_ns, lease.id) for lease in self.queue_listing()]
+        heapq.heapify(self.waiting_since)
 
     def index_node(self, node: NodeRecord) -> None:
         """Rooms in service: what placement may look at."""
@@ -694,7 +696,7 @@ class State:
         if due is not None and (armed is None or due < armed):
             self.armed[lease.id] = due
             heapq.heappush(self.timers, (due, lease.id))
-            if len(self.timers) > 2 * len(self.armed) + STALE_TIMERS_MAX:
+            if len(self.timers) > 2 * len(self.armed) + STALE_ENTRIES_MAX:
                 self.timers = [(at, lease_id) for lease_id, at in self.armed.items()]
                 heapq.heapify(self.timers)
 

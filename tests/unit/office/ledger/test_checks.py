@@ -12,7 +12,7 @@ from sublet.lease.states import LeaseStatus, SliceState, VolumeState
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.checks import check_after, check_books
 from sublet.office.ledger.records import NoticeRecord
-from sublet.office.ledger.state import State
+from sublet.office.ledger.state import STALE_ENTRIES_MAX, State
 from sublet.values import GIB, EndReason, Epoch, Kind, LeaseId, ResourceId, TenantId, Tier
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, cores, device, disk, gpu, inventory, seconds, shared
 
@@ -91,6 +91,9 @@ WRONG: dict[str, Callable[[State], object]] = {
         {group: state.queue[Tier.INTERACTIVE, False].pop(group) for group in [*state.queue[Tier.INTERACTIVE, False]]}
     ),
     "a queue that counts wrongly": lambda state: setattr(state, "queued_count", 2),
+    "wants of nobody": lambda state: state.waiting_wants.update({state.leases[LeaseId("cores")].wants: 1}),
+    "more that are particular": lambda state: setattr(state, "waiting_particular", 1),
+    "nobody who was first": lambda state: state.waiting_since.clear(),
     "a node without him": lambda state: next(iter(state.on_node.values())).pop(LeaseId("cores"), None),
     "more that live than there are": lambda state: setattr(state, "live_count", 9),
     "a quota that is out of date": lambda state: setattr(state.held[ANN], "gpus", 0),
@@ -120,6 +123,18 @@ WRONG: dict[str, Callable[[State], object]] = {
     "a room in which nothing stays": lambda state: setattr(state.rooms[DISK], "stays", 0),
     "strangers in an empty room": lambda state: setattr(state.rooms[CPU], "foreign", 1),
 }
+
+
+def test_requests_that_come_and_go_behind_one_that_waits_leave_nothing() -> None:
+    bench = Bench(inventory("n", device("g", capacity=16 * GIB)))
+    bench.granted(gpu(16), tenant=ANN)
+    bench.queued(gpu(16), tenant=BEN)
+    comes_and_goes, state = bench.queued(gpu(16), tenant=BEN), bench.state
+    for _ in range(3 * STALE_ENTRIES_MAX):
+        state.dequeue(comes_and_goes)
+        state.enqueue(comes_and_goes)
+    assert len(state.waiting_since) <= STALE_ENTRIES_MAX + 2 * state.queued_count + 1
+    check_books(state)
 
 
 @pytest.mark.parametrize("what", WRONG)
