@@ -279,11 +279,21 @@ class Judge:
         for view in views:
             told.started[view["id"]] = view["name"]
             if view["state"] not in ("ended", "resting"):
-                until(f"{view['name']} rests", lambda: self._rests(person, view["id"]), PATIENCE_S)  # noqa: B023
+                self._rest(person, view["id"])
 
-    def _rests(self, person: PersonAtWork, ident: str) -> bool:
-        answer = person.member.ask("POST", f"/v1/sessions/{ident}/rest", {"now": True})
-        return answer.status == 200 and answer.doc["state"] == "resting"
+    def _rest(self, person: PersonAtWork, ident: str) -> None:
+        answers: list[str] = []
+
+        def is_at_rest() -> bool:
+            answer = person.member.ask("POST", f"/v1/sessions/{ident}/rest", {"now": True})
+            answers.append(f"{answer.status}: {answer.text[:300]}")
+            return answer.status == 200 and answer.doc["state"] == "resting"
+
+        try:
+            until("a session at rest", is_at_rest, PATIENCE_S)
+        except AssertionError as error:
+            error.add_note(f"session {ident} of {person.name} was answered: {Counter(answers)}")
+            raise
 
     def _entries(self, person: PersonAtWork) -> list[Entry]:
         found = self.stage.people.find(person.name)
