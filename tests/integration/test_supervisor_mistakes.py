@@ -144,7 +144,7 @@ def test_a_mistake_with_one_guest_is_that_guests_end(tmp_path: Path, faults: str
 
 
 def test_a_holder_hears_of_a_start_that_went_wrong_here(tmp_path: Path) -> None:
-    faults = FOR_IT + 'setattr(Guest, "now", lambda self, event: 1 // 0)'
+    faults = FOR_IT + 'setattr(GuestProcess, "now", lambda self, event: 1 // 0)'
     with supervisor_at(tmp_path, faults=faults) as stage:
         stage.office_line.order(core(B, E6))
         with pytest.raises(SubletError, match="internal error in the supervisor"):
@@ -230,7 +230,7 @@ def no(*given, **named):
 """
 LEAKS = {
     "the plan": "import sublet.node.processes.launch as launch\nlaunch.SpawnPlan = no",
-    "the group": "from sublet.node.processes.group import ControlGroup\nGroup.join_paths = no",
+    "the group": "from sublet.node.processes.group import ControlGroup\nControlGroup.join_paths = no",
     "the fork": "import os\nos.fork = no",
     "the pidfd": "import os\nos.pidfd_open = no",
     "a refusal": """

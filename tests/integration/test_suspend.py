@@ -220,7 +220,7 @@ class Desk:
         return PageReader(str(folder / "page"))
 
 
-NOT_FROZEN = "from sublet.node.processes.group import ControlGroup\nGroup.can_freeze = False\n"
+NOT_FROZEN = "from sublet.node.processes.group import ControlGroup\nControlGroup.can_freeze = False\n"
 """As on a machine without the second version of control groups: each process is stopped by itself."""
 
 

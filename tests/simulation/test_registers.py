@@ -16,7 +16,7 @@ SEEDS_MAX = 2_500
 CAUGHT_AT = {"R5": 1593, "R10": 181, "R11": 73, "R20": 119, "R25": 61}
 """The first seed that catches it, where that is a late one. It is tried before the others."""
 MET = (
-    *("Took", "Refused", "Foreign", "Outdated", "Behind", "lost", "cut", "asked in vain"),
+    *("Took", "BallotRefused", "ForeignRegister", "Outdated", "Behind", "lost", "cut", "asked in vain"),
     *("crash", "slow", "amnesia", "spare", "change done", "change failed", "equal lease", "restored office"),
     *("adoption", "writer died", "writer fenced", "writer foreign", "cas done", "cas refused", "cas unknown", "read"),
 )

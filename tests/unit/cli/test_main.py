@@ -187,7 +187,7 @@ def test_the_short_way_loads_nothing_heavy(words: list[str]) -> None:
     """`sublet status` is asked by prompts, many times a minute."""
     script = (
         "import sys; from sublet.cli import call, main\n"
-        "call.Office.reach = classmethod(lambda cls, **_: (_ for _ in ()).throw(call.NoOffice('none')))\n"
+        "call.CommandOffice.reach = classmethod(lambda cls, **_: (_ for _ in ()).throw(call.NoOffice('none')))\n"
         f"main({words!r})\nprint(*sorted(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)

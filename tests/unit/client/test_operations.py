@@ -381,7 +381,7 @@ def test_an_office_that_was_told_to_end_is_not_started_for_a_lease_that_it_has_e
     for program in asked:
         script.answers, script.steps = [NOBODY], []
         script.run(program)
-        assert [type(step).__name__ for step in script.steps] == ["Call"]
+        assert [type(step).__name__ for step in script.steps] == ["HttpCall"]
     assert all(one.done for one in (*many, alone))
     script.answers, script.steps = [NOBODY, reply(GrantAnswer(lease=view()))], []
     script.run(core.acquire(request(), Hooks()))
