@@ -334,6 +334,8 @@ class Cards:
         await self._learn()
         now_ns = self._now_ns()
         reports, wake_ns = self.watch.tick(now_ns)
+        if uses := self._uses():  # at once: by this it is decided what parking a guest takes
+            await self._learn(uses)
         if self._lets_go():
             self.watch.close()
         for report in reports:
@@ -352,10 +354,10 @@ class Cards:
             else:
                 self._guard.passed()
 
-    async def _learn(self) -> None:
+    async def _learn(self, uses: tuple[CardUse, ...] = ()) -> None:
         """Processes of our guests, also those of the last time: a guest may have ended since the driver was asked."""
         with contextlib.suppress(SubletError):  # the supervisor is being started anew
-            found = frozenset(await self._processes(self._uses(), let_go=self._lets_go()))
+            found = frozenset(await self._processes(uses, let_go=self._lets_go()))
             self._before, self._ours = self._ours, found
 
     def _uses(self) -> tuple[CardUse, ...]:

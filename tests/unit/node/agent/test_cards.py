@@ -189,8 +189,9 @@ def test_what_each_process_has_is_handed_on_once_for_each_look(tmp_path: Path) -
 
     async def play() -> None:
         await desk.look()
+        assert desk.uses == [CardUse(card=uuid_of(0), pid=4711, bytes=GIB)], "with this look, not with the next"
         for _ in range(3):
-            await desk.cards._learn()
+            await desk.cards.turn()
         await desk.cards.close()
 
     asyncio.run(play())
