@@ -58,7 +58,7 @@ BESIDE: Final[dict[str, tuple[type[Notebook], ...]]] = {
     **dict.fromkeys(("words", "pickle"), (Forger,)),
 }
 """Who is there beside honest people, for those that honest people never meet."""
-CAUGHT_AT: Final = {"request": 15, "memory": 2, "hub": 4}
+CAUGHT_AT: Final = {"request": 14, "memory": 2, "hub": 4}
 """The seed that catches it, among honest people alone, where that is not the first."""
 
 

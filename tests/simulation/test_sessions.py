@@ -16,7 +16,18 @@ import pytest
 
 from sublet.errors import CapacityExceeded, IdempotencyConflict, InvalidRequest, LeaseEnded, SubletError
 from sublet.lease.value import LeaseEnd
-from sublet.studio.records import CellRecord, Ended, Entry, Offered, ProcessIdentity, Session, Terms, event_of, fold_all
+from sublet.studio.records import (
+    Asked,
+    CellRecord,
+    Ended,
+    Entry,
+    Offered,
+    ProcessIdentity,
+    Session,
+    Terms,
+    event_of,
+    fold_all,
+)
 from sublet.studio.sessions import CLAIM_S, Asking, Seen, Sessions
 from sublet.studio.states import SESSION_TABLE, SessionEnd, SessionEvent, SessionState
 from sublet.values import GIB, EndReason
@@ -481,6 +492,16 @@ def test_a_session_that_is_ended_while_it_asks_gives_the_lease_back_at_once() ->
         asks.acquire("ana", {"content": "a", "smaller": False})
     assert not any(lease.is_live for lease in world.leases)
     assert ends.find("ana").is_over
+
+
+def test_a_request_whose_end_found_no_room_on_the_disk_is_left_by_a_rest() -> None:
+    """The process that made it lives, and asks no more: to all others it looks as if it did."""
+    world = World(1)
+    world.depth = 1
+    ident = world.sessions[1].start("ana", Terms(vram=GIB)).id
+    by = ProcessIdentity(host="here", pid=1, started=1)
+    world.store.append(Entry(seq=2, session=ident, at_ns=9, record=Asked(by=by)))
+    assert world.sessions[2].rest("ana").state is SessionState.RESTING
 
 
 def test_a_new_session_asks_for_its_lease_and_the_office_for_nothing_else_before() -> None:

@@ -361,8 +361,8 @@ class Sessions(Generic[L]):
             self._office.release(seen.id)
         self._append(session.id, lambda: self._declined(session.id))
         session = self._settled(session)
-        asker = session.by
-        if asker is not None and asker.host != self._me.host and self.lease_of(session) is None:
+        if session.by is not None and self.lease_of(session) is None:
+            # It asks on another machine, has not asked yet, or asks no more: the end of its request found a full disk.
             self._append_if(session, Abandoned(detail="withdrawn"))
         return self.find(session.id)
 
