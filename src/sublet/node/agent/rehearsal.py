@@ -157,7 +157,7 @@ class _Try:
 def rehearse_each(
     cards: Sequence[str], try_out: Callable[[str], Rehearsal] = rehearse, *, longest_s: float = REHEARSAL_S
 ) -> list[Rehearsal]:
-    """All of them, in this order. What a driver does to the process of one card is told of that card, and no more."""
+    """Rehearse all cards, in this order. What a driver does to one card's process is reported for that card only."""
     waiting, running, found = deque(cards), dict[int, _Try](), dict[str, Rehearsal]()
     looks = select.poll()
     while waiting or running:
