@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(words: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a letter that the terminal does not know is no reason to fail
         sys.stdout.reconfigure(errors="replace")
-    from sublet.cli import exits
+    from sublet.cli import exit_status
     from sublet.errors import SubletError
 
     try:
@@ -42,14 +42,14 @@ def _main(words: list[str]) -> int:
         if sys.stdout is not None:  # it was closed before we began
             sys.stdout.flush()
     except SubletError as error:
-        return exits.say_error(error, as_json="--json" in words and words[0] not in ("run", "exec"))
+        return exit_status.say_error(error, as_json="--json" in words and words[0] not in ("run", "exec"))
     except KeyboardInterrupt:
         sys.stderr.write("\n")
-        return exits.INTERRUPTED
+        return exit_status.INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has closed it (`| head`). Python would complain once more while shutting down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exits.FAILED
+        return exit_status.FAILED
     return status
 
 
@@ -76,6 +76,6 @@ def _dispatch(words: Sequence[str]) -> int:
             pass
         else:
             return command.run(raw)
-    from sublet.cli import full
+    from sublet.cli import full_parser
 
-    return full.run(words)
+    return full_parser.run(words)

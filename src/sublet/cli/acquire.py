@@ -10,7 +10,6 @@ from msgspec import to_builtins
 from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Opt, UsageError
 from sublet.cli.lease import say_lease
-from sublet.cli.live import LiveLine
 from sublet.cli.parsing import (
     FOREVER,
     AsJson,
@@ -27,6 +26,7 @@ from sublet.cli.parsing import (
     wait,
 )
 from sublet.cli.parsing import name as valid
+from sublet.cli.progress_line import LiveLine
 from sublet.cli.show import Json, amount, epoch, seconds, where
 from sublet.client.model import Offer, Place
 from sublet.client.operations import Hooks, OfficeOperations, new_request_id

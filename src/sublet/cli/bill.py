@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Opt, UsageError
-from sublet.cli.exits import DONE
+from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import AsJson, instant
 from sublet.cli.show import Json, cost_head, document, seconds, table
 from sublet.wire.http_views import BILL_PERIODS, check_grouping

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from sublet.cli.call import CommandOffice, NoOffice
 from sublet.cli.declare import Arg, Opt
-from sublet.cli.exits import DONE
+from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import AsJson, name
 from sublet.cli.show import Json, document, table
 from sublet.errors import Disconnected, InvalidRequest

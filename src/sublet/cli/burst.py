@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 
 from sublet.cli.declare import Arg, Opt, UsageError
-from sublet.cli.exits import DONE, FAILED, INTERRUPTED
+from sublet.cli.exit_status import DONE, FAILED, INTERRUPTED
 from sublet.cli.parsing import AsJson, count, duration, size
 from sublet.cli.parsing import name as valid
 from sublet.cli.show import plural, seconds, table, visible
@@ -25,7 +25,7 @@ from sublet.values import GIB, Tier, format_cost, format_size
 
 if TYPE_CHECKING:
     import sublet
-    from sublet.cli.live import LiveLine
+    from sublet.cli.progress_line import LiveLine
     from sublet.jobs.core import ChunkFailed, JobEvent
     from sublet.jobs.metrics import Metrics
     from sublet.jobs.session import JobResult
@@ -141,7 +141,7 @@ def burst(
     _check_places(out, picture, metrics)
     import sublet
     from sublet import jobs
-    from sublet.cli.live import LiveLine
+    from sublet.cli.progress_line import LiveLine
 
     with sublet.connect() as fabric, LiveLine() as line:
         watch = _Watch(line, total, want, called, metrics)

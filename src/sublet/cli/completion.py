@@ -18,10 +18,10 @@ def completion(
     For bash: eval "$(sublet completion bash)" in ~/.bashrc. For zsh the same in ~/.zshrc, after compinit. For fish:
     sublet completion fish > ~/.config/fish/completions/sublet.fish
     """
-    from sublet.cli import full
+    from sublet.cli import full_parser
 
     os.environ["_SUBLET_COMPLETE"] = f"source_{shell}"
     try:
-        return full.run([])
+        return full_parser.run([])
     finally:
         del os.environ["_SUBLET_COMPLETE"]

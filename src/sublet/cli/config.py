@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from sublet.cli.declare import Arg, UsageError
-from sublet.cli.exits import DONE
+from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import AsJson
 from sublet.cli.show import document, table, visible
 from sublet.client.config import KEYS, config_path, read_config, set_config, unset_config

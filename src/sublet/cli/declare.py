@@ -279,7 +279,7 @@ class _Reading:
         mixed = next((param for param in self._arguments if param.is_mixed), None)
         if mixed is None or name in self.options or name in ("-h", "--help"):
             return False
-        from sublet.cli.mistakes import option_hint
+        from sublet.cli.hints import option_hint
 
         script: Sequence[str] = typing.cast(list[str], self._raw[mixed.name])
         hint = option_hint(name, self.options, alike=LIKE_OURS, foreign=not script)

@@ -19,7 +19,7 @@ from typing import Annotated, Final, NamedTuple
 from sublet.cli.call import CommandOffice, NoOffice
 from sublet.cli.data_door import data_door_trouble
 from sublet.cli.declare import Opt
-from sublet.cli.exits import DONE, FAILED
+from sublet.cli.exit_status import DONE, FAILED
 from sublet.cli.parsing import AsJson
 from sublet.cli.show import document, paint, plural, seconds, visible
 from sublet.client.home import home_dir, socket_path

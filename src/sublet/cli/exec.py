@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from sublet.cli.command_lease import token_of
 from sublet.cli.declare import Arg
-from sublet.cli.direct import Direct
-from sublet.cli.exits import ENDED, say_error
-from sublet.cli.hosting import (
+from sublet.cli.direct_request import Direct
+from sublet.cli.exit_status import ENDED, say_error
+from sublet.cli.guest_command import (
     CommandNotStarted,
     CommandWords,
     Env,
@@ -22,7 +23,6 @@ from sublet.cli.hosting import (
 )
 from sublet.cli.messages import message, read
 from sublet.cli.show import visible
-from sublet.cli.taking import token_of
 from sublet.errors import NotFound, SubletError
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Arg, Opt
-from sublet.cli.exits import DONE
+from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import AsJson, NoLimit, count, limit, name
 from sublet.cli.show import Json, document, plural, table
 from sublet.cli.tenant import Block, Cores, Gpus, GpuTime, Leases, Memory, Queue, Requests, Vram, limits, quota_of

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any, Final
 
-from sublet.cli.attend import Attendance
+from sublet.cli.attach import Attendance
 from sublet.cli.declare import Arg, Opt, UsageError
-from sublet.cli.direct import Direct
-from sublet.cli.exits import DONE, FAILED
-from sublet.cli.hosting import with_what_was_lost
+from sublet.cli.direct_request import Direct
+from sublet.cli.exit_status import DONE, FAILED
+from sublet.cli.guest_command import with_what_was_lost
 from sublet.cli.messages import Json, message, read
 from sublet.cli.parsing import AsJson, duration
 from sublet.cli.show import document, seconds, table, visible

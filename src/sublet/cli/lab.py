@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from sublet.cli.call import CommandOffice, NoOffice
 from sublet.cli.declare import Arg, Opt
-from sublet.cli.exits import DONE, FAILED
+from sublet.cli.exit_status import DONE, FAILED
 from sublet.cli.parsing import count
 from sublet.cli.show import plural, visible
 from sublet.errors import Disconnected, InvalidRequest, NotFound, SubletError, Unsupported

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Opt
-from sublet.cli.exits import DONE
+from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import AsJson, LeaseArg, duration, duration_or_zero, epoch, name
 from sublet.cli.show import Json, amount, burst_of, document, paint, seconds, table, visible, where
 from sublet.cli.show import epoch as show_epoch

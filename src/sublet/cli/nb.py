@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from sublet.cli.declare import Arg, Opt, UsageError
-from sublet.cli.exits import DONE, FAILED
+from sublet.cli.exit_status import DONE, FAILED
 from sublet.cli.parsing import AsJson, PayPriority, count, duration, vram, wait
 from sublet.cli.show import document, paint, seconds, visible
 from sublet.errors import InvalidRequest, NotFound, SubletError, Unsupported

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final, Self
 
-from sublet.cli.live import LiveLine
+from sublet.cli.progress_line import LiveLine
 from sublet.cli.show import Json, paint, plural, seconds, table, visible
 from sublet.errors import NotFound, SubletError
 from sublet.invocation import typeable

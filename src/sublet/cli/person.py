@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Arg, Opt, UsageError
-from sublet.cli.exits import DONE
+from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import AsJson, duration, name
 from sublet.cli.show import Json, document, plural, table, visible
 from sublet.client.home import home_dir

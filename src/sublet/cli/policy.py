@@ -7,7 +7,7 @@ from typing import Annotated
 
 from sublet.cli.call import CommandOffice, NoOffice
 from sublet.cli.declare import Arg, Opt, UsageError
-from sublet.cli.exits import DONE
+from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import AsJson, name
 from sublet.cli.show import Json, document, plural, table, visible
 from sublet.client.home import home_dir

@@ -23,7 +23,7 @@ from typing import Annotated, Final, NamedTuple
 
 from sublet.cli.call import CommandOffice, NoOffice
 from sublet.cli.declare import Opt, UsageError
-from sublet.cli.exits import DONE, FAILED
+from sublet.cli.exit_status import DONE, FAILED
 from sublet.cli.office import OfficeInUse, end_office
 from sublet.cli.show import Json, plural, visible
 from sublet.client.home import home_dir, runtime_dir

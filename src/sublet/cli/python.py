@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from sublet.cli.hosting import NOT_FOUND, CommandNotStarted
+from sublet.cli.guest_command import NOT_FOUND, CommandNotStarted
 
 NOT_EXECUTABLE: Final = 126
 TRIAL_S: Final = 20.0

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Arg, Opt
-from sublet.cli.exits import DONE
+from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import AsJson, count, name
 from sublet.cli.show import Json, document, plural, table
 

@@ -7,9 +7,10 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
+from sublet.cli.command_lease import CommandLease, take
 from sublet.cli.declare import Opt, UsageError
-from sublet.cli.exits import ENDED, say_error
-from sublet.cli.hosting import (
+from sublet.cli.exit_status import ENDED, say_error
+from sublet.cli.guest_command import (
     CommandNotStarted,
     CommandWords,
     Env,
@@ -39,13 +40,12 @@ from sublet.cli.parsing import (
 )
 from sublet.cli.parsing import name as valid
 from sublet.cli.show import visible
-from sublet.cli.taking import CommandLease, take
 from sublet.client.home import home_text
 from sublet.errors import Disconnected, LeaseNotActive, SubletError
 from sublet.values import Exclusivity, Kind, RenewMode, Tier
 
 if TYPE_CHECKING:
-    from sublet.cli.attend import Attendance
+    from sublet.cli.attach import Attendance
 
 
 def run(

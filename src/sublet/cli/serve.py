@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from sublet.cli.declare import Arg, Opt, UsageError
-from sublet.cli.exits import DONE
+from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import count, duration, name, size, vram
 from sublet.cli.studio import BACKLOG, GRACE_S, listening_on
 from sublet.errors import InvalidRequest, Unsupported

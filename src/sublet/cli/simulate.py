@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from sublet.cli.declare import Opt, UsageError
-from sublet.cli.exits import DONE
+from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import AsJson, count, name, size
 from sublet.cli.show import document, plural, table, visible
 from sublet.errors import InvalidRequest

@@ -6,7 +6,7 @@ import sys
 
 from sublet.cli.call import CommandOffice
 from sublet.cli.data_door import data_door_trouble
-from sublet.cli.exits import DONE, FAILED
+from sublet.cli.exit_status import DONE, FAILED
 from sublet.cli.parsing import AsJson
 from sublet.cli.show import Json, amount, document, paint, plural, seconds, table, visible, where
 from sublet.invocation import typeable

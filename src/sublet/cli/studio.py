@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from sublet.background import start_thread
 from sublet.cli.declare import Opt, UsageError
-from sublet.cli.exits import DONE
+from sublet.cli.exit_status import DONE
 from sublet.cli.show import plural, visible
 from sublet.client.home import home_dir
 from sublet.errors import Disconnected, InvalidRequest, SubletError, Unsupported

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Arg, Opt, UsageError
-from sublet.cli.exits import DONE
+from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import AsJson, NoLimit, count, limit, limit_duration, limit_size, name, user
 from sublet.cli.show import Json, document, plural, seconds, table
 from sublet.values import Tier, format_size

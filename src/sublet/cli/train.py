@@ -13,15 +13,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TextIO
 
 from sublet.cli.declare import Arg, Opt, UsageError
-from sublet.cli.exits import INTERRUPTED
-from sublet.cli.hosting import Env, Grace
+from sublet.cli.exit_status import INTERRUPTED
+from sublet.cli.guest_command import Env, Grace
 from sublet.cli.parsing import FOREVER, PayPriority, count, duration, size, vram, wait
 from sublet.cli.parsing import name as valid
 from sublet.cli.show import plural, seconds, visible
 from sublet.values import GIB, Tier, format_cost, format_size, parse_duration_ns
 
 if TYPE_CHECKING:
-    from sublet.cli.live import LiveLine
+    from sublet.cli.progress_line import LiveLine
     from sublet.client.lease import Lease
     from sublet.client.model import Place
     from sublet.training.progress import TrainingProgress
@@ -133,8 +133,8 @@ def train(
         raise UsageError(f"there is no file {command[0]}", do="Name the Python script that trains.")
     interpreter = sys.executable
     if python is not None:
-        from sublet.cli.exits import say_error
-        from sublet.cli.hosting import CommandNotStarted
+        from sublet.cli.exit_status import say_error
+        from sublet.cli.guest_command import CommandNotStarted
         from sublet.cli.python import interpreter as found
 
         try:
@@ -161,7 +161,7 @@ def train(
         grace=grace,
     )
     import sublet
-    from sublet.cli.live import LiveLine
+    from sublet.cli.progress_line import LiveLine
 
     with sublet.connect() as fabric, LiveLine() as line, _stopped_by_signals(Stopped):
         watch = _Watch(line)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Arg, Opt
-from sublet.cli.exits import DONE, FAILED, REFUSED
+from sublet.cli.exit_status import DONE, FAILED, REFUSED
 from sublet.cli.parsing import AsJson, name, size
 from sublet.cli.show import Json, document, epoch, paint, plural, seconds, table, visible
 from sublet.errors import CapacityExceeded, CheckpointFailed, SubletError

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import pytest
 
-from sublet.cli import declare, full
+from sublet.cli import declare, full_parser
 from sublet.cli.declare import Arg, Command, Opt, Shape, UsageError
 from sublet.cli.parsing import duration, size
 from sublet.cli.table import COMMANDS, GROUPS, SECTIONS, find, load
@@ -91,7 +91,7 @@ def test_both_ways_in_know_the_same_options(path: str) -> None:
     """The options of the short way, of typer's command and of the declaration are the same set."""
     command = load(path)
     declared = {flag for param in command.params if isinstance(param.spec, Opt) for flag in param.spec.flags}
-    found = full.typer_command()
+    found = full_parser.typer_command()
     for word in path.split():
         found = found.commands[word]
     typer_options = {flag for param in found.params if param.param_type_name == "option" for flag in param.opts}
@@ -103,8 +103,8 @@ def test_both_ways_in_know_the_same_options(path: str) -> None:
 
 def test_of_a_command_line_that_names_its_command_no_other_is_loaded() -> None:
     """A mistake in it, or its help, would otherwise wait for all of them."""
-    assert set(full.typer_command("run").commands) == {"run"}
-    lease = full.typer_command("lease show").commands
+    assert set(full_parser.typer_command("run").commands) == {"run"}
+    lease = full_parser.typer_command("lease show").commands
     assert set(lease) == {"lease"}
     assert set(lease["lease"].commands) == {"show"}
 
@@ -115,7 +115,7 @@ def test_a_command_that_others_begin_with_is_loaded_with_them() -> None:
     assert groups
     for group in groups:
         own = {path.removeprefix(f"{group} ") for path in COMMANDS if path.startswith(f"{group} ")}
-        assert set(full.typer_command(group).commands[group].commands) == own
+        assert set(full_parser.typer_command(group).commands[group].commands) == own
 
 
 def test_every_command_has_a_place_in_the_help() -> None:

@@ -15,7 +15,7 @@ import pytest
 from sublet import __version__
 from sublet.cli import main
 from sublet.cli.declare import Opt
-from sublet.cli.mistakes import ELSEWHERE, SYNONYMS
+from sublet.cli.hints import ELSEWHERE, SYNONYMS
 from sublet.cli.table import COMMANDS, GROUPS, load
 from sublet.client.address import Address
 

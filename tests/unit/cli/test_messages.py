@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sublet.cli import declare, hosting
-from sublet.cli.attend import Outlet
+from sublet.cli import declare, guest_command
+from sublet.cli.attach import Outlet
 from sublet.cli.messages import OUTPUT_HEAD_BYTES, STREAM_STDOUT, greeting, message, output_head, read
 from sublet.cli.table import load
 from sublet.errors import Disconnected, InvalidRequest
@@ -75,11 +75,11 @@ class Older:
 
 def test_a_supervisor_from_before_an_upgrade_is_asked_as_it_understands() -> None:
     older: Any = Older()
-    assert hosting._started(older, SPEC)["guest"] == G
+    assert guest_command._started(older, SPEC)["guest"] == G
     assert [getattr(asked, "awaits", None) for asked in older.asked] == [True, False]
     other: Any = Older("Start.spec.argv is 3, not a list")
     with pytest.raises(InvalidRequest, match="argv"):
-        hosting._started(other, SPEC)
+        guest_command._started(other, SPEC)
     assert len(other.asked) == 1
 
 

@@ -15,7 +15,7 @@ from sublet import aio, jobs
 from sublet.cli import burst
 from sublet.cli.burst import burst_name, inputs_of, target_of
 from sublet.cli.declare import UsageError
-from sublet.cli.live import LiveLine
+from sublet.cli.progress_line import LiveLine
 from sublet.compute import posting
 from sublet.errors import InvalidRequest
 from sublet.jobs import joblib_backend

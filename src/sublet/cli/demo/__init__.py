@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from sublet.cli.declare import Opt
-from sublet.cli.exits import DONE
+from sublet.cli.exit_status import DONE
 
 __all__ = ["demo"]
 

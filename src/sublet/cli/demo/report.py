@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
-from sublet.cli.live import LiveLine
+from sublet.cli.progress_line import LiveLine
 from sublet.cli.show import paint, plural, seconds
 from sublet.errors import SubletError
 from sublet.invocation import typeable, typed

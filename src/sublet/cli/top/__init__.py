@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Opt, UsageError
-from sublet.cli.exits import DONE
+from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import AsJson
 
 __all__ = ["top"]

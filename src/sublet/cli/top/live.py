@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from sublet.cli.exits import DONE, INTERRUPTED
+from sublet.cli.exit_status import DONE, INTERRUPTED
 from sublet.cli.show import colour_on
 from sublet.cli.terminal import Terminal, size_of
 from sublet.cli.top.paint import Painting, changes, painting, simple

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 from sublet.cli.declare import Arg, Opt, UsageError
-from sublet.cli.exits import FAILED, say_error
+from sublet.cli.exit_status import FAILED, say_error
 from sublet.cli.messages import Json, is_older, message, read
 from sublet.cli.parsing import duration
 from sublet.cli.terminal import size_of
@@ -16,8 +16,8 @@ from sublet.errors import InvalidRequest, SubletError
 from sublet.values import NS_PER_S
 
 if TYPE_CHECKING:
-    from sublet.cli.attend import Attendance
-    from sublet.cli.direct import Direct
+    from sublet.cli.attach import Attendance
+    from sublet.cli.direct_request import Direct
     from sublet.wire.conversation import Conversation
 
 
@@ -115,7 +115,7 @@ def wants_terminal(tty: bool, no_tty: bool) -> bool:
 
 def start(direct: Direct, token: str, spec: Json, *, on_host: bool = False) -> tuple[Conversation, Attendance]:
     """Run it under the lease of this token, and be attached. ``on_host``: the lease is of a host device."""
-    from sublet.cli.attend import Attendance
+    from sublet.cli.attach import Attendance
 
     conversation = direct.connect_data(capability=token)
     try:

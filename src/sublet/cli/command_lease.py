@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
-from sublet.cli.direct import Direct
+from sublet.cli.direct_request import Direct
 from sublet.cli.show import visible
 from sublet.errors import CapacityExceeded, Disconnected, SubletError
 
 if TYPE_CHECKING:
     import threading
 
-    from sublet.cli.live import LiveLine
+    from sublet.cli.progress_line import LiveLine
     from sublet.client.lease import Lease
     from sublet.client.model import Place
     from sublet.client.operations import Hooks
@@ -133,7 +133,7 @@ def take(request: dict[str, Any]) -> CommandLease:
     direct = Direct.reach()
     try:
         direct.send("POST", "/v1/leases", {**request, "token": True})
-        import sublet.cli.attend  # noqa: F401 - soon needed, and the office has something to do meanwhile
+        import sublet.cli.attach  # noqa: F401 - soon needed, and the office has something to do meanwhile
 
         status, answer = direct.answer()
     except Disconnected:
@@ -182,7 +182,7 @@ def _take_patiently(direct: Direct, request: dict[str, Any]) -> CommandLease:
     import msgspec
 
     from sublet.cli.call import CommandOffice
-    from sublet.cli.live import LiveLine
+    from sublet.cli.progress_line import LiveLine
     from sublet.client.operations import OfficeOperations
     from sublet.clock import SystemClock
     from sublet.wire.decoders import convert_to

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from sublet.cli.call import CommandOffice
 from sublet.cli.declare import Arg, Opt, UsageError
-from sublet.cli.exits import DONE
+from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import AsJson, count, duration_or_zero
 from sublet.cli.show import Json, document, epoch, plural, table, visible
 from sublet.client.home import home_dir

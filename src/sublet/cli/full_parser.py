@@ -18,7 +18,7 @@ from typer.main import get_command
 
 from sublet import __version__
 from sublet.cli.declare import Command, Opt, Param, Shape, UsageError
-from sublet.cli.mistakes import command_hint, option_hint
+from sublet.cli.hints import command_hint, option_hint
 from sublet.cli.table import COMMANDS, GROUPS, SECTIONS, find, load
 from sublet.invocation import typeable
 
