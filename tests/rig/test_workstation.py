@@ -12,13 +12,15 @@ from typing import Final
 
 import pytest
 
+from sublet import connect
 from sublet.client.home import runtime_dir
+from sublet.errors import CapacityExceeded
 from sublet.node.supervisor.locks import ROOTS, lock_folder
 from sublet.values import MIB
 from tests.crash.office_process import release_all
 from tests.integration.test_run import Shell, finished, first_line, until
 from tests.rig.personalities import SHOWN, WORKSTATION
-from tests.rig.rig import Rig, make_rig
+from tests.rig.rig import Rig, clear, make_rig
 from tests.rig.test_interface import SOURCES
 from tests.rig.test_office import USES_A_CARD, WAIT_S, card_of, cards_of, index_of, is_free
 from tests.traces import supervisor_of
@@ -27,6 +29,11 @@ pytestmark = [pytest.mark.needs("gcc"), pytest.mark.xdist_group("tests/rig/test_
 
 DESKTOP: Final = 640 * MIB
 PROHIBITED: Final = 2
+COMPUTES: Final = 0
+"""The list of NVML that such a process is in."""
+NAMES_PROCESSES: Final = "nvmlDeviceGetComputeRunningProcesses_v3"
+SLOW_MS: Final = 500
+"""A driver that takes so long to name them: longer than a client needs to ask for a lease."""
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +45,29 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
 
 
 @pytest.fixture(scope="module")
-def sublet(tmp_path_factory: pytest.TempPathFactory, rig: Rig) -> Iterator[Shell]:
+def begun(tmp_path_factory: pytest.TempPathFactory, rig: Rig) -> Iterator[tuple[Shell, str]]:
+    """The office, and what it answered to the first request, while a stranger computed on its card."""
     shell = Shell(tmp_path_factory.mktemp("office"))
     shell.env |= rig.env
+    stranger, slow = rig.draws(0, MIB, os.getpid()), rig.trouble(NAMES_PROCESSES, delay_ms=SLOW_MS)
+    stranger.list = COMPUTES
     started = shell("up")
     assert started.status == 0, started
-    yield shell
+    with connect(home=shell.home) as fabric:
+        try:
+            fabric.gpu(min_vram="1GiB", wait=0).release()
+            said = "lent"
+        except CapacityExceeded as error:
+            said = str(error)
+    stranger.taken = 0
+    clear(slow)
+    yield shell, said
     shell.end()
+
+
+@pytest.fixture(scope="module")
+def sublet(begun: tuple[Shell, str]) -> Shell:
+    return begun[0]
 
 
 def using_the_card(sublet: Shell) -> subprocess.Popen[bytes]:
@@ -53,6 +76,12 @@ def using_the_card(sublet: Shell) -> subprocess.Popen[bytes]:
     line = first_line(process)
     assert line, finished(process)
     return process
+
+
+def test_no_card_is_lent_before_it_is_known_who_computes_on_it(begun: tuple[Shell, str]) -> None:
+    """The first request was granted, beside the stranger: the office answered before its first look at the card."""
+    _, said = begun
+    assert f"is used by process {os.getpid()}" in said
 
 
 def test_a_card_that_lets_no_program_in_is_not_lent_and_it_is_said_why(sublet: Shell, rig: Rig) -> None:

@@ -192,6 +192,7 @@ class Office:
                 agent.listen()
                 if self._cards is not None:
                     self._cards.start()
+                    await self._cards.seen()  # or a card would be lent for oneself beside others for a moment
             processes = ProcessTable()
             watch = HolderWatch(self.driver, processes)
             self._stack.callback(watch.close)

@@ -32,6 +32,9 @@ AGAIN_NS: Final = NS_PER_S
 """After a look that found others on a card anew: memory of a process that has just ended (`nvidia-smi`, `sublet doctor
 --gpu`) is in use for a moment longer, and no request is to wait long for that."""
 SOON_NS: Final = NS_PER_S // 10
+FIRST_S: Final = 2.0
+"""An office that starts waits so long at most until it has seen its cards, and until what its own rehearsal had there
+is gone. A driver that is slower, and a stranger that cannot be named, keep no office from starting."""
 PATIENCE_NS: Final = 30 * NS_PER_S
 """A driver that takes longer to answer is broken."""
 SILENT_LOOKS: Final = 3
@@ -129,6 +132,9 @@ class CardWatch:
         """What was under our leases when the question went out."""
         self._answer: list[CardReading] = []
         self._every_ns = LOOK_EVERY_NS
+        self._hurries_until_ns = 0
+        self.has_seen = False
+        """Whether a look has shown who is on the cards, and none of it was memory of a process that has just ended."""
 
     def tick(self, now_ns: int) -> tuple[list[Fault | Foreign], int | None]:
         """What there is to report, and when to come again (None: never). Waits for nothing."""
@@ -190,10 +196,19 @@ class CardWatch:
             if fault:
                 reports.append(self._fault(device.id, fault))
         self._every_ns = min(AGAIN_NS, LOOK_EVERY_NS) if self._blocked() - blocked else LOOK_EVERY_NS
+        if not self.has_seen:
+            self._hurries_until_ns = self._hurries_until_ns or now_ns + round(FIRST_S * NS_PER_S)
+            self.has_seen = not self._blocked(by_unnamed=True) or now_ns >= self._hurries_until_ns
+            self._every_ns = self._every_ns if self.has_seen else SOON_NS
         return [*reports, *self._news.of(self._others(), now_ns)]
 
-    def _blocked(self) -> set[ResourceId]:
-        return {resource for resource, health in self.health.items() if health.foreign.blocks}
+    def _blocked(self, *, by_unnamed: bool = False) -> set[ResourceId]:
+        """``by_unnamed``: only by memory of which no process can be named."""
+        return {
+            resource
+            for resource, health in self.health.items()
+            if health.foreign.blocks and not (by_unnamed and self.sees_processes and health.reading.processes)
+        }
 
     def heard(self, report: Foreign, now_ns: int) -> list[Foreign]:
         """The supervisor says whether another office lends the device (of whatever kind it is). What follows from it,
@@ -301,6 +316,7 @@ class Cards:
         self._before: frozenset[int] = frozenset()
         self._told: tuple[CardReading, ...] = ()
         self._task: asyncio.Task[None] | None = None
+        self._seen = asyncio.Event()
         self.watch = CardWatch(
             inventory, own=self._own, open_driver=open_driver, sees_processes=sees_processes, allowed=allowed
         )
@@ -312,6 +328,11 @@ class Cards:
             self._die(f"the office stopped: the watch over its cards ended ({type(error).__name__}: {error})")
 
         self._task = start_task("cards", self._run, failed=failed)
+
+    async def seen(self) -> None:
+        """Once it is known who is on the cards, for an office that has not lent any yet."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._seen.wait(), FIRST_S)
 
     async def close(self) -> None:
         """Look no more."""
@@ -340,6 +361,8 @@ class Cards:
             self.watch.close()
         for report in reports:
             self._report(report)
+        if self.watch.has_seen:
+            self._seen.set()
         return None if wake_ns is None else max(0, wake_ns - now_ns) / NS_PER_S
 
     async def _run(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 from sublet import background
 from sublet.background import SHORTAGES
 from sublet.errors import Disconnected
-from sublet.node.agent.health import Cards, has_cards
+from sublet.node.agent.health import FIRST_S, SOON_NS, Cards, has_cards
 from sublet.node.agent.inventory import machine_inventory, parse_host_gpus
 from sublet.node.agent.nvml import CardReading, Nvml, survey
 from sublet.values import GIB, NS_PER_S, NodeId, ResourceId
@@ -87,6 +87,51 @@ def test_a_guest_is_no_stranger_and_another_process_is(tmp_path: Path) -> None:
 
     asyncio.run(play())
     assert desk.library.opened == 0
+
+
+def test_an_office_begins_when_it_has_seen_its_cards_without_its_own_rehearsal(tmp_path: Path) -> None:
+    """The first look found the memory of the rehearsal that had just ended, and the first request was refused."""
+    desk = Desk(tmp_path)
+    desk.card.used = GIB
+
+    async def play() -> None:
+        seen = asyncio.create_task(desk.cards.seen())
+        first = await desk.look()
+        assert [report.blocks for report in first if isinstance(report, Foreign)] == [True]
+        assert not seen.done()
+        desk.card.used = 0
+        desk.heard.clear()
+        async with asyncio.timeout(60):
+            while not desk.heard:
+                desk.now_ns += SOON_NS  # not a whole look's time later
+                await desk.cards.turn()
+                await asyncio.sleep(0.002)
+        assert [report.blocks for report in desk.heard if isinstance(report, Foreign)] == [False]
+        await seen
+        await desk.cards.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("who", ["named", "not named", "slow"])
+def test_no_stranger_and_no_slow_driver_keeps_an_office_from_beginning(who: str, tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.card.used, desk.card.processes = GIB, {99: GIB} if who == "named" else {}
+
+    async def play() -> None:
+        began_s = asyncio.get_running_loop().time()
+        if who != "slow":
+            (found,) = await desk.look()
+            assert isinstance(found, Foreign)
+            assert found.blocks
+            assert desk.cards.watch.has_seen == (who == "named")
+        async with asyncio.timeout(60):
+            await desk.cards.seen()
+        took_s = asyncio.get_running_loop().time() - began_s
+        assert (took_s < FIRST_S) == (who == "named")
+        await desk.cards.close()
+
+    asyncio.run(play())
 
 
 def test_while_a_card_may_have_to_be_reset_the_driver_is_open_only_for_a_look(tmp_path: Path) -> None:
