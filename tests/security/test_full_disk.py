@@ -25,16 +25,20 @@ pytestmark = [
 
 MIB: Final = 1 << 20
 DISK: Final = 160 * MIB
+IN_MEMORY: Final = "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp"
+"""Where the image lies of the small disk: that is filled, and has hundreds of commits made durable."""
 
 
 @contextlib.contextmanager
 def small_disk(uid: int) -> Iterator[Path]:
     """A file system of this size; a folder of the user's on it."""
-    with tempfile.TemporaryDirectory(prefix="sublet-disk-", dir="/tmp") as folder:
-        place, image = Path(folder), Path(folder) / "image"
+    with (
+        tempfile.TemporaryDirectory(prefix="sublet-disk-", dir="/tmp") as folder,
+        tempfile.NamedTemporaryFile(prefix="sublet-disk-", dir=IN_MEMORY) as file,
+    ):
+        place, image = Path(folder), Path(file.name)
         place.chmod(0o755)
-        with open(image, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, DISK)
+        os.posix_fallocate(file.fileno(), 0, DISK)
         subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", image], check=True)
         (place / "disk").mkdir()
         subprocess.run(["mount", "-o", "loop", image, place / "disk"], check=True)

@@ -9,8 +9,10 @@ with the reason why no guest and no other user can write on the way. A new modul
 from __future__ import annotations
 
 import ast
+import bisect
 import functools
 import re
+import sys
 from collections.abc import Iterator
 from typing import Final
 
@@ -142,13 +144,23 @@ MAY_CALL: Final = re.compile(rf"\b(?:{'|'.join(sorted(CALLED))})\s*[()\\#]")
 """What the text of a module has where it calls one of these; most have none, and need not be taken apart."""
 
 
+def calls_in(node: ast.AST, lines: list[int]) -> Iterator[ast.Call]:
+    """Every call within. What none of these lines belongs to holds none that is looked for, and is passed over."""
+    for child in ast.iter_child_nodes(node):
+        first, last = getattr(child, "lineno", 0), getattr(child, "end_lineno", sys.maxsize)
+        for decorator in getattr(child, "decorator_list", ()):
+            first = min(first, decorator.lineno)
+        at = bisect.bisect_left(lines, first)
+        if at < len(lines) and lines[at] <= last:
+            if isinstance(child, ast.Call):
+                yield child
+            yield from calls_in(child, lines)
+
+
 def by_path(source: str) -> Iterator[tuple[int, str]]:
     """Each call that names a file by a path: its line and what it calls."""
-    if MAY_CALL.search(source) is None:
-        return
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call):
-            continue
+    lines = [source.count("\n", 0, found.start()) + 1 for found in MAY_CALL.finditer(source)]
+    for node in calls_in(ast.parse(source), lines) if lines else ():
         name, words = name_of(node), {word.arg for word in node.keywords}
         if name in OWNER_AND_RIGHTS | WHOLE_TREES:
             inside = bool(node.args) and isinstance(node.args[0], ast.JoinedStr) and is_of_the_system(node.args[0])
