@@ -185,6 +185,10 @@ class Node:
         self._parking.resend_reports(now_ns)
         self.shelf.say(now_ns)
 
+    def counted(self, now_ns: int) -> None:
+        """It is known anew what guests have on devices: what it takes to park them is said at the next ``tick``."""
+        self._parking.counted(now_ns)
+
     # ---- what can be seen ----
 
     @property

@@ -101,6 +101,10 @@ class ParkingLot:
         """To an office that may not have heard."""
         self._parkable.again(now_ns)
 
+    def counted(self, now_ns: int) -> None:
+        """It is known anew what guests have on devices: what they need is said once more."""
+        self._parkable.say_now(now_ns)
+
     def due(self, now_ns: int) -> Iterable[Report]:
         """What to say now: what is needed as of now, not as of the notice."""
         for lease in [lease for lease, look_ns in self._unsafe.items() if now_ns >= look_ns]:

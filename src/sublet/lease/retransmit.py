@@ -72,6 +72,11 @@ class Repeats(Generic[_Key]):
         for entry in self._entries.values():
             entry.next_ns, entry.pause_ns, entry.said = now_ns, FIRST_NS, 0
 
+    def say_now(self, now_ns: int) -> None:
+        """All of it once more, between two times."""
+        for entry in self._entries.values():
+            entry.next_ns = now_ns
+
     def give_up(self, now_ns: int) -> None:
         """What stayed unanswered for as long as it was to be said is not said again."""
         if not self._entries:

@@ -23,15 +23,20 @@ from sublet.node.agent.foreign import ForeignNews, Own, foreign_use, merged
 from sublet.node.agent.inventory import card_of
 from sublet.node.agent.nvml import CARD_BROKEN, UNKNOWN, CardReading, Nvml, NvmlFailed, sees_all_processes, who_is
 from sublet.node.agent.port import ReportSink
-from sublet.values import NS_PER_S, NodeId, ResourceId
+from sublet.values import NS_PER_S, LeaseId, NodeId, ResourceId
 from sublet.wire.cards import UNSEEN, CardUse
-from sublet.wire.orders import Device, Fault, Foreign, Inventory, Report
+from sublet.wire.orders import Device, Fault, Foreign, Inventory, Parkable, Report
 
 LOOK_EVERY_NS: Final = 5 * NS_PER_S
 AGAIN_NS: Final = NS_PER_S
 """After a look that found others on a card anew: memory of a process that has just ended (`nvidia-smi`, `sublet doctor
 --gpu`) is in use for a moment longer, and no request is to wait long for that."""
 SOON_NS: Final = NS_PER_S // 10
+AT_ONCE_NS: Final = NS_PER_S // 100
+"""Between two looks at whether the driver has answered a question for which a lease waits."""
+HELD_NS: Final = NS_PER_S * 9 // 10
+"""What guests need to be parked is passed on as the supervisor knows it if the driver takes longer than this to answer:
+with the supervisor's next report, a second after its first."""
 FIRST_S: Final = 2.0
 """An office that starts waits so long at most until it has seen its cards, and until what its own rehearsal had there
 is gone. A driver that is slower, and a stranger that cannot be named, keep no office from starting."""
@@ -132,6 +137,11 @@ class CardWatch:
         """What was under our leases when the question went out."""
         self._answer: list[CardReading] = []
         self._every_ns = LOOK_EVERY_NS
+        self._is_wanted = False
+        self.seen_ns = -1
+        """When the driver was asked for what was judged last."""
+        self.is_for_a_lease = False
+        """Whether the look that is under way, or the last one, was asked for by ``look_anew``."""
         self._hurries_until_ns = 0
         self.has_seen = False
         """Whether a look has shown who is on the cards, and none of it was memory of a process that has just ended."""
@@ -143,17 +153,22 @@ class CardWatch:
         reports: list[Fault | Foreign] = []
         waited_ns = now_ns - self._asked_ns
         if self._thread is not None and not self._thread.is_alive():
-            self._thread = None
+            self._thread, self.seen_ns = None, self._asked_ns
             reports = self.judge(self._answer, now_ns)
         elif self._thread is not None and waited_ns >= PATIENCE_NS:
             said = f"the driver has not answered for {waited_ns // NS_PER_S} s"
             reports = [self._fault(device.id, said) for device in self._cards.values()]
-        if self._thread is None and (self._asked_ns == 0 or waited_ns >= self._every_ns):
+        soon_ns = AT_ONCE_NS if self._is_wanted or self.is_for_a_lease else SOON_NS
+        if self._thread is None and (self._asked_ns == 0 or self._is_wanted or waited_ns >= self._every_ns):
             self._ask(now_ns)
             waited_ns = 0
         if self._thread is None:
             return reports, self._asked_ns + self._every_ns
-        return reports, now_ns + min(LOOK_EVERY_NS, max(SOON_NS, waited_ns))  # soon, and later if it takes long
+        return reports, now_ns + min(LOOK_EVERY_NS, max(soon_ns, waited_ns))  # soon, and later if it takes long
+
+    def look_anew(self) -> None:
+        """With the next ``tick`` that can: a look that is under way began too early."""
+        self._is_wanted = True
 
     def look(self) -> list[CardReading]:
         """Ask the driver of every card, and wait for the answers. Never raises for what a driver does."""
@@ -227,6 +242,7 @@ class CardWatch:
 
     def _ask(self, now_ns: int) -> None:
         self._asked_ns = now_ns
+        self.is_for_a_lease, self._is_wanted = self._is_wanted, False
         self._leased_then = {device.id: self._own(device.id).leased for device in self._cards.values()}
         broken = NvmlFailed(UNKNOWN, "the question itself failed")
         self._answer = [CardReading(uuid=uuid, failed=broken) for uuid in self._cards]  # unless something better comes
@@ -284,6 +300,16 @@ def has_cards(inventory: Inventory) -> bool:
     return any(card_of(device) for device in inventory.devices)
 
 
+@dataclass(slots=True)
+class _HeldReport:
+    """What guests need to be parked, until it is known what they have on cards now."""
+
+    report: Parkable
+    since_ns: int
+    is_counted: bool = False
+    """Whether a look has been handed on that began after the report came: the supervisor's next one is right."""
+
+
 class Cards:
     """Inside the office's loop. Only where there are cards."""
 
@@ -317,6 +343,8 @@ class Cards:
         self._told: tuple[CardReading, ...] = ()
         self._task: asyncio.Task[None] | None = None
         self._seen = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._held: dict[LeaseId, _HeldReport] = {}
         self.watch = CardWatch(
             inventory, own=self._own, open_driver=open_driver, sees_processes=sees_processes, allowed=allowed
         )
@@ -344,6 +372,8 @@ class Cards:
 
     def heard(self, report: Report) -> None:
         """What the supervisor says, on its way to the ledger."""
+        if isinstance(report, Parkable) and self._waits(report):
+            return
         if not isinstance(report, Foreign):
             self._report(report)
             return
@@ -356,7 +386,10 @@ class Cards:
         now_ns = self._now_ns()
         reports, wake_ns = self.watch.tick(now_ns)
         if uses := self._uses():  # at once: by this it is decided what parking a guest takes
+            self._counted()
             await self._learn(uses)
+        else:
+            self._pass_on()
         if self._lets_go():
             self.watch.close()
         for report in reports:
@@ -369,13 +402,41 @@ class Cards:
         """One look after another. A look that fails tells nothing, and is followed by the next."""
         pause_s: float | None = 0.0
         while pause_s is not None:
-            await asyncio.sleep(min(pause_s, AT_MOST_S))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), min(pause_s, AT_MOST_S))
+            self._wake.clear()
             try:
                 pause_s = await self.turn()
             except Exception as error:  # noqa: BLE001 - an unwatched card would be lent while others use it
                 pause_s = self._guard.failed(error, "the cards are looked at again")
             else:
                 self._guard.passed()
+
+    def _waits(self, report: Parkable) -> bool:
+        """Whether it is held back until the driver was asked what guests have: the supervisor knows what that was some
+        seconds ago, and of what they have taken since nothing would be set aside. It reports again when it is told."""
+        now_ns = self._now_ns()
+        self._held = {lease: one for lease, one in self._held.items() if now_ns - one.since_ns < 2 * HELD_NS}
+        held = self._held.get(report.lease)
+        if not report.amount or (held is not None and (held.is_counted or now_ns - held.since_ns >= HELD_NS)):
+            self._held.pop(report.lease, None)
+            return False
+        self._held[report.lease] = _HeldReport(report, now_ns if held is None else held.since_ns)
+        if held is None:
+            self.watch.look_anew()
+            self._wake.set()
+        return True
+
+    def _counted(self) -> None:
+        for held in self._held.values():
+            held.is_counted |= self.watch.seen_ns > held.since_ns
+
+    def _pass_on(self) -> None:
+        """Nothing of them is on a card, so what the supervisor knows is right."""
+        for lease, held in tuple(self._held.items()):
+            if self.watch.seen_ns > held.since_ns and not held.is_counted:
+                del self._held[lease]
+                self._report(held.report)
 
     async def _learn(self, uses: tuple[CardUse, ...] = ()) -> None:
         """Processes of our guests, also those of the last time: a guest may have ended since the driver was asked."""

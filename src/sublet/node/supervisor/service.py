@@ -419,6 +419,9 @@ class Supervisor:
         if asked.uses:
             self._parker.uses = asked.uses
             self._end_offenders(asked.uses, look)
+            if self.node is not None:
+                self.node.counted(self.loop.now_ns())
+                self._step()
         if asked.let_go:
             self._suspending.let_go()
         guests = (stat.pid for stats in look.members.values() for stat in stats)

@@ -14,12 +14,12 @@ import pytest
 from sublet import background
 from sublet.background import SHORTAGES
 from sublet.errors import Disconnected
-from sublet.node.agent.health import FIRST_S, SOON_NS, Cards, has_cards
+from sublet.node.agent.health import FIRST_S, HELD_NS, SOON_NS, Cards, has_cards
 from sublet.node.agent.inventory import machine_inventory, parse_host_gpus
 from sublet.node.agent.nvml import CardReading, Nvml, survey
-from sublet.values import GIB, NS_PER_S, NodeId, ResourceId
+from sublet.values import GIB, NS_PER_S, Epoch, LeaseId, NodeId, ResourceId
 from sublet.wire.cards import UNSEEN, CardUse
-from sublet.wire.orders import Fault, Foreign, Held, Inventory, Report
+from sublet.wire.orders import Fault, Foreign, Held, Inventory, Parkable, Report
 from tests.unit.node.agent.fake_nvml import FakeCard, FakeNvml, uuid_of
 
 FIRST = ResourceId(f"local/{uuid_of(0)}")
@@ -248,6 +248,68 @@ def test_what_each_process_has_is_handed_on_once_for_each_look(tmp_path: Path) -
     desk.cards.watch.judge([CardReading(uuid=uuid_of(0), used=3 * GIB)], 0)
     assert desk.cards._uses() == (CardUse(card=uuid_of(0), pid=UNSEEN, bytes=3 * GIB),)
     assert desk.cards._uses() == (), "each look once"
+
+
+NEED = Parkable(node=NodeId("local"), lease=LeaseId("l-1"), epoch=Epoch(1, 2), amount=GIB)
+
+
+def test_what_guests_need_is_told_once_the_driver_was_asked_what_they_have_now(tmp_path: Path) -> None:
+    """It was what they had up to five seconds ago; who had taken more since ended unparked."""
+    desk = Desk(tmp_path, lambda: (4711,))
+    desk.card.processes, desk.leased = {4711: GIB}, 4 * GIB
+    desk.card.used = GIB
+
+    async def play() -> None:
+        await desk.look()
+        desk.heard.clear()
+        desk.uses.clear()
+        desk.card.processes = {4711: 3 * GIB}
+        desk.card.used = 3 * GIB
+        desk.cards.heard(NEED)
+        assert desk.heard == [], "as of the look before"
+        async with asyncio.timeout(60):
+            while not desk.uses:
+                desk.now_ns += 1  # nothing but the report brings the next look about
+                await desk.cards.turn()
+                await asyncio.sleep(0.002)
+        assert desk.uses == [CardUse(card=uuid_of(0), pid=4711, bytes=3 * GIB)]
+        newer = dataclasses.replace(NEED, amount=3 * GIB)
+        desk.cards.heard(newer)
+        assert desk.heard == [newer]
+        desk.now_ns += NS_PER_S
+        desk.cards.heard(newer)
+        assert desk.heard == [newer], "each time it is said again it is counted anew"
+        await desk.cards.close()
+
+    asyncio.run(play())
+
+
+def test_where_nothing_is_on_a_card_or_the_driver_hangs_it_is_told_as_it_is(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+
+    async def play() -> None:
+        await desk.look()
+        desk.heard.clear()
+        desk.cards.heard(NEED)
+        async with asyncio.timeout(60):
+            while NEED not in desk.heard:
+                desk.now_ns += 1
+                await desk.cards.turn()
+                await asyncio.sleep(0.002)
+        desk.heard.clear()
+        desk.cards.heard(NEED)
+        desk.now_ns += HELD_NS - 1
+        desk.cards.heard(NEED)
+        assert desk.heard == []
+        desk.now_ns += 1
+        desk.cards.heard(NEED)
+        assert desk.heard == [NEED], "no look came"
+        none = dataclasses.replace(NEED, amount=0)
+        desk.cards.heard(none)
+        assert desk.heard == [NEED, none], "without guests there is nothing to count"
+        await desk.cards.close()
+
+    asyncio.run(play())
 
 
 @pytest.mark.parametrize(
