@@ -156,6 +156,21 @@ def test_with_a_notice_it_is_said_what_the_guests_need() -> None:
     assert not rig.said(Parkable)
 
 
+def test_once_devices_are_counted_anew_it_is_said_once_more() -> None:
+    """And nothing of leases that nobody is to take."""
+    rig = Rig()
+    rig.at_work()
+    rig.agent._law.counted(rig.clock.now_ns())
+    rig.wait(0.1)
+    assert not rig.said(Parkable)
+    notify(rig)
+    rig.wait(0.1)
+    rig.reports.clear()
+    rig.agent._law.counted(rig.clock.now_ns())
+    rig.wait(0.1)
+    assert len(rig.said(Parkable)) == 1
+
+
 def test_a_lease_without_guests_needs_nothing() -> None:
     """The agent says so, for then nothing is lost by its end; and an operator's word is final."""
     rig = Rig()
