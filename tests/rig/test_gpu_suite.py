@@ -45,8 +45,7 @@ def test_what_needs_a_gpu_passes_on_pretended_cards(tmp_path: Path, is_alone: bo
         "-q",
         "-p",
         "tests.rig.gpu_suite",
-        "-p",
-        "no:cacheprovider",
+        *(word for plugin in ("cacheprovider", "xdist", "hypothesispytest") for word in ("-p", f"no:{plugin}")),
         f"--basetemp={tmp_path}/tests",
     )
     done = on_cards(tmp_path, *words, *(str(file) for file in FILES if (file.stem == ALONE) is is_alone))

@@ -201,8 +201,8 @@ class Machine:
 
 
 def small_contexts(rig: Rig) -> None:
-    """A guess, made smaller, where no office asks the driver at the notice, or the driver is made slow: what a guest has
-    taken since the last look is set aside for it up to 96 MiB, and where it has more its lease ends unparked."""
+    """A guess, made smaller, where no office asks the driver at the notice, or the driver is slow: what a guest took
+    since the last look is set aside for it up to 96 MiB, and where it has more its lease ends unparked."""
     for card in rig.state.cards:
         card.context = min(card.context, CONTEXT)
 
