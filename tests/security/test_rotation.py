@@ -77,16 +77,47 @@ def test_a_connection_of_before_the_rotation_is_cut(place: Place) -> None:
         lease = lease_of(thief)
         with connect_data(address_of(place, token), capability_of(thief, lease)) as conversation:
             post(place.owner, "/v1/tenants/cut", {"new_token": True}, "PATCH")
-            deadline, cut = time.monotonic() + 90, False
-            while not cut and time.monotonic() < deadline:  # in the background, at once
-                try:
-                    conversation.call(b"{}", timeout_s=10)
-                except InvalidRequest:
-                    continue  # that message was none
-                except SubletError:
-                    cut = True
-            assert cut
+            assert is_cut(conversation)
     post(place.owner, f"/v1/leases/{lease}/revoke")
+
+
+def is_cut(conversation: Any) -> bool:
+    """Whether the other side ends it, which happens in the background."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        try:
+            conversation.call(b"{}", timeout_s=10)
+        except InvalidRequest:
+            continue  # that message was none
+        except SubletError:
+            return True
+    return False
+
+
+def test_what_an_operator_opened_for_a_tenant_is_cut_when_the_operators_token_is_replaced(place: Place) -> None:
+    """The tenant's own connections stay."""
+    own, operators = new_tenant(place, "served"), post(place.owner, "/v1/tenants", {"id": "otto", "operator": True})
+    with place.connect(own) as tenant:
+        lease = lease_of(tenant)
+        address = address_of(place, own)
+        acting = sublet.connect(home=place.home, token=operators["token"], as_tenant=True, for_tenant="served")
+        with acting as thief:
+            capability = capability_of(thief, lease)
+            with (
+                connect_data(address, capability) as conversation,
+                connect_data(address, capability_of(tenant, lease)) as tenants_own,
+            ):
+                post(place.owner, "/v1/tenants/otto", {"new_token": True}, "PATCH")
+                assert is_cut(conversation)
+                with pytest.raises(InvalidRequest):
+                    tenants_own.call(b"{}", timeout_s=10)
+            with pytest.raises(Unauthorized):
+                connect_data(address, capability)
+            with pytest.raises(Unauthorized):
+                capability_of(thief, lease)
+        with connect_data(address, capability_of(tenant, lease)):
+            pass
+        post(tenant, f"/v1/leases/{lease}/release")
 
 
 def test_a_disabled_tenant_has_no_rights_and_its_leases_end(place: Place) -> None:

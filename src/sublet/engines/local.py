@@ -435,8 +435,11 @@ class _Rights:
     def claims(self, capability: str, peer: PeerProcess, *, as_tenant: bool) -> TokenClaims:
         service = self._service
         claims = verify(capability, service.signer.public_keys, service.driver.clock.wall_ns() // NS_PER_S)
-        if claims.generation != service.access.generation(claims.tenant):
-            raise Unauthorized("the rights of this tenant have changed", do="Get a fresh token with the next renewal.")
+        for tenant, generation in filter(None, ((claims.tenant, claims.generation), claims.actor)):
+            if generation != service.access.generation(tenant):
+                raise Unauthorized(
+                    "the rights of this tenant have changed", do="Get a fresh token with the next renewal."
+                )
         service.check_tenant(claims.tenant, self._origin(peer), as_tenant=as_tenant)
         return claims
 

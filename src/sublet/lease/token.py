@@ -65,6 +65,8 @@ class TokenClaims:
     generation: int = 0
     """Of the tenant's rights when it was signed: after a new access token, and after rights were taken away, it opens
     nothing more."""
+    actor: tuple[TenantId, int] | None = None
+    """The operator who acts for the tenant and was given it, with the generation of these rights."""
 
     def __post_init__(self) -> None:
         if not self.operations:
@@ -84,6 +86,7 @@ class TokenClaims:
         operations: Iterable[Operation] = tuple(Operation),
         expires: int | None = None,
         generation: int = 0,
+        actor: tuple[TenantId, int] | None = None,
     ) -> TokenClaims:
         """What the office signs: by default everything, for as long as allowed."""
         latest = expires_latest(ttl_ns, now_s)
@@ -101,6 +104,7 @@ class TokenClaims:
             key_id=key_id,
             office=office,
             generation=generation,
+            actor=actor,
         )
 
     def narrow(self, *, operations: Iterable[Operation] | None = None, expires: int | None = None) -> TokenClaims:

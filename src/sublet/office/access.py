@@ -52,6 +52,8 @@ class Caller(NamedTuple):
     """Which user and process of the machine it was, for the audit records; empty for the owner's own requests."""
     studio: TenantId | None = None
     """The studio that asks, for itself or for this tenant."""
+    actor: TenantId | None = None
+    """The operator or studio whose rights were shown, where it acts for this tenant."""
 
 
 LOCAL_CALLER: Final = Caller(LOCAL_TENANT, True)
@@ -168,7 +170,7 @@ class AccessList:
         if record is None or record.disabled or record.studio:
             raise Unauthorized("there is no such tenant, or it is disabled", do="See `sublet tenant ls`.")
         by = f"for it: {caller.tenant}"
-        return Caller(record.id, False, f"{by}, {caller.peer}" if caller.peer else by, caller.studio)
+        return Caller(record.id, False, f"{by}, {caller.peer}" if caller.peer else by, caller.studio, caller.tenant)
 
     def _without_token(self, origin: Origin) -> Caller:
         bound = None if origin.uid is None else self._by_uid.get(origin.uid)

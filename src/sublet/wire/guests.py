@@ -308,6 +308,15 @@ class Front:
     operations: tuple[str, ...] = ()
     generation: int = later(0)
     """Of the tenant's rights, when it was let in."""
+    actor: str = later("")
+    """The operator whose connection it is, where one acts for the tenant."""
+    actor_generation: int = later(0)
+    """Of the actor's rights."""
+
+    def is_by(self, tenant: TenantId, before: int) -> bool:
+        """Whether it was let in by rights of this tenant: of a generation ``before`` this one; 0: of any."""
+        rights = ((self.tenant, self.generation), (self.actor, self.actor_generation))
+        return any(one == tenant and (not before or of < before) for one, of in rights)
 
 
 _CAPS: Final = LeaseCaps()
@@ -364,7 +373,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revoke:
-    """Cut connections of this tenant: its rights changed."""
+    """Cut connections of this tenant, also those that it has for other tenants: its rights changed."""
 
     tenant: TenantId
     generation: int = later(0)

@@ -172,6 +172,7 @@ class Door:
                 generation=visitor.generation,
             )
         claims = self._rights.claims(greeting.capability, peer, as_tenant=greeting.as_tenant)
+        actor, actor_generation = claims.actor or ("", 0)
         return Front(
             tenant=claims.tenant,
             operator=False,
@@ -180,6 +181,8 @@ class Door:
             epoch=claims.epoch,
             operations=tuple(sorted(operation.value for operation in claims.operations)),
             generation=claims.generation,
+            actor=actor,
+            actor_generation=actor_generation,
         )
 
 

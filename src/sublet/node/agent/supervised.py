@@ -268,15 +268,19 @@ class SupervisedAgent:
         connection that was checked before the tenant's rights changed, and would come only after the tenant's other
         connections were cut, is refused.
         """
-        rights = self._revoked.get(front.tenant, 0)
+        rights = self._rights_changed(front)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._is_told.wait(), TOLD_S)
         if self._link is None or not self._is_told.is_set():  # it may have been replaced while this task was to go on
             raise _away()
-        if self._revoked.get(front.tenant, 0) != rights:
+        if self._rights_changed(front) != rights:
             raise Unauthorized("the rights of this tenant have just changed", do="Connect anew.")
         copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # what is handed to a link is the link's to close
         await self.ask(Admit(front=front, oldest=hello.oldest, newest=hello.newest), (copy,))
+
+    def _rights_changed(self, front: Front) -> tuple[int, int]:
+        """How often the rights by which it comes have changed."""
+        return self._revoked.get(front.tenant, 0), self._revoked.get(TenantId(front.actor), 0)
 
     async def set_caps(self, caps: LeaseCaps) -> None:
         """Leases that begin from now on have these caps, and all guests together have theirs. The supervisor is told as

@@ -46,6 +46,7 @@ _CLAIMS: Final = Rule(
     "tenant($tenant), lease($lease), epoch($incarnation, $n), office($office), expires($expires)"
 )
 _GENERATION: Final = Rule("of_generation($generation) <- generation($generation)")
+_ACTOR: Final = Rule("of_actor($name, $generation) <- actor($name, $generation)")
 _MAY: Final = Rule("may_do($operation) <- may($operation)")
 _EARLIER: Final = re.compile(r"check if now\(\$now\), \$now < (\d{1,18});")
 
@@ -65,6 +66,9 @@ def verify(token: str, public_keys: Mapping[str, bytes], now_s: int) -> TokenCla
         generations = found.query(_GENERATION)  # a token of an earlier version says none, and is of the first
         if len(generations) > 1:
             raise ValueError("not one generation")
+        actors = found.query(_ACTOR)
+        if len(actors) > 1:
+            raise ValueError("not one actor")
         allowed = frozenset(Operation(fact.terms[0]) for fact in found.query(_MAY))
         if biscuit.block_count() == 1:  # nothing was appended, so no check is about an operation
             found.authorize()
@@ -80,6 +84,7 @@ def verify(token: str, public_keys: Mapping[str, bytes], now_s: int) -> TokenCla
             key_id=key_id,
             office=office,
             generation=generations[0].terms[0] if generations else 0,
+            actor=(TenantId(actors[0].terms[0]), actors[0].terms[1]) if actors else None,
         )
     except _NOT_OURS:
         raise _refusal() from None

@@ -21,7 +21,7 @@ from sublet.node.loop import Loop
 from sublet.node.processes.forwarding import Forwarding
 from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.codec import dumps
-from sublet.wire.guests import Visit
+from sublet.wire.guests import Front, Visit
 
 VISITS_MAX: Final = 64
 """Connections that one guest may have at once; each takes a descriptor here, or two."""
@@ -37,8 +37,8 @@ class GuestConnections:
         self._loop = loop
         self._inbox = inbox
         self._refused = refused
-        self._kept: dict[int, tuple[_Given | Forwarding, Visit, int]] = {}
-        """With the generation of its tenant's rights under which each was let in."""
+        self._kept: dict[int, tuple[_Given | Forwarding, Visit, Front]] = {}
+        """With the rights by which each was let in."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -80,7 +80,7 @@ class GuestConnections:
             finally:
                 inbox.detach()
 
-    def keep(self, visit: Visit, sock: socket.socket, generation: int = 0, ours: socket.socket | None = None) -> None:
+    def keep(self, visit: Visit, sock: socket.socket, front: Front, ours: socket.socket | None = None) -> None:
         """Once it is the guest's: from here on the socket belongs to this, and so does what ``connect`` returned."""
         fd = sock.fileno()
 
@@ -88,20 +88,19 @@ class GuestConnections:
             del self._kept[fd]
 
         if ours is None or self._refused is None:
-            self._kept[fd] = _Given(self._loop, sock, over), visit, generation
+            self._kept[fd] = _Given(self._loop, sock, over), visit, front
         else:
-            self._kept[fd] = Forwarding(self._loop, sock, ours, over, self._refused), visit, generation
+            self._kept[fd] = Forwarding(self._loop, sock, ours, over, self._refused), visit, front
 
     def now_under(self, lease: LeaseId, epoch: Epoch) -> None:
         """Their guest lives under another lease of the same tenant, and they stay."""
-        for fd, (kept, visit, generation) in tuple(self._kept.items()):
-            self._kept[fd] = (kept, replace(visit, lease=lease, epoch=epoch), generation)
+        for fd, (kept, visit, front) in tuple(self._kept.items()):
+            self._kept[fd] = (kept, replace(visit, lease=lease, epoch=epoch), front)
 
     def cut(self, tenant: TenantId | None = None, lease: LeaseId | None = None, generation: int = 0) -> None:
         """Those that came by the right of this tenant or lease; all, without. ``generation``: only those before it."""
-        for kept, visit, of in tuple(self._kept.values()):
-            older = not generation or of < generation
-            if tenant in (None, visit.tenant) and lease in (None, visit.lease) and older:
+        for kept, visit, front in tuple(self._kept.values()):
+            if (tenant is None or front.is_by(tenant, generation)) and lease in (None, visit.lease):
                 kept.cut()
 
     def end(self) -> None:

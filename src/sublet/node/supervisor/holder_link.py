@@ -285,7 +285,7 @@ class HolderLink:
         self._reply(call, Connected())
         sock = self._connection.hand_over()
         if sock is not None:
-            guest.visits.keep(visit, sock, self.front.generation, ours)
+            guest.visits.keep(visit, sock, self.front, ours)
             self._on_over(self)
         elif ours is not None:
             ours.close()

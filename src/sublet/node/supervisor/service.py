@@ -525,11 +525,7 @@ class Supervisor:
         """``generation``: only those that were let in before it; 0: all."""
         for holder in tuple(self._holders):
             front = holder.front
-            if (
-                (tenant is None or front.tenant == tenant)
-                and (lease is None or front.lease == lease)
-                and (not generation or front.generation < generation)
-            ):
+            if (tenant is None or front.is_by(tenant, generation)) and (lease is None or front.lease == lease):
                 holder.cut(error)
         for guest in self.guests.of(None):
             if guest.visits is not None:

@@ -93,7 +93,7 @@ def acquire(service: ApiService, call: ApiCall) -> CommandCall:
     def finish(answer: _Acquired) -> ApiReply:
         match answer:
             case GrantAnswer():
-                answer.token = _token(service, request.token, answer.lease.id, answer.lease.epoch)
+                answer.token = _token(service, request.token, call, answer.lease.id, answer.lease.epoch)
                 return json_reply(answer, 201)
             case PlaceAnswer():
                 service.counting.metrics.places.inc()
@@ -155,7 +155,7 @@ def claim(service: ApiService, call: ApiCall) -> CommandCall:
         epoch=request.epoch,
         process=call.process(request.holder_pid),
     )
-    return CommandCall(command, _render_grant(service, call.id), _grant_reply(service, request.token))
+    return CommandCall(command, _render_grant(service, call.id), _grant_reply(service, request.token, call))
 
 
 def decline(service: ApiService, call: ApiCall) -> CommandCall:
@@ -177,7 +177,7 @@ def attach(service: ApiService, call: ApiCall) -> CommandCall:
         holder=text(request.holder, "holder"),
         process=call.process(request.holder_pid),
     )
-    return CommandCall(command, _render_grant(service, call.id), _grant_reply(service, request.token))
+    return CommandCall(command, _render_grant(service, call.id), _grant_reply(service, request.token, call))
 
 
 def unbind(service: ApiService, call: ApiCall) -> CommandCall:
@@ -192,9 +192,9 @@ def unbind(service: ApiService, call: ApiCall) -> CommandCall:
     return CommandCall(command, _render_view(service, call.id), json_reply)
 
 
-def _grant_reply(service: ApiService, wanted: bool) -> Callable[[GrantAnswer], ApiReply]:
+def _grant_reply(service: ApiService, wanted: bool, call: ApiCall) -> Callable[[GrantAnswer], ApiReply]:
     def finish(grant: GrantAnswer) -> ApiReply:
-        grant.token = _token(service, wanted, grant.lease.id, grant.lease.epoch)
+        grant.token = _token(service, wanted, call, grant.lease.id, grant.lease.epoch)
         return json_reply(grant)
 
     return finish
@@ -218,7 +218,7 @@ def renew(service: ApiService, call: ApiCall) -> CommandCall:
     )
 
     def finish(answer: RenewAnswer) -> ApiReply:
-        answer.token = _token(service, request.token, answer.lease, answer.epoch)
+        answer.token = _token(service, request.token, call, answer.lease, answer.epoch)
         return json_reply(answer)
 
     return CommandCall(command, _render_renewal(service, command.lease), finish)
@@ -393,7 +393,7 @@ async def token(service: ApiService, call: ApiCall) -> ApiReply:
     lease = service.lease(call, operator_too=False)
     if lease.status not in LIVE_STATES:
         raise LeaseNotActive(f"lease {lease.id} is {lease.status}, so there is nothing to open with a token")
-    text, expires_wall_ns = service.capability(lease)
+    text, expires_wall_ns = service.capability(lease, call.caller)
     return json_reply(TokenView(token=text, expires_at=rfc3339(expires_wall_ns)))
 
 
@@ -506,13 +506,13 @@ def _view(service: ApiService, lease_id: str, now: Now) -> LeaseView:
     return service.view(service.driver.ledger.state.leases[LeaseId(lease_id)], now)
 
 
-def _token(service: ApiService, wanted: bool, lease_id: str, epoch: Epoch | None) -> str | None:
+def _token(service: ApiService, wanted: bool, call: ApiCall, lease_id: str, epoch: Epoch | None) -> str | None:
     """Minting costs more than a grant, so it is done for those who ask, and after the decision. It is for the epoch of
     the answer: if another holder attached meanwhile, the newer epoch is none of this caller's business."""
     lease = service.driver.ledger.state.leases.get(LeaseId(lease_id)) if wanted else None
     if lease is None or lease.epoch != epoch or lease.status not in LIVE_STATES:
         return None
-    return service.capability(lease)[0]
+    return service.capability(lease, call.caller)[0]
 
 
 # -------------------------------------------------------------------------------------------------------------- volumes

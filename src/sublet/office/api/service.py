@@ -381,12 +381,15 @@ class ApiService:
             for resource in state.resources.values()
         )
 
-    def capability(self, lease: LeaseRecord) -> tuple[str, int]:
-        """A fresh capability token for a lease, and its expiry (nanoseconds of the wall clock)."""
+    def capability(self, lease: LeaseRecord, caller: Caller) -> tuple[str, int]:
+        """A fresh capability token for a lease, and its expiry (nanoseconds of the wall clock). One for an operator
+        who acts for the tenant is good for as long as the rights of both are unchanged."""
         generation = self.access.generation(lease.tenant)
-        if generation is None:
+        of_actor = 0 if caller.actor is None else self.access.generation(caller.actor)
+        if generation is None or of_actor is None:
             raise Unauthorized(f"tenant {lease.tenant} is disabled", do="Ask the operator of this office.")
-        return self.signer.mint(lease, self.driver.now(), generation)
+        actor = None if caller.actor is None else (caller.actor, of_actor)
+        return self.signer.mint(lease, self.driver.now(), generation, actor)
 
     def _cut_off(self, tenant: TenantId, generation: int) -> None:
         """Its news here, what it waits for, and its connections on the machine."""

@@ -82,9 +82,11 @@ class Signer:
         made = hashlib.blake2b(tenant.encode(), key=self._secret, person=_OF_TENANT, digest_size=SECRET_BYTES)
         return _CHECKPOINT_FORM + made.hexdigest()
 
-    def mint(self, lease: LeaseRecord, now: Now, generation: int = 0) -> tuple[str, int]:
+    def mint(
+        self, lease: LeaseRecord, now: Now, generation: int = 0, actor: tuple[TenantId, int] | None = None
+    ) -> tuple[str, int]:
         """A token for everything that the lease allows, and its expiry (nanoseconds of the wall clock). ``generation``:
-        of its tenant's rights."""
+        of its tenant's rights. ``actor``: who acts for the tenant, with the generation of these rights."""
         if lease.epoch is None or lease.status not in LIVE_STATES:
             raise LeaseNotActive(f"lease {lease.id} is {lease.status}, so there is nothing to open with a token")
         claims = TokenClaims.issued(
@@ -96,6 +98,7 @@ class Signer:
             key_id=self.key_id,
             office=self._office,
             generation=generation,
+            actor=actor,
         )
         return self.sign(claims), claims.expires * NS_PER_S
 
@@ -115,6 +118,9 @@ class Signer:
         )
         for operation in sorted(claims.operations):
             builder.add_code("may({operation});", {"operation": operation.value})
+        if claims.actor is not None:
+            name, generation = claims.actor
+            builder.add_code("actor({name}, {generation});", {"name": name, "generation": generation})
         builder.set_root_key_id(int(self.key_id, 16))
         return builder.build(self._key).to_base64()
 

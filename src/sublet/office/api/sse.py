@@ -137,9 +137,10 @@ class EventHub:
         self._streams.discard(stream)
 
     def cut(self, tenant: TenantId) -> None:
-        """The rights of this tenant have changed: its streams end, and a client that may still read opens a new one."""
+        """The rights of this tenant have changed: its streams end, also those that it opened for another tenant, and a
+        client that may still read opens a new one."""
         for stream in self._streams:
-            if tenant in (stream.caller.tenant, stream.caller.studio):
+            if tenant in (stream.caller.tenant, stream.caller.actor):
                 stream.close()
 
     def close(self) -> None:

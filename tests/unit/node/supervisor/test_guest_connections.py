@@ -12,7 +12,7 @@ from sublet.node.loop import Loop
 from sublet.node.processes.guest_connections import GuestConnections
 from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.codec import loads
-from sublet.wire.guests import Service, Visit
+from sublet.wire.guests import Front, Profile, Service, Visit
 
 A, B = LeaseId("l-a"), LeaseId("l-b")
 ANN, BEN = TenantId("ann"), TenantId("ben")
@@ -34,7 +34,7 @@ class Bench:
         data, fds, _, _ = socket.recv_fds(self.guest, 65536, 1)
         assert loads(Visit, data) == visit
         socket.socket(fileno=fds[0]).close()
-        self.visits.keep(visit, theirs)
+        self.visits.keep(visit, theirs, Front(tenant=tenant, operator=False, profile=Profile.TENANT))
         self.holders.append(ours)
         return ours
 

@@ -21,6 +21,8 @@ from sublet.office.ledger.records import Span
 from sublet.testing import FaultName
 from sublet.values import GIB, Epoch, LeaseId, ReservationId
 from sublet.wire.http import WIRE_VERSION
+from sublet.wire.http_views import SESSION_LABEL
+from sublet.wire.version import FOR_TENANT_HEADER
 from tests.unit.office.api.bench import Bench, bench, exchange, run, turns
 
 GPU = [{"kind": "gpu", "amount": GIB}]
@@ -189,6 +191,36 @@ def test_a_request_whose_rights_are_taken_back_comes_to_nothing(change: Callable
             for answer in (await half, await poll, await ends):
                 assert (answer.status, answer.json["error"]["kind"]) == (401, "Unauthorized")
             assert "late" not in str(b.driver.ledger.state.requests)
+
+    run(story)
+
+
+@pytest.mark.parametrize("role", ["operator", "studio"])
+def test_what_was_opened_for_a_tenant_ends_with_the_rights_of_who_opened_it(role: str) -> None:
+    """What the tenant opened itself stays; a new token of another operator changes nothing."""
+
+    async def story() -> None:
+        async with bench() as b:
+            token, actor = await b.tenant("ann"), await b.tenant("otto", **{role: True})
+            await b.tenant("olga", operator=True)
+            lease = (await b.acquire(token, labels={SESSION_LABEL: "s"}))["lease"]["id"]
+            for_ann = ((FOR_TENANT_HEADER.encode(), b"ann"),)
+            poll = f"/v1/leases/{lease}?wait=60&after=active"
+            opened = [
+                asyncio.ensure_future(b.ask("GET", path, token=actor, headers=for_ann)) for path in (poll, "/v1/events")
+            ]
+            own = [asyncio.ensure_future(b.ask("GET", path, token=token)) for path in (poll, "/v1/events")]
+            await turns()
+            await b.ask("PATCH", "/v1/tenants/olga", {"new_token": True})
+            await turns()
+            assert not any(one.done() for one in (*opened, *own))
+            await b.ask("PATCH", "/v1/tenants/otto", {"new_token": True})
+            waited, stream = [await asyncio.wait_for(one, 5) for one in opened]
+            assert waited.status == 401
+            assert stream.body == b": news\n\n"
+            assert not any(one.done() for one in own)
+            for one in own:
+                one.cancel()
 
     run(story)
 
