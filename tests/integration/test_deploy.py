@@ -51,6 +51,14 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
     assert "Unknown key" in verify()[1]
 
 
+@pytest.mark.parametrize("name", UNITS)
+def test_the_system_starts_it_again_for_as_long_as_a_disk_is_full(name: str) -> None:
+    """By default it would give up after five times in ten seconds, and stay ended when there is room again."""
+    made = unit(name)
+    assert made["Service"]["Restart"] in ("always", "on-failure")
+    assert made["Unit"]["StartLimitIntervalSec"] == "0"
+
+
 @pytest.mark.slow
 def test_the_units_start_in_any_order_and_leases_outlive_both(machine: Machine) -> None:
     """The studio waits for the office; a lease and a studio outlive an office that is started again."""

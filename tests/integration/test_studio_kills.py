@@ -23,6 +23,7 @@ import pytest
 
 import sublet
 from sublet.errors import SubletError
+from sublet.values import GIB
 from tests.integration.office_stage import OfficeStage, asked
 from tests.integration.studio_load import Judge, Load
 from tests.integration.studio_stage import PATIENCE_S, StudioStage
@@ -94,13 +95,13 @@ class Rounds:
             with self.load.going_on():
                 self._nap()
                 if fault == "disk":
-                    undone.callback(self._fill())
+                    undone.callback(self.fill_disk())
                 elif fault == "clock":
                     self.clock.move(self.chance.choice(JUMPS_S))
                 self._nap()
                 self._kill(victim)
                 self._nap()
-                if fault == "disk" and self.studio.process is None and not self._starts_without_room():
+                if fault == "disk" and self.studio.process is None and not self.starts_without_room():
                     undone.close()
                 self._come_back()
                 self._nap()
@@ -138,7 +139,7 @@ class Rounds:
         for start in starts:
             start()
 
-    def _starts_without_room(self) -> bool:
+    def starts_without_room(self) -> bool:
         """Whether the studio comes up on a full disk; else it has said what to do."""
         try:
             self.studio.start(STARTED_BY_ITSELF)
@@ -149,7 +150,7 @@ class Rounds:
             return False
         return True
 
-    def _fill(self) -> Callable[[], None]:
+    def fill_disk(self) -> Callable[[], None]:
         """The disk on which journal and records lie, to the last byte; what makes room again."""
         filler = self.office.office.place / "filler"
         with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
@@ -209,6 +210,40 @@ def rounds(tmp_path: Path) -> Iterator[Rounds]:
         office.close()
         if mounted:
             subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_studio_that_was_killed_on_a_full_disk_starts_once_there_is_room_with_all_that_was_there(
+    rounds: Rounds,
+) -> None:
+    """A lease goes on meanwhile, and what waited is granted as if nothing had been. Started too early it says what to
+    do, or comes up; either way it changes nothing."""
+    if "disk" not in rounds.faults():
+        pytest.skip("a disk of its own, to fill, needs the right to mount one")
+    studio, member = rounds.studio, rounds.studio.member("cleo", "physics")
+    asked = {"vram": 2 * GIB, "ttl": 600}
+    held = [member.done("POST", "/v1/sessions", {"name": f"held-{number}", **asked}) for number in range(2)]
+    assert [one["state"] for one in held] == ["active"] * 2
+    waits = member.done("POST", "/v1/sessions", {"name": "waits", **asked})
+    assert waits["state"] == "waiting"
+    before = member.done("GET", "/v1/records?after=0")
+    with contextlib.ExitStack() as undone:
+        undone.callback(rounds.fill_disk())
+        assert member.ask("POST", "/v1/sessions", {"name": "late", **asked}).status == 503
+        studio.kill()
+        started = [rounds.starts_without_room() for _ in range(3)]
+        if studio.process is not None:
+            studio.kill()
+    studio.start(STARTED_BY_ITSELF)
+    assert member.done("GET", "/v1/records?after=0")[: len(before)] == before, started
+    shown = {one["name"]: one for one in member.done("GET", "/v1/sessions")}
+    assert sorted(shown) == ["held-0", "held-1", "waits"]
+    assert [shown[one["name"]]["lease"] for one in held] == [one["lease"] for one in held]
+    assert shown["waits"]["state"] == "waiting"
+    member.done("POST", f"/v1/sessions/{held[0]['id']}/end", {"now": True})
+    until("what waited has its lease", lambda: member.state(waits["id"]) == "active", PATIENCE_S)
+    rounds.end()
+    for name in ("held-1", "waits"):
+        member.done("POST", f"/v1/sessions/{shown[name]['id']}/end", {"now": True})
 
 
 @pytest.mark.timeout(240 + 20 * ROUNDS)

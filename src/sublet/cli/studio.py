@@ -40,6 +40,9 @@ BACKLOG: Final = 512
 WAIT_S: Final = 0.5
 """Between two looks for an office that the system starts."""
 HUB_TOKEN_MIN: Final = 32
+SWITCH_S: Final = 0.0005
+"""A thread that computes leaves the interpreter to others so often. With Python's 5 ms each step of a request takes as
+much longer while pages are made, and a request has a dozen."""
 GRACE_S: Final = 2
 """Requests in progress have this long when the studio ends; open pages are cut off."""
 
@@ -263,6 +266,7 @@ def _serve(
         timeout_graceful_shutdown=GRACE_S,
     )
     server = Server(config)
+    sys.setswitchinterval(SWITCH_S)
 
     async def serve() -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_again, made, path)

@@ -13,6 +13,9 @@ from sublet.studio.office import is_of_session
 from sublet.wire.http import BillLine, EstimatesView, LeaseView, PlaceAnswer, StatusView, TenantView
 from sublet.wire.http_views import SESSION_LABEL
 
+SPACING_S: Final = 0.1
+"""From the begin of one look to the next: where hundreds of leases are granted one after the other, each changes a page
+that must show it, and the whole office would be read for each."""
 PLACES_S: Final = 0.5
 """Places in the queue are at least so old before they are asked for again: each of them moves with every grant."""
 BILLS_S: Final = 5.0
@@ -61,9 +64,9 @@ def by_session(leases: Sequence[LeaseView]) -> dict[str, list[LeaseView]]:
 class OfficeLook:
     """Reads the office for all pages. Safe to use from several threads."""
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, *, sleep: Callable[[float], object] = time.sleep) -> None:
         """``fabric``: the office, for the studio itself."""
-        self._fabric = fabric
+        self._fabric, self._sleep = fabric, sleep
         self._lock = threading.Lock()
         self._last: Snapshot | None = None
         self._places, self._bills, self._rarely = Seldom(PLACES_S), Seldom(BILLS_S), Seldom(TENANTS_S)
@@ -74,6 +77,8 @@ class OfficeLook:
         one. Raises ``SubletError``."""
         with self._lock:
             if self._last is None or self._last.began_s < moment_s:
+                if self._last is not None:
+                    self._sleep(max(0.0, self._last.began_s + SPACING_S - time.monotonic()))
                 self._last = self._read(self._last)
             return self._last
 

@@ -4,8 +4,8 @@ A person has any number of *tokens*, each with a label, until when it is good, a
 ``sublet_studio_`` and 32 random bytes, shown once; only its SHA-256 is stored. There is no need for salt or a slow
 hash, because 256 random bits cannot be guessed. A browser that has shown a token gets a *cookie*, as random and stored
 in the same way, which ends with the token that it was given for. An *invite* opens the page once: a browser that shows
-it gets the person's first token and a cookie. All are looked up by their hash and compared in constant time. Everything
-is read anew for each request, so what is taken back opens nothing from then on.
+it gets the person's first token and a cookie. All are looked up by their hash and compared in constant time. What
+was read is used again only while nothing was written, so what is taken back opens nothing from then on.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import contextlib
 import hashlib
 import hmac
 import sqlite3
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from sublet.errors import InvalidRequest, NotFound, Unauthorized
 from sublet.studio.store import Database
@@ -46,6 +47,9 @@ INVITE_S: Final = 14 * 86_400
 """An invite is good for this long where nothing else is said."""
 SECRET_BYTES: Final = 32
 _SECRET_LENGTH_MAX: Final = 256
+ROWS_MAX: Final = 20_000
+"""Secrets that are remembered with what they open."""
+_Row: TypeAlias = tuple[Any, ...]
 _SCHEMA: Final = """
 CREATE TABLE person (
     id TEXT PRIMARY KEY,
@@ -91,6 +95,11 @@ _TOKEN: Final = (
     f"{_COLUMNS} FROM token JOIN person ON person.id = token.person"
 )
 _PERSON: Final = f"SELECT {_COLUMNS} FROM person"
+_BY_TOKEN: Final = f"SELECT {_TOKEN} WHERE token.secret = ?"
+_BY_COOKIE: Final = (
+    f"SELECT cookie.secret, cookie.expires_ns, {_TOKEN} JOIN cookie ON cookie.token = token.secret "
+    "WHERE cookie.secret = ?"
+)
 
 
 class NotSignedIn(Unauthorized):
@@ -143,6 +152,11 @@ class People:
             upgrades=_UPGRADES,
         )
         self._wall_ns, self._random = wall_ns, random
+        self._lock = threading.Lock()
+        self._rows: dict[tuple[str, str], _Row] = {}
+        """By query and digest of a secret."""
+        self._rows_mark: Hashable = None
+        """Of the database when the first of them was read."""
 
     # ---- who there is
 
@@ -278,16 +292,17 @@ class People:
 
     def of_cookie(self, cookie: str) -> Token:
         """The token that this browser has shown, and so what it opens; raises ``NotSignedIn``."""
-        with self._database.opened() as db:
-            return self._of_cookie(db, cookie)
+        digest = _hash(cookie[:_SECRET_LENGTH_MAX])
+        return self._signed_in(digest, self._row(_BY_COOKIE, digest))
 
     def of_cookies(self, cookies: Sequence[str]) -> dict[str, Token]:
         """Those of these browsers that are signed in, as ``of_cookie`` finds them one by one."""
         found: dict[str, Token] = {}
         with self._database.opened() as db:
             for cookie in cookies:
+                digest = _hash(cookie[:_SECRET_LENGTH_MAX])
                 with contextlib.suppress(NotSignedIn):
-                    found[cookie] = self._of_cookie(db, cookie)
+                    found[cookie] = self._signed_in(digest, db.execute(_BY_COOKIE, (digest,)).fetchone())
         return found
 
     def mark(self) -> Hashable:
@@ -342,13 +357,23 @@ class People:
 
     # ---- within
 
-    def _of_cookie(self, db: sqlite3.Connection, cookie: str) -> Token:
-        digest = _hash(cookie[:_SECRET_LENGTH_MAX])
-        row = db.execute(
-            f"SELECT cookie.secret, cookie.expires_ns, {_TOKEN} JOIN cookie ON cookie.token = token.secret "
-            "WHERE cookie.secret = ?",
-            (digest,),
-        ).fetchone()
+    def _row(self, query: str, digest: str) -> _Row | None:
+        """The row of a secret. It is remembered until anything in the database was written, by whichever process: to
+        open the database takes longer than all the rest of most requests."""
+        mark = self._database.mark()
+        with self._lock:
+            if mark != self._rows_mark or len(self._rows) >= ROWS_MAX:
+                self._rows, self._rows_mark = {}, mark
+            rows = self._rows
+        row = rows.get((query, digest))
+        if row is None:
+            with self._database.opened() as db:
+                row = db.execute(query, (digest,)).fetchone()
+            if row is not None:
+                rows[query, digest] = row
+        return row
+
+    def _signed_in(self, digest: str, row: _Row | None) -> Token:
         if row is None or not hmac.compare_digest(digest, row[0]) or row[1] <= self._wall_ns():
             raise NotSignedIn("this browser is not signed in", do="Sign in with your token.")
         try:
@@ -389,8 +414,7 @@ class People:
 
     def _of_token(self, token: str) -> tuple[Token, str]:
         digest = _hash(token[:_SECRET_LENGTH_MAX])
-        with self._database.opened() as db:
-            row = db.execute(f"SELECT {_TOKEN} WHERE token.secret = ?", (digest,)).fetchone()
+        row = self._row(_BY_TOKEN, digest)
         if row is None or not hmac.compare_digest(digest, row[0]):
             raise Unauthorized("the token is not known here", do="Ask the operator for one (`sublet person token`).")
         return self._in_time(_token(row)), digest

@@ -68,23 +68,32 @@ class Database:
         self._files = str(self.path), f"{self.path}-wal"
         self._schema, self._version, self._what, self._upgrades = schema, version, what, upgrades
         self._lock = threading.Lock()
+        self._kept: sqlite3.Connection | None = None
+        self._keepers = 0
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[sqlite3.Connection]:
         """Opened for each use: a program holds it for years, forks, and asks it for something twice a day."""
+        with self._locked(), contextlib.ExitStack() as stack:
+            if not self.path.exists():
+                self._make()
+            db = self._kept
+            if db is None:
+                db = stack.enter_context(contextlib.closing(_connected(self.path)))
+            if _version(db) in self._upgrades:
+                self._upgrade(db)
+            if (version := _version(db)) != self._version:
+                raise JournalError(
+                    f"{self._what} in {self.path} were written by another Sublet (version {version})",
+                    do="Use that one, or upgrade this one. Nothing was changed.",
+                )
+            yield db
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
         with self._lock:
             try:
-                if not self.path.exists():
-                    self._make()
-                with contextlib.closing(_connected(self.path)) as db:
-                    if _version(db) in self._upgrades:
-                        self._upgrade(db)
-                    if (version := _version(db)) != self._version:
-                        raise JournalError(
-                            f"{self._what} in {self.path} were written by another Sublet (version {version})",
-                            do="Use that one, or upgrade this one. Nothing was changed.",
-                        )
-                    yield db
+                yield
             except (OSError, sqlite3.Error) as error:
                 raise JournalError(
                     f"{self._what} in {self.path} cannot be read or written: {error}",
@@ -105,17 +114,26 @@ class Database:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """A write in the block is synced twice, and not five times: SQLite moves the log into the file, and removes it,
-        when the last connection is closed, and that is the one that is open here."""
+        """In the block one connection is kept and used by all threads. A write is synced twice then, and not five
+        times: SQLite moves the log into the file, and removes it, when the last connection is closed."""
         with self.opened():
-            keeps = _connected(self.path)
-            try:
-                _version(keeps)  # a connection that has read nothing keeps nothing
-            except BaseException:
-                keeps.close()
-                raise
-        with contextlib.closing(keeps):
+            if self._kept is None:
+                keeps = _connected(self.path)
+                try:
+                    _version(keeps)  # a connection that has read nothing keeps nothing
+                except BaseException:
+                    keeps.close()
+                    raise
+                self._kept = keeps
+            self._keepers += 1
+        try:
             yield
+        finally:
+            with self._locked():
+                self._keepers -= 1
+                if not self._keepers and self._kept is not None:
+                    self._kept.close()
+                    self._kept = None
 
     def mark(self) -> Hashable:
         """Another one whenever something was written, by whichever process; soon after that another one each time."""

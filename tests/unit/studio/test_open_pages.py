@@ -7,6 +7,7 @@ import secrets
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 from sublet.errors import Disconnected
 from sublet.studio import open_pages
-from sublet.studio.look import OfficeLook, Snapshot
+from sublet.studio.look import SPACING_S, OfficeLook, Snapshot
 from sublet.studio.open_pages import ALL_WITHIN_S, BATCH, PAUSE_S, WHOLE_OFFICE, Mark, OpenPages, Shown
 from sublet.studio.people import People, Token
 from sublet.wire.http import StatusView
@@ -331,10 +332,27 @@ class Fabric:
 
 def test_what_is_new_enough_is_not_read_again() -> None:
     fabric = Fabric()
-    look = OfficeLook(fabric)  # type: ignore[arg-type]
+    look = OfficeLook(fabric, sleep=lambda seconds: None)  # type: ignore[arg-type]
     first = look.since(0.0)
     assert look.since(first.began_s) is first
     assert look.since(first.began_s + 1e-9) is not first
     assert fabric.asked.count("leases") == 2
     assert fabric.asked.count("bill") == fabric.asked.count("status") == 1, "they are read more seldom"
     assert first.shared == "/run/sublet"
+
+
+def test_changes_that_come_one_after_the_other_are_read_together() -> None:
+    """A hundred leases are granted, and each page is to show its own; none waits longer than to the next look."""
+    fabric, slept = Fabric(), list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        time.sleep(seconds)
+
+    look = OfficeLook(fabric, sleep=sleep)  # type: ignore[arg-type]
+    began_s, number = time.monotonic(), 0
+    while time.monotonic() < began_s + 3.5 * SPACING_S:
+        changed_s, number = time.monotonic(), number + 1
+        assert look.since(changed_s).began_s >= changed_s
+    assert fabric.asked.count("leases") == number <= 5
+    assert max(slept) <= SPACING_S

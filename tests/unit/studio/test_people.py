@@ -28,6 +28,7 @@ from sublet.studio.people import (
     Scope,
     Token,
 )
+from sublet.studio.store import FRESH_NS, Database
 from sublet.values import NS_PER_S
 
 
@@ -124,6 +125,63 @@ def test_a_token_is_revoked_alone_or_with_all_others_and_the_invite(stage: Stage
     with pytest.raises(Unauthorized, match="used already"):
         stage.people.accept(invite)
     assert stage.people.of_token(other).person.name == "bob"
+
+
+def test_a_secret_is_read_once_until_any_process_writes(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another process changes holds from the next request on, soon after a write as long after it."""
+    folder = stage.people._database.path.parent
+    other = People(folder, wall_ns=lambda: stage.now_ns, random=secrets.token_bytes)
+    token = member(stage)
+    cookie = stage.people.sign_in(token)
+    opened, original = list[None](), Database.opened
+    monkeypatch.setattr(Database, "opened", lambda self: opened.append(None) or original(self))
+
+    def settle() -> None:
+        """Until a mark of the database is the same for as long as nothing is written."""
+        time.sleep(2 * FRESH_NS / NS_PER_S)
+
+    def look(times: int = 3) -> int:
+        """How often the database was opened for it."""
+        opened.clear()
+        for _ in range(times):
+            assert stage.people.of_token(token) == stage.people.of_cookie(cookie)
+        return len(opened)
+
+    settle()
+    assert (look(), look()) == (2, 0)
+    with pytest.raises(Unauthorized):
+        stage.people.of_token("sublet_studio_unknown")
+    assert len(stage.people._rows) == 2, "what opens nothing is not remembered"
+    other.set_role("ana", operator=True)
+    assert stage.people.of_token(token).person.is_operator
+    assert look() == 6, "soon after a write it is read each time"
+    settle()
+    assert (look(), look()) == (2, 0)
+    stage.now_ns += COOKIE_S * NS_PER_S
+    with pytest.raises(NotSignedIn):
+        stage.people.of_cookie(cookie)
+    stage.now_ns -= COOKIE_S * NS_PER_S
+    assert other.revoke("ana") == 1
+    for open_it in (lambda: stage.people.of_token(token), lambda: stage.people.of_cookie(cookie)):
+        with pytest.raises(Unauthorized):
+            open_it()
+
+
+def test_of_many_processes_that_write_none_is_overlooked(tmp_path: Path) -> None:
+    """A token is made and taken back again and again, at any distance, and after each it opens or does not."""
+    here = People(tmp_path, wall_ns=time.time_ns, random=secrets.token_bytes)
+    there = People(tmp_path, wall_ns=time.time_ns, random=secrets.token_bytes)
+    here.add("ana", "physics")
+    kept = here.new_token("ana", "kept")
+    for number in range(40):
+        token = there.new_token("ana", "laptop")
+        assert here.of_token(token).label == "laptop"
+        time.sleep(number % 8 * FRESH_NS / NS_PER_S / 4)
+        assert here.of_token(token) == there.of_token(token)
+        assert there.revoke("ana", "laptop") == 1
+        with pytest.raises(Unauthorized):
+            here.of_token(token)
+        assert here.of_token(kept).label == "kept"
 
 
 def test_a_token_and_its_browsers_keep_what_it_opens_and_one_that_only_reads_signs_none_in(stage: Stage) -> None:

@@ -179,8 +179,12 @@ def test_while_a_store_is_kept_open_its_log_is_not_moved_with_each_record(tmp_pa
         sizes.append(log.stat().st_size)
         assert 0 < sizes[0] < sizes[1]
         assert [one.seq for one in here.read(0)] == [1, 2]
+        with here.kept():  # a second request of the person
+            assert here.append(entry(3, Ended(reason=SessionEnd.ENDED)))
+        assert here.read(2)
+        assert log.exists()
     assert not log.exists()
-    assert [one.seq for one in there.read(0)] == [1, 2]
+    assert [one.seq for one in there.read(0)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
