@@ -23,7 +23,8 @@ from sublet.studio.people import Token
 from sublet.studio.records import Entry, Session, fold
 from sublet.studio.sessions import Sessions
 from sublet.testing.machine import Machine
-from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, LeaseId, RequestId, TenantId
+from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, Epoch, LeaseId, RequestId, TenantId
+from sublet.wire.orders import Part
 from tests.simulation.mutant import Mutant, in_force
 
 
@@ -120,6 +121,21 @@ def _claims_are_not_audited(original: Any) -> Any:
     return original - {ev.Claimed}
 
 
+def _quarantines_are_not_audited(original: Any) -> Any:
+    return original - {ev.Quarantined}
+
+
+def _any_that_is_parked(original: Any) -> Any:
+    def unpark(self: Machine, under: LeaseId, lease: LeaseId, epoch: Epoch, parts: tuple[Part, ...]) -> None:
+        own = self.parked(under)
+        others = [guests for guests in self.all_parked().values() if own and guests[0].tenant != own[0].tenant]
+        if others:
+            self._parked[under] = others[0]
+        original(self, under, lease, epoch, parts)
+
+    return unpark
+
+
 def _reads_with_another_parser(original: Any) -> Any:
     def decode_as(raw: bytes, shape: type[Any]) -> Any:
         json.loads(raw)
@@ -172,6 +188,8 @@ PEOPLE_MUTANTS: Final = {
     "token": _mutant("a token that was replaced still opens", (AccessList, "_take", _tokens_stay)),
     "word": _mutant("saying that something runs renews", (keeping, "activity", _a_word_is_work)),
     "audit": _mutant("a claim is not in the audit chain", (ev, "AUDITED", _claims_are_not_audited)),
+    "fence": _mutant("a quarantine is not in the audit chain", (ev, "AUDITED", _quarantines_are_not_audited)),
+    "resumed": _mutant("another's suspended program is resumed", (Machine, "unpark", _any_that_is_parked)),
     "words": _mutant("what is no message is no error of ours", (api, "decode_as", _reads_with_another_parser)),
     "pickle": _mutant("a message is unpickled", (api, "decode_as", _reads_pickles)),
     "hub": _mutant("a hub that does not answer is taken for a yes", (HubPeople, "check", _silence_is_a_yes)),

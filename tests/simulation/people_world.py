@@ -51,6 +51,7 @@ from tests.simulation.people import (
     Program,
     StudioPart,
 )
+from tests.simulation.people_audit import AuditedState
 from tests.simulation.people_bytes import Forger
 from tests.simulation.people_hub import RECHECK_S, PretendedHub, Visitor
 from tests.simulation.process import Process
@@ -88,6 +89,8 @@ RULES: Final = {
     "N13": "nothing of a message is executed, unpickled or given to a shell (A4)",
     "N14": "a page is shown while the hub has said of this browser lately who it is, and not else",
     "N15": "no program finds on its device what another tenant's left there (A5)",
+    "N16": "of tenants, nodes and devices the audit records say what the office has, and each change once (A7)",
+    "N17": "a program works under leases of its own tenant, and on their devices alone, also once resumed (A5)",
 }
 
 
@@ -426,6 +429,7 @@ class PeopleRules:
     _statuses: dict[LeaseId, LeaseStatus] = field(default_factory=dict)
     _used: dict[ResourceId, tuple[LeaseId, TenantId]] = field(default_factory=dict)
     """Under which lease, and of whom, the last call was that a device took."""
+    _audited: AuditedState = field(default_factory=AuditedState)
     _accounts: int = 0
 
     def fail(self, rule: str, text: str) -> None:
@@ -516,6 +520,7 @@ class PeopleRules:
             if before is not None and after is not None and after > before:
                 self.fail("N9", f"{type(command).__name__} gave {lease.id} {(after - before) / _S:.1f} s more")
         self._are_on_record(state, command, outcome.events)
+        self._is_as_audited(state, command, outcome.events)
         for event in outcome.events:
             match event:
                 case ev.TenantSet():
@@ -566,6 +571,17 @@ class PeopleRules:
                 self.fail("N11", f"one change of {lease} has two audit records: {before}, {told}")
             self._statuses[lease] = record.status
 
+    def _is_as_audited(self, state: State, command: cmd.Command, events: Sequence[ev.Event]) -> None:
+        """Who reads the audited events alone knows of tenants, nodes and devices what the office has."""
+        if isinstance(command, cmd.OpenOffice):  # what was not durable is gone
+            self._audited = AuditedState.of(state)
+            return
+        for event in events:
+            if type(event) in ev.AUDITED and not self._audited.take(event, state):
+                self.fail("N16", f"{event} has been told before")
+        if events and self._audited != (now := AuditedState.of(state)):
+            self.fail("N16", f"the audit records say {self._audited}, and the office has {now}")
+
     def _tenant_set(self, tenant: TenantRecord) -> None:
         if tenant.disabled:
             self._disabled_since.setdefault(tenant.id, self.world.now)
@@ -612,10 +628,22 @@ class PeopleRules:
                 held = [one for one in state.leases.values() if one.tenant == tenant and self._holds(one)]
                 if held:
                     self.fail("N7", f"{tenant} has had no rights for {REVOKED_WITHIN_NS // _S} s, and has {held[0].id}")
+        for lease in state.leases.values():
+            if lease.status in LIVE_STATES:
+                self._are_its_tenants(lease)
         for lease_id, until_ns in self._pretended.items():
             lease = state.leases.get(lease_id)
             if lease is not None and lease.status in LIVE_STATES and (lease.deadline_ns or 0) > until_ns:
                 self.fail("N9", f"nothing runs under {lease_id}, and it was given more time")
+
+    def _are_its_tenants(self, lease: LeaseRecord) -> None:
+        """Whose programs run under a lease, and on what."""
+        lent = {part.resource for part in lease.parts}
+        for node in self.world.nodes:
+            for guest in node.machine.of(lease.id, lease.epoch) if lease.epoch is not None else ():
+                if guest.epoch == lease.epoch and (guest.tenant != lease.tenant or guest.part.resource not in lent):
+                    where = f"on {guest.part.resource} under {lease.id} of {lease.tenant}"
+                    self.fail("N17", f"a program of {guest.tenant} runs {where}, which has {sorted(lent)}")
 
     def _holds(self, lease: LeaseRecord) -> bool:
         return lease.status in LIVE_STATES and lease.parks is None

@@ -48,6 +48,8 @@ CAUGHT_BY: Final = {
     "word": "N9",
     "served": "N10",
     "audit": "N11",
+    "fence": "N16",
+    "resumed": "N17",
     "words": "N12",
     "pickle": "N13",
     "hub": "N14",
@@ -58,7 +60,7 @@ BESIDE: Final[dict[str, tuple[type[Notebook], ...]]] = {
     **dict.fromkeys(("words", "pickle"), (Forger,)),
 }
 """Who is there beside honest people, for those that honest people never meet."""
-CAUGHT_AT: Final = {"request": 14, "memory": 2, "hub": 4}
+CAUGHT_AT: Final = {"request": 14, "memory": 2, "hub": 4, "fence": 1, "resumed": 5}
 """The seed that catches it, among honest people alone, where that is not the first."""
 
 
