@@ -602,7 +602,7 @@ class StudioPart(Program):
         elif draw < 0.32:
             sessions.end(session.id, even_if_busy=chance() < 0.7)
         elif draw < 0.7 and session.state is SessionState.RESTING:  # started from the page, for the notebook
-            held = sessions.acquire(session.id, {"wait_ns": 20 * _S}, lambda _offer: False)
+            held = sessions.acquire(session.id, {"wait_ns": 20 * _S}, lambda _offer: False, for_other=True)
             sessions.set_down(session.id, held)
         else:
             sessions.settle()

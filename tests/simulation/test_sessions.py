@@ -164,9 +164,10 @@ class World:
                             self.over(parked, "released")  # its holder goes on with it, or gives it up
                         content = {"content": self.chance.choice("ab"), "smaller": self.chance.random() < 0.2}
                         program = self.chance.choice((None, lambda _offer: self.chance.random() < 0.5))
-                        held = sessions.acquire(name, content, program)
+                        for_other = self.chance.random() < 0.1
+                        held = sessions.acquire(name, content, program, for_other=for_other)
                         self.holds(pid, held)
-                        if self.chance.random() < 0.2:
+                        if for_other or self.chance.random() < 0.1:
                             sessions.set_down(held.seen.session, held)
                         elif self.chance.random() < 0.3:
                             ran = CellRecord(cell=1, lease=held.seen.id, at_ns=1, held_s=1, busy_s=1, vram_byte_s=1)
@@ -547,6 +548,12 @@ def test_what_a_living_process_has_set_down_another_takes_over() -> None:
     studio.set_down("ana", held)
     with pytest.raises(InvalidRequest, match="is held by"):
         studio.acquire("ana", asked)
+    notebook.rest("ana")
+    held = studio.acquire("ana", asked, for_other=True)
+    records = studio.find("ana").records
+    studio.set_down("ana", held)
+    assert studio.find("ana").records == records, "that was on record from the first"
+    assert notebook.acquire("ana", asked).seen.id == held.seen.id
     world.check()
 
 

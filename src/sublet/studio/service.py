@@ -360,7 +360,7 @@ class PersonSessions:
         try:
             while not request.is_withdrawn.is_set():
                 try:
-                    self._sessions.set_down(ident, self._sessions.acquire(ident, more))
+                    self._sessions.set_down(ident, self._sessions.acquire(ident, more, for_other=True))
                 except Disconnected:  # the office is restarted; the next request has the id of this one
                     request.is_withdrawn.wait(RETRY_S)
                 else:

@@ -261,13 +261,17 @@ class Sessions(Generic[L]):
                 self._check_start(entry.record)
             return self._put(entry)
 
-    def acquire(self, text: str, more: Mapping[str, Any] = NOTHING, on_offer: OnOffer = None) -> L:
+    def acquire(
+        self, text: str, more: Mapping[str, Any] = NOTHING, on_offer: OnOffer = None, *, for_other: bool = False
+    ) -> L:
         """The session's lease: the one that it has, taken over, or one that is asked for. It waits as the office does.
 
         ``more`` is for ``Fabric.gpu``. ``on_offer`` accepts an offer or declines it; without it ``accept`` and
         ``decline`` do, from any process, and an offer without an answer runs out. Refused while another living process
-        asks for a lease of the session, holds it, or keeps a suspended program of it.
+        asks for a lease of the session, holds it, or keeps a suspended program of it. ``for_other``: it is to be
+        ``set_down`` for another program, so on record it has no holder from the first.
         """
+        holder = None if for_other else self._me
         for _ in range(TRIES):
             session = self.find(text)
             # A new session has no lease, whatever became of other processes: who asks for one is on record before.
@@ -281,9 +285,9 @@ class Sessions(Generic[L]):
                 )
             self._check_free(session, live)
             if session.state is SessionState.ACTIVE:
-                held = self._taken_over(session)
+                held = self._taken_over(session, holder)
             else:
-                held = self._asked_for(session, more, on_offer)
+                held = self._asked_for(session, more, on_offer, holder)
             if held is not None:
                 return held
         raise Disconnected(f"session {text} is changed by others again and again", do="Try again.")
@@ -326,7 +330,7 @@ class Sessions(Generic[L]):
         """Its holder goes on under this lease: a larger one in its place, or one that what was parked resumed under.
         Another one that was acquired for the session meanwhile is given back."""
         ident = self.find(text).id
-        self._record_held(ident, held, lambda lease, tenant: Moved(lease=lease, tenant=tenant))
+        self._record_held(ident, held, self._me, lambda lease, tenant: Moved(lease=lease, tenant=tenant))
         now = self._office.seen(held).id
         for one in self._live(self.find(ident)):
             if one.id != now and not one.is_parked:
@@ -480,15 +484,17 @@ class Sessions(Generic[L]):
 
     # ---- the lease
 
-    def _taken_over(self, session: Session) -> L | None:
+    def _taken_over(self, session: Session, holder: ProcessIdentity | None) -> L | None:
         assert session.lease is not None
         try:
             held = self._office.attach(session.lease.id)
         except (LeaseEnded, NotFound):
             return None  # in this moment; it is compared with the office once more
-        return self._record_held(session.id, held, lambda lease, tenant: Moved(lease=lease, tenant=tenant))
+        return self._record_held(session.id, held, holder, lambda lease, tenant: Moved(lease=lease, tenant=tenant))
 
-    def _asked_for(self, session: Session, more: Mapping[str, Any], on_offer: OnOffer) -> L | None:
+    def _asked_for(
+        self, session: Session, more: Mapping[str, Any], on_offer: OnOffer, holder: ProcessIdentity | None
+    ) -> L | None:
         ident = session.id
         if not self._append_if(session, Asked(by=self._me)):
             return None  # another process was quicker: look again
@@ -525,7 +531,7 @@ class Sessions(Generic[L]):
         except BaseException:
             self._unanswered(ident, "interrupted")
             raise
-        return self._record_held(ident, held, lambda lease, tenant: Granted(lease=lease, tenant=tenant))
+        return self._record_held(ident, held, holder, lambda lease, tenant: Granted(lease=lease, tenant=tenant))
 
     def _remembers(self, asking: Asking) -> bool:
         with contextlib.suppress(SubletError):  # then the next one asks under this id again
@@ -570,11 +576,13 @@ class Sessions(Generic[L]):
     def _declined(self, ident: str) -> Record | None:
         return Declined() if self._found[ident].state is SessionState.OFFERED else None
 
-    def _record_held(self, ident: str, held: L, record: Callable[[LeaseRecord, str], Record]) -> L:
+    def _record_held(
+        self, ident: str, held: L, holder: ProcessIdentity | None, record: Callable[[LeaseRecord, str], Record]
+    ) -> L:
         """The lease is the session's once that is on disk; where it cannot be, it is given back."""
         try:
             seen = self._office.seen(held)
-            lease = _lease_record(seen, self._me, self._wall_ns())
+            lease = _lease_record(seen, holder, self._wall_ns())
             made = record(lease, seen.tenant)
             self._append(ident, lambda: made if self._allows(ident, made) else Moved(lease=lease, tenant=seen.tenant))
         except BaseException:
