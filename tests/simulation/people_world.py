@@ -628,9 +628,9 @@ class PeopleRules:
                 held = [one for one in state.leases.values() if one.tenant == tenant and self._holds(one)]
                 if held:
                     self.fail("N7", f"{tenant} has had no rights for {REVOKED_WITHIN_NS // _S} s, and has {held[0].id}")
-        for lease in state.leases.values():
-            if lease.status in LIVE_STATES:
-                self._are_its_tenants(lease)
+        for live in state.leases.values():
+            if live.status in LIVE_STATES:
+                self._are_its_tenants(live)
         for lease_id, until_ns in self._pretended.items():
             lease = state.leases.get(lease_id)
             if lease is not None and lease.status in LIVE_STATES and (lease.deadline_ns or 0) > until_ns:

@@ -57,6 +57,8 @@ OPEN_S = CLAIM_S + 1e-6
 """How long an offer is valid: too short for a process to wait for the answer, and a thousand steps of the clock."""
 SEEDS = range(200)
 MET: Counter[SessionEvent] = Counter()
+AGREED: Counter[bool] = Counter()
+"""How often some session agreed with the office, and how often none did."""
 
 
 class Crash(BaseException):
@@ -302,6 +304,27 @@ class World:
         for pid, sessions in self.sessions.items():
             assert sessions._found == folded(self.store.entries[: sessions._seq]), f"seed {self.seed}, process {pid}"
 
+        if self.points % 8 == 0:
+            self.check_agreement()
+
+    def check_agreement(self) -> None:
+        """Where records and office are said to agree, to compare them changes nothing. For each session alone."""
+        live = [lease.seen for lease in self.leases if lease.is_live]
+        store, office = _Copy(list(self.store.entries)), _OnlySeen(self)
+        watcher: Sessions[Lease] = Sessions(
+            store,
+            office,
+            me=ProcessIdentity(host="here", pid=0, started=0),
+            is_alive=lambda process: process.pid in self.alive,
+            wall_ns=lambda: self.now_ns,
+            new_id=lambda: "",
+        )
+        agreeing = {one.id for one in watcher.all() if watcher.agree([one], live)}
+        watcher.settle()
+        changed = {entry.session for entry in store.entries[len(self.store.entries) :]} | office.released
+        assert not changed & agreeing, f"seed {self.seed}: {changed & agreeing} agreed, and was changed"
+        AGREED[bool(agreeing)] += 1
+
     def finish(self) -> dict[str, Session]:
         """The last of it: no process acts any more, and a new one compares the records with the office."""
         self.crash_at = None
@@ -346,6 +369,16 @@ class _Store:
             if isinstance(entry.record, Offered):
                 self._world.answer(entry.session)
         return is_done
+
+
+@dataclass
+class _Copy(MemoryStore):
+    """Records of one moment, which another may go on with."""
+
+    entries: list[Entry]
+
+    def read(self, after: int) -> list[Entry]:
+        return self.entries[after:]
 
 
 class _Office:
@@ -434,6 +467,20 @@ class _Office:
         return next(one for one in self._world.leases if one.seen.id == held.seen.id)
 
 
+class _OnlySeen(_Office):
+    """The office for who looks at it: what is given back is only noted."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, 0)
+        self.released: set[str] = set()
+
+    def live(self) -> list[Seen]:
+        return [lease.seen for lease in self._world.leases if lease.is_live]
+
+    def release(self, lease: str) -> None:
+        self.released |= {one.seen.session for one in self._world.leases if one.seen.id == lease}
+
+
 def folded(entries: list[Entry]) -> dict[str, Session]:
     found: dict[str, Session] = {}
     fold_all(found, entries)
@@ -451,10 +498,12 @@ def run(seed: int, crash_at: int | None = None) -> World:
 def test_a_session_never_has_two_leases_and_is_the_fold_of_its_records() -> None:
     """Several processes, acting between each other's steps, dying at random."""
     MET.clear()
+    AGREED.clear()
     worlds = [run(seed) for seed in SEEDS]
     assert sum(world.crashes for world in worlds) > len(SEEDS)
     assert sum(world.parkings for world in worlds) > len(SEEDS) / 4
     assert set(MET) == set(SessionEvent), f"never met: {set(SessionEvent) - set(MET)}"
+    assert set(AGREED) == {True, False}
 
 
 @pytest.mark.parametrize("seed", [42, 309])

@@ -209,7 +209,9 @@ class Sessions(Generic[L]):
         is_held = any(one.is_held and not one.is_parked for one in live)
         if session.state is SessionState.ACTIVE:
             return session.lease is not None and any(one.id == session.lease.id and one.is_held for one in live)
-        return not is_held and (session.state is SessionState.RESTING or self._asker_lives(session))
+        if session.state is SessionState.RESTING:
+            return not is_held
+        return self._asker_lives(session)  # which records itself what it gets
 
     # ---- doing
 
