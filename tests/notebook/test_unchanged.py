@@ -16,7 +16,7 @@ from sublet.state.checkpoints import object_groups
 from sublet.state.transfer import codec
 from tests.notebook.crossing import Sides
 from tests.notebook.many_objects import KINDS, LIBRARIES, Steps, change
-from tests.notebook.sides import Notebook
+from tests.notebook.sides import Notebook, Other
 
 LOOKALIKES = [-1, -2, 0, 0.0, -0.0, False, 1, 1.0, True, "1", b"1", None, (), 2**61 - 2, float("inf")]
 """Many of these have equal hashes, or are equal."""
@@ -262,3 +262,74 @@ def test_a_slice_of_a_column_of_text_brings_no_more_than_it_shows(nb: Notebook) 
     assert nb.there("shown = part.tolist(), many.tolist()") is None
     assert sum(one.nbytes for one in nb.sent.parcels) < 100_000
     assert nb.names["shown"] == (["a" * 20] * 100, ["a" * 20] * 200)
+
+
+READING = """
+class Kind:
+    made = []
+    def step(self):
+        return follow(self)
+def follow(one):
+    return last(one), words
+def last(one):
+    return one.made
+words = ["a", "b"]
+one = Kind()
+Kind.made.append(one)
+other = [one, words]
+"""
+
+
+def test_no_names_are_encoded_twice_in_one_look(nb: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that functions read are found step by step, and the groups by comparing names one by one."""
+    nb.here(READING)
+    encoded: list[tuple[str, ...]] = []
+    run = codec.Encoding.run
+
+    def noted(self: codec.Encoding, value: Any) -> Any:
+        encoded.append(tuple(value))
+        return run(self, value)
+
+    monkeypatch.setattr(codec.Encoding, "run", noted)
+    with nb.at_home():
+        found = nb.space.outgoing(["other"], must=True, maybe=frozenset())
+    assert found.names == {"other", "follow", "last", "words"}
+    assert len(encoded) == len(set(encoded)), encoded
+
+
+def test_what_is_encoded_in_one_look_is_not_used_in_the_next(nb: Notebook) -> None:
+    nb.here(READING)
+    assert nb.there("before = other[0].step()") is None
+    nb.here("words.append('c'); one.late = 1")
+    assert nb.there("after = other[0].step()[1], other[0].late") is None
+    assert nb.names["after"] == (["a", "b", "c"], 1)
+
+
+@pytest.mark.parametrize("kind", ["list", "set", "dict.fromkeys", "tuple"])
+def test_a_long_container_that_a_function_holds_as_well_is_not_encoded_again(
+    nb: Notebook, other: Other, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nb.here(f"many = {kind}(map(str, range(20_000)))\ndef held(key, among=many):\n    return key in among")
+    for _ in range(3):
+        assert nb.there("found = held('7'), len(many)") is None
+    other.ask("encoded")
+    encoded: list[Any] = []
+    run = codec.Encoding.run
+
+    def noted(self: codec.Encoding, value: Any) -> Any:
+        encoded.append(value)
+        return run(self, value)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(codec.Encoding, "run", noted)
+        assert nb.there("found = held('8'), len(many)") is None
+    assert not [one for one in encoded if "many" in one]
+    assert "many" not in other.ask("encoded")
+    if kind == "tuple":
+        return
+    add = {"list": "append('x')", "set": "add('x')", "dict.fromkeys": "setdefault('x')"}[kind]
+    nb.here(f"many.{add}")
+    assert nb.there(f"found = held('x')\nmany.{add.replace('x', 'y')}") is None
+    assert nb.names["found"] is True
+    nb.here("found = held('y')")
+    assert nb.names["found"] is True

@@ -113,6 +113,16 @@ class HomeRules(Rules):
         found.figures, found.of_kinds = self.figures, self.of_kinds
         return found
 
+    def part(self) -> HomeRules:
+        """With notes of its own, which ``note`` adds."""
+        found = self.anew()
+        found.reads = Reads()
+        return found
+
+    def note(self, part: Rules) -> None:
+        if isinstance(part, HomeRules):
+            self.reads.add(part.reads)
+
     def _parts(self, value: types.FunctionType) -> tuple[Any, Any, Any]:
         if is_at_home(value):
             space: StandsFor = _HOME

@@ -41,7 +41,7 @@ from sublet.notebook.lending import Lender
 from sublet.notebook.lodging import Freed, Key, Lodged, Lodger, Word
 from sublet.notebook.memories import is_array, is_memory
 from sublet.notebook.namespace import HIDDEN, Shared, results, visible, visible_among
-from sublet.notebook.object_graphs import Graph, graphs_of, joined
+from sublet.notebook.object_graphs import Graph, graphs_of, is_flat, joined
 from sublet.notebook.parcels import BESIDE, LOST, Came, Outgoing, Parcel, Taken, drop_temporaries
 from sublet.notebook.reading import names_of
 from sublet.notebook.remote_value import RemoteValue
@@ -50,6 +50,7 @@ from sublet.state.checkpoints.object_groups import (
     CHANGING,
     LARGE_BYTES,
     PLAIN,
+    Encodings,
     ObjectGroup,
     Order,
     StandsFor,
@@ -179,6 +180,21 @@ def _without_collections(method: Callable[P, T]) -> Callable[P, T]:
     return held
 
 
+def _in_one_look(method: Callable[P, T]) -> Callable[P, T]:
+    """What is encoded meanwhile is not used after it."""
+
+    @functools.wraps(method)
+    def looked(*args: P.args, **named: P.kwargs) -> T:
+        try:
+            return method(*args, **named)
+        finally:
+            space = args[0]
+            assert isinstance(space, Space)
+            space._look_again()
+
+    return looked
+
+
 class Space:
     """One side."""
 
@@ -200,6 +216,8 @@ class Space:
         """Figures that were pickled for what is being looked at: no code of the program runs meanwhile."""
         self._kinds: dict[type, Any] = {}
         """The rules that were found for types, for as long."""
+        self._kept: Encodings | None = None
+        """What was encoded, for as long; None where nobody says when that is over."""
         self._still: dict[str, Snapshot] = {}
         """Large containers of atoms that were agreed on, by name."""
         self._graphs: dict[str, Graph] = {}
@@ -251,6 +269,7 @@ class Space:
         return results(self.names, names)
 
     @_without_collections
+    @_in_one_look
     def outgoing(
         self,
         wanted: Iterable[str],
@@ -282,7 +301,7 @@ class Space:
         no value, since it stayed here. ``used``: objects that are not sent, whatever holds them.
         """
         self._remember_owed()
-        self._look_again()
+        self._begin_look()
         found = Outgoing(stays=dict(staying))
         names = without_handles(self.names, wanted, found)
         bound = frozenset(new)
@@ -342,7 +361,6 @@ class Space:
         changed = [one for one in looked if not one[1] or not bound.isdisjoint(one[0].names)]
         ready = [(group.remembering(rules), hashes) for group, _, hashes in changed]
         self._fill(found, self._in_order(ready) if self._first else ready, named)
-        self._look_again()
         return found
 
     def _with_looked_up(
@@ -538,16 +556,20 @@ class Space:
             self._lodging.idle(one)
         return dict(met)
 
+    @_in_one_look
     def _agree(self, names: Iterable[str], came: Mapping[tuple[str, ...], Parcel]) -> None:
         """Both sides have the same of these now: remember how it is encoded here."""
-        self._look_again()
+        self._begin_look()
         rules = HomeRules()
         known = {name for name in names if name in self.names}
         like = []
+        arriving = [(tuple(name for name in one.names if not name.startswith(LOST)), one) for one in came.values()]
+        for named, arrived in arriving:
+            if named and arrived.is_joined:
+                self._note_group(named, is_joined=True)
         if len(known) < ORDERED_MIN:
             self._survey(known)
-        for arrived in came.values():
-            named = tuple(name for name in arrived.names if not name.startswith(LOST))
+        for named, arrived in arriving:
             if named and (self._is_agreed_at_once(named, arrived) or self._is_told_by_graph(named, arrived)):
                 known.difference_update(named)
             elif named:
@@ -578,7 +600,6 @@ class Space:
                 else:
                     self._lodging.leave((group.names, n))
                     self._finder.believe(buffer, parcel.hashes[n])
-        self._look_again()
 
     def _is_agreed_at_once(self, names: tuple[str, ...], arrived: Parcel) -> bool:
         """Whether it is a large container of atoms, which can be told to be unchanged without being encoded here: then
@@ -764,12 +785,13 @@ class Space:
                     before=before,
                     apart=self._first,
                     alone=alone,
+                    kept=self._kept,
                 )
-                if self._read_first(rules.reads.loads):
-                    continue
-                for group in groups:
+                for group in groups if self._kept is None else self._kept.fresh:
                     if isinstance(group.encoded.met, dict) and group.plain is None and not group.is_still:
                         drop_temporaries(group.encoded.met)
+                if self._read_first(rules.reads.loads):
+                    continue
                 return [replace(one, is_joined=True) if one.names in parts else one for one in groups]
             except Unpicklable as error:
                 values = {name: here[name] for name in line}
@@ -935,6 +957,12 @@ class Space:
     def _look_again(self) -> None:
         """Code of the program has run, or will: what was looked at may be another."""
         self._figures, self._kinds, self._surveyed, self._verdicts = {}, {}, {}, {}
+        self._kept = None
+
+    def _begin_look(self) -> None:
+        """The same, and until the next call none of it runs."""
+        self._look_again()
+        self._kept = Encodings()
 
     def _is_same(self, graph: Graph) -> bool:
         if graph not in self._verdicts:
@@ -970,10 +998,18 @@ class Space:
     def _survey(self, names: Set[str]) -> None:
         """Look at the values of these that are not looked at yet."""
         values = {name: self.names[name] for name in sorted(names - self._surveyed.keys())}
-        some = {name: one for name, one in values.items() if self._untold.get(name) != id(one) and not is_long(one)}
+        some = {
+            name: one
+            for name, one in values.items()
+            if self._untold.get(name) != id(one) and (not is_long(one) or self._is_joined_and_flat(name, one))
+        }
         found = graphs_of(some)
         self._surveyed |= found
         self._untold |= {name: id(one) for name, one in some.items() if name not in found}
+
+    def _is_joined_and_flat(self, name: str, value: Any) -> bool:
+        """Of a long container: alone it is told to be unchanged sooner by a snapshot."""
+        return self._group_of.get(name, ()) in self._joined and is_flat(value)
 
     def _note_graphs(self, names: tuple[str, ...]) -> None:
         """They are agreed on as they were when they were looked at. What is joined is unchanged if all of it is."""

@@ -31,7 +31,10 @@ from dataclasses import dataclass, field
 from operator import is_
 from typing import Any, Final, NamedTuple
 
+from sublet.notebook.groups import Snapshot, snapshot
 from sublet.notebook.home import HomeRules, Reads, is_at_home, module_of, submodules_used
+from sublet.state.checkpoints.object_groups import is_long
+from sublet.state.transfer import codec
 from sublet.state.transfer.names import MAINS, found_by_name
 from sublet.state.transfer.reducers import (
     HEAP_TYPE,
@@ -245,6 +248,16 @@ class _Node(NamedTuple):
     value: Any
     look: Look
     said: Sequence[Any]
+    """Empty where there is a snapshot."""
+    taken: Snapshot | None = None
+    """Of a long container of numbers and texts."""
+
+    def is_same(self) -> bool:
+        """Whether it refers to the very same ones."""
+        if self.taken is not None:
+            return self.taken.is_of(self.value)
+        now, before = self.look(self.value), self.said
+        return now is before or (len(now) == len(before) and all(map(is_, now, before)))
 
 
 class Graph:
@@ -259,13 +272,9 @@ class Graph:
     def is_same(self) -> bool:
         """Whether each of the objects refers to the very same ones."""
         try:
-            for value, look, before in self.nodes.values():
-                now = look(value)
-                if now is not before and (len(now) != len(before) or not all(map(is_, now, before))):
-                    return False
+            return all(node.is_same() for node in self.nodes.values())
         except Exception:  # noqa: BLE001 - a thread changes it meanwhile, or something of it is gone
             return False
-        return True
 
     def part(self, names: frozenset[str]) -> Part:
         """What these of its names lead to."""
@@ -281,7 +290,7 @@ class Graph:
     def _part(self, names: frozenset[str]) -> Part:
         nodes = self.nodes if len(names) == len(self.values) else self._followed(names)[0]
         found = Part()
-        for value, _, said in nodes.values():
+        for value, _, said, _ in nodes.values():
             if said is BY_NAME:
                 continue
             found.held[id(value)] = value
@@ -353,6 +362,12 @@ class _Survey:
                 look, is_settled = self._kind_of(type(one))
                 if look is None or (look is _of_class and not one.__flags__ & HEAP_TYPE):
                     continue
+                if is_long(one) and is_flat(one):
+                    if is_settled:
+                        seen.add(key)
+                    else:
+                        nodes[key] = _Node(one, look, (), snapshot(one))
+                    continue
                 said = look(one)
                 if is_settled:
                     seen.add(key)
@@ -374,6 +389,12 @@ class _Survey:
         if found is None:
             raise _UnknownKind
         return found
+
+
+def is_flat(container: Any) -> bool:
+    """Whether a plain container holds nothing but numbers and texts, so that it is one object, however long it is."""
+    items = container.values() if type(container) is dict else ()
+    return codec.ATOMS.issuperset(map(type, container)) and codec.ATOMS.issuperset(map(type, items))
 
 
 def graphs_of(values: Mapping[str, Any]) -> dict[str, Graph]:

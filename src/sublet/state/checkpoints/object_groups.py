@@ -31,6 +31,8 @@ from sublet.state.transfer.reducers import OWNERS, GpuRule, Rules
 
 LARGE_BYTES: Final = 256 * 1024
 """A name with more than this is encoded by itself."""
+KEPT_BYTES: Final = 64 << 20
+"""Of pickles that ``Encodings`` keep. The memory of arrays is not copied, and does not count."""
 NOTHING: Final[Mapping[int, Any]] = types.MappingProxyType({})
 SCALARS: Final = frozenset((str, bytes, int, float, bool, type(None)))
 CHANGING: Final = frozenset((dict, list, set))
@@ -139,6 +141,7 @@ def encode_roots(
     before: Callable[[tuple[str, ...]], object] | None = None,
     apart: Collection[str] = (),
     alone: Collection[str] = (),
+    kept: Encodings | None = None,
 ) -> list[ObjectGroup]:
     """Every root in exactly one group, in the order of names; objects and memory are shared within groups only.
 
@@ -147,7 +150,8 @@ def encode_roots(
     something with them (they share nothing with one another); ``together``: groups of an earlier time, each encoded at
     once, since to find groups takes up to three encodings; ``stays``: whether such a group of several names is to stay
     one; ``before``: called with names before they are encoded together; ``apart``: names that are in groups without
-    others, unless they share something with them; ``alone``: names that are looked at one by one at once.
+    others, unless they share something with them; ``alone``: names that are looked at one by one at once; ``kept``:
+    encodings of earlier calls, since which no value has changed, which are used again.
     Raises ``Unpicklable`` with the root's name at the head of the path.
     """
     rules = Rules(gpu=gpu) if rules is None else rules
@@ -157,7 +161,8 @@ def encode_roots(
     placed = {name for one in still for name in one.names}.union(*known)
     if placed:
         runs = [left for names in runs if (left := tuple(name for name in names if name not in placed))]
-    bundles += _bundles(known, roots, rules, before)
+    encoder = _Encoder(roots, rules, before, kept)
+    bundles += map(encoder.bundle, known)
     first = len(still)
     parted = {n for n, one in enumerate(bundles[first:], first) if len(one.names) > 1 and not stays(one.group())}
     first = len(bundles)
@@ -168,29 +173,76 @@ def encode_roots(
         singles = [name for names in runs for name in names if name in alone]
         runs = [left for names in runs if (left := tuple(name for name in names if name not in alone))]
         runs += [(name,) for name in singles]
-    bundles += _bundles(runs, roots, rules, before)
+    bundles += map(encoder.bundle, runs)
     parted |= {n for n, one in enumerate(bundles[first:], first) if len(one.names) > 1 and one.is_large}
     doubtful = _sharing(bundles) | parted
     groups = [one.group() for n, one in enumerate(bundles) if n not in doubtful]
     if doubtful:
-        groups += _one_by_one([bundles[n] for n in sorted(doubtful)], roots, rules, before)
+        groups += _one_by_one([bundles[n] for n in sorted(doubtful)], encoder)
+    encoder.finish()
     return sorted(groups, key=lambda group: group.names[0])
 
 
-def _bundles(
-    runs: Iterable[tuple[str, ...]],
-    roots: Mapping[str, object],
-    rules: Rules,
-    before: Callable[[tuple[str, ...]], object] | None = None,
-) -> Iterator[_Bundle]:
-    """Unused rules are as new."""
-    fresh = rules.anew()
-    for names in runs:
-        if before is not None:
-            before(names)
-        yield _Bundle(names, roots, fresh)
-        if fresh.was_asked:
-            fresh = rules.anew()
+class Encodings:
+    """Encodings of bundles, for as long as no value changes: to find out which names share something, and which other
+    names their functions read, the same bundles are asked for again and again."""
+
+    def __init__(self) -> None:
+        self._by_names: dict[tuple[str, ...], _Bundle] = {}
+        self._nbytes = 0
+        self.fresh: list[ObjectGroup] = []
+        """What the last call has added."""
+
+    def find(self, names: tuple[str, ...], roots: Mapping[str, object]) -> _Bundle | None:
+        """The encoding of these names, if they stand for the same objects as then."""
+        found = self._by_names.get(names)
+        return found if found is not None and all(roots[name] is one for name, one in found.value.items()) else None
+
+    def add(self, bundles: Iterable[_Bundle]) -> None:
+        """What they met is no longer needed to tell them from one another."""
+        self.fresh = []
+        for one in bundles:
+            self.fresh.append(one.group())
+            if self._nbytes + one.head_bytes <= KEPT_BYTES:
+                self._nbytes += one.head_bytes
+                one.release()
+                self._by_names[one.names] = one
+
+
+class _Encoder:
+    """Encodes bundles of some roots, each once."""
+
+    def __init__(
+        self,
+        roots: Mapping[str, object],
+        rules: Rules,
+        before: Callable[[tuple[str, ...]], object] | None,
+        kept: Encodings | None,
+    ) -> None:
+        self._roots, self._rules, self._before, self._kept = roots, rules, before, kept
+        self._unused = rules.part()
+        self._made: dict[tuple[str, ...], _Bundle] = {}
+
+    def bundle(self, names: tuple[str, ...]) -> _Bundle:
+        """The names' values, encoded by rules that were not used before. Unused ones are as new."""
+        found = self._made.get(names)
+        if found is None and self._kept is not None:
+            found = self._kept.find(names, self._roots)
+        if found is not None:
+            self._rules.note(found.rules)
+            return found
+        if self._before is not None:
+            self._before(names)
+        found = self._made[names] = _Bundle(names, self._roots, self._unused)
+        if self._unused.was_asked:
+            self._rules.note(self._unused)
+            self._unused = self._rules.part()
+        return found
+
+    def finish(self) -> None:
+        """Hand on what was encoded."""
+        if self._kept is not None:
+            self._kept.add(self._made.values())
 
 
 def _runs(names: Sequence[str]) -> Iterable[tuple[str, ...]]:
@@ -206,28 +258,37 @@ class _Bundle:
 
     def __init__(self, names: tuple[str, ...], roots: Mapping[str, object], rules: Rules) -> None:
         self.names = names
+        self.rules = rules
         # A name may stand in a value as well, as an attribute, say: then it is one string in each encoding, or in none.
         self.value = {sys.intern(name) if type(name) is str else name: roots[name] for name in names}
         self._group: ObjectGroup | None = None
         is_flat = len(names) == 1 and _has_each_once(roots[names[0]])
-        self._encoding = Encoding(rules, is_flat=is_flat)
-        pickler = self._encoding.dump(self.value, roots=True, remember=False)
+        self._encoding: Encoding | None = (encoding := Encoding(rules, is_flat=is_flat))
+        pickler = encoding.dump(self.value, roots=True, remember=False)
         rules.forget_parts()
         values = self.value.values()
         kinds = set(map(type, values))
-        self.plain = is_flat or (not rules.was_asked and kinds <= PLAIN and _are_flat(values, self._encoding))
-        self.is_large = self._encoding.nbytes > LARGE_BYTES
-        self.met: Mapping[int, Any] = NOTHING
-        """Id → object, of those that another bundle could have met as well. It holds them, so that no id is given out
-        twice."""
+        self.plain = is_flat or (not rules.was_asked and kinds <= PLAIN and _are_flat(values, encoding))
+        self.is_large = encoding.nbytes > LARGE_BYTES
+        self.head_bytes = sum(map(len, encoding.parts))
+        self._met: Mapping[int, Any] | None = NOTHING
+        self._spans: list[tuple[int, int, bool]] | None = None
         self._own: Collection[object] = values
         """Of plain values, those that another name could have as well."""
         if not self.plain:
-            self.met = {id(value): value for value in self._encoding.remember(pickler).values()}
+            self._met = {id(value): value for value in encoding.remember(pickler).values()}
             return
         # Nothing but they themselves can be shared, and asking the pickler costs much.
         if not kinds <= CHANGING:
             self._own = [value for value in values if type(value) in CHANGING]
+
+    @property
+    def met(self) -> Mapping[int, Any]:
+        """Id → object, of those that another bundle could have met as well. It holds them, so that no id is given out
+        twice."""
+        if self._met is None:
+            self._met = {id(value): value for value in (self.group().encoded.met or {}).values()}
+        return self._met
 
     @property
     def ids(self) -> Iterable[int]:
@@ -240,6 +301,8 @@ class _Bundle:
     @property
     def spans(self) -> list[tuple[int, int, bool]]:
         """The memory that is looked at, from one address to another, and whether it may be written to."""
+        if self._encoding is None:
+            return self._spans or []
         seen = self._encoding.seen
         found = [(one.address, one.end, not one.is_column) for one in seen if one.length and not one.private]
         if self.plain:
@@ -254,9 +317,19 @@ class _Bundle:
 
     def group(self) -> ObjectGroup:
         if self._group is None:
+            assert self._encoding is not None
             encoded = self._encoding.finished(self.value)
             self._group = ObjectGroup(names=self.names, encoded=encoded, plain=self.value if self.plain else None)
         return self._group
+
+    def release(self) -> None:
+        """Let go of what was made for the encoding. What its group holds stays: who drops something from that must be
+        the only one that holds it."""
+        self.group()
+        self._spans = self.spans
+        self._encoding = None
+        if not self.plain:
+            self._met = None
 
 
 def _sharing(bundles: Sequence[_Bundle | Still]) -> set[int]:
@@ -341,19 +414,14 @@ def _has_identity(value: object) -> bool:
     return kind.__module__ not in ("numpy.dtypes", "torch")  # numpy's dtypes; dtypes, sizes and devices of PyTorch
 
 
-def _one_by_one(
-    bundles: Sequence[_Bundle | Still],
-    roots: Mapping[str, object],
-    rules: Rules,
-    before: Callable[[tuple[str, ...]], object] | None = None,
-) -> list[ObjectGroup]:
+def _one_by_one(bundles: Sequence[_Bundle | Still], encoder: _Encoder) -> list[ObjectGroup]:
     """Components of names that share, large names, and what is left of each bundle."""
     single: list[_Bundle] = []
     for bundle in bundles:
         if isinstance(bundle, _Bundle) and len(bundle.names) == 1:
             single.append(bundle)
         else:
-            single += _bundles([(name,) for name in bundle.names], roots, rules, before)
+            single += [encoder.bundle((name,)) for name in bundle.names]
     parent = list(range(len(single)))
 
     def top(n: int) -> int:
@@ -368,13 +436,8 @@ def _one_by_one(
     for n in range(len(single)):
         components.setdefault(top(n), []).append(n)
     alone = {n: members for members in components.values() if len(members) > 1 for n in members}
-    whole = {bundle.names: bundle for bundle in bundles if isinstance(bundle, _Bundle)}
-
-    def joint(names: tuple[str, ...]) -> ObjectGroup:
-        return (whole.get(names) or _Bundle(names, roots, rules.anew())).group()
-
     groups = [
-        replace(joint(tuple(sorted(single[n].names[0] for n in members))), is_joined=True)
+        replace(encoder.bundle(tuple(sorted(single[n].names[0] for n in members))).group(), is_joined=True)
         for members in components.values()
         if len(members) > 1
     ]
@@ -390,5 +453,5 @@ def _one_by_one(
                 rest.append(single[n].names[0])
         at += len(bundle.names)
         if rest:
-            groups.append(joint(tuple(rest)))
+            groups.append(encoder.bundle(tuple(rest)).group())
     return groups

@@ -110,6 +110,13 @@ class Rules:
         found.figures, found.of_kinds = self.figures, self.of_kinds
         return found
 
+    def part(self) -> Rules:
+        """The same for one of several encodings, each of which may be used again without being run."""
+        return self.anew()
+
+    def note(self, part: Rules) -> None:
+        """What was encoded by those is one of these values."""
+
     @property
     def was_asked(self) -> bool:
         """Whether anything was met that is no number, text or plain container."""
