@@ -217,7 +217,7 @@ class Space:
         self._kinds: dict[type, Any] = {}
         """The rules that were found for types, for as long."""
         self._kept: Encodings | None = None
-        """What was encoded, for as long; None where nobody says when that is over."""
+        """What was encoded, for as long; None outside of a look that says when it is over."""
         self._still: dict[str, Snapshot] = {}
         """Large containers of atoms that were agreed on, by name."""
         self._graphs: dict[str, Graph] = {}
