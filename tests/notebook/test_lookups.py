@@ -72,6 +72,26 @@ def test_a_name_in_a_string_has_todays_value(nb: Notebook) -> None:
     assert (nb.names["first"], nb.names["second"], nb.names["third"]) == ((2, 1), 1, 3)
 
 
+def test_numexpr_finds_names_in_an_expression_with_todays_values(nb: Notebook) -> None:
+    nb.here(
+        "import numexpr as ne, numpy as np\nx = np.arange(4); by = 2\ndef scaled():\n    return ne.evaluate('x * by')"
+    )
+    assert nb.there("first = int(ne.evaluate('x * by').sum()), int(scaled().sum())") is None
+    nb.here("x[0] = 10; by = 3; expression = 'x * by'")
+    assert nb.there("second = int(ne.evaluate(expression).sum()), int(scaled().sum())") is None
+    assert (nb.names["first"], nb.names["second"]) == ((12, 12), (48, 48))
+
+
+def test_duckdb_finds_frames_in_a_query_with_todays_values(nb: Notebook) -> None:
+    nb.here("import duckdb, pandas as pd\ndf = pd.DataFrame({'a': [1, 2, 3]}); other = pd.DataFrame({'a': [2, 3]})")
+    nb.here("def asked():\n    return duckdb.sql('select count(*) from df').fetchall()")
+    query = "select sum(df.a) from df join other on df.a = other.a"
+    assert nb.there(f"first = duckdb.sql({query!r}).fetchall(), asked()") is None
+    nb.here(f"df.loc[0, 'a'] = 3; query = {query!r}")
+    assert nb.there("second = duckdb.sql(query).fetchall(), asked()") is None
+    assert (nb.names["first"], nb.names["second"]) == (([(5,)], [(3,)]), ([(8,)], [(3,)]))
+
+
 def test_a_name_that_is_not_read_is_not_there(nb: Notebook) -> None:
     nb.here("held = [1]\nnumber = 1\nimport math\nkey = 'held'")
     assert nb.there("held, number, math") is None
