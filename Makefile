@@ -82,6 +82,7 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/crash
 	@SUBLET_SEQUENCES=6000 $(PY) -m pytest tests/unit/office/ledger/test_model.py tests/unit/office/ledger/test_taking_model.py
 	@$(PY) -m pytest -m soak tests/unit tests/notebook
+	@$(PY) -m pytest -m soak -s --timeout 900 tests/integration/test_planned_office.py
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/unit/training tests/integration/test_training.py tests/integration/test_trainer_kills.py
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest --timeout 900 tests/notebook/test_batch_runs.py tests/integration/test_demo.py
 	@SUBLET_RACE_ROUNDS=10000 $(PY) -m pytest tests/integration/test_revoke_race.py

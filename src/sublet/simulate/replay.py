@@ -113,6 +113,9 @@ class Costs:
     """From the end of a lease until its device is verified to be free."""
     move_ns: int = 60 * NS_PER_S
     """Of work, what a cell that was taken loses: a save and a restore."""
+    start_ns: int = 0
+    """From a grant to the first line of its cell. A cell that finds its GPUs still held starts at once; what one needs
+    to go on after it was taken is part of ``move_ns``."""
     source: str = "assumed"
 
 
@@ -121,8 +124,8 @@ def read_costs(path: Path) -> Costs:
     try:
         figures = {figure["name"]: figure["ours"]["median"] for figure in json.loads(path.read_bytes())["figures"]}
         off_ms, on_ms = figures["from the notice to a free device"], figures["from the grant to the first line"]
-        clear_ns, move_ns = round(off_ms * 1e6), round((off_ms + on_ms) * 1e6)
-        if not (0 < clear_ns <= move_ns):
+        clear_ns, start_ns, move_ns = (round(ms * 1e6) for ms in (off_ms, on_ms, off_ms + on_ms))
+        if not (0 < clear_ns <= move_ns and start_ns >= 0):
             raise ValueError("times that are not above zero")
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read ({error.strerror})", do="Give the path of a file.") from error
@@ -131,7 +134,7 @@ def read_costs(path: Path) -> Costs:
             f"{path} is no result of the benchmark notebook_taken",
             do="Make one with `python3 -m benchmarks notebook_taken`, or leave the option out.",
         ) from error
-    return Costs(clear_ns=clear_ns, move_ns=move_ns, source=f"measured, {path.name}")
+    return Costs(clear_ns=clear_ns, move_ns=move_ns, start_ns=start_ns, source=f"measured, {path.name}")
 
 
 def assumptions(hardware: Hardware, costs: Costs, rules: Rules, *, shared: bool) -> list[str]:
@@ -139,7 +142,7 @@ def assumptions(hardware: Hardware, costs: Costs, rules: Rules, *, shared: bool)
     found = [
         f"{hardware.gpus} GPUs of {hardware.vram_gib:g} GiB, all alike, on nodes of {hardware.per_node}",
         f"a device is clear {costs.clear_ns / NS_PER_S:.3g} s after its lease ({costs.source})",
-        "a cell begins in the moment of its grant, however many begin at once",
+        f"a cell begins {costs.start_ns / NS_PER_S:.3g} s after its grant, however many begin at once ({costs.source})",
         f"a cell that is taken loses {costs.move_ns / NS_PER_S:.3g} s to saving and restoring ({costs.source})",
         "an idle holder has nothing left to save, and says so at once",
         f"a holder keeps its GPUs, idle, for the rest of {format_duration(rules.policy.ttl_gpu_ns)} after a cell",
@@ -329,7 +332,7 @@ class Replay:
         notebook.asked_ns, notebook.first_start = self._now_ns, True
         if notebook.lease is not None and _holds(notebook, cell) and self._renew(notebook, active=True):
             self.result.warm += 1
-            self._work(notebook)
+            self._work(notebook, warm=True)
         else:
             self._give_back(notebook)
             self._ask(notebook)
@@ -372,14 +375,17 @@ class Replay:
         elif isinstance(outcome.answer, Granted) and outcome.answer.lease.status in LIVE_STATES:
             self._work(notebook)
 
-    def _work(self, notebook: _Notebook) -> None:
+    def _work(self, notebook: _Notebook, *, warm: bool = False) -> None:
         """It has its GPUs: run to the end, and renew on the way."""
         self._wait(notebook, -1)
         if notebook.first_start:
+            start_ns = 0 if warm else self._costs.start_ns
             notebook.first_start = False
+            wait_ns = self._now_ns + start_ns - notebook.asked_ns
             self.result.cells += 1
-            self.result.note_wait(self._now_ns - notebook.asked_ns, pays_priority=notebook.session.pays_priority)
-            self._late_left -= self._now_ns - notebook.asked_ns > self._late_ns
+            self.result.note_wait(wait_ns, pays_priority=notebook.session.pays_priority)
+            self._late_left -= wait_ns > self._late_ns
+            notebook.left_ns += start_ns
         notebook.runs_since_ns = self._now_ns
         notebook.turn += 1
         self._at(self._now_ns + notebook.left_ns, self._done, notebook, notebook.turn)

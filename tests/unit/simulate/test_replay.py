@@ -343,13 +343,23 @@ def test_members_of_a_group_are_held_to_its_ceiling() -> None:
     assert Rules(declared=parse_policy("[group.a]\nfloor = 2\n[group.b]\nfloor = 1").declared).least == 3
 
 
+def test_a_cell_begins_once_it_has_started_on_its_gpus() -> None:
+    """The start is part of its wait and of what its GPUs are used for; one that finds them still held needs none."""
+    sessions = [Session("s", 0.0, (Cell(0, 1, 1), Cell(1, 1, 1)), 3.0)]
+    result = Replay(sessions, Hardware(gpus=1), costs=Costs(start_ns=2 * NS_PER_S), check_every=1).run()
+    assert list(result.waits_ns) == [2 * NS_PER_S, 0]
+    assert result.warm == 1
+    assert result.used_ns == 122 * NS_PER_S
+    assert result.start_within(NS_PER_S) == 0.5
+
+
 def test_costs_are_read_from_a_measured_file(tmp_path: Path) -> None:
     path = tmp_path / "taken.json"
     figures = [("from the notice to a free device", 140.0), ("from the grant to the first line", 600.0)]
     said = ", ".join(f'{{"name": "{name}", "ours": {{"median": {ms}}}}}' for name, ms in figures)
     path.write_text(f'{{"figures": [{said}]}}')
     costs = read_costs(path)
-    assert (costs.clear_ns, costs.move_ns) == (140_000_000, 740_000_000)
+    assert (costs.clear_ns, costs.start_ns, costs.move_ns) == (140_000_000, 600_000_000, 740_000_000)
     assert "taken.json" in costs.source
     for wrong in ("", "[]", '{"figures": []}', f'{{"figures": [{said.replace("140.0", "-1")}]}}'):
         path.write_text(wrong)
