@@ -43,6 +43,7 @@ from sublet.office.api.routes import ROUTES, Right, Route, check_message, reader
 from sublet.office.api.service import JSON, ApiCall, ApiReply, ApiService, CommandCall
 from sublet.office.api.sse import EventStream
 from sublet.office.ledger.rate_limits import TooMany
+from sublet.office.ledger.records import LOCAL_TENANT
 from sublet.values import TenantId
 from sublet.wire.decoders import decoder
 from sublet.wire.http import WIRE_HEADER, WIRE_VERSION, ErrorBody
@@ -116,6 +117,7 @@ class App:
             if isinstance(error, _Refused):
                 headers = error.headers
             elif isinstance(error, TooMany):
+                await self.service.pace_refusal(error.tenant)
                 headers = ((b"retry-after", str(error.retry_s).encode()),)
         if reply.stream is not None:
             await self._stream(reply.stream, receive, send)
@@ -142,7 +144,7 @@ class App:
             await self._read(receive)
         self._check_message(caller, route, object_id, body)
         service = self.service
-        if route.method == "GET" and route.right is not Right.OPEN:
+        if route.right is not Right.OPEN and (route.method == "GET" or caller.tenant != LOCAL_TENANT):
             await service.turn(caller.tenant)
         recheck()  # a body may come a minute after its head
         made = route.handler(service, ApiCall(caller, object_id, query, body, lambda: _gone(receive), recheck, peer))

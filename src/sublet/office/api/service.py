@@ -36,6 +36,11 @@ from sublet.wire.guests import Guests, ListGuests, Troubles
 from sublet.wire.http import AuditReport, LeaseView
 
 JSON: Final = b"application/json"
+REFUSAL_EVERY_S: Final = 0.02
+"""A tenant beyond its rate hears of it this often, on however many connections it asks: a client that asks again at
+once would otherwise take the office's one loop, and a core for itself, with requests that come to nothing."""
+REFUSAL_MAX_S: Final = 1.0
+"""The longest that one of them waits for its refusal."""
 _CLOSES: Final = "the office is closing"
 _encode = msgspec.json.Encoder().encode
 
@@ -162,7 +167,9 @@ class ApiService:
     hub: EventHub = field(init=False)
     counting: Counting = field(init=False)
     _turns: dict[TenantId, deque[asyncio.Future[None]]] = field(init=False, default_factory=dict)
-    """Of tenants that have looked through leases in this turn of the loop: what waits for the next."""
+    """Of tenants that have had a request carried out in this turn of the loop: what waits for the next."""
+    _refused_at_s: dict[TenantId, float] = field(init=False, default_factory=dict)
+    """When the last refusal of each tenant beyond its rate is answered, by the clock of the loop."""
     requests: int = 0
     """Since the start: tells a reader whether clients still call."""
     closing: bool = False
@@ -314,8 +321,9 @@ class ApiService:
         return found
 
     async def turn(self, tenant: TenantId) -> None:
-        """Wait until this tenant may look through leases again: once in each turn of the loop. So a tenant that asks a
-        thousand times at one moment, or for a long list, waits for itself, and others are answered in between."""
+        """Wait until a request of this tenant may be carried out again: one in each turn of the loop. So a tenant that
+        asks a thousand times at one moment, or for a long list, waits for itself, and others are answered in between.
+        """
         loop = asyncio.get_running_loop()
         waiting = self._turns.get(tenant)
         if waiting is None:
@@ -335,6 +343,14 @@ class ApiService:
                 asyncio.get_running_loop().call_soon(self._next_turn, tenant)
                 return
         del self._turns[tenant]
+
+    async def pace_refusal(self, tenant: TenantId) -> None:
+        """Wait until this tenant may hear of one more request that was beyond its rate."""
+        now_s = asyncio.get_running_loop().time()
+        next_s = self._refused_at_s.get(tenant, 0.0) + REFUSAL_EVERY_S
+        at_s = self._refused_at_s[tenant] = min(max(now_s, next_s), now_s + REFUSAL_MAX_S)
+        if at_s > now_s:
+            await asyncio.sleep(at_s - now_s)
 
     def check_tenant(self, tenant: TenantId, origin: Origin, *, as_tenant: bool = False) -> None:
         """See that this process may show a lease's token of this tenant (``AccessList.check``); counted and noted the

@@ -37,7 +37,9 @@ class RequestRates(msgspec.Struct, frozen=True, kw_only=True):
 class TooMany(QuotaExceeded):
     """A rate is used up; ``retry_s`` says when it is not."""
 
-    def __init__(self, message: str, *, wait_ns: int) -> None:
+    def __init__(self, message: str, *, tenant: TenantId, wait_ns: int) -> None:
+        """``tenant``: whose request was refused."""
+        self.tenant = tenant
         super().__init__(message, do=f"Ask again in {format_duration(_up_to_a_second(wait_ns))}.", reason="rate")
         self.retry_s = _up_to_a_second(wait_ns) // NS_PER_S
 
@@ -105,12 +107,12 @@ class RateLimits:
         rate = self.rates.requests_per_minute if own is None else own
         wait_ns = self._take(tenant, rate, now_ns, count, ahead=KEEPING if keeps else 1)
         if wait_ns:
-            raise TooMany(f"tenant {tenant} sends more than {rate} requests a minute", wait_ns=wait_ns)
+            raise TooMany(f"tenant {tenant} sends more than {rate} requests a minute", tenant=tenant, wait_ns=wait_ns)
         if group is not None and not keeps:
             name, rate = group
             wait_ns = self._take(f"group/{name}", rate, now_ns, count, ahead=1)
             if wait_ns:
-                raise TooMany(f"group {name} sends more than {rate} requests a minute", wait_ns=wait_ns)
+                raise TooMany(f"group {name} sends more than {rate} requests a minute", tenant=tenant, wait_ns=wait_ns)
 
     def _take(self, whose: str, rate: int, now_ns: int, count: int, *, ahead: int) -> int:
         burst = max(BURST_MIN, rate // BURST_PART)
@@ -135,7 +137,9 @@ class RateLimits:
         wait_ns = bucket.take(now_ns, count)
         if wait_ns:
             raise TooMany(
-                f"tenant {tenant} has begun {self.rates.leases_per_hour} leases within an hour", wait_ns=wait_ns
+                f"tenant {tenant} has begun {self.rates.leases_per_hour} leases within an hour",
+                tenant=tenant,
+                wait_ns=wait_ns,
             )
 
     def no_lease(self, tenant: TenantId, count: int = 1) -> None:

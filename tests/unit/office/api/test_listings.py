@@ -10,7 +10,9 @@ import pytest
 from sublet.office.api import listings as serve_looking
 from sublet.office.api.leases import AT_ONCE
 from sublet.office.api.listings import COMMAND_MAX, PLACES_MAX
+from sublet.office.api.service import REFUSAL_EVERY_S
 from sublet.office.core import BATCH_MAX
+from sublet.office.policy_file import PolicyLimits
 from sublet.values import GIB, Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.guests import Guests, GuestView, ListGuests, Profile
 from tests.unit.office.api.bench import Bench, bench, run, turns
@@ -275,6 +277,41 @@ def test_a_limit_that_makes_no_sense_is_refused(limit: str) -> None:
     async def story() -> None:
         async with bench() as b:
             assert (await b.ask("GET", f"/v1/queue?limit={limit}")).status == 400
+
+    run(story)
+
+
+def test_a_tenant_that_asks_for_much_at_once_waits_for_itself() -> None:
+    """While all requests of a moment were decided together, another tenant waited for those of the first."""
+
+    async def story() -> None:
+        async with bench() as b:
+            ann, bob = await b.tenant("ann"), await b.tenant("bob")
+            asked = [asyncio.ensure_future(b.acquire(ann, request_id=f"a{number}")) for number in range(100)]
+            await turns(2)
+            await b.acquire(bob, request_id="b")
+            answered = sum(one.done() for one in asked)
+            assert answered < 20, "the other waited for them"
+            assert len({answer["lease"]["id"] for answer in await asyncio.gather(*asked)}) == 100
+
+    run(story)
+
+
+def test_a_tenant_beyond_its_rate_hears_of_it_at_an_even_pace_on_all_its_connections() -> None:
+    async def story() -> None:
+        async with bench() as b:
+            ann, bob = await b.tenant("ann"), await b.tenant("bob")
+            b.service.go_by(PolicyLimits(given={"tenant.requests_per_minute": 60}))
+            while (await b.ask("GET", "/v1/leases", token=ann)).status == 200:
+                pass
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
+            refused = [asyncio.ensure_future(b.ask("GET", "/v1/leases", token=ann)) for _ in range(6)]
+            assert (await b.ask("GET", "/v1/leases", token=bob)).status == 200
+            assert not any(one.done() for one in refused), "their pace is no other tenant's"
+            assert {answer.status for answer in await asyncio.gather(*refused)} == {429}
+            assert loop.time() - began_s >= 6 * REFUSAL_EVERY_S
+            assert len(b.service._refused_at_s) == 1
 
     run(story)
 
