@@ -113,6 +113,7 @@ class PlannedOffice:
 
     def __init__(self, folder: Path, gpus: int, policy: Policy) -> None:
         self.home, self._policy, self._gpus = (folder / "home").resolve(), policy, gpus
+        self._held: list[sublet.Lease] = []
         self.home.mkdir(mode=0o700, parents=True)
         (self.home / "policy.toml").write_text(WALLS)
         default = Policy()
@@ -156,7 +157,7 @@ class PlannedOffice:
                 run = Run(lease, CALIBRATES_S)
                 starts_s.append(run.first_line_s - granted_s)
                 with ThreadPoolExecutor(1) as waits:
-                    asked = waits.submit(lambda by=(second, first)[number % 2]: (self.gpu(by), machine_s()))
+                    asked = waits.submit(self._granted, (second, first)[number % 2])
                     run.end()
                     lease, granted_s = asked.result()
                 hand_overs_s.append(granted_s - run.first_line_s - CALIBRATES_S)
@@ -167,6 +168,9 @@ class PlannedOffice:
         start_ns, hand_over_ns = (round(median(found) * NS_PER_S) for found in (starts_s, hand_overs_s))
         clear_ns = max(1, hand_over_ns - self._policy.idle_least_ns)
         return Costs(clear_ns=clear_ns, move_ns=start_ns, start_ns=start_ns, source="measured here")
+
+    def _granted(self, fabric: sublet.Fabric) -> tuple[sublet.Lease, float]:
+        return self.gpu(fabric), machine_s()
 
     def starts(self, sessions: Sequence[Session]) -> list[Start]:
         """Of all their cells, once the last has ended."""
@@ -186,6 +190,8 @@ class PlannedOffice:
             thread.start()
         for thread in threads:
             thread.join()
+        for lease in self._held:
+            lease.release()
         for fabric in fabrics.values():
             fabric.close()
         if errors:
@@ -207,6 +213,7 @@ class PlannedOffice:
                 warm = lease is not None and lease.end is None
                 if lease is None or not warm:
                     lease = self.gpu(fabric)
+                    self._held.append(lease)
                 granted_s = machine_s()
                 with contextlib.suppress(LeaseEnded):  # it was taken meanwhile: what is left runs under another
                     run = Run(lease, left_s)
