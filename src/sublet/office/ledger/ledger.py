@@ -25,7 +25,7 @@ from sublet.office.ledger.state import State
 from sublet.office.ledger.step import Step
 from sublet.office.ledger.unconfirmed import Unconfirmed
 from sublet.values import LeaseId, NodeId, TenantId
-from sublet.wire.orders import Held, Order
+from sublet.wire.orders import Held, Order, TornDown
 
 
 class Ledger:
@@ -65,6 +65,8 @@ class Ledger:
         self._schedule.settle(step)
         if type(command) in _BRINGS_AGENTS:
             self._unconfirmed.rebuild(step)
+        if type(command) is cmd.AgentReport and type(command.report) is TornDown:
+            self._unconfirmed.torn_down(command.report)
         to_send = self._unconfirmed.add(step.orders, now.ns)
         return Outcome(answer=answer, events=tuple(step.events), orders=to_send, holds=step.holds)
 

@@ -22,6 +22,8 @@ from sublet.values import EndReason, Epoch, LeaseId, NodeId
 from sublet.wire import orders
 from sublet.wire.orders import Order, Part
 
+STALE_MAX = 256
+"""Entries of the heap that may be stale, besides as many as are not."""
 _Key = tuple[LeaseId, str]
 
 
@@ -63,6 +65,13 @@ class Unconfirmed:
         if order is None or isinstance(order, orders.Verify | orders.RemoveVolume):
             return
         if order.epoch == report.epoch and order.number <= report.number:
+            self._strike(key)
+
+    def torn_down(self, report: orders.TornDown) -> None:
+        """The agent has done what an ``End`` asks for; with the last of its parts the order is over."""
+        key = (report.lease, f"end {report.epoch}")
+        order = self._orders.get(key)
+        if order is not None and not self._still_needed(order):
             self._strike(key)
 
     def due(self, now_ns: int) -> tuple[Order, ...]:
@@ -130,6 +139,9 @@ class Unconfirmed:
 
     def _strike(self, key: _Key) -> None:
         del self._orders[key], self._due_at[key]
+        if len(self._due) > 2 * len(self._due_at) + STALE_MAX:
+            self._due = [(at_ns, known) for known, at_ns in self._due_at.items()]
+            heapq.heapify(self._due)
 
     def _outdate(self, key: _Key, epoch: Epoch) -> None:
         """The epoch has to end, so this needs no more saying; a newer epoch of the same lease may be there already."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sublet.lease.states import LeaseStatus
 from sublet.office.ledger import commands as cmd
+from sublet.office.ledger.unconfirmed import STALE_MAX
 from sublet.values import RequestId, Tier
 from sublet.wire.orders import End, Extend, Failed, Grant, Held, Notify, Order, Verify
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, seconds
@@ -80,6 +81,26 @@ def test_the_end_replaces_what_went_before_and_is_given_until_it_is_verified() -
     bench.obedient = True
     bench.obey()
     assert later(bench) == []
+
+
+def test_an_end_is_forgotten_with_the_last_report_of_it() -> None:
+    """Where nobody asks for what is to be sent again, as in a replay, it would be kept for ever."""
+    bench = idle_agent()
+    bench.obedient = True
+    for _ in range(3):
+        bench.release(bench.granted())
+        bench.obey()
+    assert bench.ledger.next_resend_ns() is None
+    assert not bench.ledger._unconfirmed._orders
+
+
+def test_what_was_confirmed_leaves_little_behind() -> None:
+    bench = idle_agent()
+    bench.obedient = True
+    for _ in range(STALE_MAX):
+        bench.release(bench.granted())
+    bench.obey()
+    assert len(bench.ledger._unconfirmed._due) <= STALE_MAX
 
 
 def test_an_epoch_that_was_replaced_is_not_granted_again() -> None:
