@@ -350,6 +350,12 @@ EXEMPT: Final = (
         for call in ("ThreadPoolExecutor", "create_task", "run_in_executor")
     ),
     Exemption(
+        module="simulate.find",
+        call="Process",
+        count=1,
+        reason="its end is read from its pipe, and what it raised is raised where its result is asked for",
+    ),
+    Exemption(
         module="durable.rebuild",
         call="Thread",
         count=1,

@@ -249,7 +249,7 @@ class _Plan:
         return self._run(self.sessions_of(seed), self.hardware(gpus - 1), self.policies[0], f"{gpus - 1} GPUs")
 
     def find(self, text: str, most: int | None, seeds: Sequence[int]) -> Answer:
-        from sublet.simulate.find import find, late, parse_goal
+        from sublet.simulate.find import SeedProcesses, find, late, parse_goal, processes_of
         from sublet.simulate.results import Result
         from sublet.simulate.workload import peak_gpus
 
@@ -259,31 +259,52 @@ class _Plan:
             most = max(peak_gpus(sessions, self.vram_gib) for sessions in workloads.values())
             most = -(-most * 3 // 2 // self.per_node) * self.per_node + self.per_node  # parts of nodes stay free
 
-        def run(gpus: int, seed: int) -> Result:
-            label = f"{gpus} GPUs, seed {seed}"
+        def run(gpus: int, seed: int, progress: Callable[[float], None]) -> Result:
             cells = sum(cell.gpus > 0 for session in workloads[seed] for cell in session.cells)
             if gpus < self.policies[0][1].least:
                 return Result(gpus=gpus, impossible=max(1, cells))
-            return self._run(workloads[seed], self.hardware(gpus), self.policies[0], label, late(goal, cells))
+            far = late(goal, cells)
+            return self._replay(workloads[seed], self.hardware(gpus), self.policies[0], progress, far)
 
-        return find(goal, most, seeds, run)
+        line, processes = _Progress(), processes_of(seeds)
+        tried: list[int] = []
 
-    def _run(
+        def show(gpus: int, done: int, share: float) -> None:
+            line.show(f"{gpus} GPUs: {done} of {len(seeds)} seeds, {share:.0%}; {plural(len(tried), 'number')} tried")
+
+        at_once = SeedProcesses(run, seeds, show, processes=processes)
+        try:
+            if processes > 1:
+                return find(goal, most, seeds, at_once.result, lambda point: tried.append(point.gpus))
+            return find(
+                goal,
+                most,
+                seeds,
+                lambda gpus, seed: run(gpus, seed, lambda share: line.show(f"{gpus} GPUs, seed {seed}: {share:.0%}")),
+            )
+        finally:
+            at_once.close()
+            line.clear()
+
+    def _run(self, sessions: Sequence[Session], hardware: Hardware, rules: tuple[str, Rules], label: str) -> Result:
+        line = _Progress()
+        try:
+            return self._replay(sessions, hardware, rules, lambda share: line.show(f"{label}: {share:.0%}"))
+        finally:
+            line.clear()
+
+    def _replay(
         self,
         sessions: Sequence[Session],
         hardware: Hardware,
         rules: tuple[str, Rules],
-        label: str,
+        progress: Callable[[float], None],
         late: tuple[int, int] | None = None,
     ) -> Result:
         from sublet.simulate.replay import Replay
 
         name, by = rules
-        with_progress = _Progress(label)
-        try:
-            return Replay(sessions, hardware, rules=by, costs=self.costs, name=name, late=late).run(with_progress)
-        finally:
-            with_progress.clear()
+        return Replay(sessions, hardware, rules=by, costs=self.costs, name=name, late=late).run(progress)
 
     def assumptions(self, gpus: int, ours: Result, *, course: bool, resampled: bool) -> list[str]:
         from sublet.simulate.replay import assumptions
@@ -303,16 +324,16 @@ class _Plan:
 
 
 class _Progress:
-    """A line on the terminal that says how far a run is; nothing where there is no terminal."""
+    """A line on the terminal that says how far it is; nothing where there is no terminal."""
 
-    def __init__(self, label: str) -> None:
-        self._label, self._said = label, 0.0
+    def __init__(self) -> None:
+        self._said = 0.0
         self._shown = sys.stderr.isatty()
 
-    def __call__(self, share: float) -> None:
+    def show(self, text: str) -> None:
         if self._shown and time.monotonic() - self._said > 0.2:
             self._said = time.monotonic()
-            sys.stderr.write(f"\r\x1b[K{self._label}: {share:.0%}")
+            sys.stderr.write(f"\r\x1b[K{text}")
             sys.stderr.flush()
 
     def clear(self) -> None:

@@ -5,16 +5,25 @@ goal is halved, until the count beneath it misses. More GPUs do not always help:
 placed and who is preempted. So nothing is concluded from a count about those that were not tried: counts right above
 the answer are tried as well, and some between it and the largest. Each that misses moves the answer up. What was tried
 is told with the answer.
+
+Several seeds are replayed at a time, each in a process of its own. The processes are forked, so that workloads and
+rules need not be sent. Replays that are of no use any more, since another count is tried, are killed.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import re
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 from statistics import fmean, stdev
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from sublet.errors import InvalidRequest
 from sublet.simulate.results import Result
@@ -27,6 +36,10 @@ NEAR: Final = 4
 TRIES_MAX: Final = 40
 FAR: Final = 0.2
 """A run is stopped when its share is certain to be below the goal by this much, and no other seed is tried."""
+LOOK_EVERY_S: Final = 0.2
+Progress = Callable[[float], None]
+Show = Callable[[int, int, float], None]
+"""Is told the number of GPUs, how many seeds are done, and the share of the whole that is."""
 _GOAL: Final = re.compile(r"\s*start_within\(([^()]+)\)\s*>=\s*([0-9.]+)(%?)\s*", re.ASCII)
 _DO: Final = "Write it as 'start_within(10s) >= 0.95'."
 _T95: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
@@ -207,3 +220,89 @@ def _smallest(goal: Goal, tried: dict[int, Point]) -> int:
     """The smallest count from which on all that were tried meet the goal."""
     missing = [gpus for gpus, one in tried.items() if not one.meets(goal)]
     return min(gpus for gpus in tried if gpus > max(missing, default=0))
+
+
+class Run(Protocol):
+    """One replay; it tells its own progress."""
+
+    def __call__(self, gpus: int, seed: int, progress: Progress) -> Result: ...
+
+
+def processes_of(seeds: Sequence[int]) -> int:
+    """How many at once. A process that has threads does not fork."""
+    if threading.active_count() > 1:
+        return 1
+    return min(len(seeds), len(os.sched_getaffinity(0)))
+
+
+class SeedProcesses:
+    """Results by number of GPUs and seed, asked for one number after the other."""
+
+    def __init__(self, run: Run, seeds: Sequence[int], show: Show, *, processes: int) -> None:
+        self._run, self._seeds, self._show, self._most = run, list(seeds), show, processes
+        self._context = multiprocessing.get_context("fork")
+        self._shares = self._context.Array("d", len(seeds), lock=False)
+        self._gpus = 0
+        self._waiting: list[int] = []
+        self._running: dict[Connection, tuple[int, ForkProcess]] = {}
+        self._found: dict[int, Result | Exception] = {}
+
+    def result(self, gpus: int, seed: int) -> Result:
+        """Wait for it. The other seeds of this number are replayed meanwhile."""
+        if gpus != self._gpus:
+            self.close()
+            self._gpus, self._waiting, self._found = gpus, list(self._seeds), {}
+            self._shares[:] = [0.0] * len(self._seeds)
+        while seed not in self._found:
+            while self._waiting and len(self._running) < self._most:
+                self._start(self._waiting.pop(0))
+            for ended in wait(list(self._running), LOOK_EVERY_S):
+                assert isinstance(ended, Connection)
+                self._take(ended)
+            self._show(gpus, len(self._found), sum(self._shares) / len(self._seeds))
+        found = self._found[seed]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """Kill what runs."""
+        running, self._running = self._running, {}
+        for ours, (_, process) in running.items():
+            process.kill()
+            process.join()
+            ours.close()
+
+    def _start(self, seed: int) -> None:
+        ours, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=self._replay, args=(seed, theirs, os.getpid()), daemon=True)
+        process.start()
+        theirs.close()
+        self._running[ours] = seed, process
+
+    def _take(self, ours: Connection) -> None:
+        seed, process = self._running.pop(ours)
+        try:
+            self._found[seed] = ours.recv()
+        except EOFError:
+            process.join()
+            self._found[seed] = RuntimeError(f"the replay of seed {seed} ended with code {process.exitcode}")
+        process.join()
+        ours.close()
+        self._shares[self._seeds.index(seed)] = 1.0
+
+    def _replay(self, seed: int, theirs: Connection, parent: int) -> None:
+        """In the forked process."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        index = self._seeds.index(seed)
+
+        def progress(share: float) -> None:
+            self._shares[index] = share
+            if os.getppid() != parent:
+                os._exit(1)
+
+        try:
+            found: Result | Exception = self._run(self._gpus, seed, progress)
+        except Exception as error:  # noqa: BLE001 - raised where the result is asked for
+            found = error
+        theirs.send(found)
