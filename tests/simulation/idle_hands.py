@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from sublet.lease.states import LeaseStatus, SliceState
-from sublet.office.ledger.order import kinds_of
 from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.queue_order import kinds_of
 from sublet.office.ledger.records import LeaseRecord, NodeRecord, Want
 from sublet.values import Exclusivity, Kind, LeaseId, Tier
 

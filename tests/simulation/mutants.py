@@ -25,12 +25,12 @@ from sublet.lease.value import LeaseEnd
 from sublet.office.core import Holds, PendingCommand
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
-from sublet.office.ledger import promises
+from sublet.office.ledger import promised_parts
 from sublet.office.ledger.answers import Granted, Outcome
-from sublet.office.ledger.bound import BoundLeases
+from sublet.office.ledger.bound_leases import BoundLeases
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.records import LeaseRecord, Now
-from sublet.office.ledger.schedule import Schedule
+from sublet.office.ledger.scheduler import Schedule
 from sublet.office.ledger.state import State
 from sublet.office.ledger.step import Step
 from sublet.testing.machine import Machine
@@ -377,7 +377,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "Z19": Mutant(
         "a promise is kept without looking again whether it can be",
         "Jepsen on etcd 3.4.3",
-        ((promises, "can_be_kept", _kept_without_looking),),
+        ((promised_parts, "can_be_kept", _kept_without_looking),),
     ),
     "Z20": Mutant(
         "a supervisor that another office takes over forgets its deadlines",

@@ -16,9 +16,9 @@ from sublet.office.core import HOLD_TIMEOUT_S, DecisionBatch, OfficeCore, Pendin
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer, Granted, GrantedMany
-from sublet.office.ledger.bound import BoundLeases
+from sublet.office.ledger.bound_leases import BoundLeases
 from sublet.office.ledger.ledger import Ledger
-from sublet.office.ledger.presence import Presence
+from sublet.office.ledger.queue_liveness import Presence
 from sublet.office.ledger.records import LeaseRecord, Now, ProcessRecord
 from sublet.values import Kind, LeaseId, TenantId
 from sublet.wire.orders import Inventory, Order, Report

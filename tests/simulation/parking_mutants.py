@@ -11,7 +11,7 @@ from sublet.office.ledger import holders
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.office.ledger.state import State
-from sublet.office.ledger.unconfirmed import Unconfirmed
+from sublet.office.ledger.unconfirmed_orders import Unconfirmed
 from sublet.testing.machine import Machine
 from sublet.testing.pretended import PretendedHardware
 from sublet.values import Epoch, LeaseId, ResourceId

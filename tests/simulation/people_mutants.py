@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from sublet.errors import InvalidRequest, NotFound
 from sublet.office.access import AccessList
-from sublet.office.ledger import bills, finding, holders, keeping
+from sublet.office.ledger import bills, holders, lookup, renewals
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.bills import Line
-from sublet.office.ledger.order import Shares
+from sublet.office.ledger.queue_order import Shares
 from sublet.office.ledger.records import LeaseRecord, TenantRecord
 from sublet.office.ledger.step import Step
 from sublet.studio import api, sessions
@@ -180,13 +180,13 @@ PEOPLE_MUTANTS: Final = {
     "end": _mutant("ends of leases are not noticed", (Sessions, "_compare_active", _ends_are_not_noticed)),
     "bill": _mutant("device time is rounded on the way", (bills, "_by_device", _whole_seconds)),
     "foreign": _mutant(
-        "a lease is found whose ever it is", (finding, "find", _of_any_tenant), (holders, "find", _of_any_tenant)
+        "a lease is found whose ever it is", (lookup, "find", _of_any_tenant), (holders, "find", _of_any_tenant)
     ),
     "told": _mutant(
-        "a refusal says whose the lease is", (finding, "find", _whose_it_is), (holders, "find", _whose_it_is)
+        "a refusal says whose the lease is", (lookup, "find", _whose_it_is), (holders, "find", _whose_it_is)
     ),
     "token": _mutant("a token that was replaced still opens", (AccessList, "_take", _tokens_stay)),
-    "word": _mutant("saying that something runs renews", (keeping, "activity", _a_word_is_work)),
+    "word": _mutant("saying that something runs renews", (renewals, "activity", _a_word_is_work)),
     "audit": _mutant("a claim is not in the audit chain", (ev, "AUDITED", _claims_are_not_audited)),
     "fence": _mutant("a quarantine is not in the audit chain", (ev, "AUDITED", _quarantines_are_not_audited)),
     "resumed": _mutant("another's suspended program is resumed", (Machine, "unpark", _any_that_is_parked)),

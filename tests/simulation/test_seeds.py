@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from sublet.office.ledger import preemption
-from sublet.office.ledger.rooms import Room
-from sublet.office.ledger.schedule import Schedule
+from sublet.office.ledger.free_capacity import Room
+from sublet.office.ledger.scheduler import Schedule
 from tests.simulation import coverage
 from tests.simulation.run import MODES, run_many, run_seed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sublet.lease.node_volumes import NodeVolumes
-from sublet.office.ledger import promises, volumes
+from sublet.office.ledger import promised_parts, volumes
 from sublet.office.ledger.records import LeaseRecord, ResourceRecord, SliceRecord
 from sublet.office.ledger.state import State
 from sublet.office.ledger.step import Step
@@ -70,6 +70,6 @@ VOLUMES: Final[dict[str, Mutant]] = {
     "K4": Mutant(
         "two leases have one volume",
         "ReadWriteOnce volumes that are mounted twice",
-        ((promises, "only_where_its_volume_is", _wherever_there_is_room),),
+        ((promised_parts, "only_where_its_volume_is", _wherever_there_is_room),),
     ),
 }

@@ -28,7 +28,7 @@ STAY: Final[dict[str, str]] = {
     "notebook.queued_cells": "all that is known of ipykernel's queues, which are its private matter",
     "notebook.warming": "loaded alone, before anything else of the notebook",
     "office.api.openapi": "makes a document of the route table; no request needs it",
-    "office.ledger.presence": "pure, while its importer drives",
+    "office.ledger.queue_liveness": "pure, while its importer drives",
     "simulate.past": "reads an office's journal; the rest of the planner reads none",
     "state.replicated.memory": "a public replica, for tests of programs",
     "testing.rehearsal": "public: takes a lease away on purpose",

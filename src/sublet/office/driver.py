@@ -26,7 +26,7 @@ from sublet.office.ledger.answers import Answer
 from sublet.office.ledger.commands import Command, NodeUp, OpenOffice, Release
 from sublet.office.ledger.events import Event
 from sublet.office.ledger.ledger import Ledger
-from sublet.office.ledger.presence import Presence
+from sublet.office.ledger.queue_liveness import Presence
 from sublet.office.ledger.records import Now
 from sublet.office.ports import Agent, JournalPort, Listener
 from sublet.values import NS_PER_S, LeaseId, NodeId

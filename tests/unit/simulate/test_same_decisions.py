@@ -16,7 +16,7 @@ from sublet.office.ledger.answers import Outcome, Place
 from sublet.office.ledger.placement import FreeRooms
 from sublet.office.ledger.preemption import Takeable
 from sublet.office.ledger.records import Quota
-from sublet.office.ledger.schedule import Schedule
+from sublet.office.ledger.scheduler import Schedule
 from sublet.office.ledger.state import State
 from sublet.office.policy_file import parse_policy
 from sublet.simulate.replay import POLICY, Hardware, Replay, Rules
@@ -107,7 +107,7 @@ def test_a_walk_that_ends_early_decides_as_one_to_the_end(name: str, monkeypatch
     fast = WORKLOADS[name]()
     fast.run()
     monkeypatch.setattr(Schedule, "_is_over", lambda *_, **__: False)
-    monkeypatch.setattr("sublet.office.ledger.schedule._alike", lambda *_: None)
+    monkeypatch.setattr("sublet.office.ledger.scheduler._alike", lambda *_: None)
     monkeypatch.setattr(preemption, "takeable", lambda *_: Takeable(None, are_at_rest=False))
     monkeypatch.setattr(State, "shares_at_rest", lambda *_: Forgetful())
     monkeypatch.setattr(FreeRooms, "have_room_for", lambda *_: True)

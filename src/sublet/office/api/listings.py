@@ -19,7 +19,7 @@ from sublet.office.api.from_wire import flag, number
 from sublet.office.api.processes import PeerConnection
 from sublet.office.api.service import ApiCall, ApiReply, ApiService, json_reply
 from sublet.office.api.to_wire import explain_answer, place_answer, rfc3339, seconds
-from sublet.office.ledger.order import InOrder
+from sublet.office.ledger.queue_order import InOrder
 from sublet.wire.guests import GuestView, ListGuests
 from sublet.wire.http import ConnectedView, GuestEntry, PlaceAnswer, TroubleView
 

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple, Protocol, overload
 from sublet.background import Guard
 from sublet.office.access import Origin
 from sublet.office.driver import Driver
-from sublet.office.ledger.bound import BoundLeases
+from sublet.office.ledger.bound_leases import BoundLeases
 from sublet.office.ledger.commands import HolderGone, HolderUnseen
 from sublet.office.ledger.events import Event
 from sublet.office.ledger.records import Now, ProcessRecord

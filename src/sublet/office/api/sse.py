@@ -22,7 +22,7 @@ from sublet.office.api.to_wire import lease_view, seconds
 from sublet.office.driver import Driver
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.budgets import reached
-from sublet.office.ledger.order import InOrder
+from sublet.office.ledger.queue_order import InOrder
 from sublet.office.ledger.records import LeaseRecord, Now
 from sublet.values import LeaseId, TenantId
 from sublet.wire.http import LeaseView, News

@@ -11,12 +11,12 @@ import msgspec
 
 from sublet.errors import InvalidRequest, QuotaExceeded
 from sublet.lease.states import SliceState
-from sublet.office.ledger import budgets, burst_credit, replacing
+from sublet.office.ledger import budgets, burst_credit, replacement
 from sublet.office.ledger.answers import Refusal, RefusalCode
 from sublet.office.ledger.commands import Acquire
+from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.groups import asked_millis, gpu_millis, only_within_ceiling, over_ceiling
-from sublet.office.ledger.order import kinds_of
-from sublet.office.ledger.parked_rooms import only_where_it_goes_on
+from sublet.office.ledger.parked_placement import only_where_it_goes_on
 from sublet.office.ledger.placement import (
     ANY_MODEL,
     MODEL_OR,
@@ -30,11 +30,11 @@ from sublet.office.ledger.placement import (
     models_of,
 )
 from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.queue_order import kinds_of
 from sublet.office.ledger.records import NO_QUOTA, LeaseRecord, Now, Quota, Want
-from sublet.office.ledger.rooms import Room
 from sublet.office.ledger.state import Held, State
 from sublet.office.ledger.usage import at_most_from
-from sublet.office.ledger.volume_rooms import held_beside, only_where_its_volume_is, why_not_yet
+from sublet.office.ledger.volume_placement import held_beside, only_where_its_volume_is, why_not_yet
 from sublet.values import (
     BYTES_MAX,
     DURATION_MAX_NS,
@@ -203,7 +203,7 @@ def own_limit(
         return f"group {group}: {beyond}"
     if of_group.ceiling is None:
         return None
-    taken = replacing.millis_beside(state, lease)
+    taken = replacement.millis_beside(state, lease)
     taken += sum(gpu_millis(other.promise) for other in ours) + beside * asked_millis(state, lease.wants)
     return over_ceiling(state, lease, taken)
 
@@ -511,7 +511,7 @@ def not_free(lease: LeaseRecord) -> str:
 def above_ceiling(lease: LeaseRecord, state: State) -> str:
     """How many devices are so small that its part of them is more than the ceiling of its group leaves."""
     there = state.rooms_by_node
-    allowed = only_within_ceiling(state, lease, there, replacing.millis_beside(state, lease))
+    allowed = only_within_ceiling(state, lease, there, replacement.millis_beside(state, lease))
     above = sum(map(len, there.values())) - sum(map(len, allowed.values()))
     if not above:
         return ""

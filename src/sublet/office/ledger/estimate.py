@@ -12,16 +12,16 @@ from itertools import islice
 
 from sublet.lease.states import SliceState
 from sublet.office.ledger.admission import own_limit
+from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.groups import only_within_ceiling
-from sublet.office.ledger.order import position
 from sublet.office.ledger.placement import is_model
 from sublet.office.ledger.policy import Policy
-from sublet.office.ledger.promises import matches
+from sublet.office.ledger.promised_parts import matches
+from sublet.office.ledger.queue_order import position
 from sublet.office.ledger.records import LeaseRecord, Now, Want
-from sublet.office.ledger.replacing import millis_beside
-from sublet.office.ledger.rooms import Room
+from sublet.office.ledger.replacement import millis_beside
 from sublet.office.ledger.state import LANES, State, lane_of
-from sublet.office.ledger.volume_rooms import why_not_yet
+from sublet.office.ledger.volume_placement import why_not_yet
 from sublet.values import Exclusivity, Kind, TenantId
 
 AHEAD_MAX = 1_000

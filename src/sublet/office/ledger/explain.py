@@ -15,17 +15,17 @@ from dataclasses import dataclass
 import msgspec
 
 from sublet.lease.states import LeaseStatus, SliceState
-from sublet.office.ledger import admission, preemption, promises
+from sublet.office.ledger import admission, preemption, promised_parts
 from sublet.office.ledger.budgets import money
 from sublet.office.ledger.estimate import estimate_ns, leaves_at
 from sublet.office.ledger.groups import Floors, is_within_floor
-from sublet.office.ledger.order import TURNS_WAITED, InOrder, Shares, kinds_of, position
 from sublet.office.ledger.placement import RoomsByNode, fit
 from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.queue_order import TURNS_WAITED, InOrder, Shares, kinds_of, position
 from sublet.office.ledger.records import LeaseRecord, Now
-from sublet.office.ledger.replacing import held_since_ns
+from sublet.office.ledger.replacement import held_since_ns
 from sublet.office.ledger.state import State
-from sublet.office.ledger.volume_rooms import why_not_yet
+from sublet.office.ledger.volume_placement import why_not_yet
 from sublet.values import Kind, TenantId, Tier, format_duration
 
 SHARES_LOOKED_AT = 24
@@ -164,7 +164,7 @@ def _in_its_way(
         gone_ns = max((leaves_at(victim, now, policy) for victim in victims), default=None)
         yield Reason(ReasonKind.NOTICE, why, gone_ns, victims)
         return
-    unguarded = promises.rooms_for(state, lease)
+    unguarded = promised_parts.rooms_for(state, lease)
     yield from _reserved(lease, unguarded, state, now)
     yield from _no_room(lease, unguarded, state, now, policy)
     if len(rooms) < len(unguarded):

@@ -36,6 +36,7 @@ from sublet.office.ledger.fold_spending import (
     tenant_gone,
 )
 from sublet.office.ledger.fold_volumes import VOLUME_FOLD, keep_volume, take_over, volume_attached
+from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.records import (
     NO_LONGER_THERE,
     LeaseRecord,
@@ -46,7 +47,6 @@ from sublet.office.ledger.records import (
     SliceRecord,
     volume_key,
 )
-from sublet.office.ledger.rooms import Room
 from sublet.values import Kind, LeaseId, ReservationId, Way
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from sublet.lease.states import LIVE_STATES
 from sublet.office.ledger.fairness import amounts_of
+from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.placement import RoomsByNode
 from sublet.office.ledger.records import LeaseRecord, Want
-from sublet.office.ledger.rooms import Room
 from sublet.office.ledger.state import State
 from sublet.values import MILLIS_PER_DEVICE, Exclusivity, GroupId, Kind
 from sublet.wire.orders import Part

@@ -17,20 +17,20 @@ from sublet.errors import (
     Unauthorized,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.office.ledger import admission, bound, budgets, estimate, replacing, volumes
+from sublet.office.ledger import admission, bound_leases, budgets, estimate, replacement, volumes
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer, Done, Granted, GrantedMany, Offer, Place, Refusal, RefusalCode
-from sublet.office.ledger.finding import ended_error, find, must_be_live
 from sublet.office.ledger.groups import gpu_millis, millis_left
-from sublet.office.ledger.keeping import activity
-from sublet.office.ledger.order import position
+from sublet.office.ledger.lookup import ended_error, find, must_be_live
 from sublet.office.ledger.placement import RoomsByNode, fit, fit_many, is_called
 from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.queue_order import position
 from sublet.office.ledger.records import LeaseRecord, TenantRecord, Want
-from sublet.office.ledger.schedule import Schedule
+from sublet.office.ledger.renewals import activity
+from sublet.office.ledger.scheduler import Schedule
 from sublet.office.ledger.step import Step, notify_order
-from sublet.office.ledger.volume_rooms import why_not_yet
+from sublet.office.ledger.volume_placement import why_not_yet
 from sublet.values import NS_PER_S, EndReason, Kind, LeaseId, NodeId, RequestId, format_duration
 from sublet.wire.orders import Parking, Part
 
@@ -114,7 +114,7 @@ def _acquire_new(step: Step, schedule: Schedule, command: cmd.Acquire, mark: str
     if command.replaces is not None:
         old = find(step, command.tenant, command.replaces)
         must_be_live(step, old)
-        command = replacing.check(state, old, command)
+        command = replacement.check(state, old, command)
     if command.resume is not None:
         command = wanting(step, command)
         admission.check_request(command, policy)
@@ -129,7 +129,7 @@ def _acquire_new(step: Step, schedule: Schedule, command: cmd.Acquire, mark: str
         return refusal
     own_limit = admission.own_limit(state, lease, step.now)
     rooms = schedule.rooms_for(state, lease, step.now.ns)
-    freed = replacing.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
+    freed = replacement.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
     if own_limit is None:
         found = admission.place(lease, state, rooms, policy)
         if found is not None:
@@ -173,7 +173,7 @@ def claim(step: Step, schedule: Schedule, command: cmd.Claim) -> Answer:
                 schedule.lapse(step, lease)
                 raise _lapsed(lease)
             step.claim(lease)
-            bound.bind(step, lease, command.process)
+            bound_leases.bind(step, lease, command.process)
             return Granted(lease=lease)
         case LeaseStatus.ACTIVE | LeaseStatus.NOTICED:
             must_be_live(step, lease)
@@ -222,7 +222,7 @@ def attach(step: Step, schedule: Schedule, command: cmd.Attach) -> Answer:
             peer=command.peer,
         )
     )
-    bound.parked_follow(step, lease)
+    bound_leases.parked_follow(step, lease)
     step.order_grant(lease)
     if lease.notice is not None:  # what the old epoch was told, the new one has to hear
         step.orders.append(notify_order(lease))

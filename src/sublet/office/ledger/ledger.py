@@ -14,16 +14,26 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sublet.errors import SubletError
-from sublet.office.ledger import bound, budgets, holders, keeping, operators, parking, reports, reservations, volumes
+from sublet.office.ledger import (
+    bound_leases,
+    budgets,
+    holders,
+    operators,
+    parking,
+    renewals,
+    reports,
+    reservations,
+    volumes,
+)
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.answers import Answer, Done, Outcome, Place
 from sublet.office.ledger.explain import Explanation, explain
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord, Now
-from sublet.office.ledger.schedule import Schedule
+from sublet.office.ledger.scheduler import Schedule
 from sublet.office.ledger.state import State
 from sublet.office.ledger.step import Step
-from sublet.office.ledger.unconfirmed import Unconfirmed
+from sublet.office.ledger.unconfirmed_orders import Unconfirmed
 from sublet.values import LeaseId, NodeId, TenantId
 from sublet.wire.orders import Held, Order, TornDown
 
@@ -145,10 +155,10 @@ _HANDLERS: Final[dict[type, Callable[[Step, Schedule, Any], Answer]]] = {
     cmd.AcquireMany: holders.acquire_many,
     cmd.Claim: holders.claim,
     cmd.Decline: holders.decline,
-    cmd.Renew: keeping.renew,
-    cmd.NoteActivity: keeping.note_activity,
+    cmd.Renew: renewals.renew,
+    cmd.NoteActivity: renewals.note_activity,
     cmd.Attach: holders.attach,
-    cmd.Unbind: _plain(bound.unbind),
+    cmd.Unbind: _plain(bound_leases.unbind),
     cmd.Release: holders.release,
     cmd.Tick: _tick,
     cmd.OpenOffice: _plain(operators.open_office),
@@ -172,7 +182,7 @@ _HANDLERS: Final[dict[type, Callable[[Step, Schedule, Any], Answer]]] = {
     cmd.ApplyPolicy: _plain(operators.apply_policy),
     cmd.NodeUp: _plain(reports.node_up),
     cmd.NodeGone: _plain(reports.node_gone),
-    cmd.HolderGone: _plain(bound.holder_gone),
-    cmd.HolderUnseen: _plain(bound.holder_unseen),
+    cmd.HolderGone: _plain(bound_leases.holder_gone),
+    cmd.HolderUnseen: _plain(bound_leases.holder_unseen),
     cmd.AgentReport: reports.agent_report,
 }

@@ -301,7 +301,7 @@ def torn_down(step: Transaction, lease: LeaseRecord, *, parked: bool) -> None:
 
 def keep(step: Transaction, lease: LeaseRecord) -> bool:
     """Whether this is a parking lease that a queued request wants to go on with: it is kept for as long as that waits.
-    ``presence`` watches whether the request's holder is still there."""
+    ``queue_liveness`` watches whether the request's holder is still there."""
     waiting = _resumed_by(step.state, lease)
     if waiting is None or waiting.status not in _WAITS or lease.status is not LeaseStatus.ACTIVE:
         return False

@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
+from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.records import LOCAL_TENANT, Want
-from sublet.office.ledger.rooms import Room
 from sublet.values import MILLIS_PER_DEVICE, Exclusivity, Kind, NodeId, TenantId
 from sublet.wire.orders import Device, Part
 

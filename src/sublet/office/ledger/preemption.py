@@ -56,13 +56,13 @@ from itertools import islice
 from typing import NamedTuple
 
 from sublet.lease.states import LeaseStatus, SliceState
+from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.groups import Floors, gpu_millis
-from sublet.office.ledger.order import kinds_of, yields_after_maximum
 from sublet.office.ledger.placement import RoomsByNode, fit, fit_on_node
 from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.queue_order import kinds_of, yields_after_maximum
 from sublet.office.ledger.records import LeaseRecord
-from sublet.office.ledger.replacing import held_since_ns
-from sublet.office.ledger.rooms import Room
+from sublet.office.ledger.replacement import held_since_ns
 from sublet.office.ledger.state import State
 from sublet.values import EndReason, Kind, LeaseId, NodeId, ResourceId, Tier
 from sublet.wire.orders import Part

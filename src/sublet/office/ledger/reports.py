@@ -11,7 +11,7 @@ from sublet.office.ledger import events as ev
 from sublet.office.ledger import parking, volumes
 from sublet.office.ledger.answers import Answer, Done
 from sublet.office.ledger.records import NO_LONGER_THERE, ForeignRecord, ResourceRecord, SliceRecord
-from sublet.office.ledger.schedule import Schedule
+from sublet.office.ledger.scheduler import Schedule
 from sublet.office.ledger.state import State
 from sublet.office.ledger.step import Step
 from sublet.values import EndReason, Epoch, LeaseId, NodeId

@@ -28,11 +28,11 @@ from sublet.lease.states import LeaseStatus, SliceState
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer, Done
 from sublet.office.ledger.fairness import DEFAULT_GROUP
+from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.groups import is_within_floor
 from sublet.office.ledger.placement import RoomsByNode, is_model, models_of
 from sublet.office.ledger.records import GroupRecord, LeaseRecord, ReservationRecord, ReservedRecord, Span
-from sublet.office.ledger.replacing import held_since_ns
-from sublet.office.ledger.rooms import Room
+from sublet.office.ledger.replacement import held_since_ns
 from sublet.values import (
     NS_PER_S,
     EndReason,

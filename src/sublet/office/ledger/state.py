@@ -24,6 +24,7 @@ from sublet.lease.states import (
     next_slice,
 )
 from sublet.office.ledger.fairness import DEFAULT_GROUP, HALF_LIFE_NS, SHARED_KINDS, Account, Decay, amounts_of
+from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import (
     HOLDING_STATES,
@@ -50,7 +51,6 @@ from sublet.office.ledger.records import (
     Want,
     volume_key,
 )
-from sublet.office.ledger.rooms import Room
 from sublet.office.ledger.spending import account_of, accounts_of, rates_of
 from sublet.office.ledger.usage import UsageMeter
 from sublet.values import (

@@ -1,7 +1,7 @@
 """One command being carried out: its changes so far, and the only functions that may change state.
 
 Each verb makes one transition, for every caller, and says what must follow from it: the events, the order to the agent,
-the consequences for others. The handlers (``holders``, ``operators``, ``reports``, ``schedule``) only choose verbs.
+the consequences for others. The handlers (``holders``, ``operators``, ``reports``, ``scheduler``) only choose verbs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from sublet.lease.states import LeaseStatus, SliceState
-from sublet.office.ledger import admission, burst_credit, parking, replacing, volumes
+from sublet.office.ledger import admission, burst_credit, parking, replacement, volumes
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.commands import OFFICE
 from sublet.office.ledger.fold import apply
@@ -95,7 +95,7 @@ class Step:
 
     def end_present(self, lease: LeaseRecord) -> None:
         """This lease, or what it was promised, takes the place of its holder's present one."""
-        old = replacing.present(self.state, lease)
+        old = replacement.present(self.state, lease)
         if old is None:
             return
         until_ns = lease.wait_until_ns
@@ -106,7 +106,7 @@ class Step:
 
     def replace(self, lease: LeaseRecord, node: NodeId, parts: Sequence[Part]) -> None:
         """Promise a waiting request these parts, some of which its holder's present lease has, and end that."""
-        old = replacing.present(self.state, lease)
+        old = replacement.present(self.state, lease)
         assert old is not None, "nothing is there to be replaced"
         self.emit(ev.Promised(lease=lease.id, node=node, parts=tuple(parts), victims=(old.id,)))
         self.end_present(lease)

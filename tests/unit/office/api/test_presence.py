@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sublet.lease.states import LeaseStatus
 from sublet.office.ledger.events import Ended, Granted, Queued, Ungranted
-from sublet.office.ledger.presence import SILENCE_S, Presence
+from sublet.office.ledger.queue_liveness import SILENCE_S, Presence
 from sublet.office.ledger.records import EndRecord, LeaseRecord, Want
 from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, NodeId, RequestId, TenantId, Tier
 

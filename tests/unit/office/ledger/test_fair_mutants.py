@@ -12,8 +12,8 @@ from sublet.errors import InvalidRequest
 from sublet.office.ledger import admission, arrangement, groups, reservations
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.fairness import Account, Amounts, Decay
-from sublet.office.ledger.order import InOrder
 from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.queue_order import InOrder
 from sublet.office.ledger.records import GroupRecord, LeaseRecord
 from sublet.office.ledger.state import State
 from sublet.values import MILLIS_PER_DEVICE, GroupId

@@ -11,7 +11,7 @@ from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Granted
 from sublet.office.ledger.fold import apply
 from sublet.office.ledger.records import LOCAL_TENANT, Quota, Want
-from sublet.office.ledger.schedule import WALK_MAX
+from sublet.office.ledger.scheduler import WALK_MAX
 from sublet.values import GIB, EndReason, Kind, NodeId, RequestId, ResourceId, Tier
 from sublet.wire.orders import End, Extend, Failed, Grant, Notify, TornDown
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, cores, device, disk, gpu, inventory, seconds, shared

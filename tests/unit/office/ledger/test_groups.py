@@ -12,13 +12,13 @@ import pytest
 from sublet.errors import InvalidRequest, NotFound
 from sublet.lease.states import LeaseStatus
 from sublet.office.ledger import commands as cmd
-from sublet.office.ledger import order
+from sublet.office.ledger import queue_order
 from sublet.office.ledger.answers import Granted, GrantedMany, Place
 from sublet.office.ledger.checks import check_books
 from sublet.office.ledger.explain import Because
 from sublet.office.ledger.fairness import Account, Decay, share, share_of_everything
-from sublet.office.ledger.order import InOrder, position
 from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.queue_order import InOrder, position
 from sublet.office.ledger.records import GroupRecord, Quota
 from sublet.office.ledger.state import State
 from sublet.office.ledger.usage import UsageMeter, at_most_from
@@ -225,7 +225,7 @@ def test_a_newcomer_in_a_long_line_costs_no_look_at_shares_that_are_known(monkey
         looked += 1
         return share(*how)
 
-    monkeypatch.setattr(order, "share", counting)
+    monkeypatch.setattr(queue_order, "share", counting)
     bench.queued(tenant=tenants[0])
     assert 1 <= looked <= 3
     bench.do(cmd.SetGroup(group=GroupRecord(id=COURSE, weight=2)))

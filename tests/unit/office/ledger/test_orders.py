@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sublet.lease.states import LeaseStatus
 from sublet.office.ledger import commands as cmd
-from sublet.office.ledger.unconfirmed import STALE_MAX
+from sublet.office.ledger.unconfirmed_orders import STALE_MAX
 from sublet.values import RequestId, Tier
 from sublet.wire.orders import End, Extend, Failed, Grant, Held, Notify, Order, Verify
 from tests.unit.office.ledger.bench import ANN, BEN, Bench, seconds

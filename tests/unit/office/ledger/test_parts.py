@@ -9,12 +9,12 @@ import pytest
 
 from sublet.errors import InvalidRequest
 from sublet.office.ledger import admission
-from sublet.office.ledger.order import InOrder, position
+from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.placement import fit, fit_on_node, largest
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.preemption import standing_of_request, victim, weight
+from sublet.office.ledger.queue_order import InOrder, position
 from sublet.office.ledger.records import Quota, Want
-from sublet.office.ledger.rooms import Room
 from sublet.office.ledger.state import Held
 from sublet.office.ledger.usage import UsageMeter
 from sublet.values import GIB, EndReason, Exclusivity, Kind, NodeId, ResourceId, Tier

@@ -13,8 +13,8 @@ from sublet.office.ledger.answers import Granted, Place
 from sublet.office.ledger.bills import GRAINS_PER_MICRO, Bill, Rates, fold
 from sublet.office.ledger.budgets import prices_record, stands
 from sublet.office.ledger.explain import Because
-from sublet.office.ledger.order import InOrder
 from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.queue_order import InOrder
 from sublet.values import BudgetWindow, GroupId, Kind, LeaseId, RequestId, Tier
 from tests.unit.office.ledger.bench import ANN, BEN, LOCAL, Bench, cores, device, gpu, inventory, seconds, shared
 

@@ -22,7 +22,7 @@ from sublet.office.ledger.answers import Granted, Offer, Outcome, Place, Refusal
 from sublet.office.ledger.budgets import stands, used_up
 from sublet.office.ledger.placement import fit
 from sublet.office.ledger.policy import Policy
-from sublet.office.ledger.promises import rooms_for
+from sublet.office.ledger.promised_parts import rooms_for
 from sublet.office.ledger.records import KEPT_STATES, LeaseRecord, Now
 from sublet.office.ledger.state import State
 from sublet.values import MILLIS_PER_DEVICE, BudgetLevel, EndReason, Epoch, Exclusivity, Kind, LeaseId, TenantId, Tier

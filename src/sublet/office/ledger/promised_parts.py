@@ -8,15 +8,15 @@ nothing for others before it has left.
 from __future__ import annotations
 
 from sublet.lease.states import LeaseStatus, SliceState
+from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.groups import only_within_ceiling
-from sublet.office.ledger.parked_rooms import only_where_it_goes_on
+from sublet.office.ledger.parked_placement import only_where_it_goes_on
 from sublet.office.ledger.placement import RoomsByNode
 from sublet.office.ledger.records import LeaseRecord
-from sublet.office.ledger.replacing import millis_beside
+from sublet.office.ledger.replacement import millis_beside
 from sublet.office.ledger.reservations import rooms_seen
-from sublet.office.ledger.rooms import Room
 from sublet.office.ledger.state import State
-from sublet.office.ledger.volume_rooms import only_where_its_volume_is
+from sublet.office.ledger.volume_placement import only_where_its_volume_is
 from sublet.values import Exclusivity, Kind, LeaseId, NodeId, ResourceId
 
 

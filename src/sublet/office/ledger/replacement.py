@@ -24,14 +24,14 @@ from sublet.errors import InvalidRequest, StaleEpoch
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger.groups import gpu_millis, held_millis
-from sublet.office.ledger.order import others_wait_for
 from sublet.office.ledger.placement import RoomsByNode
+from sublet.office.ledger.queue_order import others_wait_for
 from sublet.office.ledger.records import LeaseRecord
 from sublet.values import Kind
 
 if TYPE_CHECKING:
+    from sublet.office.ledger.free_capacity import Room
     from sublet.office.ledger.policy import Policy
-    from sublet.office.ledger.rooms import Room
     from sublet.office.ledger.state import Held, State
 
 

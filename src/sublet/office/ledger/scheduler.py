@@ -22,17 +22,17 @@ from sublet.office.ledger import (
     burst_credit,
     parking,
     preemption,
-    promises,
-    replacing,
+    promised_parts,
+    replacement,
     reservations,
     volumes,
 )
 from sublet.office.ledger import events as ev
-from sublet.office.ledger.order import InOrder, goes_before, kinds_of, position
 from sublet.office.ledger.placement import FreeRooms, RoomsByNode, fit, fit_on_node
 from sublet.office.ledger.policy import Policy
+from sublet.office.ledger.queue_order import InOrder, goes_before, kinds_of, position
 from sublet.office.ledger.records import LeaseRecord, Now
-from sublet.office.ledger.replacing import held_since_ns
+from sublet.office.ledger.replacement import held_since_ns
 from sublet.office.ledger.state import State, is_particular
 from sublet.office.ledger.step import Step
 from sublet.values import BudgetId, EndReason, Exclusivity, Kind, LeaseId, NodeId, Tier
@@ -145,7 +145,7 @@ class Schedule:
     def rooms_for(self, state: State, lease: LeaseRecord, now_ns: int) -> RoomsByNode:
         """Rooms as this lease, waiting or just come, may see them: without what is promised to others, and without
         the nodes where it would have to go past a patient request."""
-        return self._open_to(lease, promises.rooms_for(state, lease), self._kept_from(state, lease, now_ns))
+        return self._open_to(lease, promised_parts.rooms_for(state, lease), self._kept_from(state, lease, now_ns))
 
     def _kept_from(
         self, state: State, lease: LeaseRecord, now_ns: int, *, is_for_taking: bool = False, is_behind: bool = False
@@ -197,7 +197,7 @@ class Schedule:
         is_long = now_ns - lease.asked_at_ns >= self.policy.max_hold_ns
         lets_past = preemption.is_further_turn(lease, self.policy) and not is_long
         guard = _Guard(lease.tier.rank, lease.id, lets_past)
-        for node, here in promises.rooms_for(state, lease).items():
+        for node, here in promised_parts.rooms_for(state, lease).items():
             if node in unguarded:
                 left = [room.once_all_have_left() for room in here]
                 if fit_on_node(lease.wants, lease.tenant, left, mix=True) is not None:
@@ -435,13 +435,13 @@ class Schedule:
         alike = _alike(state, lease, kept_from, policy) if takeable.are_at_rest else None
         if alike is not None and alike in in_vain:
             return
-        rooms = self._open_to(lease, promises.rooms_for(state, lease), kept_from)
+        rooms = self._open_to(lease, promised_parts.rooms_for(state, lease), kept_from)
         if only_reserved:
             rooms = {
                 node: [room for room in here if room.reserved or room.kind is not Kind.GPU]
                 for node, here in rooms.items()
             }
-        freed = replacing.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
+        freed = replacement.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
         plan = preemption.plan(lease, rooms if freed is None else freed, state, step.now.ns, policy, takeable.leases)
         if plan is None:
             if alike is not None:
@@ -472,17 +472,17 @@ class Schedule:
             if admission.own_limit(state, lease, step.now) is not None:  # its tenant got something else meanwhile
                 step.drop_promise(lease)
                 continue
-            if promises.can_be_kept(state, lease):
+            if promised_parts.can_be_kept(state, lease):
                 assert lease.promise_node is not None
                 step.grant(lease, lease.promise_node, lease.promise)
                 continue
             kept_from = self._kept_from(state, lease, step.now.ns)
-            found, old = self._fit(state, lease, kept_from), replacing.present(state, lease)
+            found, old = self._fit(state, lease, kept_from), replacement.present(state, lease)
             if found is not None:  # room came from elsewhere: the victims may stay
                 step.grant(lease, *found)
-            elif old is not None and promises.can_be_kept(state, lease, without=old):
+            elif old is not None and promised_parts.can_be_kept(state, lease, without=old):
                 step.end_present(lease)  # it is the last that has what was promised
-            elif promises.victims_left(state, lease):
+            elif promised_parts.victims_left(state, lease):
                 step.drop_promise(lease)
 
     def _admit(self, step: Step, most: int | None) -> None:
@@ -561,14 +561,14 @@ class Schedule:
         return asked_ns is None or now_ns - asked_ns < self.policy.gang_patience_ns
 
     def _fit(self, state: State, lease: LeaseRecord, kept_from: frozenset[_Guard]) -> tuple[NodeId, list[Part]] | None:
-        rooms = self._open_to(lease, promises.rooms_for(state, lease), kept_from)
+        rooms = self._open_to(lease, promised_parts.rooms_for(state, lease), kept_from)
         return admission.place(lease, state, rooms, self.policy)
 
     def _fit_in_its_place(self, step: Step, lease: LeaseRecord) -> tuple[NodeId, list[Part]] | None:
         """Where it fits if its holder's present lease ends."""
         state, policy = step.state, self.policy
         rooms = self.rooms_for(state, lease, step.now.ns)
-        freed = replacing.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
+        freed = replacement.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
         return None if freed is None else fit(lease.wants, lease.tenant, freed, mix=policy.share_across_tenants)
 
     def _forget(self, step: Step) -> None:

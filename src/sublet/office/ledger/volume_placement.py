@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 
 from sublet.lease.states import SliceState, VolumeState
-from sublet.office.ledger import replacing
+from sublet.office.ledger import replacement
+from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.placement import RoomsByNode
 from sublet.office.ledger.records import LeaseRecord, SliceRecord, VolumeRecord
-from sublet.office.ledger.rooms import Room
 from sublet.office.ledger.state import Held, State
 from sublet.values import Kind, NodeId, format_size
 
@@ -38,7 +38,7 @@ def held_beside(state: State, lease: LeaseRecord, held: Held | None = None) -> H
     """What its tenant holds (or ``held``, what its group does), without the volume that this would go on with, and
     without the lease that it replaces: neither is counted twice."""
     held = state.held_by(lease.tenant) if held is None else held
-    held, volume = replacing.without_it(state, lease, held), _volume(state, lease)
+    held, volume = replacement.without_it(state, lease, held), _volume(state, lease)
     if volume is None or volume.state is not VolumeState.RETAINED:
         return held
     held = copy(held)

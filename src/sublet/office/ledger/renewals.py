@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from sublet.errors import InvalidRequest, LeaseRevoked, QuotaExceeded, RenewalRefusal
-from sublet.office.ledger import admission, budgets, parking, replacing
+from sublet.office.ledger import admission, budgets, parking, replacement
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer, Done, Granted
-from sublet.office.ledger.finding import find_live
 from sublet.office.ledger.groups import gpu_millis
-from sublet.office.ledger.order import kinds_of, others_wait_for
+from sublet.office.ledger.lookup import find_live
+from sublet.office.ledger.queue_order import kinds_of, others_wait_for
 from sublet.office.ledger.records import LeaseRecord
-from sublet.office.ledger.schedule import Schedule
+from sublet.office.ledger.scheduler import Schedule
 from sublet.office.ledger.step import Step, extend_order
 from sublet.values import EndReason, Kind, RenewMode, format_duration
 
@@ -76,7 +76,7 @@ def activity(step: Step, lease: LeaseRecord, busy_ns: int, *, idle: bool) -> ev.
 
 
 def _why_not_renewed(step: Step, lease: LeaseRecord, *, active: bool) -> tuple[EndReason, str] | None:
-    if lease.renew is RenewMode.WHILE_BUSY and not active and not replacing.is_being_replaced(step.state, lease):
+    if lease.renew is RenewMode.WHILE_BUSY and not active and not replacement.is_being_replaced(step.state, lease):
         return EndReason.IDLE, "nothing runs under it"
     over = admission.over_seconds(step.state, lease, step.now)
     if over is not None:
@@ -84,7 +84,7 @@ def _why_not_renewed(step: Step, lease: LeaseRecord, *, active: bool) -> tuple[E
     budget = budgets.used_up(step.state, lease, step.now) if lease.parks is not None else None
     if budget is not None:
         return EndReason.BUDGET, budgets.sentence(budget, step.now)
-    held_ns = step.now.ns - replacing.held_since_ns(lease)
+    held_ns = step.now.ns - replacement.held_since_ns(lease)
     if held_ns >= step.policy.max_hold_ns and others_wait_for(step.state, lease, step.now.ns, step.policy):
         return EndReason.FAIR_SHARE, f"it was held for {format_duration(held_ns)} and others wait"
     return None

@@ -12,7 +12,7 @@ from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer, Done
-from sublet.office.ledger.finding import find_live
+from sublet.office.ledger.lookup import find_live
 from sublet.office.ledger.records import LeaseRecord, ProcessRecord
 from sublet.office.ledger.step import Step
 from sublet.values import EndReason, Kind, LeaseId

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sublet.lease.states import LIVE_STATES
+from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.placement import RoomsByNode
 from sublet.office.ledger.records import LeaseRecord, Parks
-from sublet.office.ledger.rooms import Room
 from sublet.office.ledger.state import State
 from sublet.values import Kind, NodeId, Suspend
 

@@ -7,7 +7,7 @@ import msgspec
 from sublet.lease.states import LeaseStatus
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev
-from sublet.office.ledger.bound import BoundLeases
+from sublet.office.ledger.bound_leases import BoundLeases
 from sublet.office.ledger.policy import Policy
 from sublet.office.ledger.records import LeaseRecord, ProcessRecord
 from sublet.values import GIB, EndReason, Kind, LeaseId, NodeId, RequestId, Suspend, Tier
