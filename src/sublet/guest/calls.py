@@ -333,8 +333,10 @@ class CallRunner:
             except KeyboardInterrupt as error:
                 series.raised = error
         if series.raised is not None and not items:
+            if _is_cancel(series.raised):  # maybe beside the generator, which is open then until the holder closes it
+                return self._interrupted(series.raised)
             del self._series[number]
-            return self._interrupted(series.raised) if _is_cancel(series.raised) else raised(series.raised)
+            return raised(series.raised)
         return Answer(WorkerMessage.ITEMS, encode((list(map(out_of_band, items)), None), "the items"))
 
     def _gather(self, series: _Series, items: list[object], most: int) -> None:
