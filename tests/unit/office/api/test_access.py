@@ -163,7 +163,7 @@ def test_an_operator_acts_for_a_tenant_with_that_tenants_rights_alone() -> None:
     found.put(TenantRecord(id=TenantId("bob"), operator=True))
     found.put(TenantRecord(id=TenantId("gone"), disabled=True))
     ann = found.caller(b"Bearer " + TOKEN.encode())
-    assert found.acting_for(ann, b"bob") == Caller(TenantId("bob"), False, "for it: ann")
+    assert found.acting_for(ann, b"bob") == Caller(TenantId("bob"), False, "for it: ann", actor=TenantId("ann"))
     assert found.acting_for(ann._replace(peer="uid 1, pid 2"), b"bob").peer == "for it: ann, uid 1, pid 2"
     for name in (b"", b"nobody", b"gone", b"\xff", b"b" * 100_000):
         with pytest.raises(Unauthorized, match="no such tenant"):
