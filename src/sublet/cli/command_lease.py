@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from sublet.cli.direct_request import Direct
+from sublet.cli.exit_status import raised_by_signals
 from sublet.cli.show import visible
 from sublet.errors import CapacityExceeded, Disconnected, SubletError
 
@@ -189,7 +188,7 @@ def _take_patiently(direct: Direct, request: dict[str, Any]) -> CommandLease:
     from sublet.wire.http import AcquireRequest, GrantAnswer
 
     asked = convert_to({**{k: v for k, v in request.items() if v is not None}, "token": True}, AcquireRequest)
-    with LiveLine() as line, _patient_hooks(line) as hooks, _ended_by_signals():
+    with LiveLine() as line, _patient_hooks(line) as hooks, raised_by_signals(lambda number: SystemExit(128 + number)):
         grant = CommandOffice.reach().run(OfficeOperations(SystemClock()).acquire(asked, hooks))
     try:
         token = token_of(direct, grant.view.id)
@@ -226,21 +225,3 @@ def _patient_hooks(line: LiveLine) -> Iterator[Hooks]:
     finally:
         if timer is not None:
             timer.cancel()
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP leave the queue as Ctrl-C does."""
-
-    def leave(number: int, _: FrameType | None) -> NoReturn:
-        sys.exit(128 + number)
-
-    before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
-    for number in (int(signal.SIGTERM), int(signal.SIGHUP)):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            before[number] = signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -18,9 +18,13 @@ takes an error for an answer.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import sys
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Final, NoReturn
 
 from sublet.cli.show import paint, visible
 from sublet.errors import (
@@ -41,6 +45,25 @@ REFUSED: Final = 75
 ENDED: Final = 76
 COPIED: Final = 78
 INTERRUPTED: Final = 130
+
+
+@contextlib.contextmanager
+def raised_by_signals(error: Callable[[int], BaseException]) -> Iterator[None]:
+    """SIGTERM and SIGHUP raise this on the main thread, as Ctrl-C raises KeyboardInterrupt. A signal that is ignored
+    or handled already is left alone."""
+
+    def leave(number: int, _: FrameType | None) -> NoReturn:
+        raise error(number)
+
+    before: dict[int, Any] = {}
+    for number in (int(signal.SIGTERM), int(signal.SIGHUP)):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            before[number] = signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def status_of(error: SubletError) -> int:

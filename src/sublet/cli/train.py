@@ -8,12 +8,11 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TextIO
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 from sublet.cli.declare import Arg, Opt, UsageError
-from sublet.cli.exit_status import INTERRUPTED
+from sublet.cli.exit_status import INTERRUPTED, raised_by_signals
 from sublet.cli.guest_command import Env, Grace
 from sublet.cli.parsing import FOREVER, PayPriority, count, duration, size, vram, wait
 from sublet.cli.parsing import name as valid
@@ -163,7 +162,7 @@ def train(
     import sublet
     from sublet.cli.progress_line import LiveLine
 
-    with sublet.connect() as fabric, LiveLine() as line, _stopped_by_signals(Stopped):
+    with sublet.connect() as fabric, LiveLine() as line, raised_by_signals(Stopped):
         watch = _Watch(line)
         run = TrainingRun(fabric, plan, watch)
         stopped: Stopped | None = None
@@ -288,21 +287,3 @@ def _put(stream: TextIO, data: bytes) -> None:
         stream.flush()
         stream.buffer.write(data)
         stream.flush()
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(stopped: Any) -> Iterator[None]:
-    """SIGTERM and SIGHUP are told to the script as Ctrl-C is."""
-
-    def leave(number: int, _: FrameType | None) -> NoReturn:
-        raise stopped(number)
-
-    before = {}
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            before[number] = signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

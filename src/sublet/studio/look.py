@@ -14,8 +14,8 @@ from sublet.wire.http import BillLine, EstimatesView, LeaseView, PlaceAnswer, St
 from sublet.wire.http_views import SESSION_LABEL
 
 SPACING_S: Final = 0.1
-"""From the begin of one look to the next: where hundreds of leases are granted one after the other, each changes a page
-that must show it, and the whole office would be read for each."""
+"""From the beginning of one look to the next: where hundreds of leases are granted one after the other, each changes a
+page that must show it, and the whole office would be read for each."""
 PLACES_S: Final = 0.5
 """Places in the queue are at least so old before they are asked for again: each of them moves with every grant."""
 BILLS_S: Final = 5.0
