@@ -37,7 +37,7 @@ def sleeper(sublet: Shell) -> Iterator[subprocess.Popen[bytes]]:
     words = ["run", "--block", "64MiB", "--name", "results", "--", "sh", "-c", 'echo x > "$SUBLET_BLOCK/x"; sleep 600']
     with subprocess.Popen(sublet.command(*words), env=sublet.env, stderr=subprocess.DEVNULL) as process:
         try:
-            until("a file in it", lambda: list((sublet.home / "blocks").glob("**/x")))
+            until("a file in it", (sublet.home / "blocks/named/local/results/0/x").exists)
             yield process
         finally:
             process.kill()

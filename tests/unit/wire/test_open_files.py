@@ -17,7 +17,9 @@ from sublet.wire.open_files import handed_on, open_files
 
 ZERO = os.stat("/dev/zero").st_rdev
 FULL = os.stat("/dev/full").st_rdev
-"""The device that is handed on, as no other test's program does: who has it is looked for on the whole machine."""
+"""The device that is handed on. Who has it is looked for on the whole machine, so no other file's tests do it, and
+these run one after the other."""
+pytestmark = pytest.mark.xdist_group("tests/unit/wire/test_open_files.py")
 OPENS = """
 import os, socket, sys
 from sublet.node.sandbox import syscalls
