@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 from typing import TYPE_CHECKING
+
+from sublet.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -14,6 +14,7 @@ from sublet.cli.exit_status import DONE
 from sublet.cli.parsing import AsJson, count, name, size
 from sublet.cli.show import document, plural, table, visible
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.values import GIB, shown
 
 if TYPE_CHECKING:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from sublet.client.home import home_dir, socket_path
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.values import shown, valid_name
 from sublet.wire.version import AS_TENANT_VARIABLE
 

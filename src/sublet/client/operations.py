@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, TypeVar
 
@@ -44,6 +43,7 @@ from sublet.errors import (
     SubletError,
     Unsupported,
 )
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, RequestId, format_duration, shown, valid_text
 from sublet.wire.http import (

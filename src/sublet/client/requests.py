@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Generic, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
 import msgspec
@@ -21,6 +21,7 @@ from sublet.client.handle import LeaseFacts
 from sublet.client.model import Offer, Place
 from sublet.client.operations import new_request_id
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.policy import RenewalPolicy
 from sublet.values import (
     BLOCK_BYTES,

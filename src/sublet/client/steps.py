@@ -8,8 +8,10 @@ asyncio (``aio_driver``), so the waiting, retrying and giving-up exists once and
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, TypeAlias, TypeVar
+
+from sublet.lazy_dataclass import dataclass
 
 T = TypeVar("T")
 

@@ -16,7 +16,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +30,7 @@ from sublet.compute.workers import Worker, WorkerCall, workers_of
 from sublet.devices.primary_contexts import contexts, loaded_driver
 from sublet.errors import CallTimeout, InvalidRequest, LeaseEnded, SubletError
 from sublet.guest.main_thread import is_worker
+from sublet.lazy_dataclass import dataclass
 from sublet.values import NS_PER_S, Kind, format_duration, shown
 
 if TYPE_CHECKING:

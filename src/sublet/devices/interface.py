@@ -11,12 +11,12 @@ One thread uses a device. Its opener closes it, which frees everything that it h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 from sublet.devices.account import MemoryAccount
 from sublet.devices.memory import BufferHandle
 from sublet.devices.signature import Signature
+from sublet.lazy_dataclass import dataclass
 from sublet.wire.device import ModuleKind
 from sublet.wire.scalars import ArgKind
 

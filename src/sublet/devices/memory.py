@@ -6,10 +6,10 @@ hold a piece that one does not have are told apart: it was freed, it never was, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from sublet.errors import CapacityExceeded, InvalidRequest, NotFound
+from sublet.lazy_dataclass import dataclass
 
 ALIGNMENT: Final = 256
 """Every piece begins at a multiple of this many bytes, as the widest loads of a GPU want it."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.wire.scalars import ArgKind
 
 

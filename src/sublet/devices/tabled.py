@@ -11,7 +11,7 @@ import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from sublet.devices.account import MemoryAccount
@@ -28,6 +28,7 @@ from sublet.devices.interface import (
 from sublet.devices.memory import BufferHandle, MemoryPiece, MemoryTable
 from sublet.devices.signature import Adapt, Signature, check_kinds
 from sublet.errors import CapacityExceeded, GpuError, InvalidRequest, NotFound, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.values import MIB
 from sublet.wire.device import ModuleKind
 from sublet.wire.scalars import ARGUMENTS_MAX, ArgKind

@@ -19,12 +19,12 @@ import stat
 import sys
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from sublet.devices.signature import Parameter, Signature, Takes
 from sublet.errors import GpuError, InvalidRequest, Unsupported
 from sublet.invocation import installing
+from sublet.lazy_dataclass import dataclass
 
 _NO_DRIVER: Final = b"Could not find or load the NVIDIA CUDA driver"
 """Warp writes that to the terminal by itself wherever there is none, which on a host device is no news."""

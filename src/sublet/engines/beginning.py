@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sublet import __version__
 from sublet.client.home import make_private_dir, runtime_dir
 from sublet.clock import Clock
+from sublet.lazy_dataclass import dataclass
 from sublet.node.agent.starting import FindOrStart, package_folder
 from sublet.wire.program_files import check_program
 from sublet.wire.settings import SupervisorSettings

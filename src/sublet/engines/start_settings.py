@@ -17,12 +17,13 @@ import os
 import shlex
 import stat
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from sublet.errors import InvalidRequest, SubletError
 from sublet.invocation import typed
+from sublet.lazy_dataclass import dataclass
 from sublet.logs import LogFormat
 from sublet.node.agent.inventory import HostGpus, parse_host_gpus
 from sublet.office.journal.files import publish, sync_file, sync_folder

@@ -16,10 +16,10 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from sublet.errors import LeaseEnded, NotFound, Unsupported
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, format_duration
 from sublet.wire.cards import OWN_DEVICE

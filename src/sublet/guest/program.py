@@ -21,10 +21,11 @@ import os
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 
 _ENTRY_DO: Final = "Write it as package.module:callable, such as train.loop:main."
 

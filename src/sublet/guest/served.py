@@ -19,11 +19,12 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from sublet.errors import NotFound
 from sublet.guest.current import current
+from sublet.lazy_dataclass import dataclass
 from sublet.state.checkpoints.durable import Durable, Place
 from sublet.wire.served import (
     HEAD_MAX,

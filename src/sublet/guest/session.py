@@ -13,13 +13,13 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from struct import Struct
 from typing import Any, Final
 
 from sublet.devices.interface import Device, Launchable, ModuleHandle, Sources
 from sublet.devices.memory import BufferHandle
 from sublet.errors import GpuError, GpuSessionEnded, InvalidRequest, LeaseEnded, NotFound, StaleEpoch, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.values import Epoch, LeaseId
 from sublet.wire.device import (
     OP_CALLS,

@@ -13,7 +13,7 @@ import json
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from sublet.background import start_thread
@@ -30,6 +30,7 @@ from sublet.jobs.metrics import Metrics
 from sublet.jobs.policy import cause_of
 from sublet.jobs.states import Cause, FailReason
 from sublet.jobs.stores import JobOutputStore
+from sublet.lazy_dataclass import dataclass
 from sublet.values import NS_PER_S
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ import ast
 import enum
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Final
 
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import (
     COUPLING,
     GUEST_TABLE,

@@ -16,9 +16,9 @@ for its sake the lead is never more than 15 % of it.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.policy import grace_ns, lead_ns
 from sublet.values import LeaseId
 

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, StaleEpoch
+from sublet.lazy_dataclass import dataclass
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
 from sublet.wire.orders import Part
 

@@ -11,9 +11,9 @@ and ``look``. Each may be called again with the same arguments, and twice is onc
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
+from sublet.lazy_dataclass import dataclass
 from sublet.values import EndReason, Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Metered, Notify, Parking, Part, Saved, StoredVolume, VolumeRef
 

@@ -20,10 +20,11 @@ All methods take ``now_ns`` from one clock, the one that ``sent_ns`` was read fr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, field, replace
 from typing import Final, assert_never
 
 from sublet.errors import LeaseNotActive
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.policy import RenewalPlan, RenewalPolicy
 from sublet.lease.states import HolderEvent, LeaseStatus, next_holder
 from sublet.lease.value import (

@@ -25,12 +25,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import Final, Protocol, TypeAlias, overload
 
 from sublet.clock import Clock, SystemClock
 from sublet.errors import InvalidRequest, NotFound, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.holder import Holder
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus

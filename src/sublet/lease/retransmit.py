@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
+from sublet.lazy_dataclass import dataclass
 from sublet.values import NS_PER_S
 from sublet.wire.orders import Report
 

@@ -8,8 +8,9 @@ the device or of the scrub may not.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.hardware import Clean, Hardware, NotYet, Unclean
 from sublet.values import NS_PER_S, Epoch, LeaseId, ResourceId
 from sublet.wire.orders import Metered, Parking, Part, Saved, VolumeRef

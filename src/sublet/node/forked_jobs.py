@@ -12,9 +12,9 @@ import fcntl
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, NoReturn
 
+from sublet.lazy_dataclass import dataclass
 from sublet.node.fair_slots import NO_DEADLINE, FairSlots
 from sublet.node.loop import READ, Loop, Timer
 from sublet.node.prctl import ParentGone, set_pdeathsig

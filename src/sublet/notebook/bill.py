@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from sublet.background import start_thread
 from sublet.errors import SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook.status import CellBill
 from sublet.values import GIB, format_cost, format_size
 

@@ -10,11 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 from sublet.background import begin
 from sublet.errors import LeaseEnded, SubletError, Unpicklable
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook import guest_persistence, guest_side
 from sublet.notebook.end_messages import cannot_travel
 from sublet.notebook.namespace import Steady, Told

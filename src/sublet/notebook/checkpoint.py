@@ -15,12 +15,13 @@ import enum
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from sublet.clock import Clock, SystemClock
 from sublet.errors import CheckpointFailed, NotFound, SubletError, Unpicklable
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook.home import HomeRules
 from sublet.state.checkpoints.object_groups import ObjectGroup, encode_roots
 from sublet.state.checkpoints.packs import file_name

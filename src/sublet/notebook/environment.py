@@ -14,10 +14,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, NamedTuple
 
 from sublet.errors import Unpicklable
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook.import_hook import ImportHook, is_imported
 from sublet.notebook.settings import Kind, Setting, table
 from sublet.state.transfer.codec import encode

@@ -15,10 +15,11 @@ import sys
 import threading
 import types
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from sublet.durable import rebuild
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook.lookups import words_of_annotations, words_of_code
 from sublet.notebook.reading import names_of
 from sublet.state.checkpoints.object_groups import StandsFor

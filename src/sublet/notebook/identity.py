@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
 from typing import Any, Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook.memories import gradient_of, is_tensor
 from sublet.state.transfer.reducers import loaded
 

@@ -16,9 +16,10 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook.memories import is_array
 from sublet.notebook.reading import names_of, names_set_by
 from sublet.notebook.untouchable import Untouchable

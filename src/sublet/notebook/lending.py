@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook.lodging import Freed, Key, Lodged, Range, Watch, Word
 from sublet.state.transfer.encoded import Buffer, BufferKind
 from sublet.state.transfer.memory import address_of, copy_bytes

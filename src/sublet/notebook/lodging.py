@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import field
 from pickle import PickleBuffer
 from typing import Any, NamedTuple
 
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook.memories import take_exchanged
 from sublet.state.transfer.encoded import Buffer
 from sublet.state.transfer.memory import address_of

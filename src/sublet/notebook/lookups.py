@@ -12,9 +12,10 @@ import functools
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Final
+
+from sublet.lazy_dataclass import dataclass
 
 TEXT: Final = frozenset(
     {

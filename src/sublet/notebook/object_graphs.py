@@ -27,10 +27,11 @@ import types
 import typing
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import is_
 from typing import Any, Final, NamedTuple
 
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook.groups import Snapshot, snapshot
 from sublet.notebook.home import HomeRules, Reads, is_at_home, module_of, submodules_used
 from sublet.state.checkpoints.object_groups import is_long

@@ -9,11 +9,12 @@ import difflib
 import os
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, NoReturn
 
 from sublet.client.config import KEYS, read_config
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.values import GIB, MIB, Tier, format_duration, format_size, parse_duration_ns, parse_size
 
 ROOM_BYTES: Final = 4 * GIB

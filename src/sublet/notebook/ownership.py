@@ -16,11 +16,11 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, NotFound, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook.remote_value import clock_time
 from sublet.state.checkpoints.durable import store_of
 from sublet.state.checkpoints.store import CheckpointStore, FolderStore

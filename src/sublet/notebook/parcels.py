@@ -6,10 +6,11 @@ import gc
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from sublet.durable.rebuild import ClassState, leaving_classes
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook.environment import Changes
 from sublet.notebook.identity import Tag
 from sublet.notebook.lodging import Freed, Lodged, Word

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from sublet.durable import rebuild
 from sublet.errors import Unpicklable
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook.counting import TOO_MANY, has_too_many
 from sublet.notebook.home import HomeRules
 from sublet.state.transfer.codec import Encoding

@@ -16,11 +16,11 @@ import io
 import re
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import CodeType
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook.lookups import NO_LOOKUPS, Lookups, lookups_of
 from sublet.notebook.scopes import Opaque, Scope, code_of, magic_of, outside, stored
 

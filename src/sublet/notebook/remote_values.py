@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sublet.durable import rebuild
 from sublet.errors import InvalidRequest, SubletError, Unpicklable
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook import guest_persistence
 from sublet.notebook.checkpoint import GENERATORS, About, Key, NotebookCheckpoint, Part, Saved, key_of
 from sublet.notebook.home import HomeRules

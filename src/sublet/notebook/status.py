@@ -8,10 +8,11 @@ from __future__ import annotations
 import html
 import logging
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Final
 
 from sublet.invocation import typeable
+from sublet.lazy_dataclass import dataclass
 from sublet.values import MIB, NS_PER_S, format_cost, format_duration, format_size
 
 _STYLE: Final = (

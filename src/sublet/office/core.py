@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from sublet.errors import Disconnected, LeaseNotActive, RenewalRefusal, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.office.ledger.answers import Outcome
 from sublet.office.ledger.commands import AgentReport, Command, Tick
 from sublet.office.ledger.events import Event

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from sublet import settings
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.office.ledger.arrangement import check_group, new_budget, with_fields
 from sublet.office.ledger.budgets import check_amount, check_windows, money, parse_amount
 from sublet.office.ledger.policy import Policy

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Final
 
 from sublet.errors import CapacityExceeded, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.office.access import Origin
 from sublet.office.ledger.rate_limits import BURST_MIN, BURST_PART
 from sublet.values import NS_PER_S, TenantId

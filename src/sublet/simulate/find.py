@@ -18,7 +18,6 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import sqrt
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -26,6 +25,7 @@ from statistics import fmean, stdev
 from typing import Any, Final, NamedTuple, Protocol
 
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.simulate.results import Result
 from sublet.values import NS_PER_S, format_duration, parse_duration_ns, shown
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.simulate.replay import Hardware, fluid_bound_ns
 from sublet.simulate.results import Result
 from sublet.simulate.workload import Cell, Session

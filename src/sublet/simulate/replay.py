@@ -14,7 +14,6 @@ import heapq
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from sublet.errors import InvalidRequest, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import LIVE_STATES
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev

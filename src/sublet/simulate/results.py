@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.office.ledger.bills import Rates
 from sublet.values import NS_PER_S, format_duration
 

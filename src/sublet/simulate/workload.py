@@ -21,12 +21,13 @@ import random
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Final, NamedTuple
 
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.values import Tier, shown
 
 MINUTES_PER_DAY: Final = 24 * 60

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.studio.records import Entry, Terms
 from sublet.studio.service import PersonSessions
 from sublet.studio.session_bill import LINES, LINES_MAX

@@ -10,9 +10,10 @@ together. So the lines come to the office's bill of the session, to the unit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any, Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.value import rfc3339
 from sublet.studio.records import CellRecord, Entry, Granted, Moved, Ran, Session
 from sublet.values import NS_PER_S

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from sublet import settings
 from sublet.client.address import find_address
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.logs import LogFormat
 from sublet.values import NS_PER_S, format_duration, shown, valid_name
 from sublet.wire.unix import ADDRESS_BYTES_MAX

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from sublet.errors import NotFound, SubletError
 from sublet.invocation import typed
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import LeaseStatus
 from sublet.studio.overview import Overview
 from sublet.studio.overview_page import many, reservation_row, section, table, wants

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -26,6 +26,7 @@ from sublet.client.responses import decode
 from sublet.client.steps import HttpCall
 from sublet.client.transport import Transport
 from sublet.errors import Disconnected, InvalidRequest, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.studio.remote import STUDIO_VARIABLE, TOKEN_VARIABLE
 from sublet.values import valid_name
 from sublet.wire.version import WIRE_VERSION

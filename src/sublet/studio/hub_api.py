@@ -10,7 +10,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -21,6 +21,7 @@ from sublet.client.clocks import client_clock
 from sublet.client.steps import HttpCall, HttpReply
 from sublet.client.transport import Transport
 from sublet.errors import Disconnected, Unauthorized
+from sublet.lazy_dataclass import dataclass
 from sublet.wire.decoders import decode_as
 from sublet.wire.version import WIRE_VERSION
 

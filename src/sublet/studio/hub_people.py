@@ -18,12 +18,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
 
 from sublet.errors import InvalidRequest, NotFound, SubletError, Unauthorized
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import rfc3339
 from sublet.studio.hub_api import Handshake, Hub, HubAway, HubRefused, HubUser

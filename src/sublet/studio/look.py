@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, TypeVar
 
 from sublet.client.fabric import Fabric
+from sublet.lazy_dataclass import dataclass
 from sublet.studio.office import is_of_session
 from sublet.wire.http import BillLine, EstimatesView, LeaseView, PlaceAnswer, StatusView, TenantView
 from sublet.wire.http_views import SESSION_LABEL

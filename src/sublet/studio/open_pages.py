@@ -15,7 +15,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from sublet.background import start_thread
@@ -23,6 +22,7 @@ from sublet.client.http1 import ProtocolError
 from sublet.client.sse import EventReader
 from sublet.client.transport import Flight
 from sublet.errors import Disconnected, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.studio.look import OfficeLook, Snapshot
 from sublet.studio.people import People, Token
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, urlencode
 
 from sublet.client.fabric import Fabric
 from sublet.errors import NotFound
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.value import rfc3339
 from sublet.studio.look import Seldom
 from sublet.values import NS_PER_S

@@ -5,11 +5,11 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Final
 
 from sublet.errors import SubletError
 from sublet.invocation import typeable
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.value import rfc3339
 from sublet.studio.people import Person, Token
 from sublet.studio.session_bill import bill_heads, bill_row, sum_row

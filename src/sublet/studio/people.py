@@ -17,11 +17,11 @@ import hmac
 import sqlite3
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from sublet.errors import InvalidRequest, NotFound, Unauthorized
+from sublet.lazy_dataclass import dataclass
 from sublet.studio.store import Database
 from sublet.values import NS_PER_S, valid_name
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from sublet.lazy_dataclass import dataclass
 from sublet.studio.people import Person, Token
 
 

@@ -13,7 +13,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ from sublet.client.responses import decode
 from sublet.client.steps import HttpCall, HttpReply
 from sublet.client.transport import Flight, Transport
 from sublet.errors import Disconnected, InvalidRequest, Unauthorized, Unsupported
+from sublet.lazy_dataclass import dataclass
 from sublet.state.checkpoints.atomic_files import move_into_place, read_whole, sync_folder, write_synced
 from sublet.studio.office import sessions_folder
 from sublet.wire.http import Hello, TenantRequest, TenantToken, TenantView, VolumeView

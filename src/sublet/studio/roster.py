@@ -12,11 +12,12 @@ import io
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Final
 
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.studio.people import OWNER_TENANT, PEOPLE_MAX
 from sublet.values import shown, valid_name
 

@@ -15,7 +15,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from sublet.background import start_thread
 from sublet.client.fabric import Fabric
 from sublet.client.lease import Lease
 from sublet.errors import Disconnected, InvalidRequest, QuotaExceeded, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.studio.config import DEFAULTS, StudioSettings
 from sublet.studio.course_page import Course, group_of
 from sublet.studio.look import OfficeLook, Snapshot

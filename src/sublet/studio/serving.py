@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+from sublet.lazy_dataclass import dataclass
 
 
 class ProgramState(enum.StrEnum):

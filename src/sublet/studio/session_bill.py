@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from msgspec import to_builtins
 
 from sublet.client.fabric import Fabric
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.value import rfc3339
 from sublet.studio.cell_bill import CellLine, cell_bill
 from sublet.studio.records import Entry, Session

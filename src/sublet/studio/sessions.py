@@ -14,7 +14,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import structs
@@ -27,6 +26,7 @@ from sublet.errors import (
     NotFound,
     SubletError,
 )
+from sublet.lazy_dataclass import dataclass
 from sublet.studio.records import (
     Abandoned,
     Accepted,

@@ -19,7 +19,6 @@ import logging
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, MutableMapping
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import parse_qs, urlencode
@@ -47,6 +46,7 @@ from sublet.errors import (
     SubletError,
     Unauthorized,
 )
+from sublet.lazy_dataclass import dataclass
 from sublet.logs import fields
 from sublet.metrics import CONTENT_TYPE
 from sublet.studio import course_page, overview_page, page

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.training.progress_events import SEPARATOR, read_line
 
 RECORD_MAX: Final = 64 * 1024

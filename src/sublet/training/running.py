@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -26,6 +26,7 @@ from sublet.client.guests import command_spec, start_spec
 from sublet.client.home import runtime_dir
 from sublet.client.operations import new_request_id
 from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.ranks import ENTRY
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import LeaseEnd

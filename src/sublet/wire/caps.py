@@ -6,9 +6,9 @@ is what they get: nothing that was not leased is unlimited. The owner's own leas
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.values import GIB, MIB
 from sublet.wire.compat import later
 

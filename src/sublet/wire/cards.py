@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.wire.compat import later
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"

@@ -16,9 +16,9 @@ stands behind it has not, and ``OpFailed`` says which one it was.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from sublet.lazy_dataclass import dataclass
 from sublet.values import Epoch, LeaseId
 from sublet.wire.refusals import Refusal
 from sublet.wire.scalars import ArgKind

@@ -9,9 +9,9 @@ written otherwise. The office, its agent and the supervisor all reckon with the 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.values import GIB, MIB
 
 RESERVE_FILE: Final = "journal.reserve"

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.cards import CardUse
@@ -328,7 +329,7 @@ class Configure:
 
     office: str
     inventory: Inventory
-    caps: LeaseCaps = later(_CAPS)  # noqa: RUF009 - frozen
+    caps: LeaseCaps = later(_CAPS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import struct
 from binascii import crc32
-from dataclasses import dataclass
 from typing import Final
 
 from sublet.errors import CheckpointDamaged
+from sublet.lazy_dataclass import dataclass
 from sublet.values import Epoch, LeaseId
 
 VERSION: Final = 1

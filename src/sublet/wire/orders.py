@@ -9,8 +9,9 @@ Standard library only: the supervisor reads these too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from sublet.lazy_dataclass import dataclass
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, ResourceId, Suspend, TenantId
 from sublet.wire.compat import later
 
@@ -99,7 +100,7 @@ class Device:
     """What was tried out here with guests on it."""
     nodes: tuple[str, ...] = later(())
     """The device files below /dev that a program needs for this card alone. Empty: none is known."""
-    suspend_walled: Suspend | None = later(None)  # noqa: RUF009 - nothing to share
+    suspend_walled: Suspend | None = later(None)
     """The same with guests behind the walls of tenants other than local; None: as ``suspend``."""
     one_process: bool = later(False)
     """Its driver lets one process in at a time, so leases cannot share it."""

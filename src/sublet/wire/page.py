@@ -19,7 +19,6 @@ import os
 import struct
 import time
 from binascii import crc32
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
@@ -33,6 +32,7 @@ from sublet.errors import (
     NotFound,
     StaleEpoch,
 )
+from sublet.lazy_dataclass import dataclass
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
 
 PAGE_BYTES: Final = 4096

@@ -7,11 +7,11 @@ it on the other side sends it in a message of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from sublet import errors
 from sublet.errors import SubletError
+from sublet.lazy_dataclass import dataclass
 
 TEXT_MAX: Final = 4096
 """Characters of each text. What is longer is cut: a person reads it."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from sublet.lazy_dataclass import dataclass
 
 UIDS_VARIABLE: Final = "SUBLET_UIDS"
 """The file that divides the user numbers of tenants among the offices of this machine, in place of the usual one."""

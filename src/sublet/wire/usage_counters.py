@@ -16,8 +16,10 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
+
+from sublet.lazy_dataclass import dataclass
 
 TALLY_VARIABLE: Final = "SUBLET_TALLY"
 """Where a guest finds the path of the file."""

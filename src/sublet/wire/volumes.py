@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.values import Epoch, LeaseId
 from sublet.wire.compat import later
 from sublet.wire.frames import FDS_MAX

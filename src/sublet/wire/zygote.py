@@ -21,9 +21,10 @@ import fcntl
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.values import parse_size
 from sublet.wire.codec import dumps, loads
 

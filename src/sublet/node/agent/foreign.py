@@ -8,9 +8,9 @@ what is in use and under none of our leases belongs to others, also where no pro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.node.agent.nvml import MPS_SERVER, CardReading, UsedBy
 from sublet.values import MIB, NS_PER_S, NodeId, ResourceId, format_size
 from sublet.wire.orders import Foreign

@@ -13,12 +13,13 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import is_
 from typing import Final, Protocol
 
 from sublet.background import Guard, end_process, start_task, start_thread
 from sublet.errors import SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.node.agent.foreign import ForeignNews, Own, foreign_use, merged
 from sublet.node.agent.inventory import card_of
 from sublet.node.agent.nvml import CARD_BROKEN, UNKNOWN, CardReading, Nvml, NvmlFailed, sees_all_processes, who_is

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from sublet.devices.cuda_driver import has_bindings
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.node.agent.limits import block_bytes, memory_bytes, usable_cores
 from sublet.node.agent.nvml import Card, Survey, survey
 from sublet.values import MIB, TEXT_MAX, Kind, NodeId, ResourceId, Suspend, parse_size

@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sublet.errors import SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.values import MIB
 
 _LIBRARY: Final = "libnvidia-ml.so.1"

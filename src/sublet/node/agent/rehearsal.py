@@ -18,11 +18,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sublet.devices.cuda_driver import LINGERS_S, CudaDriver, DeviceTaken, find_device, retain_context
 from sublet.errors import GpuError, OutOfMemory, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.node.agent.nvml import Library, Nvml
 from sublet.values import MIB, TEXT_MAX
 from sublet.wire.cards import VISIBLE

@@ -14,9 +14,10 @@ import contextlib
 import json
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.node.agent.inventory import card_of
 from sublet.node.agent.starting import supervisor_environment
 from sublet.values import Suspend

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sublet.errors import SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.values import Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import Profile

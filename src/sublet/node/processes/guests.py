@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from sublet.clock import Clock
 from sublet.errors import LeaseNotActive, NotFound, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import GuestEvent, GuestState
 from sublet.node.connections import mistake
 from sublet.node.loop import READ, Loop, log_internal_error

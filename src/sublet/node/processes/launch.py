@@ -7,10 +7,10 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from sublet.errors import InvalidRequest, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.node.fair_slots import AWAITED
 from sublet.node.forked_jobs import ForkedJobs
 from sublet.node.loop import Loop

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from sublet.lazy_dataclass import dataclass
 
 
 class DeviceNode(NamedTuple):

@@ -17,10 +17,10 @@ import os
 import struct
 from binascii import crc32
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from sublet.clock import Clock
+from sublet.lazy_dataclass import dataclass
 from sublet.values import MIB
 from sublet.wire.disk import disk_reserve, space_of
 

@@ -13,9 +13,9 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NoReturn
 
+from sublet.lazy_dataclass import dataclass
 from sublet.node import priority
 from sublet.node.prctl import set_pdeathsig
 from sublet.node.processes.files import give_back

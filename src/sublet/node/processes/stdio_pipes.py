@@ -14,9 +14,10 @@ import os
 import socket
 import struct
 import termios
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.wire.guests import STDERR, STDOUT
 
 _WINDOW: Final = struct.Struct("HHHH")

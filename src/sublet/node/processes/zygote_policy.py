@@ -17,9 +17,10 @@ import enum
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.values import MIB, NS_PER_S
 from sublet.wire.jupyter import KERNEL_IMPORTS
 from sublet.wire.zygote import LATER, OPTIONAL, Stamp, fingerprint

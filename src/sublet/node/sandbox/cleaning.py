@@ -18,9 +18,10 @@ import fcntl
 import os
 import stat
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.node.by_descriptor import opened
 
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

@@ -9,9 +9,9 @@ import signal
 import socket
 import struct
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.node.prctl import set_no_new_privs
 from sublet.node.sandbox import init, landlock, root, syscalls, system_calls
 from sublet.node.sandbox.abilities import SandboxPart

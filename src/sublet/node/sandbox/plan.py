@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Literal, NamedTuple
 
 from sublet.errors import InvalidRequest, Unsupported
+from sublet.lazy_dataclass import dataclass
 from sublet.node.sandbox.abilities import NAMES, Abilities, SandboxPart
 
 

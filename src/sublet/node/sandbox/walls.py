@@ -7,9 +7,10 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sublet.errors import Unsupported
+from sublet.lazy_dataclass import dataclass
 from sublet.node.processes.lease_runtime import LeaseRuntime
 from sublet.node.sandbox import (
     Blocks,

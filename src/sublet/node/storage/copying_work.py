@@ -15,10 +15,10 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from sublet.errors import CapacityExceeded, CheckpointDamaged, InvalidRequest, NotFound
+from sublet.lazy_dataclass import dataclass
 from sublet.node.storage.publish import check_pack, copy_bytes, plain_name
 from sublet.node.storage.volume_folder import FILE, FOLDER, VolumeAccess, numbers_in, ours, staging_of
 from sublet.values import format_size

@@ -14,7 +14,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, NamedTuple, assert_never
 
 from sublet.errors import (
@@ -29,6 +29,7 @@ from sublet.errors import (
     SubletError,
     Unauthorized,
 )
+from sublet.lazy_dataclass import dataclass
 from sublet.node.connections import mistake
 from sublet.node.fair_slots import NO_DEADLINE
 from sublet.node.forked_jobs import HANDED_FD, ForkedJobs

@@ -16,10 +16,10 @@ import fcntl
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from sublet.errors import SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.node.by_descriptor import change, opened_folder
 from sublet.node.prctl import set_pdeathsig
 from sublet.node.sandbox.cleaning import remove_tree

@@ -18,10 +18,10 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from sublet.errors import CheckpointFailed, InvalidRequest, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.node.sandbox.cleaning import remove_tree
 from sublet.values import Epoch
 from sublet.wire.manifest import MANIFEST_MAX, Contents, damaged, manifest_name, number_of, read_manifest

@@ -30,10 +30,10 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
 from sublet.errors import InvalidRequest, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.node.by_descriptor import change
 from sublet.values import NS_PER_S
 from sublet.wire.orders import Device, Foreign, Inventory

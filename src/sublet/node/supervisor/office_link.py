@@ -10,10 +10,11 @@ import json
 import socket
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Protocol, assert_never
 
 from sublet.errors import InvalidRequest, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.node.connections import Connection, mistake
 from sublet.node.loop import Loop, log_internal_error
 from sublet.values import EndReason, Epoch, LeaseId, NodeId

@@ -18,10 +18,10 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from sublet.errors import SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.hardware import Need
 from sublet.lease.parking import copy_ns
 from sublet.lease.states import GuestEvent, GuestState

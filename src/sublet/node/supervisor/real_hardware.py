@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from importlib import import_module
 from typing import Final
 
 from sublet.errors import SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.hardware import Clean, Leftover, Need, NotYet, Unclean, Verdict
 from sublet.node.forked_jobs import ANSWER_FD, ANSWERED, ForkedJobs
 from sublet.node.loop import log_trouble

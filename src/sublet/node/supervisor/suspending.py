@@ -15,9 +15,9 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.node.loop import READ, Loop, Timer
 from sublet.wire.zygote import python_argv
 

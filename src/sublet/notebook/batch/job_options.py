@@ -14,10 +14,11 @@ import difflib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Final
 
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.values import NS_PER_S, Tier, format_duration, format_size, parse_duration_ns, parse_size
 
 LEASES: Final = ("cells", "whole")

@@ -15,10 +15,11 @@ outputs and variables are both there, and the next runner begins with the one be
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 
 
 class JobState(enum.StrEnum):

@@ -23,12 +23,13 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from sublet.client.home import home_dir, make_private_dir
 from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest, NotFound, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook.batch.job_options import Asked
 from sublet.notebook.batch.job_states import JobRecord, JobState
 from sublet.state.checkpoints.atomic_files import move_into_place, read_whole, sync_folder, write_synced

@@ -9,11 +9,11 @@ import copy
 import html
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from sublet.errors import Unsupported
 from sublet.invocation import installing
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook.batch.job_states import JobRecord, JobState
 from sublet.notebook.batch.jobs import JobSpec
 from sublet.notebook.batch.prepare import code_cells

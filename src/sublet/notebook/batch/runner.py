@@ -17,13 +17,14 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from sublet.background import start_task
 from sublet.client.fabric import Fabric, connect
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, QuotaExceeded, RemoteError, SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.notebook.batch.job_options import cell_options
 from sublet.notebook.batch.job_states import Happening, JobRecord, JobState, after
 from sublet.notebook.batch.jobs import Job, Turn, put

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from sublet.lazy_dataclass import dataclass
 
 Entries = Mapping[str, Any]
 ALL: Final = ""

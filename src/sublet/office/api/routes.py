@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from sublet.errors import NotFound, Unauthorized
+from sublet.lazy_dataclass import dataclass
 from sublet.office.access import Caller
 from sublet.office.api import bills, leases, listings, office, reservations
 from sublet.office.api import policy as limits

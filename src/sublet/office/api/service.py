@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -13,6 +13,7 @@ import msgspec
 
 from sublet.background import start_task
 from sublet.errors import CapacityExceeded, NotFound, SubletError, Unauthorized, Unsupported
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.office.access import AccessList, Caller, Origin
 from sublet.office.api.processes import PeerConnection

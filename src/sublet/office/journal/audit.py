@@ -16,11 +16,11 @@ import re
 import struct
 import zlib
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
 
+from sublet.lazy_dataclass import dataclass
 from sublet.wire.decoders import decode_as
 
 GENESIS: Final = bytes(32)

@@ -24,13 +24,13 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from sublet.errors import JournalError, JournalFailed
+from sublet.lazy_dataclass import dataclass
 from sublet.office.journal import audit, backup
 from sublet.office.journal import files as journal_files
 from sublet.office.journal import schema as journal_schema

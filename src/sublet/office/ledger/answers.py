@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 from sublet.errors import SubletError
+from sublet.lazy_dataclass import dataclass
 from sublet.office.ledger.events import Event
 from sublet.office.ledger.records import LeaseRecord
 from sublet.values import Kind, LeaseId

@@ -9,12 +9,12 @@ down (``apply``), or merely shown.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from sublet.errors import InvalidRequest, NotFound
+from sublet.lazy_dataclass import dataclass
 from sublet.office.ledger import budgets, reservations
 from sublet.office.ledger import commands as cmd
 from sublet.office.ledger import events as ev

@@ -15,12 +15,13 @@ import csv
 import io
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, localcontext
 from typing import Final
 
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.values import GIB, MILLIS_PER_DEVICE, NS_PER_S, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.http_views import SESSION_LABEL, check_grouping
 from sublet.wire.orders import Metered

@@ -10,10 +10,10 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import msgspec
 
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.office.ledger import admission, preemption, promised_parts
 from sublet.office.ledger.budgets import money

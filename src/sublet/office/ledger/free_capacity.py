@@ -6,8 +6,9 @@ would it fit if these leases were gone, would it fit if nothing were here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import SliceState
 from sublet.office.ledger.records import ForeignRecord, ResourceRecord, SliceRecord
 from sublet.values import MILLIS_PER_DEVICE, Exclusivity, Kind, NodeId, ResourceId, TenantId

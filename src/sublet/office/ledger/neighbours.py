@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.office.ledger.bills import Charge, Usage
 from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, GroupId, Kind, TenantId, format_duration
 

@@ -51,10 +51,10 @@ No other request is let into a promised part, so the device cannot go to a third
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+from sublet.lazy_dataclass import dataclass
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.groups import Floors, gpu_millis

@@ -14,9 +14,9 @@ nanoseconds, by window, and priced when it is asked for, since a bill prices the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.office.ledger.bills import GRAINS_PER_MICRO, Rates, period_of
 from sublet.office.ledger.records import BudgetRecord, HeldRecord, Now, PricesRecord, SpentRecord
 from sublet.values import BudgetId, BudgetLevel, BudgetWindow, GroupId, Kind, TenantId

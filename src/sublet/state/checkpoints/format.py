@@ -11,11 +11,11 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from blake3 import blake3
 
+from sublet.lazy_dataclass import dataclass
 from sublet.values import Epoch, LeaseId
 from sublet.wire.manifest import (
     LEAF_REF,

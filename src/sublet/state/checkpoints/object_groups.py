@@ -19,9 +19,10 @@ import sys
 import types
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.state.checkpoints.records import leaf_starts
 from sublet.state.transfer.codec import Encoding
 from sublet.state.transfer.encoded import Encoded

@@ -7,9 +7,10 @@ and what is counted is counted once and then kept up with what changed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from sublet.lazy_dataclass import dataclass
 from sublet.state.checkpoints.format import CheckpointManifest, PackEntry, PackRef
 from sublet.state.checkpoints.packs import Packs, open_packs
 

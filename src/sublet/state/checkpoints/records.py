@@ -12,9 +12,9 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.state.checkpoints.format import HASH_BYTES, damaged
 
 MAGIC: Final = b"SBLF"

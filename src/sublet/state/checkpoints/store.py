@@ -19,11 +19,12 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
 from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, StaleEpoch, SubletError, VersionConflict
+from sublet.lazy_dataclass import dataclass
 from sublet.state.checkpoints.atomic_files import move_into_place, name_once, read_whole, sync_folder, write_synced
 from sublet.state.checkpoints.format import MANIFEST_MAX, CheckpointManifest, PackRef, damaged
 from sublet.state.checkpoints.packs import PackFile, Packs, PackSource, file_name

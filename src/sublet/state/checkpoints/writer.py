@@ -13,11 +13,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from sublet.errors import CheckpointFailed
+from sublet.lazy_dataclass import dataclass
 from sublet.state.checkpoints.atomic_files import written_then_synced
 from sublet.state.checkpoints.format import CheckpointManifest, LeafRef, PackRef
 from sublet.state.checkpoints.object_groups import ObjectGroup, Order, encode_roots

@@ -12,9 +12,9 @@ a writer that only passes them on.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from sublet.lazy_dataclass import dataclass
 from sublet.state.replicated.ballot import Ballot, Garbled, WriteStamp, take
 from sublet.state.replicated.quorum import ReplicaSet
 

@@ -19,11 +19,11 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.state.replicated.ballot import Garbled, WriteStamp
 from sublet.state.replicated.cell import Accept as AcceptRequest
 from sublet.state.replicated.cell import Answer, Install, Installed, Prepare, Query, ReplicaCell, Request, answer

@@ -12,11 +12,11 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from blake3 import blake3
 
+from sublet.lazy_dataclass import dataclass
 from sublet.state.replicated.ballot import Garbled, take
 from sublet.state.replicated.cell import ReplicaCell
 from sublet.state.replicated.quorum import ReplicaSet

@@ -16,10 +16,10 @@ import contextlib
 import struct
 import time
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.state.replicated.ballot import Garbled
 from sublet.state.replicated.cell import EMPTY, ReplicaCell
 from sublet.state.replicated.files import NotTried, RealFiles

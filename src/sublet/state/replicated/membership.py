@@ -12,10 +12,10 @@ its promises, to a joint quorum. 5. Agree on the new seats alone, and make them 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from sublet.errors import CheckpointFailed, InvalidRequest, StaleEpoch
+from sublet.lazy_dataclass import dataclass
 from sublet.state.replicated.quorum import ReplicaSet, Seats
 from sublet.state.replicated.register import (
     CarryOperation,

@@ -7,9 +7,9 @@ how.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.state.replicated.ballot import Ballot, WriteStamp
 from sublet.state.replicated.cell import (
     Accept,

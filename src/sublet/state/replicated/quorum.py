@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 from sublet.state.replicated.ballot import Garbled
 
 

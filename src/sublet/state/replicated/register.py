@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from sublet.lazy_dataclass import dataclass
 from sublet.state.replicated.ballot import Ballot, WriteStamp
 from sublet.state.replicated.cell import AcceptedWrite, Answer
 from sublet.state.replicated.phases import Preparing, QuorumRound, ReadRound, SendToReplica, Writing

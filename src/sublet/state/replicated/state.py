@@ -7,9 +7,9 @@ guessed.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.state.replicated.ballot import NONCE_BYTES, Garbled, take
 
 REMEMBERED: Final = 32

@@ -5,10 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from sublet.background import start_thread
+from sublet.lazy_dataclass import dataclass
 from sublet.state.replicated.cell import Answer, Query
 from sublet.state.replicated.folder import FolderReplica, StartedRequests
 from sublet.state.replicated.phases import SendToReplica

@@ -29,12 +29,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import ne
 from typing import Any, Final, Protocol, TypeVar
 
 from blake3 import blake3
 
+from sublet.lazy_dataclass import dataclass
 from sublet.state.transfer.memory import bring_near, copy_beside, copy_bytes
 from sublet.state.transfer.pages import Pages, process_pages
 from sublet.state.transfer.sealed import own_pages

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Final
 
+from sublet.lazy_dataclass import dataclass
 from sublet.state.transfer.encoded import (
     NO_BUFFER,
     Buffer,

@@ -11,10 +11,10 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from sublet.errors import InvalidRequest
+from sublet.lazy_dataclass import dataclass
 
 MAGIC: Final = b"SBLH"
 VERSION: Final = 1
