@@ -31,7 +31,7 @@ NODE: Final = ("node", "node.sandbox", "node.storage", "node.processes")
 """What the supervisor puts together."""
 
 LIST: Final[tuple[tuple[str, ...], ...]] = (
-    ("values", "errors", "clock", "invocation", "background", "settings"),
+    ("values", "errors", "clock", "invocation", "background", "settings", "lazy_dataclass"),
     ("wire",),
     ("lease",),
     ("logs", "metrics"),
@@ -91,6 +91,7 @@ STDLIB_ONLY: Final = (
     "invocation",
     "background",
     "settings",
+    "lazy_dataclass",
     "wire",
     "lease",
     *NODE,
