@@ -81,7 +81,7 @@ def rm(*, tenant: _Tenant = None, group: _Group = None, per: _Per = "month", as_
 
 
 def ls(*, as_json: AsJson = False) -> int:
-    """List the budgets with what is used of each, and when it begins anew."""
+    """List the budgets, what is used of each, and when each starts again."""
     found: list[Json] = CommandOffice.reach().get("/v1/budgets")
     if as_json:
         document(found)

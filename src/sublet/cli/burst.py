@@ -115,10 +115,10 @@ def burst(
     """Run a function over many inputs on every free core.
 
     TARGET is called once for each input of --over, on up to --want leases; a WebAssembly module gets the content of the
-    file, or the JSON text, as its input. The burst runs with the leases there are,
-    asks for more meanwhile, and gives them back when there is nothing left for them; at the end the office is asked
-    whether one is left. Results are stored in a volume, so the same command, also after this one was killed, runs only
-    what is missing. The first Ctrl-C starts no new chunk, gives the leases back and keeps what is stored.
+    file, or the JSON text, as its input. The burst starts with the leases that it gets at once, asks for more while it
+    runs, and releases each when no chunk is left for it; at the end it checks with the office that none is left.
+    Results are stored in a volume, so the same command, also after this one was killed, runs only what is missing. The
+    first Ctrl-C starts no new chunk, releases the leases and keeps what is stored.
 
     `sublet burst ls` lists bursts and what they cost; `sublet burst show NAME` shows one.
 

@@ -92,7 +92,7 @@ def change(
 
 
 def rm(*, group: _Name, as_json: AsJson = False) -> int:
-    """Remove a group in which no tenant is."""
+    """Remove a group that has no tenants."""
     answer: Json = CommandOffice.reach().post(f"/v1/groups/{CommandOffice.quote(group)}/remove", {})
     if as_json:
         document(answer)

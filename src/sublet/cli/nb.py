@@ -133,7 +133,7 @@ def submit(
     """Run a notebook in the background, and return at once.
 
     It goes on when this terminal is closed, and from the last finished cell when it is killed or loses its lease.
-    `sublet nb status` tells how far it is, `sublet nb fetch` brings what it has made.
+    `sublet nb status` shows its progress, `sublet nb fetch` copies what it has written so far.
     """
     from sublet.cli.nb_show import as_document
     from sublet.notebook.batch.detached import launch
@@ -162,9 +162,9 @@ def status(
     job: Annotated[str | None, Arg("JOB", help="Number of a job (default: all jobs).")] = None,
     as_json: AsJson = False,
 ) -> int:
-    """How far notebooks in the background are.
+    """Show the progress of background notebooks.
 
-    One that lost its runner, by a restart of the machine for instance, is started again.
+    A job whose runner is gone, after a restart of the machine for instance, is started again.
     """
     from sublet.cli.nb_show import as_document, for_people, one_for_people
     from sublet.notebook.batch.jobs import all_jobs, find_job
@@ -183,7 +183,7 @@ def status(
 
 
 def resume(*, job: JobArg) -> int:
-    """Go on with a job that was interrupted, in the background, from the last finished cell."""
+    """Resume an interrupted job in the background, from the last finished cell."""
     from sublet.notebook.batch.detached import launch
     from sublet.notebook.batch.jobs import find_job
 
@@ -201,7 +201,7 @@ def resume(*, job: JobArg) -> int:
 def fetch(
     *, job: JobArg, folder: Annotated[str, Arg("DIR", help="Folder to write to (default: this folder).")] = "."
 ) -> int:
-    """Bring the executed notebook and its page, as far as they are."""
+    """Copy the executed notebook and its page to a folder, with the cells run so far."""
     from sublet.notebook.batch.jobs import find_job
 
     found = find_job(job)

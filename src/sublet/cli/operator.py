@@ -139,13 +139,13 @@ def backup(
     *,
     file: Annotated[str, Arg("FILE", help="Path of a new file on the office's machine.")],
     with_studio: Annotated[
-        bool, Opt("--studio", help="With people, sessions and plans of the studio, consistent with the journal.")
+        bool, Opt("--studio", help="Include the studio's people, sessions and plans, consistent with the journal.")
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Copy the journal while the office runs; with --studio that of the studio too, which may run as well.
+    """Copy the journal while the office runs; with --studio also the studio's, which may run too.
 
-    The copy gets its name once it is proven that it can be restored. What is in volumes is not in it.
+    FILE appears only after a check that the copy can be restored. The contents of volumes are not included.
     """
     path = os.path.abspath(file)
     if with_studio:
@@ -183,9 +183,9 @@ def restore(
 ) -> int:
     """Restore the journal from a backup; from one with --studio also the studio. Stop both first.
 
-    All of it is checked before anything is changed. A restored office starts a new incarnation: its epochs are higher
-    than all that were given after the backup was made, so earlier holders are fenced, and leases in the backup have
-    ended; sessions of the studio then rest. What is there now is moved aside, never deleted.
+    The whole file is checked before anything is changed. A restored office starts a new incarnation: its epochs are
+    higher than all that were given after the backup was made, so earlier holders are fenced. Leases in the backup have
+    ended, and sessions of the studio rest. The present journal is moved aside, never deleted.
     """
     from pathlib import Path
 

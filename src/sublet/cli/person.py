@@ -62,7 +62,7 @@ def add(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Add a person to the studio and print the person's token, this once.
+    """Add a person to the studio and print the person's token, once.
 
     The token alone goes to stdout. The studio stores only its hash. The tenant is one of `sublet tenant ls`; several
     people may share one, except for the owner's (`local`). With --uid (a number or a login name) that user of the
@@ -96,12 +96,12 @@ def enrol(
     url: _Url = URL,
     as_json: AsJson = False,
 ) -> int:
-    """Add the people of a list, and print an invite link for each as CSV, this once.
+    """Add the people of a list and print an invite link for each as CSV, once.
 
     The list has a column `name`, and a column `tenant` unless --tenant is given. A column `uid` binds the tenant to
     that user of this machine (number or login name), who then needs no token for the office; a tenant that is made
-    without one gets a token, in a column of its own. Other columns are left alone. Every wrong line is named, and then
-    nothing is added.
+    without one gets a token, in a column of its own. Other columns are ignored. If any line is wrong, all wrong
+    lines are listed and nothing is added.
     """
     from sublet.studio.people import INVITE_S
     from sublet.studio.roster import BYTES_MAX, RosterRefused, read_roster
@@ -159,9 +159,9 @@ def enrol(
 
 
 def invite(*, person: _Name, valid: _InviteValid = None, url: _Url = URL, as_json: AsJson = False) -> int:
-    """Print an invite link of a person, this once; an earlier one opens nothing any more.
+    """Print a new invite link for a person, once; the earlier link stops working.
 
-    The link is good once. It gives its browser the person's token with the label `main`, in place of the one before.
+    The link works once. It logs a browser in with a new token labelled `main`, which replaces the earlier one.
     """
     from sublet.studio.people import INVITE_S
 
@@ -188,7 +188,7 @@ def token(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Print a new token of a person, this once; the old one with its label, and its browsers, are out at once."""
+    """Print a new token for a person, once; the old token with that label and its browsers are logged out."""
     from sublet.studio.people import FIRST_LABEL, Scope
 
     if session is not None and not (session.startswith("s-") and session.isascii() and session.isprintable()):
@@ -241,7 +241,7 @@ def revoke(
         str | None, Arg("LABEL", parse=name, help="Label of the token (default: all, and the invite).")
     ] = None,
 ) -> int:
-    """Revoke tokens of a person: they, and the browsers that showed them, are out at once."""
+    """Revoke tokens of a person; browsers that logged in with them are logged out at once."""
     ended = _people().revoke(person, label)
     what = f"{plural(ended, 'token')} and the invite" if label is None else f"token {label}"
     print(f"Person {person}: {what} revoked.")
@@ -263,7 +263,7 @@ def ls(*, as_json: AsJson = False) -> int:
 
 
 def show(*, person: _Name, as_json: AsJson = False) -> int:
-    """Show a person: tenant, invite, and each token with what it opens and until when."""
+    """Show a person: tenant, invite, and each token with its scope and expiry."""
     people = _people()
     view = _view(people, people.find(person))
     if as_json:

@@ -49,7 +49,7 @@ def check(
     file: Annotated[str, Arg("FILE", help="File to check, in the form of policy.toml in the state folder.")],
     as_json: AsJson = False,
 ) -> int:
-    """Check a file, and show what it would change in the office that runs.
+    """Check a file and show what it would change in the running office.
 
     An office reads policy.toml in its state folder when it starts, and with `sublet policy apply`. A mistake there
     keeps it from starting, and is said with its line. Here nothing is put into force.
@@ -82,11 +82,11 @@ def check(
 
 
 def apply(*, as_json: AsJson = False) -> int:
-    """Put policy.toml of the state folder into force, without a restart.
+    """Apply policy.toml of the state folder to the running office, without a restart.
 
-    The file is taken as a whole; with a mistake or a contradiction in it nothing changes. A key that it has holds,
-    whatever a command said before; what it no longer has goes. Leases keep what they have, and the caps that they began
-    with. The audit log has who applied what.
+    The file is applied whole or, if it has a mistake or a contradiction, not at all. Its keys override what commands
+    have set; keys that were removed from it return to their defaults. Running leases keep what they hold and the caps
+    with which they began. The audit log records who applied what.
     """
     changed: list[Json] = CommandOffice.reach(start=False).post("/v1/policy/apply", {})
     if as_json:

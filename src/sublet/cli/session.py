@@ -44,7 +44,7 @@ _SmallerOk = Annotated[bool, Opt("--smaller-ok", help="Accept less if no more is
 _AtLeast = Annotated[
     int | None, Opt("--at-least", metavar="SIZE", parse=size, help="With --smaller-ok: least GPU memory to accept.")
 ]
-_Now = Annotated[bool, Opt("--now", help="Also while something runs in it; that is ended.")]
+_Now = Annotated[bool, Opt("--now", help="End what still runs in it.")]
 
 
 def start(
@@ -123,7 +123,7 @@ def resume(
 
 
 def accept(*, session: SessionArg, as_json: AsJson = False) -> int:
-    """Accept what is offered to a session: a smaller amount, or another model.
+    """Accept the offer to a session: a smaller amount, or another model.
 
     `sublet session show` says what it is and until when it is open. The program that asks for the lease then takes it.
     """
@@ -133,21 +133,21 @@ def accept(*, session: SessionArg, as_json: AsJson = False) -> int:
 
 
 def decline(*, session: SessionArg, as_json: AsJson = False) -> int:
-    """Decline what is offered to a session, which then waits for what it asked for."""
+    """Decline the offer; the session goes on waiting for what it asked for."""
     fabric, sessions = _reach()
     found = sessions.decline(session)
     return _say(fabric, sessions, found.id, "It waits for what it asked for.", as_json=as_json)
 
 
 def rest(*, session: SessionArg, now: _Now = False, as_json: AsJson = False) -> int:
-    """Give the lease of a session back, or leave the queue. What was saved is kept."""
+    """Release the lease of a session, or leave the queue. Saved state is kept."""
     fabric, sessions = _reach()
     found = sessions.rest(session, even_if_busy=now)
     return _say(fabric, sessions, found.id, f"Go on: {typed('sublet session resume')} {found.name}", as_json=as_json)
 
 
 def end(*, session: SessionArg, now: _Now = False, as_json: AsJson = False) -> int:
-    """End a session: it gets no further lease. Its volume is kept for as long as volumes are."""
+    """End a session: it gets no further lease. Its volume is kept as other volumes are."""
     fabric, sessions = _reach()
     found = sessions.end(session, even_if_busy=now)
     hint = f"What it saved is in the volume {found.volume}, if it saved anything."
@@ -225,9 +225,9 @@ def bill(
 ) -> int:
     """Show the bill of a session, a line for each cell.
 
-    Each lease has one more line for what no cell had of it. The lines come to the session's line of `sublet bill --by
-    session`. What a cell did is what its notebook measured; what was billed for a lease is divided by how long each
-    cell had it.
+    The bill of a lease is divided among its cells by the time that each of them held it, and one more line has the time
+    without a cell. The lines add up to the session's line of `sublet bill --by session`. What a cell did (launches,
+    errors, bytes) is what its notebook measured.
     """
     from msgspec import to_builtins
 

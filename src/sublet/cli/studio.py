@@ -76,11 +76,10 @@ def studio(
 ) -> int:
     """Serve sessions to the people that `sublet person add` names: an API, and a page for browsers.
 
-    It runs beside the office of this user, which it starts if there is none, until Ctrl-C or SIGTERM, which end it with
-    status 0; or, as a user of its own, beside the office that SUBLET_URL names, with the token in SUBLET_TOKEN that
-    `sublet tenant add NAME --studio` printed. Leases, and places in the queue, outlive it; when it is started again,
-    requests that waited go on. SIGHUP reads the file of settings again: it is taken as a whole, and with a mistake in
-    it nothing changes.
+    It runs until Ctrl-C or SIGTERM (exit status 0) beside the office of this user, which it starts if there is none. To
+    run it as a user of its own, name the office with SUBLET_URL and set SUBLET_TOKEN to the token that
+    `sublet tenant add NAME --studio` printed. Leases and places in the queue outlive it, and waiting requests go on
+    when it is started again. SIGHUP reads the settings file again: whole or, if it has a mistake, not at all.
     """
     if config is not None and not config.strip():
         raise UsageError("no file is named", do="Write `sublet studio --config FILE`.")

@@ -100,7 +100,7 @@ def add(
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Add a tenant and print its access token, this once.
+    """Add a tenant and print its access token, once.
 
     The token alone goes to stdout, so TOKEN=$(sublet tenant add ana) keeps it. The office stores only its hash. A limit
     that is not given is the office's own (`sublet policy show`).
@@ -147,8 +147,8 @@ def change(
 ) -> int:
     """Change what a tenant may have.
 
-    What is not given stays as it is; `none` takes a limit of its own away, as in --gpus none, and the office's own
-    holds (`sublet policy show`).
+    What is not given stays as it is. `none` removes the tenant's own limit, as in --gpus none; then the office's
+    default holds (`sublet policy show`).
     """
     if operator and no_operator:
         raise UsageError("--operator and --no-operator contradict each other", do="Give one of them.")
@@ -194,7 +194,7 @@ def disable(
 
 
 def enable(*, tenant: _Name, as_json: AsJson = False) -> int:
-    """Let a disabled tenant ask again and print its new access token, this once."""
+    """Enable a disabled tenant and print its new access token, once."""
     answer: Json = CommandOffice.reach().post(f"/v1/tenants/{CommandOffice.quote(tenant)}/enable", {})
     if as_json:
         document(answer)

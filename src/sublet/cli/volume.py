@@ -92,8 +92,7 @@ def cp(
 ) -> int:
     """Copy the newest checkpoint of a volume into a new one.
 
-    That is its newest checkpoint; files of other kinds are not copied. The holder of the other volume goes on with it
-    meanwhile.
+    Files that are not part of a checkpoint are not copied. The holder of the source volume may go on using it.
     """
     import sublet
 

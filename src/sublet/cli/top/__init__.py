@@ -23,7 +23,7 @@ def top(
 ) -> int:
     """Show devices, leases, guests, the queue and costs live.
 
-    Arrows (or j, k) scroll, Tab looks at the next part, q stops. Where output goes to a file or a pipe it is printed
+    Arrow keys (or j, k) scroll, Tab goes to the next part, q quits. Where output goes to a file or a pipe it is printed
     once. An operator sees every tenant's, a tenant its own. Looking starts nothing; if the office goes away, what was
     known stays on the screen until it is back.
     """
