@@ -1,4 +1,8 @@
-"""Crash points: which system calls a story makes, and how to make one of them the last, or fail, or do half of it."""
+"""Crash points: which system calls a story makes, and how to make one of them the last, or fail, or do half of it.
+
+Of each kind of call, on each kind of file and with each fault, the suite meets one point, drawn from a seed
+(:func:`each_kind`); ``SUBLET_CRASH_ALL=1`` meets every point.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import random
 import re
 import select
 import subprocess
@@ -13,14 +18,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from tests.crash.journal_program import REFUSED
 from tests.crash.tracer import Fault, Run, Seen
 
-__all__ = ["ALL", "FAULTS", "KILLS", "WRITES", "Judged", "Point", "Zygote", "lay_out", "points_in", "zygote"]
+__all__ = ["ALL", "FAULTS", "KILLS", "WRITES", "Judged", "Point", "Zygote", "each_kind", "lay_out", "points_in", "zygote"]
 
 ROOT: Final = Path(__file__).parents[2]
 ALL: Final = os.environ.get("SUBLET_CRASH_ALL") == "1"
@@ -42,6 +47,8 @@ ELSEWHERE: Final = ("/sys/", "/proc/sys/", "/proc/self/mountinfo", "/proc/self/f
 """What is asked of the system and stands on no disk; it takes more calls on a machine that has more devices."""
 DRAWN: Final = re.compile(r"(?<=/)[0-9a-f]{16}(?=/|$)")
 """A name that is drawn by chance and says nothing."""
+COUNTED: Final = re.compile(r"[0-9a-f]{16,}|\d+")
+"""What differs between files of one kind: a number, or the hash of what is in it."""
 PATIENCE_S: Final = 240.0
 
 
@@ -54,6 +61,8 @@ class Point:
     n: int
     fault: str
     flags: int = -1
+    place: str = field(default="", compare=False)
+    """The file that it is about, with ``#`` for what differs between files of one kind."""
 
     def spoil(self, *, first_thread: bool = False) -> Fault:
         flags = self.flags if self.flags >= 0 else None
@@ -120,7 +129,17 @@ def points_in(
         size = one.size if one.path.startswith("/") else 0
         for fault in faults:
             if fault not in HALVES or size >= 2 * (grain if fault == "torn" else 1):
-                yield Point(story, one.call, counts[one.call, one.flags], fault, one.flags)
+                place = COUNTED.sub("#", one.path)
+                yield Point(story, one.call, counts[one.call, one.flags], fault, one.flags, place)
+
+
+def each_kind(points: Iterable[Point], seed: int) -> list[Point]:
+    """One of each kind of call, on each kind of file, with each fault; all of them with ``SUBLET_CRASH_ALL=1``."""
+    kinds: dict[tuple[str, str, int, str, str], list[Point]] = {}
+    for point in points:
+        kinds.setdefault((point.story, point.call, point.flags, point.place, point.fault), []).append(point)
+    chance = random.Random(seed)
+    return sorted(point for some in kinds.values() for point in (some if ALL else [chance.choice(some)]))
 
 
 class Judged:

@@ -41,7 +41,7 @@ CALLS: Final = (
 )
 FAILING: Final = ("pwrite64", "fsync", "fdatasync")
 ERRORS: Final = ("EIO", "ENOSPC")
-CHAINS: Final = 5
+CHAINS: Final = 2
 FIRST: Final = 1
 """In each chain of the sample: points in the life that begins the journal,"""
 LATER: Final = 2
