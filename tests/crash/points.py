@@ -25,7 +25,19 @@ from typing import Final
 from tests.crash.journal_program import REFUSED
 from tests.crash.tracer import Fault, Run, Seen
 
-__all__ = ["ALL", "FAULTS", "KILLS", "WRITES", "Judged", "Point", "Zygote", "each_kind", "lay_out", "points_in", "zygote"]
+__all__ = [
+    "ALL",
+    "FAULTS",
+    "KILLS",
+    "WRITES",
+    "Judged",
+    "Point",
+    "Zygote",
+    "each_kind",
+    "lay_out",
+    "points_in",
+    "zygote",
+]
 
 ROOT: Final = Path(__file__).parents[2]
 ALL: Final = os.environ.get("SUBLET_CRASH_ALL") == "1"

@@ -23,6 +23,7 @@ import pytest
 from sublet.cli import main
 from sublet.client.home import runtime_dir
 from sublet.office.journal.schema import APPLICATION_ID, VERSION
+from tests.commands import run_sublet
 from tests.crash.office_process import release_all
 from tests.traces import plain_env, until
 
@@ -50,9 +51,10 @@ class Shell:
         self.env |= {"SUBLET_HOME": str(home), "XDG_STATE_HOME": str(home.parent), "COLUMNS": "200", **env}
 
     def __call__(self, *words: str, timeout: float = 60.0) -> Done:
-        done = subprocess.run(self.command(*words), env=self.env, capture_output=True, text=True, timeout=timeout)
-        assert "Traceback" not in done.stderr, done.stderr
-        return Done(done.returncode, done.stdout, done.stderr)
+        done = run_sublet(*words, env=self.env, timeout=timeout)
+        out, err = done.out.decode(), done.err.decode()
+        assert "Traceback" not in err, err
+        return Done(done.status, out, err)
 
     def end(self) -> None:
         """End the office, whatever is left of it, and remove the folder of its socket."""

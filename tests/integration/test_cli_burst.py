@@ -16,6 +16,7 @@ import pytest
 import sublet
 from sublet import jobs
 from sublet.client.office import ensure_office
+from tests.commands import run_sublet
 from tests.integration.test_client import end_office
 from tests.traces import PUT_AWAY_S, until
 
@@ -65,9 +66,9 @@ def command(home: Path, folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def run(home: Path, folder: Path, *words: str) -> tuple[int, str, str]:
-    running = command(home, folder, *words)
-    out, err = running.communicate(timeout=PATIENCE_S)
-    return running.returncode, out, err
+    env = os.environ | {"SUBLET_HOME": str(home)}
+    done = run_sublet("burst", *words, env=env, cwd=folder, timeout=PATIENCE_S)
+    return done.status, done.out.decode(), done.err.decode()
 
 
 def test_results_are_lines_of_json_and_the_same_command_finds_them_stored(home: Path, script: Path) -> None:

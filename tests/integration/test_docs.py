@@ -15,12 +15,16 @@ import subprocess
 import symtable
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from sublet.cli.table import COMMANDS
+from sublet.client.home import runtime_dir
+from tests.commands import run_sublet
+from tests.crash.office_process import release_all
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -61,20 +65,34 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
-@pytest.mark.warm
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if BLOCK.search(p.read_text())], ids=lambda p: str(p.relative_to(ROOT))
-)
-def test_python_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
-    """All Python blocks of a page make one program; it runs against an office of its own."""
-    program = "\n".join(BLOCK.findall(page.read_text()))
-    environment = {**os.environ, "SUBLET_HOME": str(tmp_path / "home")}
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """State folders of offices that the first page starts: one for pages on torch and Warp, one for all others."""
+    found = {name: tmp_path_factory.mktemp(name) / "home" for name in ("warm", "cold")}
+    yield found
+    for home in found.values():
+        run_sublet("down", "--now", env={**os.environ, "SUBLET_HOME": str(home)})
+
+
+def _pages_with_blocks() -> Iterator[Any]:
+    for page in PAGES:
+        program = "\n".join(BLOCK.findall(page.read_text()))
+        if program:
+            marks = [pytest.mark.warm] if re.search("torch|warp", program) else []
+            yield pytest.param(page, program, marks=marks, id=str(page.relative_to(ROOT)))
+
+
+@pytest.mark.parametrize(("page", "program"), _pages_with_blocks())
+def test_python_blocks_run_in_order(
+    page: Path, program: str, homes: dict[str, Path], request: pytest.FixtureRequest
+) -> None:
+    """All Python blocks of a page make one program. It leaves no lease to the next page."""
+    home = homes["warm" if request.node.get_closest_marker("warm") else "cold"]
+    environment = {**os.environ, "SUBLET_HOME": str(home)}
     command = [sys.executable, "-W", "error", "-c", program]
-    try:
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST_S, check=False)
-    finally:
-        down = [sys.executable, "-m", "sublet", "down", "--now"]
-        subprocess.run(down, env=environment, capture_output=True, timeout=LONGEST_S, check=False)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST_S, check=False)
+    if runtime_dir(home).exists():
+        release_all(home)
     assert run.returncode == 0, f"{page.name}:\n{run.stdout}\n{run.stderr}"
 
 
@@ -130,16 +148,8 @@ def test_shell_blocks_run_as_they_stand(page: Path, place: Path) -> None:
     environment = {**os.environ, "SUBLET_HOME": str(place.parent / "home"), "HOME": str(place.parent)}
     script = "\n".join(SHELL.findall(page.read_text()))
 
-    def sublet(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["sublet", *words],
-            cwd=place,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=LONGEST_S,
-            check=False,
-        )
+    def sublet(*words: str) -> bytes:
+        return run_sublet(*words, cwd=place, env=environment, timeout=LONGEST_S).out
 
     try:
         run = subprocess.run(
@@ -161,7 +171,7 @@ def test_shell_blocks_run_as_they_stand(page: Path, place: Path) -> None:
 def _jobs_when_over(sublet: Any) -> list[dict[str, Any]]:
     until = time.monotonic() + LONGEST_S
     while True:
-        jobs: list[dict[str, Any]] = json.loads(sublet("nb", "status", "--json").stdout)
+        jobs: list[dict[str, Any]] = json.loads(sublet("nb", "status", "--json"))
         if (
             all(job["state"] in ("done", "failed", "stopped", "interrupted") for job in jobs)
             or time.monotonic() > until
@@ -253,9 +263,7 @@ def test_cells_of_the_first_pages_run_in_a_notebook(tmp_path: Path) -> None:
         )
         assert run.returncode == 0, run.stdout + run.stderr
     finally:
-        subprocess.run(
-            ["sublet", "down", "--now"], env=environment, capture_output=True, timeout=LONGEST_S, check=False
-        )
+        run_sublet("down", "--now", env=environment)
     assert len(re.findall(r"^ok", run.stdout, re.MULTILINE)) == len(sources)
 
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sublet.client.home import runtime_dir
+from tests.commands import run_sublet
 from tests.crash.office_process import release_all
 from tests.traces import plain_env
 
@@ -49,11 +50,10 @@ class Shell:
     def command(self, *words: str) -> list[str]:
         return [PYTHON, "-m", "sublet", *words]
 
-    def __call__(self, *words: str, given: bytes = b"", **more: Any) -> Done:
-        more = {"env": self.env, **more}
-        done = subprocess.run(self.command(*words), input=given, capture_output=True, timeout=200, **more)
-        assert b"Traceback" not in done.stderr, done.stderr.decode()
-        return Done(done.returncode, done.stdout, done.stderr.decode())
+    def __call__(self, *words: str, **more: Any) -> Done:
+        done = run_sublet(*words, **{"env": self.env, **more})
+        assert b"Traceback" not in done.err, done.err.decode()
+        return Done(done.status, done.out, done.err.decode())
 
     def start(self, *words: str, **more: Any) -> subprocess.Popen[bytes]:
         more = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
@@ -325,7 +325,7 @@ def test_an_environment_too_large_is_refused_in_words(sublet: Shell) -> None:
 def test_a_folder_that_is_gone_is_said(sublet: Shell, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    done = sublet("run", "--", "true", cwd=gone, preexec_fn=gone.rmdir)
+    done = finished(sublet.start("run", "--", "true", cwd=gone, preexec_fn=gone.rmdir))
     assert done.status == 2
     assert "folder" in done.err
 

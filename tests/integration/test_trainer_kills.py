@@ -1,7 +1,7 @@
 """A training loop of PyTorch's, killed at lines of Sublet's all over a step: the weights stay those of an undisturbed
 run, to the last bit.
 
-``SUBLET_CRASH_ALL=1`` kills a thousand times instead of forty; ``SUBLET_CRASH_SEED`` draws other lines.
+``SUBLET_CRASH_ALL=1`` kills a thousand times instead of fifteen; ``SUBLET_CRASH_SEED`` draws other lines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.needs("torch")
 ROOT: Final = Path(__file__).parents[2]
 ALL: Final = os.environ.get("SUBLET_CRASH_ALL") == "1"
 SEED: Final = int(os.environ.get("SUBLET_CRASH_SEED", "57"))
-KILLS: Final = 100 if ALL else 40
+KILLS: Final = 100 if ALL else 15
 BLOCKS: Final = 10 if ALL else 1
 """Each has its own lines, and begins anew."""
 LIVES_MAX: Final = 20 * KILLS

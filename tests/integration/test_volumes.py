@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ import sublet
 from sublet import aio
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseNotActive, NotFound
 from sublet.lease.states import VolumeState
+from tests.commands import run_sublet
 from tests.traces import PUT_AWAY_S
 
 SIZE: Final = "4MiB"
@@ -44,8 +44,8 @@ def fabric(home: Path) -> Iterator[sublet.Fabric]:
 
 def run(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "SUBLET_HOME": str(home)}
-    argv = [sys.executable, "-m", "sublet", *words]
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = run_sublet(*words, env=environment, timeout=60)
+    return subprocess.CompletedProcess(words, done.status, done.out.decode(), done.err.decode())
 
 
 def until(is_so: Callable[[], bool]) -> None:
