@@ -82,7 +82,7 @@ def _pages_with_blocks() -> Iterator[Any]:
             yield pytest.param(page, program, marks=marks, id=str(page.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize(("page", "program"), _pages_with_blocks())
+@pytest.mark.parametrize(("page", "program"), list(_pages_with_blocks()))
 def test_python_blocks_run_in_order(
     page: Path, program: str, homes: dict[str, Path], request: pytest.FixtureRequest
 ) -> None:

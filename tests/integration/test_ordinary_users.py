@@ -20,6 +20,7 @@ from typing import Any, Final
 import pytest
 
 from sublet.node.agent.starting import package_folder
+from sublet.wire.zygote import COLD_VARIABLE
 from tests.traces import end_office, until
 
 pytestmark = [
@@ -32,12 +33,11 @@ ADA: Final = 65534
 BEN: Final = 65533
 PATIENCE_S: Final = 60.0
 READS: Final = "-all,+dac_read_search"
-ROUNDS: Final = {"SUBLET_KILL_ROUNDS": "50", "SUBLET_RACE_ROUNDS": "24"}
+ROUNDS: Final = {"SUBLET_KILL_ROUNDS": "24", "SUBLET_RACE_ROUNDS": "24"}
 SHARED: Final = (
     ("test_run.py", "-k", "output or exit or signal or released or deadline"),
     ("test_supervisor_life.py",),
-    ("test_kill_rounds.py",),
-    ("test_revoke_race.py",),
+    ("test_kill_rounds.py", "test_revoke_race.py", "-k", "books_agree or last_holder"),
 )
 
 
@@ -60,6 +60,7 @@ class User:
             "SUBLET_HOME": str(self.home / "office"),
             "XDG_STATE_HOME": str(self.home / "state"),
             "PYTHONPATH": package_folder(),
+            COLD_VARIABLE: os.environ.get(COLD_VARIABLE, ""),
         }
 
     def sublet(self, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -138,9 +139,8 @@ def test_of_two_users_with_one_device_one_has_it_and_the_other_is_told_who(ada: 
 @pytest.mark.parametrize("tests", SHARED, ids=lambda words: words[0])
 def test_an_office_without_root_keeps_what_roots_keeps(ada: User, tests: tuple[str, ...]) -> None:
     """The same tests, with everything that they start: runs, ends, kills at chance moments, the race for a device."""
-    file, *chosen = tests
     basetemp = f"--basetemp={ada.home}/tests"
-    names = [str(ROOT / "tests" / "integration" / file), *chosen]
+    names = [str(ROOT / "tests" / "integration" / word) if word.endswith(".py") else word for word in tests]
     done = subprocess.run(
         [
             *ada.words(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *names),

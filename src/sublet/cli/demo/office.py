@@ -18,6 +18,7 @@ from sublet.client.address import find_address
 from sublet.client.home import runtime_dir, socket_path
 from sublet.client.office import answers
 from sublet.errors import Disconnected, SubletError
+from sublet.wire.zygote import COLD_VARIABLE
 
 START_S: Final = 30.0
 STOP_S: Final = 10.0
@@ -29,7 +30,11 @@ class DemoOffice:
     def __init__(self, folder: Path, host_gpus: str) -> None:
         self.home = folder / "home"
         self._words = ["up", "--foreground", "--host-gpus", host_gpus]
-        self.env = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
+        self.env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("SUBLET_") or name == COLD_VARIABLE  # no state: what this machine is not to import
+        }
         self.env |= {"SUBLET_HOME": str(self.home), "XDG_STATE_HOME": str(folder / "state")}
         self._log = folder / "office.log"
         self._process: subprocess.Popen[bytes] | None = None
