@@ -34,7 +34,7 @@ from sublet.errors import LeaseInterrupt, RemoteError, SubletError
 TTL = "4s"
 WAIT = "6s"
 ODD_MAX = 5
-PAUSE_S = 0.1
+PAUSE_S = 0.25
 """Between two pieces of work: what counts is that one is under way when something runs out, not how many are done."""
 
 

@@ -67,8 +67,9 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    """State folders of offices that the first page starts: one for pages on torch and Warp, one for all others."""
-    found = {name: tmp_path_factory.mktemp(name) / "home" for name in ("warm", "cold")}
+    """State folders of offices that the first page starts: one for pages on torch and Warp, one for all others, and one
+    for commands."""
+    found = {name: tmp_path_factory.mktemp(name) / "home" for name in ("warm", "cold", "shell")}
     yield found
     for home in found.values():
         run_sublet("down", "--now", env={**os.environ, "SUBLET_HOME": str(home)})
@@ -106,6 +107,8 @@ parser.add_argument("--lr", type=float, default=0.5)
 args = parser.parse_args()
 print("trained", args.epochs, args.lr)
 """
+SETS_UP: Final = re.compile(r"\bsublet (?:up|down|tenant|group|budget|reservation|policy|audit|session)\b")
+"""Commands that say what an office has and who may use it, or that look at all it ever did."""
 NOTEBOOK: Final = (("parameters", "lr = 0.01"), ("", "%%gpu --vram 64MiB\nloss = lr * 2"), ("", "print('loss', loss)"))
 TOKENIZE: Final = "#!/bin/sh\ntr -s ' ' '\\n'\n"
 
@@ -143,10 +146,12 @@ def place(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if SHELL.search(p.read_text())], ids=lambda p: str(p.relative_to(ROOT))
 )
-def test_shell_blocks_run_as_they_stand(page: Path, place: Path) -> None:
-    """In a shell, as a person types them: each line, one after the other, until one fails."""
-    environment = {**os.environ, "SUBLET_HOME": str(place.parent / "home"), "HOME": str(place.parent)}
+def test_shell_blocks_run_as_they_stand(page: Path, place: Path, homes: dict[str, Path]) -> None:
+    """In a shell, as a person types them: each line, one after the other, until one fails. A page that sets an office
+    up has one of its own; one that only uses it leaves no lease to the next."""
     script = "\n".join(SHELL.findall(page.read_text()))
+    home = place.parent / "home" if SETS_UP.search(script) else homes["shell"]
+    environment = {**os.environ, "SUBLET_HOME": str(home), "HOME": str(place.parent)}
 
     def sublet(*words: str) -> bytes:
         return run_sublet(*words, cwd=place, env=environment, timeout=LONGEST_S).out
@@ -161,7 +166,10 @@ def test_shell_blocks_run_as_they_stand(page: Path, place: Path) -> None:
             assert {job["state"] for job in jobs} == {"done"}, jobs
         shown = run.stdout
     finally:
-        sublet("down", "--now")
+        if home != homes["shell"]:
+            sublet("down", "--now")
+        elif runtime_dir(home).exists():
+            release_all(home)
     if "train.py" in script:
         assert "trained" in shown
     if "words" in script:
