@@ -210,11 +210,6 @@ def parse(command: Command, words: Sequence[str]) -> Raw:
     return _Reading(command).read(words)
 
 
-def option_names(command: Command) -> set[str]:
-    """Every option the short way knows, for the test that compares both."""
-    return set(_Reading(command).options)
-
-
 class _Reading:
     """One walk over the words of one command."""
 

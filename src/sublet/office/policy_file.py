@@ -82,10 +82,6 @@ class PolicyKey(NamedTuple):
     def path(self) -> str:
         return f"{self.table}.{self.name}"
 
-    @property
-    def is_number(self) -> bool:
-        return self.unit not in (PolicyUnit.TEXT, PolicyUnit.NAMES)
-
     def shown(self, value: int | None) -> str:
         """As a person writes it."""
         if value is None:

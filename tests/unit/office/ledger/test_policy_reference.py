@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sublet.office.policy_file import KEYS, NAMED, NAMED_KEYS, TABLES
+from sublet.office.policy_file import KEYS, NAMED, NAMED_KEYS, TABLES, PolicyUnit
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "limits.md"
 
@@ -15,7 +15,7 @@ def test_the_reference_of_tables_with_a_name_is_that_of_the_code() -> None:
         part = text.partition(f"**`[{table}.NAME]`**")[2].partition("\n**`[")[0]
         rows = []
         for key in (key for key in NAMED_KEYS.values() if key.table == table):
-            least = key.shown(key.least) if key.is_number else ""
+            least = "" if key.unit in (PolicyUnit.TEXT, PolicyUnit.NAMES) else key.shown(key.least)
             rows.append(f"| `{key.name}` | {key.shown(key.default)} | {least} | {key.says} |")
         assert [line for line in part.splitlines() if line.startswith("| `")] == rows
 
