@@ -99,7 +99,7 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 	@SUBLET_MACHINES=all $(PY) -m pytest --timeout 3600 tests/rig/test_machines.py
 	@SUBLET_RIG_ROUNDS=500 $(PY) -m pytest --timeout 36000 tests/rig/test_rounds.py
 	@SUBLET_RIG_SEEDS=20000 $(PY) -m pytest --timeout 3600 tests/rig/test_schedules.py
-	@SUBLET_FRAMES=100000 SUBLET_TOKENS=20000 SUBLET_RACE_S=60 SUBLET_CANARY=20000 SUBLET_FULL_DISK_REQUESTS=1000 \
+	@SUBLET_FRAMES=100000 SUBLET_TOKENS=20000 SUBLET_RACE_S=60 SUBLET_CANARY=20000 SUBLET_FULL_DISK_REQUESTS=1000 SUBLET_FOLLOWERS=20 \
 		$(PY) -m pytest --timeout 7200 tests/security tests/unit/wire/test_frames.py
 	@SUBLET_INTERRUPTS=2000 $(PY) -m pytest --timeout 3600 tests/unit/client/test_interrupts.py tests/unit/client/test_cancels.py tests/integration/test_ctrl_c.py
 

@@ -157,10 +157,10 @@ def calls_in(node: ast.AST, lines: list[int]) -> Iterator[ast.Call]:
             yield from calls_in(child, lines)
 
 
-def by_path(source: str) -> Iterator[tuple[int, str]]:
+def by_path(source: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Each call that names a file by a path: its line and what it calls."""
     lines = [source.count("\n", 0, found.start()) + 1 for found in MAY_CALL.finditer(source)]
-    for node in calls_in(ast.parse(source), lines) if lines else ():
+    for node in calls_in(tree, lines) if lines else ():
         name, words = name_of(node), {word.arg for word in node.keywords}
         if name in OWNER_AND_RIGHTS | WHOLE_TREES:
             inside = bool(node.args) and isinstance(node.args[0], ast.JoinedStr) and is_of_the_system(node.args[0])
@@ -173,28 +173,26 @@ def by_path(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, name
 
 
-def privileged() -> Iterator[str]:
-    """Each module that root's processes run, once."""
+def privileged() -> Iterator[tuple[str, str, ast.Module]]:
+    """Each module that root's processes run, once: its name, its source, and that parsed."""
     waiting = [name for name in MODULES if name.startswith(tuple(f"{room}." for room in BEGIN)) or name in BEGIN]
     seen = set(waiting)
     while waiting:
         name = waiting.pop()
-        yield name
         path = MODULES[name]
-        for found in house_imports(path.read_text(), name, is_package=path.name == "__init__.py"):
+        source = path.read_text()
+        tree = ast.parse(source)
+        yield name, source, tree
+        for found in house_imports(source, name, is_package=path.name == "__init__.py", tree=tree):
             if not found.type_only and found.imported in MODULES and found.imported not in seen:
                 seen.add(found.imported)
                 waiting.append(found.imported)
 
 
 @functools.cache  # not while tests are collected, which every process of a run does
-def sources() -> dict[str, str]:
-    return {name: MODULES[name].read_text() for name in sorted(privileged())}
-
-
-@functools.cache
 def calls_by_path() -> dict[str, list[tuple[int, str]]]:
-    return {name: list(by_path(source)) for name, source in sources().items()}
+    found = {name: list(by_path(source, tree)) for name, source, tree in privileged()}
+    return dict(sorted(found.items()))
 
 
 def test_owner_and_rights_are_changed_in_one_module_and_by_descriptor() -> None:
@@ -240,11 +238,16 @@ def test_the_tables_name_what_there_is() -> None:
 
 def test_all_that_root_runs_is_read() -> None:
     """And nothing that it does not: then a table of reasons would be about something else."""
-    rooms = {name.partition(".")[0] for name in sources()}
+    rooms = {name.partition(".")[0] for name in calls_by_path()}
     assert {"engines", "node", "office", "wire", "lease", "logs", "metrics", "client", "guest"} <= rooms
     assert rooms.isdisjoint(NEVER)
     of_these = {name for name in MODULES if name.partition(".")[0] in ("engines", "node", "office")}
-    assert of_these <= sources().keys()
+    assert of_these <= calls_by_path().keys()
+
+
+def found_in(line: str) -> list[tuple[int, str]]:
+    source = f"def f():\n    {line}\n"
+    return list(by_path(source, ast.parse(source)))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +268,7 @@ def test_all_that_root_runs_is_read() -> None:
     ],
 )
 def test_a_source_that_breaks_the_rule_is_found(line: str) -> None:
-    assert len(list(by_path(f"def f():\n    {line}\n"))) == 1
+    assert len(found_in(line)) == 1
 
 
 @pytest.mark.parametrize(
@@ -282,4 +285,4 @@ def test_a_source_that_breaks_the_rule_is_found(line: str) -> None:
     ],
 )
 def test_what_goes_by_descriptor_or_to_the_system_is_not(line: str) -> None:
-    assert not list(by_path(f"def f():\n    {line}\n"))
+    assert not found_in(line)

@@ -80,7 +80,7 @@ NOT_TRIED: Final = {
     "test_system_calls.py": "it reads tables",
     "test_system_programs.py": "it runs both itself",
 }
-PASSED_ON: Final = ("SUBLET_COLD", "SUBLET_FRAMES", "SUBLET_TOKENS")
+PASSED_ON: Final = ("SUBLET_COLD", "SUBLET_FOLLOWERS", "SUBLET_FRAMES", "SUBLET_TOKENS")
 LEFT_OUT: Final = {
     "test_two_offices_give_different_user_numbers": "only root's office gives tenants a user number",
     "test_each_kind_of_lease_has_caps": "this user has no control groups, where systemd gave it none",

@@ -236,11 +236,14 @@ def _covers(exemption: Exemption, found: Import) -> bool:
 # -------------------------------------------------------------------------------------------- reading the imports
 
 
-def all_imports(source: str, importer: str, *, is_package: bool = False) -> Iterator[tuple[str, int, bool]]:
+def all_imports(
+    source: str, importer: str, *, is_package: bool = False, tree: ast.Module | None = None
+) -> Iterator[tuple[str, int, bool]]:
     """Every imported name in full, with its line and whether only a type checker sees it.
 
     ``from sublet.lease import value`` yields ``sublet.lease.value``, which may be a module or a name in one; both lie
-    in the same room, so the rule need not know. ``import_module("sublet.lease")`` is an import as well.
+    in the same room, so the rule need not know. ``import_module("sublet.lease")`` is an import as well. ``tree``: the
+    source, parsed.
     """
     package = ["sublet", *importer.split(".")] if importer else ["sublet"]
     if not is_package:
@@ -267,7 +270,7 @@ def all_imports(source: str, importer: str, *, is_package: bool = False) -> Iter
                 for child in ast.iter_child_nodes(node):
                     yield from walk(child, type_only)
 
-    yield from walk(ast.parse(source), False)
+    yield from walk(ast.parse(source) if tree is None else tree, False)
 
 
 def _is_import_call(func: ast.expr) -> bool:
@@ -278,9 +281,11 @@ def _is_type_checking(test: ast.expr) -> bool:
     return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
-def house_imports(source: str, importer: str, *, is_package: bool = False) -> Iterator[Import]:
+def house_imports(
+    source: str, importer: str, *, is_package: bool = False, tree: ast.Module | None = None
+) -> Iterator[Import]:
     """The imports of ``sublet`` modules, named by module; ``from sublet import connect`` is the face's."""
-    for name, line, type_only in all_imports(source, importer, is_package=is_package):
+    for name, line, type_only in all_imports(source, importer, is_package=is_package, tree=tree):
         if name == "sublet.__version__":
             continue  # the one name of the face that belongs to everybody: it costs no import
         if name == "sublet" or (name.startswith("sublet.") and not _is_in_the_house(name)):
