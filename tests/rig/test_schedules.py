@@ -16,7 +16,7 @@ from tests.rig.test_interface import SOURCES, exported, run_on
 
 pytestmark = pytest.mark.needs("gcc")
 
-SEEDS: Final = int(os.environ.get("SUBLET_RIG_SEEDS", "200"))
+SEEDS: Final = int(os.environ.get("SUBLET_RIG_SEEDS", "100"))
 """Of the schedules; the soak has 20,000."""
 
 PLAYS: Final = """
