@@ -32,6 +32,7 @@ from sublet.office.ledger.records import LOCAL_TENANT, LeaseRecord, Want
 from sublet.testing import HeldClock, MemoryAgent
 from sublet.values import NS_PER_S, Kind, LeaseId, RequestId
 from sublet.wire.version import WIRE_VERSION
+from tests.commands import run_sublet
 from tests.crash.office_judge import folded
 from tests.crash.office_process import Call, Line, OfficeProcess, office_at
 from tests.traces import LETS_GO, PATIENCE_S
@@ -58,10 +59,13 @@ def may(*spaces: str) -> bool:
 
 def sublet(office: OfficeProcess, *words: str, before: tuple[str, ...] = ()) -> tuple[int, str, str]:
     """What a shell gets: exit status, stdout, stderr."""
-    done = subprocess.run(
-        [*before, sys.executable, "-m", "sublet", *words], env=office.env(), capture_output=True, text=True, timeout=60
-    )
-    return done.returncode, done.stdout, done.stderr
+    if before:
+        command = [*before, sys.executable, "-m", "sublet", *words]
+        done = subprocess.run(command, env=office.env(), capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout, done.stderr
+    env = {name: value for name, value in office.env().items() if name not in ("PYTHONPATH", "PYTHONWARNINGS")}
+    ended = run_sublet(*words, env=env, timeout=60)
+    return ended.status, ended.out.decode(), ended.err.decode()
 
 
 def refused(said: str, *words: str) -> None:

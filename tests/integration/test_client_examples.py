@@ -28,9 +28,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
 
 
-PREEMPTIONS = os.environ.get("SUBLET_PREEMPTIONS", "5")
-MORE = {"preemptible_training": ("80", "0.01", PREEMPTIONS)}
-"""So that who takes its device away so often may stand still for five seconds, and still finds it at work."""
+PREEMPTIONS = os.environ.get("SUBLET_PREEMPTIONS", "2")
+MORE = {"preemptible_training": ("80", "0.01", PREEMPTIONS), "burst_sklearn": ("2",)}
+"""So that who takes its device away so often may stand still for five seconds, and still finds it at work; and for two
+cores, each of which first imports scikit-learn."""
 
 LONGEST_S = 280
 """An example that hangs is told from one that is slow beside others only by the limit of a test, and ends before it."""
