@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -71,6 +72,12 @@ class Line:
     def ask(self, call: Call) -> Answer | None:
         self.send(call)
         return self.answer()
+
+    @property
+    def was_closed(self) -> bool:
+        """By the office, while nothing was asked: it does so after two minutes, which a loaded machine may take from
+        one request of a test to the next."""
+        return bool(select.select([self.sock], [], [], 0)[0])
 
     def close(self) -> None:
         self.sock.close()
@@ -178,6 +185,9 @@ class OfficeProcess:
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
         """As tenant ``local``, of an office that nobody kills."""
+        if self.lines and self.lines[0].was_closed:
+            self.lines.pop(0).close()
+            self.lines.insert(0, Line(socket_path(self.home)))
         answer = self.line().ask(Call(method=method, path=path, body=body))
         assert answer is not None, f"no answer to {method} {path}: {self.said}"
         return answer
