@@ -7,10 +7,16 @@ every (lease, epoch) pair that was ever given out: at most one may touch the dev
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
+from enum import EnumType
+from types import FunctionType
+from typing import Any
 
 import pytest
+from msgspec import StructMeta
 
 from sublet.errors import SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus
@@ -46,7 +52,7 @@ WALL_NS = 1_750_000_000 * NS_PER_S
 
 @dataclass
 class SmallWorld:
-    """Office, agent and what is on its way between them. Rebuilt from the list of moves that led here."""
+    """Office, agent and what is on its way between them."""
 
     clock: HeldClock = field(default_factory=HeldClock)
     orders: list[Order] = field(default_factory=list)
@@ -238,27 +244,101 @@ def test_the_search_finds_known_bugs(mutant: str) -> None:
 
 def _search(root: tuple[str, ...], depth: int) -> int:
     """Breadth first, each state once. Returns how many there were; raises with the moves that led to a broken rule."""
-    frontier = [root]
+    start = SmallWorld()
+    for move in root:
+        start.do(move)
+    copies = Copies()
+    frontier = [(root, copies.take(start), tuple(start.moves()))]
     seen: set[int] = set()
-    for _ in range(depth):
-        longer: list[tuple[str, ...]] = []
-        for path in frontier:
-            for move in tuple(_replay(path).moves()):
-                after = _replay((*path, move))
+    for left in reversed(range(depth)):
+        longer: list[tuple[tuple[str, ...], bytes, tuple[str, ...]]] = []
+        for path, before, moves in frontier:
+            for move in moves:
+                after = copies.open(before)
+                after.do(move)
+                mark = hash(after.key())
+                if mark not in seen:
+                    seen.add(mark)
+                    if left:
+                        longer.append(((*path, move), copies.take(after), tuple(after.moves())))
                 try:
                     after.check()
                 except AssertionError as error:
                     raise AssertionError(f"{error}, after: {', '.join((*path, move))}") from error
-                mark = hash(after.key())
-                if mark not in seen:
-                    seen.add(mark)
-                    longer.append((*path, move))
         frontier = longer
     return len(seen)
 
 
-def _replay(path: tuple[str, ...]) -> SmallWorld:
-    world = SmallWorld()
-    for move in path:
+def test_a_copy_goes_on_as_its_world_would() -> None:
+    """The search goes on from copies: what comes after each of them is what comes after the same moves from nothing."""
+    copies, path = Copies(), (*GIVES_BACK, "order 0", "report 0", "claim b", "tick", "agent", "office", "tick")
+    copied = copies.take(SmallWorld())
+    for count, move in enumerate(path, 1):
+        world = copies.open(copied)
         world.do(move)
-    return world
+        again = SmallWorld()
+        for made in path[:count]:
+            again.do(made)
+        assert (world.key(), world.given, list(world.moves())) == (again.key(), again.given, list(again.moves()))
+        copied = copies.take(world)
+
+
+class Copies:
+    """Copies of small worlds. What never changes is shared by all of them: a copy takes a fifth of the time then, and
+    far less than all the moves that led there."""
+
+    def __init__(self) -> None:
+        self.shared: list[Any] = []
+        self._places: dict[int, int] = {}
+        self._is_shared: dict[type, bool] = {}
+
+    def take(self, world: SmallWorld) -> bytes:
+        """A copy, closed."""
+        file = io.BytesIO()
+        _Pickler(file, self).dump(world)
+        return file.getvalue()
+
+    def open(self, copy: bytes) -> SmallWorld:
+        """A world of its own, as it was when the copy was taken."""
+        world = _Unpickler(io.BytesIO(copy), self).load()
+        assert isinstance(world, SmallWorld)
+        return world
+
+    def place(self, value: Any) -> int | None:
+        """Where a value is among those that are shared; None of one that belongs to its world."""
+        kind = type(value)
+        if kind not in self._is_shared:
+            self._is_shared[kind] = _never_changes(kind)
+        if not self._is_shared[kind]:
+            return None
+        if id(value) not in self._places:
+            self._places[id(value)] = len(self.shared)
+            self.shared.append(value)
+        return self._places[id(value)]
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, copies: Copies) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._copies = copies
+
+    def persistent_id(self, value: Any) -> int | None:
+        return self._copies.place(value)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, copies: Copies) -> None:
+        super().__init__(file)
+        self._copies = copies
+
+    def persistent_load(self, place: int) -> Any:
+        return self._copies.shared[place]
+
+
+def _never_changes(kind: type) -> bool:
+    """Of values of this class: classes, functions, members of enums, frozen records."""
+    if issubclass(kind, type | FunctionType) or type(kind) is EnumType:
+        return True
+    if isinstance(kind, StructMeta):
+        return kind.__struct_config__.frozen
+    return is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
