@@ -16,7 +16,7 @@ PY    := $(VENV)/bin/python
 JOBS  ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 4 ? n : 4)))
 TESTS ?=
 SEEDS ?= 1000000
-FROM  ?= 1000
+FROM  ?= 50
 
 export PYTHON TORCH TORCH_INDEX
 
@@ -80,6 +80,8 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 	@$(PY) -m tests.simulation.bursts --seeds $(SEEDS) --from $(FROM)
 	@$(PY) -m tests.simulation.people_world --seeds 10000 --from $(FROM)
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/crash
+	@SUBLET_CRASH_ALL=1 $(PY) -m pytest --timeout 3600 \
+		tests/simulation/test_preemption_graphs.py tests/simulation/test_replica_disk.py tests/simulation/test_people.py
 	@SUBLET_SEQUENCES=6000 $(PY) -m pytest tests/unit/office/ledger/test_model.py tests/unit/office/ledger/test_taking_model.py
 	@$(PY) -m pytest -m soak tests/unit tests/notebook
 	@$(PY) -m pytest -m soak -s --timeout 900 tests/integration/test_planned_office.py

@@ -348,7 +348,7 @@ def _say_groups(items: list[pytest.Item]) -> None:
             item._id = type(found).parse(f"{item.nodeid}@{group.args[0]}")
 
 
-SEEDS: Final = "tests/simulation/test_seeds.py::test_five_hundred"
+SEEDS: Final = "tests/simulation/test_seeds.py::test_seeds_break_no_rule"
 COMPUTES: Final = "tests/simulation/"
 LAST: Final = ("tests/unit/", "benchmarks/")
 

@@ -88,10 +88,10 @@ def run_seed(seed: int, mode: Mode, mutant: str | None = None) -> Tally:
 def run_many(
     seeds: Iterable[int], modes: Iterable[Mode] = MODES, *, processes: int | None = None, mutant: str | None = None
 ) -> Tally:
-    """All these seeds; seed by seed the modes take turns."""
+    """All these seeds; the modes take turns with their numbers."""
     began = time.monotonic()
     modes = tuple(modes)
-    work = [(seed, modes[index % len(modes)], mutant) for index, seed in enumerate(seeds)]
+    work = [(seed, modes[seed % len(modes)], mutant) for seed in seeds]
     total = Tally()
     for tally in _done(work, processes):
         total.add(tally)

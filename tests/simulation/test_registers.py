@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.simulation.linearizable import Call, is_linearizable
@@ -11,7 +9,8 @@ from tests.simulation.register_mutants import MUTANTS, Mutant, switched_on
 from tests.simulation.register_world import FAULTS
 from tests.simulation.registers import hunt, run_many, run_seed
 
-SEEDS = 1_000
+SEEDS = 150
+"""As many as it takes until each fault was met often; `make soak` runs a million."""
 SEEDS_MAX = 2_500
 CAUGHT_AT = {"R5": 1593, "R10": 181, "R11": 73, "R20": 119, "R25": 61}
 """The first seed that catches it, where that is a late one. It is tried before the others."""
@@ -24,9 +23,9 @@ MET = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_thousand_seeds_break_no_rule_and_leave_no_fault_untried() -> None:
+def test_seeds_break_no_rule_and_leave_no_fault_untried() -> None:
     """A failure names its seed and the command that repeats it."""
-    tally = run_many(range(SEEDS), processes=min(2, os.cpu_count() or 1))
+    tally = run_many(range(SEEDS), processes=1)
     assert not tally.failures, "\n".join(map(str, tally.failures))
     assert not [what for what in MET if tally.seen[what] < SEEDS // 10]
 

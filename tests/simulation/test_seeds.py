@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Final
 
 import pytest
 
@@ -11,23 +12,30 @@ from sublet.office.ledger import preemption
 from sublet.office.ledger.free_capacity import Room
 from sublet.office.ledger.scheduler import Schedule
 from tests.simulation import coverage
-from tests.simulation.run import MODES, run_many, run_seed
+from tests.simulation.run import CHUNK, MODES, run_many, run_seed
 
-SEEDS = 500
+RARE: Final = (62, 393, 445, 50, 264, 103, 444, 360, 271, 408, 394, 82, 78, 478, 373, 387)
+"""Seeds that meet what few others meet. They are tried first."""
+SEEDS: Final = 100
+SEEDS_MAX: Final = 500
 """As many as it takes until every fault has met every state; `make soak` runs a million."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_five_hundred_seeds_break_no_rule_and_leave_no_fault_untried() -> None:
+def test_seeds_break_no_rule_and_leave_no_fault_untried() -> None:
     """Safety and liveness in turns. A failure names its seed and the command that repeats it."""
     alone = "PYTEST_XDIST_WORKER" not in os.environ  # else other tests run on the other cores
-    tally = run_many(range(SEEDS), processes=min(2, os.cpu_count() or 1) if alone else 1)
+    processes = min(2, os.cpu_count() or 1) if alone else 1
+    order = [*RARE, *(seed for seed in range(SEEDS_MAX) if seed not in RARE)]
+    tally = run_many(order[:SEEDS], processes=processes)
+    while coverage.missing(tally.met) and tally.seeds < SEEDS_MAX:
+        tally.add(run_many(order[tally.seeds : tally.seeds + 2 * CHUNK], processes=processes))
     assert not tally.failures, "\n".join(map(str, tally.failures))
     assert not coverage.missing(tally.met), f"never met: {coverage.missing(tally.met)}\n{coverage.table(tally.met)}"
-    assert tally.seen["effect taken"] > 50 * SEEDS
-    assert tally.seen["effect refused"] > SEEDS
-    assert tally.seen["ended with its process"] > SEEDS // 10
+    assert tally.seen["effect taken"] > 50 * tally.seeds
+    assert tally.seen["effect refused"] > tally.seeds
+    assert tally.seen["ended with its process"] > tally.seeds // 10
     assert tally.seen["parked, and ended with its process"]
 
 
@@ -57,8 +65,8 @@ def test_a_scheduler_that_sits_on_its_hands_is_noticed(
 ) -> None:
     """Within a few seeds, and by the rule that is about it."""
     monkeypatch.setattr(part, name, lambda *_, **__: None)
-    rules = [failure.rule for seed in range(25) for failure in run_seed(seed, "safety").failures]
-    assert rule in rules, f"only {set(rules)} broke"
+    rules = (failure.rule for seed in range(25) for failure in run_seed(seed, "safety").failures)
+    assert rule in rules, "no seed broke it"
 
 
 def test_who_waits_for_what_is_quarantined_and_keeps_the_rest_from_others_is_noticed(
