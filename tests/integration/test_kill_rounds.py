@@ -88,14 +88,23 @@ class Rounds:
         """Round → (round, descriptors, processes below it, resident KiB)."""
         self.killed: Counter[str] = Counter()
 
-    def run(self, victims: tuple[str, ...]) -> None:
+    def victims_of(self, rounds: int, victims: tuple[str, ...]) -> Iterator[list[str]]:
+        """Whom each round kills: each of them in turn, in an order that chance makes, and sometimes another as well."""
+        chance, order = random.Random(f"{SEED} {victims}"), list[str]()
+        for _ in range(rounds):
+            order = order or chance.sample(victims, len(victims))
+            chosen = [order.pop()]
+            if chance.random() < 0.25:
+                chosen += [chance.choice([one for one in victims if one not in chosen])]
+            yield chance.sample(chosen, len(chosen))
+
+    def run(self, chosen: list[str]) -> None:
         chance = self.chance
         held = [self._take() for _ in range(chance.randint(1, 3))]
         specs = [
             WARM_GUEST if chance.random() < 0.3 else GuestSpec(argv=chance.choice(GUESTS), cwd="/", env={"PATH": PATH})
             for _ in held
         ]
-        chosen = chance.sample(victims, 2 if chance.random() < 0.25 else 1)
         holder = Holder(self.stage, list(zip(held, specs, strict=True)), alone="holder" in chosen)
         try:
             line = Line(socket_path(self.stage.office.home))
@@ -203,9 +212,9 @@ def stage(tmp_path: Path) -> Iterator[OfficeStage]:
 def test_after_any_kill_what_lives_on_has_not_grown(stage: OfficeStage) -> None:
     print(f"SUBLET_KILL_SEED={SEED}")
     rounds, victims = Rounds(stage, SEED), ("holder", "guest", "zygote")
-    for number in range(STEADY):
-        print(f"round {number}")
-        rounds.run(victims)
+    for number, chosen in enumerate(rounds.victims_of(STEADY, victims)):
+        print(f"round {number}: {chosen}")
+        rounds.run(chosen)
         rounds.measure(number)
     for name, sizes in rounds.sizes.items():
         after = sizes[round(STEADY * WARM) :]
@@ -220,9 +229,9 @@ def test_after_any_kill_what_lives_on_has_not_grown(stage: OfficeStage) -> None:
 def test_after_any_kill_nothing_is_left_and_the_books_agree(stage: OfficeStage) -> None:
     print(f"SUBLET_KILL_SEED={SEED}")
     rounds, victims = Rounds(stage, SEED), ("holder", "guest", "zygote", "supervisor", "office")
-    for number in range(ALL_VICTIMS):
-        print(f"round {number}")
-        rounds.run(victims)
+    for number, chosen in enumerate(rounds.victims_of(ALL_VICTIMS, victims)):
+        print(f"round {number}: {chosen}")
+        rounds.run(chosen)
     assert set(rounds.killed) == set(victims), "not each of them was killed"
 
 
