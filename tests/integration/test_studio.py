@@ -520,23 +520,23 @@ def test_its_numbers_are_for_operators(studio: StudioStage, ana: Member, operato
     assert studio.ask("GET", "/metrics", None, {"cookie": operator.browser().cookie}).status == 401
 
 
+def read_again(studio: StudioStage, settings: str, said: str) -> None:
+    """These are the settings of the studio from now on, without a restart; what its log says of that."""
+    file, before = studio.home / "studio.toml", len(studio.log.read_text())
+    file.write_text(settings)
+    file.chmod(0o644)
+    assert studio.process is not None
+    studio.process.send_signal(signal.SIGHUP)
+    until(said, lambda: said in studio.log.read_text()[before:], PATIENCE_S)
+
+
 def test_settings_are_read_again_without_a_restart_and_with_a_mistake_in_them_nothing_changes(
     studio: StudioStage, ana: Member
 ) -> None:
     """The limit holds for the next request, and what is there already stays; the log has the mistake with its line."""
-    file = studio.home / "studio.toml"
-    assert studio.process is not None
-
-    def read_again(text: str, said: str) -> None:
-        file.write_text(text)
-        file.chmod(0o644)
-        assert studio.process is not None
-        studio.process.send_signal(signal.SIGHUP)
-        until(said, lambda: said in studio.log.read_text(), PATIENCE_S)
-
     kept = [start(ana, f"kept-{number}", "resting", later=True) for number in range(2)]
     try:
-        read_again('[person]\nsessions = 1\nsign_in = "1h"\n', "person.sessions is 1 now, and was 100.")
+        read_again(studio, '[person]\nsessions = 1\nsign_in = "1h"\n', "person.sessions is 1 now, and was 100.")
         refused = ana.ask("POST", "/v1/sessions", {"name": "more", "vram": GIB, "later": True})
         assert (refused.status, refused.doc["error"]["message"]) == (409, "a person has at most 1 sessions")
         assert len(ana.done("GET", "/v1/sessions")) == len(kept)
@@ -544,12 +544,14 @@ def test_settings_are_read_again_without_a_restart_and_with_a_mistake_in_them_no
         assert browser.send("/sign-in", {"token": ana.token}).status == 303
         assert "Max-Age=3600;" in browser.given
         read_again(
-            "[person]\n\nsesions = 100\n", "studio.toml:3: [person] has no key 'sesions'; did you mean sessions?"
+            studio,
+            "[person]\n\nsesions = 100\n",
+            "studio.toml:3: [person] has no key 'sesions'; did you mean sessions?",
         )
         assert ana.ask("POST", "/v1/sessions", {"name": "more", "vram": GIB, "later": True}).status == 409
     finally:
-        read_again("", "person.sessions is 100 now, and was 1.")
-        file.unlink()
+        read_again(studio, "", "person.sessions is 100 now, and was 1.")
+        (studio.home / "studio.toml").unlink()
     start(ana, "more", "resting", later=True)
 
 
@@ -1096,10 +1098,7 @@ def test_an_open_page_is_told_of_changes_and_of_its_end(studio: StudioStage, ana
 
 def test_an_open_page_is_told_at_once_of_what_the_person_does(studio: StudioStage, ana: Member) -> None:
     """Not only when it looks again: with an interval of a minute a session, and its lease, are shown all the same."""
-    (studio.home / "studio.toml").write_text('[studio]\nupdate = "1m"\n')
-    (studio.home / "studio.toml").chmod(0o644)
-    studio.kill()
-    studio.start()
+    read_again(studio, '[studio]\nupdate = "1m"\n', "studio.update is 1m now, and was 2s.")
     try:
         with open_page(studio, ana.browser()) as news:
             assert "No sessions" in next_event(news)
@@ -1109,9 +1108,8 @@ def test_an_open_page_is_told_at_once_of_what_the_person_does(studio: StudioStag
                 pass
             assert time.monotonic() - began_s < PATIENCE_S
     finally:
+        read_again(studio, "", "studio.update is 2s now, and was 1m.")
         (studio.home / "studio.toml").unlink()
-        studio.kill()
-        studio.start()
 
 
 def next_event(news: http.client.HTTPResponse) -> str:
