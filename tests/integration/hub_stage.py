@@ -15,7 +15,6 @@ import signal
 import socket
 import sqlite3
 import subprocess
-import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from websocket import WebSocket, create_connection
 from sublet.node.prctl import set_pdeathsig
 from tests.integration.office_stage import OfficeStage, office_stage
 from tests.integration.studio_stage import PATIENCE_S, StudioStage, studio_stage
+from tests.light_jupyter import python_module
 from tests.security.other_users import enterable, places
 from tests.traces import until
 
@@ -40,7 +40,6 @@ PROXY: Final = ROOT / ".venv" / "hub" / "node_modules" / ".bin" / "configurable-
 PASSWORD: Final = "not a secret"
 LONG_AGO: Final = "2020-01-01 00:00:00.000000"
 CONFIG: Final = """
-import sys
 c = get_config()
 c.JupyterHub.bind_url = "http://127.0.0.1:{public}"
 c.JupyterHub.hub_bind_url = "http://127.0.0.1:{api}"
@@ -62,7 +61,7 @@ c.JupyterHub.load_roles = [
         "scopes": ["admin:users", "admin:servers", "access:servers", "admin:groups"],
     }}
 ]
-c.Spawner.cmd = [sys.executable, "-W", "ignore", "-m", "jupyterhub.singleuser"]
+c.Spawner.cmd = {server!r}
 c.Spawner.environment = {{"JUPYTERHUB_ACTIVITY_INTERVAL": "86400", "PYTHONPATH": "{source}"}}
 c.JupyterHub.last_activity_interval = 86400    # what is reported meanwhile is the studio's
 c.Spawner.start_timeout = c.Spawner.http_timeout = 120
@@ -140,7 +139,7 @@ class HubStage:
     def start(self) -> None:
         """Returns when it answers through its proxy."""
         with self.said.open("ab") as said:
-            words = [sys.executable, "-W", "ignore", "-m", "jupyterhub", "-f", str(self.place / "jupyterhub_config.py")]
+            words = [*python_module("jupyterhub"), "-f", str(self.place / "jupyterhub_config.py")]
             self.process = subprocess.Popen(
                 enterable(words),
                 cwd=self.place,
@@ -362,6 +361,7 @@ def hub_stage(
                 proxy=PROXY,
                 password=PASSWORD,
                 groups={name: {"users": users} for name, users in groups.items()},
+                server=python_module("jupyterhub.singleuser"),
                 admin=admin,
                 source=ROOT / "src",
                 token_file=token_file,

@@ -8,7 +8,6 @@ import pwd
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tests.browser.lab import PATIENCE_MS, Page, cells_in, keep_quiet
 from tests.browser.test_studio import browser, picture
 from tests.integration.hub_stage import PASSWORD, Guest, HubStage, hub_stage, local_users
 from tests.integration.studio_stage import PATIENCE_S, Member
+from tests.light_jupyter import python_module
 from tests.security.other_users import ROOT, closed_folder
 from tests.traces import until
 
@@ -376,7 +376,7 @@ def test_the_culler_ends_servers_that_are_not_used_and_leaves_running_cells_alon
         until("the studio reports her cell", lambda: hub.last_activity(ana) > "2021", PATIENCE_S)
         assert hub.last_activity(bob) < "2021"
         culler = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "jupyterhub_idle_culler", "--timeout=3600", "--cull-every=1"],
+            [*python_module("jupyterhub_idle_culler"), "--timeout=3600", "--cull-every=1"],
             env={**os.environ, "JUPYTERHUB_API_TOKEN": hub.admin, "JUPYTERHUB_API_URL": f"{hub.url}/hub/api"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -1,6 +1,7 @@
-"""``python -m tests.notebook.kernel_protocol KERNEL``: the protocol's own test of a kernel; which of its tests failed.
+"""``python -m tests.notebook.kernel_protocol KERNEL...``: the protocol's own test of kernels, and which tests failed.
 
-The samples are the same for every kernel, so that two can be compared. Written as JSON: test, last line of why.
+The samples are the same for every kernel, so that two can be compared. Written as a line of JSON for each: test, last
+line of why.
 """
 
 from __future__ import annotations
@@ -68,16 +69,21 @@ class Samples(jupyter_kernel_test.KernelTests):  # type: ignore[misc]
     code_clear_output = "from IPython.display import clear_output\nclear_output()"
 
 
-def main(kernel: str) -> int:
+def main(kernels: list[str]) -> int:
+    for kernel in kernels:
+        print(json.dumps(outcome_of(kernel)))
+    return 0
+
+
+def outcome_of(kernel: str) -> dict[str, object]:
     suite = unittest.defaultTestLoader.loadTestsFromTestCase(type("Tests", (Samples,), {"kernel_name": kernel}))
     outcome = unittest.TestResult()
     suite.run(outcome)
     found = [*outcome.failures, *outcome.errors]
     failed = {str(test.id()).rpartition(".")[2]: why.strip().splitlines()[-1] for test, why in found}
     skipped = {str(test.id()).rpartition(".")[2]: why for test, why in outcome.skipped}
-    print(json.dumps({"ran": outcome.testsRun, "failed": failed, "skipped": skipped}))
-    return 0
+    return {"ran": outcome.testsRun, "failed": failed, "skipped": skipped}
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1]))
+    raise SystemExit(main(sys.argv[1:]))

@@ -8,7 +8,6 @@ import os
 import socket
 import struct
 import subprocess
-import sys
 import time
 import urllib.request
 import uuid
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import websocket
+
+from tests.light_jupyter import python_module
 
 PATIENCE_S = 90.0
 
@@ -176,7 +177,7 @@ def serving(folder: Path, env: dict[str, str], *words: str) -> Iterator[Server]:
     with open(said, "wb") as log:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "jupyter_server", "--no-browser", f"--port={free_port()}", "--allow-root"),
+                *(*python_module("jupyter_server"), "--no-browser", f"--port={free_port()}", "--allow-root"),
                 *(f"--ServerApp.root_dir={folder}", *words),
             ],
             env={**os.environ, **env, **places, "IPYTHONDIR": str(folder / ".ipython")},

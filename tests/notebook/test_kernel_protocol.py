@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 from sublet.notebook import kernel_mode
+from tests.light_jupyter import python_module
 from tests.notebook.corpus.run import office_on
 
 ROOT: Final = Path(__file__).parents[2]
@@ -32,11 +32,12 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
         }
 
 
-def outcome_of(kernel: str, env: dict[str, str], folder: Path) -> dict[str, Any]:
-    place = folder / kernel
+def outcomes_of(kernels: tuple[str, ...], env: dict[str, str], folder: Path) -> list[dict[str, Any]]:
+    """In a process of their own, which is the client of all of them."""
+    place = folder / "kernels"
     place.mkdir()
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.notebook.kernel_protocol", kernel],
+        [*python_module("tests.notebook.kernel_protocol"), *kernels],
         env=env,
         cwd=place,
         capture_output=True,
@@ -44,7 +45,7 @@ def outcome_of(kernel: str, env: dict[str, str], folder: Path) -> dict[str, Any]
         timeout=600,
     )
     assert ran.returncode == 0, ran.stderr
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    found: list[dict[str, Any]] = [json.loads(line) for line in ran.stdout.splitlines()[-len(kernels) :]]
     shutil.rmtree(place)
     return found
 
@@ -52,7 +53,7 @@ def outcome_of(kernel: str, env: dict[str, str], folder: Path) -> dict[str, Any]
 def test_the_leased_kernel_fails_no_test_of_the_protocol_that_ipykernel_passes(
     env: dict[str, str], tmp_path: Path
 ) -> None:
-    plain, leased = (outcome_of(name, env, tmp_path) for name in ("python3", "sublet"))
+    plain, leased = outcomes_of(("python3", "sublet"), env, tmp_path)
     assert leased["ran"] == plain["ran"] >= 12
     assert leased["skipped"].keys() == plain["skipped"].keys()
     more = {test: why for test, why in leased["failed"].items() if test not in plain["failed"]}

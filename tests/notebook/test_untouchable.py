@@ -274,6 +274,23 @@ def test_what_cannot_be_written_here_stays_there_by_name(other: Other) -> None:
     assert "d" in nb.came.stays
 
 
+def test_modules_that_come_and_go_are_followed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = types.ModuleType("first"), types.ModuleType("second")
+    monkeypatch.setitem(sys.modules, "of.a.test", first)
+    assert Untouchable().has(first)
+    assert Untouchable().has(vars(first))
+    monkeypatch.setitem(sys.modules, "of.a.test", second)
+    guard = Untouchable()
+    assert guard.has(second)
+    assert guard.has(vars(second))
+    assert guard.has(sys)
+    assert guard.has(vars(types))
+    assert not guard.has(first)
+    assert not guard.has(vars(first))
+    monkeypatch.delitem(sys.modules, "of.a.test")
+    assert not Untouchable().has(vars(second))
+
+
 def test_a_chain_of_objects_may_be_long() -> None:
     class Node:
         def __init__(self, n: int, after: Node | None) -> None:

@@ -50,6 +50,8 @@ class _Modules(NamedTuple):
     """All modules, as they were when they were last looked at."""
 
     modules: list[Any]
+    namespaces: dict[int, int | None]
+    """Ids of the modules, each with that of its namespace; no other object has them while the list holds the modules."""
     names: frozenset[int]
     """Ids of their namespaces."""
     ids: frozenset[int]
@@ -57,28 +59,29 @@ class _Modules(NamedTuple):
 
 
 def _modules_now() -> _Modules:
-    """There are thousands, and mostly they are those of the last time, which two lists tell without a look at any."""
+    """There are thousands, and mostly they are those of the last time, which two lists tell without a look at any. Of
+    others only those that are new are looked at."""
     global _known
     now = list(sys.modules.values())
     if len(now) != len(_known.modules) or not all(map(is_, now, _known.modules)):
-        names = frozenset(map(id, _dicts_of(now)))
-        _known = _Modules(now, names, names.union(map(id, now)))
+        known = _known.namespaces
+        namespaces = {id(one): known[id(one)] if id(one) in known else _namespace_of(one) for one in now}
+        names = frozenset(one for one in namespaces.values() if one is not None)
+        _known = _Modules(now, namespaces, names, names.union(namespaces))
     return _known
 
 
-_known = _Modules([], frozenset(), frozenset())
+_known = _Modules([], {}, frozenset(), frozenset())
 
 
-def _dicts_of(modules: list[Any]) -> list[Any]:
-    found = []
-    for one in modules:
-        try:
-            names = object.__getattribute__(one, "__dict__")
-        except (AttributeError, TypeError):  # some put other things where modules are
-            continue
-        if isinstance(names, dict):  # of a class it is a view that is made anew each time, so its id is soon another's
-            found.append(names)
-    return found
+def _namespace_of(module: Any) -> int | None:
+    """The id of a module's names."""
+    try:
+        names = object.__getattribute__(module, "__dict__")
+    except (AttributeError, TypeError):  # some put other things where modules are
+        return None
+    # Of a class it is a view that is made anew each time, so its id is soon another's.
+    return id(names) if isinstance(names, dict) else None
 
 
 def _shells() -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from sublet.client.clocks import client_clock
 from tests.unit.client.office_thread import OfficeThread, office_thread
 from tests.unit.client.test_interrupts import Helper, collect, look
 
-ROUNDS: Final = int(os.environ.get("SUBLET_INTERRUPTS", "15"))
+ROUNDS: Final = int(os.environ.get("SUBLET_INTERRUPTS", "6"))
 SEED: Final = int(os.environ.get("SUBLET_SEED", "1"))
 
 pytestmark = [

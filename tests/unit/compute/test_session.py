@@ -36,7 +36,7 @@ from tests.left_open import nothing_left_open
 from tests.session_programs import run_session_program
 from tests.unit.compute.session_pair import EPOCH, LEASE, SessionPair
 
-PROGRAMS = 250
+PROGRAMS = 100
 SOAK = 10_000
 
 

@@ -15,7 +15,7 @@ from sublet.testing.device_conformance import KERNELS
 from tests.device_programs import CAP_BYTES, run_program
 from tests.unit.guest.session_stage import Stage
 
-PROGRAMS = 400
+PROGRAMS = 150
 SOAK = 10_000
 
 
