@@ -95,7 +95,8 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 	@SUBLET_NOTEBOOK_KILLS=1000 SUBLET_EVERY_STEP=1 $(PY) -m pytest --timeout 3600 tests/notebook/test_kills.py tests/notebook/test_stages.py
 	@SUBLET_PREEMPTIONS=20 $(PY) -m pytest tests/integration/test_client_examples.py
 	@SUBLET_CORPUS=all $(PY) -m pytest tests/notebook/test_corpus.py
-	@HYPOTHESIS_PROFILE=soak $(PY) -m pytest --timeout 3600 tests/notebook/test_namespace_sync.py tests/notebook/test_lodging.py
+	@HYPOTHESIS_PROFILE=soak $(PY) -m pytest --timeout 3600 tests/notebook/test_namespace_sync.py \
+		tests/notebook/test_lodging.py tests/notebook/test_reading.py tests/notebook/test_in_place.py
 	@SUBLET_SCARCE_ROUNDS=2000 $(PY) -m pytest --timeout 36000 tests/integration/test_running_out.py
 	@SUBLET_SUSPENDS=500 $(PY) -m pytest --timeout 900 tests/integration/test_suspend.py
 	@SUBLET_MACHINES=all $(PY) -m pytest --timeout 3600 tests/rig/test_machines.py

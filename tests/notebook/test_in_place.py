@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet.notebook.in_place import merge
+from tests.examples import examples
 
 
 @dataclass
@@ -333,10 +334,22 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=500, deadline=None)
-@given(values, values)
-def test_whatever_was_there_it_says_what_came(old: Any, new: Any) -> None:
+def test_whatever_was_there_it_says_what_came() -> None:
     """And what it says it shares within itself just as what came does."""
+    met: set[tuple[type, type]] = set()
+
+    @settings(max_examples=examples(150), deadline=None)
+    @given(values, values)
+    def holds(old: Any, new: Any) -> None:
+        met.add((type(old), type(new)))
+        _says_what_came(old, new)
+
+    holds()
+    assert {one for pair in met for one in pair} == {list, dict, tuple, Point, np.ndarray, int, str, type(None)}
+    assert {old for old, new in met if old is new} >= {list, dict, tuple, Point}, "what can be taken over"
+
+
+def _says_what_came(old: Any, new: Any) -> None:
     expected = back(new)
     got = merged(old, new)
     np.testing.assert_equal(_plain(got), _plain(expected))

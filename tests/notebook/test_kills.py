@@ -2,7 +2,7 @@
 
 Afterwards the notebook's state is what the last finished cell left, in the objects that were there, and nothing is left
 on the machine. Everything is drawn from a seed, which a failure prints. ``SUBLET_NOTEBOOK_KILLS`` says how many cells
-(60), ``SUBLET_KILL_SEED`` with which seed.
+(24), ``SUBLET_KILL_SEED`` with which seed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.integration.office_stage import OfficeStage
 from tests.notebook.shell_stage import Shell, shell_on, stage_on
 from tests.traces import until
 
-CELLS: Final = int(os.environ.get("SUBLET_NOTEBOOK_KILLS", "60"))
+CELLS: Final = int(os.environ.get("SUBLET_NOTEBOOK_KILLS", "24"))
 SEED: Final = int(os.environ.get("SUBLET_KILL_SEED", "1"))
 KILLED_SHARE: Final = 0.15
 """A new kernel takes its time; most cells run as they would, between those that are killed."""

@@ -18,6 +18,7 @@ from sublet.notebook.lending import Lender
 from sublet.notebook.lodging import Lodged
 from sublet.state.transfer import changes
 from sublet.state.transfer.memory import PAGE, address_of, memory_at
+from tests.examples import examples
 from tests.notebook.crossing import Sides
 
 LENGTH = 3 * (1 << 17) + 5
@@ -424,8 +425,6 @@ STEPS = st.lists(
     max_size=6,
 )
 
-EXAMPLES = 2_000 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 15
-
 
 def _do(names: dict[str, Any], what: str, name: str, at: int, value: int) -> set[str]:
     """The names that were bound anew."""
@@ -445,7 +444,7 @@ def _do(names: dict[str, Any], what: str, name: str, at: int, value: int) -> set
 def test_after_every_cell_both_have_the_same_and_so_does_one_namespace_alone() -> None:
     met: set[object] = set()
 
-    @settings(max_examples=EXAMPLES, deadline=None)
+    @settings(max_examples=examples(15, 2_000), deadline=None)
     @given(cells=st.lists(st.tuples(STEPS, st.booleans()), min_size=1, max_size=6))
     def holds(cells: list[Any]) -> None:
         met.update(fails for _, fails in cells)

@@ -51,7 +51,7 @@ class _Modules(NamedTuple):
 
     modules: list[Any]
     namespaces: dict[int, int | None]
-    """Ids of the modules, each with that of its namespace; no other object has them while the list holds the modules."""
+    """By the id of each module, that of its namespace. No other object has them while the list holds the modules."""
     names: frozenset[int]
     """Ids of their namespaces."""
     ids: frozenset[int]
