@@ -301,13 +301,19 @@ def pytest_make_collect_report(
 
 def _shares_what_its_file_set_up(item: pytest.Item) -> bool:
     """Whether the test stands on something that is made once for its file, an office or a kernel for instance."""
+    return bool(_made_once(item, "module"))
+
+
+def _made_once(item: pytest.Item, scope: str) -> list[str]:
+    """The names of the test's fixtures that are made once in this scope."""
     info = getattr(item, "_fixtureinfo", None)
-    made = (one[-1] for one in info.name2fixturedefs.values() if one) if info else ()
-    return any(one.scope == "module" for one in made)
+    return [name for name, one in info.name2fixturedefs.items() if one and one[-1].scope == scope] if info else []
 
 
 TORCH_WITHIN: Final = "tests/notebook/test_kinds.py"
-"""Holds tensors in the process of the suite itself."""
+"""Holds tensors in the process of the suite itself, or in the second one that plays the device."""
+CORPUS: Final = "tests/notebook/test_corpus.py"
+"""Its kernels load PyTorch, each for itself."""
 WARP_WITHIN: Final = "tests/unit/compute"
 WITHIN: Final = ("tests/unit/", "tests/notebook/")
 
@@ -317,7 +323,9 @@ def _loads_much(item: pytest.Item) -> str | None:
     if not item.nodeid.startswith(WITHIN):
         return None
     needs = _needs_of(item)
-    if "torch" in needs:
+    if item.nodeid.startswith(CORPUS):
+        return CORPUS
+    if "torch" in needs or "other" in _made_once(item, "session"):
         return TORCH_WITHIN
     return WARP_WITHIN if "warp" in needs or "kernel_cache" in getattr(item, "fixturenames", ()) else None
 

@@ -31,8 +31,9 @@ def _matplotlib_knows_the_fonts(tmp_path_factory: pytest.TempPathFactory) -> Non
             subprocess.run([sys.executable, "-c", "import matplotlib.font_manager"], capture_output=True, check=False)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def other() -> Iterator[Other]:
+    """One process for all files: each library is imported once there. Each notebook begins with an empty namespace."""
     made = Other()
     yield made
     made.close()

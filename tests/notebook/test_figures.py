@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ def nb(other: Other) -> Iterator[Notebook]:
     made.here("plt.close('all')")
 
 
+@functools.cache
 def plainly(cells: tuple[str, ...]) -> bytes:
     main = types.ModuleType("__main__")
     for cell in (BEGIN, *cells):
