@@ -37,6 +37,8 @@ FDS: Final = 4
 """What comes with an order: stdin, stdout, stderr, and where the command's number and its exit status are said."""
 SAID: Final = struct.Struct("=i")
 PIECE: Final = 1 << 16
+AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "GLIBC_")
+"""Variables that a command with a start of its own would begin with: where they differ from ours, it has one."""
 
 
 class Ended(NamedTuple):
@@ -59,7 +61,7 @@ def run_sublet(
     """Run ``sublet WORDS`` to its end. ``umask``: another than ours; ``given``: what it can read."""
     folder = os.getcwd() if cwd is None else os.fspath(cwd)
     order = json.dumps({"words": words, "env": dict(env), "cwd": folder, "umask": umask}).encode()
-    if given or len(order) > ORDER_MAX or _for_python(env) != _for_python(os.environ):
+    if given or len(order) > ORDER_MAX or _for_start(env) != _for_start(os.environ):
         command = [sys.executable, "-m", "sublet", *words]
         done = subprocess.run(command, env=env, cwd=cwd, umask=umask, input=given, capture_output=True, timeout=timeout)
         return Ended(done.returncode, done.stdout, done.stderr)
@@ -82,9 +84,9 @@ def run_sublet(
             raise subprocess.TimeoutExpired(["sublet", *words], timeout) from error
 
 
-def _for_python(env: Mapping[str, str]) -> dict[str, str]:
-    """What an interpreter reads when it starts."""
-    return {name: value for name, value in env.items() if name.startswith(("PYTHON", "LC_", "LANG"))}
+def _for_start(env: Mapping[str, str]) -> dict[str, str]:
+    """What an interpreter, its C library and the loader of its libraries read when they start, and never again."""
+    return {name: value for name, value in env.items() if name.startswith(AT_START)}
 
 
 def _number(data: bytes) -> int:
