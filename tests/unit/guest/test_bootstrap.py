@@ -172,6 +172,7 @@ def test_what_runs_in_a_guest_needs_the_standard_library_alone(module: str, tmp_
         "errors",
         "clock",
         "invocation",
+        "lazy_dataclass",
     }
     assert not any(name.startswith("path:") and "site-packages" in name for name in loaded)
     assert "sublet.wire.http" not in loaded
