@@ -123,7 +123,11 @@ def _imports(module: Module, name: str, known: set[str]) -> dict[str, str]:
                 stem = ".".join([*base[: len(base) - level + 1], *([origin] if origin else [])]) if level else origin
                 for alias in names:
                     note(f"{stem}.{alias.name}", how)
-            case ast.If(test=test, body=body, orelse=orelse) if ast.unparse(test).endswith("TYPE_CHECKING"):
+            case ast.expr():  # nothing is imported within
+                pass
+            case ast.If(
+                test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"), body=body, orelse=orelse
+            ):
                 for statement in body:
                     walk(statement, "type")
                 for statement in orelse:

@@ -72,13 +72,13 @@ def test_a_scheduler_that_sits_on_its_hands_is_noticed(
 def test_who_waits_for_what_is_quarantined_and_keeps_the_rest_from_others_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As the scheduler once did: a person may look after it tomorrow, or never."""
+    """As the scheduler once did: a person may look after it tomorrow, or never. Seed 33 is the first to notice."""
 
     def as_if_it_came_clean(self: Room) -> Room:
         return replace(self, free=self.capacity - self.foreign, slices=0, exclusive=0, quarantined=0, tenants={})
 
     monkeypatch.setattr(Room, "once_all_have_left", as_if_it_came_clean)
-    seeds = ((seed, MODES[seed % len(MODES)]) for seed in range(60))
+    seeds = ((seed, MODES[seed % len(MODES)]) for seed in (33, *range(60)))
     failures = (failure for seed, mode in seeds for failure in run_seed(seed, mode).failures)
     assert next(failures).rule == "S4"
 

@@ -386,8 +386,11 @@ OWN: Final = frozenset(("node.loop.Timer",))
 
 
 def starts_in(path: Path) -> Iterator[str]:
+    text = path.read_text(encoding="utf-8")
+    if not any(name in text for name in STARTS):  # most files: without being parsed
+        return
     module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = ast.parse(text)
     own = {name.rpartition(".")[2] for name in OWN if name.startswith(module + ".")}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):

@@ -144,6 +144,9 @@ def test_an_extra_is_installed_from_where_this_installation_came_from(
 
 def faults(tree: ast.AST, name: str) -> Iterator[str]:
     """Texts with a command that no edge would render."""
+    texts = [(node, text) for node in ast.walk(tree) if COMMAND.search(text := _text_of(node))]
+    if not texts:
+        return
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
 
     def callers(node: ast.AST) -> Iterator[str]:
@@ -153,12 +156,11 @@ def faults(tree: ast.AST, name: str) -> Iterator[str]:
                 function = node.func
                 yield function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
-    for node in ast.walk(tree):
-        text = _text_of(node)
-        if not text or isinstance(parents.get(node), ast.Expr | ast.JoinedStr):  # a docstring, or a part of an f-string
+    for node, text in texts:
+        if isinstance(parents.get(node), ast.Expr | ast.JoinedStr):  # a docstring, or a part of an f-string
             continue
         around = set(callers(node))
-        if around & (RENDERING | HELP) or not COMMAND.search(text):
+        if around & (RENDERING | HELP):
             continue
         where = f"{name}:{node.lineno}"  # type: ignore[attr-defined]
         for found in COMMAND.finditer(IN_BACKTICKS.sub("", text)):
