@@ -82,7 +82,8 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/crash
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest --timeout 3600 \
 		tests/simulation/test_preemption_graphs.py tests/simulation/test_replica_disk.py tests/simulation/test_people.py
-	@SUBLET_SEQUENCES=6000 $(PY) -m pytest tests/unit/office/ledger/test_model.py tests/unit/office/ledger/test_taking_model.py
+	@SUBLET_SEQUENCES=6000 $(PY) -m pytest --timeout 3600 tests/unit/office/ledger/test_model.py \
+		tests/unit/office/ledger/test_taking_model.py tests/unit/office/ledger/test_properties.py
 	@$(PY) -m pytest -m soak tests/unit tests/notebook
 	@$(PY) -m pytest -m soak -s --timeout 900 tests/integration/test_planned_office.py
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/unit/training tests/integration/test_training.py tests/integration/test_trainer_kills.py
