@@ -341,4 +341,4 @@ def _never_changes(kind: type) -> bool:
         return True
     if isinstance(kind, StructMeta):
         return kind.__struct_config__.frozen
-    return is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    return is_dataclass(kind) and kind.__setattr__ is not object.__setattr__  # frozen: it refuses
