@@ -90,6 +90,7 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest --timeout 900 tests/notebook/test_batch_runs.py tests/integration/test_demo.py
 	@SUBLET_RACE_ROUNDS=10000 $(PY) -m pytest tests/integration/test_revoke_race.py
 	@SUBLET_KILL_ROUNDS=2000 $(PY) -m pytest tests/integration/test_kill_rounds.py
+	@SUBLET_ORDINARY_ROUNDS=100 $(PY) -m pytest --timeout 3600 tests/integration/test_ordinary_users.py
 	@SUBLET_STDIO_GUESTS=200 SUBLET_BLOCK_LEASES=100 $(PY) -m pytest tests/integration/test_stdio.py tests/integration/test_blocks.py
 	@SUBLET_BURST_KILLS=2000 $(PY) -m pytest --timeout 36000 tests/integration/test_burst_kills.py
 	@SUBLET_STUDIO_KILLS=500 $(PY) -m pytest --timeout 36000 tests/integration/test_studio_kills.py

@@ -33,7 +33,10 @@ ADA: Final = 65534
 BEN: Final = 65533
 PATIENCE_S: Final = 60.0
 READS: Final = "-all,+dac_read_search"
-ROUNDS: Final = {"SUBLET_KILL_ROUNDS": "24", "SUBLET_RACE_ROUNDS": "24"}
+ROUNDS: Final = dict.fromkeys(
+    ("SUBLET_KILL_ROUNDS", "SUBLET_RACE_ROUNDS"), os.environ.get("SUBLET_ORDINARY_ROUNDS", "24")
+)
+"""Of kills and of the race, in an office of an ordinary user."""
 SHARED: Final = (
     ("test_run.py", "-k", "output or exit or signal or released or deadline"),
     ("test_supervisor_life.py",),
