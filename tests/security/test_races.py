@@ -1,6 +1,6 @@
 """Names that are swapped all the time, while root goes along them: nothing outside is read, changed or removed.
 
-``SUBLET_RACE_S=60`` races so long each, instead of one second.
+``SUBLET_RACE_S=60`` races so long each, instead of two seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.security.kernels import KERNELS, on_kernel
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="another user can only be played by root")
 
-RACE_S: Final = float(os.environ.get("SUBLET_RACE_S", "1"))
+RACE_S: Final = float(os.environ.get("SUBLET_RACE_S", "2"))
 REMOVED_MIN: Final = 200
 """Names that a race removes, however little of the machine it has."""
 STRANGER: Final = 65_534
