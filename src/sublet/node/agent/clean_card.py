@@ -123,11 +123,19 @@ def scrub(uuid: str, driver: CudaDriver, spare: int = 0) -> int:
         free, _ = driver("scrub", "cuMemGetInfo")
         taken: list[tuple[int, int]] = []
         count = 0
+        refused: SubletError | None = None
         for bound in sorted({max(0, free - spare), free}):
             begun = len(taken)
             for size in PIECES:
                 # No more than was free: some drivers go on in the memory of the host when the card's is used up.
-                while count + size <= bound and (address := driver.says_no("cuMemAlloc", size)) is not None:
+                while count + size <= bound:
+                    try:
+                        address = driver("scrub", "cuMemAlloc", size)
+                    except OutOfMemory:
+                        break
+                    except SubletError as error:  # smaller pieces may come to all of it
+                        refused = error
+                        break
                     taken.append((int(address), size))
                     count += size
             for address, size in taken[begun:]:
@@ -137,6 +145,8 @@ def scrub(uuid: str, driver: CudaDriver, spare: int = 0) -> int:
             driver("scrub", "cuMemFree", address)
     finally:
         driver.says_no("cuDevicePrimaryCtxRelease", device)
+    if refused is not None and free - count >= PIECES[-1]:
+        raise refused
     if free - count > 2 * AT_REST + spare:
         raise GpuError(f"{format_size(free)} were free, and only {format_size(count)} could be taken", call="scrub")
     return count

@@ -214,6 +214,23 @@ def test_memory_that_cannot_be_had_is_not_said_to_be_clean() -> None:
     assert "only 0B could be taken" in desk.clean().failed
 
 
+@pytest.mark.parametrize("odd_size", [64 * MIB, 2 * MIB])
+def test_memory_that_is_refused_for_another_reason_than_want_of_it_may_be_somebodys(odd_size: int) -> None:
+    """However little it is. Where smaller pieces come to all of it, nothing is left. It was called clean either way."""
+    desk = Desk()
+    desk.cuda.free = 100 * MIB
+    taken = desk.cuda.cuMemAlloc
+    desk.cuda.cuMemAlloc = lambda size: (Code.CUDA_ERROR_INVALID_VALUE,) if size == odd_size else taken(size)  # type: ignore[method-assign]
+    found = desk.clean()
+    if odd_size == 64 * MIB:
+        assert found.scrubbed_bytes == desk.cuda.overwritten == 100 * MIB
+    else:
+        assert "could not be overwritten" in found.failed
+        assert found.is_hard
+    assert not desk.cuda.taken
+    assert desk.cuda.contexts == 0
+
+
 @pytest.mark.parametrize("code", [2, 46])
 def test_a_card_that_another_process_keeps_for_a_moment_is_waited_for(code: int) -> None:
     """One that has ended may be listed no more and still keep a card of EXCLUSIVE_PROCESS. It was a fault for good."""
