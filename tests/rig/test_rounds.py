@@ -169,7 +169,10 @@ class Rounds:
                 pid, _, _ = lease.run(card_functions.begin)
             if chance.random() < 0.3:
                 self.take(count=CARDS, wait="5s").release()  # one of them may have come into quarantine
-            lease.run(card_functions.look)
+            looked = lease.submit(card_functions.look)
+            _until(lambda: looked.done() or lease.end is not None, "an answer, or the end of the lease")
+            if looked.done():  # a call to a guest that was parked meanwhile waits until somebody resumes it
+                looked.result()
         except SubletError:  # a program of a lease is told so; that it is, is not this test's matter
             pass
         assert self.status()["pid"]
