@@ -167,7 +167,8 @@ class Rounds:
             if lease is None:
                 lease = self.take(spot=chance.random() < 0.5)
                 pid, _, _ = lease.run(card_functions.begin)
-            if chance.random() < 0.3:
+            takes_all = chance.random() < 0.3
+            if takes_all and (kind != "program" or "trouble: program, met" in self.met):  # a parked program meets none
                 self.take(count=CARDS, wait="5s").release()  # one of them may have come into quarantine
             looked = lease.submit(card_functions.look)
             _until(lambda: looked.done() or lease.end is not None, "an answer, or the end of the lease")
