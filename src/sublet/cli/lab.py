@@ -35,9 +35,6 @@ STOP_S: Final = 15.0
 """It ends its kernels first, and they give back their leases."""
 GIVEN_BACK_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.05
-_LAB: Final = "import sys; sys.modules['rfc3987_syntax'] = None; from jupyterlab.labapp import main; sys.exit(main())"
-"""``python -m jupyterlab``, as if a package was not installed that jsonschema loads to check addresses in other
-alphabets than ASCII: making its forty parsers takes three of the four seconds until JupyterLab is up."""
 _NEEDED: Final = {"jupyterlab": "jupyterlab", "ipykernel": "sublet[notebook]"}
 """Module → what brings it."""
 
@@ -154,7 +151,7 @@ def _serve(folder: Path, opened: str, *, port: int | None, no_browser: bool) -> 
         # A session of its own: Ctrl-C is for us, and JupyterLab would ask whether it was meant. It ends with us, even
         # if we are killed.
         process = subprocess.Popen(
-            [sys.executable, "-c", _LAB, *words],
+            [sys.executable, "-m", "jupyterlab", *words],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=said,
