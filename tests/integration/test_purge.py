@@ -71,11 +71,24 @@ def test_live_leases_are_not_ended_unless_that_is_said(sublet: Shell, sleeper: s
     assert (done.status, done.err) == (0, ""), done
     assert "volumes and checkpoints" in done.out
     assert "with 1 live lease" in done.out
-    assert not sublet.home.exists()
+    assert not sublet.home.exists(), (done, sorted(sublet.home.iterdir()))
     assert not runtime_dir(sublet.home).exists()
     assert mounted(sublet.home) == []
     until("their end", lambda: not [pid for pid in (office, supervisor, guest["pid"]) if runs(pid)])
     assert sleeper.wait(60) != 0
+
+
+def test_a_program_that_had_a_lease_starts_no_office_where_there_was_one(
+    sublet: Shell, sleeper: subprocess.Popen[bytes]
+) -> None:
+    """It was stopped meanwhile, so it finds neither the office nor a word of how that ended."""
+    sleeper.send_signal(signal.SIGSTOP)
+    done = sublet("purge", "--yes", "--now")
+    assert (done.status, done.err) == (0, ""), done
+    sleeper.send_signal(signal.SIGCONT)
+    assert sleeper.wait(60) != 0
+    assert not sublet.home.exists(), sorted(sublet.home.iterdir())
+    assert not runtime_dir(sublet.home).exists()
 
 
 def test_after_kills_what_stayed_mounted_is_removed(sublet: Shell, sleeper: subprocess.Popen[bytes]) -> None:
@@ -95,7 +108,7 @@ def test_after_kills_what_stayed_mounted_is_removed(sublet: Shell, sleeper: subp
     done = sublet("purge", "--yes")
     assert (done.status, done.err) == (0, ""), done
     assert ("unmounted first" in done.out) is bool(left)
-    assert not sublet.home.exists()
+    assert not sublet.home.exists(), (done, sorted(sublet.home.iterdir()))
     assert mounted(sublet.home) == []
 
 
@@ -153,7 +166,7 @@ def test_a_supervisor_without_an_office_is_ended_with_now(sublet: Shell) -> None
     done = sublet("purge", "--yes", "--now")
     assert (done.status, done.err) == (0, ""), done
     until("its end", lambda: not runs(supervisor))  # its socket went before
-    assert not sublet.home.exists()
+    assert not sublet.home.exists(), (done, sorted(sublet.home.iterdir()))
 
 
 RUNNER = """

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sublet.cli.direct_request import Direct
@@ -115,14 +116,16 @@ class CommandLease:
         from msgspec import to_builtins
 
         from sublet.cli.call import CommandOffice
+        from sublet.client.home import was_ended
         from sublet.client.operations import OfficeOperations
         from sublet.clock import SystemClock
         from sublet.values import LeaseId
 
-        program = OfficeOperations(SystemClock()).release(
+        office = CommandOffice.reach(start=False)
+        program = OfficeOperations(SystemClock(), partial(was_ended, office.address.home)).release(
             LeaseId(self.id), request_id=request_id, busy_s=busy_s, patience_s=RETURN_PATIENCE_S
         )
-        view = CommandOffice.reach(start=False).run(program)
+        view = office.run(program)
         found: dict[str, Any] = {} if view is None else to_builtins(view)
         return found
 

@@ -121,6 +121,7 @@ def purge(
         _end_what_is_left(runtime)
         _unmount(home)
         _unmount(runtime)
+        ours = [entry for entry in entries(home) if entry.kind]  # again: guests leave their output when they are ended
         _remove(home, ours)
         if runtime.exists():
             refuse_place(runtime, os.getuid(), marks=())

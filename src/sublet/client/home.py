@@ -98,9 +98,13 @@ def note_end(home: Path, *, is_ended: bool) -> None:
 
 
 def was_ended(home: Path | None) -> bool:
-    """Whether the last office of this home was told to end, so that no lease of it goes on. None: it is elsewhere."""
+    """Whether the last office of this home was told to end, so that no lease of it goes on. None: it is elsewhere.
+
+    Asked by programs that had leases there: where the file is gone, the office was purged."""
     try:
         return home is not None and start_lock_path(home).stat().st_size > 0
+    except FileNotFoundError:
+        return True
     except OSError:
         return False
 
