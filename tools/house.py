@@ -89,9 +89,13 @@ def read(root: Path) -> list[Module]:
 
 def package(root: Path) -> dict[str, Module]:
     """Dotted name → module of the package below ``root/src``, with what each imports."""
-    source = root / "src"
+    return linked(root / "src", read(root / "src"))
+
+
+def linked(source: Path, modules: list[Module]) -> dict[str, Module]:
+    """The same of modules below ``source`` that were read already."""
     found: dict[str, Module] = {}
-    for module in read(source):
+    for module in modules:
         parts = module.path.relative_to(source).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = module
     for name, module in found.items():

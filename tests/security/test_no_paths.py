@@ -18,7 +18,7 @@ from typing import Final
 
 import pytest
 
-from tests.unit.test_map import MODULES, house_imports
+from tests.unit.test_map import MODULES, house_imports_of
 
 pytestmark = pytest.mark.xdist_group("no_paths")  # they read the same files, once in a process
 
@@ -179,11 +179,8 @@ def privileged() -> Iterator[tuple[str, str, ast.Module]]:
     seen = set(waiting)
     while waiting:
         name = waiting.pop()
-        path = MODULES[name]
-        source = path.read_text()
-        tree = ast.parse(source)
-        yield name, source, tree
-        for found in house_imports(source, name, is_package=path.name == "__init__.py", tree=tree):
+        yield name, MODULES[name].text, MODULES[name].tree
+        for found in house_imports_of(name):
             if not found.type_only and found.imported in MODULES and found.imported not in seen:
                 seen.add(found.imported)
                 waiting.append(found.imported)

@@ -8,16 +8,14 @@ import errno
 import logging
 import os
 import socket
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-import sublet
 from sublet import background
 from sublet.background import (
     PAUSES_S,
@@ -31,8 +29,8 @@ from sublet.background import (
     troubles,
 )
 from tests.shortages import fail_accepts
+from tests.unit.package_source import LOOKS_AT_SOURCE, source_files
 
-SOURCE: Final = Path(sublet.__file__).parent
 SHORT: Final = [OSError(number, os.strerror(number)) for number in sorted(SHORTAGES)] + [MemoryError("no memory")]
 
 
@@ -385,14 +383,9 @@ OWN: Final = frozenset(("node.loop.Timer",))
 """Names of ours that are called like one of these."""
 
 
-def starts_in(path: Path) -> Iterator[str]:
-    text = path.read_text(encoding="utf-8")
-    if not any(name in text for name in STARTS):  # most files: without being parsed
-        return
-    module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-    tree = ast.parse(text)
+def starts_in(module: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
     own = {name.rpartition(".")[2] for name in OWN if name.startswith(module + ".")}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call):
             called = node.func
             name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
@@ -405,12 +398,12 @@ def starts_in(path: Path) -> Iterator[str]:
                     yield name
 
 
+@LOOKS_AT_SOURCE
 def test_nothing_is_started_beside_the_helper() -> None:
     found: dict[tuple[str, str], int] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-        for name in starts_in(path):
-            found[module, name] = found.get((module, name), 0) + 1
+    for file in source_files():
+        for name in starts_in(file.module, file.nodes):
+            found[file.module, name] = found.get((file.module, name), 0) + 1
     allowed = {(one.module, one.call): one.count for one in EXEMPT}
     assert all(one.reason for one in EXEMPT)
     assert found == allowed, (
@@ -430,11 +423,8 @@ def test_nothing_is_started_beside_the_helper() -> None:
         "class Mine(threading.Thread): pass",
     ],
 )
-def test_the_lint_sees_each_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "SOURCE", tmp_path)
-    path = tmp_path / "module.py"
-    path.write_text(text)
-    assert list(starts_in(path))
+def test_the_lint_sees_each_way(text: str) -> None:
+    assert list(starts_in("module", ast.walk(ast.parse(text))))
 
 
 def test_a_thread_that_never_takes_its_first_step_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,10 @@ from typing import Final
 
 import pytest
 
+from tests.unit.package_source import LOOKS_AT_SOURCE, source_files
 from tools import house
+
+pytestmark = LOOKS_AT_SOURCE
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -43,7 +46,7 @@ circle."""
 
 @cache
 def modules() -> dict[str, house.Module]:
-    return house.package(ROOT)
+    return house.linked(ROOT / "src", [house.Module(file.path, file.text, file.tree) for file in source_files()])
 
 
 @pytest.mark.parametrize(

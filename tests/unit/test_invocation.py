@@ -18,12 +18,11 @@ from typing import Final
 
 import pytest
 
-import sublet
 from sublet.cli.table import COMMANDS, GROUPS
 from sublet.errors import NotFound
 from sublet.invocation import installing, program, typeable, typed
+from tests.unit.package_source import LOOKS_AT_SOURCE, source_files
 
-SOURCE: Final = Path(sublet.__file__).parent
 FIRST_WORDS: Final = sorted({*GROUPS, *(path.split()[0] for path in COMMANDS)})
 COMMAND: Final = re.compile(rf"\bsublet (?:{'|'.join(FIRST_WORDS)})\b")
 IN_BACKTICKS: Final = re.compile(r"`[^`\n]*`")
@@ -142,12 +141,16 @@ def test_an_extra_is_installed_from_where_this_installation_came_from(
 # --------------------------------------------------------------------------------------------------- the whole source
 
 
-def faults(tree: ast.AST, name: str) -> Iterator[str]:
-    """Texts with a command that no edge would render."""
-    texts = [(node, text) for node in ast.walk(tree) if COMMAND.search(text := _text_of(node))]
+def faults(nodes: list[ast.AST], name: str) -> Iterator[str]:
+    """Texts with a command that no edge would render, among all nodes of a tree."""
+    texts = [
+        (node, text)
+        for node in nodes
+        if isinstance(node, ast.Constant | ast.JoinedStr) and COMMAND.search(text := _text_of(node))
+    ]
     if not texts:
         return
-    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
 
     def callers(node: ast.AST) -> Iterator[str]:
         while node in parents:
@@ -162,7 +165,7 @@ def faults(tree: ast.AST, name: str) -> Iterator[str]:
         around = set(callers(node))
         if around & (RENDERING | HELP):
             continue
-        where = f"{name}:{node.lineno}"  # type: ignore[attr-defined]
+        where = f"{name}:{node.lineno}"
         for found in COMMAND.finditer(IN_BACKTICKS.sub("", text)):
             if (name, found[0]) not in NOT_COMMANDS:
                 yield f"{where}: {found[0]!r} stands outside backticks and is not given to typed()"
@@ -184,20 +187,17 @@ def _text_of(node: ast.AST) -> str:
 def test_no_message_installs_an_extra_of_ours_by_its_name_alone() -> None:
     """No index need have it: ``installing`` knows where it came from."""
     wrong = [
-        f"{path.relative_to(SOURCE)}: {line.strip()}"
-        for path in sorted(SOURCE.rglob("*.py"))
-        for line in path.read_text().splitlines()
+        f"{file.name}: {line.strip()}"
+        for file in source_files()
+        for line in file.text.splitlines()
         if re.search(r"install[^(]*sublet\[", line, re.IGNORECASE) and "installing(" not in line
     ]
     assert [line for line in wrong if "where that kernel is" not in line and "newer" not in line] == []
 
 
+@LOOKS_AT_SOURCE
 def test_every_message_names_commands_so_that_they_can_be_rendered() -> None:
-    wrong = [
-        fault
-        for path in sorted(SOURCE.rglob("*.py"))
-        for fault in faults(ast.parse(path.read_text()), str(path.relative_to(SOURCE)))
-    ]
+    wrong = [fault for file in source_files() for fault in faults(file.nodes, file.name)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -211,7 +211,7 @@ def test_every_message_names_commands_so_that_they_can_be_rendered() -> None:
     ],
 )
 def test_the_rule_finds_what_it_is_for(line: str) -> None:
-    assert list(faults(ast.parse(line), "cli/somewhere.py"))
+    assert list(faults([*ast.walk(ast.parse(line))], "cli/somewhere.py"))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_the_rule_finds_what_it_is_for(line: str) -> None:
     ],
 )
 def test_the_rule_lets_pass_what_is_rendered(line: str) -> None:
-    assert not list(faults(ast.parse(line), "cli/somewhere.py"))
+    assert not list(faults([*ast.walk(ast.parse(line))], "cli/somewhere.py"))
 
 
 # ------------------------------------------------------------------------------------------------------- really typed

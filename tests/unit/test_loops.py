@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import pytest
 
-import sublet
 from sublet import background
 from sublet.background import SHORTAGES
 from sublet.client.guest_watch import GuestWatch
@@ -39,8 +38,8 @@ from sublet.wire.link import Link
 from sublet.wire.link_events import Happening, Over
 from sublet.wire.orders import Inventory
 from sublet.wire.page import PageReader, PageState, PageView, PageWriter
+from tests.unit.package_source import LOOKS_AT_SOURCE, source_files
 
-SOURCE: Final = Path(sublet.__file__).parent
 HERE: Final = "tests.unit.test_loops"
 ERRORS: Final = [
     *(OSError(number, os.strerror(number)) for number in sorted(SHORTAGES)),
@@ -146,12 +145,11 @@ HANDED_ON: Final = {("node.loop", "Accepting"), ("client.aio_keeper", "_spawn")}
 
 def names_in_source() -> Iterator[tuple[str, str]]:
     called = {*HELPERS, *(name for _, name in HANDED_ON)}
-    for path in sorted(SOURCE.rglob("*.py")):
-        module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-        text = path.read_text(encoding="utf-8")
-        if module == "background" or not any(name in text for name in called):  # most files are not parsed
+    for file in source_files():
+        module = file.module
+        if module == "background" or not any(name in file.text for name in called):
             continue
-        for node in ast.walk(ast.parse(text)):
+        for node in file.nodes:
             if not isinstance(node, ast.Call):
                 continue
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -164,6 +162,7 @@ def names_in_source() -> Iterator[tuple[str, str]]:
                     assert module in {where for where, _ in HANDED_ON}, f"{module} names a loop by no plain text"
 
 
+@LOOKS_AT_SOURCE
 def test_every_loop_is_listed() -> None:
     found = {name for _, name in names_in_source()}
     assert found == set(LOOPS) | set(ONCE), "list it in LOOPS with the test that fails it, or in ONCE with the reason"

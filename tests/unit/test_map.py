@@ -11,17 +11,17 @@ import ast
 import functools
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 from typing import Final
 
 import pytest
 
 import sublet
+from tests.unit.package_source import LOOKS_AT_SOURCE, SOURCE, source_files
 
-SOURCE: Final = Path(sublet.__file__).parent
+pytestmark = LOOKS_AT_SOURCE
 
 PROGRAMS: Final = ("training", "jobs", "notebook", "studio")
 FACE: Final = "(face)"
@@ -238,39 +238,47 @@ def _covers(exemption: Exemption, found: Import) -> bool:
 
 def all_imports(
     source: str, importer: str, *, is_package: bool = False, tree: ast.Module | None = None
-) -> Iterator[tuple[str, int, bool]]:
+) -> list[tuple[str, int, bool]]:
     """Every imported name in full, with its line and whether only a type checker sees it.
 
-    ``from sublet.lease import value`` yields ``sublet.lease.value``, which may be a module or a name in one; both lie
+    ``from sublet.lease import value`` gives ``sublet.lease.value``, which may be a module or a name in one; both lie
     in the same room, so the rule need not know. ``import_module("sublet.lease")`` is an import as well. ``tree``: the
     source, parsed.
     """
     package = ["sublet", *importer.split(".")] if importer else ["sublet"]
     if not is_package:
         package = package[:-1]
-    calls = "import_module" in source or "__import__" in source
-    """Else no expression holds an import, and most of a source is expressions."""
+    children = ast.iter_child_nodes if "import_module" in source or "__import__" in source else _statements_in
+    """Where no expression holds an import, none is looked at: most of a source is expressions."""
+    found: list[tuple[str, int, bool]] = []
 
-    def walk(node: ast.AST, type_only: bool) -> Iterator[tuple[str, int, bool]]:
+    def walk(node: ast.AST, type_only: bool) -> None:
         match node:
             case ast.Import(names=names):
-                yield from ((alias.name, node.lineno, type_only) for alias in names)
+                found.extend((alias.name, node.lineno, type_only) for alias in names)
             case ast.ImportFrom(module=module, names=names, level=level):
                 base = package[: len(package) - level + 1] if level else []
                 base = [*base, *(module.split(".") if module else [])]
-                yield from ((".".join([*base, alias.name]), node.lineno, type_only) for alias in names)
+                found.extend((".".join([*base, alias.name]), node.lineno, type_only) for alias in names)
             case ast.Call(func=func, args=[ast.Constant(value=str(name)), *_]) if _is_import_call(func):
-                yield name, node.lineno, type_only
+                found.append((name, node.lineno, type_only))
             case ast.If(test=test, body=body, orelse=orelse) if _is_type_checking(test):
-                yield from (found for statement in body for found in walk(statement, True))
-                yield from (found for statement in orelse for found in walk(statement, type_only))
-            case ast.expr() if not calls:
-                pass
+                for statement in body:
+                    walk(statement, True)
+                for statement in orelse:
+                    walk(statement, type_only)
             case _:
-                for child in ast.iter_child_nodes(node):
-                    yield from walk(child, type_only)
+                for child in children(node):
+                    walk(child, type_only)
 
-    yield from walk(ast.parse(source) if tree is None else tree, False)
+    walk(ast.parse(source) if tree is None else tree, False)
+    return found
+
+
+def _statements_in(node: ast.AST) -> Iterator[ast.AST]:
+    """Those of a block, with the handlers and cases that hold further ones."""
+    for name in ("body", "orelse", "handlers", "finalbody", "cases"):
+        yield from getattr(node, name, ())
 
 
 def _is_import_call(func: ast.expr) -> bool:
@@ -281,11 +289,14 @@ def _is_type_checking(test: ast.expr) -> bool:
     return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
-def house_imports(
-    source: str, importer: str, *, is_package: bool = False, tree: ast.Module | None = None
-) -> Iterator[Import]:
+def house_imports(source: str, importer: str) -> list[Import]:
     """The imports of ``sublet`` modules, named by module; ``from sublet import connect`` is the face's."""
-    for name, line, type_only in all_imports(source, importer, is_package=is_package, tree=tree):
+    return _of_the_house(importer, all_imports(source, importer))
+
+
+def _of_the_house(importer: str, imports: Iterable[tuple[str, int, bool]]) -> list[Import]:
+    found = []
+    for name, line, type_only in imports:
         if name == "sublet.__version__":
             continue  # the one name of the face that belongs to everybody: it costs no import
         if name == "sublet" or (name.startswith("sublet.") and not _is_in_the_house(name)):
@@ -294,7 +305,8 @@ def house_imports(
             imported = _module_part(name.removeprefix("sublet."))
         else:
             continue
-        yield Import(importer=importer, imported=imported, line=line, type_only=type_only)
+        found.append(Import(importer=importer, imported=imported, line=line, type_only=type_only))
+    return found
 
 
 @functools.cache
@@ -318,32 +330,29 @@ def _module_part(name: str) -> str:
 # ------------------------------------------------------------------------------------------------------- the house
 
 
-def modules() -> dict[str, Path]:
-    """Dotted name below ``sublet`` → file; the face itself (``sublet/__init__.py``) is left out, it is a table."""
-    found = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        parts = path.relative_to(SOURCE).with_suffix("").parts
-        if parts != ("__init__",):
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+MODULES: Final = {file.module: file for file in source_files() if file.module}
+"""By their names; the face itself is left out, it is a table."""
 
 
-MODULES: Final = modules()
+@functools.cache
+def imports_of(module: str) -> tuple[tuple[str, int, bool], ...]:
+    file = MODULES[module]
+    return tuple(all_imports(file.text, module, is_package=file.is_package, tree=file.tree))
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_point_up_the_map(module: str) -> None:
-    path = MODULES[module]
-    found = house_imports(path.read_text(), module, is_package=path.name == "__init__.py")
-    wrong = [text for one in found if (text := verdict(one))]
+def house_imports_of(module: str) -> list[Import]:
+    return _of_the_house(module, imports_of(module))
+
+
+def test_imports_point_up_the_map() -> None:
+    wrong = [text for module in MODULES for one in house_imports_of(module) if (text := verdict(one))]
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if room_of(m) in STDLIB_ONLY and not _is_outside_stdlib(m)])
-def test_the_centre_uses_the_standard_library_only(module: str) -> None:
-    path = MODULES[module]
-    found = all_imports(path.read_text(), module, is_package=path.name == "__init__.py")
-    wrong = [text for name, line, _ in found if (text := stdlib_verdict(module, name, line))]
+def test_the_centre_uses_the_standard_library_only() -> None:
+    centre = [module for module in MODULES if room_of(module) in STDLIB_ONLY and not _is_outside_stdlib(module)]
+    found = ((module, name, line) for module in centre for name, line, _ in imports_of(module))
+    wrong = [text for one in found if (text := stdlib_verdict(*one))]
     assert not wrong, "\n".join(wrong)
 
 
@@ -363,9 +372,9 @@ def loads(statements: list[ast.stmt]) -> Iterator[str]:
                 pass
 
 
-def circle_in(sources: dict[str, str]) -> list[str]:
+def circle_in(trees: dict[str, ast.Module]) -> list[str]:
     """Modules that load each other, if there are any: which of them is imported first decides whether it works."""
-    loaded = {name: {other for other in loads(ast.parse(text).body) if other != name} for name, text in sources.items()}
+    loaded = {name: {other for other in loads(tree.body) if other != name} for name, tree in trees.items()}
     try:
         TopologicalSorter(loaded).prepare()
     except CycleError as error:
@@ -374,7 +383,7 @@ def circle_in(sources: dict[str, str]) -> list[str]:
 
 
 def test_no_module_is_loaded_in_a_circle() -> None:
-    assert circle_in({name: path.read_text() for name, path in MODULES.items()}) == []
+    assert circle_in({name: file.tree for name, file in MODULES.items()}) == []
 
 
 @pytest.mark.parametrize(
@@ -388,7 +397,7 @@ def test_no_module_is_loaded_in_a_circle() -> None:
     ],
 )
 def test_a_circle_is_noticed(one: str, other: str, is_circle: bool) -> None:
-    assert bool(circle_in({"lease.holder": one, "lease.node": other})) is is_circle
+    assert bool(circle_in({"lease.holder": ast.parse(one), "lease.node": ast.parse(other)})) is is_circle
 
 
 def test_every_room_of_the_list_is_there() -> None:
@@ -402,19 +411,26 @@ def test_every_room_of_the_list_is_there() -> None:
 
 def test_every_exemption_is_still_needed() -> None:
     for exemption in EXEMPT:
-        path = MODULES[exemption.importer]
-        found = house_imports(path.read_text(), exemption.importer, is_package=path.name == "__init__.py")
+        found = house_imports_of(exemption.importer)
         assert any(_covers(exemption, one) for one in found), f"nobody uses {exemption}; take it out"
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m != "__main__"])
-def test_every_module_imports_and_has_what_it_promises(module: str) -> None:
+def test_every_module_imports_and_has_what_it_promises() -> None:
     """A name in ``__all__`` that is not there fails a user, not us."""
-    loaded = importlib.import_module(f"sublet.{module}")
+    wrong = [f"{module}: {why}" for module in MODULES if module != "__main__" and (why := broken_promise(module))]
+    assert not wrong, "\n".join(wrong)
+
+
+def broken_promise(module: str) -> str | None:
+    try:
+        loaded = importlib.import_module(f"sublet.{module}")
+    except Exception as error:
+        return f"cannot be imported: {error!r}"
     names = getattr(loaded, "__all__", [])
-    assert len(set(names)) == len(names), "a name stands twice in __all__"
-    for name in names:
-        getattr(loaded, name)
+    if len(set(names)) != len(names):
+        return "a name stands twice in __all__"
+    missing = [name for name in names if not hasattr(loaded, name)]
+    return f"promises {', '.join(missing)} and does not have them" if missing else None
 
 
 def test_the_face_has_what_it_promises() -> None:

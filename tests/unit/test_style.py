@@ -5,19 +5,19 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-import sublet
+from tests.unit.package_source import LOOKS_AT_SOURCE, source_files
+
+pytestmark = LOOKS_AT_SOURCE
 
 ROOT: Final = Path(__file__).parents[2]
-SOURCE: Final = Path(sublet.__file__).parent
-FILES: Final = {path.relative_to(SOURCE).as_posix(): path for path in sorted(SOURCE.rglob("*.py"))}
+FILES: Final = {file.name: file for file in source_files()}
 
 PURE: Final = ("values.py", "errors.py", "settings.py", "lease/*", "office/*")
 """Rooms that decide. They are handed the time, chance and everything they know."""
@@ -63,20 +63,15 @@ LOADERS: Final = frozenset(("pickle", "_pickle", "marshal", "shelve", "dill", "c
 
 # ------------------------------------------------------------------------------------------------ rules over a module
 
+Nodes = list[ast.AST]
 Found = Iterator[tuple[int, str]]
 
 
-@lru_cache(maxsize=1)
-def walked(tree: ast.AST) -> list[ast.AST]:
-    """All of it, once for all rules."""
-    return list(ast.walk(tree))
-
-
-def reads_the_world(tree: ast.AST) -> Found:
-    for line, name in imported(tree):
+def reads_the_world(nodes: Nodes) -> Found:
+    for line, name in imported(nodes):
         if name in WORLD:
             yield line, f"a pure room imports {name}; take what it would tell as an argument, or be an edge"
-    for node in walked(tree):
+    for node in nodes:
         match node:
             case ast.Call(func=ast.Attribute(attr="now" | "utcnow" | "today" as attr)):
                 yield node.lineno, f".{attr}() reads a clock; take now_ns as an argument"
@@ -86,11 +81,11 @@ def reads_the_world(tree: ast.AST) -> Found:
                 pass
 
 
-def loads_client_bytes(tree: ast.AST) -> Found:
-    for line, name in imported(tree):
+def loads_client_bytes(nodes: Nodes) -> Found:
+    for line, name in imported(nodes):
         if name in LOADERS:
             yield line, f"the control plane never unpickles ({name}); keep the bytes opaque, the guest loads them"
-    for node in walked(tree):
+    for node in nodes:
         match node:
             case ast.Call(func=ast.Name(id="eval" | "exec" | "__import__" as name)):
                 yield node.lineno, f"{name}() runs what somebody sent; decode into a declared type instead"
@@ -100,8 +95,8 @@ def loads_client_bytes(tree: ast.AST) -> Found:
                 pass
 
 
-def starts_a_shell(tree: ast.AST) -> Found:
-    for node in walked(tree):
+def starts_a_shell(nodes: Nodes) -> Found:
+    for node in nodes:
         match node:
             case ast.Call(keywords=keywords) if any(
                 k.arg == "shell" and not (isinstance(k.value, ast.Constant) and k.value.value is False)
@@ -114,8 +109,8 @@ def starts_a_shell(tree: ast.AST) -> Found:
                 pass
 
 
-def numbers_its_blanks(tree: ast.AST) -> Found:
-    for node in walked(tree):
+def numbers_its_blanks(nodes: Nodes) -> Found:
+    for node in nodes:
         match node:
             case ast.Constant(value=str(text)) if "?" in text and re.search(r"\b[A-Z]{3,}\b.*[\s(,]\?\d", text):
                 yield node.lineno, "Python 3.12 before 3.12.4 warns of ?1 in SQL; write ?, and give the value twice"
@@ -123,9 +118,9 @@ def numbers_its_blanks(tree: ast.AST) -> Found:
                 pass
 
 
-def imported(tree: ast.AST) -> Found:
+def imported(nodes: Nodes) -> Found:
     """Line and first part of the name of everything imported from outside, wherever it stands."""
-    for node in walked(tree):
+    for node in nodes:
         match node:
             case ast.Import(names=names):
                 yield from ((node.lineno, alias.name.partition(".")[0]) for alias in names)
@@ -147,7 +142,7 @@ def everywhere(name: str) -> bool:
     return True
 
 
-RULES: Final[tuple[tuple[Callable[[ast.AST], Found], Callable[[str], bool]], ...]] = (
+RULES: Final[tuple[tuple[Callable[[Nodes], Found], Callable[[str], bool]], ...]] = (
     (reads_the_world, is_pure),
     (loads_client_bytes, is_control),
     (starts_a_shell, everywhere),
@@ -155,15 +150,17 @@ RULES: Final[tuple[tuple[Callable[[ast.AST], Found], Callable[[str], bool]], ...
 )
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_module_keeps_the_house_rules(name: str) -> None:
-    source = FILES[name].read_text()
-    tree = ast.parse(source)
-    wrong: list[tuple[int, str]] = []
-    for rule, applies in RULES:
-        if applies(name):
-            wrong += rule(tree)
-    assert not wrong, "\n".join(f"src/sublet/{name}:{line}: {message}" for line, message in sorted(wrong))
+def looked_at(nodes: Iterable[ast.AST]) -> Nodes:
+    """Of a whole tree, the nodes that rules are about."""
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom | ast.Call | ast.Constant)]
+
+
+def test_modules_keep_the_house_rules() -> None:
+    wrong: list[tuple[str, int, str]] = []
+    for name, file in FILES.items():
+        nodes = looked_at(file.nodes)
+        wrong += [(name, *found) for rule, applies in RULES if applies(name) for found in rule(nodes)]
+    assert not wrong, "\n".join(f"src/sublet/{name}:{line}: {message}" for name, line, message in sorted(wrong))
 
 
 def test_every_edge_names_a_reason() -> None:
@@ -198,8 +195,8 @@ def test_an_edge_lies_in_a_pure_room() -> None:
         (numbers_its_blanks, "db.execute('SELECT seq FROM audit WHERE seq > ?1', (seq,))"),
     ],
 )
-def test_a_rule_catches_what_it_is_for(rule: Callable[[ast.AST], Found], source: str) -> None:
-    assert len(list(rule(ast.parse(source)))) == 1
+def test_a_rule_catches_what_it_is_for(rule: Callable[[Nodes], Found], source: str) -> None:
+    assert len(list(rule(looked_at(ast.walk(ast.parse(source)))))) == 1
 
 
 @pytest.mark.parametrize(
@@ -212,8 +209,8 @@ def test_a_rule_catches_what_it_is_for(rule: Callable[[ast.AST], Found], source:
         (numbers_its_blanks, "db.execute('SELECT seq FROM audit WHERE seq > ?', (seq,))"),
     ],
 )
-def test_a_rule_lets_the_better_way_pass(rule: Callable[[ast.AST], Found], source: str) -> None:
-    assert list(rule(ast.parse(source))) == []
+def test_a_rule_lets_the_better_way_pass(rule: Callable[[Nodes], Found], source: str) -> None:
+    assert list(rule(looked_at(ast.walk(ast.parse(source))))) == []
 
 
 # --------------------------------------------------------------------------------------------- rules over every text
