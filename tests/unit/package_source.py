@@ -6,6 +6,7 @@ Their files say ``pytestmark = LOOKS_AT_SOURCE``: of the processes of a run, one
 from __future__ import annotations
 
 import ast
+import gc
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Final
@@ -35,12 +36,24 @@ class SourceFile:
 
     @cached_property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text)
+        gc.disable()  # a million nodes, all of which stay: looking for garbage among them took half as long again
+        try:
+            return ast.parse(self.text)
+        finally:
+            gc.enable()
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """The whole tree, walked through once for all rules."""
-        return list(ast.walk(self.tree))
+        """The whole tree, walked through once for all rules; in the order of ``ast.walk``, at half of its cost."""
+        found: list[ast.AST] = [self.tree]
+        for node in found:
+            for name in node._fields:
+                value = getattr(node, name, None)
+                if isinstance(value, ast.AST):
+                    found.append(value)
+                elif isinstance(value, list):
+                    found += [one for one in value if isinstance(one, ast.AST)]
+        return found
 
 
 @cache

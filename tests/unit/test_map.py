@@ -286,7 +286,11 @@ def _is_import_call(func: ast.expr) -> bool:
 
 
 def _is_type_checking(test: ast.expr) -> bool:
-    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    match test:
+        case ast.Name(id="TYPE_CHECKING") | ast.Attribute(value=ast.Name(id="typing"), attr="TYPE_CHECKING"):
+            return True
+        case _:
+            return False
 
 
 def house_imports(source: str, importer: str) -> list[Import]:

@@ -250,10 +250,9 @@ def committed_texts() -> list[Path]:
 
 
 def spoken(text: str) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(text.splitlines(), start=1):
-        for pattern, message in TEXT_RULES:
-            if pattern.search(line):
-                yield number, message
+    for pattern, message in TEXT_RULES:
+        for line in {text.count("\n", 0, found.start()) + 1 for found in pattern.finditer(text)}:
+            yield line, message
 
 
 def test_no_text_speaks_of_one_machine_or_of_the_talk_around_it() -> None:
