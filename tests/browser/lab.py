@@ -134,7 +134,8 @@ class Page:
         self.page = page
         self._address = address
         page.set_default_timeout(PATIENCE_MS)
-        page.goto(address)
+        if page.url != address:
+            page.goto(address)
         page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
         page.get_by_text("| Idle").first.wait_for()  # a cell that is run before asks which kernel is meant
 

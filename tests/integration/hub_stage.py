@@ -13,18 +13,18 @@ import re
 import secrets
 import signal
 import socket
-import sqlite3
 import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
-from websocket import WebSocket, create_connection
+from websocket import create_connection
 
 from sublet.node.prctl import set_pdeathsig
 from tests.integration.office_stage import OfficeStage, office_stage
@@ -38,7 +38,6 @@ __all__ = ["Guest", "HubStage", "Kernel", "hub_stage", "local_users"]
 ROOT: Final = Path(__file__).parents[2]
 PROXY: Final = ROOT / ".venv" / "hub" / "node_modules" / ".bin" / "configurable-http-proxy"
 PASSWORD: Final = "not a secret"
-LONG_AGO: Final = "2020-01-01 00:00:00.000000"
 CONFIG: Final = """
 c = get_config()
 c.JupyterHub.bind_url = "http://127.0.0.1:{public}"
@@ -158,13 +157,6 @@ class HubStage:
             return self.client.get(f"{self.url}/hub/api/", timeout=5).status_code == 200
         return False
 
-    def crash(self) -> None:
-        """The hub is killed. Its proxy and the servers of its users go on, and the next hub finds them."""
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-        self.process = None
-
     def stop(self) -> None:
         """The hub, its proxy and the servers of its users."""
         self.client.close()
@@ -188,9 +180,10 @@ class HubStage:
         return {"authorization": f"token {self.admin}"}
 
     def start_server(self, user: str, server: str = "") -> None:
+        """Unless it runs already."""
         where = f"/users/{user}/servers/{server}" if server else f"/users/{user}/server"
         answer = self.ask("POST", where)
-        assert answer.status_code in (201, 202), answer.text
+        assert answer.status_code in (201, 202) or "is already running" in answer.text, answer.text
         until(f"the server of {user}", lambda: self.servers(user).get(server, {}).get("ready"), PATIENCE_S)
 
     def stop_server(self, user: str, server: str = "") -> None:
@@ -205,14 +198,9 @@ class HubStage:
         found: dict[str, Any] = answer.json()["servers"]
         return found
 
-    def last_activity(self, user: str) -> str:
+    def last_activity(self, user: str) -> datetime:
         """Of the user's server, which runs, as its culler reads it."""
-        return str(self.servers(user)[""]["last_activity"])
-
-    def make_idle(self) -> None:
-        """As if nothing had been reported of any server since long ago; while no hub runs, which reads it but once."""
-        with contextlib.closing(sqlite3.connect(self.place / "hub.sqlite", timeout=PATIENCE_S)) as db, db:
-            db.execute("UPDATE spawners SET last_activity = ?, started = ?", [LONG_AGO] * 2)
+        return datetime.fromisoformat(self.servers(user)[""]["last_activity"])
 
     @contextlib.contextmanager
     def kernel(self, user: str, name: str = "python3") -> Iterator[Kernel]:
@@ -242,20 +230,10 @@ class Kernel:
     """Runs cells, as a notebook's front end does."""
 
     def __init__(self, url: str, token: str) -> None:
-        self._url, self._token = url, token
-        self.line = self._connected()
+        self.line = create_connection(url, header=[f"Authorization: token {token}"], timeout=PATIENCE_S)
         self.said = ""
         """What the cell that runs has shown up to now."""
         self._waits: set[str] = set()
-
-    def connect_again(self) -> None:
-        """Through the next proxy."""
-        self.line.close()
-        self.line = self._connected()
-
-    def _connected(self) -> WebSocket:
-        header = [f"Authorization: token {self._token}"]
-        return create_connection(self._url, header=header, timeout=PATIENCE_S)
 
     def ask(self, code: str) -> str:
         """Run a cell; the id by which its answer is known."""
