@@ -15,8 +15,9 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -33,11 +34,12 @@ from tests.light_jupyter import python_module
 from tests.security.other_users import enterable, places
 from tests.traces import until
 
-__all__ = ["Guest", "HubStage", "Kernel", "hub_stage", "local_users"]
+__all__ = ["Guest", "HubStage", "Kernel", "hub_stage", "local_users", "until_hub_says"]
 
 ROOT: Final = Path(__file__).parents[2]
 PROXY: Final = ROOT / ".venv" / "hub" / "node_modules" / ".bin" / "configurable-http-proxy"
 PASSWORD: Final = "not a secret"
+LOOK_S: Final = 0.5
 CONFIG: Final = """
 c = get_config()
 c.JupyterHub.bind_url = "http://127.0.0.1:{public}"
@@ -108,6 +110,11 @@ def kept_ports(count: int) -> Iterator[list[int]]:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.bind(("127.0.0.1", 0))
         yield [one.getsockname()[1] for one in sockets]
+
+
+def until_hub_says(what: str, is_so: Callable[[], object]) -> None:
+    """Asks it now and then: an answer takes the hub some twenty milliseconds of a processor, and its proxy as well."""
+    until(what, lambda: is_so() or time.sleep(LOOK_S), PATIENCE_S)
 
 
 def browser_of(url: str) -> httpx.Client:
@@ -184,13 +191,13 @@ class HubStage:
         where = f"/users/{user}/servers/{server}" if server else f"/users/{user}/server"
         answer = self.ask("POST", where)
         assert answer.status_code in (201, 202) or "is already running" in answer.text, answer.text
-        until(f"the server of {user}", lambda: self.servers(user).get(server, {}).get("ready"), PATIENCE_S)
+        until_hub_says(f"the server of {user}", lambda: self.servers(user).get(server, {}).get("ready"))
 
     def stop_server(self, user: str, server: str = "") -> None:
         where = f"/users/{user}/servers/{server}" if server else f"/users/{user}/server"
         answer = self.ask("DELETE", where)
         assert answer.status_code in (202, 204), answer.text
-        until(f"the end of the server of {user}", lambda: server not in self.servers(user), PATIENCE_S)
+        until_hub_says(f"the end of the server of {user}", lambda: server not in self.servers(user))
 
     def servers(self, user: str) -> dict[str, Any]:
         answer = self.ask("GET", f"/users/{user}")

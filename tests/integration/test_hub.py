@@ -21,7 +21,7 @@ from sublet.studio.hub_api import Handshake
 from sublet.studio.people import HUB_LABEL
 from tests.browser.lab import PATIENCE_MS, Page, cells_in, keep_quiet
 from tests.browser.test_studio import browser, picture
-from tests.integration.hub_stage import PASSWORD, Guest, HubStage, hub_stage, local_users
+from tests.integration.hub_stage import PASSWORD, Guest, HubStage, hub_stage, local_users, until_hub_says
 from tests.integration.studio_stage import PATIENCE_S, Member
 from tests.light_jupyter import python_module
 from tests.security.other_users import ROOT, closed_folder
@@ -401,7 +401,7 @@ def test_the_culler_ends_servers_that_are_not_used_and_leaves_running_cells_alon
         until("his lease is idle", lambda: all(one["idle"] for one in leases_of(hub, bob)), PATIENCE_S)
         [token] = [one for one in hub.studio.people.of_servers() if one.person.name == ana]
         lately = timedelta(seconds=IDLE_S)
-        until("the studio reports her cell", lambda: hub.last_activity(ana) > began + lately, PATIENCE_S)
+        until_hub_says("the studio reports her cell", lambda: hub.last_activity(ana) > began + lately)
         assert hub.last_activity(bob) < hub.last_activity(ana) - lately
         culler = subprocess.Popen(
             [*python_module("jupyterhub_idle_culler"), f"--timeout={IDLE_S}", "--cull-every=1"],
@@ -411,11 +411,11 @@ def test_the_culler_ends_servers_that_are_not_used_and_leaves_running_cells_alon
             stderr=subprocess.DEVNULL,
         )
         try:
-            until("the culler has ended his server", lambda: not hub.servers(bob), PATIENCE_S)
+            until_hub_says("the culler has ended his server", lambda: not hub.servers(bob))
         finally:
             culler.kill()
             culler.wait()
-        assert leases_of(hub, bob) == []
+        until("what his server held is given back", lambda: leases_of(hub, bob) == [], PATIENCE_S)
         assert hub.servers(ana)[""]["ready"]
         assert [one["id"] for one in leases_of(hub, ana) if not one["idle"]] == [hers], "her cell runs as before"
         [now] = hub.studio.people.of_servers()
