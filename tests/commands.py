@@ -1,8 +1,8 @@
-"""Runs `sublet` commands in forks of one process that has the command line loaded.
+"""Runs `sublet` commands, offices and supervisors in forks of processes that have loaded what these load.
 
-Each command is a process of its own, with its own environment, folder, descriptors, arguments and exit status, which
-ends as any interpreter does; what is saved is the start, most of what a short command costs. The office that a command
-starts is started anew, as ever.
+Each is a process of its own, with its own environment, folder, descriptors, arguments and exit status, which ends as
+any interpreter does; what is saved is the start, most of what a short command and a test's office cost. A test that is
+about the start has it by the mark ``anew``.
 """
 
 from __future__ import annotations
@@ -11,34 +11,47 @@ import atexit
 import contextlib
 import functools
 import gc
-import json
 import os
+import resource
 import selectors
-import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 import sublet
 from sublet.cli import main
+from sublet.client import office as starting_offices
+from sublet.node.agent import starting as starting_supervisors
+from tests.forked import Forked, Order, can_be_shown, fits, fork, listening, name_of, order_for, serve
 
-__all__ = ["Ended", "run_sublet"]
+__all__ = ["Ended", "Process", "anew", "fork_offices", "forked_supervisor", "run_sublet", "start_sublet"]
 
 ROOT: Final = Path(__file__).parents[1]
-ORDER_MAX: Final = 64 << 10
-"""Bytes of an order: arguments and environment. A command with more of them is started anew."""
-FDS: Final = 4
-"""What comes with an order: stdin, stdout, stderr, and where the command's number and its exit status are said."""
-SAID: Final = struct.Struct("=i")
 PIECE: Final = 1 << 16
 AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "GLIBC_")
 """Variables that a command with a start of its own would begin with: where they differ from ours, it has one."""
+TAKEN_ON: Final = ("PYTHONPATH", "PYTHONWARNINGS")
+"""But these, where they say no more than that the package is this one, and what becomes of warnings."""
+WARNINGS: Final = frozenset(("", "error", "default", "always", "ignore"))
+_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(sublet.__file__)))
+
+
+class Anew:
+    """Whether every command, office and supervisor is to have a start of its own just now."""
+
+    wanted = False
+
+
+anew: Final = Anew()
+_FIRST: Final = dict(os.environ)
+"""Before any test has changed it."""
+Process = Forked | subprocess.Popen[bytes]
 
 
 class Ended(NamedTuple):
@@ -59,45 +72,72 @@ def run_sublet(
     timeout: float = 200.0,
 ) -> Ended:
     """Run ``sublet WORDS`` to its end. ``umask``: another than ours; ``given``: what it can read."""
-    folder = os.getcwd() if cwd is None else os.fspath(cwd)
-    order = json.dumps({"words": words, "env": dict(env), "cwd": folder, "umask": umask}).encode()
-    if given or len(order) > ORDER_MAX or _for_start(env) != _for_start(os.environ):
-        command = [sys.executable, "-m", "sublet", *words]
+    command = [sys.executable, "-m", "sublet", *words]
+    order = _order(command, env, cwd, umask)
+    if given or order is None:
         done = subprocess.run(command, env=env, cwd=cwd, umask=umask, input=given, capture_output=True, timeout=timeout)
         return Ended(done.returncode, done.stdout, done.stderr)
     with contextlib.ExitStack() as stack:
-        ours, theirs = [], []
-        for _ in range(FDS):
-            reader, writer = os.pipe()
-            ours.append(stack.enter_context(open(reader, "rb", buffering=0)))
-            theirs.append(stack.enter_context(open(writer, "wb", buffering=0)))
-        nothing, out, err, says = ours
-        theirs[0].close()  # there is nothing to read
-        socket.send_fds(_server(), [order], [file.fileno() for file in (nothing, *theirs[1:])])
-        for file in (nothing, *theirs[1:]):
-            file.close()
-        pid = _number(says.read(SAID.size))
+        (out, to_out), (err, to_err) = os.pipe(), os.pipe()
+        ours = [stack.enter_context(open(fd, "rb", buffering=0)) for fd in (out, err)]
+        nothing = stack.enter_context(open(os.devnull, "rb"))
         try:
-            return Ended(*_heard(out.fileno(), err.fileno(), says.fileno(), time.monotonic() + timeout))
-        except TimeoutError as error:
-            os.kill(pid, signal.SIGKILL)
+            process = fork(_servers().commands, order, (nothing.fileno(), to_out, to_err))
+        finally:
+            os.close(to_out)
+            os.close(to_err)
+        until_s = time.monotonic() + timeout
+        try:
+            said = _heard(ours[0].fileno(), ours[1].fileno(), until_s)
+            return Ended(process.wait(until_s - time.monotonic()), *said)
+        except (TimeoutError, subprocess.TimeoutExpired) as error:
+            process.kill()
             raise subprocess.TimeoutExpired(["sublet", *words], timeout) from error
+
+
+def start_sublet(*words: str, env: Mapping[str, str], said: IO[bytes]) -> Process:
+    """Start ``sublet WORDS``, which says all that it says to this file."""
+    command = [sys.executable, "-m", "sublet", *words]
+    order = _order(command, env)
+    if order is None:
+        return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+    with open(os.devnull, "rb") as nothing:
+        return fork(_servers().commands, order, (nothing.fileno(), said.fileno(), said.fileno()))
+
+
+def _order(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str | os.PathLike[str] | None = None,
+    umask: int = -1,
+    *,
+    alone: bool = False,
+) -> Order | None:
+    """None for a process that is to have a start of its own."""
+    order = order_for(command, env, os.getcwd() if cwd is None else os.fspath(cwd), umask=umask, alone=alone)
+    return order if _can_fork(order, _for_start(env) == _servers().begins and _is_taken_on(env)) else None
+
+
+def _can_fork(order: Order, starts_alike: bool) -> bool:
+    return starts_alike and not anew.wanted and fits(order) and _files() == _servers().files and can_be_shown()
 
 
 def _for_start(env: Mapping[str, str]) -> dict[str, str]:
     """What an interpreter, its C library and the loader of its libraries read when they start, and never again."""
-    return {name: value for name, value in env.items() if name.startswith(AT_START)}
+    return {name: value for name, value in env.items() if name.startswith(AT_START) and name not in TAKEN_ON}
 
 
-def _number(data: bytes) -> int:
-    assert len(data) == SAID.size, "the process that forks commands is gone"
-    (number,) = SAID.unpack(data)
-    return int(number)
+def _is_taken_on(env: Mapping[str, str]) -> bool:
+    return env.get("PYTHONPATH", "") in ("", _PACKAGE) and env.get("PYTHONWARNINGS", "") in WARNINGS
 
 
-def _heard(out: int, err: int, says: int, until_s: float) -> tuple[int, bytes, bytes]:
-    """The exit status, and all that is said until the last process has closed it."""
-    heard = {out: bytearray(), err: bytearray(), says: bytearray()}
+def _files() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def _heard(out: int, err: int, until_s: float) -> tuple[bytes, bytes]:
+    """All that is said until the last process has closed it."""
+    heard = {out: bytearray(), err: bytearray()}
     with selectors.DefaultSelector() as selector:
         for fd in heard:
             selector.register(fd, selectors.EVENT_READ)
@@ -110,86 +150,113 @@ def _heard(out: int, err: int, says: int, until_s: float) -> tuple[int, bytes, b
                 heard[key.fd] += piece
                 if not piece:
                     selector.unregister(key.fd)
-    return _number(bytes(heard[says])), bytes(heard[out]), bytes(heard[err])
+    return bytes(heard[out]), bytes(heard[err])
+
+
+# --------------------------------------------------------------------------------------------- offices and supervisors
+
+
+_detach: Final = starting_offices._detach
+
+
+def fork_offices() -> None:
+    """From now on this process forks the offices and supervisors that it starts."""
+    starting_offices._detach = _forked_office
+    starting_supervisors._Process = _Supervisor  # type: ignore[misc]
+
+
+def _forked_office(command: Sequence[str], env: Mapping[str, str], log: int) -> int:
+    order = _order(command, {**env, "PWD": "/"}, "/", alone=True)
+    if order is None:
+        return _detach(command, env, log)
+    with open(os.devnull, "rb") as nothing:
+        return fork(_servers().commands, order, (nothing.fileno(), log, log)).pid
+
+
+class _Supervisor(starting_supervisors._Process):
+    def __init__(self, argv: list[str], log: int, told: int, env: Mapping[str, str]) -> None:
+        has = {**starting_supervisors.supervisor_environment(), **env}
+        self._forked = None if argv[0] != sys.executable else forked_supervisor(argv, has, log, told)
+        if self._forked is None:
+            super().__init__(argv, log, told, env)
+
+    def poll(self) -> int | None:
+        return super().poll() if self._forked is None else self._forked.poll()
+
+    def kill(self) -> None:
+        if self._forked is None:
+            super().kill()
+        else:
+            self._forked.kill()
+            self._forked.wait()
+
+
+def forked_supervisor(argv: list[str], env: Mapping[str, str], log: int, told: int = -1) -> Forked | None:
+    """None for one that is to have a start of its own."""
+    begins, own = _servers().begins, _for_start(env)
+    libraries = ("LD_", "MALLOC_", "GLIBC_")  # it is started without the variables of Python
+    alike = all(own.get(name) == begins.get(name) for name in {*own, *begins} if name.startswith(libraries))
+    order = order_for(argv, env, os.getcwd(), session=True)
+    if not (_can_fork(order, alike) and argv[-2] == _PACKAGE):
+        return None
+    with open(os.devnull, "rb") as nothing:
+        return fork(_servers().supervisors, order, (nothing.fileno() if told < 0 else told, log, log))
+
+
+# ------------------------------------------------------------------------------------------------- who forks for others
+
+
+class _Servers(NamedTuple):
+    """The names of their sockets, and what their forks begin with."""
+
+    commands: str
+    supervisors: str
+    begins: Mapping[str, str]
+    files: tuple[int, int]
+
+
+_SUPERVISORS: Final = (
+    "import sys; sys.path[:0] = sys.argv[1:3]; from tests import forked; del sys.path[1]; "
+    "forked.serve_supervisors(int(sys.argv[3]), int(sys.argv[4]))"
+)
 
 
 @functools.cache
-def _server() -> socket.socket:
-    """One for this process and as long as it lives."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.commands", str(theirs.fileno())],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-        )
-    process.returncode = 0  # it ends with this process: nobody waits for it
-    return ours
+def _servers() -> _Servers:
+    """Two processes for this one, which end with it."""
+    env = {name: value for name, value in _FIRST.items() if name not in TAKEN_ON}
+    alive, ours = os.pipe()
+    _kept_open.append(ours)
+    with listening() as commands, listening() as supervisors:
+        made = _Servers(name_of(commands), name_of(supervisors), _for_start(env), _files())
+        for orders, words in (
+            (supervisors, ["-I", "-S", "-c", _SUPERVISORS, _PACKAGE, str(ROOT)]),
+            (commands, ["-m", "tests.commands", made.commands, made.supervisors]),
+        ):
+            fds = [orders.fileno(), alive]
+            process = subprocess.Popen(
+                [sys.executable, *words, *map(str, fds)], cwd=ROOT, env=env, stdin=subprocess.DEVNULL, pass_fds=fds
+            )
+            process.returncode = 0  # it ends with this process: nobody waits for it
+    os.close(alive)
+    return made
+
+
+_kept_open: Final[list[int]] = []
 
 
 # ------------------------------------------------------------------------------------------- in the process that forks
 
 
-def _serve(orders: socket.socket) -> dict[str, object]:
-    """Until nobody gives orders any more; in a fork, the order that it is to carry out."""
-    wakes, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.set_wakeup_fd(wake)
-    running: dict[int, int] = {}
-    with selectors.DefaultSelector() as selector:
-        selector.register(orders, selectors.EVENT_READ)
-        selector.register(wakes, selectors.EVENT_READ)
-        while True:
-            for key, _ in selector.select():
-                if key.fd == wakes:
-                    os.read(wakes, PIECE)
-                    _say_ends(running)
-                    continue
-                data, fds, _, _ = socket.recv_fds(orders, ORDER_MAX, FDS, socket.MSG_CMSG_CLOEXEC)
-                if not data:
-                    os._exit(0)
-                pid = os.fork()
-                if pid == 0:
-                    selector.close()
-                    orders.close()
-                    signal.set_wakeup_fd(-1)
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    for fd in (wakes, wake, *running.values(), fds[3]):
-                        os.close(fd)
-                    for fd, found in enumerate(fds[:3]):
-                        os.dup2(found, fd)
-                        os.close(found)
-                    return dict(json.loads(data))
-                running[pid] = fds[3]
-                os.write(fds[3], SAID.pack(pid))
-                for fd in fds[:3]:
-                    os.close(fd)
-
-
-def _say_ends(running: dict[int, int]) -> None:
-    for pid in list(running):
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            says = running.pop(pid)
-            with contextlib.suppress(BrokenPipeError):
-                os.write(says, SAID.pack(os.waitstatus_to_exitcode(status)))
-            os.close(says)
-
-
-def _become(words: list[str], env: dict[str, str], cwd: str, umask: int) -> None:
+def _become(order: Order) -> None:
     """As an interpreter begins that was started with this command."""
-    os.environ.clear()
-    os.environ.update(env)
-    os.chdir(cwd)
-    if umask >= 0:
-        os.umask(umask)
-    sys.argv = [str(Path(sublet.__file__).with_name("__main__.py")), *words]
-    sys.path[0] = cwd
-    time.tzset()
-    sys.stdin = os.fdopen(0, closefd=False)
-    sys.stdout = os.fdopen(1, "w", closefd=False)
-    sys.stderr = os.fdopen(2, "w", errors="backslashreplace", buffering=1, closefd=False)
+    env = order["env"]
+    sys.argv = [str(Path(sublet.__file__).with_name("__main__.py")), *order["argv"][3:]]
+    package = [env["PYTHONPATH"]] if env.get("PYTHONPATH") else []
+    sys.path[:] = [order["cwd"], *package, *(path for path in sys.path[1:] if path not in package)]
+    if action := env.get("PYTHONWARNINGS"):
+        sys.warnoptions.append(action)
+        warnings.simplefilter(action)
 
 
 def _end(status: int) -> None:
@@ -205,19 +272,23 @@ def _end(status: int) -> None:
 
 
 def _load() -> None:
-    """What any command loads, its help, or what is said of one that there is not."""
+    """What an office loads; and any command, its help, or what is said of one that there is not."""
+
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         for words in (["no-such-command"], ["run", "--help"]):
             main(words)
 
 
 def _main() -> None:
+    commands, supervisors, orders, alive = sys.argv[1:]
     _load()
-    orders = socket.socket(fileno=int(sys.argv[1]))
+    made = _Servers(commands, supervisors, _for_start(os.environ), _files())
+    globals()["_servers"] = lambda: made
+    fork_offices()
     gc.collect()
     gc.freeze()  # what is loaded by now is no garbage of any command's
-    order = _serve(orders)
-    _become(**order)  # type: ignore[arg-type]
+    order = serve(socket.socket(fileno=int(orders)), int(alive))
+    _become(order)
     _end(main())
 
 

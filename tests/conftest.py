@@ -28,6 +28,7 @@ from typing import Final
 import pytest
 
 from tests.again import Again
+from tests.commands import anew, fork_offices
 
 # Who reads notebooks loads jsonschema, and with it, if it is there, a package that makes forty parsers of addresses in
 # all alphabets, for more than a second in each process of the suite. No test has such an address.
@@ -200,6 +201,7 @@ def _folder_now() -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     _say_what_stays_cold(item)
+    anew.wanted = item.get_closest_marker("anew") is not None
     missing = [need for need in _needs_of(item) if not _is_there(need)]
     if missing:
         item.user_properties += [(NEED, need) for need in missing]
@@ -434,6 +436,12 @@ def _same_examples_on_every_run() -> None:
         # depends on the tests that ran before in the same process.
         none = Constants()
         providers._get_local_constants = lambda: none
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _offices_are_forked() -> None:
+    """Those that the programs under test start in the background, and the supervisors, as ``tests.commands`` says."""
+    fork_offices()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,6 +19,7 @@ from sublet.client.home import runtime_dir, socket_path
 from sublet.client.http1 import AnswerReader, ProtocolError, encode_request
 from sublet.office.journal.files import Anchors
 from sublet.wire import unix
+from tests.commands import Process, start_sublet
 from tests.traces import end_office, plain_env, until
 
 ROOT: Final = Path(__file__).parents[2]
@@ -116,7 +117,7 @@ class OfficeProcess:
     variables: Mapping[str, str] = field(default_factory=dict)
     """More of its environment."""
     home: Path = field(init=False)
-    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    process: Process | None = field(default=None, init=False)
     lines: list[Line] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -143,11 +144,16 @@ class OfficeProcess:
         tracing = list(strace)
         if tracing:  # -D: strace is the grandchild, so that the child, and its exit status, are the office's own
             tracing = ["strace", "-D", "-f", "--seccomp-bpf", "-qq", "-y", "-o", str(self.log), *tracing]
-        words = [sys.executable, "-m", "sublet", "up", "--foreground", "--host-gpus", self.devices, *self.words]
+        words = ["up", "--foreground", "--host-gpus", self.devices, *self.words]
+        before = [*before, *tracing]
         with open(self.place / "said", "wb") as said:
-            self.process = subprocess.Popen(
-                [*before, *tracing, *words], env=self.env(), stdin=subprocess.DEVNULL, stdout=said, stderr=said
-            )
+            if before:
+                command = [*before, sys.executable, "-m", "sublet", *words]
+                self.process = subprocess.Popen(
+                    command, env=self.env(), stdin=subprocess.DEVNULL, stdout=said, stderr=said
+                )
+            else:
+                self.process = start_sublet(*words, env=self.env(), said=said)
         limit, path = time.monotonic() + PATIENCE_S, socket_path(self.home)
         while self.process.poll() is None:
             if self._answers(path):

@@ -50,6 +50,7 @@ from sublet.wire.link_events import Event, Over
 from sublet.wire.orders import Device, Inventory, Order, Report
 from sublet.wire.settings import SupervisorSettings
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
+from tests.commands import Process, forked_supervisor
 from tests.traces import PATIENCE_S, Traces, until
 
 TENANT: Final = TenantId("local")
@@ -86,7 +87,7 @@ class SupervisorStage(Traces):
         self.env = {"PATH": PATH}
         self.faults = ""
         """Python that is run in the supervisor before it begins: mistakes, put where they are wanted."""
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
         self.says: OfficeLine | None = None
         self._holders: dict[tuple[LeaseId, Epoch], HolderLine] = {}
 
@@ -101,7 +102,8 @@ class SupervisorStage(Traces):
             code = argv.index("-c") + 1
             argv[code] = f"import sys\nsys.path.insert(0, sys.argv[1])\n{self.faults}\n{argv[code]}"
         with open(self.state / "supervisor.log", "ab") as log:
-            self.process = subprocess.Popen(
+            forked = None if self.faults else forked_supervisor(argv, self.env, log.fileno())
+            self.process = forked or subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -167,6 +167,7 @@ def finding_at(folder: Path) -> FindOrStart:
     )
 
 
+@pytest.mark.anew
 def test_a_supervisor_begins_with_what_was_wished_for_and_is_told_whose_it_is(
     place: Traces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +192,7 @@ def test_a_supervisor_begins_with_what_was_wished_for_and_is_told_whose_it_is(
         os.waitpid(pid, 0)
 
 
+@pytest.mark.anew
 @pytest.mark.parametrize("wish", ["", "{}"])
 def test_one_that_nobody_called_for_ends(
     place: Traces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: str

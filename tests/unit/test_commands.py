@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from tests.commands import Ended, run_sublet
-from tests.traces import plain_env
+from sublet.client.home import runtime_dir
+from tests.commands import Ended, anew, run_sublet
+from tests.crash.office_process import office_at
+from tests.traces import plain_env, supervisor_of
 
 
 @pytest.mark.parametrize(
@@ -54,3 +60,71 @@ def test_a_command_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         run_sublet("top", "--json", "--interval", "1h", env=env, timeout=0)
     assert len(os.listdir("/proc/self/fd")) <= len(before) + 1, "but the line to the one that forks"
+
+
+LAST_SIGNAL: Final = 31
+"""Those after it are the C library's own, and ``posix_spawn`` leaves them ignored."""
+
+
+def shown(pid: int) -> dict[str, object]:
+    """What the machine shows of a process, where it does not change while that runs."""
+    proc = Path("/proc", str(pid))
+    status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines())
+    names = ("Name", "Umask", "Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Threads")
+    signals = {name: int(status[name], 16) % (1 << LAST_SIGNAL) for name in ("SigBlk", "SigIgn", "SigCgt")}
+    files = sorted((int(fd.name), os.readlink(fd).split("[")[0]) for fd in (proc / "fd").iterdir())
+    return {
+        **{name: status[name] for name in names},
+        **signals,
+        **{name: (proc / name).read_text() for name in ("cmdline", "limits", "oom_score_adj", "cgroup")},
+        "environ": sorted((proc / "environ").read_text().split("\0")),
+        "cwd": os.readlink(proc / "cwd"),
+        "leads its session": os.getsid(pid) == pid,
+        "is in ours": os.getsid(pid) == os.getsid(0),
+        "priority": os.getpriority(os.PRIO_PROCESS, pid),
+        "streams": [where for _, where in files[:3]],
+        "files": sorted({where for _, where in files[3:]}),
+    }
+
+
+def office_as_shown(place: Path) -> list[object]:
+    """One that is started in the foreground, with its supervisor; then one in the background, which finds that."""
+    seen: list[object] = []
+    with office_at(place) as office:
+        assert office.start(), office.said
+        runtime = runtime_dir(office.home)
+        supervisor = supervisor_of(runtime)
+        assert supervisor is not None
+        seen += [shown(office.pid), shown(supervisor), sorted(office.ask("GET", "/v1/status").doc)]
+        office.stop()
+        seen += [office.said, sorted(path.name for path in office.home.iterdir()), os.listdir(runtime)]
+        env = office.env()
+        try:
+            up = run_sublet("up", "--json", env=env)
+            assert up.status == 0, up
+            pid = json.loads(up.out)["pid"]
+            seen.append(shown(pid))
+            with open(f"/proc/{pid}/stat") as file:
+                seen.append(int(file.read().rpartition(")")[2].split()[1]))
+        finally:
+            run_sublet("down", "--now", env=env)
+    return seen
+
+
+DIFFERS: Final = re.compile(r"pid \d+|[0-9a-f]{32}")
+"""From one office to the next: pids, and the ids of offices."""
+
+
+def test_a_forked_office_and_supervisor_look_and_end_as_started_ones_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To whoever looks at processes: their command lines, environments, descriptors, limits, signals, sessions, parent.
+    And what they print, and leave behind."""
+    place = tmp_path / "office"
+    seen = []
+    for wanted in (False, True):
+        monkeypatch.setattr(anew, "wanted", wanted)
+        seen.append(json.loads(DIFFERS.sub("", json.dumps(office_as_shown(place)))))
+        shutil.rmtree(place)
+    forked, started = seen
+    assert forked == started

@@ -16,7 +16,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -183,7 +183,11 @@ def _spawn(home: Path, log: int, words: Sequence[str], wish: Warm | None) -> int
         env[WARM_VARIABLE] = dumps(wish).decode()
     env["SUBLET_HOME"] = os.fspath(home)
     env["PYTHONPATH"] = _search_path(env.get("PYTHONPATH", ""))
-    command = [sys.executable, "-m", "sublet", *words]
+    return _detach([sys.executable, "-m", "sublet", *words], env, log)
+
+
+def _detach(command: Sequence[str], env: Mapping[str, str], log: int) -> int:
+    """Start a process that is no child of this one; its pid."""
     done = subprocess.run(
         ["/bin/sh", "-c", _DETACH, "sh", *command],
         stdin=subprocess.DEVNULL,

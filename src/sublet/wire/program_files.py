@@ -24,13 +24,17 @@ _PATHS: Final = ("PYTHONPATH", "LD_LIBRARY_PATH")
 _NOT_INHERITED: Final = frozenset({"PYTHONHOME", "PYTHONPYCACHEPREFIX", "PYTHONSTARTUP", "PYTHONUSERBASE"})
 
 
+_right: Final[set[str]] = set()
+"""What was looked at and can be changed by root alone. None but root could make that untrue, so it is not asked again
+when more of the program is loaded."""
+
+
 def check_program() -> None:
     """As root: raise ``InvalidRequest`` where another user could change what this process runs from."""
     if not is_root():
         return
-    seen: set[str] = set()
     for path in program_files():
-        if why := changeable(path, seen):
+        if path not in _right and (why := _changeable(os.path.normpath(path), _right, LINKS_MAX)):
             raise InvalidRequest(
                 f"as root Sublet does not run from files that another user can change: {why}",
                 do="Install it where only root can write, such as `python3 -m venv /opt/sublet`, or take the "
@@ -50,11 +54,11 @@ def program_files() -> list[str]:
         *sys.path,
     ]
     for folder, _, names in os.walk(package):
-        found += [folder, *(os.path.join(folder, name) for name in names)]
+        found += [folder, *(f"{folder}/{name}" for name in names)]
     for module in tuple(sys.modules.values()):
         spec = getattr(module, "__spec__", None)
         found += [getattr(module, "__file__", None) or "", getattr(spec, "cached", None) or ""]
-    return [path for path in dict.fromkeys(found) if isinstance(path, str) and os.path.isabs(path)]
+    return [path for path in dict.fromkeys(found) if isinstance(path, str) and path.startswith("/")]
 
 
 def changeable(path: str, seen: set[str] | None = None) -> str:
@@ -96,9 +100,10 @@ def is_root() -> bool:
 
 
 def _changeable(path: str, seen: set[str], links: int) -> str:
+    """Of a path without dots, as there are two thousand at each start."""
     if path in seen:
         return ""
-    parent = os.path.dirname(path)
+    parent = path[: path.rindex("/")] or "/"
     if parent != path and (why := _changeable(parent, seen, links)):
         return why
     try:

@@ -112,6 +112,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Superv
     shutil.rmtree(runtime, ignore_errors=True)
 
 
+@pytest.mark.anew
 @pytest.mark.parametrize("text", [GIVES, REFUSES], ids=["gives", "refuses"])
 def test_a_supervisor_comes_either_way(
     tmp_path: Path, booted: Path, settings: SupervisorSettings, monkeypatch: pytest.MonkeyPatch, text: str
