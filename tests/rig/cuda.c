@@ -478,17 +478,35 @@ API Code cuMemFree_v2(Address address)
     return end(SUCCESS);
 }
 
+/* All of it, by the file of the card: what is written there needs no page of this process. */
+static bool write_all(int file, const char *from, size_t bytes, off_t at)
+{
+    while (bytes) {
+        ssize_t count = pwrite(file, from, bytes, at);
+        if (count <= 0)
+            return false;
+        from += count, bytes -= (size_t)count, at += count;
+    }
+    return true;
+}
+
 /* Zeros over whole pages are made by giving the pages back: 80 GB are overwritten in a moment, and read as zeros. */
-static void fill(struct piece *piece, Address address, const void *pattern, size_t width, size_t count)
+static bool fill(const struct piece *piece, Address address, const void *pattern, size_t width, size_t count)
 {
     uint64_t bytes = (uint64_t)width * count, offset = piece->offset + (address - piece->address);
+    int file = memory_of[piece->card];
     static const unsigned char zeros[4];
     if (memcmp(pattern, zeros, width) == 0 && offset % PAGE == 0 && bytes % PAGE == 0 &&
-        fallocate(memory_of[piece->card], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes) == 0)
-        return;
-    char *at = (char *)(uintptr_t)address;
-    for (size_t i = 0; i < count; i++, at += width)
-        memcpy(at, pattern, width);
+        fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes) == 0)
+        return true;
+    char many[1 << 16]; /* a multiple of every width */
+    size_t most = bytes < sizeof many ? bytes : sizeof many;
+    for (size_t at = 0; at < most; at += width)
+        memcpy(many + at, pattern, width);
+    for (uint64_t at = 0; at < bytes; at += most)
+        if (!write_all(file, many, bytes - at < most ? bytes - at : most, (off_t)(offset + at)))
+            return false;
+    return true;
 }
 
 static Code fill_all(const char *call, Address address, const void *pattern, size_t width, size_t count)
@@ -499,8 +517,7 @@ static Code fill_all(const char *call, Address address, const void *pattern, siz
     struct piece *piece = piece_at(address, (uint64_t)width * count);
     if (broken || current == CARDS || !piece)
         return end(broken ? broken : current == CARDS ? INVALID_CONTEXT : INVALID_VALUE);
-    fill(piece, address, pattern, width, count);
-    return end(SUCCESS);
+    return end(fill(piece, address, pattern, width, count) ? SUCCESS : UNKNOWN);
 }
 
 API Code cuMemsetD8_v2(Address to, unsigned char value, size_t n) { return fill_all(__func__, to, &value, 1, n); }
