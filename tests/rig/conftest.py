@@ -14,8 +14,7 @@ from tests.rig.rig import remove_locks
 FIRST: Final = (
     "tests/rig/test_office.py",
     "tests/rig/test_office.py, second office",
-    "rig_rounds_1",
-    "rig_rounds_2",
+    "tests/rig/test_rounds.py",
     "test_gpu_suite.py",
     "tests/rig/test_workstation.py",
     "test_machines.py",

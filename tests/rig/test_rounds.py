@@ -296,13 +296,8 @@ def rounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rounds]:
     shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
 
 
-KINDS: Final = {"race": 1, "suspend": 1, "kill": 2, "trouble": 2}
-"""Which of two processes of the suite, each with an office of its own, plays them."""
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.xdist_group(f"rig_rounds_{n}")) for kind, n in KINDS.items()]
-)
+@pytest.mark.xdist_group("tests/rig/test_rounds.py")
+@pytest.mark.parametrize("kind", VARIANTS)
 def test_no_card_is_lent_with_anything_of_others_on_it(rounds: Rounds, kind: str) -> None:
     variants = VARIANTS[kind]
     for number in range(ROUNDS or len(variants)):
