@@ -24,6 +24,7 @@ from sublet.node.processes.cgroups import Groups
 from sublet.testing.device_conformance import KERNELS, WARP_KERNELS
 from sublet.values import MIB, EndReason
 from sublet.wire.guests import GuestSpec
+from sublet.wire.zygote import COLD_VARIABLE
 from tests.session_programs import run_session_program
 
 pytestmark = pytest.mark.warm
@@ -51,8 +52,11 @@ def until(what: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
 
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
+    """Its warm interpreters have what sessions use. PyTorch is imported where a test asks for it."""
     home = tmp_path_factory.mktemp("home")
-    ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(COLD_VARIABLE, "torch")
+        ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
     with sublet.connect(home=home) as made:
         yield made
         made.request("POST", "/v1/down", {"how": "now"}, shape=dict)

@@ -107,14 +107,10 @@ def test_what_cannot_be_begun_is_refused(sublet: Shell, words: tuple[str, ...], 
 
 @pytest.mark.needs("torch")
 def test_a_program_for_torchrun_runs_unchanged(sublet: Shell, tmp_path: Path) -> None:
-    """And one of its processes that never joins is no reason to wait for ever: the others give up, and all end."""
     script = tmp_path / "program.py"
     script.write_text("""
-import datetime, os, sys, torch
-if len(sys.argv) > 1 and os.environ["RANK"] == "1":
-    import time; time.sleep(600)
-soon = {"timeout": datetime.timedelta(seconds=2)} if len(sys.argv) > 1 else {}
-torch.distributed.init_process_group("gloo", init_method="env://", **soon)
+import os, torch
+torch.distributed.init_process_group("gloo", init_method="env://")
 mine = torch.ones(1) * (1 + torch.distributed.get_rank())
 torch.distributed.all_reduce(mine)
 os.write(1, b"%d\\n" % mine.item())  # in one piece
@@ -122,10 +118,6 @@ torch.distributed.destroy_process_group()
 """)
     done = sublet(*TWO, "--", PYTHON, str(script))
     assert (done.status, done.out) == (0, b"3\n3\n"), done
-    failed = sublet.start(*TWO, "--", PYTHON, str(script), "never")
-    _, err = failed.communicate(timeout=100)
-    assert failed.returncode == 1
-    assert b"sublet: rank 0 of 2 ended with exit code 1, and rank 1 was ended with it" in err
 
 
 def test_a_guest_of_a_process_that_has_a_device_has_none_of_its_own(sublet: Shell) -> None:

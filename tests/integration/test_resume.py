@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 import sublet
-from sublet.client.home import runtime_dir
-from sublet.client.office import ensure_office
+from sublet.client.home import runtime_dir, socket_path
+from sublet.client.office import answers, ensure_office
 from sublet.errors import InvalidRequest, LeaseEnded, NotFound, StaleEpoch, SubletError
 from sublet.values import EndReason
+from tests.crash.office_process import release_all
 from tests.integration import parked_functions
 
 PATIENCE_S = 30.0
@@ -33,15 +34,22 @@ def until(what: Callable[[], object], text: str) -> None:
         time.sleep(0.02)
 
 
-@pytest.fixture
-def fabric(tmp_path: Path) -> Iterator[sublet.Fabric]:
-    home = tmp_path / "home"
-    home.mkdir()
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of one office for all of them, also after it was killed."""
+    home = tmp_path_factory.mktemp("home")
     ensure_office(home, words=WORDS)
-    with sublet.connect(home=home) as made:
-        yield made
+    yield home
+    with sublet.connect(home=home, start=False) as made:
         made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
     shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
+
+
+@pytest.fixture
+def fabric(home: Path) -> Iterator[sublet.Fabric]:
+    with sublet.connect(home=home, start=False) as made:
+        yield made
+    release_all(home)
 
 
 def taken(fabric: sublet.Fabric, lease: sublet.Lease) -> sublet.Lease:
@@ -94,6 +102,7 @@ def test_a_call_in_flight_goes_on_under_another_lease(fabric: sublet.Fabric, tmp
 
 OTHER_PROGRAM = """
 import sys, sublet
+from tests.crash.office_process import release_all
 from tests.integration import parked_functions
 with sublet.connect(home=sys.argv[1], start=False) as fabric:
     with fabric.gpu(resume=sys.argv[2], ttl="60s", wait="60s") as lease:
@@ -186,7 +195,7 @@ def test_bad_input(fabric: sublet.Fabric) -> None:
             fabric.gpu(resume=f"{lease.id}@0.1")
 
 
-def test_the_office_may_be_killed_while_guests_are_parked(fabric: sublet.Fabric, tmp_path: Path) -> None:
+def test_the_office_may_be_killed_while_guests_are_parked(home: Path, fabric: sublet.Fabric, tmp_path: Path) -> None:
     """Its journal has the parking lease, and its supervisor the guests; both go on."""
     beat = tmp_path / "beat"
     lease = spot(fabric)
@@ -195,18 +204,23 @@ def test_the_office_may_be_killed_while_guests_are_parked(fabric: sublet.Fabric,
     other = taken(fabric, lease)
     assert lease.end is not None
     for _ in range(2):
-        os.kill(fabric.status().pid, signal.SIGKILL)
-        ensure_office(tmp_path / "home", words=WORDS)
+        kill_and_start_again(fabric, home)
         (view,) = [view for view in fabric.leases() if view.parks is not None]
         assert view.parks is not None
         assert view.parks.holds
     other.release()
     again = fabric.gpu(resume=lease, ttl="60s", wait="60s", renew="always")
-    os.kill(fabric.status().pid, signal.SIGKILL)
-    ensure_office(tmp_path / "home", words=WORDS)
+    kill_and_start_again(fabric, home)
     assert future.result(PATIENCE_S) == 100
     assert beat.stat().st_size == 100
     again.release()
+
+
+def kill_and_start_again(fabric: sublet.Fabric, home: Path) -> None:
+    """Its socket takes connections until the last of its threads is gone."""
+    os.kill(fabric.status().pid, signal.SIGKILL)
+    until(lambda: not answers(socket_path(home.resolve())), "the end of the office")
+    ensure_office(home, words=WORDS)
 
 
 def test_the_supervisor_may_be_killed_while_guests_are_parked(fabric: sublet.Fabric, tmp_path: Path) -> None:

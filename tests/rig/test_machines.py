@@ -108,7 +108,9 @@ def row_of(personality: Personality) -> Row:
 def cells_of(row: Row) -> set[tuple[str, ...]]:
     """Each event with what comes of it, as far as machines can differ in it. Of the help that ``doctor`` names there is
     one text for each broken machine, which ``test_personalities`` looks for on all of them."""
-    found = {("start", kind, ability) for kind, ability in row.start.items()} or {("start", "nothing")}
+    found: set[tuple[str, ...]] = {("start", kind, ability) for kind, ability in row.start.items()} or {
+        ("start", "nothing")
+    }
     for event in ("lease", "park", "resume"):
         found |= {(event, kind, str(came)) for kind, came in getattr(row, event).items()}
     found |= {(event, str(getattr(row, event))) for event in ("run", "release", "kill")}

@@ -28,8 +28,8 @@ from urllib.parse import quote
 import pytest
 
 import sublet
-from sublet.client.home import runtime_dir
-from sublet.client.office import ensure_office
+from sublet.client.home import runtime_dir, socket_path
+from sublet.client.office import answers, ensure_office
 from sublet.devices.plain_cuda import CALLS
 from sublet.errors import SubletError
 from sublet.node.agent.rehearsal import PATTERN
@@ -105,8 +105,9 @@ class Rounds:
         elif victim == "supervisor":
             _killed(supervisor_of(runtime_dir(self.home.resolve())) or 0)
         else:
-            _killed(pid := self.status()["pid"])
-            _until(lambda: not _lives(pid), "the end of the office")  # its socket takes connections until then
+            _killed(self.status()["pid"])
+            path = socket_path(self.home.resolve())  # it takes connections until the last thread of the office is gone
+            _until(lambda: not answers(path), "the end of the office")
             ensure_office(self.home, words=OFFICE)
         for ends in (lambda: future.result(WAIT_S), lease.release):
             with contextlib.suppress(SubletError):
