@@ -19,8 +19,10 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
+import types
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
@@ -30,7 +32,16 @@ from sublet.client import office as starting_offices
 from sublet.node.agent import starting as starting_supervisors
 from tests.forked import Forked, Order, can_be_shown, fits, fork, listening, name_of, order_for, serve
 
-__all__ = ["Ended", "Process", "anew", "fork_offices", "forked_supervisor", "run_sublet", "start_sublet"]
+__all__ = [
+    "Ended",
+    "Process",
+    "anew",
+    "fork_offices",
+    "forked_supervisor",
+    "run_sublet",
+    "start_program",
+    "start_sublet",
+]
 
 ROOT: Final = Path(__file__).parents[1]
 PIECE: Final = 1 << 16
@@ -97,12 +108,20 @@ def run_sublet(
 
 def start_sublet(*words: str, env: Mapping[str, str], said: IO[bytes]) -> Process:
     """Start ``sublet WORDS``, which says all that it says to this file."""
-    command = [sys.executable, "-m", "sublet", *words]
+    return _start([sys.executable, "-m", "sublet", *words], env, said, said)
+
+
+def start_program(text: str, *words: str, env: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> Process:
+    """Start ``python -c TEXT WORDS``, which finds all that an office loads loaded."""
+    return _start([sys.executable, "-c", text, *words], env, out, err)
+
+
+def _start(command: Sequence[str], env: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> Process:
     order = _order(command, env)
     if order is None:
-        return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+        return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
     with open(os.devnull, "rb") as nothing:
-        return fork(_servers().commands, order, (nothing.fileno(), said.fileno(), said.fileno()))
+        return fork(_servers().commands, order, (nothing.fileno(), out.fileno(), err.fileno()))
 
 
 def _order(
@@ -248,15 +267,36 @@ _kept_open: Final[list[int]] = []
 # ------------------------------------------------------------------------------------------- in the process that forks
 
 
-def _become(order: Order) -> None:
-    """As an interpreter begins that was started with this command."""
-    env = order["env"]
-    sys.argv = [str(Path(sublet.__file__).with_name("__main__.py")), *order["argv"][3:]]
+def _become(order: Order) -> Callable[[], int]:
+    """As an interpreter begins that was started with this command; what it is to run."""
+    env, (_, option, program, *words) = order["env"], order["argv"]
     package = [env["PYTHONPATH"]] if env.get("PYTHONPATH") else []
-    sys.path[:] = [order["cwd"], *package, *(path for path in sys.path[1:] if path not in package)]
+    here = order["cwd"] if option == "-m" else ""
+    sys.path[:] = [here, *package, *(path for path in sys.path[1:] if path not in package)]
     if action := env.get("PYTHONWARNINGS"):
         sys.warnoptions.append(action)
         warnings.simplefilter(action)
+    if option == "-c":
+        sys.argv = ["-c", *words]
+        return functools.partial(_run, program)
+    sys.argv = [str(Path(sublet.__file__).with_name("__main__.py")), *words]
+    return main
+
+
+def _run(text: str) -> int:
+    """The exit status of a program."""
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        exec(compile(text, "<string>", "exec"), module.__dict__)  # noqa: S102 - a test's own program
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 def _end(status: int) -> None:
@@ -287,9 +327,8 @@ def _main() -> None:
     fork_offices()
     gc.collect()
     gc.freeze()  # what is loaded by now is no garbage of any command's
-    order = serve(socket.socket(fileno=int(orders)), int(alive))
-    _become(order)
-    _end(main())
+    run = _become(serve(socket.socket(fileno=int(orders)), int(alive)))
+    _end(run())
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import shutil
 import signal
 import socket
 import stat
-import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +34,7 @@ from sublet.office.ledger.state import Books
 from sublet.testing import MemoryAgent
 from sublet.values import BudgetWindow, GroupId, ReservationId, TenantId
 from sublet.wire import unix
+from tests.commands import start_program
 from tests.traces import plain_env
 
 GIB = 1 << 30
@@ -74,17 +75,15 @@ class Office:
 
     def __init__(self, home: Path, *, more: str = "", options: str = "") -> None:
         self.home = home
-        env = plain_env()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM.format(more=more, options=options), str(home)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**env, "XDG_STATE_HOME": str(home.parent / "state")},
-        )
+        env = {**plain_env(), "XDG_STATE_HOME": str(home.parent / "state")}
+        text = PROGRAM.format(more=more, options=options)
+        ours, theirs = os.pipe()
+        with open(theirs, "wb") as out, tempfile.NamedTemporaryFile(dir=home.parent, delete=False) as err:
+            self.process = start_program(text, str(home), env=env, out=out, err=err.file)
+        self._said = Path(err.name)
         self.socket = socket_path(home)
-        assert self.process.stdout is not None
-        self.ready = self.process.stdout.readline() == "ready\n"
+        with open(ours, "rb") as said:
+            self.ready = said.readline() == b"ready\n"
 
     def ask(self, method: str, path: str, body: object = None, token: str | None = None) -> Answer:
         connection = Connection(self.socket)
@@ -120,8 +119,8 @@ class Office:
         return self.wait()
 
     def wait(self) -> tuple[int, str]:
-        _, said = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, said
+        status = self.process.wait(timeout=PATIENCE_S)
+        return status, self._said.read_text()
 
 
 Start = Callable[..., Office]
@@ -141,10 +140,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for office in started:
         if office.process.poll() is None:
             office.process.kill()
-            office.process.communicate()
-        for stream in (office.process.stdout, office.process.stderr):
-            if stream is not None:
-                stream.close()
+            office.wait()
     shutil.rmtree(runtime_dir(home), ignore_errors=True)
 
 
