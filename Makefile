@@ -86,6 +86,7 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 		tests/unit/office/ledger/test_taking_model.py tests/unit/office/ledger/test_properties.py
 	@$(PY) -m pytest -m soak tests/unit tests/notebook
 	@$(PY) -m pytest -m soak -s --timeout 900 tests/integration/test_planned_office.py
+	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/unit/state/replicated/test_folder.py
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/unit/training tests/integration/test_training.py tests/integration/test_trainer_kills.py
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest --timeout 900 tests/notebook/test_batch_runs.py tests/notebook/test_kinds.py \
 		tests/integration/test_demo.py
@@ -100,13 +101,14 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 	@SUBLET_CORPUS=all $(PY) -m pytest tests/notebook/test_corpus.py
 	@HYPOTHESIS_PROFILE=soak $(PY) -m pytest --timeout 3600 tests/notebook/test_namespace_sync.py \
 		tests/notebook/test_lodging.py tests/notebook/test_reading.py tests/notebook/test_in_place.py
+	@HYPOTHESIS_PROFILE=soak $(PY) -m pytest --timeout 3600 $$(grep -rlE --include='*.py' '^ *@given' tests/unit)
 	@SUBLET_SCARCE_ROUNDS=2000 $(PY) -m pytest --timeout 36000 tests/integration/test_running_out.py
 	@SUBLET_SUSPENDS=500 $(PY) -m pytest --timeout 900 tests/integration/test_suspend.py
 	@SUBLET_MACHINES=all $(PY) -m pytest --timeout 3600 tests/rig/test_machines.py
 	@SUBLET_RIG_ROUNDS=500 $(PY) -m pytest --timeout 36000 tests/rig/test_rounds.py
 	@SUBLET_RIG_SEEDS=20000 $(PY) -m pytest --timeout 3600 tests/rig/test_schedules.py
 	@SUBLET_FRAMES=100000 SUBLET_TOKENS=20000 SUBLET_RACE_S=60 SUBLET_CANARY=20000 SUBLET_FULL_DISK_REQUESTS=1000 SUBLET_FOLLOWERS=20 \
-		$(PY) -m pytest --timeout 7200 tests/security tests/unit/wire/test_frames.py
+		$(PY) -m pytest --timeout 7200 tests/security tests/unit/wire/test_frames.py tests/unit/wire/test_codec.py
 	@SUBLET_INTERRUPTS=2000 $(PY) -m pytest --timeout 3600 tests/unit/client/test_interrupts.py tests/unit/client/test_cancels.py tests/integration/test_ctrl_c.py
 
 mutants: $(READY) $(TORCH_READY) ## small mistakes planted, and which no test notices; NUMBER=20 of each group, MORE="--files 'client/*'"

@@ -427,7 +427,7 @@ def _same_examples_on_every_run() -> None:
     from hypothesis.internal.constants_ast import Constants
 
     slow = [HealthCheck.too_slow]  # how long it takes to make examples is the machine's business, too
-    settings.register_profile("sublet", derandomize=True, deadline=None, suppress_health_check=slow)
+    settings.register_profile("sublet", derandomize=True, max_examples=40, deadline=None, suppress_health_check=slow)
     settings.register_profile("soak", max_examples=10_000, deadline=None, suppress_health_check=slow, print_blob=True)
     profile = os.environ.get("HYPOTHESIS_PROFILE", "sublet")
     settings.load_profile(profile)

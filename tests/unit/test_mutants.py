@@ -181,9 +181,11 @@ def test_what_a_weak_test_lets_pass_is_found_and_a_strong_one_catches_it(
     caught = [one["by"] for one in found.found.values() if one["outcome"] == "caught"]
     assert caught == ["tests/unit/lease/test_over.py::test_over"] * (3 - len(survive))
     assert (tmp_path / "src/sublet/lease/over.py").read_text() == MODULE
+    if not survive:
+        return
     again = command(tmp_path)
     assert "0 to test" in again.stdout
-    assert again.returncode == (1 if survive else 0), "a survivor without an explanation"
+    assert again.returncode == 1, "a survivor without an explanation"
     reasons = "".join(f'["{one["key"]}"]\nwhy = "It is so."\n' for one in found.survivors)
     (tmp_path / "tests/mutants/explanations.toml").write_text(reasons)
     assert command(tmp_path, "--report").returncode == 0

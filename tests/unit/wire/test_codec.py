@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import os
 import random
 import threading
 import typing
@@ -23,6 +24,7 @@ from sublet.wire.codec import MARK, dumps, from_wire, loads, to_wire
 from sublet.wire.orders import Grant, NotHeld, Order, Part, Report, TornDown
 from sublet.wire.refusals import Refusal
 
+SPOILED = int(os.environ.get("SUBLET_FRAMES", "5000"))
 UNIONS = (
     *(orders.Order, orders.Report),
     *(guests.HolderCall, guests.HolderReply, guests.OfficeCall, guests.OfficeReply),
@@ -378,7 +380,7 @@ def spoiled(chance: random.Random, value: Any) -> Any:
 
 
 def test_whatever_comes_is_a_message_or_the_declared_error() -> None:
-    """20,000 messages with mistakes in them, as values and as bytes."""
+    """Messages with mistakes in them, as values and as bytes."""
     chance = random.Random(42)
     torn = TornDown(node=NodeId("n"), lease=LeaseId("l"), epoch=Epoch(1, 2), resources=(ResourceId("a"),))
     ended = orders.EndedHere(node=NodeId("n"), lease=LeaseId("l"), epoch=Epoch(1, 2), reason=EndReason.IDLE)
@@ -392,7 +394,7 @@ def test_whatever_comes_is_a_message_or_the_declared_error() -> None:
         (guests.Orders, batch),
     )
     outcomes, longest = {"message": 0, "refused": 0}, 0
-    for turn in range(20_000):
+    for turn in range(SPOILED):
         union, message = said[turn % len(said)]
         value = spoiled(chance, to_wire(message))
         try:
@@ -408,5 +410,5 @@ def test_whatever_comes_is_a_message_or_the_declared_error() -> None:
         except InvalidRequest as error:
             outcomes["refused"] += 1
             longest = max(longest, len(str(error)))
-    assert min(outcomes.values()) > 500, outcomes
+    assert min(outcomes.values()) > SPOILED // 40, outcomes
     assert longest < 500

@@ -39,7 +39,7 @@ from sublet.wire.orders import Inventory, TornDown
 from tests.unit.office.ledger.bench import ANN, BEN, LOCAL, Bench, device, inventory, seconds
 from tests.unit.office.ledger.model import Model, ModelLease
 
-SEQUENCES = int(os.environ.get("SUBLET_SEQUENCES", "108"))
+SEQUENCES = int(os.environ.get("SUBLET_SEQUENCES", "36"))
 STEPS = 60
 NEVER = 10**9 * NS_PER_S
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 
-import pytest
-
 from sublet.office.ledger.answers import Granted, Offer, Place, Refusal
 from sublet.office.ledger.events import EVENT_TYPES
 from sublet.values import EndReason
@@ -23,8 +21,7 @@ ENDS = (
     EndReason.HOLDER_GONE,
 )
 
-BLOCKS = 2
-SEEDS = int(os.environ.get("SUBLET_SEQUENCES", "50"))
+SEEDS = int(os.environ.get("SUBLET_SEQUENCES", "20"))
 STEPS = 120
 FOUND = (9_000_009, 9_000_017, 9_000_032, 9_000_150, 9_000_215, 9_000_226)
 """Lives that found something once."""
@@ -38,12 +35,10 @@ def test_what_was_found_once_holds() -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
-def test_nothing_breaks(block: int) -> None:
-    """And each block of lives met every kind of event: what never happens proves nothing."""
+def test_nothing_breaks() -> None:
+    """And these lives met every kind of event: what never happens proves nothing."""
     met: Counter[str] = Counter()
-    for number in range(SEEDS // BLOCKS):
-        seed = block * 1_000_000 + number
+    for seed in range(SEEDS):
         chaos = Chaos(seed)
         try:
             chaos.run(STEPS)

@@ -24,7 +24,7 @@ from sublet.wire.orders import End
 from tests.unit.office.ledger.bench import ANN, BEN, LOCAL, Bench, answers_to, device, gpu, inventory, seconds
 from tests.unit.office.ledger.taking_model import Asked, Group, Reserved, TakingModel
 
-SEQUENCES = int(os.environ.get("SUBLET_SEQUENCES", "72"))
+SEQUENCES = int(os.environ.get("SUBLET_SEQUENCES", "40"))
 STEPS = 50
 APART_NS = 100
 """The model looks for victims a moment after a command, the ledger with it or after it."""

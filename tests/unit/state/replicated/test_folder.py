@@ -45,6 +45,7 @@ from sublet.state.replicated.s3 import SealedObject
 from sublet.state.replicated.state import RegisterState
 from sublet.values import Epoch
 
+EVERY_BIT = os.environ.get("SUBLET_CRASH_ALL") == "1"
 GOLDEN = Path(__file__).parent / "golden"
 IDENTITY = "00112233445566778899aabbccddeeff"
 BALLOT = Ballot(1, "office", Epoch(2, 7), 3, b"noncenon")
@@ -154,8 +155,9 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(name: str) -> None:
 
 
 def flips(data: bytes) -> Iterator[bytes]:
+    """In each byte one bit, and each of the eight by turns; all of them with ``SUBLET_CRASH_ALL=1``."""
     for at in range(len(data)):
-        for bit in range(8):
+        for bit in range(8) if EVERY_BIT else (at % 8,):
             changed = bytearray(data)
             changed[at] ^= 1 << bit
             yield bytes(changed)
