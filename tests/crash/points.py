@@ -1,6 +1,6 @@
 """Crash points: which system calls a story makes, and how to make one of them the last, or fail, or do half of it.
 
-Of each kind of call, on each kind of file and with each fault, the suite meets one point, drawn from a seed
+Of kinds of calls, kinds of files and faults the suite meets every pair, at points that are drawn from a seed
 (:func:`each_kind`); ``SUBLET_CRASH_ALL=1`` meets every point.
 """
 
@@ -35,6 +35,7 @@ __all__ = [
     "Zygote",
     "each_kind",
     "lay_out",
+    "pairs_of",
     "points_in",
     "zygote",
 ]
@@ -146,12 +147,23 @@ def points_in(
 
 
 def each_kind(points: Iterable[Point], seed: int) -> list[Point]:
-    """One of each kind of call, on each kind of file, with each fault; all of them with ``SUBLET_CRASH_ALL=1``."""
-    kinds: dict[tuple[str, str, int, str, str], list[Point]] = {}
-    for point in points:
-        kinds.setdefault((point.story, point.call, point.flags, point.place, point.fault), []).append(point)
-    chance = random.Random(seed)
-    return sorted(point for some in kinds.values() for point in (some if ALL else [chance.choice(some)]))
+    """Each kind of call on each kind of file, each fault with each call, and each fault on each kind of file: every
+    pair of the three is met, not their product. All of them with ``SUBLET_CRASH_ALL=1``."""
+    drawn = sorted(points)
+    random.Random(seed).shuffle(drawn)
+    met = set[tuple[str, ...]]()
+    chosen = list[Point]()
+    for point in drawn:
+        if ALL or not pairs_of(point) <= met:
+            chosen.append(point)
+            met |= pairs_of(point)
+    return sorted(chosen)
+
+
+def pairs_of(point: Point) -> set[tuple[str, ...]]:
+    call = f"{point.call} {point.flags}"
+    pairs = (("call, file", call, point.place), ("call, fault", call, point.fault))
+    return {(point.story, *pair) for pair in (*pairs, ("file, fault", point.place, point.fault))}
 
 
 class Judged:

@@ -14,9 +14,9 @@ from sublet.office.ledger.scheduler import Schedule
 from tests.simulation import coverage
 from tests.simulation.run import CHUNK, MODES, run_many, run_seed
 
-RARE: Final = (62, 393, 445, 50, 264, 103, 444, 360, 271, 408, 394, 82, 78, 478, 373, 387)
-"""Seeds that meet what few others meet. They are tried first."""
-SEEDS: Final = 100
+RARE: Final = (214, 172, 445, 62, 50, 216, 103, 393, 74, 184, 180, 373, 246)
+"""Seeds in which every fault meets every state, found greedily among the first few hundred. They are tried first."""
+SEEDS: Final = 40
 SEEDS_MAX: Final = 500
 """As many as it takes until every fault has met every state; `make soak` runs a million."""
 
