@@ -7,7 +7,7 @@ import pytest
 from tests.crash import points
 from tests.crash.points import FAULTS, Point, each_kind, pairs_of
 
-PLACES = ("/home/log", "/home/packs/#", "/home")
+PLACES = ("/volume/log", "/volume/packs/#", "/volume")
 CALLS = ("write", "fsync", "rename")
 POINTS = [
     Point(story, call, n, fault, place=place)
