@@ -5,7 +5,7 @@ allocation was free while the last container still ran. Here the next grant may 
 holder is left, and what is measured are the guests themselves: their own records of when they were there, by
 CLOCK_BOOTTIME, and a lock that lasts as long as the last copy of the device's descriptor.
 
-``SUBLET_RACE_ROUNDS`` says how often; 40 where nothing is said, among which are all ways in which a lease ends.
+``SUBLET_RACE_ROUNDS`` says how often (default: 24), among which are all ways in which a lease ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.crash.office_process import Line
 from tests.integration.office_stage import Held, OfficeStage, asked, office_stage, started
 from tests.traces import until
 
-ROUNDS: Final = int(os.environ.get("SUBLET_RACE_ROUNDS", "40"))
+ROUNDS: Final = int(os.environ.get("SUBLET_RACE_ROUNDS", "24"))
 SEED: Final = int(os.environ.get("SUBLET_RACE_SEED", "2"))
 DEVICES: Final = 6
 LANES: Final = 2 * DEVICES

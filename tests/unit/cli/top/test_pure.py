@@ -109,7 +109,6 @@ LOOK: Final = st.builds(
 )
 
 
-@settings(max_examples=100)
 @given(SNAPSHOT, LOOK, st.integers(COLUMNS_MIN, 250), st.integers(ROWS_MIN, 70), SECONDS)
 def test_any_snapshot_fits_any_terminal(
     known: OfficeSnapshot, look: ScreenView, columns: int, rows: int, now_s: float
