@@ -195,7 +195,7 @@ def _forked_office(command: Sequence[str], env: Mapping[str, str], log: int) -> 
 class _Supervisor(starting_supervisors._Process):
     def __init__(self, argv: list[str], log: int, told: int, env: Mapping[str, str]) -> None:
         has = {**starting_supervisors.supervisor_environment(), **env}
-        self._forked = None if argv[0] != sys.executable else forked_supervisor(argv, has, log, told)
+        self._forked = forked_supervisor(argv, has, log, told)
         if self._forked is None:
             super().__init__(argv, log, told, env)
 
@@ -211,12 +211,13 @@ class _Supervisor(starting_supervisors._Process):
 
 
 def forked_supervisor(argv: list[str], env: Mapping[str, str], log: int, told: int = -1) -> Forked | None:
-    """None for one that is to have a start of its own."""
+    """None for one that is to have a start of its own, as one with another program has."""
     begins, own = _servers().begins, _for_start(env)
     libraries = ("LD_", "MALLOC_", "GLIBC_")  # it is started without the variables of Python
     alike = all(own.get(name) == begins.get(name) for name in {*own, *begins} if name.startswith(libraries))
     order = order_for(argv, env, os.getcwd(), session=True)
-    if not (_can_fork(order, alike) and argv[-2] == _PACKAGE):
+    plain = [sys.executable, "-I", "-S", "-c", starting_supervisors._CODE, _PACKAGE]
+    if not (_can_fork(order, alike) and argv[:-1] == plain):
         return None
     with open(os.devnull, "rb") as nothing:
         return fork(_servers().supervisors, order, (nothing.fileno() if told < 0 else told, log, log))
