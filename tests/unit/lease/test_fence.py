@@ -175,45 +175,45 @@ class Dumb:
         return live is not None and live[0] == wanted and now < live[2]
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_a_table_that_forgets_names_accepts_nothing_that_one_with_all_of_them_refuses(seed: int) -> None:
+def test_a_table_that_forgets_names_accepts_nothing_that_one_with_all_of_them_refuses() -> None:
     """Grants and ends of many leases, late and repeated."""
-    draw, leases = random.Random(seed), [LeaseId(f"l-{n}") for n in range(6)]
-    whole, small, shared = FenceTable(), FenceTable(ended_max=draw.randint(1, 3)), (part(Exclusivity.SHARED),)
-    for step in range(80):
-        lease, number = draw.choice(leases), epoch(draw.randint(1, 1 + step // 4))
-        is_end = draw.random() < 0.4
-        for table in (whole, small):
-            if is_end:
-                table.end(lease, number, shared, EndReason.RELEASED)
-            elif not table.is_over(lease, number, shared):
-                table.admit(lease, number, (1, step), 100, shared)
-        assert all(small.get(one) in (None, whole.get(one)) for one in leases), f"seed {seed}"
+    for seed in range(100):
+        draw, leases = random.Random(seed), [LeaseId(f"l-{n}") for n in range(6)]
+        whole, small, shared = FenceTable(), FenceTable(ended_max=draw.randint(1, 3)), (part(Exclusivity.SHARED),)
+        for step in range(80):
+            lease, number = draw.choice(leases), epoch(draw.randint(1, 1 + step // 4))
+            is_end = draw.random() < 0.4
+            for table in (whole, small):
+                if is_end:
+                    table.end(lease, number, shared, EndReason.RELEASED)
+                elif not table.is_over(lease, number, shared):
+                    table.admit(lease, number, (1, step), 100, shared)
+            assert all(small.get(one) in (None, whole.get(one)) for one in leases), f"seed {seed}"
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_random_orders_are_judged_as_by_the_dumb_table(seed: int) -> None:
+def test_random_orders_are_judged_as_by_the_dumb_table() -> None:
     """Grants, extensions and ends in any order, repeated and late: the same pairs are accepted at the same times."""
-    draw = random.Random(seed)
-    table, dumb = FenceTable(), Dumb()
-    shared = (part(Exclusivity.SHARED),)
-    for _ in range(40):
-        lease, number = draw.choice((A, B)), epoch(draw.randint(1, 6))
-        order, deadline = draw.randint(1, 12), draw.randint(1, 100)
-        match draw.choice(("admit", "extend", "extend", "end")):
-            case "admit":
-                if not table.is_over(lease, number, shared):
-                    table.admit(lease, number, (1, order), deadline, shared)
-                dumb.story.append(("admit", lease, number, order, deadline))
-            case "extend":
-                table.extend(lease, number, (1, order), deadline)
-                dumb.story.append(("extend", lease, number, order, deadline))
-            case _:
-                table.end(lease, number, shared, EndReason.RELEASED)
-                dumb.story.append(("end", lease, number, 0, 0))
-        now = draw.randint(0, 100)
-        for pair in ((lease, epoch(n)) for lease in (A, B) for n in range(8)):
-            assert _accepts(table, *pair, now) == dumb.accepts(*pair, now), f"seed {seed}: {pair} at {now}"
+    for seed in range(300):
+        draw = random.Random(seed)
+        table, dumb = FenceTable(), Dumb()
+        shared = (part(Exclusivity.SHARED),)
+        for _ in range(40):
+            lease, number = draw.choice((A, B)), epoch(draw.randint(1, 6))
+            order, deadline = draw.randint(1, 12), draw.randint(1, 100)
+            match draw.choice(("admit", "extend", "extend", "end")):
+                case "admit":
+                    if not table.is_over(lease, number, shared):
+                        table.admit(lease, number, (1, order), deadline, shared)
+                    dumb.story.append(("admit", lease, number, order, deadline))
+                case "extend":
+                    table.extend(lease, number, (1, order), deadline)
+                    dumb.story.append(("extend", lease, number, order, deadline))
+                case _:
+                    table.end(lease, number, shared, EndReason.RELEASED)
+                    dumb.story.append(("end", lease, number, 0, 0))
+            now = draw.randint(0, 100)
+            for pair in ((lease, epoch(n)) for lease in (A, B) for n in range(8)):
+                assert _accepts(table, *pair, now) == dumb.accepts(*pair, now), f"seed {seed}: {pair} at {now}"
 
 
 def _accepts(table: FenceTable, lease: LeaseId, number: Epoch, now: int) -> bool:
