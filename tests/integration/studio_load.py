@@ -55,6 +55,8 @@ class Told:
     started: dict[str, str] = field(default_factory=dict)
     """By id, the name of each session that an answer has shown."""
     ended: set[str] = field(default_factory=set)
+    leaving: set[str] = field(default_factory=set)
+    """Sessions that were to be ended, whatever the answer: where it was cut off they may have been."""
     """Ids whose end was answered."""
     entries: list[Entry] = field(default_factory=list)
     """The records as they were when they were looked at last."""
@@ -111,7 +113,7 @@ class PersonAtWork:
         return answer
 
     def _list(self) -> Answer | None:
-        before = self.told.started.keys() - self.told.ended
+        before = self.told.started.keys() - self.told.leaving
         answer = self._ask("GET", "/v1/sessions")
         if answer is not None and answer.status == 200:
             shown = [view["id"] for view in answer.doc]
@@ -145,9 +147,12 @@ class PersonAtWork:
         return self._ask("POST", f"/v1/sessions/{ident}/resume", {"wait": self._chance.choice((0, 1, 30))})
 
     def _end(self, ident: str) -> Answer | None:
+        self.told.leaving.add(ident)
         answer = self._ask("POST", f"/v1/sessions/{ident}/end", {"now": self._chance.random() < 0.7})
         if answer is not None and answer.status == 200 and answer.doc["state"] == "ended":
             self.told.ended.add(ident)
+        elif answer is not None and answer.status < 500:
+            self.told.leaving.discard(ident)
         return answer
 
 

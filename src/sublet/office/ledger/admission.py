@@ -169,6 +169,16 @@ def over_quota(wants: tuple[Want, ...], quota: Quota, held: Held) -> str | None:
     return None
 
 
+def over_quotas(state: State, lease: LeaseRecord) -> str | None:
+    """What the quotas of its tenant and of its group say against it beside all that is held."""
+    beyond = over_quota(lease.wants, state.quota_of(lease.tenant), state.held_by(lease.tenant))
+    if beyond is not None:
+        return beyond
+    group = state.group_of(lease.tenant)
+    beyond = over_quota(lease.wants, state.group(group).quota, state.held_by_group.get(group) or Held())
+    return None if beyond is None else f"group {group}: {beyond}"
+
+
 def own_limit(
     state: State, lease: LeaseRecord, now: Now, *, with_promises: bool = False, beside: int = 0
 ) -> str | None:

@@ -22,7 +22,7 @@ from sublet.office.ledger.records import (
     VolumeRecord,
     volume_key,
 )
-from sublet.office.ledger.state import Held, State, is_particular
+from sublet.office.ledger.state import Held, State, is_particular, is_yielding
 from sublet.values import Epoch, Exclusivity, GroupId, Kind, LeaseId, TenantId
 
 _NOBODYS: Final = frozenset({SliceState.FREE, SliceState.DRAINING})
@@ -76,6 +76,8 @@ def _check_leases(state: State, epochs: dict[Epoch, LeaseId]) -> None:
         (queued if lease.status is LeaseStatus.QUEUED else live).add(lease.id)
         if lease.status in HOLDING_STATES:
             holding.append(lease)
+    yielding = {lease for lease in live if is_yielding(state.leases[lease])}
+    assert yielding == state.yielding.keys(), "what is not renewed for others' sake is out of date"
     assert queued.issuperset(state.promises), "a request has a promise but does not wait"
     waiting = list(state.queue_listing())
     listed = [lease.id for lease in waiting]

@@ -385,6 +385,7 @@ def _renewed(state: State, event: ev.Renewed, now: Now) -> None:
     lease = state.leases[event.lease]
     lease.status = next_lease(lease.status, LeaseEvent.RENEW, lease.id)
     lease.deadline_ns, lease.number, lease.fate = event.deadline_ns, event.number, None
+    state.index_yielding(lease)
     lease.renewals += 1
     lease.extended_ns = 0  # a holder that speaks needs no allowance for silence
     if event.ttl_ns is not None:
@@ -398,7 +399,9 @@ def _activity(state: State, event: ev.ActivityNoted, now: Now) -> None:
 
 
 def _fate_sealed(state: State, event: ev.FateSealed, now: Now) -> None:
-    state.leases[event.lease].fate = event.reason
+    lease = state.leases[event.lease]
+    lease.fate = event.reason
+    state.index_yielding(lease)
 
 
 def _attached(state: State, event: ev.Attached, now: Now) -> None:
@@ -461,6 +464,7 @@ def _ending(state: State, event: ev.Ending, now: Now) -> None:
     _no_longer_draws(state, lease, now)
     lease.status, lease.end, lease.number = status, event.end, event.number
     lease.busy_ns = event.busy_ns
+    state.index_yielding(lease)
     state.note_taken(lease)
 
 

@@ -78,7 +78,7 @@ def parkable(step: Transaction, rooms_for: Callable[[State, LeaseRecord, int], R
         _without_parking(step, lease, is_safe=report.safe)
         return
     parking = _record(step, lease, report, ability)
-    over = admission.over_quota(parking.wants, step.state.quota_of(lease.tenant), step.state.held_by(lease.tenant))
+    over = admission.over_quotas(step.state, parking)
     here = rooms_for(step.state, parking, step.now.ns).get(lease.node, ()) if lease.node is not None else ()
     parts = None if over else fit_on_node(parking.wants, lease.tenant, here, mix=True)
     if parts is None:

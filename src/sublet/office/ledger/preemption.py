@@ -186,7 +186,7 @@ def has_had_its_turn(lease: LeaseRecord, request: LeaseRecord, state: State, now
     """Whether its holder has held for the maximum, with this lease, and yields to this request; or with what it goes on
     with, in which case it yields only to requests that have not, and after a least run."""
     ran_ns = now_ns - held_since_ns(lease)
-    if ran_ns >= policy.max_hold_ns and yields_after_maximum(state, lease.tenant, request, now_ns, policy):
+    if ran_ns >= policy.max_hold_ns and yields_after_maximum(state, lease, request, now_ns, policy):
         return True
     is_after_its_turn = is_further_turn(lease, policy) and ran_ns >= least_turn_ns(lease, policy)
     return is_after_its_turn and not is_further_turn(request, policy)

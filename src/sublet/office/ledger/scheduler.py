@@ -355,6 +355,8 @@ class Schedule:
         shares_are_due = self._look_again_ns is not None and self._look_again_ns <= now_ns
         if (self._moments.have_come(now_ns) or shares_are_due) and state.queued_count:
             self._look_soon(state, now_ns)
+            if shares_are_due:  # that look says when the next is
+                self._look_again_ns = None
         return state.queued_count > 0 and self._look_at_ns is not None and now_ns >= self._look_at_ns
 
     def will_yield(self, state: State, lease: LeaseRecord) -> None:

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from sublet.lease.states import (
+    LIVE_STATES,
     LeaseStatus,
     SliceEvent,
     SliceState,
@@ -174,6 +175,11 @@ class Held(msgspec.Struct):
                     self.block_bytes += sign * part.amount
 
 
+def is_yielding(lease: LeaseRecord) -> bool:
+    """Whether it is not renewed any more, so that others have their turn."""
+    return lease.fate is EndReason.FAIR_SHARE and lease.status in LIVE_STATES
+
+
 class State:
     """The books with their indexes."""
 
@@ -208,6 +214,8 @@ class State:
         """Leases that are neither queued nor ended."""
         self.promises: dict[LeaseId, None] = {}
         """Queued leases for which victims are leaving, in the order of the promises."""
+        self.yielding: dict[LeaseId, None] = {}
+        """Leases that are not renewed any more, so that others have their turn."""
         self.on_node: dict[NodeId, dict[LeaseId, None]] = {node: {} for node in books.nodes}
         """Granted, live and ending leases of each node."""
         self.ended: deque[LeaseId] = deque()
@@ -381,6 +389,7 @@ class State:
             elif lease.status is not LeaseStatus.ENDED:
                 self.live_count += 1
                 self.index_granted(lease)
+                self.index_yielding(lease)
             if lease.promise:
                 self.promises[lease.id] = None
             self.arm(lease)
@@ -572,6 +581,12 @@ class State:
         resource.used -= piece.part.amount
         self.rooms[resource.id].remove(piece)
         self.capacity_version += 1
+
+    def index_yielding(self, lease: LeaseRecord) -> None:
+        if is_yielding(lease):
+            self.yielding[lease.id] = None
+        else:
+            self.yielding.pop(lease.id, None)
 
     def drop_promise(self, lease: LeaseRecord) -> None:
         if self.promises.pop(lease.id, False) is None:

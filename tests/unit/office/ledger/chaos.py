@@ -548,14 +548,16 @@ class Chaos:
             self._with_budgets(cmd.SetBudget(tenant=tenant, group=group, per=per, amount=amount))
 
     def _with_budgets(self, command: cmd.Command) -> None:
-        """One that may make budgets: what was over before is not in them."""
-        known = set(self.bench.state.books.budgets)
+        """One that may make budgets: what was over before is not in them. What was granted in the last instant of the
+        boot before is: of that nothing was before, whatever the wall clock said then."""
+        known, now = set(self.bench.state.books.budgets), self.bench.now
         self.do(command)
         for name in self.bench.state.books.budgets.keys() - known:
-            self.before[name] = {
-                (usage.lease, usage.group): (len(usage.holdings) - usage.live, len(usage.holdings))
-                for usage in self._usages()
-            }
+            self.before[name] = {}
+            for usage in self._usages():
+                count, last = len(usage.holdings), usage.holdings[-1]
+                begins = usage.live and last.start_ns == now.ns and last.wall_ns != now.wall_ns
+                self.before[name][usage.lease, usage.group] = (count - usage.live, count - begins)
 
     def _file(self) -> None:
         """The operator's file is applied, with some of all that it may have; much of it contradicts what there is. And

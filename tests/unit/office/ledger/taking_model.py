@@ -170,6 +170,7 @@ class TakingModel:
         refused = not lease.is_live or (is_held_long and self._others_wait_for(lease))
         if not refused:
             lease.deadline_ns = max(lease.deadline_ns, self.now_ns + lease.ttl_ns)
+            lease.fate = ""
         elif lease.is_live:
             lease.fate = "fair_share"
         self.settle(plans=False)
@@ -383,18 +384,28 @@ class TakingModel:
         )
 
     def _yields_to(self, lease: Asked, request: Asked) -> bool:
-        """After the maximum. A heavier group does once it would have the larger share per weight half a turn later."""
+        """After the maximum. A heavier group does once it would have the larger share per weight two fifths of a turn
+        later, the request in the lease's place and in those of leases that are not renewed."""
         own, other = self.members[lease.tenant], self.members[request.tenant]
         if self.groups[own].weight <= self.groups[other].weight:
             return True
         waited_ns, turn_ns = self.now_ns - request.asked_ns, self.policy.max_hold_ns
-        return waited_ns >= 8 * turn_ns or self._then(other, request.gpus) < self._then(own, 0)
+        yielding = sum(
+            len(one.has)
+            for one in self.leases
+            if one is not lease
+            and one.status == "active"
+            and one.fate == "fair_share"
+            and self.members[one.tenant] == own
+        )
+        theirs, ours = self._then(other, request.gpus + yielding), self._then(own, -len(lease.has) - yielding)
+        return waited_ns >= 8 * turn_ns or theirs < ours
 
     def _then(self, group: str, more: int) -> int:
         uses = [use for use in self.uses if self.members[use[0]] == group]
         level = (self._level(group) + more) * MILLIS_PER_DEVICE
         half, now = self.policy.half_life_ns, self._order_ns()
-        ahead = level * (self.policy.max_hold_ns // 2) * 2 * (half + now % half)
+        ahead = level * (self.policy.max_hold_ns * 2 // 5) * 2 * (half + now % half)
         return (self._used(uses) + ahead) // (MILLIS_PER_DEVICE * len(self.gpus) * self.groups[group].weight)
 
     def line(self) -> list[Asked]:

@@ -14,9 +14,22 @@ from sublet.office.ledger import events as ev
 from sublet.office.ledger.answers import Answer, Granted, Place
 from sublet.office.ledger.ledger import Ledger
 from sublet.office.ledger.policy import Policy
-from sublet.office.ledger.records import EndRecord, LeaseRecord, Parks, Quota, Want
+from sublet.office.ledger.records import EndRecord, GroupRecord, LeaseRecord, Parks, Quota, Want
 from sublet.office.ledger.state import State
-from sublet.values import GIB, EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, RequestId, Suspend, Tier, Way
+from sublet.values import (
+    GIB,
+    EndReason,
+    Epoch,
+    Exclusivity,
+    GroupId,
+    Kind,
+    LeaseId,
+    NodeId,
+    RequestId,
+    Suspend,
+    Tier,
+    Way,
+)
 from sublet.wire.orders import End, EndedHere, Grant, NotHeld, Parkable, Parking, Resumed, Saved, TornDown
 from tests.unit.office.ledger.bench import ANN, BEN, LOCAL, Bench, cores, device, gpu, inventory, seconds, shared
 
@@ -283,6 +296,18 @@ def test_without_quota_as_well() -> None:
     bench.wait(6)
     assert lease.end is not None
     assert "not parked: the quota of memory is 1GiB" in lease.end.detail
+
+
+def test_beyond_what_its_group_may_hold_nothing_is_parked() -> None:
+    """The group's limits count as its tenant's do."""
+    bench = bench_with()
+    limit = Quota(memory_bytes=GIB)
+    bench.do(cmd.SetGroup(group=GroupRecord(id=GroupId("lab"), quota=limit)))
+    bench.do(cmd.SetTenant(tenant=BEN, group=GroupId("lab")))
+    lease = noticed(bench)
+    bench.wait(6)
+    assert lease.end is not None
+    assert "not parked: group lab: the quota of memory is 1GiB" in lease.end.detail
 
 
 def test_memory_that_comes_free_in_time_is_taken() -> None:

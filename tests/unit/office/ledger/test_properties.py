@@ -23,7 +23,7 @@ ENDS = (
 
 SEEDS = int(os.environ.get("SUBLET_SEQUENCES", "20"))
 STEPS = 120
-FOUND = (9_000_009, 9_000_017, 9_000_032, 9_000_150, 9_000_215, 9_000_226)
+FOUND = (35, 1259, 1_000_919, 9_000_009, 9_000_017, 9_000_032, 9_000_150, 9_000_215, 9_000_226)
 """Lives that found something once."""
 
 

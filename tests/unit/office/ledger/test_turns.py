@@ -158,7 +158,7 @@ def beside(weight: int, other: int) -> tuple[Bench, LeaseRecord, LeaseRecord]:
     return bench, bench.granted(tenant=BEN, ttl_s=FULL_S), bench.queued(tenant=ANN, ttl_s=FULL_S)
 
 
-@pytest.mark.parametrize(("weight", "other", "at_s"), [(1, 1, 600), (1, 3, 600), (3, 1, 700), (3, 2, 600)])
+@pytest.mark.parametrize(("weight", "other", "at_s"), [(1, 1, 600), (1, 3, 600), (3, 1, 800), (3, 2, 600)])
 def test_a_holder_of_more_weight_keeps_its_lease_until_its_share_is_the_larger_one(
     weight: int, other: int, at_s: int
 ) -> None:
