@@ -114,7 +114,14 @@ def kept_ports(count: int) -> Iterator[list[int]]:
 
 def until_hub_says(what: str, is_so: Callable[[], object]) -> None:
     """Asks it now and then: an answer takes the hub some twenty milliseconds of a processor, and its proxy as well."""
-    until(what, lambda: is_so() or time.sleep(LOOK_S), PATIENCE_S)
+
+    def is_so_now() -> bool:
+        found = bool(is_so())
+        if not found:
+            time.sleep(LOOK_S)
+        return found
+
+    until(what, is_so_now, PATIENCE_S)
 
 
 def browser_of(url: str) -> httpx.Client:

@@ -33,15 +33,16 @@ ADA: Final = 65534
 BEN: Final = 65533
 PATIENCE_S: Final = 60.0
 READS: Final = "-all,+dac_read_search"
-ROUNDS: Final = dict.fromkeys(
-    ("SUBLET_KILL_ROUNDS", "SUBLET_RACE_ROUNDS"), os.environ.get("SUBLET_ORDINARY_ROUNDS", "24")
-)
-"""Of kills and of the race, in an office of an ordinary user."""
+FEW_ROUNDS: Final = {"SUBLET_KILL_ROUNDS": "10", "SUBLET_RACE_ROUNDS": "12", "SUBLET_RACE_SEED": "6"}
+"""Of kills, in which each victim is met, and of the race, in which leases end in each way."""
+MANY: Final = os.environ.get("SUBLET_ORDINARY_ROUNDS", "")
+ROUNDS: Final = {"SUBLET_KILL_ROUNDS": MANY, "SUBLET_RACE_ROUNDS": MANY} if MANY else FEW_ROUNDS
+FILES: Final = ("test_run.py", "test_supervisor_life.py", "test_kill_rounds.py", "test_revoke_race.py")
 SHARED: Final = (
-    ("test_run.py", "-k", "output or exit or signal or released or deadline"),
-    ("test_supervisor_life.py",),
-    ("test_kill_rounds.py", "test_revoke_race.py", "-k", "books_agree or last_holder"),
+    "test_supervisor_life or books_agree or last_holder"
+    " or (test_run and (output or exit or signal or released or deadline))"
 )
+"""Those of their tests that an ordinary user's office is to pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +140,12 @@ def test_of_two_users_with_one_device_one_has_it_and_the_other_is_told_who(ada: 
 
 
 @pytest.mark.timeout(900)  # whole files of tests
-@pytest.mark.parametrize("tests", SHARED, ids=lambda words: words[0])
-def test_an_office_without_root_keeps_what_roots_keeps(ada: User, tests: tuple[str, ...]) -> None:
+def test_an_office_without_root_keeps_what_roots_keeps(ada: User) -> None:
     """The same tests, with everything that they start: runs, ends, kills at chance moments, the race for a device."""
-    basetemp = f"--basetemp={ada.home}/tests"
-    names = [str(ROOT / "tests" / "integration" / word) if word.endswith(".py") else word for word in tests]
+    names = [str(ROOT / "tests" / "integration" / name) for name in FILES]
+    words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={ada.home}/tests", "-k", SHARED]
     done = subprocess.run(
-        [
-            *ada.words(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *names),
-            basetemp,
-        ],
+        ada.words(sys.executable, "-m", "pytest", *words, *names),
         env=ada.env | ROUNDS | {"PYTHONDONTWRITEBYTECODE": "1"},
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
