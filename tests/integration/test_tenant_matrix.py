@@ -133,111 +133,116 @@ OF_A_VOLUME: Final = [route for route in ROUTES if route.of == "volume"]
 VOLUMES: Final = ("ann-live", "ann-kept")
 
 
-@pytest.mark.parametrize("route", GUARDED, ids=name_of)
-def test_who_is_nobody_gets_the_same_no_on_every_route(route: Route) -> None:
+def test_who_is_nobody_gets_the_same_no_on_every_route() -> None:
     """No token, garbage, unknown, taken back, a capability token, a hash: 401, whatever is asked about."""
 
     async def story() -> None:
         async with bench(local_rule=False) as b:
             office = await furnish(b)
-            before = b.driver.commits
-            for what, token in NOBODIES.items():
-                shown = office.capability if what == "a capability token" else token
-                bodies = set()
-                for of in (*office.leases.values(), NEVER_WAS) if route.of else ("",):
-                    answer = await office.ask(route, shown, of=of)
-                    assert answer.status == 401, f"{what} on {name_of(route)}: {answer.status} {answer.body!r}"
-                    assert answer.error["kind"] == "Unauthorized"
-                    bodies.add((answer.body, tuple(sorted(answer.headers.items()))))
-                assert len(bodies) == 1, f"{what} can tell objects apart on {name_of(route)}"
-            assert b.driver.commits == before, "somebody without rights changed something"
+            for route in GUARDED:
+                before = b.driver.commits
+                for what, token in NOBODIES.items():
+                    shown = office.capability if what == "a capability token" else token
+                    bodies = set()
+                    for of in (*office.leases.values(), NEVER_WAS) if route.of else ("",):
+                        answer = await office.ask(route, shown, of=of)
+                        assert answer.status == 401, f"{what} on {name_of(route)}: {answer.status} {answer.body!r}"
+                        assert answer.error["kind"] == "Unauthorized"
+                        bodies.add((answer.body, tuple(sorted(answer.headers.items()))))
+                    assert len(bodies) == 1, f"{what} can tell objects apart on {name_of(route)}"
+                assert b.driver.commits == before, "somebody without rights changed something"
 
     run(story)
 
 
-@pytest.mark.parametrize("route", OF_OPERATORS, ids=name_of)
-def test_a_tenant_is_no_operator(route: Route) -> None:
+def test_a_tenant_is_no_operator() -> None:
     """Also for its own lease; and the answer does not say whether the object exists."""
 
     async def story() -> None:
         async with bench(local_rule=False) as b:
             office = await furnish(b)
-            before = b.driver.commits
-            objects = {"lease": [*office.leases.values(), NEVER_WAS], "tenant": ["ann", "bob", "none"]}
-            objects |= {"node": ["n1", "none"], "group": ["default", "none"], "reservation": ["exam", "none"]}
-            for token in (ANN, BOB):
-                answers = [await office.ask(route, token, of=of) for of in (objects[route.of] if route.of else [""])]
-                assert {answer.status for answer in answers} == {401}
-                assert len({answer.body for answer in answers}) == 1
-            assert b.driver.commits == before
+            for route in OF_OPERATORS:
+                before = b.driver.commits
+                objects = {"lease": [*office.leases.values(), NEVER_WAS], "tenant": ["ann", "bob", "none"]}
+                objects |= {"node": ["n1", "none"], "group": ["default", "none"], "reservation": ["exam", "none"]}
+                for token in (ANN, BOB):
+                    answers = [
+                        await office.ask(route, token, of=of) for of in (objects[route.of] if route.of else [""])
+                    ]
+                    assert {answer.status for answer in answers} == {401}, name_of(route)
+                    assert len({answer.body for answer in answers}) == 1, name_of(route)
+                assert b.driver.commits == before, name_of(route)
 
     run(story)
 
 
-@pytest.mark.parametrize("route", OF_A_LEASE, ids=name_of)
-def test_another_tenants_lease_and_no_lease_are_answered_alike(route: Route) -> None:
+def test_another_tenants_lease_and_no_lease_are_answered_alike() -> None:
     """Status, headers and body are equal but for the id that was asked for; and nothing happened."""
 
     async def story() -> None:
         async with bench(local_rule=False) as b:
             office = await furnish(b)
-            before = b.driver.commits
-            unknown = await office.ask(route, BOB, of=NEVER_WAS)
-            assert unknown.status == 404, f"{name_of(route)}: {unknown.body!r}"
-            for state, lease in office.leases.items():
-                other = await office.ask(route, BOB, of=lease)
-                assert other.status == unknown.status, f"{name_of(route)} gives {state} away by its status"
-                assert other.headers == unknown.headers, f"{name_of(route)} gives {state} away by its headers"
-                assert other.body == unknown.body.replace(NEVER_WAS.encode(), lease.encode())
-            assert b.driver.commits == before
+            for route in OF_A_LEASE:
+                before = b.driver.commits
+                unknown = await office.ask(route, BOB, of=NEVER_WAS)
+                assert unknown.status == 404, f"{name_of(route)}: {unknown.body!r}"
+                for state, lease in office.leases.items():
+                    other = await office.ask(route, BOB, of=lease)
+                    assert other.status == unknown.status, f"{name_of(route)} gives {state} away by its status"
+                    assert other.headers == unknown.headers, f"{name_of(route)} gives {state} away by its headers"
+                    assert other.body == unknown.body.replace(NEVER_WAS.encode(), lease.encode())
+                assert b.driver.commits == before, name_of(route)
 
     run(story)
 
 
-@pytest.mark.parametrize("route", OF_A_LEASE, ids=name_of)
-def test_another_tenants_lease_is_as_unknown_with_a_query_or_an_epoch_that_fits(route: Route) -> None:
+def test_another_tenants_lease_is_as_unknown_with_a_query_or_an_epoch_that_fits() -> None:
     """Knowing the right epoch, or waiting for a change, opens nothing either."""
 
     async def story() -> None:
         async with bench(local_rule=False) as b:
             office = await furnish(b)
-            lease = b.driver.ledger.state.leases[office.leases["active"]]  # type: ignore[index]
-            body = example(route)
-            if isinstance(body, dict) and "epoch" in body:
-                body["epoch"] = list(lease.epoch or ())
-            query = "?" + "&".join(f"{name}=1" for name in route.query) if route.query else ""
-            asked = []
-            for of in (lease.id, NEVER_WAS):
-                pieces = [b"" if body is None else msgspec.json.encode(body)]
-                path = route.path.replace("{id}", of) + query
-                answer = await exchange(b.app, route.method, path, pieces, token=BOB)
-                asked.append((answer.status, answer.body.replace(of.encode(), b"ID")))
-            assert asked[0] == asked[1]
-            assert asked[0][0] == 404
+            for route in OF_A_LEASE:
+                lease = b.driver.ledger.state.leases[office.leases["active"]]  # type: ignore[index]
+                body = example(route)
+                if isinstance(body, dict) and "epoch" in body:
+                    body["epoch"] = list(lease.epoch or ())
+                query = "?" + "&".join(f"{name}=1" for name in route.query) if route.query else ""
+                asked = []
+                for of in (lease.id, NEVER_WAS):
+                    pieces = [b"" if body is None else msgspec.json.encode(body)]
+                    path = route.path.replace("{id}", of) + query
+                    answer = await exchange(b.app, route.method, path, pieces, token=BOB)
+                    asked.append((answer.status, answer.body.replace(of.encode(), b"ID")))
+                assert asked[0] == asked[1], name_of(route)
+                assert asked[0][0] == 404, name_of(route)
 
     run(story)
 
 
-@pytest.mark.parametrize("route", OF_A_VOLUME, ids=name_of)
-def test_another_tenants_volume_and_no_volume_are_answered_alike(route: Route) -> None:
+def test_another_tenants_volume_and_no_volume_are_answered_alike() -> None:
     """By its name, whoever's it is said to be; what is no name at all is no volume either. Nothing happened."""
 
     async def story() -> None:
         async with bench(local_rule=False) as b:
             office = await furnish(b)
-            before = b.driver.commits
-            for query in ("", "?tenant=bob", "?tenant=ann", "?tenant=nobody"):
-                path = route.path + query
-                unknown = await exchange(b.app, route.method, path.replace("{id}", "none"), [b""], token=BOB)
-                assert unknown.status == 404, f"{path}: {unknown.body!r}"
-                for name in (*VOLUMES, *BAD_NAMES):
-                    other = await exchange(b.app, route.method, path.replace("{id}", name), [b""], token=BOB)
-                    assert (other.status, other.headers["content-type"]) == (404, unknown.headers["content-type"]), name
-                    if name in VOLUMES:
-                        assert other.body == unknown.body.replace(b"none", name.encode())
-            assert b.driver.commits == before
-            assert set(b.driver.ledger.state.volumes) == {f"ann/{name}" for name in VOLUMES}
-            assert office.leases
+            for route in OF_A_VOLUME:
+                before = b.driver.commits
+                for query in ("", "?tenant=bob", "?tenant=ann", "?tenant=nobody"):
+                    path = route.path + query
+                    unknown = await exchange(b.app, route.method, path.replace("{id}", "none"), [b""], token=BOB)
+                    assert unknown.status == 404, f"{path}: {unknown.body!r}"
+                    for name in (*VOLUMES, *BAD_NAMES):
+                        other = await exchange(b.app, route.method, path.replace("{id}", name), [b""], token=BOB)
+                        assert (other.status, other.headers["content-type"]) == (
+                            404,
+                            unknown.headers["content-type"],
+                        ), name
+                        if name in VOLUMES:
+                            assert other.body == unknown.body.replace(b"none", name.encode())
+                assert b.driver.commits == before, name_of(route)
+                assert set(b.driver.ledger.state.volumes) == {f"ann/{name}" for name in VOLUMES}
+                assert office.leases
 
     run(story)
 
@@ -353,42 +358,50 @@ DONE_FOR_A_TENANT: Final = {
 }
 
 
-@pytest.mark.parametrize("route", GUARDED, ids=name_of)
-def test_a_studio_reads_what_it_shows_acts_on_sessions_and_has_no_other_route(route: Route) -> None:
+def test_a_studio_reads_what_it_shows_acts_on_sessions_and_has_no_other_route() -> None:
     """In its own name and for a tenant. A refusal does not say whether the object exists, and changes nothing. A lease
     that is no session's, also the tenant's own, is answered as one that never was."""
 
     async def story() -> None:
         async with bench(local_rule=False) as b:
             office = await furnish(b)
-            before = b.driver.commits
-            objects = {
-                "lease": [*office.leases.values(), NEVER_WAS],
-                "tenant": ["ann", "page", "none"],
-                "volume": [*VOLUMES, "none"],
-                "node": ["n1", "none"],
-                "group": ["default", "none"],
-                "reservation": ["exam", "none"],
-            }.get(route.of, [""])
-            own = [await office.ask(route, STUDIO, of=of) for of in objects]
-            reads = route.method == "GET" and route.path.removeprefix("/v1").removeprefix("/") in SHOWN
-            assert {answer.status == 401 for answer in own} == {not reads}, [answer.body for answer in own]
-            for tenant in ("ann", "bob"):
-                acting = [await office.ask(route, STUDIO, of=of, for_tenant=tenant) for of in objects]
-                acts = name_of(route) in DONE_FOR_A_TENANT
-                assert {answer.status == 401 for answer in acting} == {
-                    not acts or (route.path == "/v1/leases" and route.method == "POST")
-                }
-                if route.of == "lease" and acts:
-                    told = {answer.body.replace(of.encode(), b"ID") for answer, of in zip(acting, objects, strict=True)}
-                    assert ({answer.status for answer in acting}, len(told)) == ({404}, 1)
-                elif not acts:
-                    assert len({answer.body for answer in acting}) == 1
-            if not reads:
-                assert len({answer.body for answer in own}) == 1
-            for tenant in ("page", "none", "gone/../ann"):
-                assert (await office.ask(route, STUDIO, of=objects[0], for_tenant=tenant)).status == 401, tenant
-            assert b.driver.commits == before
+            for route in GUARDED:
+                before = b.driver.commits
+                objects = {
+                    "lease": [*office.leases.values(), NEVER_WAS],
+                    "tenant": ["ann", "page", "none"],
+                    "volume": [*VOLUMES, "none"],
+                    "node": ["n1", "none"],
+                    "group": ["default", "none"],
+                    "reservation": ["exam", "none"],
+                }.get(route.of, [""])
+                own = [await office.ask(route, STUDIO, of=of) for of in objects]
+                reads = route.method == "GET" and route.path.removeprefix("/v1").removeprefix("/") in SHOWN
+                assert {answer.status == 401 for answer in own} == {not reads}, (
+                    name_of(route),
+                    [answer.body for answer in own],
+                )
+                for tenant in ("ann", "bob"):
+                    acting = [await office.ask(route, STUDIO, of=of, for_tenant=tenant) for of in objects]
+                    acts = name_of(route) in DONE_FOR_A_TENANT
+                    assert {answer.status == 401 for answer in acting} == {
+                        not acts or (route.path == "/v1/leases" and route.method == "POST")
+                    }
+                    if route.of == "lease" and acts:
+                        told = {
+                            answer.body.replace(of.encode(), b"ID") for answer, of in zip(acting, objects, strict=True)
+                        }
+                        assert ({answer.status for answer in acting}, len(told)) == ({404}, 1), name_of(route)
+                    elif not acts:
+                        assert len({answer.body for answer in acting}) == 1, name_of(route)
+                if not reads:
+                    assert len({answer.body for answer in own}) == 1, name_of(route)
+                for tenant in ("page", "none", "gone/../ann"):
+                    assert (await office.ask(route, STUDIO, of=objects[0], for_tenant=tenant)).status == 401, (
+                        tenant,
+                        name_of(route),
+                    )
+                assert b.driver.commits == before, name_of(route)
 
     run(story)
 
