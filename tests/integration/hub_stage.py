@@ -171,6 +171,13 @@ class HubStage:
             return self.client.get(f"{self.url}/hub/api/", timeout=5).status_code == 200
         return False
 
+    def crash(self) -> None:
+        """The hub is killed. Its proxy and the servers of its users go on, and the next hub finds them."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
     def stop(self) -> None:
         """The hub, its proxy and the servers of its users."""
         self.client.close()

@@ -374,8 +374,8 @@ def test_the_culler_ends_servers_that_are_not_used_and_leaves_running_cells_alon
 ) -> None:
     """Bob has a page open, and a lease that he does not use; ana's cell says nothing for a long time. The studio tells
     the hub which of them is in use, and the hub's own culler reads that. The server that goes gives its GPU back; the
-    token of the one that stays is prolonged, and ends with its server. The command line, `sublet lab` and the kernel of
-    `sublet kernelspec` work in a server as its cells do."""
+    token of the one that stays is prolonged, and ends with its server. A hub that was killed is told again once another
+    runs. The command line, `sublet lab` and the kernel of `sublet kernelspec` work in a server as its cells do."""
     for user in (ana, bob):
         hub.start_server(user)
     with hub.kernel(ana) as runs, hub.kernel(bob) as idle:
@@ -423,6 +423,10 @@ def test_the_culler_ends_servers_that_are_not_used_and_leaves_running_cells_alon
         assert now.expires_ns is not None
         assert token.expires_ns is not None
         assert now.expires_ns > token.expires_ns
+        hub.crash()
+        hub.start()
+        started = datetime.now(UTC)
+        until_hub_says("the studio reports her cell to the next hub", lambda: hub.last_activity(ana) > started)
         hub.stop_server(ana)
         assert mine.ask("GET", "/v1/sessions").status == 401
         assert not hub.studio.people.of_servers()
