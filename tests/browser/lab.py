@@ -18,6 +18,7 @@ from typing import Any
 import nbformat
 
 import sublet
+from tests.light_jupyter import without_address_parsers
 from tests.traces import plain_env
 
 __all__ = ["Page", "cells_in", "keep_quiet", "lab", "notebook", "opened"]
@@ -25,6 +26,14 @@ __all__ = ["Page", "cells_in", "keep_quiet", "lab", "notebook", "opened"]
 PICTURES = os.environ.get("SUBLET_PICTURES", "")
 """A folder: what is seen is kept there, for people to look at, and for the docs."""
 PATIENCE_MS = 180_000
+POLL_MS = 100
+"""The browser looks no oftener: at each frame, it would compute the layout of the page at each frame."""
+CHROMIUM = (
+    *("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"),
+    *("--disable-extensions", "--disable-background-networking", "--disable-component-update"),
+)
+SHOWN = ".jp-NotebookPanel:not(.lm-mod-hidden)"
+"""The notebook whose tab is in front."""
 EXAMPLE = Path(sublet.__file__).parent / "notebook" / "five-minute-gpu.ipynb"
 QUIET = {
     "notification": {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True},
@@ -59,6 +68,7 @@ def lab(home: Path, opened: Path, *, dark: bool = False, path: str = "") -> Iter
     env = plain_env()
     env |= {f"JUPYTER_{name.upper()}_DIR": str(places / name) for name in ("config", "data", "runtime")}
     env |= {"SUBLET_HOME": str(home), "IPYTHONDIR": str(places / "ipython"), "JUPYTER_PATH": path}
+    env |= without_address_parsers(places / "python")
     with open(opened.parent / ".lab.log", "wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "sublet", "lab", "--no-browser", str(opened)],
@@ -107,16 +117,15 @@ def _write(path: Path, settings: object) -> None:
 
 
 @contextmanager
-def opened(address: str, *, width: int = 1000, height: int = 3400) -> Iterator[Page]:
-    """The notebook at this address, in a browser of its own."""
+def opened(address: str) -> Iterator[Page]:
+    """The notebook at this address, in a browser of its own. A picture shows what fits into the window."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"),
-            args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"],
-        )
-        page = browser.new_context(viewport={"width": width, "height": height}).new_page()
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=CHROMIUM)
+        page = browser.new_context(
+            viewport={"width": 1000, "height": 3400 if PICTURES else 1000}, reduced_motion="reduce"
+        ).new_page()
         try:
             yield Page(page, address)
         except BaseException:
@@ -128,23 +137,42 @@ def opened(address: str, *, width: int = 1000, height: int = 3400) -> Iterator[P
 
 
 class Page:
-    """One notebook, as somebody sees it."""
+    """JupyterLab, as somebody sees it; cells are those of the notebook whose tab is in front."""
 
     def __init__(self, page: Any, address: str) -> None:
         self.page = page
-        self._address = address
         page.set_default_timeout(PATIENCE_MS)
         if page.url != address:
             page.goto(address)
-        page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
-        page.get_by_text("| Idle").first.wait_for()  # a cell that is run before asks which kernel is meant
+        self._wait_ready()
 
-    def beside(self, path: str) -> Page:
-        """Another notebook of the same server, in a tab of its own."""
-        page = self.page.context.new_page()
-        found = re.match(r"(https?://[^/]+/)\S*?tree/[^?]*(\?\S*)?$", self._address)
-        assert found is not None, self._address
-        return Page(page, f"{found[1]}lab/workspaces/beside/tree/{path}{found[2] or ''}")
+    def _wait_ready(self) -> None:
+        self.cell(0).wait_for()
+        self.wait_idle()  # a cell that is run before asks which kernel is meant
+
+    def wait_idle(self) -> None:
+        self.page.get_by_text("| Idle").first.wait_for()
+
+    def open(self, name: str) -> None:
+        """Another notebook of the folder, in a tab of its own."""
+        self.menu("File", "Open from Path…")
+        self.page.locator(".jp-Dialog input").fill(name)
+        self.agree()
+        self._tab(name).wait_for()
+        self._wait_ready()
+
+    def show(self, name: str) -> None:
+        """A notebook that is open."""
+        self._tab(name).click()
+
+    def _tab(self, name: str) -> Any:
+        return self.page.locator("#jp-main-dock-panel .lm-TabBar-tab", has_text=name)
+
+    def close(self, name: str) -> None:
+        """The notebook in front, and its kernel."""
+        self.menu("File", "Close and Shut Down Notebook")
+        self.agree()
+        self._tab(name).wait_for(state="detached")
 
     def menu(self, name: str, entry: str) -> None:
         """Choose an entry of a menu."""
@@ -157,7 +185,7 @@ class Page:
 
     def cell(self, number: int) -> Any:
         """A code cell, counted from 0."""
-        return self.page.locator(".jp-Notebook .jp-CodeCell").nth(number)
+        return self.page.locator(f"{SHOWN} .jp-CodeCell").nth(number)
 
     def run(self, number: int) -> None:
         """Click into a cell and press Shift-Enter."""
@@ -175,10 +203,10 @@ class Page:
 
     def wait_seen_again(self, number: int, text: str, *, unlike: str) -> str:
         """Until this stands below a cell, in another way than before."""
-        wanted = "([number, pattern, before]) => { const said = document.querySelectorAll('.jp-Notebook .jp-CodeCell')"
+        wanted = f"([number, pattern, before]) => {{ const said = document.querySelectorAll('{SHOWN} .jp-CodeCell')"
         wanted += "[number].querySelector('.jp-Cell-outputArea').innerText;"
         wanted += " return said !== before && new RegExp(pattern).test(said) }"
-        self.page.wait_for_function(wanted, arg=[number, text, unlike])
+        self.page.wait_for_function(wanted, arg=[number, text, unlike], polling=POLL_MS)
         return self.said(number)
 
     def count_images(self, number: int) -> int:
@@ -197,7 +225,7 @@ class Page:
     def wait_seen(self, text: str) -> str:
         """Until this stands there, or has stood there; what stood there then."""
         found = f"() => window.seen.find(text => text.includes({json.dumps(text)}))"
-        self.page.wait_for_function(found)
+        self.page.wait_for_function(found, polling=POLL_MS)
         return str(self.page.evaluate(found))
 
     def wait_done(self, number: int) -> str:

@@ -17,8 +17,6 @@ from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from tests.browser.lab import PICTURES, Page, cells_in, lab, notebook, opened
 
-pytestmark = pytest.mark.warm
-
 DARK: Final = os.environ.get("SUBLET_DARK") == "1"
 
 LOAD, STRIPE, PAINT, NEIGHBOUR, TAKEN, AGAIN, STORY, PICTURE, BILL, SHOWS, LOST, AFTER, SUM = range(13)
@@ -33,16 +31,38 @@ MORE: Final = (
     "%gpu bill",
 )
 
+FIRST: Final = (
+    "%load_ext sublet\nimport random; random.seed(3)",
+    (
+        "%%gpu --vram 600MiB --ttl 1m\nimport os\nnumbers = [random.random() for _ in range(3)]\n"
+        "print('on', os.environ['SUBLET_DEVICES'])"
+    ),
+    "print('drawn', len(numbers), round(random.random(), 3)); print('pid', os.getpid())",
+    "%%gpu --vram 600MiB --ttl 1m\nimport time\nprint('working', flush=True)\ntime.sleep(1200)",
+)
+SECOND: Final = ("%load_ext sublet", "%%gpu --vram 600MiB --ttl 1m\nprint('it is mine now')")
+BEGUN, LEASED, HERE, LONG = range(4)
 
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    made = tmp_path / "home"
-    made.mkdir()
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = tmp_path_factory.mktemp("home")
     ensure_office(made, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
     yield made
     with sublet.connect(home=made) as fabric:
         fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
     shutil.rmtree(runtime_dir(made.resolve()), ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def page(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """One JupyterLab and one browser for all: they are most of what a notebook costs here."""
+    folder = tmp_path_factory.mktemp("folder")
+    made = notebook(folder / "cells.ipynb", *MORE)
+    cells_in(folder / "first.ipynb", *FIRST)
+    cells_in(folder / "second.ipynb", *SECOND)
+    with lab(home, made, dark=DARK) as address, opened(address) as page:
+        yield page
 
 
 def picture(page: Page, name: str, first: int, last: int) -> None:
@@ -53,13 +73,10 @@ def picture(page: Page, name: str, first: int, last: int) -> None:
 @pytest.mark.needs("chromium")
 @pytest.mark.browser
 @pytest.mark.slow
-def test_a_notebook_loses_its_device_and_goes_on(home: Path, tmp_path: Path) -> None:
+def test_a_notebook_loses_its_device_and_goes_on(home: Path, page: Page) -> None:
     """Taken by another tenant in the middle of a cell, the cell stands still, says why, and goes on by itself. Ended by
     the operator, it says so in one sentence and what to do. At no moment is there anything of our inside to be seen."""
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    made = notebook(folder / "cells.ipynb", *MORE)
-    with sublet.connect(home=home) as office, lab(home, made, dark=DARK) as address, opened(address) as page:
+    with sublet.connect(home=home) as office:
         page.watch(TAKEN)
         for number in range(LOAD, SHOWS):
             page.run(number)
@@ -93,64 +110,49 @@ def test_a_notebook_loses_its_device_and_goes_on(home: Path, tmp_path: Path) -> 
         page.run(SUM)
         page.wait_said(SUM, "suspended")
         picture(page, "notebook-ended", SHOWS, SUM)
-
-
-FIRST: Final = (
-    "%load_ext sublet\nimport random; random.seed(3)",
-    (
-        "%%gpu --vram 600MiB --ttl 1m\nimport os\nnumbers = [random.random() for _ in range(3)]\n"
-        "print('on', os.environ['SUBLET_DEVICES'])"
-    ),
-    "print('drawn', len(numbers), round(random.random(), 3)); print('pid', os.getpid())",
-    "%%gpu --vram 600MiB --ttl 1m\nimport time\nprint('working', flush=True)\ntime.sleep(1200)",
-)
-SECOND: Final = ("%load_ext sublet", "%%gpu --vram 600MiB --ttl 1m\nprint('it is mine now')")
-BEGUN, LEASED, HERE, LONG = range(4)
+        page.close("cells.ipynb")
 
 
 @pytest.mark.needs("chromium")
 @pytest.mark.browser
 @pytest.mark.slow
-def test_run_all_restart_two_notebooks_and_a_killed_kernel(home: Path, tmp_path: Path) -> None:
+def test_run_all_restart_two_notebooks_and_a_killed_kernel(page: Page) -> None:
     """Two notebooks share one device by turns. A kernel that is restarted or killed holds nothing back."""
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    made = cells_in(folder / "first.ipynb", *FIRST)
-    cells_in(folder / "second.ipynb", *SECOND)
-    with lab(home, made, dark=DARK) as address, opened(address, height=1400) as page:
-        page.menu("Run", "Run All Cells")
-        page.wait_said(LONG, "working")
-        page.wait_said(LEASED, "on local/gpu0")
-        drawn = page.wait_seen_again(HERE, r"pid \d+", unlike="")
-        picture(page, "lab-run-all", BEGUN, LONG)
+    page.open("first.ipynb")
+    page.menu("Run", "Run All Cells")
+    page.wait_said(LONG, "working")
+    page.wait_said(LEASED, "on local/gpu0")
+    drawn = page.wait_seen_again(HERE, r"pid \d+", unlike="")
+    picture(page, "lab-run-all", BEGUN, LONG)
 
-        page.menu("Kernel", "Restart Kernel…")
-        page.agree()
-        page.page.get_by_text("| Idle").first.wait_for()
-        page.menu("Run", "Run All Cells")
-        page.wait_seen_again(HERE, r"pid \d+", unlike=drawn)
-        page.wait_said(LONG, "working")
-        again = page.said(HERE)
-        assert again.partition("pid")[0] == drawn.partition("pid")[0], "the seed holds again, on both sides"
+    page.menu("Kernel", "Restart Kernel…")
+    page.agree()
+    page.wait_idle()
+    page.menu("Run", "Run All Cells")
+    page.wait_seen_again(HERE, r"pid \d+", unlike=drawn)
+    page.wait_said(LONG, "working")
+    again = page.said(HERE)
+    assert again.partition("pid")[0] == drawn.partition("pid")[0], "the seed holds again, on both sides"
 
-        second = page.beside("second.ipynb")
-        second.watch(1)
-        second.run(0)
-        second.run(1)
-        said = second.wait_seen("queued, place 1")
-        assert "Traceback" not in said
-        picture(second, "lab-second-waits", 0, 1)
+    page.open("second.ipynb")
+    page.watch(1)
+    page.run(0)
+    page.run(1)
+    said = page.wait_seen("queued, place 1")
+    assert "Traceback" not in said
+    picture(page, "lab-second-waits", 0, 1)
 
-        found = re.search(r"pid (\d+)", again)
-        assert found is not None
-        os.kill(int(found[1]), signal.SIGKILL)
-        second.wait_said(1, "it is mine now")
-        picture(second, "lab-second-runs", 0, 1)
-        page.page.locator(".jp-Dialog", has_text="died").first.wait_for()
-        if PICTURES:
-            page.page.screenshot(path=Path(PICTURES) / "lab-killed.png")
-        page.agree()
-        page.page.get_by_text("| Idle").first.wait_for()
-        page.run(BEGUN)
-        page.run(LEASED)
-        page.wait_said(LEASED, "on local/gpu0")
+    found = re.search(r"pid (\d+)", again)
+    assert found is not None
+    os.kill(int(found[1]), signal.SIGKILL)
+    page.wait_said(1, "it is mine now")
+    picture(page, "lab-second-runs", 0, 1)
+    page.page.locator(".jp-Dialog", has_text="died").first.wait_for()
+    if PICTURES:
+        page.page.screenshot(path=Path(PICTURES) / "lab-killed.png")
+    page.agree()
+    page.show("first.ipynb")
+    page.wait_idle()
+    page.run(BEGUN)
+    page.run(LEASED)
+    page.wait_said(LEASED, "on local/gpu0")
