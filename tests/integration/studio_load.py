@@ -262,7 +262,17 @@ class Judge:
         assert not self.load.faults, self.load.faults
         for person in self.load.people:
             self._sessions(person)
-        until("records and office that agree", lambda: not self._disagreement(), PATIENCE_S)
+        found = [""]
+
+        def agree() -> bool:
+            found[0] = self._disagreement()
+            return not found[0]
+
+        try:
+            until("records and office that agree", agree, PATIENCE_S)
+        except AssertionError as error:
+            error.add_note(found[0])
+            raise
         self._journal()
 
     def _sessions(self, person: PersonAtWork) -> None:

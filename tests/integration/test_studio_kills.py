@@ -30,7 +30,7 @@ from tests.integration.studio_stage import PATIENCE_S, StudioStage
 from tests.integration.supervisor_stage import Freezer
 from tests.traces import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.needs("gcc")]
+pytestmark = [pytest.mark.slow, pytest.mark.needs("gcc"), pytest.mark.anew]
 
 ROUNDS: Final = int(os.environ.get("SUBLET_STUDIO_KILLS", "3"))
 SEED: Final = int(os.environ.get("SUBLET_STUDIO_SEED", "20"))
