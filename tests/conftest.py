@@ -202,6 +202,7 @@ def _folder_now() -> str:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     _say_what_stays_cold(item)
     anew.wanted = item.get_closest_marker("anew") is not None
+    signal.signal(signal.SIGIO, signal.SIG_DFL)  # saves ignore it for good, and some tests save in this process
     missing = [need for need in _needs_of(item) if not _is_there(need)]
     if missing:
         item.user_properties += [(NEED, need) for need in missing]

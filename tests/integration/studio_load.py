@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import sublet
 from sublet.errors import SubletError
-from sublet.node.processes.procs import ProcessInstance
+from sublet.node.processes.procs import ProcessInstance, Procs
 from sublet.node.processes.tree import LEASE_MARK
 from sublet.office.journal.files import JOURNAL_NAME
 from sublet.office.journal.history import AuditHistory
@@ -30,7 +30,7 @@ from sublet.studio.records import Entry, Session, Terms, fold_all
 from sublet.studio.service import person_folder
 from sublet.studio.states import SessionState
 from sublet.studio.store import SqliteStore
-from sublet.values import GIB, Kind, ResourceId
+from sublet.values import GIB, Kind, ResourceId, Way
 from sublet.wire.http_views import SESSION_LABEL
 from tests.crash.office_judge import judge_office
 from tests.integration.studio_stage import PATIENCE_S, Answer, Browser, Member, StudioStage
@@ -201,6 +201,9 @@ class Load:
     def __init__(self, stage: StudioStage, seed: int) -> None:
         self.stage, self.faults = stage, list[str]()
         self.looks = 0
+        self.together: list[tuple[str, set[tuple[str, bool]]]] = []
+        """Devices on which there were processes of several leases at one moment: which leases, and whether the process
+        was stopped."""
         self.people = []
         for number, (name, tenant) in enumerate((("ana", "physics"), ("bob", "biology"), ("cy", "physics"))):
             self.people.append(PersonAtWork(name, stage.member(name, tenant), seed * 100 + number, self.faults))
@@ -246,9 +249,14 @@ class Load:
                     found.setdefault(device, []).append((marks.get(LEASE_MARK) or "", one))
         self.looks += 1
         for device, there in found.items():
-            still = {lease for lease, one in there if traces.procs.is_there(one)}
-            if len(still) > 1:  # each was seen before all of them were seen again, so they were there together
-                self.faults.append(f"device {device} is used under {sorted(still)}")
+            still = {(lease, _is_stopped(traces.procs, one)) for lease, one in there if traces.procs.is_there(one)}
+            if len({lease for lease, _ in still}) > 1:  # each was seen before all of them were seen again
+                self.together.append((device, still))
+
+
+def _is_stopped(procs: Procs, one: ProcessInstance) -> bool:
+    stat = procs.stat(one.pid)
+    return stat is not None and stat.is_stopped
 
 
 class Judge:
@@ -273,6 +281,10 @@ class Judge:
         except AssertionError as error:
             error.add_note(found[0])
             raise
+        for device, there in self.load.together:
+            uses = sorted(lease for lease, is_stopped in there if not (is_stopped and self._is_suspended(lease)))
+            assert len(uses) < 2, f"device {device} is used under {uses}"
+        self.load.together.clear()
         self._journal()
 
     def _sessions(self, person: PersonAtWork) -> None:
@@ -310,6 +322,13 @@ class Judge:
             error.add_note(f"session {ident} of {person.name} was answered: {Counter(answers)}")
             raise
 
+    def _is_suspended(self, lease: str) -> bool:
+        """Whether its device was taken from programs that are suspended: stopped, and none of them on the device."""
+        answer = self.stage.office.office.ask("GET", f"/v1/leases/{lease}")
+        assert answer.status == 200, (lease, answer)
+        end = answer.doc["end"]
+        return end is not None and end["way"] == Way.SUSPEND
+
     def _entries(self, person: PersonAtWork) -> list[Entry]:
         found = self.stage.people.find(person.name)
         return SqliteStore(person_folder(self.stage.home, found)).read(0)
@@ -318,9 +337,13 @@ class Judge:
         """Between what the studio shows, what its records come to and which leases the office has."""
         leases: list[Json] = self.stage.office.office.ask("GET", "/v1/leases").doc
         live: dict[str, list[str]] = {}
+        suspended: set[str] = set()
         for lease in leases:
             if SESSION_LABEL in lease["labels"] and lease["status"] in LIVE:
-                live.setdefault(lease["labels"][SESSION_LABEL], []).append(lease["id"])
+                if lease["parks"] is None:
+                    live.setdefault(lease["labels"][SESSION_LABEL], []).append(lease["id"])
+                else:  # the memory of a suspended program, which a session keeps while it rests
+                    suspended.add(lease["labels"][SESSION_LABEL])
         for person in self.load.people:
             folded: dict[str, Session] = {}
             fold_all(folded, self._entries(person))
@@ -329,8 +352,14 @@ class Judge:
                 return f"{person.name} is shown {shown}"
             for session in folded.values():
                 has = session.lease.id if session.state is SessionState.ACTIVE and session.lease is not None else None
-                if live.pop(session.id, []) != ([] if has is None else [has]):
-                    return f"{session.id} is {session.state}"
+                found = live.pop(session.id, [])
+                if found != ([] if has is None else [has]):
+                    return f"{session.id} is {session.state}, and has {found}"
+                if session.is_over and session.id in suspended:
+                    return f"{session.id} has ended, and keeps a suspended program"
+                suspended.discard(session.id)
+        if suspended:
+            return f"suspended programs of sessions that no record knows: {suspended}"
         return f"leases of sessions that no record knows: {live}" if live else ""
 
     def _journal(self) -> None:

@@ -109,11 +109,16 @@ class Rounds:
                     undone.close()
                 elif fault == "clock":
                     self.clock.move(self.chance.choice(JUMPS_S))
-                until("it is ready", lambda: self.studio.ask("GET", "/readyz").status == 200, PATIENCE_S)
+                until("it is ready", self._is_ready, PATIENCE_S)
                 time.sleep(WORKS_S)
         self.met[fault] += 1
         self.met[victim] += 1
         self.judge.judge()
+
+    def _is_ready(self) -> bool:
+        assert self.studio.process is not None
+        assert self.studio.process.poll() is None, self.studio.log.read_text()
+        return self.studio.ask("GET", "/readyz").status == 200
 
     def _nap(self) -> None:
         time.sleep(self.chance.choice((0.0, 0.01, 0.05, 0.2, 0.5)))

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -121,7 +120,6 @@ def test_a_forked_office_and_supervisor_look_and_end_as_started_ones_do(
 ) -> None:
     """To whoever looks at processes: their command lines, environments, descriptors, limits, signals, sessions, parent.
     And what they print, and leave behind."""
-    signal.signal(signal.SIGIO, signal.SIG_DFL)  # a save that was tried in this process may have it ignored
     place = tmp_path / "office"
     seen = []
     for wanted in (False, True):

@@ -33,7 +33,7 @@ all others: how many leases of others are on the devices of groups that ask for 
 it, and none raises it.
 
 **Weights.** Beyond the maximum a holder of more weight keeps its lease until its share per weight is the larger one
-(``order.yields_after_maximum``). That is a reason less to take a lease, so the potential falls as before.
+(``queue_order.yields_after_maximum``). That is a reason less to take a lease, so the potential falls as before.
 
 **Further turns.** A holder that is taken after the maximum and goes on has had its turn: what it holds from then on is
 taken, after a least run, for a request whose holder has not had the maximum yet. Otherwise holders that take turns

@@ -61,8 +61,8 @@ class Shares:
     def after_part_of_a_turn(self, account: Account, level: Sequence[int], weight: int) -> int:
         """The share per weight with two fifths of a maximum hold more, in which this much is held.
 
-        With a half, one GPU and weights 1 and 3 have turns of 30 and 150 minutes, with a third two GPUs and weights 1,
-        2 and 3 meet in a rhythm in which the lightest has too much (docs/groups.md: how even it is)."""
+        Two fifths was found by trying. With a half, the index of one GPU and weights 1 and 3 is 0.87 instead of 0.97
+        (docs/groups.md, "How even it is")."""
         ahead = self._policy.max_hold_ns * 2 // 5 * self._decay.weight(self._now_ns)
         used = account.used_at(self._now_ns, self._decay)
         then = Account(at_ns=self._now_ns, level=list(level), used=used)
