@@ -326,7 +326,7 @@ class Judge:
         """Whether its device was taken from programs that are suspended: stopped, and none of them on the device."""
         answer = self.stage.office.office.ask("GET", f"/v1/leases/{lease}")
         assert answer.status == 200, (lease, answer)
-        end = answer.doc["end"]
+        end = answer.doc["lease"]["end"]
         return end is not None and end["way"] == Way.SUSPEND
 
     def _entries(self, person: PersonAtWork) -> list[Entry]:

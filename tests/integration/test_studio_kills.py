@@ -118,7 +118,11 @@ class Rounds:
     def _is_ready(self) -> bool:
         assert self.studio.process is not None
         assert self.studio.process.poll() is None, self.studio.log.read_text()
-        return self.studio.ask("GET", "/readyz").status == 200
+        try:
+            return self.studio.ask("GET", "/readyz").status == 200
+        except OSError as error:
+            error.add_note(self.studio.log.read_text())
+            raise
 
     def _nap(self) -> None:
         time.sleep(self.chance.choice((0.0, 0.01, 0.05, 0.2, 0.5)))
