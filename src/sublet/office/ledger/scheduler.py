@@ -326,6 +326,7 @@ class Schedule:
         if state.queued_count:
             self._keep_promises(step)
             self._admit(step, None if due else WALK_MAX)
+            self._drop_above_limits(step)
         else:
             self._guarded, self._look_at_ns = {}, None
         if (due or yields) and state.queued_count:
@@ -485,6 +486,14 @@ class Schedule:
             elif old is not None and promised_parts.can_be_kept(state, lease, without=old):
                 step.end_present(lease)  # it is the last that has what was promised
             elif promised_parts.victims_left(state, lease):
+                step.drop_promise(lease)
+
+    def _drop_above_limits(self, step: Step) -> None:
+        """A request that was granted now may have used up the ceiling of a group to which more is promised. Victims of
+        such a promise would leave for nothing."""
+        for lease_id in list(step.state.promises):
+            lease = step.state.leases[lease_id]
+            if admission.own_limit(step.state, lease, step.now) is not None:
                 step.drop_promise(lease)
 
     def _admit(self, step: Step, most: int | None) -> None:

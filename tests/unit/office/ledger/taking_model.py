@@ -225,6 +225,8 @@ class TakingModel:
         for lease in [lease for lease in self.leases if lease.promise]:
             self._keep(lease)
         self._admit()
+        for lease in [lease for lease in self.leases if lease.promise and self._above_ceiling(lease)]:
+            self._drop(lease)
         if plans:
             for lease in self.line():
                 if not lease.promise:
@@ -252,7 +254,8 @@ class TakingModel:
             if lease is None:
                 return
             tried.add(lease.id)
-            if lease.promise or self._above_ceiling(lease):
+            # one that has come since was looked at by the order of that moment, and is again with all others
+            if lease.promise or lease.asked_ns > self.looked_ns or self._above_ceiling(lease):
                 continue
             found = self._fit(lease)
             if found is not None:
