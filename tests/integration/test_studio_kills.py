@@ -41,9 +41,12 @@ FAULTS: Final = ("disk", "quarantine", "clock")
 VICTIMS: Final = ("studio", "office", "both")
 STARTED_BY_ITSELF: Final = "--no-start"
 """The office is the test's to start, or two would begin at once."""
-
-
 WORKS_S: Final = 0.3
+ROOM_FOR_ONE: Final = 32 << 10
+"""SQLite can open one database in it, beside which it lays an index, and no second one at the same time."""
+WAITING: Final = 6
+"""Sessions that wait, so that their databases are opened while a studio starts."""
+LITTLE_ROOM: Final = range(min(ROUNDS, 20))
 
 
 class WallClock:
@@ -159,13 +162,24 @@ class Rounds:
             return False
         return True
 
-    def fill_disk(self) -> Callable[[], None]:
-        """The disk on which journal and records lie, to the last byte; what makes room again."""
+    def fill_disk(self, *, but: int = 0) -> Callable[[], None]:
+        """The disk on which journal and records lie, but for so many bytes; what makes room again."""
         filler = self.office.office.place / "filler"
         with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
+        os.truncate(filler, filler.stat().st_size - but)
         return filler.unlink
+
+    def start_in_little_room(self) -> None:
+        """Where the studio says that it is up it stays so, and says what is wrong to those who ask."""
+        if not self.starts_without_room():
+            return
+        time.sleep(WORKS_S)
+        assert self.studio.process is not None
+        assert self.studio.process.poll() is None, self.studio.log.read_text()
+        assert self.studio.ask("GET", "/livez").status == 200
+        self.studio.kill()
 
     def _quarantine(self) -> Callable[[], None]:
         """A device whose guest cannot be ended; what lets it end, so that the device is verified."""
@@ -236,8 +250,9 @@ def test_a_studio_that_was_killed_on_a_full_disk_starts_once_there_is_room_with_
         lease.activity(),
     ):
         member.done("POST", "/v1/sessions", {"name": "rests", "later": True, **asked})
-        waits = member.done("POST", "/v1/sessions", {"name": "waits", **asked})
-        assert waits["state"] == "waiting"
+        waiting = [f"waits-{number}" for number in range(WAITING)]
+        waits = [member.done("POST", "/v1/sessions", {"name": name, **asked}) for name in waiting]
+        assert {one["state"] for one in waits} == {"waiting"}
         before = member.done("GET", "/v1/records?after=0")
         with contextlib.ExitStack() as undone:
             undone.callback(rounds.fill_disk())
@@ -246,13 +261,17 @@ def test_a_studio_that_was_killed_on_a_full_disk_starts_once_there_is_room_with_
             started = [rounds.starts_without_room() for _ in range(2)]
             if studio.process is not None:
                 studio.kill()
+        for _ in LITTLE_ROOM:
+            with contextlib.ExitStack() as undone:
+                undone.callback(rounds.fill_disk(but=ROOM_FOR_ONE))
+                rounds.start_in_little_room()
         studio.start(STARTED_BY_ITSELF)
         assert member.done("GET", "/v1/records?after=0")[: len(before)] == before, started
         shown = {one["name"]: one["state"] for one in member.done("GET", "/v1/sessions")}
-        assert shown == {"rests": "resting", "waits": "waiting"}
+        assert shown == {"rests": "resting", **dict.fromkeys(waiting, "waiting")}
         assert lease.status == "active"
-    until("what waited has its lease", lambda: member.state(waits["id"]) == "active", PATIENCE_S)
-    for name in ("rests", "waits"):
+    until("what waited has its lease", lambda: member.state(waits[0]["id"]) == "active", PATIENCE_S)
+    for name in ("rests", *waiting):
         member.done("POST", f"/v1/sessions/{name}/end", {"now": True})
     rounds.end()
 

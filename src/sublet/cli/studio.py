@@ -244,10 +244,10 @@ def _serve(
             _log.warning("No office could be started: %s", error)
 
     start_thread("studio_office", office)  # people are served meanwhile, and told that it is away
-    made.go_on(failed)
+    people = made.go_on(failed)  # a database that a full disk keeps closed is found before people come
     print(f"The studio is up: pid {os.getpid()}, {where}. Ctrl-C ends it; leases go on.", flush=True)
     _log.info("Started.", extra=fields(event="started", pid=os.getpid(), address=where))
-    if settings.hub_api is None and not made.people.all():
+    if settings.hub_api is None and not people:
         print(typeable("There are no people yet: `sublet person add NAME --tenant TENANT`."), flush=True)
     hub, stopped = None, threading.Event()
     if settings.hub_api is not None:

@@ -571,14 +571,16 @@ class Studio:
             waiting_max=self.settings.waiting_max,
         )
 
-    def go_on(self, failed: Callable[[Person, SubletError], object]) -> None:
+    def go_on(self, failed: Callable[[Person, SubletError], object]) -> list[Person]:
         """Repeat the requests that waited when the studio ended last; they wait for the office. A person whose records
-        cannot be read delays no other person; ``failed`` is called."""
-        for person in self.people.all():
+        cannot be read delays no other person; ``failed`` is called. Returns all people."""
+        people = self.people.all()
+        for person in people:
             try:
                 self.of(person).go_on()
             except SubletError as error:
                 failed(person, error)
+        return people
 
     def start_office(self) -> None:
         """See that an office runs; where the system starts it, look until it does. Raises ``SubletError``."""
